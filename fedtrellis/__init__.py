@@ -1,0 +1,22 @@
+"""Constrained and structured federated optimisation for Flower."""
+
+from fedtrellis.callbacks import Callback, EarlyStop, Progress, RoundRecord
+from fedtrellis.client import StatefulClient, client_app
+from fedtrellis.local import LocalGrid
+from fedtrellis.loop import RoundStrategy
+from fedtrellis.settings import SettingsError
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Callback",
+    "EarlyStop",
+    "LocalGrid",
+    "Progress",
+    "RoundRecord",
+    "RoundStrategy",
+    "SettingsError",
+    "StatefulClient",
+    "__version__",
+    "client_app",
+]

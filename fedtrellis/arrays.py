@@ -1,0 +1,220 @@
+"""NumPy arrays to Flower's ``Array`` and back, and models of several layers as one.
+
+Flower's own conversion goes through ``numpy.save`` and ``numpy.load``; these functions
+write and read the same bytes (a ``.npy`` file, so either side may be plain Flower)
+without their overhead, and refuse what is malformed before anything is allocated.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from typing import Any, cast
+
+import numpy as np
+from flwr.app import Array, ArrayRecord
+from numpy.typing import NDArray
+
+__all__ = ["FloatArray", "Layout", "array_record", "decode", "encode", "record_arrays"]
+
+FloatArray = NDArray[np.float64]
+
+_NUMPY_STYPE = "numpy.ndarray"
+_ALLOWED_KINDS = "fiub"
+_MAX_HEADER = 4096
+
+
+@lru_cache(maxsize=4096)
+def _header(dtype: str, shape: tuple[int, ...]) -> bytes:
+    """The ``.npy`` header of a C-contiguous array."""
+    buffer = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        buffer, {"descr": dtype, "fortran_order": False, "shape": shape}
+    )
+    return buffer.getvalue()
+
+
+@lru_cache(maxsize=64)
+def _dtype_name(dtype: np.dtype[Any]) -> str:
+    return str(dtype)
+
+
+@lru_cache(maxsize=4096)
+def _parse_header(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    stream = io.BytesIO(header)
+    version = np.lib.format.read_magic(stream)
+    if version == (1, 0):
+        read = np.lib.format.read_array_header_1_0
+    elif version == (2, 0):
+        read = np.lib.format.read_array_header_2_0
+    else:
+        raise ValueError(f"array header has version {version}; allowed: 1.0, 2.0")
+    shape, fortran_order, dtype = read(stream)
+    return shape, fortran_order, dtype
+
+
+def encode(array: NDArray[Any]) -> Array:
+    """Make a Flower ``Array`` of an ndarray, copying its data once.
+
+    Parameters
+    ----------
+    array : ndarray
+        Of a float, integer or boolean dtype, of any shape.
+    """
+    array = np.asarray(array, order="C")
+    if array.dtype.kind not in _ALLOWED_KINDS:
+        raise ValueError(
+            f"an array of dtype {array.dtype} cannot travel; "
+            "allowed: float, integer and boolean arrays"
+        )
+    header = _header(array.dtype.str, array.shape)
+    # a reshape to one axis lets even empty and 0-dimensional arrays be viewed as bytes
+    body = array.reshape(-1).data.cast("B") if array.size else b""
+    made = Array.__new__(Array)
+    # the fields of the dataclass, without the constructor's guessing at its arguments
+    made.__dict__.update(
+        dtype=_dtype_name(array.dtype),
+        shape=array.shape,
+        stype=_NUMPY_STYPE,
+        data=b"".join((header, body)),
+    )
+    return made
+
+
+def decode(array: Array) -> NDArray[Any]:
+    """Read a Flower ``Array`` as a read-only ndarray, without copying its data.
+
+    Raises
+    ------
+    ValueError
+        If the bytes are not an array of a float, integer or boolean dtype, or their
+        number does not fit the shape: a header cannot make this function allocate.
+    """
+    if array.stype != _NUMPY_STYPE:
+        raise ValueError(f"array has serialisation {array.stype!r}, not numpy.ndarray")
+    data = array.data
+    size = 10 + int.from_bytes(data[8:10], "little")
+    if data[6:8] == b"\x02\x00":
+        size = 12 + int.from_bytes(data[8:12], "little")
+    if size > min(len(data), _MAX_HEADER):
+        raise ValueError("array is cut off inside its header")
+    try:
+        shape, fortran_order, dtype = _parse_header(data[:size])
+    except Exception as error:
+        raise ValueError(f"array header cannot be read: {error}") from None
+    if dtype.hasobject or dtype.kind not in _ALLOWED_KINDS:
+        raise ValueError(f"array has dtype {dtype}; allowed: float, integer, boolean")
+    if any(side < 0 for side in shape):
+        raise ValueError(f"array has shape {shape}: a side is negative")
+    if prod(shape) * dtype.itemsize != len(data) - size:
+        raise ValueError(
+            f"array of shape {shape} and dtype {dtype} has {len(data) - size} bytes"
+        )
+    flat = np.frombuffer(data, dtype=dtype, offset=size)
+    return flat.reshape(shape, order="F" if fortran_order else "C")
+
+
+def array_record(arrays: Sequence[NDArray[Any]]) -> ArrayRecord:
+    """Make an ``ArrayRecord`` with the keys Flower gives a list: "0", "1", ..."""
+    record = ArrayRecord()
+    for index, array in enumerate(arrays):
+        record[str(index)] = encode(array)
+    return record
+
+
+def record_arrays(record: ArrayRecord) -> list[NDArray[Any]]:
+    """Read every array of a record, in order, as read-only ndarrays."""
+    return [decode(array) for array in record.values()]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The shapes of a model's arrays, and the one array that stands for them all.
+
+    A model of one array is optimised in that array's shape (a matrix stays a matrix,
+    for the nuclear-norm ball); one of several layers as the vector of all their
+    entries, one layer after the other, each in C order.
+
+    Parameters
+    ----------
+    shapes : tuple of tuple of int
+        The layers' shapes.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, arrays: Sequence[NDArray[Any]]) -> Layout:
+        """Layout of a list of arrays."""
+        return cls(tuple(array.shape for array in arrays))
+
+    @property
+    def size(self) -> int:
+        """Number of parameters p."""
+        return sum(prod(shape) for shape in self.shapes)
+
+    @property
+    def point_shape(self) -> tuple[int, ...]:
+        """Shape of the point that stands for the model."""
+        return self.shapes[0] if len(self.shapes) == 1 else (self.size,)
+
+    def point(self, arrays: Sequence[NDArray[Any]]) -> FloatArray:
+        """Join the layers into one float64 point (no copy if there is only one)."""
+        if tuple(array.shape for array in arrays) != self.shapes:
+            raise ValueError(
+                f"arrays have shapes {[array.shape for array in arrays]}, "
+                f"expected {list(self.shapes)}"
+            )
+        if len(arrays) == 1:
+            return np.asarray(arrays[0], dtype=np.float64)
+        return np.concatenate(
+            [np.asarray(array, dtype=np.float64).reshape(-1) for array in arrays]
+        )
+
+    def layers(self, point: FloatArray) -> list[FloatArray]:
+        """Split a point into the layers, as views of it."""
+        flat = point.reshape(-1)
+        layers, start = [], 0
+        for shape in self.shapes:
+            stop = start + prod(shape)
+            layers.append(flat[start:stop].reshape(shape))
+            start = stop
+        return layers
+
+    def objective_point(self, point: FloatArray) -> FloatArray | list[FloatArray]:
+        """Return what an objective is given: one array, or the list of the layers."""
+        if len(self.shapes) == 1:
+            return point.reshape(self.shapes[0])
+        return self.layers(point)
+
+    def objective_gradient(self, gradient: Any) -> FloatArray:
+        """Join an objective's gradient, one array or a list, into the point's shape."""
+        if isinstance(gradient, list | tuple):
+            return self.point(gradient)
+        array = cast(FloatArray, np.asarray(gradient, dtype=np.float64))
+        return array.reshape(self.point_shape)
+
+    def to_list(self) -> list[int]:
+        """Return the shapes as one list of integers, for a ``ConfigRecord``."""
+        numbers: list[int] = []
+        for shape in self.shapes:
+            numbers.extend((len(shape), *shape))
+        return numbers
+
+    @classmethod
+    def from_list(cls, numbers: Sequence[int]) -> Layout:
+        """Inverse of :meth:`to_list`; ValueError if it is not a list of shapes."""
+        shapes, start = [], 0
+        while start < len(numbers):
+            stop = start + 1 + numbers[start]
+            shape = tuple(int(side) for side in numbers[start + 1 : stop])
+            if numbers[start] < 0 or stop > len(numbers) or min(shape, default=0) < 0:
+                raise ValueError(f"{list(numbers)} is not a list of shapes")
+            shapes.append(shape)
+            start = stop
+        if not shapes:
+            raise ValueError("a model needs at least one array")
+        return cls(tuple(shapes))
