@@ -1,0 +1,257 @@
+"""The server's model on its way to the clients, in the smallest form that will do.
+
+A projection-free method changes its model by a few atoms a round,
+
+    x̄ ← decay · x̄ + weight · Σ_j s_j,
+
+so a client that has an earlier x̄ is sent the steps it lacks. One that has none, or for
+whom the steps would be larger, is sent x̄ whole: its non-zero entries, or all of them,
+whichever is smaller. Both sides apply the same operations in the same order, so the
+client's x̄ is the server's bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from typing import Any, cast
+
+import numpy as np
+from flwr.app import ArrayRecord
+from numpy.typing import NDArray
+
+from fedtrellis.arrays import FloatArray, Layout, array_record, record_arrays
+from fedtrellis.atoms import Atom, pack_atoms, unpack_atoms
+
+__all__ = ["ModelBroadcast", "OutOfSyncError", "Step", "receive", "sparse_or_dense"]
+
+# What an array costs on the wire beside its data: names, hashes, the .npy header.
+_ENVELOPE = 400
+
+Config = dict[str, Any]
+
+
+class OutOfSyncError(Exception):
+    """The client has not the model version that the server's steps start from."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One change of the model, x̄ ← decay · x̄ + weight · Σ_j s_j."""
+
+    decay: float
+    weight: float
+    atoms: tuple[Atom, ...]
+
+    def apply(self, point: FloatArray) -> None:
+        """Change ``point``, a C-contiguous array, in place."""
+        if self.decay == 0.0:
+            point.fill(0.0)  # also where the point was not finite
+        elif self.decay != 1.0:
+            point *= self.decay
+        for atom in self.atoms:
+            atom.add_to(point, self.weight)
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes of the atoms on the wire, without envelope."""
+        return 24 + sum(atom.nbytes for atom in self.atoms)
+
+
+def sparse_or_dense(point: FloatArray) -> list[NDArray[Any]]:
+    """The smaller of [indices, values] of the non-zeros and [the array itself]."""
+    flat = point.reshape(-1)
+    index_dtype = np.min_scalar_type(max(flat.size - 1, 0))
+    count = np.count_nonzero(flat)
+    if count * (index_dtype.itemsize + 8) + _ENVELOPE >= flat.nbytes:
+        return [point]
+    indices = np.flatnonzero(flat)
+    return [indices.astype(index_dtype), flat[indices]]
+
+
+def from_sparse_or_dense(
+    arrays: Sequence[NDArray[Any]], shape: tuple[int, ...]
+) -> FloatArray:
+    """Inverse of :func:`sparse_or_dense`; the result may be a read-only view."""
+    if len(arrays) == 1:
+        return np.asarray(arrays[0], dtype=np.float64).reshape(shape)
+    indices, values = arrays
+    point = np.zeros(shape)
+    if indices.shape != values.shape or indices.dtype.kind != "u":
+        raise ValueError("indices and values of a sparse array do not fit together")
+    if indices.size and int(indices.max()) >= point.size:
+        raise ValueError(f"an index lies outside an array of shape {shape}")
+    point.reshape(-1)[indices] = values
+    return point
+
+
+class ModelBroadcast:
+    """The server's half: the model, its version, and the steps that led to it.
+
+    Parameters
+    ----------
+    layout : Layout
+        Shapes of the model's arrays.
+    model : ndarray of shape ``layout.point_shape``
+        The model to start from; it is copied.
+    version : int
+        Its version number.
+    """
+
+    def __init__(self, layout: Layout, model: FloatArray, version: int = 0) -> None:
+        self.layout = layout
+        self.model: FloatArray = np.array(model, dtype=np.float64, order="C")
+        self.version = version
+        self._steps: deque[Step] = deque()  # the last of them leads to self.version
+        self._steps_nbytes = 0
+        self._encoded: dict[int | None, tuple[ArrayRecord, Config]] = {}
+
+    def advance(self, step: Step) -> None:
+        """Apply a step, and remember it for clients that have an earlier version."""
+        step.apply(self.model)
+        self.version += 1
+        self._encoded.clear()
+        if step.decay == 0.0:
+            self._forget_steps()  # nobody needs what came before
+        self._steps.append(step)
+        self._steps_nbytes += step.nbytes
+        # steps that together are larger than the model itself would never be sent
+        while self._steps and self._steps_nbytes > self.model.nbytes:
+            self._steps_nbytes -= self._steps.popleft().nbytes
+
+    def replace(self, model: FloatArray) -> None:
+        """Set the model to something that is not a step from the one before."""
+        self.model = np.array(model, dtype=np.float64, order="C")
+        self.version += 1
+        self._encoded.clear()
+        self._forget_steps()
+
+    def _forget_steps(self) -> None:
+        self._steps.clear()
+        self._steps_nbytes = 0
+
+    def encode(self, base: int | None) -> tuple[ArrayRecord, Config]:
+        """The model for a client that has version ``base`` (None: has none).
+
+        Returns
+        -------
+        (ArrayRecord, dict)
+            The arrays, and the keys that :func:`receive` needs beside them. What is
+            returned is shared between the clients it is for: not to be changed.
+        """
+        if base is not None and base < self.version - len(self._steps):
+            base = None
+        if base not in self._encoded:
+            self._encoded[base] = self._encode(base)
+        return self._encoded[base]
+
+    def _encode(self, base: int | None) -> tuple[ArrayRecord, Config]:
+        config: Config = {"model-version": self.version}
+        steps: Sequence[Step] | None = None
+        if base is not None:
+            first = len(self._steps) - (self.version - base)
+            steps = list(islice(self._steps, first, None))
+        elif self._steps and self._steps[0].decay == 0.0:
+            # the first step forgets what was there before, so anyone can start there
+            steps = list(self._steps)
+        if steps is not None and (
+            not steps
+            or sum(step.nbytes for step in steps) + 2 * _ENVELOPE < self.model.nbytes
+        ):
+            config["model-encoding"] = "steps"
+            config["model-base"] = self.version - len(steps)
+            if base is None:
+                config["model-shapes"] = self.layout.to_list()
+            return array_record(pack_steps(steps)), config
+        arrays = sparse_or_dense(self.model)
+        config["model-encoding"] = "dense" if len(arrays) == 1 else "sparse"
+        config["model-shapes"] = self.layout.to_list()
+        return array_record(arrays), config
+
+
+def pack_steps(steps: Sequence[Step]) -> list[NDArray[Any]]:
+    """Steps as a few arrays: (decay, weight, number of atoms) each, then the atoms."""
+    if not steps:
+        return []
+    table = np.array([[s.decay, s.weight, len(s.atoms)] for s in steps])
+    atoms = [atom for step in steps for atom in step.atoms]
+    return [table, *pack_atoms(atoms)] if atoms else [table]
+
+
+def unpack_steps(arrays: Sequence[NDArray[Any]], shape: tuple[int, ...]) -> list[Step]:
+    """Inverse of :func:`pack_steps`; ValueError if the arrays are malformed."""
+    if not arrays:
+        return []
+    table = arrays[0]
+    if table.ndim != 2 or table.shape[1] != 3 or not np.isfinite(table).all():
+        raise ValueError("the table of steps is malformed")
+    atoms = unpack_atoms(arrays[1:], shape) if len(arrays) > 1 else []
+    if table[:, 2].sum() != len(atoms):
+        raise ValueError(f"{len(atoms)} atoms for steps of {table[:, 2].tolist()}")
+    steps, start = [], 0
+    for decay, weight, count in table.tolist():
+        stop = start + int(count)
+        steps.append(Step(decay, weight, tuple(atoms[start:stop])))
+        start = stop
+    return steps
+
+
+@dataclass(frozen=True)
+class ReceivedModel:
+    """The client's half: the model it was sent, and which version that is."""
+
+    layout: Layout
+    point: FloatArray  # may be read-only
+    version: int
+
+
+def receive(
+    record: ArrayRecord, config: Mapping[str, Any], stored: ReceivedModel | None
+) -> ReceivedModel:
+    """Make the model out of what the server sent and what the client had.
+
+    Raises
+    ------
+    OutOfSyncError
+        If the steps start from a version that the client does not have.
+    ValueError
+        If what arrived is malformed.
+    """
+    encoding = config["model-encoding"]
+    version = cast(int, config["model-version"])
+    arrays = record_arrays(record)
+    shapes = config.get("model-shapes")
+    layout = Layout.from_list(shapes) if shapes is not None else None
+    if encoding in ("dense", "sparse"):
+        if layout is None:
+            raise ValueError("a whole model came without its shapes")
+        point = from_sparse_or_dense(arrays, layout.point_shape)
+        return ReceivedModel(layout, point, version)
+    if encoding != "steps":
+        raise ValueError(f"model-encoding is {encoding!r}")
+    base = cast(int, config["model-base"])
+    if stored is not None and base <= stored.version <= version:
+        if stored.version == version:
+            return stored
+        layout = stored.layout
+        steps = unpack_steps(arrays, layout.point_shape)[stored.version - base :]
+        if steps[0].decay:
+            point = stored.point * steps[0].decay
+        else:
+            point = np.zeros(layout.point_shape)
+    elif layout is not None:
+        steps = unpack_steps(arrays, layout.point_shape)
+        point = np.zeros(layout.point_shape)
+        if not steps or steps[0].decay != 0.0:
+            raise ValueError("steps without a base do not start from nothing")
+    else:
+        have = "none" if stored is None else str(stored.version)
+        raise OutOfSyncError(f"steps start at version {base}, the client has {have}")
+    first, *rest = steps
+    Step(1.0, first.weight, first.atoms).apply(point)
+    for step in rest:
+        step.apply(point)
+    return ReceivedModel(layout, point, version)

@@ -1,0 +1,165 @@
+"""A run's state in one file, replaced in one step.
+
+The file is a ``.npz`` of arrays and one JSON text: the model, the method's state, who
+the clients are and which of their rounds were used. The rounds themselves, which only
+ever grow, are appended to a file beside it. A grid in this process has its clients'
+states saved too, so that such a run goes on exactly as it would have; clients on other
+machines keep theirs, or are given back what the server can replay.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+from flwr.app import MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
+
+from fedtrellis.arrays import Layout
+from fedtrellis.broadcast import ModelBroadcast
+from fedtrellis.callbacks import RoundRecord
+from fedtrellis.settings import SettingsError
+
+if TYPE_CHECKING:
+    from fedtrellis.loop import RoundStrategy
+
+__all__ = ["load_checkpoint", "save_checkpoint"]
+
+_FORMAT = 1
+
+
+def _history_path(path: Path) -> Path:
+    return path.with_name(path.name + ".history.jsonl")
+
+
+def save_checkpoint(
+    path: Path, strategy: RoundStrategy, grid: Grid, server_round: int
+) -> None:
+    """Write the state after ``server_round``; a crash leaves the file before it."""
+    meta = {
+        "format": _FORMAT,
+        "strategy": type(strategy).__name__,
+        "round": server_round,
+        "session": strategy._session,
+        "seed": strategy.seed,
+        "version": strategy.broadcast.version,
+        "layout": strategy.broadcast.layout.to_list(),
+        "clients": {
+            name: {"used-round": client.used_round}
+            for name, client in strategy._registry.clients.items()
+        },
+    }
+    arrays: dict[str, Any] = {
+        "meta": np.frombuffer(json.dumps(meta).encode(), dtype=np.uint8),
+        "model": strategy.broadcast.model,
+    }
+    for name, array in strategy.state().items():
+        arrays["state/" + name] = array
+    snapshot = getattr(grid, "client_states", None)
+    if snapshot is not None:
+        for name, data in snapshot().items():
+            arrays["client/" + name] = np.frombuffer(data, dtype=np.uint8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _append_history(_history_path(path), strategy)
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("wb") as file:
+        np.savez(file, **arrays)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def _append_history(path: Path, strategy: RoundStrategy) -> None:
+    saved = strategy._history_saved
+    with path.open("a" if saved else "w", encoding="utf-8") as file:
+        for record in strategy.history[saved:]:
+            file.write(json.dumps(record.to_dict()) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    strategy._history_saved = len(strategy.history)
+
+
+def _read_history(path: Path, last_round: int) -> list[RoundRecord]:
+    """The rounds up to ``last_round``; later ones were never part of a checkpoint."""
+    records = []
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            record = RoundRecord(**json.loads(line))
+            record.rejected = [(who, why) for who, why in record.rejected]
+            records.append(record)
+            if record.round == last_round:
+                break
+    return records
+
+
+def load_checkpoint(
+    path: Path, strategy: RoundStrategy, grid: Grid, result: Result
+) -> int:
+    """Put a strategy that has been set up where the checkpoint was; return its round.
+
+    Raises
+    ------
+    SettingsError
+        If the file is none, or is of another method, model, seed or set of clients.
+    """
+    if not path.is_file():
+        raise SettingsError(f"resume = {str(path)!r}: there is no such checkpoint")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        meta = json.loads(arrays.pop("meta").tobytes())
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise SettingsError(
+            f"resume = {str(path)!r} is no checkpoint: {error}"
+        ) from None
+    layout = Layout.from_list(meta["layout"])
+    for what, saved, now in (
+        ("format", meta["format"], _FORMAT),
+        ("strategy", meta["strategy"], type(strategy).__name__),
+        ("seed", meta["seed"], strategy.seed),
+        ("model shapes", layout.shapes, strategy.broadcast.layout.shapes),
+        ("clients", sorted(meta["clients"]), sorted(strategy.clients)),
+    ):
+        if saved != now:
+            raise SettingsError(
+                f"resume = {str(path)!r}: its {what} is {saved}, this run's is {now}"
+            )
+    strategy._session = meta["session"]
+    strategy.broadcast = ModelBroadcast(layout, arrays.pop("model"), meta["version"])
+    strategy.load_state(
+        {
+            name.removeprefix("state/"): array
+            for name, array in arrays.items()
+            if name.startswith("state/")
+        }
+    )
+    for name, saved_client in meta["clients"].items():
+        # its version of the model is left open: whoever has one, has it whole anyway
+        strategy._registry[name].used_round = saved_client["used-round"]
+    load = getattr(grid, "load_client_states", None)
+    if load is not None:
+        states = {
+            name.removeprefix("client/"): array.tobytes()
+            for name, array in arrays.items()
+            if name.startswith("client/")
+        }
+        load(states)
+        for name in states:
+            if name in strategy.clients:
+                strategy._registry[name].ready = True
+    last_round = cast(int, meta["round"])
+    strategy.history = _read_history(_history_path(path), last_round)
+    for record in strategy.history:
+        for metrics, by_round in (
+            (record.train, result.train_metrics_clientapp),
+            (record.client_evaluation, result.evaluate_metrics_clientapp),
+            (record.evaluation, result.evaluate_metrics_serverapp),
+        ):
+            if metrics:
+                by_round[record.round] = MetricRecord({**metrics})
+    return last_round

@@ -1,0 +1,213 @@
+"""The client's side: from a ``client_fn`` to a ``ClientApp`` on the Message API."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from flwr.app import (
+    ConfigRecord,
+    Context,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
+from flwr.client import NumPyClient
+from flwr.clientapp import ClientApp
+from numpy.typing import NDArray
+
+from fedtrellis.arrays import FloatArray, Layout, array_record, decode, encode
+from fedtrellis.broadcast import OutOfSyncError
+from fedtrellis.protocol import (
+    ARRAYS,
+    CONFIG,
+    METRICS,
+    STATUS,
+    ClientMemory,
+    RestoreNeededError,
+    client_identity,
+)
+
+__all__ = ["StatefulClient", "client_app", "evaluate_objective"]
+
+ClientFn = Callable[[Context], Any]
+
+
+class StatefulClient(NumPyClient):
+    """A NumPy client whose method keeps state from one round to the next.
+
+    Parameters
+    ----------
+    context : Context
+        The context that ``client_fn`` was given.
+
+    Attributes
+    ----------
+    state : dict of str to ndarray
+        What the method keeps. Read-only arrays when :meth:`fit` starts: the state
+        after the last of this client's rounds that the server used. What ``fit``
+        leaves here is the state after this round, should the server use it.
+    client_id : str
+        The stable identity, see :func:`fedtrellis.protocol.client_identity`.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.client_id = client_identity(context)
+        self.state: dict[str, FloatArray] = {}
+
+
+def evaluate_objective(
+    objective: Any, parameters: Sequence[NDArray[Any]]
+) -> tuple[float, int, dict[str, Any]]:
+    """What ``NumPyClient.evaluate`` returns: value, examples, metrics of an objective.
+
+    Parameters
+    ----------
+    objective : object
+        With ``value(x)`` and ``num_examples``, and if it has any, ``metrics(x)``.
+    parameters : list of ndarray
+        The model's arrays.
+    """
+    layout = Layout.of(parameters)
+    x = layout.objective_point(layout.point(parameters))
+    metrics = getattr(objective, "metrics", None)
+    extra = metrics(x) if metrics is not None else {}
+    return float(objective.value(x)), int(objective.num_examples), extra
+
+
+def client_app(
+    client_fn: ClientFn,
+    *,
+    phases: Sequence[str] = (),
+    mods: list[Any] | None = None,
+) -> ClientApp:
+    """Make a Flower ``ClientApp`` of a function that makes NumPy clients.
+
+    Parameters
+    ----------
+    client_fn : callable
+        Takes the ``Context`` and returns a client of :mod:`fedtrellis.clients`, or any
+        ``NumPyClient``. Called for every message, so what is expensive belongs behind
+        a module-level ``functools.lru_cache``.
+    phases : sequence of str
+        Names of additional phases of a round: a message of type ``train.NAME`` calls
+        the client's method ``fit_NAME(parameters, config)``.
+    mods : list, optional
+        Flower mods around every message.
+
+    Returns
+    -------
+    ClientApp
+        An exception in the client leaves its state as it was before the message and
+        reaches the server as an error reply.
+    """
+    app = ClientApp(mods=mods)
+
+    def handler(method: str) -> Callable[[Message, Context], Message]:
+        def handle(message: Message, context: Context) -> Message:
+            return _answer(client_fn, method, message, context)
+
+        return handle
+
+    app.train()(handler("fit"))
+    app.evaluate()(handler("evaluate"))
+    for phase in phases:
+        app.train(phase)(handler(f"fit_{phase}"))
+
+    def hello(message: Message, context: Context) -> Message:
+        client = _make(client_fn, context)
+        status = ConfigRecord({"client-id": client_identity(context)})
+        properties = client.get_properties({})
+        content = RecordDict({STATUS: status, CONFIG: ConfigRecord({**properties})})
+        return Message(content, reply_to=message)
+
+    app.query("hello")(hello)
+    return app
+
+
+def _make(client_fn: ClientFn, context: Context) -> NumPyClient:
+    client = client_fn(context)
+    if not isinstance(client, NumPyClient):
+        hint = "; return it without .to_client()" if hasattr(client, "fit") else ""
+        raise TypeError(
+            f"client_fn returned a {type(client).__name__}, "
+            f"expected a flwr.client.NumPyClient{hint}"
+        )
+    return client
+
+
+def _answer(
+    client_fn: ClientFn, method: str, message: Message, context: Context
+) -> Message:
+    """Handle one train or evaluate message, and keep the state protocol."""
+    before = {key: record.copy() for key, record in context.state.items()}
+    try:
+        content = message.content
+        config: dict[str, Any] = dict(cast(ConfigRecord, content[CONFIG]))
+        memory = ClientMemory.load(context.state, config["session"])
+        status = ConfigRecord(
+            {
+                "client-id": client_identity(context),
+                "session": config["session"],
+                "server-round": config["server-round"],
+                "in-sync": True,
+            }
+        )
+        answer = RecordDict({STATUS: status})
+        try:
+            memory.take_request(content, config)
+        except (OutOfSyncError, RestoreNeededError):
+            # nothing has changed; the server sends everything in the same round
+            status["in-sync"] = False
+            return Message(answer, reply_to=message)
+        assert memory.model is not None
+        status["model-version"] = memory.model.version
+
+        client = _make(client_fn, context)
+        if isinstance(client, StatefulClient):
+            client.state = {k: decode(v) for k, v in memory.committed.items()}
+        layers = memory.model.layout.layers(memory.model.point)
+        function = getattr(client, method, None)
+        if function is None:
+            raise TypeError(f"{type(client).__name__} has no method {method}")
+        result = function(layers, config)
+        metrics = MetricRecord()
+        if method == "evaluate":
+            loss, num_examples, extra = result
+            metrics["loss"] = float(loss)
+            metrics["num-examples"] = int(num_examples)
+        else:
+            arrays, num_examples, extra = result
+            answer[ARRAYS] = array_record(arrays)
+            if num_examples:  # a method that reveals nothing of its data returns 0
+                metrics["num-examples"] = int(num_examples)
+            if isinstance(client, StatefulClient) and "used-round" in config:
+                memory.provisional = _encode_state(client.state, memory)
+                memory.provisional_round = cast(int, config["server-round"])
+        for name, value in extra.items():
+            metrics[name] = value
+        if metrics:
+            answer[METRICS] = metrics
+        reply = Message(answer, reply_to=message)
+        # the state is written last: whatever raised before has changed nothing
+        memory.save(context.state, keep_model=config.get("keep-model", True))
+    except BaseException:
+        # Flower keeps what an exception left behind when deployed, and drops it in
+        # simulation; a client that failed is as it was before, everywhere
+        for key in set(context.state) - set(before):
+            del context.state[key]
+        for key, record in before.items():
+            context.state[key] = record
+        raise
+    return reply
+
+
+def _encode_state(state: dict[str, FloatArray], memory: ClientMemory) -> dict[str, Any]:
+    encoded = {}
+    for name, value in state.items():
+        if value.dtype.kind == "f" and not math.isfinite(value.sum()):
+            raise FloatingPointError(f"the client's state {name!r} is not finite")
+        encoded[name] = encode(value)
+    return encoded

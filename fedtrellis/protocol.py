@@ -1,0 +1,219 @@
+"""What travels between a strategy and its clients, and how their states stay in step.
+
+A request is a Flower ``Message`` of three records:
+
+=========== =====================================================================
+``config``  the round, the session, the model's encoding, and the method's numbers
+``model``   what the client needs to know x̄ (see :mod:`fedtrellis.broadcast`)
+``restore`` the client's own state, only where the server believes it has none
+=========== =====================================================================
+
+and an answer of up to three: ``status`` (who answers, for which round, whether it needs
+to be brought in line), ``arrays`` and ``metrics``.
+
+The state protocol. A client cannot know whether the server used its answer, so what a
+round did to its state is *provisional*. The server's next request names the last of
+the client's rounds that it used (``used-round``). If that is the provisional one, it
+becomes the client's state; if it is the one before, the provisional one is dropped. A
+client that has neither (its process died before it stored its state, or it is new, or
+lost everything) asks to be restored, and is sent its state in the same round.
+
+A session is one call of ``strategy.start``: state of another session is never used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
+
+from fedtrellis.arrays import FloatArray, Layout, decode, encode
+from fedtrellis.broadcast import (
+    ReceivedModel,
+    from_sparse_or_dense,
+    receive,
+    sparse_or_dense,
+)
+
+__all__ = ["HELLO", "ClientMemory", "client_identity", "identity_order"]
+
+HELLO = "query.hello"
+
+# Names of the records in a request, an answer, and in a client's context.state.
+CONFIG, MODEL, RESTORE = "config", "model", "restore"
+STATUS, ARRAYS, METRICS = "status", "arrays", "metrics"
+_META, _STORED = "fedtrellis.meta", "fedtrellis.arrays"
+_MODEL, _COMMITTED, _PROVISIONAL = "model", "committed/", "provisional/"
+
+NO_ROUND = -1
+
+
+def client_identity(context: Context) -> str:
+    """The name by which a client is known over restarts.
+
+    ``client-id`` of its node config, else its ``partition-id``, else its node id (which
+    Flower draws anew when an unauthenticated SuperNode restarts: such a client starts
+    over each time).
+    """
+    for key in ("client-id", "partition-id"):
+        if key in context.node_config:
+            return str(context.node_config[key])
+    return f"node-{context.node_id}"
+
+
+def identity_order(identity: str) -> tuple[int, int, str]:
+    """Sort key for client identities: numbers by value, then the rest by name."""
+    if identity.isdecimal():
+        return (0, int(identity), identity)
+    return (1, 0, identity)
+
+
+class RestoreNeededError(Exception):
+    """The client's state is at none of the rounds that the server names."""
+
+
+def pack_restore(
+    state: Mapping[str, FloatArray], model: FloatArray
+) -> tuple[ArrayRecord, dict[str, Any]]:
+    """A client's state for the wire: arrays equal to the model are only named."""
+    record, same = ArrayRecord(), []
+    for name, value in state.items():
+        if value is model:
+            same.append(name)
+            continue
+        parts = sparse_or_dense(value)
+        if len(parts) == 1:
+            record[name] = encode(parts[0])
+        else:
+            record[name + ".indices"], record[name + ".values"] = map(encode, parts)
+    config: dict[str, Any] = {"restore": True}
+    if same:
+        config["restore-as-model"] = same
+    return record, config
+
+
+def unpack_restore(
+    record: ArrayRecord, config: Mapping[str, Any], model: ReceivedModel
+) -> dict[str, Array]:
+    """Inverse of :func:`pack_restore`, encoded as the client stores it."""
+    state = {name: encode(model.point) for name in config.get("restore-as-model", [])}
+    for name, array in record.items():
+        if name.endswith(".values"):
+            continue
+        if name.endswith(".indices"):
+            name = name.removesuffix(".indices")
+            pair = [decode(array), decode(record[name + ".values"])]
+            point = from_sparse_or_dense(pair, model.layout.point_shape)
+            state[name] = encode(point)
+        else:
+            state[name] = array
+    return state
+
+
+@dataclass
+class ClientMemory:
+    """A client's state between messages, as it lies in ``context.state``.
+
+    Attributes
+    ----------
+    session : str
+        The ``strategy.start`` it belongs to.
+    model : ReceivedModel or None
+        x̄ as last received.
+    committed, provisional : dict of str to Array
+        The method's state after ``committed_round``, which the server used, and after
+        ``provisional_round``, of which that is not known yet (``-1``: there is none).
+    """
+
+    session: str = ""
+    model: ReceivedModel | None = None
+    committed: dict[str, Array] = field(default_factory=dict)
+    committed_round: int = NO_ROUND
+    provisional: dict[str, Array] = field(default_factory=dict)
+    provisional_round: int = NO_ROUND
+
+    @classmethod
+    def load(cls, state: RecordDict, session: str) -> ClientMemory:
+        """Read the memory; one of another session counts as empty."""
+        meta = cast(ConfigRecord | None, state.get(_META))
+        if meta is None or meta["session"] != session:
+            return cls(session)
+        memory = cls(
+            session,
+            committed_round=cast(int, meta["committed-round"]),
+            provisional_round=cast(int, meta["provisional-round"]),
+        )
+        for name, array in cast(ArrayRecord, state[_STORED]).items():
+            if name == _MODEL:
+                memory.model = ReceivedModel(
+                    Layout.from_list(cast(list[int], meta["model-shapes"])),
+                    decode(array),
+                    cast(int, meta["model-version"]),
+                )
+            elif name.startswith(_COMMITTED):
+                memory.committed[name.removeprefix(_COMMITTED)] = array
+            else:
+                memory.provisional[name.removeprefix(_PROVISIONAL)] = array
+        return memory
+
+    def save(self, state: RecordDict, keep_model: bool = True) -> None:
+        """Write the memory into ``state``, in place of what stood there.
+
+        The model is left out where the server says that it will send it whole anyway.
+        """
+        meta = ConfigRecord(
+            {
+                "session": self.session,
+                "committed-round": self.committed_round,
+                "provisional-round": self.provisional_round,
+            }
+        )
+        stored = ArrayRecord()
+        if self.model is not None and keep_model:
+            meta["model-shapes"] = self.model.layout.to_list()
+            meta["model-version"] = self.model.version
+            stored[_MODEL] = encode(self.model.point)
+        for prefix, arrays in (
+            (_COMMITTED, self.committed),
+            (_PROVISIONAL, self.provisional),
+        ):
+            for name, array in arrays.items():
+                stored[prefix + name] = array
+        state[_META], state[_STORED] = meta, stored
+
+    def take_request(self, content: RecordDict, config: Mapping[str, Any]) -> None:
+        """Bring model and state to where the server's request wants them.
+
+        Raises
+        ------
+        OutOfSyncError, RestoreNeededError
+            If that cannot be done with what the request holds; nothing has changed.
+        ValueError
+            If the request is malformed; nothing has changed.
+        """
+        model = receive(cast(ArrayRecord, content[MODEL]), config, self.model)
+        used = config.get("used-round", None)
+        if used is None:  # the method's clients have no state
+            self.model = model
+            return
+        if used == self.provisional_round != NO_ROUND:
+            # the server used the round that was in doubt
+            committed, self.committed_round = self.provisional, used
+        elif used == self.committed_round:
+            committed = self.committed
+        elif config.get("restore", False):
+            record = cast(ArrayRecord, content.get(RESTORE, ArrayRecord()))
+            committed = unpack_restore(record, config, model)
+            # what only this client knows, and the server cannot give back, stays
+            committed = {**self.committed, **committed}
+            self.committed_round = used
+        else:
+            raise RestoreNeededError(
+                f"the server used round {used}; this client is at round "
+                f"{self.committed_round} or {self.provisional_round}"
+            )
+        self.model = model
+        self.committed = committed
+        self.provisional, self.provisional_round = {}, NO_ROUND

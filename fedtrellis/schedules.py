@@ -1,0 +1,91 @@
+"""Step sizes η_t, penalties λ_t and averaging weights ρ_t of federated Frank-Wolfe.
+
+Source: Dadras, Stich, Yurtsever, "Federated Frank-Wolfe Algorithm", arXiv 2408.10090:
+Theorem 1 (convex), Theorem 2 (non-convex), both with the participation probability p of
+§4.2, and Theorem 3 (stochastic).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite, sqrt
+
+from fedtrellis.settings import SettingsError, check_choice
+
+__all__ = ["SCHEDULES", "FrankWolfeSchedule"]
+
+SCHEDULES = ("convex", "nonconvex", "stochastic", "constant")
+
+
+@dataclass(frozen=True)
+class FrankWolfeSchedule:
+    """The numbers of round t.
+
+    Parameters
+    ----------
+    name : {"convex", "nonconvex", "stochastic", "constant"}
+        Row of the table.
+    penalty : float
+        λ_0, at least 0.
+    participation : float
+        p, in (0, 1].
+    num_rounds : int
+        T, the rounds planned; counts for ``"nonconvex"`` only.
+    step_size : float
+        η of the constant schedule, in (0, 1].
+    averaging : float
+        ρ of the constant schedule, in (0, 1].
+    """
+
+    name: str
+    penalty: float
+    participation: float = 1.0
+    num_rounds: int = 1
+    step_size: float = 0.01
+    averaging: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_choice("schedule", self.name, SCHEDULES)
+        if not (isfinite(self.penalty) and self.penalty >= 0.0):
+            raise SettingsError(f"penalty = {self.penalty!r} must be at least 0")
+        for key in ("step_size", "averaging"):
+            value = getattr(self, key)
+            if not 0.0 < value <= 1.0:
+                raise SettingsError(
+                    f"{key} = {value!r} must be greater than 0 and at most 1"
+                )
+
+    def step(self, t: int) -> float:
+        """η_t, t from 1."""
+        p, T = self.participation, self.num_rounds
+        if self.name == "convex":
+            # η_t = 2 / (p (t − 1) + 2)
+            return 2.0 / (p * (t - 1) + 2.0)
+        if self.name == "nonconvex":
+            # η = (p T + 1)^(−2/3)
+            return float((p * T + 1.0) ** (-2.0 / 3.0))
+        if self.name == "stochastic":
+            # η_t = 9 / (t + 8)
+            return 9.0 / (t + 8.0)
+        return self.step_size
+
+    def penalty_weight(self, t: int) -> float:
+        """λ_t, t from 1."""
+        p, T, lambda_0 = self.participation, self.num_rounds, self.penalty
+        if self.name == "convex":
+            # λ_t = λ_0 √(p (t − 1) + 2)
+            return lambda_0 * sqrt(p * (t - 1) + 2.0)
+        if self.name == "nonconvex":
+            # λ = λ_0 (p T + 1)^(1/3)
+            return float(lambda_0 * (p * T + 1.0) ** (1.0 / 3.0))
+        if self.name == "stochastic":
+            # λ_t = λ_0 √(t + 8)
+            return lambda_0 * sqrt(t + 8.0)
+        return lambda_0
+
+    def averaging_weight(self, t: int) -> float:
+        """ρ_t, t from 1; ρ_1 = 1 exactly."""
+        if self.name == "constant":
+            return 1.0 if t == 1 else self.averaging
+        # ρ_t = 4 / (t + 7)^(2/3), at most 1
+        return float(min(1.0, 4.0 / (t + 7.0) ** (2.0 / 3.0)))

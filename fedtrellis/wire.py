@@ -1,0 +1,195 @@
+"""One wave of messages: push, poll, match, count; and who the nodes are."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from logging import WARNING
+from typing import Any, cast
+
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+
+from fedtrellis.protocol import CONFIG, HELLO, STATUS, identity_order
+from fedtrellis.settings import SettingsError
+from fedtrellis.sizes import message_bytes
+
+__all__ = ["Client", "Registry", "Traffic", "exchange"]
+
+# Polling starts at this wait, in seconds, and grows to the other: an answer that is
+# there at once is taken at once, and a deployed wave of seconds costs few requests.
+_SHORTEST_WAIT, _LONGEST_WAIT = 0.005, 0.25
+_REASON_LENGTH = 500
+
+
+@dataclass
+class Traffic:
+    """What a round moved, and which answers were dropped with what reason."""
+
+    up: int = 0
+    down: int = 0
+    rejected: list[tuple[str, str]] = field(default_factory=list)
+
+    def reject(self, who: str, reason: str) -> None:
+        """Note down and log why an answer is dropped."""
+        self.rejected.append((who, reason))
+        log(WARNING, "answer of client %s dropped: %s", who, reason)
+
+
+def exchange(
+    grid: Grid, requests: Sequence[Message], timeout: float, traffic: Traffic
+) -> dict[int, Message | str]:
+    """Send one wave and wait for the replies.
+
+    Parameters
+    ----------
+    grid : Grid
+        One that has a method ``settled(message_ids)`` is asked whether waiting for
+        the rest makes sense at all (a message that was lost in this process will not
+        come).
+    requests : sequence of Message
+        At most one to a node.
+    timeout : float
+        Seconds.
+    traffic : Traffic
+        Counts the bytes.
+
+    Returns
+    -------
+    dict
+        For each node its reply, or the reason why there is none.
+    """
+    sizes: dict[int, int] = {}
+    traffic.down += sum(message_bytes(request, sizes) for request in requests)
+    message_ids = list(grid.push_messages(list(requests)))
+    result: dict[int, Message | str] = {}
+    waiting: dict[str, int] = {}
+    for index, request in enumerate(requests):
+        message_id = message_ids[index] if index < len(message_ids) else None
+        if message_id:
+            waiting[message_id] = request.metadata.dst_node_id
+        else:
+            result[request.metadata.dst_node_id] = "the request could not be sent"
+    deadline = time.monotonic() + timeout
+    wait = _SHORTEST_WAIT
+    settled = getattr(grid, "settled", None)
+    while waiting:
+        for reply in grid.pull_messages(list(waiting)):
+            # an unavailable node's error names another node: the id is what counts
+            reply_to = reply.metadata.reply_to_message_id
+            if reply_to not in waiting:
+                continue  # late, or a copy of one that was taken
+            node_id = waiting.pop(reply_to)
+            traffic.up += message_bytes(reply)
+            if reply.has_error():
+                reason = (reply.error.reason or "no reason given").strip()
+                result[node_id] = (
+                    f"error {reply.error.code}: {reason[-_REASON_LENGTH:]}"
+                )
+            else:
+                result[node_id] = reply
+        if not waiting or (settled is not None and settled(list(waiting))):
+            break
+        if time.monotonic() > deadline:
+            break
+        time.sleep(wait)
+        wait = min(1.5 * wait, _LONGEST_WAIT)
+    for node_id in waiting.values():
+        result[node_id] = "no answer"
+    return result
+
+
+@dataclass
+class Client:
+    """What the server knows of one client."""
+
+    node_id: int
+    used_round: int = 0  # the last of its rounds whose answer was used; 0: none yet
+    version: int | None = None  # the model version that it is known to have
+    ready: bool = False  # whether it is known to have state of this session
+    properties: dict[str, Any] = field(default_factory=dict)
+
+
+class Registry:
+    """The run's clients by their stable identities, whatever nodes they are on."""
+
+    def __init__(self) -> None:
+        self.clients: dict[str, Client] = {}
+        self.names: list[str] = []
+        self._known_nodes: set[int] = set()
+        self._left_out: set[int] = set()
+
+    def __getitem__(self, name: str) -> Client:
+        return self.clients[name]
+
+    def wait_for(self, grid: Grid, count: int, timeout: float) -> None:
+        """Wait until ``count`` nodes are connected; TimeoutError if they are not."""
+        deadline = time.monotonic() + timeout
+        wait = _SHORTEST_WAIT
+        while len(found := list(grid.get_node_ids())) < count:
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"{len(found)} of {count} nodes connected within {timeout:g} s"
+                )
+            time.sleep(wait)
+            wait = min(2 * wait, _LONGEST_WAIT)
+
+    def introduce(
+        self, grid: Grid, timeout: float, traffic: Traffic, started: bool
+    ) -> None:
+        """Ask nodes that are not known yet who they are.
+
+        Before the start every node becomes a client. Afterwards the number of clients
+        and each one's part of F are fixed: only a known client that comes back on
+        another node is taken in.
+
+        Raises
+        ------
+        SettingsError
+            If two connected nodes have one identity.
+        RuntimeError
+            If no node can be used at all.
+        """
+        connected = set(grid.get_node_ids())
+        new = sorted(connected - self._known_nodes - self._left_out)
+        if not new:
+            return
+        requests = [
+            Message(RecordDict(), dst_node_id=node_id, message_type=HELLO, group_id="0")
+            for node_id in new
+        ]
+        reasons = []
+        for node_id, reply in exchange(grid, requests, timeout, traffic).items():
+            if isinstance(reply, Message):
+                self._take_in(node_id, reply.content, connected, started)
+            else:
+                reasons.append(reply)
+                traffic.reject(f"on node {node_id}", reply)
+        if not self.clients:
+            why = f": {reasons[0]}" if reasons else ""
+            raise RuntimeError(f"none of {len(new)} nodes can be used{why}")
+        self.names = sorted(self.clients, key=identity_order)
+
+    def _take_in(
+        self, node_id: int, content: RecordDict, connected: set[int], started: bool
+    ) -> None:
+        name = str(cast(ConfigRecord, content[STATUS])["client-id"])
+        known = self.clients.get(name)
+        if known is not None and known.node_id in connected:
+            raise SettingsError(
+                f"client-id = {name!r} is used by two nodes ({known.node_id} and "
+                f"{node_id}); every node needs a client-id or partition-id of its own"
+            )
+        if known is not None:
+            self._known_nodes.discard(known.node_id)
+            known.node_id = node_id
+        elif started:
+            self._left_out.add(node_id)
+            log(WARNING, "client %s came after the start and is left out", name)
+            return
+        else:
+            properties = dict(cast(ConfigRecord, content[CONFIG]))
+            self.clients[name] = Client(node_id, properties=properties)
+        self._known_nodes.add(node_id)
