@@ -1,0 +1,238 @@
+"""FedFW, FedFW+ and FedFW-sto: federated Frank-Wolfe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtrellis.arrays import FloatArray, Layout
+from fedtrellis.atoms import Atom, unpack_atoms
+from fedtrellis.broadcast import Step
+from fedtrellis.domains import Domain
+from fedtrellis.loop import Answer, RoundStrategy
+from fedtrellis.mirror import Mirror
+from fedtrellis.schedules import FrankWolfeSchedule
+from fedtrellis.settings import SettingsError, check_choice
+
+__all__ = ["VARIANTS", "FedFW", "one_atom"]
+
+VARIANTS = ("plain", "augmented", "stochastic")
+
+
+def one_atom(answer: Answer, shape: tuple[int, ...]) -> Atom:
+    """The single atom of an answer; ValueError if it is anything else."""
+    atoms = unpack_atoms(answer.arrays, shape)
+    if len(atoms) != 1:
+        raise ValueError(f"the answer has {len(atoms)} atoms instead of 1")
+    return atoms[0]
+
+
+class FedFW(RoundStrategy):
+    """Federated Frank-Wolfe: clients send extreme points, never gradients or models.
+
+    Solves min over x in D of F(x) = (1/n) Σ_i f_i(x). Every client i keeps its own
+    x_i, the server keeps x̄ = (1/n) Σ_i x_i. In round t, with S the clients whose
+    answers were used::
+
+        client   g_i = (1/n) ∇f_i(x_i) + λ_t (x_i − x̄)                       plain
+                 y_i ← y_i + λ_0 (x_i − x̄);  g_i as above, plus y_i          augmented
+                 d_i ← (1 − ρ_t) d_i + ρ_t (1/n) ∇f_i(x_i, ω),
+                 g_i = d_i + λ_t (x_i − x̄)                                   stochastic
+                 s_i = argmin over s in D of ⟨g_i, s⟩
+                 x_i ← (1 − η_t) x_i + η_t s_i
+                 sends s_i, and nothing else that depends on its data
+        server   x̄ ← x̄ + (η_t / n) Σ over S of (s_i − x_i)
+
+    With everybody in S the server's step is x̄ ← (1 − η_t) x̄ + (η_t / n) Σ s_i: n atoms,
+    which is how x̄ travels back to the clients. The server knows every x_i without ever
+    seeing one, because it can replay it from the s_i it used; so it can take the exact
+    step when clients sit out or answers are lost, and give a client that lost its state
+    x_i (and y_i) back. A gradient average d_i that is lost starts again with ρ = 1.
+
+    Source: arXiv 2408.10090, algorithms 1 (FedFW), 2 (FedFW+), 3 (FedFW-sto), §4.2
+    (participation), §4.3 (clients with a larger D_i of their own).
+
+    Parameters
+    ----------
+    domain : Domain
+        D, in the shape of the model: an array's own shape if the model has one array,
+        else the vector of all entries, layer after layer.
+    penalty : float
+        λ_0, at least 0. Default 1e-3.
+    variant : {"plain", "augmented", "stochastic"}
+        FedFW, FedFW+ or FedFW-sto.
+    schedule : {"convex", "nonconvex", "stochastic", "constant"}
+        See :class:`~fedtrellis.schedules.FrankWolfeSchedule`.
+    participation, sampling
+        Probability or fraction p of the clients in a round, and how they are drawn.
+    step_size, averaging : float
+        η and ρ of the constant schedule.
+    dual_penalty : float, optional
+        λ_0 of y_i in FedFW+; by default ``penalty``.
+    batch_size : int
+        Examples in a mini-batch of the stochastic variant.
+    lmo_noise : float
+        Standard deviation of Gaussian noise on g_i, added by the client before its
+        oracle; 0: none.
+    **options
+        Those of :class:`~fedtrellis.loop.RoundStrategy`.
+
+    Notes
+    -----
+    The matching client is ``FedFWClient(context, objective, domain)``. No theory covers
+    FedFW-sto with p < 1 or on non-convex losses.
+    """
+
+    def __init__(
+        self,
+        domain: Domain,
+        *,
+        penalty: float = 1e-3,
+        variant: str = "plain",
+        schedule: str = "convex",
+        step_size: float = 0.01,
+        averaging: float = 0.1,
+        dual_penalty: float | None = None,
+        batch_size: int = 64,
+        lmo_noise: float = 0.0,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        check_choice("variant", variant, VARIANTS)
+        if batch_size < 1:
+            raise SettingsError(f"batch_size = {batch_size} must be at least 1")
+        if not 0.0 <= lmo_noise < np.inf:
+            raise SettingsError(f"lmo_noise = {lmo_noise} must be at least 0")
+        if dual_penalty is not None and not 0.0 <= dual_penalty < np.inf:
+            raise SettingsError(f"dual_penalty = {dual_penalty} must be at least 0")
+        # T is known when the run starts; this checks the rest now
+        self._schedule = FrankWolfeSchedule(
+            schedule, penalty, self.participation, 1, step_size, averaging
+        )
+        self.domain = domain
+        self.penalty = penalty
+        self.dual_penalty = penalty if dual_penalty is None else dual_penalty
+        self.variant = variant
+        self.batch_size = batch_size
+        self.lmo_noise = lmo_noise
+
+    def settings(self) -> dict[str, Any]:
+        """The settings that :meth:`summary` logs."""
+        return {
+            "domain": self.domain,
+            "variant": self.variant,
+            "schedule": self._schedule.name,
+            "penalty λ_0": self.penalty,
+            **super().settings(),
+        }
+
+    def setup(self, point: FloatArray, layout: Layout) -> None:
+        """Start every client's mirror x_i, and its y_i, at the initial model."""
+        self.domain.check_shape(layout.point_shape)
+        old = self._schedule
+        self._schedule = FrankWolfeSchedule(
+            old.name,
+            old.penalty,
+            old.participation,
+            self.num_rounds,
+            old.step_size,
+            old.averaging,
+        )
+        self._start = self.broadcast.model.copy()
+        self._mirrors = {name: Mirror(self._start) for name in self.clients}
+        self._duals: dict[str, FloatArray] = {}
+        if self.variant == "augmented":
+            self._duals = {name: np.zeros(point.shape) for name in self.clients}
+        self._steps_taken = dict.fromkeys(self.clients, 0)
+
+    def instruction(self, server_round: int, client: str) -> dict[str, Any]:
+        """η_t, λ_t and what else the variant needs."""
+        numbers: dict[str, Any] = {
+            "variant": self.variant,
+            "step-size": self._schedule.step(server_round),
+            "penalty": self._schedule.penalty_weight(server_round),
+        }
+        if self.variant == "augmented":
+            numbers["dual-penalty"] = self.dual_penalty
+        if self.variant == "stochastic":
+            numbers["averaging"] = self._schedule.averaging_weight(server_round)
+            numbers["batch-size"] = self.batch_size
+        if self.lmo_noise:
+            numbers["lmo-noise"] = self.lmo_noise
+        return numbers
+
+    def check(self, answer: Answer) -> Atom:
+        """The atom s_i."""
+        return one_atom(answer, self.broadcast.layout.point_shape)
+
+    def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
+        """Take the exact server step, and replay every used client's step."""
+        n, eta = self.num_clients, self._schedule.step(server_round)
+        x_bar = self.broadcast.model
+        if self.variant == "augmented":
+            for name in answers:
+                # y_i ← y_i + λ_0 (x_i − x̄), at the x̄ that the client was sent
+                y = self._duals[name]
+                self._mirrors[name].add_to(y, self.dual_penalty)
+                y -= self.dual_penalty * x_bar
+        if len(answers) == n:
+            # x̄ ← (1 − η_t) x̄ + (η_t / n) Σ s_i
+            self.broadcast.advance(Step(1.0 - eta, eta / n, tuple(answers.values())))
+        else:
+            # x̄ ← x̄ + (η_t / n) Σ over S of (s_i − x_i)
+            x_bar = x_bar.copy()
+            for name, atom in answers.items():
+                atom.add_to(x_bar, eta / n)
+                self._mirrors[name].add_to(x_bar, -eta / n)
+            self.broadcast.replace(x_bar)
+        for name, atom in answers.items():
+            # x_i ← (1 − η_t) x_i + η_t s_i
+            self._mirrors[name].step(1.0 - eta, eta, atom)
+            self._steps_taken[name] += 1
+        return {}
+
+    def client_iterate(self, client: str) -> FloatArray:
+        """x_i as the server replays it, a new array."""
+        return self._mirrors[client].dense()
+
+    def client_state(self, client: str) -> dict[str, FloatArray]:
+        """x_i, and y_i in FedFW+."""
+        state: dict[str, FloatArray] = {}
+        if self._steps_taken[client]:
+            state["x"] = self.client_iterate(client)
+        elif self.broadcast.version == 0:
+            state["x"] = self.broadcast.model  # x_i¹ = x̄¹: costs nothing to send
+        else:
+            state["x"] = self._start
+        if self.variant == "augmented":
+            state["y"] = self._duals[client]
+        return state
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Mirrors and duals, for a checkpoint."""
+        arrays: dict[str, NDArray[Any]] = {"start": self._start}
+        for name, mirror in self._mirrors.items():
+            for key, array in mirror.state().items():
+                arrays[f"{name}/x/{key}"] = array
+            arrays[f"{name}/steps"] = np.array(self._steps_taken[name])
+        for name, y in self._duals.items():
+            arrays[f"{name}/y"] = y
+        return arrays
+
+    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Inverse of :meth:`state`."""
+        self._start = np.array(state["start"])
+        for name in self.clients:
+            prefix = f"{name}/x/"
+            saved = {
+                key.removeprefix(prefix): array
+                for key, array in state.items()
+                if key.startswith(prefix)
+            }
+            self._mirrors[name] = Mirror.from_state(self._start, saved)
+            self._steps_taken[name] = int(state[f"{name}/steps"])
+            if self.variant == "augmented":
+                self._duals[name] = np.array(state[f"{name}/y"])
