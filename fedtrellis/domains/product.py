@@ -1,0 +1,104 @@
+"""Products of sets, one for each piece of a flat vector."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedtrellis.atoms import ProductAtom
+from fedtrellis.domains.base import Domain, FloatArray, Shape
+
+__all__ = ["Product"]
+
+
+@dataclass(frozen=True)
+class Product(Domain):
+    """D_1 × … × D_k for one flat vector, the ravelled pieces one after the other.
+
+    The set of a model with a constraint for each layer. Everything separates over the
+    pieces.
+
+    Parameters
+    ----------
+    domains : sequence of Domain
+        The sets D_i.
+    shapes : sequence of tuple of int
+        The shape of each piece.
+    """
+
+    name: ClassVar[str] = "product"
+    domains: Sequence[Domain]
+    shapes: Sequence[Shape]
+
+    def __post_init__(self) -> None:
+        domains = tuple(self.domains)
+        for domain in domains:
+            if not isinstance(domain, Domain):
+                raise ValueError(
+                    f"{self.name}: domains must be domains, got {domain!r}"
+                )
+        shapes = tuple(tuple(int(n) for n in shape) for shape in self.shapes)
+        if not domains or len(domains) != len(shapes):
+            raise ValueError(
+                f"{self.name}: domains must be one or more, with a shape for each, got "
+                f"{len(domains)} domains and {len(shapes)} shapes"
+            )
+        for domain, shape in zip(domains, shapes, strict=True):
+            domain.check_shape(shape)
+        object.__setattr__(self, "domains", domains)
+        object.__setattr__(self, "shapes", shapes)
+
+    @property
+    def size(self) -> int:
+        """Entries of the flat vector."""
+        return sum(math.prod(shape) for shape in self.shapes)
+
+    def check_shape(self, shape: Shape) -> None:
+        """Raise a one-line ValueError unless a flat vector of the right size."""
+        if tuple(shape) != (self.size,):
+            raise ValueError(
+                f"{self.name} has no points of shape {tuple(shape)}: its pieces make a "
+                f"flat vector of shape {(self.size,)}"
+            )
+
+    def _pieces(self, flat: FloatArray) -> Iterator[tuple[Domain, FloatArray]]:
+        start = 0
+        for domain, shape in zip(self.domains, self.shapes, strict=True):
+            stop = start + math.prod(shape)
+            yield domain, flat[start:stop].reshape(shape)
+            start = stop
+
+    def lmo(self, gradient: ArrayLike) -> ProductAtom:
+        """Return the product of the pieces' atoms."""
+        g = self._input(gradient, "gradient")
+        return ProductAtom(
+            tuple(domain.lmo(piece) for domain, piece in self._pieces(g))
+        )
+
+    def project(self, point: ArrayLike) -> FloatArray:
+        """Project every piece."""
+        x = self._input(point, "point")
+        pieces = [domain.project(piece) for domain, piece in self._pieces(x)]
+        return np.concatenate([piece.reshape(-1) for piece in pieces])
+
+    def contains(self, point: ArrayLike, tolerance: float = 1e-9) -> bool:
+        """Say whether every D_i contains its piece."""
+        x = self._finite(point)
+        return x is not None and all(
+            domain.contains(piece, tolerance) for domain, piece in self._pieces(x)
+        )
+
+    def diameter(self, shape: Shape) -> float:
+        """Return √(Σ diameter(D_i)²)."""
+        self.check_shape(shape)
+        pairs = zip(self.domains, self.shapes, strict=True)
+        return math.hypot(*(domain.diameter(piece) for domain, piece in pairs))
+
+    def centre(self, shape: Shape) -> FloatArray:
+        """Return the pieces' centres."""
+        self.check_shape(shape)
+        pairs = zip(self.domains, self.shapes, strict=True)
+        return np.concatenate([domain.centre(s).reshape(-1) for domain, s in pairs])

@@ -1,0 +1,277 @@
+"""Sets whose extreme points have several non-zeros in a structured support."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import brentq
+
+from fedtrellis.atoms import SparseAtom
+from fedtrellis.domains.base import (
+    Domain,
+    FloatArray,
+    Shape,
+    positive,
+    positive_integer,
+    project_l1,
+    unit,
+)
+
+__all__ = ["GroupL1Ball", "KSupportBall"]
+
+
+@dataclass(frozen=True)
+class KSupportBall(Domain):
+    """The k-support ball: convex hull of the x with ‖x‖₀ ≤ k and ‖x‖₂ ≤ radius.
+
+    Its gauge is the k-support norm (Argyriou, Foygel, Srebro, "Sparse prediction with
+    the k-support norm", NIPS 2012); k = 1 is the l1 ball, k = p the l2 ball.
+
+    Parameters
+    ----------
+    k : int
+        Non-zeros of an extreme point, at most the number of entries.
+    radius : float
+    """
+
+    name: ClassVar[str] = "k-support-ball"
+    k: int
+    radius: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "k", positive_integer(self.name, "k", self.k))
+        object.__setattr__(self, "radius", positive(self.name, "radius", self.radius))
+
+    def check_shape(self, shape: Shape) -> None:
+        """Raise a one-line ValueError if there are fewer than k entries."""
+        super().check_shape(shape)
+        if math.prod(shape) < self.k:
+            raise ValueError(
+                f"{self.name} with k = {self.k} does not fit shape {tuple(shape)}: "
+                f"k may be at most the number of entries, {math.prod(shape)}"
+            )
+
+    def lmo(self, gradient: ArrayLike) -> SparseAtom:
+        """Return −radius · g_S / ‖g_S‖₂, S the k entries largest in magnitude."""
+        g = self._input(gradient, "gradient")
+        flat = g.reshape(-1)
+        magnitudes = np.abs(flat)
+        # The k-th largest magnitude; those above it are in, and of those equal to it
+        # as many as there is room for, lowest index first.
+        threshold = np.partition(magnitudes, flat.size - self.k)[flat.size - self.k]
+        above = np.flatnonzero(magnitudes > threshold)
+        equal = np.flatnonzero(magnitudes == threshold)[: self.k - above.size]
+        support = np.sort(np.concatenate([above, equal]))
+        direction, _ = unit(flat[support])
+        return SparseAtom(support, -self.radius * direction, g.shape)
+
+    def norm(self, point: ArrayLike) -> float:
+        """Return the k-support norm, ‖x‖ = max of <x, u> over the dual unit ball."""
+        x = self._input(point, "point")
+        scale = float(np.abs(x).max())
+        if scale == 0.0:
+            return 0.0
+        descending = np.sort(np.abs(x.reshape(-1)) / scale)[::-1]
+        j, s = _heads(descending, self.k)
+        # ‖x‖² = Σ_{i≤j} x_i² + s² (k − j)  with  s = Σ_{i>j} |x_i| / (k − j)
+        heads = descending[:j]
+        return scale * math.sqrt(float(heads @ heads) + s * s * (self.k - j))
+
+    def project(self, point: ArrayLike) -> FloatArray:
+        """Find the threshold τ of the projection by root finding, to full precision.
+
+        With x sorted by magnitude the projection is
+
+            w_i = x_i s/(s + τ)       if |x_i| ≥ s + τ
+            w_i = x_i − τ sign(x_i)   if τ < |x_i| < s + τ
+            w_i = 0                   if |x_i| ≤ τ
+
+        where s makes Σ min((|x_i| − τ)₊/s, 1) = k and τ puts w on the sphere: the
+        proximal operator of the box norm (McDonald, Pontil, Stamos, "New perspectives
+        on k-support and cluster norms", JMLR 2016, Theorem 20) with its multiplier
+        chosen such that the norm is the radius. ‖w‖² = s² (Σ_{heads} x_i²/(s + τ)² +
+        k − #heads) falls as τ grows.
+        """
+        x = self._input(point, "point")
+        norm = self.norm(x)
+        if norm <= self.radius:
+            return x.copy()
+        scale = float(np.abs(x).max())
+        radius = self.radius / scale
+        magnitudes = np.abs(x.reshape(-1)) / scale
+        descending = np.sort(magnitudes)[::-1]
+        last = float(descending[self.k - 1])
+        tail = float(descending[self.k]) if self.k < descending.size else 0.0
+        _, top_norm = unit(descending[: self.k])
+        if last == 0.0 or top_norm * (1.0 - tail / last) >= radius:
+            # The k largest stand so far above the others that these vanish: scaling
+            # the k largest to the sphere already makes τ ≥ the (k+1)-th largest.
+            w = np.where(magnitudes >= last, magnitudes * (radius / top_norm), 0.0)
+        else:
+            # τ is in [0, tail]. With δ = tail − τ, |x_i| − τ = (|x_i| − tail) + δ loses
+            # no digits however small the ball is beside the point.
+            above = descending - tail
+
+            def excess(delta: float) -> float:
+                j, s = _heads(np.maximum(above + delta, 0.0), self.k)
+                heads = descending[:j] * (s / (s + tail - delta))
+                return float(heads @ heads) + s * s * (self.k - j) - radius * radius
+
+            delta = brentq(excess, 0.0, tail, xtol=5e-324, rtol=1e-15, maxiter=2000)
+            _, s = _heads(np.maximum(above + delta, 0.0), self.k)
+            # the smaller of the two is the branch that applies
+            w = np.minimum(
+                magnitudes - tail + delta, magnitudes * s / (s + tail - delta)
+            )
+            w = np.maximum(w, 0.0)
+        return np.copysign(scale * w, x.reshape(-1)).reshape(x.shape)
+
+    def contains(self, point: ArrayLike, tolerance: float = 1e-9) -> bool:
+        """Say whether the k-support norm is at most radius (1 + tolerance)."""
+        x = self._finite(point)
+        return x is not None and self.norm(x) <= self.radius * (1.0 + tolerance)
+
+    def diameter(self, shape: Shape) -> float:
+        """Return 2 radius: the ball lies in the l2 ball and touches it."""
+        self.check_shape(shape)
+        return 2.0 * self.radius
+
+    def centre(self, shape: Shape) -> FloatArray:
+        """Return zero."""
+        self.check_shape(shape)
+        return np.zeros(shape)
+
+
+def _heads(descending: FloatArray, k: int) -> tuple[int, float]:
+    """Find s with Σ min(v_i / s, 1) = k, and how many entries v_i exceed it.
+
+    ``descending`` is v ≥ 0, sorted. Returns (j, s): s = Σ_{i>j} v_i / (k − j) for the
+    smallest j in 0..k−1 with v_{j+1} ≤ s (Argyriou et al. 2012, proposition 2.1).
+    """
+    tails = np.cumsum(descending[k - 1 :: -1])[::-1] + descending[k:].sum()
+    candidates = tails / np.arange(k, 0, -1)
+    j = int(np.argmax(descending[:k] <= candidates))  # always holds at j = k − 1
+    return j, float(candidates[j])
+
+
+@dataclass(frozen=True)
+class GroupL1Ball(Domain):
+    """The group l1 ball, Σ over groups G of ‖x_G‖₂ ≤ radius.
+
+    Parameters
+    ----------
+    radius : float
+    groups : int or sequence of sequences of int
+        The groups as flat indices, each entry of the array in exactly one; or the size
+        of consecutive groups, which the number of entries must then be a multiple of.
+    """
+
+    name: ClassVar[str] = "group-l1-ball"
+    radius: float
+    groups: int | Sequence[Sequence[int]]
+    _labels: NDArray[np.intp] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "radius", positive(self.name, "radius", self.radius))
+        labels = np.empty(0, dtype=np.intp)
+        if isinstance(self.groups, int | np.integer):
+            size = positive_integer(self.name, "groups", self.groups)
+            object.__setattr__(self, "groups", size)
+        else:
+            labels = self._label()
+        object.__setattr__(self, "_labels", labels)
+
+    def _label(self) -> NDArray[np.intp]:
+        """Normalise the groups to tuples and return each entry's group."""
+        error = ValueError(
+            f"{self.name}: groups must be a size or put every index from 0 on into "
+            f"exactly one group, got {str(self.groups)[:80]}"
+        )
+        try:
+            parts = [np.asarray(group) for group in self.groups]  # type: ignore[union-attr]
+        except (TypeError, ValueError):
+            raise error from None
+        if not parts or any(
+            part.ndim != 1 or part.size == 0 or part.dtype.kind not in "iu"
+            for part in parts
+        ):
+            raise error
+        indices = np.concatenate(parts).astype(np.intp)
+        if not np.array_equal(np.sort(indices), np.arange(indices.size)):
+            raise error
+        labels = np.empty(indices.size, dtype=np.intp)
+        labels[indices] = np.repeat(np.arange(len(parts)), [p.size for p in parts])
+        groups = tuple(tuple(part.tolist()) for part in parts)
+        object.__setattr__(self, "groups", groups)
+        return labels
+
+    def check_shape(self, shape: Shape) -> None:
+        """Raise a one-line ValueError unless the groups partition the entries."""
+        super().check_shape(shape)
+        size = math.prod(shape)
+        if isinstance(self.groups, int):
+            if size % self.groups:
+                raise ValueError(
+                    f"{self.name} with groups of {self.groups} does not fit shape "
+                    f"{tuple(shape)}: the number of entries must be a multiple"
+                )
+        elif size != self._labels.size:
+            raise ValueError(
+                f"{self.name} with groups of {self._labels.size} entries in all does "
+                f"not fit shape {tuple(shape)}, which has {size}"
+            )
+
+    def _norms(self, flat: FloatArray) -> tuple[FloatArray, NDArray[np.intp]]:
+        """Return each group's l2 norm, and the group of each entry."""
+        labels = self._labels
+        if isinstance(self.groups, int):
+            labels = np.arange(flat.size) // self.groups
+        # scaled, so that no square overflows
+        scale = float(np.abs(flat).max()) or 1.0
+        squares = np.bincount(labels, weights=np.square(flat / scale))
+        return scale * np.sqrt(squares), labels
+
+    def lmo(self, gradient: ArrayLike) -> SparseAtom:
+        """Return −radius · g_G / ‖g_G‖₂ on the group whose ‖g_G‖₂ is largest."""
+        g = self._input(gradient, "gradient")
+        flat = g.reshape(-1)
+        norms, labels = self._norms(flat)
+        best = int(norms.argmax())
+        if isinstance(self.groups, int):
+            support = np.arange(best * self.groups, (best + 1) * self.groups)
+        else:
+            support = np.flatnonzero(labels == best)
+        direction, _ = unit(flat[support])
+        return SparseAtom(support, -self.radius * direction, g.shape)
+
+    def project(self, point: ArrayLike) -> FloatArray:
+        """Project the vector of group norms onto the l1 ball and rescale the groups."""
+        x = self._input(point, "point")
+        flat = x.reshape(-1)
+        norms, labels = self._norms(flat)
+        # x_G ← x_G · n'_G / n_G  with n' the l1 projection of the norms n
+        shrunk = project_l1(norms, self.radius)
+        factors = np.divide(shrunk, norms, out=np.ones_like(norms), where=norms > 0.0)
+        return (flat * factors[labels]).reshape(x.shape)
+
+    def contains(self, point: ArrayLike, tolerance: float = 1e-9) -> bool:
+        """Say whether Σ ‖x_G‖₂ ≤ radius (1 + tolerance)."""
+        x = self._finite(point)
+        if x is None:
+            return False
+        norms, _ = self._norms(x.reshape(-1))
+        with np.errstate(over="ignore"):
+            return bool(norms.sum() <= self.radius * (1.0 + tolerance))
+
+    def diameter(self, shape: Shape) -> float:
+        """Return 2 radius: the ball lies in the l2 ball and touches it."""
+        self.check_shape(shape)
+        return 2.0 * self.radius
+
+    def centre(self, shape: Shape) -> FloatArray:
+        """Return zero."""
+        self.check_shape(shape)
+        return np.zeros(shape)

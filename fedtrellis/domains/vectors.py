@@ -1,0 +1,292 @@
+"""Norm balls, boxes and the simplex: sets given coordinate by coordinate."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, cast
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedtrellis.atoms import Atom, DenseAtom, SignAtom, SparseAtom
+from fedtrellis.domains.base import (
+    Domain,
+    FloatArray,
+    Shape,
+    positive,
+    project_l1,
+    project_simplex,
+    unit,
+)
+
+__all__ = ["Box", "L1Ball", "L2Ball", "LInfBall", "Simplex"]
+
+
+@dataclass(frozen=True)
+class L1Ball(Domain):
+    """The l1 ball, ‖x‖₁ = Σ |x_i| ≤ radius.
+
+    Its extreme points are ±radius in one coordinate. LMO O(p), projection O(p log p).
+    """
+
+    name: ClassVar[str] = "l1-ball"
+    radius: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "radius", positive(self.name, "radius", self.radius))
+
+    def lmo(self, gradient: ArrayLike) -> SparseAtom:
+        """Return −radius · sign(g_j) · e_j with j = argmax |g_j|."""
+        g = np.asarray(gradient, dtype=np.float64)
+        self.check_shape(g.shape)
+        flat = g.reshape(-1)
+        # argmax |g| without the array of |g|; the first of equals, as argmax gives
+        top, bottom = int(flat.argmax()), int(flat.argmin())
+        largest, smallest = float(flat[top]), float(flat[bottom])
+        # these two show every infinity and, as NaN goes before all numbers, every NaN
+        if not (math.isfinite(largest) and math.isfinite(smallest)):
+            raise ValueError(f"{self.name}: the gradient must be finite")
+        if largest == -smallest:
+            j = min(top, bottom)
+        else:
+            j = top if largest > -smallest else bottom
+        value = -self.radius if flat[j] > 0.0 else self.radius
+        return SparseAtom(np.array([j]), np.array([value]), g.shape)
+
+    def project(self, point: ArrayLike) -> FloatArray:
+        """Soft-threshold at the level found by sorting (Duchi et al. 2008)."""
+        x = self._input(point, "point")
+        return project_l1(x.reshape(-1), self.radius).reshape(x.shape)
+
+    def contains(self, point: ArrayLike, tolerance: float = 1e-9) -> bool:
+        """Say whether ‖x‖₁ ≤ radius (1 + tolerance)."""
+        x = self._finite(point)
+        if x is None:
+            return False
+        with np.errstate(over="ignore"):
+            return bool(np.abs(x).sum() <= self.radius * (1.0 + tolerance))
+
+    def diameter(self, shape: Shape) -> float:
+        """Return 2 radius, the distance of opposite vertices."""
+        self.check_shape(shape)
+        return 2.0 * self.radius
+
+    def centre(self, shape: Shape) -> FloatArray:
+        """Return zero."""
+        self.check_shape(shape)
+        return np.zeros(shape)
+
+
+@dataclass(frozen=True)
+class L2Ball(Domain):
+    """The l2 ball, ‖x‖₂ ≤ radius."""
+
+    name: ClassVar[str] = "l2-ball"
+    radius: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "radius", positive(self.name, "radius", self.radius))
+
+    def lmo(self, gradient: ArrayLike) -> DenseAtom:
+        """Return −radius · g / ‖g‖₂."""
+        direction, _ = unit(self._input(gradient, "gradient"))
+        return DenseAtom(-self.radius * direction)
+
+    def project(self, point: ArrayLike) -> FloatArray:
+        """Return x · min(1, radius / ‖x‖₂)."""
+        x = self._input(point, "point")
+        direction, norm = unit(x)
+        return x.copy() if norm <= self.radius else self.radius * direction
+
+    def contains(self, point: ArrayLike, tolerance: float = 1e-9) -> bool:
+        """Say whether ‖x‖₂ ≤ radius (1 + tolerance)."""
+        x = self._finite(point)
+        return x is not None and unit(x)[1] <= self.radius * (1.0 + tolerance)
+
+    def diameter(self, shape: Shape) -> float:
+        """Return 2 radius."""
+        self.check_shape(shape)
+        return 2.0 * self.radius
+
+    def centre(self, shape: Shape) -> FloatArray:
+        """Return zero."""
+        self.check_shape(shape)
+        return np.zeros(shape)
+
+
+@dataclass(frozen=True)
+class LInfBall(Domain):
+    """The l∞ ball, |x_i| ≤ radius for every i; its vertices are vectors of signs."""
+
+    name: ClassVar[str] = "linf-ball"
+    radius: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "radius", positive(self.name, "radius", self.radius))
+
+    def lmo(self, gradient: ArrayLike) -> SignAtom:
+        """Return −radius · sign(g); +radius where g_i = 0."""
+        g = self._input(gradient, "gradient")
+        return SignAtom(g <= 0.0, -self.radius, self.radius)
+
+    def project(self, point: ArrayLike) -> FloatArray:
+        """Clip every coordinate."""
+        return np.clip(self._input(point, "point"), -self.radius, self.radius)
+
+    def contains(self, point: ArrayLike, tolerance: float = 1e-9) -> bool:
+        """Say whether max |x_i| ≤ radius (1 + tolerance)."""
+        x = self._finite(point)
+        if x is None:
+            return False
+        return bool(np.abs(x).max() <= self.radius * (1.0 + tolerance))
+
+    def diameter(self, shape: Shape) -> float:
+        """Return 2 radius √p."""
+        self.check_shape(shape)
+        return 2.0 * self.radius * math.sqrt(math.prod(shape))
+
+    def centre(self, shape: Shape) -> FloatArray:
+        """Return zero."""
+        self.check_shape(shape)
+        return np.zeros(shape)
+
+
+@dataclass(frozen=True, eq=False)
+class Box(Domain):
+    """The box lower ≤ x ≤ upper.
+
+    Parameters
+    ----------
+    lower, upper : float or array_like
+        Two numbers make a box for arrays of any shape. An array makes a box for
+        arrays of its shape; it is copied.
+    """
+
+    name: ClassVar[str] = "box"
+    lower: float | FloatArray
+    upper: float | FloatArray
+
+    def __post_init__(self) -> None:
+        bounds: list[FloatArray] = []
+        for parameter in ("lower", "upper"):
+            value = getattr(self, parameter)
+            try:
+                bound = np.array(value, dtype=np.float64)
+            except (TypeError, ValueError):
+                bound = np.array(np.nan)
+            if bound.size == 0 or not np.isfinite(bound).all():
+                raise ValueError(
+                    f"{self.name}: {parameter} must be a finite number or an array of "
+                    f"them, got {value!r}"
+                )
+            bounds.append(bound)
+        lower, upper = bounds
+        if lower.ndim and upper.ndim and lower.shape != upper.shape:
+            raise ValueError(
+                f"{self.name}: lower and upper must have one shape, got {lower.shape} "
+                f"and {upper.shape}"
+            )
+        if (lower > upper).any():
+            raise ValueError(
+                f"{self.name}: lower must not exceed upper, got {self.lower!r} and "
+                f"{self.upper!r}"
+            )
+        for parameter, bound in (("lower", lower), ("upper", upper)):
+            bound.flags.writeable = False
+            object.__setattr__(self, parameter, bound if bound.ndim else float(bound))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Box):
+            return NotImplemented
+        return bool(
+            np.array_equal(self.lower, other.lower)
+            and np.array_equal(self.upper, other.upper)
+        )
+
+    def __hash__(self) -> int:
+        # + 0.0 makes −0.0 hash like the 0.0 it equals
+        bounds = (np.asarray(self.lower) + 0.0, np.asarray(self.upper) + 0.0)
+        return hash(tuple((b.shape, b.tobytes()) for b in bounds))
+
+    def check_shape(self, shape: Shape) -> None:
+        """Raise a one-line ValueError unless the bounds fit arrays of this shape."""
+        super().check_shape(shape)
+        allowed = np.broadcast_shapes(np.shape(self.lower), np.shape(self.upper))
+        if allowed and tuple(shape) != allowed:
+            raise ValueError(
+                f"{self.name} with bounds of shape {allowed} has no points of shape "
+                f"{tuple(shape)}: only {allowed} is allowed"
+            )
+
+    def lmo(self, gradient: ArrayLike) -> Atom:
+        """Return lower where g > 0 and upper elsewhere.
+
+        A SignAtom if both bounds are numbers, else a DenseAtom.
+        """
+        g = self._input(gradient, "gradient")
+        if isinstance(self.lower, float) and isinstance(self.upper, float):
+            return SignAtom(g <= 0.0, self.lower, self.upper)
+        return DenseAtom(np.where(g <= 0.0, self.upper, self.lower))
+
+    def project(self, point: ArrayLike) -> FloatArray:
+        """Clip every coordinate."""
+        x = self._input(point, "point")
+        return cast(NDArray[np.float64], np.clip(x, self.lower, self.upper))
+
+    def contains(self, point: ArrayLike, tolerance: float = 1e-9) -> bool:
+        """Say whether lower − t ≤ x ≤ upper + t, t = tolerance · largest |bound|."""
+        x = self._finite(point)
+        if x is None:
+            return False
+        t = tolerance * max(np.abs(self.lower).max(), np.abs(self.upper).max())
+        return bool((x >= self.lower - t).all() and (x <= self.upper + t).all())
+
+    def diameter(self, shape: Shape) -> float:
+        """Return ‖upper − lower‖₂."""
+        self.check_shape(shape)
+        return unit(np.broadcast_to(np.subtract(self.upper, self.lower), shape))[1]
+
+    def centre(self, shape: Shape) -> FloatArray:
+        """Return (lower + upper) / 2."""
+        self.check_shape(shape)
+        middle = np.multiply(0.5, self.lower) + np.multiply(0.5, self.upper)
+        return np.array(np.broadcast_to(middle, shape))
+
+
+@dataclass(frozen=True)
+class Simplex(Domain):
+    """The simplex, x ≥ 0 with Σ x_i = radius; its vertices are radius · e_j."""
+
+    name: ClassVar[str] = "simplex"
+    radius: float = 1.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "radius", positive(self.name, "radius", self.radius))
+
+    def lmo(self, gradient: ArrayLike) -> SparseAtom:
+        """Return radius · e_j with j = argmin g_j."""
+        g = self._input(gradient, "gradient")
+        return SparseAtom(np.array([g.argmin()]), np.array([self.radius]), g.shape)
+
+    def project(self, point: ArrayLike) -> FloatArray:
+        """Return max(x − θ, 0), θ found by sorting (Duchi et al. 2008)."""
+        x = self._input(point, "point")
+        return project_simplex(x.reshape(-1), self.radius).reshape(x.shape)
+
+    def contains(self, point: ArrayLike, tolerance: float = 1e-9) -> bool:
+        """Say whether x ≥ −t and |Σ x_i − radius| ≤ t, t = tolerance · radius."""
+        x = self._finite(point)
+        if x is None:
+            return False
+        t = tolerance * self.radius
+        with np.errstate(over="ignore"):
+            return bool(x.min() >= -t and abs(x.sum() - self.radius) <= t)
+
+    def diameter(self, shape: Shape) -> float:
+        """Return √2 radius, the distance of any two vertices; 0 if there is one."""
+        self.check_shape(shape)
+        return math.sqrt(2.0) * self.radius if math.prod(shape) > 1 else 0.0
+
+    def centre(self, shape: Shape) -> FloatArray:
+        """Return radius / p in every coordinate."""
+        self.check_shape(shape)
+        return np.full(shape, self.radius / math.prod(shape))

@@ -1,0 +1,279 @@
+"""Parameters, shapes, ties, equality, the registry: the domains' public edge."""
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedtrellis import domains
+from fedtrellis.atoms import (
+    Atom,
+    DenseAtom,
+    PermutationAtom,
+    ProductAtom,
+    RankOneAtom,
+    SignAtom,
+    SparseAtom,
+    pack_atoms,
+    unpack_atoms,
+)
+from fedtrellis.domains import (
+    DOMAINS,
+    BirkhoffPolytope,
+    Box,
+    Domain,
+    GroupL1Ball,
+    KSupportBall,
+    L1Ball,
+    L2Ball,
+    LInfBall,
+    NuclearNormBall,
+    Product,
+    Simplex,
+    SpectralNormBall,
+    make_domain,
+)
+
+EXAMPLES: list[tuple[Domain, tuple[int, ...], type[Atom]]] = [
+    (L1Ball(2.0), (5,), SparseAtom),
+    (L2Ball(2.0), (5,), DenseAtom),
+    (LInfBall(2.0), (5,), SignAtom),
+    (Box(-1, 2), (5,), SignAtom),
+    (Box(-1, np.ones(5)), (5,), DenseAtom),
+    (Simplex(2.0), (5,), SparseAtom),
+    (KSupportBall(2, 2.0), (5,), SparseAtom),
+    (NuclearNormBall(2.0), (4, 5), RankOneAtom),
+    (SpectralNormBall(2.0), (4, 5), DenseAtom),
+    (BirkhoffPolytope(), (5, 5), PermutationAtom),
+    (GroupL1Ball(2.0, 5), (10,), SparseAtom),
+    (GroupL1Ball(2.0, [[1], [0, 2]]), (3,), SparseAtom),
+    (Product([L1Ball(1.0), L2Ball(1.0)], [(2,), (2, 2)]), (6,), ProductAtom),
+]
+examples = pytest.mark.parametrize(
+    ("domain", "shape", "atom"),
+    EXAMPLES,
+    ids=[f"{domain.name}-{i}" for i, (domain, _, _) in enumerate(EXAMPLES)],
+)
+
+
+@examples
+def test_atoms_have_their_kind_and_travel(
+    domain: Domain, shape: tuple[int, ...], atom: type[Atom]
+) -> None:
+    rng = np.random.default_rng(0)
+    atoms = [domain.lmo(g) for g in rng.standard_normal((4, *shape))]
+    assert {type(a) for a in atoms} == {atom}
+    for a, b in zip(atoms, unpack_atoms(pack_atoms(atoms), shape), strict=True):
+        assert a.dense().tobytes() == b.dense().tobytes()
+
+
+@examples
+def test_centre_and_zero_gradient_are_feasible(
+    domain: Domain, shape: tuple[int, ...], atom: type[Atom]
+) -> None:
+    centre = domain.centre(shape)
+    assert centre.shape == shape
+    assert centre.dtype == np.float64
+    assert domain.contains(centre, 1e-12)
+    centre += 1.0  # writable, and nobody else's
+    assert domain.contains(domain.centre(shape), 1e-12)
+    zero = domain.lmo(np.zeros(shape))
+    assert isinstance(zero, atom)
+    assert domain.contains(zero.dense(), 1e-12)
+
+
+@examples
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_values_that_are_not_finite(
+    domain: Domain, shape: tuple[int, ...], atom: type[Atom], bad: float
+) -> None:
+    for place in (0, -1):
+        array = np.linspace(-1.0, 1.0, int(np.prod(shape))).reshape(shape)
+        array.flat[place] = bad
+        with pytest.raises(ValueError, match="finite"):
+            domain.lmo(array)
+        with pytest.raises(ValueError, match="finite"):
+            domain.project(array)
+        assert domain.contains(array) is False
+
+
+@examples
+def test_other_dtypes_orders_and_lists(
+    domain: Domain, shape: tuple[int, ...], atom: type[Atom]
+) -> None:
+    g = np.random.default_rng(2).integers(-9, 10, shape)
+    expected = domain.lmo(g.astype(np.float64)).dense()
+    projected = domain.project(g.astype(np.float64))
+    for other in (g, g.astype(np.float32), np.asfortranarray(g), g.tolist()):
+        np.testing.assert_allclose(domain.lmo(other).dense(), expected, atol=1e-14)
+        np.testing.assert_allclose(domain.project(other), projected, atol=1e-12)
+
+
+@examples
+def test_repr_equality_hash_and_pickle(
+    domain: Domain, shape: tuple[int, ...], atom: type[Atom]
+) -> None:
+    names = {**vars(domains), "array": np.array}
+    copy = eval(repr(domain), names)
+    assert copy == domain
+    assert hash(copy) == hash(domain)
+    assert pickle.loads(pickle.dumps(domain)) == domain
+    assert [domain == other for other, _, _ in EXAMPLES].count(True) == 1
+
+
+BAD_SHAPES: list[tuple[Domain, tuple[int, ...], str]] = [
+    (L1Ball(1.0), (0,), "at least one entry"),
+    (L2Ball(1.0), (3, 0), "at least one entry"),
+    (LInfBall(1.0), (0,), "at least one entry"),
+    (Simplex(), (0,), "at least one entry"),
+    (Box(0, 1), (0,), "at least one entry"),
+    (Box(np.zeros(3), 1), (4,), r"\(3,\)"),
+    (Box(np.zeros(3), 1), (3, 1), r"\(3,\)"),
+    (KSupportBall(4, 1.0), (3,), "k = 4"),
+    (NuclearNormBall(1.0), (4,), "matrices"),
+    (NuclearNormBall(1.0), (4, 0), "at least one entry"),
+    (SpectralNormBall(1.0), (2, 2, 2), "matrices"),
+    (BirkhoffPolytope(), (4,), "square"),
+    (BirkhoffPolytope(), (4, 5), "square"),
+    (BirkhoffPolytope(), (0, 0), "square"),
+    (GroupL1Ball(1.0, 3), (7,), "multiple"),
+    (GroupL1Ball(1.0, [[0], [1, 2]]), (4,), "has 4"),
+    (Product([L1Ball(1.0)], [(3,)]), (4,), r"\(3,\)"),
+    (Product([L1Ball(1.0)], [(4,)]), (2, 2), r"\(4,\)"),
+]
+
+
+@pytest.mark.parametrize(("domain", "shape", "says"), BAD_SHAPES)
+def test_shapes_that_do_not_fit(
+    domain: Domain, shape: tuple[int, ...], says: str
+) -> None:
+    array = np.zeros(shape)
+    calls: list[Callable[[], Any]] = [
+        lambda: domain.check_shape(shape),
+        lambda: domain.lmo(array),
+        lambda: domain.project(array),
+        lambda: domain.contains(array),
+        lambda: domain.diameter(shape),
+        lambda: domain.centre(shape),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match=says) as caught:
+            call()
+        message = str(caught.value)
+        assert "\n" not in message
+        assert domain.name in message
+        assert str(shape) in message
+
+
+BAD_PARAMETERS: list[tuple[Callable[[], Domain], str]] = [
+    *(
+        (lambda c=c, r=r: c(r), rf"{c.name}: radius must be .* got {r!r}")
+        for c in (L1Ball, L2Ball, LInfBall, Simplex, NuclearNormBall, SpectralNormBall)
+        for r in (0.0, -1.0, np.nan, np.inf, "ten", None, True)
+    ),
+    (lambda: KSupportBall(0, 1.0), "k must be an integer of at least 1, got 0"),
+    (lambda: KSupportBall(1.5, 1.0), "k must be an integer"),  # type: ignore[arg-type]
+    (lambda: KSupportBall(True, 1.0), "k must be an integer"),
+    (lambda: KSupportBall(2, -1.0), "radius must be"),
+    (lambda: Box(1, 0), "lower must not exceed upper"),
+    (lambda: Box([0, 3], [1, 2]), "lower must not exceed upper"),  # type: ignore[arg-type]
+    (lambda: Box(0, np.inf), "upper must be"),
+    (lambda: Box("a", 1), "lower must be"),  # type: ignore[arg-type]
+    (lambda: Box(np.zeros(2), np.ones(3)), "one shape"),
+    (lambda: Box(np.zeros((0,)), 1), "lower must be"),
+    (lambda: GroupL1Ball(0.0, 2), "radius must be"),
+    (lambda: GroupL1Ball(1.0, 0), "groups must be"),
+    (lambda: GroupL1Ball(1.0, []), "groups must"),
+    (lambda: GroupL1Ball(1.0, [[0], [0, 1]]), "exactly one group"),
+    (lambda: GroupL1Ball(1.0, [[0], [2]]), "exactly one group"),
+    (lambda: GroupL1Ball(1.0, [[0], []]), "groups must"),
+    (lambda: GroupL1Ball(1.0, [[0.5], [1]]), "groups must"),  # type: ignore[list-item]
+    (lambda: GroupL1Ball(1.0, None), "groups must"),  # type: ignore[arg-type]
+    (lambda: Product([], []), "one or more"),
+    (lambda: Product([L1Ball(1.0)], []), "a shape for each"),
+    (lambda: Product(["l1-ball"], [(2,)]), "must be domains"),  # type: ignore[list-item]
+    (lambda: Product([BirkhoffPolytope()], [(2,)]), "square"),
+]
+
+
+@pytest.mark.parametrize(("make", "says"), BAD_PARAMETERS)
+def test_parameters_out_of_range(make: Callable[[], Domain], says: str) -> None:
+    with pytest.raises(ValueError, match=says) as caught:
+        make()
+    assert "\n" not in str(caught.value)
+
+
+def test_box_does_not_follow_the_array_it_was_made_from() -> None:
+    upper = np.ones(2)
+    box = Box(0.0, upper)
+    upper[:] = 5.0
+    assert not box.contains([3.0, 3.0])
+    assert Box(np.zeros(2), 1.0) != Box(0.0, 1.0)
+
+
+def test_ties_go_to_the_lowest_index() -> None:
+    g = np.array([0.0, -2.0, 2.0, -2.0, 2.0, 1.0])
+    assert L1Ball(1.0).lmo(g).indices.tolist() == [1]
+    assert L1Ball(1.0).lmo(g).values.tolist() == [1.0]
+    assert L1Ball(1.0).lmo(-g).indices.tolist() == [1]
+    assert L1Ball(1.0).lmo(-g).values.tolist() == [-1.0]
+    assert Simplex().lmo(g).indices.tolist() == [1]
+    assert KSupportBall(2, 1.0).lmo(g).indices.tolist() == [1, 2]
+    assert KSupportBall(4, 1.0).lmo(np.zeros(6)).indices.tolist() == [0, 1, 2, 3]
+    assert GroupL1Ball(1.0, 2).lmo(np.abs(g)).indices.tolist() == [2, 3]
+    assert GroupL1Ball(1.0, [[5, 4], [0, 1], [2, 3]]).lmo(
+        np.ones(6)
+    ).indices.tolist() == [4, 5]
+    assert BirkhoffPolytope().lmo(np.zeros((3, 3))).columns.tolist() == [0, 1, 2]
+
+
+def test_gap_by_hand() -> None:
+    # ℓ1 ball of radius 1, g = (3, −4), x = (1, 0): <g, x> = 3, min over D is −4
+    assert L1Ball(1.0).gap([3.0, -4.0], [1.0, 0.0]) == 7.0
+    with pytest.raises(ValueError, match="shape"):
+        L1Ball(1.0).gap([3.0, -4.0], [[1.0, 0.0]])
+
+
+def test_registry() -> None:
+    assert set(DOMAINS) == {
+        "l1-ball",
+        "l2-ball",
+        "linf-ball",
+        "box",
+        "simplex",
+        "k-support-ball",
+        "nuclear-norm-ball",
+        "spectral-norm-ball",
+        "birkhoff-polytope",
+        "group-l1-ball",
+        "product",
+    }
+    assert all(cls.__name__ in domains.__all__ for cls in DOMAINS.values())
+    assert make_domain("l1-ball", radius=10) == L1Ball(10.0)
+    assert make_domain("simplex") == Simplex(1.0)
+    assert make_domain("box", lower=0, upper=1) == Box(0.0, 1.0)
+    assert make_domain("k-support-ball", k=3, radius=1) == KSupportBall(3, 1.0)
+    assert make_domain("birkhoff-polytope") == BirkhoffPolytope()
+    assert make_domain("group-l1-ball", radius=1, groups=2) == GroupL1Ball(1.0, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "says"),
+    [
+        ("l3-ball", {}, "'l3-ball'.*l1-ball"),
+        ("l1-ball", {}, "takes radius; got none"),
+        ("l1-ball", {"radius": 1, "k": 2}, "takes radius; got radius, k"),
+        ("l1-ball", {"radius": -1}, "radius must be"),
+        ("birkhoff-polytope", {"n": 3}, "no parameters; got n"),
+        ("k-support-ball", {"k": 3}, "takes k, radius; got k"),
+        ("group-l1-ball", {"radius": 1, "groups": 1, "_labels": 0}, "takes radius, gr"),
+    ],
+)
+def test_make_domain_says_what_is_allowed(
+    name: str, parameters: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ValueError, match=says) as caught:
+        make_domain(name, **parameters)
+    assert "\n" not in str(caught.value)
