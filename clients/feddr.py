@@ -1,0 +1,59 @@
+"""The client's half of FedDR."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flwr.app import Context
+from numpy.typing import NDArray
+
+from fedtrellis.arrays import Layout
+from fedtrellis.client import StatefulClient, evaluate_objective
+from fedtrellis.local_steps import gradient_at
+
+__all__ = ["FedDRClient"]
+
+
+class FedDRClient(StatefulClient):
+    """One client of federated Douglas-Rachford splitting; see ``FedDR``.
+
+    Parameters
+    ----------
+    context : Context
+        What ``client_fn`` was given.
+    objective : object
+        f_i, with ``gradient(x)``, and ``stochastic_gradient(x, rng, batch_size)`` if
+        mini-batches are asked for.
+
+    Notes
+    -----
+    State: x (x_i), y (y_i).
+    """
+
+    def __init__(self, context: Context, objective: Any) -> None:
+        super().__init__(context)
+        self.objective = objective
+
+    def fit(
+        self, parameters: list[NDArray[Any]], config: dict[str, Any]
+    ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
+        """The reflected point x̂_i."""
+        layout = Layout.of(parameters)
+        x_bar = layout.point(parameters)
+        gradient = gradient_at(self.objective, layout, self.client_id, config)
+        gamma, eta = config["local-step-size"], config["proximal-step"]
+        # y_i ← y_i + α (x̄ − x_i)
+        x = self.state["x"]
+        y = self.state["y"] + config["relaxation"] * (x_bar - x)
+        for _ in range(config["local-steps"]):
+            # x_i ← x_i − γ (∇f_i(x_i) + (x_i − y_i)/η)
+            x = x - gamma * (gradient(x) + (x - y) / eta)
+        self.state["x"], self.state["y"] = x, y
+        # x̂_i = 2 x_i − y_i
+        return [2.0 * x - y], 0, {}
+
+    def evaluate(
+        self, parameters: list[NDArray[Any]], config: dict[str, Any]
+    ) -> tuple[float, int, dict[str, Any]]:
+        """f_i(x̄) and the objective's metrics on this client's data."""
+        return evaluate_objective(self.objective, parameters)

@@ -1,0 +1,50 @@
+"""The client's half of the naive federated Frank-Wolfe."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flwr.app import Context
+from flwr.client import NumPyClient
+from numpy.typing import NDArray
+
+from fedtrellis.arrays import Layout
+from fedtrellis.atoms import pack_atoms
+from fedtrellis.client import evaluate_objective
+from fedtrellis.domains import Domain
+
+__all__ = ["NaiveFrankWolfeClient"]
+
+
+class NaiveFrankWolfeClient(NumPyClient):
+    """Answers with the oracle of its own gradient at x̄; see ``NaiveFrankWolfe``.
+
+    Parameters
+    ----------
+    context : Context
+        What ``client_fn`` was given.
+    objective : object
+        f_i, with ``gradient(x)``.
+    domain : Domain
+        D.
+    """
+
+    def __init__(self, context: Context, objective: Any, domain: Domain) -> None:
+        self.context = context
+        self.objective = objective
+        self.domain = domain
+
+    def fit(
+        self, parameters: list[NDArray[Any]], config: dict[str, Any]
+    ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
+        """The atom s_i = argmin over s in D of ⟨∇f_i(x̄), s⟩."""
+        layout = Layout.of(parameters)
+        x = layout.objective_point(layout.point(parameters))
+        gradient = layout.objective_gradient(self.objective.gradient(x))
+        return pack_atoms([self.domain.lmo(gradient)]), 0, {}
+
+    def evaluate(
+        self, parameters: list[NDArray[Any]], config: dict[str, Any]
+    ) -> tuple[float, int, dict[str, Any]]:
+        """f_i(x̄) and the objective's metrics on this client's data."""
+        return evaluate_objective(self.objective, parameters)

@@ -1,0 +1,51 @@
+"""The client's half of FedAvg with projection."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flwr.app import Context
+from flwr.client import NumPyClient
+from numpy.typing import NDArray
+
+from fedtrellis.arrays import Layout
+from fedtrellis.client import evaluate_objective
+from fedtrellis.local_steps import gradient_at
+from fedtrellis.protocol import client_identity
+
+__all__ = ["ProjectedFedAvgClient"]
+
+
+class ProjectedFedAvgClient(NumPyClient):
+    """Takes local gradient steps from x̄; see ``ProjectedFedAvg``.
+
+    Parameters
+    ----------
+    context : Context
+        What ``client_fn`` was given.
+    objective : object
+        f_i, with ``gradient(x)``, and ``stochastic_gradient(x, rng, batch_size)`` if
+        mini-batches are asked for.
+    """
+
+    def __init__(self, context: Context, objective: Any) -> None:
+        self.client_id = client_identity(context)
+        self.objective = objective
+
+    def fit(
+        self, parameters: list[NDArray[Any]], config: dict[str, Any]
+    ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
+        """The local model x_i after k steps."""
+        layout = Layout.of(parameters)
+        x = layout.point(parameters).copy()
+        gradient = gradient_at(self.objective, layout, self.client_id, config)
+        for _ in range(config["local-steps"]):
+            # x_i ← x_i − γ ∇f_i(x_i)
+            x -= config["local-step-size"] * gradient(x)
+        return [x], 0, {}
+
+    def evaluate(
+        self, parameters: list[NDArray[Any]], config: dict[str, Any]
+    ) -> tuple[float, int, dict[str, Any]]:
+        """f_i(x̄) and the objective's metrics on this client's data."""
+        return evaluate_objective(self.objective, parameters)

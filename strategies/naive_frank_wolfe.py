@@ -1,0 +1,100 @@
+"""The obvious federated Frank-Wolfe, which does not work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedtrellis.arrays import FloatArray, Layout
+from fedtrellis.atoms import Atom
+from fedtrellis.broadcast import Step
+from fedtrellis.domains import Domain
+from fedtrellis.loop import Answer, RoundStrategy
+from fedtrellis.schedules import FrankWolfeSchedule
+
+from .fedfw import one_atom
+
+__all__ = ["NaiveFrankWolfe"]
+
+
+class NaiveFrankWolfe(RoundStrategy):
+    """Average the atoms of the clients' own gradients; a baseline that fails.
+
+    ::
+
+        client   s_i = argmin over s in D of ⟨∇f_i(x̄), s⟩
+        server   x̄ ← (1 − η_t) x̄ + (η_t / |S|) Σ over S of s_i
+
+    The mean of the clients' oracles is not the oracle of the mean gradient. On
+    min over [−1, 1] of ½(x − 3)² + ½(x + 1)² from 0 the two clients answer 1 and −1 for
+    ever, and x̄ stays at 0; the solution is 1.
+
+    Source: arXiv 2408.10090, Appendix A.
+
+    Parameters
+    ----------
+    domain : Domain
+        D.
+    schedule : {"convex", "nonconvex", "stochastic", "constant"}
+        Of η_t; see :class:`~fedtrellis.schedules.FrankWolfeSchedule`.
+    step_size : float
+        η of the constant schedule.
+    **options
+        Those of :class:`~fedtrellis.loop.RoundStrategy`.
+
+    Notes
+    -----
+    The matching client is ``NaiveFrankWolfeClient(context, objective, domain)``.
+    """
+
+    stateful = False
+
+    def __init__(
+        self,
+        domain: Domain,
+        *,
+        schedule: str = "convex",
+        step_size: float = 0.01,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self.domain = domain
+        self._schedule_name, self._step_size = schedule, step_size
+        self._schedule = self._make_schedule()
+
+    def _make_schedule(self) -> FrankWolfeSchedule:
+        return FrankWolfeSchedule(
+            self._schedule_name,
+            penalty=0.0,
+            participation=self.participation,
+            num_rounds=max(1, self.num_rounds),
+            step_size=self._step_size,
+        )
+
+    def settings(self) -> dict[str, Any]:
+        """The settings that :meth:`summary` logs."""
+        return {
+            "domain": self.domain,
+            "schedule": self._schedule_name,
+            **super().settings(),
+        }
+
+    def setup(self, point: FloatArray, layout: Layout) -> None:
+        """Check that the model fits the domain."""
+        self.domain.check_shape(layout.point_shape)
+        self._schedule = self._make_schedule()
+
+    def instruction(self, server_round: int, client: str) -> dict[str, Any]:
+        """Nothing: the client only needs x̄."""
+        return {}
+
+    def check(self, answer: Answer) -> Atom:
+        """The atom s_i."""
+        return one_atom(answer, self.broadcast.layout.point_shape)
+
+    def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
+        """Average the atoms."""
+        eta = self._schedule.step(server_round)
+        # x̄ ← (1 − η_t) x̄ + (η_t / |S|) Σ s_i
+        step = Step(1.0 - eta, eta / len(answers), tuple(answers.values()))
+        self.broadcast.advance(step)
+        return {}

@@ -1,0 +1,115 @@
+"""FedAvg with a projection after the average."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fedtrellis.arrays import FloatArray, Layout
+from fedtrellis.domains import Domain
+from fedtrellis.loop import Answer, RoundStrategy
+from fedtrellis.settings import SettingsError
+
+__all__ = ["ProjectedFedAvg", "one_point"]
+
+
+def one_point(answer: Answer, shape: tuple[int, ...]) -> FloatArray:
+    """The single dense array of an answer; ValueError if it is anything else."""
+    if len(answer.arrays) != 1:
+        raise ValueError(f"the answer has {len(answer.arrays)} arrays instead of 1")
+    array = answer.arrays[0]
+    if array.shape != shape or array.dtype != np.float64:
+        raise ValueError(
+            f"the answer has shape {array.shape} and dtype {array.dtype}, "
+            f"expected {shape} and float64"
+        )
+    return array
+
+
+class ProjectedFedAvg(RoundStrategy):
+    """Local gradient steps, the mean of the local models, one projection.
+
+    ::
+
+        client   x_i = x̄;  k times:  x_i ← x_i − γ ∇f_i(x_i)
+        server   x̄ ← P_D( (1/|S|) Σ over S of x_i )
+
+    The projection commutes neither with the average nor with the local steps, so with
+    more than one local step and unequal clients the limit is not the constrained
+    minimiser; a baseline.
+
+    Parameters
+    ----------
+    domain : Domain
+        D.
+    local_steps : int
+        k.
+    local_step_size : float
+        γ.
+    batch_size : int
+        Examples in a local mini-batch; 0: all.
+    **options
+        Those of :class:`~fedtrellis.loop.RoundStrategy`.
+
+    Notes
+    -----
+    The matching client is ``ProjectedFedAvgClient(context, objective)``.
+    """
+
+    stateful = False
+    keep_model = False
+
+    def __init__(
+        self,
+        domain: Domain,
+        *,
+        local_steps: int = 5,
+        local_step_size: float = 0.1,
+        batch_size: int = 0,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        if local_steps < 1:
+            raise SettingsError(f"local_steps = {local_steps} must be at least 1")
+        if not 0.0 < local_step_size < np.inf:
+            raise SettingsError(
+                f"local_step_size = {local_step_size} must be greater than 0"
+            )
+        if batch_size < 0:
+            raise SettingsError(f"batch_size = {batch_size} must be at least 0")
+        self.domain = domain
+        self.local_steps = local_steps
+        self.local_step_size = local_step_size
+        self.batch_size = batch_size
+
+    def settings(self) -> dict[str, Any]:
+        """The settings that :meth:`summary` logs."""
+        return {
+            "domain": self.domain,
+            "local steps": self.local_steps,
+            "local step size": self.local_step_size,
+            **super().settings(),
+        }
+
+    def setup(self, point: FloatArray, layout: Layout) -> None:
+        """Check that the model fits the domain."""
+        self.domain.check_shape(layout.point_shape)
+
+    def instruction(self, server_round: int, client: str) -> dict[str, Any]:
+        """The local steps."""
+        return {
+            "local-steps": self.local_steps,
+            "local-step-size": self.local_step_size,
+            "batch-size": self.batch_size,
+        }
+
+    def check(self, answer: Answer) -> FloatArray:
+        """The local model x_i."""
+        return one_point(answer, self.broadcast.layout.point_shape)
+
+    def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
+        """Average and project."""
+        mean = np.mean(list(answers.values()), axis=0)
+        self.broadcast.replace(self.domain.project(mean))
+        return {}

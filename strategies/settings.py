@@ -1,0 +1,50 @@
+"""The settings of all methods, as a run config names them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedtrellis.loop import SAMPLINGS
+from fedtrellis.schedules import SCHEDULES
+from fedtrellis.settings import setting
+
+from .fedfw import VARIANTS
+
+__all__ = ["MethodSettings"]
+
+
+@dataclass(frozen=True)
+class MethodSettings:
+    """What a run config says of the method; each method uses its own part."""
+
+    participation: float = setting(
+        1.0, "probability or fraction of clients in a round", above=0.0, maximum=1.0
+    )
+    sampling: str = setting("bernoulli", "how clients are drawn", choices=SAMPLINGS)
+    variant: str = setting(
+        "plain", "FedFW, FedFW+ (augmented) or FedFW-sto", choices=VARIANTS
+    )
+    schedule: str = setting(
+        "convex", "of step size and penalty (Frank-Wolfe)", choices=SCHEDULES
+    )
+    penalty: float = setting(1e-4, "λ_0 of FedFW", minimum=0.0)
+    dual_penalty: float = setting(
+        -1.0, "λ_0 of y in FedFW+; -1: the same as penalty", minimum=-1.0
+    )
+    step_size: float = setting(
+        0.01, "η of the constant schedule", above=0.0, maximum=1.0
+    )
+    averaging: float = setting(
+        0.1, "ρ of FedFW-sto's constant schedule", above=0.0, maximum=1.0
+    )
+    batch_size: int = setting(64, "mini-batch of FedFW-sto", minimum=1)
+    lmo_noise: float = setting(
+        0.0, "standard deviation of noise on the oracle's input", minimum=0.0
+    )
+    local_steps: int = setting(5, "local steps (FedAvg, FedDR)", minimum=1)
+    local_step_size: float = setting(0.1, "local step size (FedAvg, FedDR)", above=0.0)
+    local_batch_size: int = setting(
+        0, "local mini-batch (FedAvg, FedDR); 0: all examples", minimum=0
+    )
+    relaxation: float = setting(1.95, "α of FedDR, below 2", above=0.0, maximum=1.999)
+    proximal_step: float = setting(10.0, "η of FedDR", above=0.0)
