@@ -119,8 +119,14 @@ def client_app(
     def hello(message: Message, context: Context) -> Message:
         client = _make(client_fn, context)
         status = ConfigRecord({"client-id": client_identity(context)})
-        properties = client.get_properties({})
-        content = RecordDict({STATUS: status, CONFIG: ConfigRecord({**properties})})
+        # how many parts the node thinks that the data has, for whoever wants to check
+        properties: dict[str, Any] = {
+            key: value
+            for key, value in context.node_config.items()
+            if key == "num-partitions"
+        }
+        properties |= client.get_properties({})
+        content = RecordDict({STATUS: status, CONFIG: ConfigRecord(properties)})
         return Message(content, reply_to=message)
 
     app.query("hello")(hello)

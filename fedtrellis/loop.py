@@ -247,6 +247,10 @@ class RoundStrategy(Strategy):
         """Number of clients n, fixed for the run."""
         return len(self._registry.names)
 
+    def client_properties(self, client: str) -> dict[str, Any]:
+        """What a client answered to the introduction (its ``get_properties``)."""
+        return self._registry[client].properties
+
     def sample(self, server_round: int) -> list[str]:
         """The clients of a round; depends on the seed and the round alone."""
         clients = self.clients

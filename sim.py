@@ -1,0 +1,523 @@
+"""The app: ``server_app`` and ``client_app`` for ``flwr run``, and ``python sim.py``.
+
+``python sim.py`` runs the same two on a grid in this process: same settings, same
+messages, no Ray.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tomllib
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ArrayRecord, Context, MetricRecord, RecordDict
+from flwr.client import NumPyClient
+from flwr.serverapp import Grid, ServerApp
+
+from clients import (
+    FedDRClient,
+    FedFWClient,
+    NaiveFrankWolfeClient,
+    ProjectedFedAvgClient,
+)
+from fedtrellis.arrays import FloatArray, Layout, array_record, record_arrays
+from fedtrellis.callbacks import Callback, EarlyStop, Progress
+from fedtrellis.client import client_app as make_client_app
+from fedtrellis.domains import DOMAINS, Domain, Product, make_domain
+from fedtrellis.enclosing import ENCLOSING, enclosing_ball
+from fedtrellis.local import LocalGrid
+from fedtrellis.loop import RoundStrategy
+from fedtrellis.records import RunRecord, default_results_dir, summary_rows
+from fedtrellis.settings import (
+    SettingsError,
+    check_choice,
+    describe,
+    keys,
+    parse,
+    setting,
+)
+from fedtrellis.wire import Registry
+from strategies import FedDR, FedFW, NaiveFrankWolfe, ProjectedFedAvg
+from strategies.settings import MethodSettings
+from tasks import TASKS, Task, make_task
+
+METHODS = {
+    "fedfw": "federated Frank-Wolfe: FedFW, FedFW+, FedFW-sto",
+    "naive-frank-wolfe": "averaged oracles, a baseline that does not converge",
+    "projected-fedavg": "FedAvg with a projection after the average",
+    "feddr": "federated Douglas-Rachford splitting",
+}
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """What a run config says of the run itself."""
+
+    method: str = setting("fedfw", "the method")
+    task: str = setting("digits", "what is learnt")
+    rounds: int = setting(100, "rounds", minimum=1)
+    seed: int = setting(0, "of everything random", minimum=0)
+    domain: str = setting("", "the constraint; empty: the task's own")
+    radius: float = setting(0.0, "of the domain; 0: the task's own", minimum=0.0)
+    sparsity: int = setting(10, "k of the k-support ball", minimum=1)
+    group_size: int = setting(10, "entries in a group of the group-l1 ball", minimum=1)
+    lower: float = setting(-1.0, "lower bound of the box")
+    upper: float = setting(1.0, "upper bound of the box")
+    layers: str = setting(
+        "whole",
+        "several layers: one vector in one set, or a product of sets",
+        choices=("whole", "product"),
+    )
+    outer_domain: str = setting(
+        "", f"larger set for some clients: {', '.join(ENCLOSING)}; empty: none"
+    )
+    outer_fraction: float = setting(
+        0.0, "fraction of clients with the larger set", minimum=0.0, maximum=0.99
+    )
+    evaluate_every: int = setting(1, "rounds between evaluations", minimum=1)
+    evaluate_gap: bool = setting(True, "whether to evaluate the Frank-Wolfe gap")
+    client_evaluate_every: int = setting(
+        0, "rounds between evaluations on the clients; 0: never", minimum=0
+    )
+    stop_metric: str = setting("", "metric to stop on, such as gap; empty: none")
+    stop_tolerance: float = setting(0.0, "stop when the metric is at most this")
+    timeout: float = setting(600.0, "seconds to wait for answers", above=0.0)
+    min_nodes: int = setting(1, "nodes to wait for before the start", minimum=1)
+    checkpoint_every: int = setting(50, "rounds between checkpoints", minimum=1)
+    resume: str = setting("", "record of a run to go on from; empty: none")
+    results_dir: str = setting("", "where records go; empty: ~/.fedtrellis/runs")
+
+
+# ------------------------------------------------------------------------- settings
+
+
+def default_config() -> dict[str, Any]:
+    """Every key of a run config with its default, as in pyproject.toml."""
+    groups: list[tuple[type[Any], str]] = [(RunSettings, ""), (MethodSettings, "")]
+    groups += [(task, f"{name}.") for name, task in TASKS.items()]
+    return {
+        key: field.default
+        for group, prefix in groups
+        for key, field in keys(group, prefix).items()
+    }
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A run config, checked and made into the run's parts."""
+
+    run: RunSettings
+    method: MethodSettings
+    task: Task
+    domain: Domain
+    shape: tuple[int, ...]
+
+    def client_domain(self, client: int) -> Domain:
+        """D, or the larger set of one of the last ⌊fraction · n⌋ clients."""
+        n = self.task.num_clients
+        if client < n - int(self.run.outer_fraction * n):
+            return self.domain
+        return enclosing_ball(self.run.outer_domain, self.domain, self.shape)
+
+
+def make_setup(config: Mapping[str, Any], num_clients: int) -> Setup:
+    """Check a whole run config; SettingsError says in one line what is wrong."""
+    return _make_setup(tuple(sorted(config.items())), num_clients)
+
+
+@lru_cache(maxsize=4)
+def _make_setup(items: tuple[tuple[str, Any], ...], num_clients: int) -> Setup:
+    config = dict(items)
+    run, method = parse(RunSettings, config), parse(MethodSettings, config)
+    check_choice("method", run.method, METHODS)
+    check_choice("task", run.task, TASKS)
+    if bool(run.outer_domain) != (run.outer_fraction > 0.0):
+        raise SettingsError(
+            f"outer-domain = {run.outer_domain!r} and outer-fraction = "
+            f"{run.outer_fraction} go together: set both or none"
+        )
+    task = make_task(run.task, config, num_clients, run.seed)
+    task.check()
+    layout = Layout(tuple(task.shapes()))
+    domain = _make_domain(run, task, layout)
+    setup = Setup(run, method, task, domain, layout.point_shape)
+    if run.outer_domain:
+        if run.method not in ("fedfw", "naive-frank-wolfe"):
+            raise SettingsError(f"outer-domain is not for method {run.method!r}")
+        enclosing_ball(run.outer_domain, domain, layout.point_shape)
+    return setup
+
+
+def _make_domain(run: RunSettings, task: Task, layout: Layout) -> Domain:
+    allowed = task.domains()
+    name = run.domain or next(iter(allowed))
+    check_choice("domain", name, [key for key in DOMAINS if key != "product"])
+    if name not in allowed:
+        raise SettingsError(
+            f"domain = {name!r} does not fit task {task.name!r}; "
+            f"allowed: {', '.join(allowed)}"
+        )
+    parameters: dict[str, Any] = {"radius": run.radius or allowed[name]}
+    if name == "box":
+        parameters = {"lower": run.lower, "upper": run.upper}
+    elif name == "birkhoff-polytope":
+        if run.radius:
+            raise SettingsError(f"radius = {run.radius}: {name} has none; allowed: 0")
+        parameters = {}
+    elif name == "k-support-ball":
+        parameters["k"] = run.sparsity
+    elif name == "group-l1-ball":
+        parameters["groups"] = run.group_size
+    try:
+        domain = make_domain(name, **parameters)
+        if run.layers == "product" and len(layout.shapes) > 1:
+            domain = Product([domain] * len(layout.shapes), list(layout.shapes))
+        domain.check_shape(layout.point_shape)
+    except ValueError as error:
+        raise SettingsError(f"domain = {name!r}: {error}") from None
+    return domain
+
+
+def make_strategy(setup: Setup, **options: Any) -> RoundStrategy:
+    """The server's half of the run's method."""
+    method, domain = setup.method, setup.domain
+    options |= {
+        "participation": method.participation,
+        "sampling": method.sampling,
+        "seed": setup.run.seed,
+    }
+    if setup.run.method == "fedfw":
+        return FedFW(
+            domain,
+            penalty=method.penalty,
+            variant=method.variant,
+            schedule=method.schedule,
+            step_size=method.step_size,
+            averaging=method.averaging,
+            dual_penalty=None if method.dual_penalty < 0 else method.dual_penalty,
+            batch_size=method.batch_size,
+            lmo_noise=method.lmo_noise,
+            **options,
+        )
+    if setup.run.method == "naive-frank-wolfe":
+        return NaiveFrankWolfe(
+            domain, schedule=method.schedule, step_size=method.step_size, **options
+        )
+    local = {
+        "local_steps": method.local_steps,
+        "local_step_size": method.local_step_size,
+        "batch_size": method.local_batch_size,
+    }
+    if setup.run.method == "projected-fedavg":
+        return ProjectedFedAvg(domain, **local, **options)
+    return FedDR(
+        domain,
+        relaxation=method.relaxation,
+        proximal_step=method.proximal_step,
+        **local,
+        **options,
+    )
+
+
+# --------------------------------------------------------------------- the client app
+
+
+def client_fn(context: Context) -> NumPyClient:
+    """The client of one node; its data is loaded once per process."""
+    node = context.node_config
+    for key in ("partition-id", "num-partitions"):
+        if not isinstance(node.get(key), int):
+            raise SettingsError(
+                f"node config: {key} = {node.get(key)!r} must be a whole number; start "
+                'the node with --node-config "partition-id=0 num-partitions=2"'
+            )
+    index, n = int(node["partition-id"]), int(node["num-partitions"])
+    setup = make_setup(context.run_config, n)
+    objective = setup.task.client_objective(index)
+    client: NumPyClient
+    if setup.run.method == "fedfw":
+        client = FedFWClient(context, objective, setup.client_domain(index))
+    elif setup.run.method == "naive-frank-wolfe":
+        client = NaiveFrankWolfeClient(context, objective, setup.client_domain(index))
+    elif setup.run.method == "projected-fedavg":
+        client = ProjectedFedAvgClient(context, objective)
+    else:
+        client = FedDRClient(context, objective)
+    return client
+
+
+client_app = make_client_app(client_fn)
+
+
+# --------------------------------------------------------------------- the server app
+
+server_app = ServerApp()
+
+
+class CheckPartitions(Callback):
+    """Stop a run whose nodes do not hold the whole data between them."""
+
+    def on_start(
+        self, strategy: RoundStrategy, first_round: int, num_rounds: int
+    ) -> None:
+        """Compare what the nodes say with how many there are."""
+        n = strategy.num_clients
+        for name in strategy.clients:
+            parts = strategy.client_properties(name).get("num-partitions")
+            if parts != n:
+                raise SettingsError(
+                    f"client {name} has one of {parts} parts of the data, but {n} "
+                    f"clients can be used; num-partitions must be {n} on every node"
+                )
+
+
+@server_app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run what the run config says, and print how it went."""
+    run(grid, context.run_config)
+
+
+def run(grid: Grid, config: Mapping[str, Any]) -> Path:
+    """Run on any grid; return the directory of the run's record."""
+    settings = parse(RunSettings, config)
+    Registry().wait_for(grid, settings.min_nodes, timeout=600.0)
+    setup = make_setup(config, len(list(grid.get_node_ids())))
+    task, domain = setup.task, setup.domain
+    resume = _checkpoint_of(settings.resume, config) if settings.resume else None
+
+    parent = Path(settings.results_dir) if settings.results_dir else None
+    record = RunRecord.create(
+        parent or default_results_dir(), f"{settings.method}-{settings.task}", config
+    )
+    record.reference = task.reference_optimum(domain)
+    record.title = f"{settings.method} on {settings.task}, {domain!r}"
+    callbacks: list[Callback] = [CheckPartitions(), record, Progress()]
+    if settings.stop_metric:
+        callbacks.append(EarlyStop(settings.stop_metric, settings.stop_tolerance))
+    try:
+        strategy = make_strategy(
+            setup,
+            callbacks=callbacks,
+            checkpoint=record.checkpoint,
+            checkpoint_every=settings.checkpoint_every,
+            resume=resume,
+            evaluate_every=settings.evaluate_every,
+            client_evaluate_every=settings.client_evaluate_every,
+            min_nodes=settings.min_nodes,
+        )
+        layout = Layout(tuple(task.shapes()))
+        point = layout.point(task.initial_point())
+        if not domain.contains(point):
+            point = domain.project(point)
+
+        def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+            return MetricRecord(_evaluate(setup, layout, record_arrays(arrays)))
+
+        strategy.start(
+            grid,
+            array_record(layout.layers(point)),
+            num_rounds=settings.rounds,
+            timeout=settings.timeout,
+            evaluate_fn=evaluate,
+        )
+    except BaseException as error:
+        record.fail(error, [])
+        raise
+    _print_summary(record, strategy)
+    return record.directory
+
+
+def _evaluate(setup: Setup, layout: Layout, arrays: list[Any]) -> dict[str, Any]:
+    """F, the Frank-Wolfe gap, and the task's own metrics, on the whole data."""
+    task, point = setup.task, layout.point(arrays)
+    x = layout.objective_point(point)
+    metrics: dict[str, Any] = {"loss": float(task.value(x))}
+    if setup.run.evaluate_gap:
+        gradient: FloatArray = layout.objective_gradient(task.gradient(x))
+        metrics["gap"] = setup.domain.gap(gradient, point)
+    return metrics | task.metrics(x)
+
+
+def _checkpoint_of(resume: str, config: Mapping[str, Any]) -> Path:
+    """The checkpoint in a record's directory, if it is of a run like this one."""
+    directory = Path(resume).expanduser()
+    if not (directory / "config.toml").is_file():
+        raise SettingsError(f"resume = {resume!r} is not the record of a run")
+    free = {"resume", "results-dir", "rounds", "timeout", "checkpoint-every"}
+    saved = tomllib.loads((directory / "config.toml").read_text(encoding="utf-8"))
+    for key, value in _flatten(saved).items():
+        if key not in free and config.get(key) != value:
+            raise SettingsError(
+                f"resume: {key} = {config.get(key)!r}, but the run had {value!r}; "
+                f"give its settings again with {directory.resolve() / 'resume.toml'}"
+            )
+    checkpoint = directory / "checkpoint.npz"
+    if not checkpoint.is_file():
+        raise SettingsError(f"resume = {resume!r}: the run left no checkpoint")
+    return checkpoint
+
+
+def _print_summary(record: RunRecord, strategy: RoundStrategy) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=record.title, show_header=False, title_justify="left")
+    rows = summary_rows(strategy.history)
+    if record.reference is not None:
+        rows.insert(1, ("loss − F*", f"{_last_loss(strategy) - record.reference:.6g}"))
+    for name, value in rows:
+        table.add_row(name, value)
+    console = Console(soft_wrap=True)
+    console.print(table)
+    # one unbroken line, to be copied
+    print(f"Record: {record.directory}", flush=True)
+
+
+def _last_loss(strategy: RoundStrategy) -> float:
+    return next(
+        record.metrics["loss"]
+        for record in reversed(strategy.history)
+        if "loss" in record.metrics
+    )
+
+
+# ----------------------------------------------------------------------- python sim.py
+
+
+def _flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in nested.items():
+        if isinstance(value, Mapping):
+            flat |= _flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def read_config(arguments: Sequence[str]) -> dict[str, Any]:
+    """Overrides from ``-c``: TOML files, or ``key=value`` pairs as flwr reads them."""
+    from flwr.common.config import parse_config_args
+
+    overrides: dict[str, Any] = {}
+    for argument in arguments:
+        try:
+            if argument.endswith(".toml"):
+                text = Path(argument).expanduser().read_text(encoding="utf-8")
+                overrides |= _flatten(tomllib.loads(text))
+            else:
+                overrides |= parse_config_args([argument])
+        except (OSError, tomllib.TOMLDecodeError, ValueError) as error:
+            raise SettingsError(f"-c {argument!r}: {error}") from None
+        except Exception as error:  # click's, whose message lies elsewhere
+            message = getattr(error, "message", str(error))
+            raise SettingsError(f"-c {argument!r}: {message}") from None
+    return overrides
+
+
+def _list_everything() -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    for title, rows in (
+        ("Methods (method = ...)", list(METHODS.items())),
+        ("Tasks (task = ...)", [(name, t.summary) for name, t in TASKS.items()]),
+        ("Domains (domain = ...)", _domain_rows()),
+    ):
+        table = Table(title=title, show_header=False, title_justify="left")
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+    groups: list[tuple[str, type[Any], str]] = [
+        ("Settings of the run", RunSettings, ""),
+        ("Settings of the methods", MethodSettings, ""),
+    ]
+    groups += [(f"Settings of task {n}", t, f"{n}.") for n, t in TASKS.items()]
+    for title, group, prefix in groups:
+        rows3 = describe(group, prefix)
+        if rows3:
+            table = Table("key", "default", "", title=title, title_justify="left")
+            for key, default, text in rows3:
+                table.add_row(key, default, text)
+            console.print(table)
+
+
+def _domain_rows() -> list[tuple[str, str]]:
+    rows = []
+    for name in DOMAINS:
+        if name == "product":  # made by layers = "product"
+            continue
+        fitting = [
+            task_name
+            for task_name, task in TASKS.items()
+            if name in parse(task, {}, num_clients=1, seed=0).domains()
+        ]
+        rows.append((name, "for " + ", ".join(fitting) if fitting else "in Python"))
+    return rows
+
+
+def command_line(arguments: Sequence[str] | None = None) -> int:
+    """``python sim.py``: exit status 0, or 1 after one line that says what failed."""
+    parser = argparse.ArgumentParser(
+        prog="python sim.py",
+        description="Run a federated method in this process, as Flower would run it.",
+    )
+    parser.add_argument("--nodes", type=int, default=10, help="simulated nodes [10]")
+    parser.add_argument(
+        "-c",
+        "--run-config",
+        action="append",
+        default=[],
+        metavar="'key=value ...'|FILE.toml",
+        help="settings; may be given several times",
+    )
+    parser.add_argument("--out", metavar="DIR", help="where the run's record goes")
+    parser.add_argument("--list", action="store_true", help="what can be set, and stop")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    options = parser.parse_args(arguments)
+    try:
+        if options.list:
+            _list_everything()
+            return 0
+        config = default_config()
+        overrides = read_config(options.run_config)
+        for key in overrides:
+            check_choice("-c key", key, config)
+        if overrides.get("resume"):
+            # a record knows its own settings; what is given here comes on top
+            saved = Path(str(overrides["resume"])).expanduser() / "config.toml"
+            if saved.is_file():
+                config |= read_config([str(saved)])
+        config |= overrides
+        if options.out is not None:
+            config["results-dir"] = str(Path(options.out).expanduser().resolve())
+        # checked here, so that a bad value is reported before anything is built
+        seed = parse(RunSettings, config).seed
+        grid = LocalGrid(client_app, options.nodes, seed=seed, run_config=config)
+        context = Context(
+            run_id=0,
+            node_id=0,
+            node_config={},
+            state=RecordDict(),
+            run_config=config,
+        )
+        server_app(grid, context)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except Exception as error:
+        if options.debug:
+            traceback.print_exc()
+        print(f"sim.py: error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(command_line())
