@@ -411,7 +411,10 @@ def read_config(arguments: Sequence[str]) -> dict[str, Any]:
                 text = Path(argument).expanduser().read_text(encoding="utf-8")
                 overrides |= _flatten(tomllib.loads(text))
             else:
-                overrides |= parse_config_args([argument])
+                pairs = parse_config_args([argument])
+                if not pairs:  # flwr passes over what it cannot read
+                    raise ValueError("there is no key=value in it")
+                overrides |= pairs
         except (OSError, tomllib.TOMLDecodeError, ValueError) as error:
             raise SettingsError(f"-c {argument!r}: {error}") from None
         except Exception as error:  # click's, whose message lies elsewhere
@@ -442,7 +445,10 @@ def _list_everything() -> None:
     for title, group, prefix in groups:
         rows3 = describe(group, prefix)
         if rows3:
-            table = Table("key", "default", "", title=title, title_justify="left")
+            table = Table(title=title, title_justify="left")
+            table.add_column("key", no_wrap=True)
+            table.add_column("default")
+            table.add_column("")
             for key, default, text in rows3:
                 table.add_row(key, default, text)
             console.print(table)

@@ -1,0 +1,90 @@
+"""Flower's processes for tests: a home, ports and a SuperLink of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+__all__ = ["ROOT", "Flower", "free_port"]
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def processes_of(home: Path) -> list[int]:
+    """Process ids of all processes that have this FLWR_HOME."""
+    mark = f"FLWR_HOME={home}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal() or int(entry.name) == os.getpid():
+            continue
+        try:
+            if mark in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+class Flower:
+    """The ``flwr`` command with a home of its own."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.environment = {
+            **os.environ,
+            "FLWR_HOME": str(home),
+            "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(free_port()),
+            "FLWR_LOCAL_CONTROL_API_PORT": str(free_port()),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            # Flower looks for its own commands, such as flower-superlink, on the path
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        }
+
+    def __call__(self, *arguments: str, timeout: float = 400) -> str:
+        done = subprocess.run(
+            ["flwr", *arguments],
+            cwd=ROOT,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        return done.stdout
+
+    def status(self) -> str:
+        """Status of the newest run, once it has finished."""
+        for _ in range(60):
+            text = self("list", "--format", "json")
+            runs = json.loads(text[text.index("{") :])["runs"]
+            newest = max(runs, key=lambda run: run["pending-at"])
+            if str(newest["status"]).startswith("finished"):
+                return str(newest["status"])
+            time.sleep(1)
+        return str(newest["status"])
+
+    def stop(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for pid in processes_of(self.home):
+                try:
+                    os.kill(pid, number)
+                except ProcessLookupError:
+                    continue
+            for _ in range(50):
+                if not processes_of(self.home):
+                    return
+                time.sleep(0.1)

@@ -1,0 +1,77 @@
+"""``flwr run`` with Ray, and its agreement with ``python sim.py``."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flower_process import ROOT, Flower
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(500)]
+
+
+def record_in(parent: Path) -> Path:
+    (record,) = parent.iterdir()
+    return record
+
+
+def sim(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "sim.py", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def test_flwr_run_and_sim_end_in_the_same_model(flower: Flower, tmp_path: Path) -> None:
+    config = "rounds=30 participation=0.6 seed=3"
+    ray, local = tmp_path / "ray", tmp_path / "local"
+    output = flower(
+        "run",
+        ".",
+        "--stream",
+        "--federation-config",
+        "num-supernodes=5",
+        "--run-config",
+        f'{config} results-dir="{ray}"',
+    )
+    assert flower.status() == "finished:completed", output[-3000:]
+    assert "Record: " in output
+    done = sim("--nodes", "5", "-c", config, "--out", str(local))
+    assert done.returncode == 0, done.stderr
+    ray_model = np.load(record_in(ray) / "model.npz")["0"]
+    local_model = np.load(record_in(local) / "model.npz")["0"]
+    assert np.abs(ray_model).sum() > 1.0
+    np.testing.assert_allclose(ray_model, local_model, rtol=0, atol=1e-12)
+    summary = json.loads((record_in(ray) / "summary.json").read_text())
+    assert summary["status"] == "completed"
+    assert summary["rounds"] == 30
+    assert summary["bytes_up"] > 0
+    # the same messages, so the same bytes, but for the lengths of arbitrary node ids
+    other = json.loads((record_in(local) / "summary.json").read_text())
+    assert summary["bytes_up"] == pytest.approx(other["bytes_up"], rel=0.05)
+
+
+def test_a_bad_setting_fails_the_run_before_the_first_round(
+    flower: Flower, tmp_path: Path
+) -> None:
+    output = flower(
+        "run",
+        ".",
+        "--stream",
+        "--federation-config",
+        "num-supernodes=2",
+        "--run-config",
+        f'task="diggits" results-dir="{tmp_path}"',
+    )
+    assert "task = 'diggits' is not known (did you mean 'digits'?)" in output
+    assert "[ROUND" not in output
+    assert flower.status() == "finished:failed"
+    assert not list(tmp_path.iterdir())

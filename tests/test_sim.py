@@ -1,0 +1,264 @@
+"""The command line, the settings, and what a run leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sim
+from fedtrellis.settings import SettingsError
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def run(tmp_path: Path, *configs: str, nodes: int = 4) -> tuple[int, Path | None]:
+    """Run in this process; the exit status and the record's directory."""
+    arguments = ["--nodes", str(nodes), "--out", str(tmp_path)]
+    for config in configs:
+        arguments += ["-c", config]
+    status = sim.command_line(arguments)
+    records = sorted(tmp_path.iterdir()) if tmp_path.exists() else []
+    return status, records[-1] if records else None
+
+
+def history(record: Path) -> list[dict[str, Any]]:
+    text = (record / "history.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_a_run_leaves_a_complete_record(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, record = run(tmp_path, "rounds=12 evaluate-every=5")
+    assert status == 0
+    assert record is not None
+    assert {path.name for path in record.iterdir()} >= {
+        "config.toml",
+        "resume.toml",
+        "history.jsonl",
+        "summary.json",
+        "model.npz",
+        "checkpoint.npz",
+        "convergence.png",
+    }
+    lines = history(record)
+    assert [line["round"] for line in lines] == list(range(13))
+    assert [line["round"] for line in lines if line["evaluation"]] == [0, 5, 10, 12]
+    assert all(line["bytes_up"] > 0 for line in lines[1:])
+    summary = json.loads((record / "summary.json").read_text())
+    assert summary["status"] == "completed"
+    assert summary["metrics"]["loss"] == lines[-1]["evaluation"]["loss"]
+    assert np.load(record / "model.npz")["0"].shape == (65, 10)
+    out = capsys.readouterr().out
+    assert f"Record: {record}" in out.splitlines()
+    assert "accuracy" in out
+
+
+def test_the_loss_falls_and_the_digits_are_learnt(tmp_path: Path) -> None:
+    status, record = run(tmp_path, "rounds=150 evaluate-every=150", nodes=10)
+    assert status == 0
+    assert record is not None
+    first, last = history(record)[0]["evaluation"], history(record)[-1]["evaluation"]
+    assert last["loss"] < 0.6 * first["loss"]
+    assert last["accuracy"] > 0.8
+
+
+@pytest.mark.parametrize("method", ["naive-frank-wolfe", "projected-fedavg", "feddr"])
+def test_every_baseline_runs(tmp_path: Path, method: str) -> None:
+    status, record = run(tmp_path, f'method="{method}" rounds=5')
+    assert status == 0
+    assert record is not None
+    assert json.loads((record / "summary.json").read_text())["rounds"] == 5
+
+
+@pytest.mark.parametrize("variant", ["augmented", "stochastic"])
+@pytest.mark.parametrize("task", ["lasso", "digits"])
+def test_variants_run_with_their_schedules(
+    tmp_path: Path, task: str, variant: str
+) -> None:
+    schedule = "stochastic" if variant == "stochastic" else "convex"
+    status, _ = run(
+        tmp_path,
+        f'task="{task}" variant="{variant}" schedule="{schedule}" rounds=4 '
+        "participation=0.5",
+    )
+    assert status == 0
+
+
+def test_outer_domains_run(tmp_path: Path) -> None:
+    status, _ = run(
+        tmp_path, 'task="lasso" outer-domain="l2-ball" outer-fraction=0.5 rounds=4'
+    )
+    assert status == 0
+
+
+def test_client_evaluation_is_recorded(tmp_path: Path) -> None:
+    status, record = run(tmp_path, "rounds=4 client-evaluate-every=2")
+    assert status == 0
+    assert record is not None
+    lines = history(record)
+    assert [bool(line["client_evaluation"]) for line in lines[1:]] == [
+        False,
+        True,
+        False,
+        True,
+    ]
+
+
+def test_early_stop(tmp_path: Path) -> None:
+    status, record = run(
+        tmp_path, 'task="lasso" rounds=50 stop-metric="loss" stop-tolerance=1e9'
+    )
+    assert status == 0
+    assert record is not None
+    assert history(record)[-1]["round"] == 1
+
+
+BAD = [
+    ('method="fedfww"', "method = 'fedfww' is not known (did you mean 'fedfw'?)"),
+    ('task="laso"', "task = 'laso' is not known (did you mean 'lasso'?)"),
+    ('domain="l1-bal"', "domain = 'l1-bal' is not known (did you mean 'l1-ball'?)"),
+    ("radius=-1", "radius = -1.0 must be at least 0"),
+    ("participation=0", "participation = 0.0 must be greater than 0 and at most 1"),
+    ("participation=1.5", "participation = 1.5 must be greater than 0 and at most 1"),
+    ('domain="birkhoff-polytope"', "does not fit task 'digits'; allowed: l1-ball"),
+    (
+        'task="matrix-completion" matrix-completion.path="nowhere/u.data"',
+        "matrix-completion.path = 'nowhere/u.data'",
+    ),
+    ('rounds="many"', "rounds = 'many' must be a whole number"),
+    ("rounds=0", "rounds = 0 must be at least 1"),
+    ("roundz=3", "-c key = 'roundz' is not known (did you mean 'rounds'?)"),
+    ("rounds", "there is no key=value in it"),
+    ('variant="plus"', "variant = 'plus' is not known"),
+    ('schedule="linear"', "schedule = 'linear' is not known"),
+    ("penalty=-2.0", "penalty = -2.0 must be"),
+    ('resume="nowhere"', "resume = 'nowhere' is not the record of a run"),
+    ('outer-domain="l2-ball"', "set both or none"),
+    ("nowhere.toml", "No such file"),
+]
+
+
+@pytest.mark.parametrize(("config", "message"), BAD)
+def test_a_bad_setting_stops_the_run_with_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], config: str, message: str
+) -> None:
+    status, record = run(tmp_path / "out", config)
+    captured = capsys.readouterr()
+    assert status == 1
+    assert record is None, "nothing has started, so nothing is recorded"
+    assert message in captured.err
+    assert captured.err.startswith("sim.py: error: ")
+    assert captured.err.count("\n") == 1
+
+
+def test_more_nodes_than_examples(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, _ = run(tmp_path, 'task="lasso" lasso.rows=5', nodes=6)
+    assert status == 1
+    assert "6 clients are too many" in capsys.readouterr().err
+
+
+def test_list_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    assert sim.command_line(["--list"]) == 0
+    out = capsys.readouterr().out
+    for name in (*sim.METHODS, *sim.TASKS, "l1-ball", "k-support-ball"):
+        assert name in out
+    for key in sim.default_config():
+        assert key in out
+
+
+def test_pyproject_has_every_setting_with_its_default() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    declared = sim._flatten(project["tool"]["flwr"]["app"]["config"])
+    assert declared == sim.default_config()
+
+
+def test_configuration_files_and_pairs_mix(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('rounds = 7\n[lasso]\nrows = 50\n[digits]\npartition = "iid"\n')
+    read = sim.read_config([str(file), "rounds=8 penalty=0.5"])
+    assert read == {
+        "rounds": 8,
+        "penalty": 0.5,
+        "lasso.rows": 50,
+        "digits.partition": "iid",
+    }
+
+
+@pytest.mark.parametrize("variant", ["plain", "augmented", "stochastic"])
+def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, variant: str) -> None:
+    config = (
+        f'task="lasso" variant="{variant}" rounds=600 participation=0.7 '
+        "checkpoint-every=10 evaluate-every=50 penalty=1.0"
+    )
+    whole, killed, resumed = (tmp_path / name for name in ("whole", "killed", "again"))
+    status, reference = run(whole, config, nodes=10)
+    assert status == 0
+    assert reference is not None
+
+    process = subprocess.Popen(
+        [sys.executable, "sim.py", "--out", str(killed), "-c", config],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 120
+    while not list(killed.glob("*/checkpoint.npz")):
+        assert process.poll() is None, "the run ended before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    time.sleep(0.2)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    (left,) = killed.iterdir()
+    assert json.loads((left / "summary.json").read_text())["status"] == "running"
+
+    status, record = run(resumed, f'resume="{left}"', nodes=10)
+    assert status == 0
+    assert record is not None
+    model, expected = (np.load(r / "model.npz")["0"] for r in (record, reference))
+    np.testing.assert_allclose(model, expected, rtol=0, atol=1e-12)
+    assert [line["round"] for line in history(record)] == list(range(601))
+
+
+def test_resume_refuses_other_settings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, record = run(tmp_path / "first", 'task="lasso" rounds=3')
+    assert record is not None
+    status, _ = run(tmp_path / "second", f'resume="{record}" seed=9 rounds=5')
+    assert status == 1
+    assert "resume: seed = 9, but the run had 0" in capsys.readouterr().err
+
+
+def test_resume_with_more_rounds(tmp_path: Path) -> None:
+    _, first = run(tmp_path / "first", 'task="lasso" rounds=3')
+    _, second = run(tmp_path / "second", str(first / "resume.toml"), "rounds=5")  # type: ignore[operator]
+    assert second is not None
+    assert [line["round"] for line in history(second)] == list(range(6))
+
+
+def test_nodes_that_disagree_on_the_partition_stop_the_run(tmp_path: Path) -> None:
+    from fedtrellis import LocalGrid
+
+    config = sim.default_config() | {"results-dir": str(tmp_path)}
+    nodes = [{"num-partitions": 3}, {}, {}, {}]
+    grid = LocalGrid(sim.client_app, 4, run_config=config, node_configs=nodes)
+    with pytest.raises(SettingsError, match="num-partitions must be 4 on every node"):
+        sim.run(grid, config)
+    (record,) = tmp_path.iterdir()
+    summary = json.loads((record / "summary.json").read_text())
+    assert summary["status"] == "failed"
+    assert "num-partitions" in summary["error"]
