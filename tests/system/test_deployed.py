@@ -1,0 +1,83 @@
+"""SuperLink and SuperNodes as processes of their own."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flower_process import ROOT, Flower, free_port
+
+import sim
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(500)]
+
+NODES = 2
+
+
+@pytest.fixture
+def deployment(flower: Flower) -> Iterator[Flower]:
+    """A SuperLink and its SuperNodes; ``flwr run . trial`` reaches them."""
+    port = free_port()
+    (flower.home / "config.toml").write_text(
+        '[superlink]\ndefault = "trial"\n'
+        f'[superlink.trial]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
+    )
+    commands = [
+        f"flower-superlink --insecure --port {port} "
+        f"--control-api-address 127.0.0.1:{free_port()}"
+    ]
+    commands += [
+        f"flower-supernode --insecure --superlink 127.0.0.1:{port} --port {free_port()}"
+        for _ in range(NODES)
+    ]
+    processes = []
+    for number, command in enumerate(commands):
+        arguments = command.split()
+        if number:
+            arguments += [
+                "--node-config",
+                f"partition-id={number - 1} num-partitions={NODES}",
+            ]
+        with (flower.home / f"process-{number}.log").open("w") as log:
+            processes.append(
+                subprocess.Popen(
+                    arguments,
+                    cwd=flower.home,
+                    env=flower.environment,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                )
+            )
+        if not number:
+            time.sleep(5)
+    yield flower
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        process.wait(timeout=30)
+
+
+def test_a_deployed_run_ends_in_the_model_of_the_simulation(
+    deployment: Flower, tmp_path: Path
+) -> None:
+    config = 'rounds=3 variant="augmented" seed=1'
+    output = deployment(
+        "run",
+        str(ROOT),
+        "trial",
+        "--stream",
+        "--run-config",
+        f'{config} min-nodes={NODES} results-dir="{tmp_path / "deployed"}"',
+    )
+    (deployed,) = (tmp_path / "deployed").iterdir()
+    arguments = ["--nodes", str(NODES), "-c", config, "--out", str(tmp_path / "local")]
+    assert sim.command_line(arguments) == 0
+    (local,) = (tmp_path / "local").iterdir()
+    model = np.load(deployed / "model.npz")["0"]
+    assert np.abs(model).sum() > 1.0, output[-3000:]
+    expected = np.load(local / "model.npz")["0"]
+    np.testing.assert_allclose(model, expected, rtol=0, atol=1e-12)

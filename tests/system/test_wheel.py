@@ -1,0 +1,107 @@
+"""What ``pip install`` puts on a machine, and that it works without the checkout."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+from flower_process import ROOT
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+
+# The surface that users write against; from outside it is fedtrellis.strategies.
+PROGRAM = """
+import sys
+import numpy as np
+from flwr.app import ArrayRecord
+from fedtrellis import LocalGrid, client_app
+from fedtrellis.clients import FedFWClient
+from fedtrellis.domains import L1Ball
+from fedtrellis.strategies import FedFW
+from fedtrellis.tasks import make_task
+
+class MyLoss:
+    num_examples = 1
+    def __init__(self, index):
+        self.centre = np.eye(3)[index % 3]
+    def value(self, x):
+        return 0.5 * float(((x - self.centre) ** 2).sum())
+    def gradient(self, x):
+        return x - self.centre
+
+def client_fn(context):
+    objective = MyLoss(context.node_config["partition-id"])
+    return FedFWClient(context, objective=objective, domain=L1Ball(radius=1.0))
+
+app = client_app(client_fn)
+strategy = FedFW(domain=L1Ball(radius=1.0), penalty=1e-2, variant="augmented",
+                 schedule="convex", participation=0.5, seed=0)
+grid = LocalGrid(app, num_nodes=9, seed=0, request_loss=0.3, reply_loss=0.3,
+                 encode=True)
+result = strategy.start(grid=grid, initial_arrays=ArrayRecord([np.zeros(3)]),
+                        num_rounds=300)
+x = result.arrays.to_numpy_ndarrays()[0]
+assert np.abs(x - 1 / 3).max() < 0.1, x
+assert make_task("quadratic-assignment", {}, num_clients=4, seed=0).shapes()
+assert not any(name in sys.modules for name in ("strategies", "clients", "tasks"))
+assert "torch" not in sys.modules
+assert "datasets" not in sys.modules
+print("ok")
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"),
+            *("--wheel-dir", str(folder), str(ROOT)),
+        ],
+        check=True,
+        timeout=250,
+    )
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+def test_only_fedtrellis_lands_in_site_packages(wheel: Path) -> None:
+    names = ZipFile(wheel).namelist()
+    assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {
+        "fedtrellis"
+    }
+    assert "fedtrellis/strategies/fedfw.py" in names
+    assert "fedtrellis/clients/fedfw.py" in names
+    assert "fedtrellis/tasks/chr12a.json" in names
+    assert "fedtrellis/py.typed" in names
+
+
+def test_the_public_surface_works_from_the_wheel_alone(
+    wheel: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "site"
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"),
+            *("--target", str(target), str(wheel)),
+        ],
+        check=True,
+        timeout=250,
+    )
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    done = subprocess.run(
+        [sys.executable, str(program)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(target)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.strip() == "ok"
