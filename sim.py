@@ -55,6 +55,10 @@ METHODS = {
 }
 
 
+# Sets without a radius that a task could suggest.
+VECTOR_SETS = ("box", "simplex", "k-support-ball", "group-l1-ball")
+
+
 @dataclass(frozen=True)
 class RunSettings:
     """What a run config says of the run itself."""
@@ -135,6 +139,12 @@ def make_setup(config: Mapping[str, Any], num_clients: int) -> Setup:
 def _make_setup(items: tuple[tuple[str, Any], ...], num_clients: int) -> Setup:
     config = dict(items)
     run, method = parse(RunSettings, config), parse(MethodSettings, config)
+    for key, value in (
+        ("penalty", method.penalty),
+        ("dual-penalty", method.dual_penalty),
+    ):
+        if -1.0 < value < 0.0:
+            raise SettingsError(f"{key} = {value} must be at least 0, or -1")
     check_choice("method", run.method, METHODS)
     check_choice("task", run.task, TASKS)
     if bool(run.outer_domain) != (run.outer_fraction > 0.0):
@@ -157,13 +167,21 @@ def _make_setup(items: tuple[tuple[str, Any], ...], num_clients: int) -> Setup:
 def _make_domain(run: RunSettings, task: Task, layout: Layout) -> Domain:
     allowed = task.domains()
     name = run.domain or next(iter(allowed))
+    if "l1-ball" in allowed:  # then x is any vector, and other sets of vectors fit too
+        allowed |= {key: 0.0 for key in VECTOR_SETS if key not in allowed}
     check_choice("domain", name, [key for key in DOMAINS if key != "product"])
     if name not in allowed:
         raise SettingsError(
             f"domain = {name!r} does not fit task {task.name!r}; "
             f"allowed: {', '.join(allowed)}"
         )
-    parameters: dict[str, Any] = {"radius": run.radius or allowed[name]}
+    radius = run.radius or allowed[name]
+    if radius == 0.0 and name not in ("box", "birkhoff-polytope"):
+        raise SettingsError(
+            f"radius = {run.radius}: task {task.name!r} has none of its own for domain "
+            f"{name!r}; set one above 0"
+        )
+    parameters: dict[str, Any] = {"radius": radius}
     if name == "box":
         parameters = {"lower": run.lower, "upper": run.upper}
     elif name == "birkhoff-polytope":
@@ -187,6 +205,7 @@ def _make_domain(run: RunSettings, task: Task, layout: Layout) -> Domain:
 def make_strategy(setup: Setup, **options: Any) -> RoundStrategy:
     """The server's half of the run's method."""
     method, domain = setup.method, setup.domain
+    schedule = method.schedule or setup.task.schedule
     options |= {
         "participation": method.participation,
         "sampling": method.sampling,
@@ -195,9 +214,9 @@ def make_strategy(setup: Setup, **options: Any) -> RoundStrategy:
     if setup.run.method == "fedfw":
         return FedFW(
             domain,
-            penalty=method.penalty,
+            penalty=setup.task.penalty if method.penalty < 0 else method.penalty,
             variant=method.variant,
-            schedule=method.schedule,
+            schedule=schedule,
             step_size=method.step_size,
             averaging=method.averaging,
             dual_penalty=None if method.dual_penalty < 0 else method.dual_penalty,
@@ -207,9 +226,9 @@ def make_strategy(setup: Setup, **options: Any) -> RoundStrategy:
         )
     if setup.run.method == "naive-frank-wolfe":
         return NaiveFrankWolfe(
-            domain, schedule=method.schedule, step_size=method.step_size, **options
+            domain, schedule=schedule, step_size=method.step_size, **options
         )
-    local = {
+    local: dict[str, Any] = {
         "local_steps": method.local_steps,
         "local_step_size": method.local_step_size,
         "batch_size": method.local_batch_size,
@@ -459,12 +478,12 @@ def _domain_rows() -> list[tuple[str, str]]:
     for name in DOMAINS:
         if name == "product":  # made by layers = "product"
             continue
-        fitting = [
-            task_name
-            for task_name, task in TASKS.items()
-            if name in parse(task, {}, num_clients=1, seed=0).domains()
-        ]
-        rows.append((name, "for " + ", ".join(fitting) if fitting else "in Python"))
+        fitting = []
+        for task_name, task in TASKS.items():
+            allowed = parse(task, {}, num_clients=1, seed=0).domains()
+            if name in allowed or (name in VECTOR_SETS and "l1-ball" in allowed):
+                fitting.append(task_name)
+        rows.append((name, "for " + ", ".join(fitting)))
     return rows
 
 

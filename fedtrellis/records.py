@@ -39,7 +39,8 @@ def to_toml(config: Mapping[str, Any]) -> str:
         if isinstance(value, bool):
             text = "true" if value else "false"
         elif isinstance(value, str):
-            text = json.dumps(value, ensure_ascii=False)  # a TOML basic string
+            # a TOML basic string; JSON leaves U+007F as it is, TOML does not
+            text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
         else:
             text = repr(value)
         lines.append(f"{key} = {text}")
@@ -136,7 +137,9 @@ class RunRecord(Callback):
 
     def on_end(self, strategy: RoundStrategy, result: Result) -> None:
         """Write model, summary and picture."""
-        arrays = {name: decode(array) for name, array in result.arrays.items()}
+        arrays: dict[str, Any] = {
+            name: decode(array) for name, array in result.arrays.items()
+        }
         np.savez(self.directory / "model.npz", **arrays)
         self._close()
         self._write_summary("completed", strategy.history, None)

@@ -25,9 +25,13 @@ class MethodSettings:
         "plain", "FedFW, FedFW+ (augmented) or FedFW-sto", choices=VARIANTS
     )
     schedule: str = setting(
-        "convex", "of step size and penalty (Frank-Wolfe)", choices=SCHEDULES
+        "",
+        "of step size and penalty (Frank-Wolfe); empty: the task's own",
+        choices=("", *SCHEDULES),
     )
-    penalty: float = setting(1e-4, "λ_0 of FedFW", minimum=0.0)
+    penalty: float = setting(
+        -1.0, "λ_0 of FedFW, at least 0; -1: the task's own", minimum=-1.0
+    )
     dual_penalty: float = setting(
         -1.0, "λ_0 of y in FedFW+; -1: the same as penalty", minimum=-1.0
     )

@@ -17,6 +17,7 @@ import pytest
 
 import sim
 from fedtrellis.settings import SettingsError
+from tasks import TASKS
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -95,6 +96,27 @@ def test_variants_run_with_their_schedules(
     assert status == 0
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        'domain="box" lower=-0.5 upper=0.5',
+        'domain="simplex" radius=5',
+        'domain="k-support-ball" radius=5 sparsity=3',
+        'domain="group-l1-ball" radius=5 group-size=10',
+        'domain="nuclear-norm-ball"',
+        'domain="spectral-norm-ball"',
+        'task="quadratic-assignment"',
+        'task="matrix-completion"',
+        'task="classification"',
+    ],
+)
+def test_every_set_and_task_runs(tmp_path: Path, config: str) -> None:
+    status, record = run(tmp_path, f"{config} rounds=3")
+    assert status == 0
+    assert record is not None
+    assert len(history(record)) == 4
+
+
 def test_outer_domains_run(tmp_path: Path) -> None:
     status, _ = run(
         tmp_path, 'task="lasso" outer-domain="l2-ball" outer-fraction=0.5 rounds=4'
@@ -136,13 +158,16 @@ BAD = [
         'task="matrix-completion" matrix-completion.path="nowhere/u.data"',
         "matrix-completion.path = 'nowhere/u.data'",
     ),
+    ('domain="simplex"', "radius = 0.0: task 'digits' has none of its own"),
+    ('domain="group-l1-ball" radius=1 group-size=7', "must be a multiple"),
     ('rounds="many"', "rounds = 'many' must be a whole number"),
     ("rounds=0", "rounds = 0 must be at least 1"),
     ("roundz=3", "-c key = 'roundz' is not known (did you mean 'rounds'?)"),
     ("rounds", "there is no key=value in it"),
     ('variant="plus"', "variant = 'plus' is not known"),
     ('schedule="linear"', "schedule = 'linear' is not known"),
-    ("penalty=-2.0", "penalty = -2.0 must be"),
+    ("penalty=-2.0", "penalty = -2.0 must be at least -1"),
+    ("penalty=-0.5", "penalty = -0.5 must be at least 0, or -1"),
     ('resume="nowhere"', "resume = 'nowhere' is not the record of a run"),
     ('outer-domain="l2-ball"', "set both or none"),
     ("nowhere.toml", "No such file"),
@@ -173,7 +198,7 @@ def test_more_nodes_than_examples(
 def test_list_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
     assert sim.command_line(["--list"]) == 0
     out = capsys.readouterr().out
-    for name in (*sim.METHODS, *sim.TASKS, "l1-ball", "k-support-ball"):
+    for name in (*sim.METHODS, *TASKS, "l1-ball", "k-support-ball"):
         assert name in out
     for key in sim.default_config():
         assert key in out
