@@ -1,0 +1,54 @@
+"""Tasks: what a run learns, from which data, and how it is dealt to the clients."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedtrellis.settings import check_choice, parse
+
+from .base import DataFileError, Task
+from .classification import Classification
+from .digits import Digits
+from .lasso import Lasso
+from .matrix_completion import MatrixCompletion
+from .quadratic_assignment import QuadraticAssignment
+
+__all__ = [
+    "TASKS",
+    "Classification",
+    "DataFileError",
+    "Digits",
+    "Lasso",
+    "MatrixCompletion",
+    "QuadraticAssignment",
+    "Task",
+    "make_task",
+]
+
+#: Every task by its name in run configurations; the first is the default.
+TASKS: dict[str, type[Task]] = {
+    task.name: task
+    for task in (Digits, Lasso, QuadraticAssignment, MatrixCompletion, Classification)
+}
+
+
+def make_task(
+    name: str, config: Mapping[str, Any], num_clients: int, seed: int
+) -> Task:
+    """Make a task from its name and the run config.
+
+    Parameters
+    ----------
+    name : str
+        A key of :data:`TASKS`, e.g. ``"lasso"``.
+    config : mapping
+        The run config; the task's keys start with its name and a dot.
+    num_clients : int
+    seed : int
+
+    Raises
+    ------
+    SettingsError
+        An unknown name, or a setting that is not allowed.
+    """
+    task = TASKS[check_choice("task", name, TASKS)]
+    return parse(task, config, prefix=f"{name}.", num_clients=num_clients, seed=seed)

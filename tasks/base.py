@@ -1,0 +1,230 @@
+"""The contract of a task: what is learnt, from which data, over which set.
+
+A task is a small frozen dataclass of settings, so that it can be hashed, compared and
+sent around. Its data is loaded or generated once per process, behind module-level
+functions that are cached on the task; under Ray anything else would be copied with
+every message.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtrellis.domains import Domain
+from fedtrellis.objectives import Objective
+from fedtrellis.random import generator
+from fedtrellis.settings import SettingsError
+
+__all__ = ["Array", "DataFileError", "Point", "Task", "data_path", "derived_seed"]
+
+Array = NDArray[np.float64]
+Point = Array | Sequence[Array]
+
+
+class DataFileError(SettingsError):
+    """A data file is not what its setting says; the message names the file."""
+
+
+@dataclass(frozen=True)
+class Task(ABC):
+    """What a run learns.
+
+    **Every example counts once**: F is the loss over all training data, the mean or
+    the sum as the task says, and the f_i carry the weights that make
+    F = (1/n) Σ f_i exact, whatever the sizes of the clients' shares.
+
+    A point is a list of float64 arrays of :meth:`shapes`; tasks with one array take it
+    bare, too. The objectives of one-array tasks take the bare array only.
+
+    Parameters
+    ----------
+    num_clients : int
+        n, given by the run.
+    seed : int
+        The run's seed: same seed, same data, same initial model.
+
+    Attributes
+    ----------
+    name : str
+        What run configurations call the task; its settings' keys start with it.
+    summary : str
+        One line for listings.
+    penalty : float
+        λ_0 of FedFW that suits the scale of F, for about ten clients.
+    schedule : str
+        Of Frank-Wolfe's step size: ``"convex"``, or ``"nonconvex"`` where F is.
+    """
+
+    num_clients: int
+    seed: int
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    penalty: ClassVar[float] = 1e-4
+    schedule: ClassVar[str] = "convex"
+
+    def check(self) -> None:
+        """Find out, before anything starts, whether the task can be run as set.
+
+        Raises
+        ------
+        SettingsError
+            A setting that is not allowed, more clients than examples, an extra that is
+            not installed or a malformed data file, in one line.
+        FileNotFoundError
+            A data file that is missing, with the key of the setting that names it.
+        """
+        self.check_clients(self.num_examples(), "examples")
+
+    def check_clients(self, available: int, what: str) -> None:
+        """Raise a SettingsError unless there is something for every client."""
+        if self.num_clients < 1:
+            raise SettingsError(f"{self.num_clients} clients; at least 1 is needed")
+        if self.num_clients > available:
+            raise SettingsError(
+                f"{self.num_clients} clients are too many for task {self.name!r}: it "
+                f"has {available} {what}, and every client needs at least one"
+            )
+
+    # -- what a task supplies
+
+    @abstractmethod
+    def num_examples(self) -> int:
+        """Return d, the number of training examples of all clients together."""
+
+    @abstractmethod
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Return the shapes of the model's arrays."""
+
+    @abstractmethod
+    def domains(self) -> dict[str, float]:
+        """Return the domains that fit, by name, with the radius they have by default.
+
+        The first is the default; the radius is 0.0 for a set that has none.
+        """
+
+    @abstractmethod
+    def _build_objective(self) -> Objective:
+        """Make F, over all training data at once."""
+
+    @abstractmethod
+    def _build_client_objective(self, client: int) -> Objective:
+        """Make f_i, its weight included."""
+
+    def initial_point(self) -> list[Array]:
+        """Return where to start; the run projects it into the domain."""
+        return [np.zeros(shape) for shape in self.shapes()]
+
+    def metrics(self, x: Point) -> dict[str, float]:
+        """Return measures of quality at x, on test data where the task has some."""
+        return {}
+
+    def reference_optimum(self, domain: Domain) -> float | None:
+        """Return the minimum of F over a domain where it is known, else None."""
+        return None
+
+    # -- what follows from it
+
+    def objective(self) -> Objective:
+        """Return F as one objective over all training data, made once per process."""
+        return _objective(self)
+
+    def client_objective(self, client: int) -> Objective:
+        """Return f_i, made once per process.
+
+        Parameters
+        ----------
+        client : int
+            i in [0, num_clients).
+
+        Raises
+        ------
+        IndexError
+            There is no such client.
+        """
+        if not 0 <= client < self.num_clients:
+            raise IndexError(
+                f"client {client} of task {self.name!r} does not exist: "
+                f"there are {self.num_clients}, counted from 0"
+            )
+        return _client_objective(self, int(client))
+
+    def value(self, x: Point) -> float:
+        """Return F(x) = (1/n) Σ f_i(x)."""
+        return self.objective().value(self.argument(x))
+
+    @overload
+    def gradient(self, x: Array) -> Array: ...
+    @overload
+    def gradient(self, x: Sequence[Array]) -> list[Array]: ...
+    def gradient(self, x: Point) -> Array | list[Array]:
+        """Return ∇F(x) = (1/n) Σ ∇f_i(x), in the form of x: an array or a list."""
+        result: Any = self.objective().gradient(self.argument(x))
+        if isinstance(x, np.ndarray) or isinstance(result, list):
+            return result  # type: ignore[no-any-return]
+        return [result]
+
+    def argument(self, x: Point) -> Any:
+        """Return a point as the task's objectives take it.
+
+        Raises
+        ------
+        ValueError
+            A list with another number of arrays than the model has.
+        """
+        if isinstance(x, np.ndarray):
+            return x
+        shapes = self.shapes()
+        if len(x) != len(shapes):
+            raise ValueError(f"x has {len(x)} arrays; the model has {len(shapes)}")
+        return x[0] if len(shapes) == 1 else list(x)
+
+
+# More tasks than one are alive in a process only in tests and sweeps.
+@lru_cache(maxsize=4)
+def _objective(task: Task) -> Objective:
+    return task._build_objective()
+
+
+@lru_cache(maxsize=4096)
+def _client_objective(task: Task, client: int) -> Objective:
+    return task._build_client_objective(client)
+
+
+def derived_seed(seed: int, purpose: str) -> int:
+    """Return a seed in [0, 2³¹) for libraries that want an integer."""
+    return int(generator(seed, purpose).integers(2**31))
+
+
+def data_path(key: str, value: str, *, folder: bool = False) -> Path:
+    """Return the path that a setting names.
+
+    Parameters
+    ----------
+    key : str
+        The setting, for the message.
+    value : str
+        Its value; ``~`` is the user's home.
+    folder : bool, default False
+        Whether it must be a folder rather than a file.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is none.
+    """
+    path = Path(value).expanduser()
+    if not (path.is_dir() if folder else path.is_file()):
+        kind = "folder" if folder else "file"
+        raise FileNotFoundError(
+            f"{key} = {value!r}: there is no {kind} {path.resolve()}"
+        )
+    return path

@@ -1,0 +1,236 @@
+"""Classification of images and of synthetic data, by linear models and networks."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any, ClassVar
+
+import numpy as np
+
+from fedtrellis.objectives import Objective
+from fedtrellis.random import generator
+from fedtrellis.settings import SettingsError, setting
+
+from .base import Array, Point, data_path, derived_seed
+from .datasets import (
+    DATASETS,
+    EMNIST_CLASSES,
+    Examples,
+    load_cifar10,
+    load_emnist,
+    load_mnist,
+    synthetic,
+)
+from .partition import LabelledData, PartitionedTask, arrange
+
+__all__ = ["Classification"]
+
+
+@dataclass(frozen=True)
+class Classification(PartitionedTask):
+    """F = the mean cross-entropy over all training examples of a model.
+
+    f_i is n·d_i/d times the mean over the client's d_i examples, so that
+    F = (1/n) Σ f_i. Bytes of images are divided by 255.
+
+    Models: ``mclr``, multi-class logistic regression, one array of shape
+    (features + 1, classes) with the intercept last, which starts at zero; ``dnn`` and
+    ``cnn``, networks in PyTorch with seeded initial weights
+    (:func:`~.models.make_model`).
+
+    The synthetic data is federated by nature: ``partition = "natural"`` keeps every
+    client's own distribution; the other partitions deal examples of one distribution.
+
+    Notes
+    -----
+    The experiments of FedFW, arXiv 2408.10090, §6.
+    """
+
+    name: ClassVar[str] = "classification"
+    summary: ClassVar[str] = "MNIST, EMNIST, CIFAR-10 or synthetic; linear, DNN or CNN"
+
+    dataset: str = setting("synthetic", "the data set", choices=tuple(DATASETS))
+    model: str = setting("mclr", "the model", choices=("mclr", "dnn", "cnn"))
+    path: str = setting("", "the folder of the data set's files; not for synthetic")
+    split: str = setting("mnist", "EMNIST's split", choices=tuple(EMNIST_CLASSES))
+    partition: str = setting(
+        "iid",
+        "how examples are dealt to clients; 'natural' with synthetic data only",
+        choices=("iid", "natural", "labels", "dirichlet"),
+    )
+    train_limit: int = setting(
+        0, "the most training examples, drawn by the seed; 0 for all", minimum=0
+    )
+    test_limit: int = setting(
+        0, "the most test examples, drawn by the seed; 0 for all", minimum=0
+    )
+    partial: bool = setting(
+        False, "go on where some training files of CIFAR-10 or EMNIST are missing"
+    )
+
+    def check(self) -> None:  # noqa: D102
+        if self.model != "mclr" and importlib.util.find_spec("torch") is None:
+            raise SettingsError(
+                f"classification.model = {self.model!r} needs PyTorch: "
+                'pip install "fedtrellis[torch]"'
+            )
+        if self.dataset == "synthetic":
+            if self.model == "cnn":
+                raise SettingsError(
+                    "classification.model = 'cnn' does not fit classification.dataset "
+                    "= 'synthetic', which has no images; allowed: dnn, mclr"
+                )
+        elif self.partition == "natural":
+            raise SettingsError(
+                "classification.partition = 'natural' is for synthetic data, not for "
+                f"{self.dataset!r}; allowed: dirichlet, iid, labels"
+            )
+        elif not self.path:
+            raise SettingsError(
+                f"classification.path is empty; for {self.dataset!r} it must name the "
+                "folder of its files"
+            )
+        # Nothing can be generated for none, so this comes before the data.
+        self.check_clients(max(self.num_clients, 1), "examples")
+        super().check()
+
+    def num_examples(self) -> int:  # noqa: D102
+        return len(_data(self).labels)
+
+    def shapes(self) -> list[tuple[int, ...]]:  # noqa: D102
+        return [array.shape for array in self._initial()]
+
+    def initial_point(self) -> list[Array]:
+        """Return zeros for mclr, else the networks' seeded initial weights."""
+        return [array.copy() for array in self._initial()]
+
+    def domains(self) -> dict[str, float]:
+        """Return the paper's balls of radius 10, and for mclr those of matrices."""
+        balls = {"l2-ball": 10.0, "l1-ball": 10.0, "linf-ball": 1.0}
+        if self.model == "mclr":
+            balls["nuclear-norm-ball"] = 10.0
+        return balls
+
+    def metrics(self, x: Point) -> dict[str, float]:
+        """Return ``{"accuracy": ...}`` on the test examples."""
+        return _test_objective(self).metrics(self.argument(x))
+
+    def _initial(self) -> list[Array]:
+        return _initial_point(
+            self.model, DATASETS[self.dataset], self._classes(), self.seed
+        )
+
+    def _classes(self) -> int:
+        return EMNIST_CLASSES[self.split] if self.dataset == "emnist" else 10
+
+    def _build_objective(self) -> Objective:
+        data = _data(self)
+        if self.model == "mclr":
+            return data.objective()
+        return self._torch_objective(data.features, data.labels, 1.0)
+
+    def _build_client_objective(self, client: int) -> Objective:
+        data = _data(self)
+        if self.model == "mclr":
+            return data.client_objective(client)
+        return self._torch_objective(*data.share(client), data.weight(client))
+
+    def _build_test_objective(self) -> Objective:
+        data = _data(self)
+        if self.model == "mclr":
+            return data.test_objective()
+        return self._torch_objective(data.test_features, data.test_labels, 1.0)
+
+    def _torch_objective(self, features: Any, labels: Any, weight: float) -> Objective:
+        from torch.nn import CrossEntropyLoss
+
+        from fedtrellis.torch_objective import TorchObjective
+
+        model = _make_model(
+            self.model, DATASETS[self.dataset], self._classes(), self.seed
+        )
+        data = (features, labels)
+        return TorchObjective(model, CrossEntropyLoss(), data, weight=weight)
+
+
+def _make_model(name: str, shape: tuple[int, ...], classes: int, seed: int) -> Any:
+    from .models import make_model
+
+    return make_model(name, shape, classes, derived_seed(seed, "initial model"))
+
+
+@lru_cache(maxsize=4)
+def _initial_point(
+    name: str, shape: tuple[int, ...], classes: int, seed: int
+) -> list[Array]:
+    if name == "mclr":
+        return [np.zeros((int(np.prod(shape)) + 1, classes))]
+    model = _make_model(name, shape, classes, seed)
+    return [p.detach().numpy().astype(np.float64) for p in model.parameters()]
+
+
+def _examples(task: Classification) -> Examples:
+    """Load or generate, with the limits applied."""
+    if task.dataset == "synthetic":
+        clients, limit = task.num_clients, task.train_limit
+        iid = task.partition != "natural"
+        examples = synthetic(clients, limit, task.seed, iid=iid)
+    else:
+        folder = data_path("classification.path", task.path, folder=True)
+        if task.dataset == "mnist":
+            examples = load_mnist(folder)
+        elif task.dataset == "emnist":
+            examples = load_emnist(
+                folder, task.split, partial=task.partial, seed=task.seed
+            )
+        else:
+            examples = load_cifar10(folder, partial=task.partial)
+        if 0 < task.train_limit < len(examples.labels):
+            chosen = _some(len(examples.labels), task.train_limit, task.seed, "train")
+            examples = examples._replace(
+                features=examples.features[chosen], labels=examples.labels[chosen]
+            )
+    if 0 < task.test_limit < len(examples.test_labels):
+        chosen = _some(len(examples.test_labels), task.test_limit, task.seed, "test")
+        examples = examples._replace(
+            test_features=examples.test_features[chosen],
+            test_labels=examples.test_labels[chosen],
+        )
+    return examples
+
+
+def _some(count: int, limit: int, seed: int, part: str) -> Any:
+    return np.sort(generator(seed, "limit", part).permutation(count)[:limit])
+
+
+@lru_cache(maxsize=2)
+def _data(task: Classification) -> LabelledData:
+    examples = _examples(task)
+    if examples.owners is not None and task.partition == "natural":
+        shares = [np.flatnonzero(examples.owners == i) for i in range(task.num_clients)]
+    else:
+        shares = task.deal(examples.labels)
+    return arrange(
+        examples.features,
+        examples.labels,
+        shares,
+        examples.test_features,
+        examples.test_labels,
+        examples.classes,
+        prepare=partial(_as_inputs, model=task.model),
+    )
+
+
+def _as_inputs(features: Any, model: str) -> Any:
+    """Return rows of float64 for mclr, else float32 of the examples' shape."""
+    scale = 255.0 if features.dtype == np.uint8 else 1.0
+    if model == "mclr":
+        return features.reshape(len(features), -1) / scale
+    return np.asarray(features / np.float32(scale), dtype=np.float32)
+
+
+@lru_cache(maxsize=2)
+def _test_objective(task: Classification) -> Objective:
+    return task._build_test_objective()

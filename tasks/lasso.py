@@ -1,0 +1,111 @@
+"""LASSO: sparse linear regression, min ‖Ax − b‖² over an ℓ1 ball."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+
+from fedtrellis.domains import Domain
+from fedtrellis.objectives import LeastSquares
+from fedtrellis.random import generator
+from fedtrellis.settings import SettingsError, setting
+
+from .base import Array, Point, Task
+
+__all__ = ["Lasso"]
+
+
+class _Data(NamedTuple):
+    A: Array
+    b: Array
+    solution: Array
+
+
+@dataclass(frozen=True)
+class Lasso(Task):
+    """F(x) = ‖Ax − b‖² with b = Ax* + noise, x* sparse.
+
+    A is Gaussian with a diagonal covariance drawn from U[1, 2], x* has standard normal
+    entries in random places. The rows are dealt evenly, in order, and
+    f_i(x) = n ‖A_i x − b_i‖², so that F = (1/n) Σ f_i.
+
+    Notes
+    -----
+    Figure 1a of the FedFW workshop paper (2022), which has 200 rows and 400 columns
+    and names neither the number of non-zeros nor that of clients.
+    """
+
+    name: ClassVar[str] = "lasso"
+    summary: ClassVar[str] = "sparse linear regression on generated data"
+    penalty: ClassVar[float] = 5.0
+
+    rows: int = setting(200, "examples, the rows of A", minimum=1)
+    columns: int = setting(400, "unknowns, the columns of A", minimum=1)
+    nonzeros: int = setting(20, "non-zero entries of the true x*", minimum=1)
+    noise: float = setting(0.0, "standard deviation of the noise on b", minimum=0.0)
+
+    def check(self) -> None:  # noqa: D102
+        if self.nonzeros > self.columns:
+            raise SettingsError(
+                f"lasso.nonzeros = {self.nonzeros} must be at most lasso.columns "
+                f"= {self.columns}"
+            )
+        super().check()
+
+    def num_examples(self) -> int:  # noqa: D102
+        return self.rows
+
+    def shapes(self) -> list[tuple[int, ...]]:  # noqa: D102
+        return [(self.columns,)]
+
+    def domains(self) -> dict[str, float]:
+        """Return balls with x* on their boundary; the default is ‖x‖₁ ≤ ‖x*‖₁."""
+        truth = self.solution()
+        return {
+            "l1-ball": float(np.abs(truth).sum()),
+            "l2-ball": float(np.linalg.norm(truth)),
+            "linf-ball": float(np.abs(truth).max()),
+        }
+
+    def solution(self) -> Array:
+        """Return the true x* (read-only)."""
+        return _data(self).solution
+
+    def _build_objective(self) -> LeastSquares:
+        data = _data(self)
+        return LeastSquares(data.A, data.b)
+
+    def _build_client_objective(self, client: int) -> LeastSquares:
+        self.check()
+        data = _data(self)
+        rows = np.array_split(np.arange(self.rows), self.num_clients)[client]
+        own = slice(rows[0], rows[-1] + 1)  # consecutive: views, not copies
+        return LeastSquares(data.A[own], data.b[own], weight=float(self.num_clients))
+
+    def metrics(self, x: Point) -> dict[str, float]:
+        """Return ``{"solution-error": ‖x − x*‖₂}``."""
+        error = self.argument(x) - self.solution()
+        return {"solution-error": float(np.linalg.norm(error))}
+
+    def reference_optimum(self, domain: Domain) -> float | None:
+        """Return 0 where b has no noise and the domain contains x*."""
+        if self.noise == 0.0 and domain.contains(self.solution()):
+            return 0.0
+        return None
+
+
+@lru_cache(maxsize=4)
+def _data(task: Lasso) -> _Data:
+    rng = generator(task.seed, "lasso")
+    variances = rng.uniform(1.0, 2.0, task.columns)
+    A = rng.standard_normal((task.rows, task.columns)) * np.sqrt(variances)
+    solution = np.zeros(task.columns)
+    support = rng.choice(task.columns, task.nonzeros, replace=False)
+    solution[support] = rng.standard_normal(task.nonzeros)
+    b = A @ solution + task.noise * rng.standard_normal(task.rows)
+    for array in (A, b, solution):
+        array.setflags(write=False)
+    return _Data(A, b, solution)

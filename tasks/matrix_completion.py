@@ -1,0 +1,191 @@
+"""Matrix completion: ratings predicted by a matrix of small nuclear norm."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtrellis.objectives import MatrixCompletion as MeanSquaredError
+from fedtrellis.random import generator
+from fedtrellis.settings import setting
+
+from .base import Array, DataFileError, Point, Task, data_path
+
+__all__ = ["MatrixCompletion", "Ratings", "read_ratings", "synthetic_ratings"]
+
+Indices = NDArray[np.intp]
+
+# The generated set, small enough for an LMO in milliseconds.
+_USERS, _ITEMS, _RANK, _OBSERVED, _NOISE = 60, 50, 3, 0.5, 0.1
+# The radius that the paper takes for MovieLens-100k.
+_RADIUS = 7000.0
+
+
+class Ratings(NamedTuple):
+    """Observed entries of a matrix of a shape, and a radius that suits it."""
+
+    rows: Indices
+    columns: Indices
+    values: Array
+    shape: tuple[int, int]
+    radius: float
+
+    def select(self, index: Indices) -> Ratings:
+        """Return some of the entries."""
+        return self._replace(
+            rows=self.rows[index],
+            columns=self.columns[index],
+            values=self.values[index],
+        )
+
+
+@dataclass(frozen=True)
+class MatrixCompletion(Task):
+    """F(X) = mean over the training ratings of (X_user,item − rating)².
+
+    The ratings are shuffled by the seed; ``test-fraction`` of them are test data and
+    the rest is dealt evenly. f_i is n·d_i/d times the mean over the client's d_i
+    ratings, so that F = (1/n) Σ f_i. (The mean is ours; the paper has no scale.)
+
+    Without a file the ratings are generated: half the entries of a 60 × 50 matrix of
+    rank 3 with standard normal factors, plus noise of standard deviation 0.1.
+
+    Notes
+    -----
+    Figure 1c of the FedFW workshop paper (2022): MovieLens-100k (its ``u.data``, see
+    F. M. Harper, J. A. Konstan, "The MovieLens datasets: history and context", 2015),
+    ‖X‖_* ≤ 7000, 40 clients. Its terms forbid passing the data on, so it is not here.
+    """
+
+    name: ClassVar[str] = "matrix-completion"
+    summary: ClassVar[str] = "low-rank matrix completion, generated or MovieLens-100k"
+
+    path: str = setting("", "u.data of MovieLens-100k; empty for generated ratings")
+    test_fraction: float = setting(
+        0.2, "share of the ratings kept for testing", above=0.0, maximum=0.9
+    )
+
+    def check(self) -> None:  # noqa: D102
+        self.check_clients(self.num_examples(), "training ratings")
+
+    def num_examples(self) -> int:  # noqa: D102
+        return len(_data(self)[0].values)
+
+    def shapes(self) -> list[tuple[int, ...]]:  # noqa: D102
+        return [_data(self)[0].shape]
+
+    def domains(self) -> dict[str, float]:
+        """Return the nuclear norm ball.
+
+        Its radius is 7000 for a file, the nuclear norm of the noiseless matrix for
+        generated ratings.
+        """
+        return {"nuclear-norm-ball": _data(self)[0].radius}
+
+    def _build_objective(self) -> MeanSquaredError:
+        return _mean_squared_error(_data(self)[0])
+
+    def _build_client_objective(self, client: int) -> MeanSquaredError:
+        self.check()
+        train = _data(self)[0]
+        # The ratings are shuffled already: equal consecutive shares are random.
+        index = np.arange(len(train.values))
+        own = np.array_split(index, self.num_clients)[client]
+        weight = self.num_clients * len(own) / len(index)
+        return _mean_squared_error(train.select(own), weight)
+
+    def metrics(self, x: Point) -> dict[str, float]:
+        """Return ``"rmse"`` on the test ratings and ``"rmse-train"``."""
+        point = self.argument(x)
+        return {
+            "rmse": _test_objective(self).metrics(point)["rmse"],
+            "rmse-train": math.sqrt(self.value(point)),
+        }
+
+
+def _mean_squared_error(ratings: Ratings, weight: float = 1.0) -> MeanSquaredError:
+    rows, columns, values, shape, _ = ratings
+    return MeanSquaredError(rows, columns, values, shape, weight=weight)
+
+
+@lru_cache(maxsize=4)
+def _data(task: MatrixCompletion) -> tuple[Ratings, Ratings]:
+    """Return the training and the test ratings."""
+    if task.path:
+        ratings = read_ratings(data_path("matrix-completion.path", task.path))
+    else:
+        ratings = synthetic_ratings(generator(task.seed, "matrix-completion"))
+    count = len(ratings.values)
+    order = generator(task.seed, "matrix-completion split").permutation(count)
+    # At least one on either side.
+    held_out = min(max(1, round(task.test_fraction * count)), count - 1)
+    parts = ratings.select(order[held_out:]), ratings.select(order[:held_out])
+    for part in parts:
+        for array in part[:3]:
+            array.setflags(write=False)
+    return parts
+
+
+@lru_cache(maxsize=4)
+def _test_objective(task: MatrixCompletion) -> MeanSquaredError:
+    return _mean_squared_error(_data(task)[1])
+
+
+def synthetic_ratings(rng: np.random.Generator) -> Ratings:
+    """Generate noisy ratings of random entries of a 60 × 50 matrix of rank 3."""
+    factors = [rng.standard_normal((size, _RANK)) for size in (_USERS, _ITEMS)]
+    truth = factors[0] @ factors[1].T
+    count = round(_OBSERVED * truth.size)
+    entries = np.sort(rng.choice(truth.size, count, replace=False))
+    values = truth.flat[entries] + _NOISE * rng.standard_normal(count)
+    rows, columns = np.divmod(entries, _ITEMS)
+    radius = float(np.linalg.norm(truth, "nuc"))
+    return Ratings(rows, columns, values, truth.shape, radius)
+
+
+def read_ratings(path: Path) -> Ratings:
+    """Read ``u.data``: user, item, rating and time in lines, with tabs between.
+
+    Users and items are whole numbers from 1; the matrix has as many rows and columns
+    as the largest of them. The time is checked to be a number and not used.
+
+    Returns
+    -------
+    Ratings
+        In the file's order.
+
+    Raises
+    ------
+    DataFileError
+        A line that is something else, or fewer than two lines; names file and line.
+    """
+    ids: list[tuple[int, int]] = []
+    values: list[float] = []
+    with path.open(encoding="latin-1") as lines:
+        for count, line in enumerate(lines, start=1):
+            fields = line.rstrip("\r\n").split("\t")
+            try:
+                user, item, rating = int(fields[0]), int(fields[1]), float(fields[2])
+                int(fields[3])
+                good = len(fields) == 4 and user >= 1 and item >= 1
+            except (ValueError, IndexError):
+                good = False
+            # No real id is near this; one that is would ask for a matrix of terabytes.
+            if not good or max(user, item) > 10**6 or not math.isfinite(rating):
+                raise DataFileError(
+                    f"{path}, line {count}: must be user, item (whole numbers from 1), "
+                    f"rating and time with tabs between, not {line.rstrip()[:60]!r}"
+                )
+            ids.append((user - 1, item - 1))
+            values.append(rating)
+    if len(values) < 2:
+        raise DataFileError(f"{path}: {len(values)} ratings; at least 2 are needed")
+    rows, columns = np.array(ids, dtype=np.intp).T.copy()
+    shape = (int(rows.max()) + 1, int(columns.max()) + 1)
+    return Ratings(rows, columns, np.array(values), shape, _RADIUS)

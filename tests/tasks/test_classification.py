@@ -1,0 +1,342 @@
+"""The task ``classification``: its data sets, its models and what it refuses."""
+
+import os
+import struct
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedtrellis.settings import SettingsError
+from tasks import Classification
+from tasks.classification import _data
+from tasks.datasets import EMNIST_CLASSES, synthetic
+
+
+def classification(n: int = 4, seed: int = 0, **settings: Any) -> Classification:
+    return Classification(num_clients=n, seed=seed, **settings)
+
+
+def idx(array: np.ndarray) -> bytes:
+    dimensions = struct.pack(f">{array.ndim}I", *array.shape)
+    return bytes((0, 0, 8, array.ndim)) + dimensions + array.astype("u1").tobytes()
+
+
+def write_idx(folder: Path, prefix: str, count: int, classes: int = 10) -> np.ndarray:
+    rng = np.random.default_rng(count)
+    images = rng.integers(0, 256, (count, 28, 28))
+    (folder / f"{prefix}images-idx3-ubyte").write_bytes(idx(images))
+    labels = np.arange(count) % classes
+    (folder / f"{prefix}labels-idx1-ubyte").write_bytes(idx(labels))
+    return images
+
+
+def write_cifar(folder: Path, name: str, count: int) -> None:
+    rng = np.random.default_rng(count)
+    records = rng.integers(0, 256, (count, 3073), dtype=np.uint8)
+    records[:, 0] = np.arange(count) % 10
+    (folder / f"{name}.bin").write_bytes(records.tobytes())
+
+
+def refused(kind: type[Exception], match: str, task: Classification) -> None:
+    with pytest.raises(kind, match=match) as caught:
+        task.check()
+    assert "\n" not in str(caught.value)
+
+
+# -- synthetic data
+
+
+def test_synthetic_data_is_that_of_pfedme() -> None:
+    data = synthetic(30, 0, 0, iid=False)
+    owners = data.owners
+    assert owners is not None
+    assert data.features.shape[1] == 60
+    sizes = np.bincount(owners)
+    # 75 % of 5·(0 … 1000 + 50)
+    assert sizes.min() >= 187
+    assert sizes.max() <= 3937
+    assert len(set(sizes)) > 15
+    share = len(data.labels) / (len(data.labels) + len(data.test_labels))
+    assert share == pytest.approx(0.75, abs=0.01)
+    # Σ_jj = j^−1.2 within a client
+    large = data.features[owners == sizes.argmax()]
+    j = np.arange(1, 61)
+    assert np.log(large.var(axis=0)) == pytest.approx(-1.2 * np.log(j), abs=0.35)
+    # clients differ in their features' means and in their labels
+    means = [data.features[owners == i].mean() for i in range(30)]
+    assert np.std(means) > 0.3
+
+
+def test_iid_synthetic_data_has_one_distribution() -> None:
+    data = synthetic(30, 0, 0, iid=True)
+    assert np.abs(data.features.mean(axis=0)).max() < 0.05
+    # one linear model made all labels
+    task = classification(partition="iid")
+    x = np.zeros(task.shapes()[0])
+    step = 1.0 / task.objective().lipschitz()
+    for _ in range(150):
+        x = x - step * task.gradient(x)
+    assert task.metrics(x)["accuracy"] > 0.75
+
+
+def test_natural_clients_keep_their_own_examples() -> None:
+    data = _data(classification(5, partition="natural"))
+    raw = synthetic(5, 0, 0, iid=False)
+    assert raw.owners is not None
+    for i in range(5):
+        np.testing.assert_array_equal(data.share(i)[0], raw.features[raw.owners == i])
+
+
+@pytest.mark.parametrize("limit", [12, 100, 1000])
+def test_limits_of_synthetic_data(limit: int) -> None:
+    task = classification(12, partition="natural", train_limit=limit, test_limit=10)
+    data = _data(task)
+    assert limit - 12 <= len(data.labels) <= limit
+    assert np.diff(data.starts).min() >= 1
+    assert len(data.test_labels) == 10
+
+
+# -- files
+
+
+@pytest.fixture
+def mnist(tmp_path: Path) -> Path:
+    write_idx(tmp_path, "train-", 60)
+    write_idx(tmp_path, "t10k-", 20)
+    return tmp_path
+
+
+def test_mnist(mnist: Path) -> None:
+    task = classification(dataset="mnist", path=str(mnist))
+    task.check()
+    data = _data(task)
+    assert data.features.shape == (60, 784)
+    assert data.features.max() == 1.0
+    assert task.shapes() == [(785, 10)]
+    images = write_idx(mnist, "train-", 60).reshape(60, 784) / 255
+    np.testing.assert_array_equal(
+        np.sort(images.sum(axis=1)), np.sort(data.features.sum(axis=1))
+    )
+
+
+def test_limits_of_files(mnist: Path) -> None:
+    settings: dict[str, Any] = {"dataset": "mnist", "path": str(mnist)}
+    data = _data(classification(train_limit=30, test_limit=7, **settings))
+    assert (len(data.labels), len(data.test_labels)) == (30, 7)
+    again = _data(classification(train_limit=30, seed=1, **settings))
+    assert not np.array_equal(
+        np.sort(data.features.sum(1)), np.sort(again.features.sum(1))
+    )
+    assert len(_data(classification(train_limit=99, **settings)).labels) == 60
+    refused(SettingsError, "31 clients", classification(31, train_limit=30, **settings))
+
+
+@pytest.mark.parametrize("split", EMNIST_CLASSES)
+def test_emnist(tmp_path: Path, split: str) -> None:
+    classes = EMNIST_CLASSES[split]
+    images = write_idx(tmp_path, f"emnist-{split}-train-", 70, classes)
+    test_images = write_idx(tmp_path, f"emnist-{split}-test-", 20, classes)
+    task = classification(1, dataset="emnist", split=split, path=str(tmp_path))
+    task.check()
+    assert task.shapes() == [(785, classes)]
+    # upright: rows and columns are swapped in the file
+    upright = images.transpose(0, 2, 1).reshape(70, 784) / 255
+    ours = _data(task).features
+    np.testing.assert_array_equal(np.unique(ours, axis=0), np.unique(upright, axis=0))
+    upright = test_images.transpose(0, 2, 1).reshape(20, 784) / 255
+    np.testing.assert_array_equal(_data(task).test_features, upright)
+
+
+def test_a_part_of_emnist(tmp_path: Path) -> None:
+    write_idx(tmp_path, "emnist-digits-test-", 20)
+    settings: dict[str, Any] = {
+        "dataset": "emnist",
+        "split": "digits",
+        "path": str(tmp_path),
+    }
+    refused(FileNotFoundError, r"classification\.partial", classification(**settings))
+    # of the test files alone, 80 % are for training
+    data = _data(classification(partial=True, **settings))
+    assert (len(data.labels), len(data.test_labels)) == (16, 4)
+    assert len(np.unique(np.vstack([data.features, data.test_features]), axis=0)) == 20
+    # but a slice of the training files is preferred
+    write_idx(tmp_path, "emnist-digits-train-idx5-34-", 30)
+    data = _data(classification(partial=True, seed=1, **settings))
+    assert (len(data.labels), len(data.test_labels)) == (30, 20)
+
+
+def test_cifar10(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"dataset": "cifar10", "path": str(tmp_path)}
+    for i in (1, 2, 4, 5):
+        write_cifar(tmp_path, f"data_batch_{i}", 10 + i)
+    refused(FileNotFoundError, "data_batch_3", classification(**settings))
+    part = classification(partial=True, **settings)
+    refused(FileNotFoundError, "test_batch", part)
+    write_cifar(tmp_path, "test_batch", 20)
+    part.check()
+    assert part.num_examples() == 11 + 12 + 14 + 15
+    write_cifar(tmp_path, "data_batch_3", 13)
+    whole = classification(**settings)
+    whole.check()
+    assert whole.num_examples() == 65
+    assert whole.shapes() == [(3073, 10)]
+
+
+def test_no_training_batch_is_not_a_part(tmp_path: Path) -> None:
+    write_cifar(tmp_path, "test_batch", 20)
+    task = classification(dataset="cifar10", path=str(tmp_path), partial=True)
+    refused(FileNotFoundError, "data_batch_1", task)
+
+
+# -- what is refused
+
+
+def test_missing_files(tmp_path: Path) -> None:
+    for dataset in ("mnist", "emnist", "cifar10"):
+        empty = classification(dataset=dataset, path=str(tmp_path))
+        refused(FileNotFoundError, r"classification\.path", empty)
+        nowhere = classification(dataset=dataset, path=str(tmp_path / "no"))
+        refused(FileNotFoundError, "no folder", nowhere)
+        refused(SettingsError, "path is empty", classification(dataset=dataset))
+    write_idx(tmp_path, "train-", 20)
+    (tmp_path / "train-labels-idx1-ubyte").unlink()
+    task = classification(dataset="mnist", path=str(tmp_path))
+    refused(FileNotFoundError, "train-labels-idx1-ubyte", task)
+
+
+def test_files_that_do_not_fit(mnist: Path) -> None:
+    task = classification(dataset="mnist", path=str(mnist))
+    (mnist / "t10k-labels-idx1-ubyte").write_bytes(idx(np.full(20, 10)))
+    refused(SettingsError, "test labels reach 10", task)
+    (mnist / "t10k-labels-idx1-ubyte").write_bytes(idx(np.zeros(20)))
+    (mnist / "train-images-idx3-ubyte").write_bytes(idx(np.zeros((60, 20, 28))))
+    refused(SettingsError, "20 x 28 pixels", task)
+
+
+def test_settings_that_do_not_fit(mnist: Path) -> None:
+    pytest.importorskip("torch")
+    refused(SettingsError, "'synthetic'", classification(model="cnn"))
+    natural = classification(dataset="mnist", path=str(mnist), partition="natural")
+    refused(SettingsError, "'natural'", natural)
+
+
+@pytest.mark.parametrize("model", ["dnn", "cnn"])
+def test_without_torch(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    task = classification(model=model, dataset="mnist", path="somewhere")
+    refused(SettingsError, r'model = .* pip install "fedtrellis\[torch\]"', task)
+    classification(model="mclr").check()
+
+
+# -- networks
+
+
+def test_shapes_of_networks() -> None:
+    pytest.importorskip("torch")
+    assert classification(model="dnn").shapes() == [(20, 60), (20,), (10, 20), (10,)]
+    dnn = classification(model="dnn", dataset="mnist").shapes()
+    assert dnn == [(100, 784), (100,), (100, 100), (100,), (10, 100), (10,)]
+    cnn = classification(model="cnn", dataset="mnist").shapes()
+    convolutions = [(32, 1, 5, 5), (32,), (64, 32, 5, 5), (64,)]
+    assert cnn == [*convolutions, (128, 1024), (128,), (10, 128), (10,)]
+    colour = classification(model="cnn", dataset="cifar10").shapes()
+    assert colour[0] == (32, 3, 5, 5)
+    assert colour[4] == (128, 1600)
+    many = classification(model="cnn", dataset="emnist", split="byclass").shapes()
+    assert many[-1] == (62,)
+
+
+def test_initial_models_depend_on_the_seed_only() -> None:
+    torch = pytest.importorskip("torch")
+    from tasks.models import make_model
+
+    state = torch.random.get_rng_state()
+    one, again, other = (
+        [p.detach().numpy() for p in make_model("dnn", (60,), 10, seed).parameters()]
+        for seed in (1, 1, 2)
+    )
+    assert torch.equal(state, torch.random.get_rng_state())
+    for a, b, c in zip(one, again, other, strict=True):
+        np.testing.assert_array_equal(a, b)
+        assert not np.array_equal(a, c)
+
+
+@pytest.mark.parametrize("model", ["dnn", "cnn"])
+def test_networks_on_images_learn(mnist: Path, model: str) -> None:
+    pytest.importorskip("torch")
+    task = classification(3, model=model, dataset="mnist", path=str(mnist))
+    task.check()
+    x = task.initial_point()
+    start = task.value(x)
+    mean = np.mean([task.client_objective(i).value(x) for i in range(3)])  # type: ignore[arg-type]
+    assert mean == pytest.approx(start, rel=1e-5)
+    for _ in range(8):
+        x = [a - 0.1 * g for a, g in zip(x, task.gradient(x), strict=True)]
+    assert task.value(x) < start
+    assert 0.0 <= task.metrics(x)["accuracy"] <= 1.0
+
+
+# -- the real files, where they are
+
+
+def folder_of(name: str, *files: str) -> str:
+    folder = Path(os.environ.get("FEDTRELLIS_DATA", "")) / name
+    for file in files:
+        if not (folder / file).is_file():
+            pytest.skip(f"FEDTRELLIS_DATA names no folder with {name}/{file}")
+    return str(folder)
+
+
+def accuracy(task: Classification) -> float:
+    """Test accuracy of the nearest class mean."""
+    data = _data(task)
+    means = np.array(
+        [data.features[data.labels == c].mean(axis=0) for c in range(data.classes)]
+    )
+    distances = ((data.test_features[:, None] - means[None]) ** 2).sum(axis=2)
+    return float(np.mean(distances.argmin(axis=1) == data.test_labels))
+
+
+def test_real_mnist() -> None:
+    path = folder_of("mnist", "train-images-idx3-ubyte.gz")
+    task = classification(10, dataset="mnist", path=path, test_limit=1000)
+    task.check()
+    assert np.bincount(_data(task).labels).tolist() == [
+        *(5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949)
+    ]
+    assert accuracy(task) > 0.75
+
+
+def test_real_emnist_is_upright() -> None:
+    """The means of MNIST's classes recognise EMNIST's digits, unless transposed."""
+    path = folder_of("emnist", "emnist-mnist-test-images-idx3-ubyte.gz")
+    digits = folder_of("mnist", "train-images-idx3-ubyte.gz")
+    settings: dict[str, Any] = {"split": "mnist", "partial": True, "test_limit": 1000}
+    task = classification(10, dataset="emnist", path=path, **settings)
+    task.check()
+    mnist = _data(classification(10, dataset="mnist", path=digits, train_limit=5000))
+    means = np.array([mnist.features[mnist.labels == c].mean(0) for c in range(10)])
+    data = _data(task)
+
+    def score(images: np.ndarray) -> float:
+        distances = ((images[:, None] - means[None]) ** 2).sum(axis=2)
+        return float(np.mean(distances.argmin(axis=1) == data.test_labels))
+
+    upright = data.test_features
+    transposed = upright.reshape(-1, 28, 28).transpose(0, 2, 1).reshape(-1, 784)
+    # EMNIST's strokes are thicker than MNIST's: 0.52, against 0.17 transposed
+    assert score(upright) > 0.45
+    assert score(transposed) < 0.25
+
+
+def test_real_cifar10() -> None:
+    path = folder_of("cifar10", "data_batch_1.bin.xz", "test_batch.bin.xz")
+    settings: dict[str, Any] = {"partial": True, "train_limit": 3000, "test_limit": 500}
+    task = classification(10, dataset="cifar10", path=path, **settings)
+    task.check()
+    assert task.num_examples() == 3000
+    # planes in the right order and place: class means say a little
+    assert accuracy(task) > 0.2

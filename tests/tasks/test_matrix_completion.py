@@ -1,0 +1,124 @@
+"""The task ``matrix-completion``."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedtrellis.domains import NuclearNormBall
+from fedtrellis.settings import SettingsError
+from tasks import MatrixCompletion
+from tasks.matrix_completion import _data, read_ratings, synthetic_ratings
+
+RATINGS = "196\t242\t3\t881250949\n186\t302\t3\t891717742\n22\t377\t1\t878887116\n"
+
+
+def write(path: Path, text: str) -> str:
+    path.write_text(text)
+    return str(path)
+
+
+def ratings_file(path: Path, count: int) -> str:
+    rng = np.random.default_rng(0)
+    cells = rng.choice(30 * 20, count, replace=False)
+    lines = [
+        f"{c // 20 + 1}\t{c % 20 + 1}\t{rng.integers(1, 6)}\t88{c}\n" for c in cells
+    ]
+    return write(path, "".join(lines))
+
+
+def test_reading_u_data(tmp_path: Path) -> None:
+    path = write(tmp_path / "u.data", RATINGS)
+    ratings = read_ratings(Path(path))
+    assert ratings.rows.tolist() == [195, 185, 21]
+    assert ratings.columns.tolist() == [241, 301, 376]
+    assert ratings.values.tolist() == [3.0, 3.0, 1.0]
+    assert ratings.shape == (196, 377)
+    task = MatrixCompletion(num_clients=2, seed=0, path=path)
+    task.check()
+    assert task.shapes() == [(196, 377)]
+    assert task.domains() == {"nuclear-norm-ball": 7000.0}
+
+
+@pytest.mark.parametrize("n", [1, 3, 40])
+def test_every_rating_is_used_once(tmp_path: Path, n: int) -> None:
+    path = ratings_file(tmp_path / "u.data", 203)
+    task = MatrixCompletion(num_clients=n, seed=0, path=path)
+    train, test = _data(task)
+    assert len(test.values) == 41  # 20 % of 203, rounded
+    whole = read_ratings(Path(path))
+    cells = np.concatenate([part.rows * 20 + part.columns for part in (train, test)])
+    np.testing.assert_array_equal(
+        np.sort(cells), np.sort(whole.rows * 20 + whole.columns)
+    )
+    # each client's gradient is non-zero where its ratings are
+    x = np.full(train.shape, 100.0)
+    held = [task.client_objective(i).gradient(x) != 0 for i in range(n)]
+    observed = np.zeros(train.shape, dtype=int)
+    observed[train.rows, train.columns] = 1
+    np.testing.assert_array_equal(np.sum(held, axis=0), observed)
+    assert {int(h.sum()) for h in held} <= {162 // n, 162 // n + 1}
+
+
+def test_metrics_are_root_mean_squares(tmp_path: Path) -> None:
+    path = ratings_file(tmp_path / "u.data", 100)
+    task = MatrixCompletion(num_clients=4, seed=0, path=path)
+    train, test = _data(task)
+    x = np.random.default_rng(0).standard_normal(train.shape)
+    errors = [x[part.rows, part.columns] - part.values for part in (train, test)]
+    metrics = task.metrics(x)
+    assert task.value(x) == pytest.approx(np.mean(errors[0] ** 2))
+    assert metrics["rmse-train"] == pytest.approx(np.sqrt(np.mean(errors[0] ** 2)))
+    assert metrics["rmse"] == pytest.approx(np.sqrt(np.mean(errors[1] ** 2)))
+
+
+def test_generated_ratings() -> None:
+    ratings = synthetic_ratings(np.random.default_rng(0))
+    assert ratings.shape == (60, 50)
+    assert len(ratings.values) == 1500
+    cells = ratings.rows * 50 + ratings.columns
+    assert len(np.unique(cells)) == 1500
+    task = MatrixCompletion(num_clients=4, seed=0)
+    radius = task.domains()["nuclear-norm-ball"]
+    domain, x = NuclearNormBall(radius), np.zeros((60, 50))
+    start = task.metrics(x)["rmse"]
+    for t in range(1, 201):
+        atom = domain.lmo(task.gradient(x))
+        x *= 1 - 2 / (t + 1)
+        atom.add_to(x, 2 / (t + 1))
+    metrics = task.metrics(x)
+    # low rank is learnt: unseen entries are predicted, too
+    assert metrics["rmse-train"] < 0.12
+    assert metrics["rmse"] < 0.25 * start
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (RATINGS + "1\t2\t3\n", "line 4"),
+        (RATINGS + "\n" + RATINGS, "line 4"),
+        ("1\t2\t3\t4\t5\n" + RATINGS, "line 1"),
+        (RATINGS + "0\t2\t3\t4\n", "line 4"),
+        (RATINGS + "1.5\t2\t3\t4\n", "line 4"),
+        (RATINGS + "1\t2\tnan\t4\n", "line 4"),
+        (RATINGS + "1\t2\tgood\t4\n", "line 4"),
+        (RATINGS + "1\t2\t3\tnoon\n", "line 4"),
+        (RATINGS + "1\t99999999999\t3\t4\n", "line 4"),
+        ("1::2::3::4\n", "line 1"),
+        ("", "0 ratings"),
+        ("1\t2\t3\t4\n", "1 ratings"),
+    ],
+)
+def test_malformed_files(tmp_path: Path, text: str, message: str) -> None:
+    path = write(tmp_path / "u.data", text)
+    with pytest.raises(SettingsError, match=message) as caught:
+        MatrixCompletion(num_clients=1, seed=0, path=path).check()
+    assert "u.data" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file() -> None:
+    task = MatrixCompletion(num_clients=1, seed=0, path="nowhere/u.data")
+    with pytest.raises(FileNotFoundError, match=r"matrix-completion\.path") as caught:
+        task.check()
+    assert "\n" not in str(caught.value)

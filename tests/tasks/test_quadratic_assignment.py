@@ -1,0 +1,161 @@
+"""The task ``quadratic-assignment``."""
+
+import csv
+import json
+import os
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tasks
+from fedtrellis.settings import SettingsError
+from tasks import QuadraticAssignment
+from tasks.quadratic_assignment import read_instance, read_solution
+
+
+def chr12a_permutation() -> np.ndarray:
+    text = resources.files(tasks).joinpath("chr12a.json").read_text()
+    return np.array(json.loads(text)["permutation"]) - 1
+
+
+def matrix(permutation: np.ndarray) -> np.ndarray:
+    return np.array(np.eye(len(permutation))[permutation])
+
+
+def write_instance(path: Path, A: np.ndarray, B: np.ndarray) -> str:
+    lines = [" ".join(f"{v:g}" for v in row) for M in (A, B) for row in M]
+    path.write_text(f"{len(A)}\n\n" + "\n".join(lines) + "\n")
+    return str(path)
+
+
+def test_the_stored_permutation_costs_9552() -> None:
+    task = QuadraticAssignment(num_clients=72, seed=0)
+    permutation = chr12a_permutation()
+    x = matrix(permutation)
+    assert task.value(x) == 9552.0
+    assert task.cost(permutation) == 9552.0
+    metrics = {"assignment-cost": 9552.0, "assignment-excess": 0.0}
+    assert task.metrics([x]) == metrics
+    # rounding forgives what is not quite a permutation
+    noise = np.random.default_rng(0).uniform(-0.3, 0.3, x.shape)
+    assert task.metrics(x + noise) == metrics
+
+
+def test_the_cost_of_any_permutation_is_the_value_at_its_matrix(
+    tmp_path: Path,
+) -> None:
+    rng = np.random.default_rng(0)
+    A, B = rng.integers(0, 9, (2, 6, 6))  # not symmetric
+    path = write_instance(tmp_path / "six.dat", A, B)
+    task = QuadraticAssignment(num_clients=3, seed=0, path=path)
+    for _ in range(5):
+        p = rng.permutation(6)
+        cost = sum(A[i, j] * B[p[i], p[j]] for i in range(6) for j in range(6))
+        assert task.cost(p) == cost
+        assert task.value(matrix(p)) == pytest.approx(cost)
+        np.testing.assert_array_equal(task.round(matrix(p)), p)
+        assert task.metrics(matrix(p)) == {"assignment-cost": cost}
+
+
+def test_the_start_is_the_barycentre() -> None:
+    (x,) = QuadraticAssignment(num_clients=2, seed=0).initial_point()
+    np.testing.assert_array_equal(x, np.full((12, 12), 1 / 12))
+
+
+@pytest.mark.parametrize("n", [1, 7, 72, 130])
+def test_every_nonzero_entry_is_dealt_once(n: int) -> None:
+    task = QuadraticAssignment(num_clients=n, seed=0)
+    masks = [task.mask(i) for i in range(n)]
+    held = np.sum([mask.astype(int) for mask in masks], axis=0)
+    np.testing.assert_array_equal(held, task.instance().B != 0)
+    assert {int(m.sum()) for m in masks} <= {130 // n, 130 // n + 1}
+    other = QuadraticAssignment(num_clients=n, seed=1)
+    if 1 < n < 130:
+        assert not np.array_equal(other.mask(0), masks[0])
+
+
+def test_the_entries_of_A_are_dealt_where_it_has_more(  # noqa: N802
+    tmp_path: Path,
+) -> None:
+    rng = np.random.default_rng(1)
+    A, B = rng.integers(1, 9, (5, 5)), np.diag([1, 2, 0, 0, 0])
+    path = write_instance(tmp_path / "five.dat", A, B)
+    task = QuadraticAssignment(num_clients=25, seed=0, path=path)
+    task.check()
+    x = rng.standard_normal((5, 5))
+    parts = [task.client_objective(i) for i in range(25)]
+    assert np.mean([f.value(x) for f in parts]) == pytest.approx(task.value(x))
+    assert all(f.num_examples == 1 for f in parts)
+
+
+def test_a_solution_beside_the_file_is_read(tmp_path: Path) -> None:
+    A = np.array([[0, 3], [1, 0]])
+    path = write_instance(tmp_path / "two.dat", A, A)
+    (tmp_path / "two.sln").write_text("2  6\n 2,1\n")
+    task = QuadraticAssignment(num_clients=2, seed=0, path=path)
+    assert task.instance().optimum == 6.0
+    cost, permutation = read_solution(tmp_path / "two.sln", 2)
+    assert (cost, permutation.tolist()) == (6.0, [1, 0])
+    assert task.cost(permutation) == cost
+    assert task.metrics(np.eye(2))["assignment-excess"] == pytest.approx(10 / 6 - 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "must start with the order"),
+        ("2.5 1 1", "must start with the order"),
+        ("2\n1 2 3 4\n5 6 7", "asks for 8 entries of A and B, the file has 7"),
+        ("2\n1 2 3 4\n5 6 7 8 9", "the file has 9"),
+        ("2\n1 2 3 4\n5 x 7 8", "line 3: not numbers"),
+        ("2\n1 2 3 4\n5 nan 7 8", "finite"),
+        ("2\n1 2 3 4\n0 0 0 0", "zeros only"),
+    ],
+)
+def test_malformed_instances(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "bad.dat"
+    path.write_text(text)
+    task = QuadraticAssignment(num_clients=1, seed=0, path=str(path))
+    with pytest.raises(SettingsError, match=message) as caught:
+        task.check()
+    assert "bad.dat" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["2 6 1 1", "3 6 1 2 3", "2 6 1", "2 6 0 1"])
+def test_malformed_solutions(tmp_path: Path, text: str) -> None:
+    (tmp_path / "bad.sln").write_text(text)
+    with pytest.raises(SettingsError, match=r"bad\.sln"):
+        read_solution(tmp_path / "bad.sln", 2)
+
+
+def test_a_missing_file() -> None:
+    task = QuadraticAssignment(num_clients=1, seed=0, path="nowhere/tai.dat")
+    with pytest.raises(
+        FileNotFoundError, match=r"quadratic-assignment\.path"
+    ) as caught:
+        task.check()
+    assert "\n" not in str(caught.value)
+
+
+def test_qaplib() -> None:
+    folder = Path(os.environ.get("FEDTRELLIS_DATA", "")) / "qaplib"
+    if not (folder / "index.csv").is_file():
+        pytest.skip("FEDTRELLIS_DATA names no folder with qaplib/index.csv")
+    with (folder / "index.csv").open() as file:
+        best = {row["name"]: row["best_value"] for row in csv.DictReader(file)}
+    stored = QuadraticAssignment(num_clients=1, seed=0).instance()
+    original = read_instance(folder / "chr12a.dat")
+    np.testing.assert_array_equal(stored.A, original.A)
+    np.testing.assert_array_equal(stored.B, original.B)
+    for name in ("chr12a", "nug12", "had12", "esc16a", "rou15", "tai100a"):
+        path = str(folder / f"{name}.dat")
+        task = QuadraticAssignment(num_clients=10, seed=0, path=path)
+        task.check()
+        cost, permutation = read_solution(folder / f"{name}.sln", task.shapes()[0][0])
+        assert cost == float(best[name])
+        assert task.instance().optimum == cost
+        # QAPLIB's files disagree on whether they give p or its inverse
+        assert cost in (task.cost(permutation), task.cost(np.argsort(permutation)))

@@ -1,0 +1,204 @@
+"""What every task promises, whatever it is about."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedtrellis.domains import L1Ball, make_domain
+from fedtrellis.settings import SettingsError, describe, keys
+from tasks import TASKS, Task, make_task
+from tasks.base import Point
+
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("digits", {}),
+    ("digits", {"digits.partition": "labels", "digits.labels-per-client": 5}),
+    ("digits", {"digits.partition": "dirichlet"}),
+    ("lasso", {"lasso.rows": 37, "lasso.columns": 50, "lasso.nonzeros": 4}),
+    ("lasso", {"lasso.noise": 0.5}),
+    ("quadratic-assignment", {}),
+    ("matrix-completion", {}),
+    ("classification", {"classification.train-limit": 2000}),
+    ("classification", {"classification.partition": "natural"}),
+    ("classification", {"classification.partition": "labels"}),
+    (
+        "classification",
+        {"classification.model": "dnn", "classification.train-limit": 500},
+    ),
+]
+IDS = ["-".join([name, *map(str, config.values())]) for name, config in CASES]
+
+
+def task_or_skip(name: str, config: dict[str, Any], n: int, seed: int = 0) -> Task:
+    if config.get("classification.model") == "dnn":
+        pytest.importorskip("torch")
+    if config.get(f"{name}.partition") in ("labels", "dirichlet"):
+        pytest.importorskip("flwr_datasets")
+    return make_task(name, config, n, seed)
+
+
+def random_point(task: Task, seed: int) -> list[np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return [0.3 * rng.standard_normal(shape) for shape in task.shapes()]
+
+
+def flat(x: Point) -> np.ndarray:
+    return np.concatenate([np.ravel(part) for part in x])
+
+
+@pytest.mark.parametrize("n", [4, 10, 23])
+@pytest.mark.parametrize(("name", "config"), CASES, ids=IDS)
+def test_the_mean_of_the_clients_is_the_whole(
+    name: str, config: dict[str, Any], n: int
+) -> None:
+    task = task_or_skip(name, config, n)
+    task.check()
+    # single precision in PyTorch
+    tolerance = 1e-5 if config.get("classification.model") == "dnn" else 1e-11
+    for seed in range(2):
+        x = random_point(task, seed)
+        objectives = [task.client_objective(i) for i in range(n)]
+        point = task.argument(x)
+        mean = np.mean([f.value(point) for f in objectives])
+        assert mean == pytest.approx(task.value(x), rel=tolerance)
+        gradients = [f.gradient(point) for f in objectives]
+        listed = [g if isinstance(g, list) else [g] for g in gradients]
+        mean_gradient = np.mean([flat(g) for g in listed], axis=0)
+        gradient = flat(task.gradient(x))
+        error = np.abs(mean_gradient - gradient).max()
+        assert error <= tolerance * np.abs(gradient).max()
+
+
+# without the network: differences in single precision say little
+@pytest.mark.parametrize(("name", "config"), CASES[:-1], ids=IDS[:-1])
+def test_the_gradient_is_the_derivative(name: str, config: dict[str, Any]) -> None:
+    task = task_or_skip(name, config, 5)
+    x, direction = random_point(task, 1), random_point(task, 2)
+    step = 1e-5
+    ahead, behind = (
+        task.value([a + s * b for a, b in zip(x, direction, strict=True)])
+        for s in (step, -step)
+    )
+    slope = (ahead - behind) / (2 * step)
+    assert slope == pytest.approx(flat(task.gradient(x)) @ flat(direction), rel=1e-5)
+
+
+@pytest.mark.parametrize(("name", "config"), CASES, ids=IDS)
+def test_the_seed_decides_the_data(name: str, config: dict[str, Any]) -> None:
+    def values(seed: int) -> list[float]:
+        task = task_or_skip(name, config, 6, seed)
+        x = task.argument([np.ones(shape) * 0.1 for shape in task.shapes()])
+        for array in x if isinstance(x, list) else [x]:
+            array.flat[::3] = -0.2
+        # built anew: what is cached would compare equal to itself
+        return [task._build_client_objective(i).value(x) for i in range(6)]
+
+    assert values(3) == values(3)
+    assert not np.allclose(values(3), values(4), rtol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "config"), CASES, ids=IDS)
+def test_starts_domains_and_metrics_fit(name: str, config: dict[str, Any]) -> None:
+    task = task_or_skip(name, config, 5)
+    start = task.initial_point()
+    assert [a.shape for a in start] == task.shapes()
+    assert all(a.dtype == np.float64 and np.isfinite(a).all() for a in start)
+    start[0][:] = np.nan  # a copy: the next caller's start is unharmed
+    assert np.isfinite(task.initial_point()[0]).all()
+    for domain_name, radius in task.domains().items():
+        assert radius >= 0.0
+        domain = make_domain(domain_name, **({"radius": radius} if radius else {}))
+        domain.check_shape((flat(start).size,) if len(start) > 1 else start[0].shape)
+    metrics = task.metrics(task.initial_point())
+    assert metrics
+    assert all(np.isfinite(value) for value in metrics.values())
+
+
+@pytest.mark.parametrize(("name", "config"), CASES, ids=IDS)
+def test_tasks_are_values(name: str, config: dict[str, Any]) -> None:
+    one, other = task_or_skip(name, config, 5), task_or_skip(name, config, 5)
+    assert one == other
+    assert hash(one) == hash(other)
+    assert one.client_objective(2) is other.client_objective(2)
+    assert one.objective() is other.objective()
+    assert one.client_objective(2) is not one.client_objective(3)
+
+
+def test_forms_of_a_point() -> None:
+    task = make_task("digits", {}, 3, 0)
+    x = random_point(task, 0)
+    assert task.value(x[0]) == task.value(x)
+    bare, listed = task.gradient(x[0]), task.gradient(x)
+    assert isinstance(bare, np.ndarray)
+    assert isinstance(listed, list)
+    np.testing.assert_array_equal(bare, listed[0])
+    assert task.metrics(x[0]) == task.metrics(x)
+    with pytest.raises(ValueError, match="2 arrays; the model has 1"):
+        task.value([x[0], x[0]])
+
+
+@pytest.mark.parametrize("client", [-1, 3])
+def test_there_is_no_such_client(client: int) -> None:
+    with pytest.raises(IndexError, match="there are 3"):
+        make_task("lasso", {}, 3, 0).client_objective(client)
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "n"),
+    [
+        ("digits", {}, 1438),
+        ("lasso", {}, 201),
+        ("lasso", {"lasso.rows": 3}, 4),
+        ("quadratic-assignment", {}, 131),
+        ("matrix-completion", {}, 1201),
+        ("classification", {"classification.train-limit": 9}, 10),
+    ],
+)
+def test_too_many_clients(name: str, config: dict[str, Any], n: int) -> None:
+    with pytest.raises(SettingsError, match=str(n)) as caught:
+        make_task(name, config, n, 0).check()
+    assert "\n" not in str(caught.value)
+    make_task(name, config, n - 1, 0).check()
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_no_clients(name: str) -> None:
+    with pytest.raises(SettingsError, match="at least 1"):
+        make_task(name, {}, 0, 0).check()
+
+
+def test_a_misspelt_task() -> None:
+    with pytest.raises(SettingsError, match="did you mean 'lasso'") as caught:
+        make_task("laso", {}, 3, 0)
+    assert "matrix-completion" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("lasso.rows", 0),
+        ("lasso.noise", -1.0),
+        ("digits.partition", "by-label"),
+        ("digits.alpha", 0.0),
+        ("matrix-completion.test-fraction", 1.0),
+        ("classification.model", "resnet"),
+    ],
+)
+def test_values_that_are_not_allowed(key: str, value: Any) -> None:
+    with pytest.raises(SettingsError, match=key):
+        make_task(key.split(".")[0], {key: value}, 3, 0)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_tasks_describe_themselves(name: str) -> None:
+    task = TASKS[name]
+    assert task.name == name
+    assert task.summary
+    assert "\n" not in task.summary
+    rows = describe(task, prefix=f"{name}.")
+    assert {row[0] for row in rows} == set(keys(task, f"{name}."))
+    assert not {"num-clients", "seed"} & {row[0].split(".")[1] for row in rows}
+
+
+def test_reference_optimum_is_none_by_default() -> None:
+    assert make_task("digits", {}, 3, 0).reference_optimum(L1Ball(1.0)) is None
