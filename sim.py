@@ -13,11 +13,13 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from logging import INFO
 from pathlib import Path
 from typing import Any
 
 from flwr.app import ArrayRecord, Context, MetricRecord, RecordDict
 from flwr.client import NumPyClient
+from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
 from clients import (
@@ -34,6 +36,7 @@ from fedtrellis.enclosing import ENCLOSING, enclosing_ball
 from fedtrellis.local import LocalGrid
 from fedtrellis.loop import RoundStrategy
 from fedtrellis.records import RunRecord, default_results_dir, summary_rows
+from fedtrellis.reference import certified_minimum
 from fedtrellis.settings import (
     SettingsError,
     check_choice,
@@ -86,6 +89,9 @@ class RunSettings:
     )
     evaluate_every: int = setting(1, "rounds between evaluations", minimum=1)
     evaluate_gap: bool = setting(True, "whether to evaluate the Frank-Wolfe gap")
+    reference: bool = setting(
+        False, "solve a convex task centrally first, to show the distance to F*"
+    )
     client_evaluate_every: int = setting(
         0, "rounds between evaluations on the clients; 0: never", minimum=0
     )
@@ -121,6 +127,11 @@ class Setup:
     task: Task
     domain: Domain
     shape: tuple[int, ...]
+
+    @property
+    def convex(self) -> bool:
+        """Whether F is known to be convex."""
+        return self.task.schedule == "convex" and len(self.task.shapes()) == 1
 
     def client_domain(self, client: int) -> Domain:
         """D, or the larger set of one of the last ⌊fraction · n⌋ clients."""
@@ -309,12 +320,13 @@ def run(grid: Grid, config: Mapping[str, Any]) -> Path:
     setup = make_setup(config, len(list(grid.get_node_ids())))
     task, domain = setup.task, setup.domain
     resume = _checkpoint_of(settings.resume, config) if settings.resume else None
+    reference = _reference(setup)
 
     parent = Path(settings.results_dir) if settings.results_dir else None
     record = RunRecord.create(
         parent or default_results_dir(), f"{settings.method}-{settings.task}", config
     )
-    record.reference = task.reference_optimum(domain)
+    record.reference = reference
     record.title = f"{settings.method} on {settings.task}, {domain!r}"
     callbacks: list[Callback] = [CheckPartitions(), record, Progress()]
     if settings.stop_metric:
@@ -350,6 +362,23 @@ def run(grid: Grid, config: Mapping[str, Any]) -> Path:
         raise
     _print_summary(record, strategy)
     return record.directory
+
+
+def _reference(setup: Setup) -> float | None:
+    """F* where the task knows it, or by a central solver if that is asked for."""
+    task = setup.task
+    known = task.reference_optimum(setup.domain)
+    if known is not None or not setup.run.reference:
+        return known
+    if not setup.convex:
+        raise SettingsError(
+            "reference = true is for convex tasks and models of one array; "
+            f"task {task.name!r} is set to another"
+        )
+    start = setup.task.initial_point()[0]
+    best = certified_minimum(task.objective(), setup.domain, start, tolerance=1e-7)
+    log(INFO, "F* = %.9g, certified to %.1e", best.value, best.gap)
+    return best.value
 
 
 def _evaluate(setup: Setup, layout: Layout, arrays: list[Any]) -> dict[str, Any]:

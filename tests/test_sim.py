@@ -137,6 +137,17 @@ def test_client_evaluation_is_recorded(tmp_path: Path) -> None:
     ]
 
 
+def test_a_reference_is_solved_for_on_request(tmp_path: Path) -> None:
+    status, record = run(tmp_path, "rounds=3 reference=true radius=5")
+    assert status == 0
+    assert record is not None
+    summary = json.loads((record / "summary.json").read_text())
+    residual = summary["residual"]
+    assert residual == summary["metrics"]["loss"] - summary["reference_optimum"]
+    # the gap bounds the distance to the optimum of a convex function
+    assert 0.0 <= residual <= summary["metrics"]["gap"]
+
+
 def test_early_stop(tmp_path: Path) -> None:
     status, record = run(
         tmp_path, 'task="lasso" rounds=50 stop-metric="loss" stop-tolerance=1e9'
@@ -170,6 +181,7 @@ BAD = [
     ("penalty=-0.5", "penalty = -0.5 must be at least 0, or -1"),
     ('resume="nowhere"', "resume = 'nowhere' is not the record of a run"),
     ('outer-domain="l2-ball"', "set both or none"),
+    ('task="quadratic-assignment" reference=true', "is for convex tasks"),
     ("nowhere.toml", "No such file"),
 ]
 
