@@ -117,9 +117,80 @@ def decode(array: Array) -> NDArray[Any]:
     return flat.reshape(shape, order="F" if fortran_order else "C")
 
 
-def array_record(arrays: Sequence[NDArray[Any]]) -> ArrayRecord:
-    """Make an ``ArrayRecord`` with the keys Flower gives a list: "0", "1", ..."""
+# An array costs about 350 bytes on the wire beside its data (its names, the hashes of
+# its objects, headers), so small ones travel as one.
+_JOINED = "joined"
+_JOINED_MAX_BYTES = 65_536
+_DTYPES = (
+    *(np.dtype(name) for name in ("?", "u1", "i1", "<u2", "<i2", "<u4", "<i4")),
+    *(np.dtype(name) for name in ("<u8", "<i8", "<f2", "<f4", "<f8")),
+)
+_DTYPE_CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
+
+
+def join_arrays(arrays: Sequence[NDArray[Any]]) -> NDArray[np.uint8]:
+    """Write several small arrays into one array of bytes.
+
+    A byte for their number; for each its dtype, its number of axes and its sides; then
+    the data of all, in C order.
+    """
+    head, bodies = bytearray([len(arrays)]), []
+    for array in arrays:
+        head += bytes((_DTYPE_CODES[array.dtype], array.ndim))
+        for side in array.shape:
+            head += side.to_bytes(4, "little")
+        bodies.append(array.tobytes())
+    return np.frombuffer(b"".join((head, *bodies)), dtype=np.uint8)
+
+
+def split_arrays(joined: NDArray[Any]) -> list[NDArray[Any]]:
+    """Inverse of :func:`join_arrays`; ValueError if the bytes are malformed."""
+    if joined.dtype != np.uint8 or joined.ndim != 1 or not joined.size:
+        raise ValueError("joined arrays have to be a vector of bytes")
+    data = joined.tobytes()
+    heads, position = [], 1
+    for _ in range(data[0]):
+        if position + 2 > len(data) or data[position] >= len(_DTYPES):
+            raise ValueError("joined arrays are cut off or have an unknown dtype")
+        dtype, ndim = _DTYPES[data[position]], data[position + 1]
+        position += 2
+        if position + 4 * ndim > len(data):
+            raise ValueError("joined arrays are cut off inside a shape")
+        shape = np.frombuffer(data, dtype="<u4", count=ndim, offset=position)
+        position += 4 * ndim
+        heads.append((dtype, tuple(shape.tolist())))
+    arrays = []
+    for dtype, sides in heads:
+        end = position + prod(sides) * dtype.itemsize
+        if end > len(data):
+            raise ValueError("joined arrays are cut off inside their data")
+        # the slice makes it aligned
+        arrays.append(np.frombuffer(data[position:end], dtype=dtype).reshape(sides))
+        position = end
+    if position != len(data):
+        raise ValueError(f"joined arrays have {len(data) - position} bytes too many")
+    return arrays
+
+
+def array_record(arrays: Sequence[NDArray[Any]], join: bool = False) -> ArrayRecord:
+    """Make an ``ArrayRecord`` with the keys Flower gives a list: "0", "1", ...
+
+    Parameters
+    ----------
+    arrays : sequence of ndarray
+    join : bool
+        Whether several small arrays may travel as one, under the key "joined". For
+        our own messages; what others read keeps an array an array.
+    """
     record = ArrayRecord()
+    if (
+        join
+        and 1 < len(arrays) < 256
+        and sum(array.nbytes for array in arrays) <= _JOINED_MAX_BYTES
+        and all(array.dtype in _DTYPE_CODES and array.ndim < 256 for array in arrays)
+    ):
+        record[_JOINED] = encode(join_arrays(arrays))
+        return record
     for index, array in enumerate(arrays):
         record[str(index)] = encode(array)
     return record
@@ -127,6 +198,8 @@ def array_record(arrays: Sequence[NDArray[Any]]) -> ArrayRecord:
 
 def record_arrays(record: ArrayRecord) -> list[NDArray[Any]]:
     """Read every array of a record, in order, as read-only ndarrays."""
+    if len(record) == 1 and _JOINED in record:
+        return split_arrays(decode(record[_JOINED]))
     return [decode(array) for array in record.values()]
 
 

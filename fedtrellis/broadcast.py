@@ -58,17 +58,19 @@ class Step:
     @cached_property
     def nbytes(self) -> int:
         """Bytes of the atoms on the wire, without envelope."""
-        return 24 + sum(atom.nbytes for atom in self.atoms)
+        # a row of three numbers, and with each atom its kind and number of entries
+        return 24 + sum(atom.nbytes + 2 for atom in self.atoms)
 
 
 def sparse_or_dense(point: FloatArray) -> list[NDArray[Any]]:
     """The smaller of [indices, values] of the non-zeros and [the array itself]."""
     flat = point.reshape(-1)
+    bits = flat.view(np.uint64)  # −0.0 is no zero here: it arrives as what it was
     index_dtype = np.min_scalar_type(max(flat.size - 1, 0))
-    count = np.count_nonzero(flat)
+    count = np.count_nonzero(bits)
     if count * (index_dtype.itemsize + 8) + _ENVELOPE >= flat.nbytes:
         return [point]
-    indices = np.flatnonzero(flat)
+    indices = np.flatnonzero(bits)
     return [indices.astype(index_dtype), flat[indices]]
 
 
@@ -157,19 +159,25 @@ class ModelBroadcast:
         elif self._steps and self._steps[0].decay == 0.0:
             # the first step forgets what was there before, so anyone can start there
             steps = list(self._steps)
-        if steps is not None and (
-            not steps
-            or sum(step.nbytes for step in steps) + 2 * _ENVELOPE < self.model.nbytes
-        ):
+        if steps is not None and self._worth_sending(steps):
             config["model-encoding"] = "steps"
             config["model-base"] = self.version - len(steps)
             if base is None:
                 config["model-shapes"] = self.layout.to_list()
-            return array_record(pack_steps(steps)), config
+            return array_record(pack_steps(steps), join=True), config
         arrays = sparse_or_dense(self.model)
         config["model-encoding"] = "dense" if len(arrays) == 1 else "sparse"
         config["model-shapes"] = self.layout.to_list()
-        return array_record(arrays), config
+        return array_record(arrays, join=True), config
+
+    def _worth_sending(self, steps: Sequence[Step]) -> bool:
+        """Whether the steps are smaller than the model whole."""
+        size = sum(step.nbytes for step in steps) + 2 * _ENVELOPE
+        if len(steps) > 1 and size < self.model.nbytes:
+            # several steps may well touch the same few entries of the model
+            whole = sparse_or_dense(self.model)
+            return size < sum(array.nbytes for array in whole) + _ENVELOPE
+        return not steps or size < self.model.nbytes
 
 
 def pack_steps(steps: Sequence[Step]) -> list[NDArray[Any]]:
@@ -237,7 +245,10 @@ def receive(
         if stored.version == version:
             return stored
         layout = stored.layout
-        steps = unpack_steps(arrays, layout.point_shape)[stored.version - base :]
+        steps = unpack_steps(arrays, layout.point_shape)
+        if len(steps) != version - base:
+            raise ValueError(f"{len(steps)} steps from version {base} to {version}")
+        steps = steps[stored.version - base :]
         if steps[0].decay:
             point = stored.point * steps[0].decay
         else:

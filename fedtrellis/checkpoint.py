@@ -50,7 +50,7 @@ def save_checkpoint(
         "version": strategy.broadcast.version,
         "layout": strategy.broadcast.layout.to_list(),
         "clients": {
-            name: {"used-round": client.used_round}
+            name: {"used-round": client.used_round, "ready": client.ready}
             for name, client in strategy._registry.clients.items()
         },
     }
@@ -75,12 +75,17 @@ def save_checkpoint(
 
 
 def _append_history(path: Path, strategy: RoundStrategy) -> None:
+    """Add the rounds since the last time; the first time, write a new file."""
     saved = strategy._history_saved
-    with path.open("a" if saved else "w", encoding="utf-8") as file:
+    target = path if saved else path.with_name(path.name + ".tmp")
+    with target.open("a" if saved else "w", encoding="utf-8") as file:
         for record in strategy.history[saved:]:
             file.write(json.dumps(record.to_dict()) + "\n")
         file.flush()
         os.fsync(file.fileno())
+    if not saved:
+        # a resumed run may be writing over the history that it was resumed from
+        os.replace(target, path)
     strategy._history_saved = len(strategy.history)
 
 
@@ -93,8 +98,8 @@ def _read_history(path: Path, last_round: int) -> list[RoundRecord]:
             record.rejected = [(who, why) for who, why in record.rejected]
             records.append(record)
             if record.round == last_round:
-                break
-    return records
+                return records
+    raise ValueError(f"{path.name} ends before round {last_round}")
 
 
 def load_checkpoint(
@@ -113,11 +118,18 @@ def load_checkpoint(
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         meta = json.loads(arrays.pop("meta").tobytes())
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        layout = Layout.from_list(meta["layout"])
+    except (
+        OSError,
+        EOFError,
+        TypeError,  # say a single array, which is no archive
+        ValueError,
+        KeyError,
+        zipfile.BadZipFile,
+    ) as error:
         raise SettingsError(
             f"resume = {str(path)!r} is no checkpoint: {error}"
         ) from None
-    layout = Layout.from_list(meta["layout"])
     for what, saved, now in (
         ("format", meta["format"], _FORMAT),
         ("strategy", meta["strategy"], type(strategy).__name__),
@@ -151,9 +163,15 @@ def load_checkpoint(
         load(states)
         for name in states:
             if name in strategy.clients:
-                strategy._registry[name].ready = True
+                # one that never took part has no state to go on from
+                strategy._registry[name].ready = meta["clients"][name]["ready"]
     last_round = cast(int, meta["round"])
-    strategy.history = _read_history(_history_path(path), last_round)
+    try:
+        strategy.history = _read_history(_history_path(path), last_round)
+    except (OSError, ValueError, TypeError) as error:
+        raise SettingsError(
+            f"resume = {str(path)!r}: its history cannot be read: {error}"
+        ) from None
     for record in strategy.history:
         for metrics, by_round in (
             (record.train, result.train_metrics_clientapp),

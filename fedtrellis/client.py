@@ -186,7 +186,7 @@ def _answer(
             metrics["num-examples"] = int(num_examples)
         else:
             arrays, num_examples, extra = result
-            answer[ARRAYS] = array_record(arrays)
+            answer[ARRAYS] = array_record(arrays, join=True)
             if num_examples:  # a method that reveals nothing of its data returns 0
                 metrics["num-examples"] = int(num_examples)
             if isinstance(client, StatefulClient) and "used-round" in config:

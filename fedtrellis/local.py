@@ -27,8 +27,9 @@ from flwr.supercore.inflatable.inflatable_object import (
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
+from numpy.typing import NDArray
 
-from fedtrellis.arrays import decode, encode
+from fedtrellis.arrays import array_record, record_arrays
 from fedtrellis.protocol import client_identity
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError
@@ -239,7 +240,7 @@ class LocalGrid(Grid):
             return
         if "wipe" in strikes:
             context.state = RecordDict()
-        before = context.state.copy()
+        before = RecordDict({k: v.copy() for k, v in context.state.items()})
         if self.encode:
             message, size = encode_message(message)
             self.bytes_down += size
@@ -293,22 +294,24 @@ class LocalGrid(Grid):
         """A reply with one thing wrong: NaN, a cut array, no records, another round."""
         rng = generator(self._seed, "garbage", self._handled)
         records: dict[str, Any] = {k: v.copy() for k, v in reply.content.items()}
+        status = [r for r in records.values() if isinstance(r, ConfigRecord)]
         kind = int(rng.integers(4))
-        if kind == 0:
-            records = {}
-        elif kind == 1:
-            status = [r for r in records.values() if isinstance(r, ConfigRecord)]
+        if kind == 1 and status:
             status[0]["server-round"] = 10**9
+        elif kind < 2 or not any(isinstance(r, ArrayRecord) for r in records.values()):
+            records = {}
         else:
-            for record in records.values():
-                for key in record if isinstance(record, ArrayRecord) else ():
-                    array = np.array(decode(record[key]))
-                    if kind == 2 and array.dtype.kind == "f":
-                        array = np.full_like(array, np.nan)
-                    else:
-                        array = array.reshape(-1)[:-1]
-                    record[key] = encode(array)
+            for name, record in records.items():
+                if isinstance(record, ArrayRecord):
+                    arrays = [self._spoilt(a, kind == 2) for a in record_arrays(record)]
+                    records[name] = array_record(arrays, join="joined" in record)
         return Message(RecordDict(records), reply_to=message)
+
+    @staticmethod
+    def _spoilt(array: NDArray[Any], nan: bool) -> NDArray[Any]:
+        if nan and array.dtype.kind == "f":
+            return np.full_like(array, np.nan)
+        return array.reshape(-1)[:-1]
 
     # ------------------------------------------------------------------- checkpoints
 

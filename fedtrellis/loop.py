@@ -166,6 +166,12 @@ class RoundStrategy(Strategy):
 
     # ------------------------------------------------------------------ the method
 
+    def check_model(self, layout: Layout) -> None:
+        """Raise ValueError if the model does not fit the method, say its domain.
+
+        Called before any message is sent.
+        """
+
     @abstractmethod
     def setup(self, point: FloatArray, layout: Layout) -> None:
         """Prepare the server's state for ``self.num_clients`` clients.
@@ -258,7 +264,7 @@ class RoundStrategy(Strategy):
             return list(clients)
         rng = generator(self.seed, "participation", server_round)
         if self.sampling == "fixed":
-            # n·p may lie above a whole number by rounding alone: 0.1·30 is 3.0000…04
+            # n·p may lie above a whole number by rounding alone: 0.07·100 is 7.0…01
             count = int(np.ceil(len(clients) * self.participation - 1e-9))
             chosen = rng.choice(len(clients), size=count, replace=False)
             return [clients[index] for index in sorted(chosen)]
@@ -365,7 +371,6 @@ class RoundStrategy(Strategy):
             client.version = version
         arrays = record_arrays(cast(ArrayRecord, content.get(ARRAYS, ArrayRecord())))
         for array in arrays:
-            # a sum is finite only if every entry is (or they cancel to NaN, not finite)
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 raise ValueError("the answer is not finite")
         metrics = dict(cast(MetricRecord, content.get(METRICS, MetricRecord())))
@@ -411,8 +416,12 @@ class RoundStrategy(Strategy):
             except Exception as error:
                 self._traffic.reject(name, str(error))
                 continue
-            if answer is not None:
-                answers.append(answer)
+            if answer is None:
+                # this loop has no second wave: the next round's request restores it
+                client = self._registry[name]
+                client.ready, client.version = False, None
+                continue
+            answers.append(answer)
         metrics = self._use(server_round, answers)
         if metrics is None:
             return None, None
@@ -453,7 +462,9 @@ class RoundStrategy(Strategy):
         weights = np.array([float(m.get("num-examples", 0)) for m in metrics])
         if not weights.sum() > 0:
             return None
-        names = set.intersection(*(set(m) for m in metrics)) - {"num-examples"}
+        names = set.intersection(
+            *({n for n, v in m.items() if isinstance(v, int | float)} for m in metrics)
+        ) - {"num-examples"}
         mean = {
             name: float(np.average([m[name] for m in metrics], weights=weights))
             for name in sorted(names)
@@ -562,6 +573,7 @@ class RoundStrategy(Strategy):
         point = layout.point(arrays)
         if not np.isfinite(point).all():
             raise ValueError("initial_arrays are not finite")
+        self.check_model(layout)
         self.num_rounds = num_rounds
         train_config = train_config or ConfigRecord()
         evaluate_config = evaluate_config or ConfigRecord()

@@ -1,9 +1,9 @@
 """A client's iterate as the server replays it, x ← decay · x + weight · s each round.
 
-Full participation never reads the mirrors, so a step is only noted down; what was noted
-is worked in when somebody asks. Sparse atoms over a long vector are kept as their
-non-zero entries, everything else as a dense array, and the decay is one number held
-beside it, so a step costs what its atom costs, not what x costs.
+Full participation never reads the mirrors, so a step with a small atom is only noted
+down; what was noted is worked in when somebody asks. Sparse atoms over a long vector
+are kept as their non-zero entries, everything else as a dense array, and the decay is
+one number held beside it, so a step costs what its atom costs, not what x costs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtrellis.arrays import FloatArray
-from fedtrellis.atoms import Atom, SparseAtom
+from fedtrellis.atoms import Atom, PermutationAtom, RankOneAtom, SparseAtom
 
 __all__ = ["Mirror"]
 
@@ -23,6 +23,8 @@ __all__ = ["Mirror"]
 _DENSE_SIZE = 16_384
 # Steps noted down before they are worked in, if nobody asks before.
 _MAX_PENDING = 256
+# Atoms that may wait: hundreds of any other kind would take hundreds of times x.
+_SMALL = (SparseAtom, RankOneAtom, PermutationAtom)
 # Far above the smallest float, so that entries / scale keep all their digits.
 _MIN_SCALE = 1e-100
 
@@ -63,7 +65,7 @@ class Mirror:
                 self._flush()
                 self._rescale()
         self._pending.append((atom, weight / self._scale))
-        if len(self._pending) >= _MAX_PENDING:
+        if len(self._pending) >= _MAX_PENDING or not isinstance(atom, _SMALL):
             self._flush()
 
     def _rescale(self) -> None:

@@ -83,7 +83,9 @@ def pack_restore(
         if value is model:
             same.append(name)
             continue
-        parts = sparse_or_dense(value)
+        # a sparse array is unpacked in the model's shape
+        alike = value.shape == model.shape and value.dtype == model.dtype
+        parts = sparse_or_dense(value) if alike else [value]
         if len(parts) == 1:
             record[name] = encode(parts[0])
         else:

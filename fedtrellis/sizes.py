@@ -2,13 +2,15 @@
 
 Flower splits a Message into objects (the message, its records, its arrays, their
 chunks), names each by the SHA-256 of its bytes, and sends objects of one name once.
-The lengths are known without any hash: that is what makes counting the traffic of
+The lengths are known without any SHA-256: that is what makes counting the traffic of
 every round affordable. The tests compare with real encodings.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Hashable
+from dataclasses import dataclass
 from typing import Any
 
 from flwr.app import (
@@ -34,7 +36,8 @@ def _framed(name: str, children: int, body: int) -> int:
     return len(name) + 1 + hashes + 1 + len(str(body)) + 1 + body
 
 
-def _array_bytes(array: Array) -> int:
+def _array_objects(array: Array) -> dict[Hashable, int]:
+    """Lengths of an array and its chunks; objects with equal keys are one object."""
     size = FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
     if len(array.data) <= size:
         chunks, order = [array.data], [0]
@@ -50,8 +53,12 @@ def _array_bytes(array: Array) -> int:
             "arraychunk_ids": order,
         }
     )
-    total = _framed("Array", len(chunks), len(body))
-    return total + sum(_framed("ArrayChunk", 0, len(chunk)) for chunk in chunks)
+    objects: dict[Hashable, int] = {
+        chunk: _framed("ArrayChunk", 0, len(chunk)) for chunk in chunks
+    }
+    key = (array.dtype, tuple(array.shape), array.stype, array.data)
+    objects[key] = _framed("Array", len(chunks), len(body))
+    return objects
 
 
 def _varint(number: int) -> int:
@@ -63,19 +70,19 @@ def _field(length: int) -> int:
     return 1 + _varint(length) + length
 
 
-def _value_bytes(value: Any) -> int:
+def _value_bytes(value: Any, unsigned: bool = False) -> int:
     """A ConfigRecordValue or MetricRecordValue, without its own tag and length."""
     if isinstance(value, bool):
         return 2
     if isinstance(value, float):
         return 9
-    if isinstance(value, int):  # sint64 (zigzag) from 0 to 2^63 − 1, else uint64
-        return 1 + _varint(value if value >= 2**63 else (value << 1) ^ (value >> 63))
+    if isinstance(value, int):  # sint64 (zigzag), above 2^63 − 1 uint64
+        unsigned = unsigned or value >= 2**63
+        return 1 + _varint(value if unsigned else (value << 1) ^ (value >> 63))
     if isinstance(value, str):
         return _field(len(value.encode()))
-    if isinstance(value, bytes):
-        return _field(len(value))
-    return -1
+    assert isinstance(value, bytes)
+    return _field(len(value))
 
 
 def _item_bytes(key: str, value: Any) -> int:
@@ -84,38 +91,62 @@ def _item_bytes(key: str, value: Any) -> int:
         if value and isinstance(value[0], str | bytes):
             inner = sum(_value_bytes(item) for item in value)
         else:
-            packed = sum(_value_bytes(item) - 1 for item in value)
+            # one integer above 2^63 − 1 makes the whole list one of uint64
+            unsigned = any(type(item) is int and item >= 2**63 for item in value)
+            packed = sum(_value_bytes(item, unsigned) - 1 for item in value)
             inner = _field(packed) if value else 0
         size = 2 + _varint(inner) + inner  # the lists' field numbers need two bytes
     else:
         size = _value_bytes(value)
-    return _field(_field(len(key.encode())) + _field(size))
+    name = _field(len(key.encode())) if key else 0  # proto3 leaves empty text out
+    return _field(name + _field(size))
 
 
-def _record_bytes(record: object) -> int:
+@dataclass(frozen=True)
+class _RecordSize:
+    """What a record adds to its message."""
+
+    own: int
+    objects: dict[Hashable, int]  # its arrays and their chunks
+    total: int
+
+
+def _record_size(record: object) -> _RecordSize:
     if isinstance(record, ConfigRecord | MetricRecord):
         body = sum(_item_bytes(key, value) for key, value in record.items())
-        return _framed(type(record).__name__, 0, body)
+        own = _framed(type(record).__name__, 0, body)
+        return _RecordSize(own, {}, own)
     assert isinstance(record, ArrayRecord)
     names = json.dumps(dict.fromkeys(record, _HASH))
-    distinct = {(array.dtype, array.shape, array.data) for array in record.values()}
-    total = _framed("ArrayRecord", len(distinct), len(names))
-    if len(distinct) == len(record):
-        return total + sum(_array_bytes(array) for array in record.values())
-    arrays = {(a.dtype, a.shape, a.data): a for a in record.values()}
-    return total + sum(_array_bytes(array) for array in arrays.values())
+    objects: dict[Hashable, int] = {}
+    for array in record.values():
+        objects |= _array_objects(array)
+    arrays = sum(isinstance(key, tuple) for key in objects)
+    own = _framed("ArrayRecord", arrays, len(names))
+    return _RecordSize(own, objects, own + sum(objects.values()))
 
 
-def message_bytes(message: Message, known: dict[int, int] | None = None) -> int:
+def _content_of(record: object) -> Hashable:
+    """What tells a record from others of its type."""
+    if isinstance(record, ArrayRecord):
+        return tuple(
+            (key, array.dtype, tuple(array.shape), array.stype, array.data)
+            for key, array in record.items()
+        )
+    assert isinstance(record, ConfigRecord | MetricRecord)
+    return type(record).__name__, repr(dict(record))  # repr keeps 1, 1.0 and True apart
+
+
+def message_bytes(message: Message, known: dict[int, _RecordSize] | None = None) -> int:
     """Bytes of all the objects that ``message`` is split into.
 
     Parameters
     ----------
     message : Message
         With content or with an error.
-    known : dict of int to int, optional
+    known : dict, optional
         Cache by ``id`` of a record, for records shared between the messages of a
-        round; it must not outlive them.
+        round; it must not outlive them. Start with an empty one.
     """
     proto = metadata_to_proto(message.metadata)
     proto.message_id = ""
@@ -123,15 +154,24 @@ def message_bytes(message: Message, known: dict[int, int] | None = None) -> int:
     body = ProtoMessage(metadata=proto, content=None, error=error).ByteSize()
     if not message.has_content():
         return _framed("Message", 0, body)
-    total = _framed("Message", 1, body)
     content: RecordDict = message.content
-    names = json.dumps(dict.fromkeys(content, _HASH))
-    total += _framed("RecordDict", len(content), len(names))
+    known = {} if known is None else known
+    sizes: list[_RecordSize] = []
     for record in content.values():
-        if known is None:
-            total += _record_bytes(record)
-            continue
         if id(record) not in known:
-            known[id(record)] = _record_bytes(record)
-        total += known[id(record)]
-    return total
+            known[id(record)] = _record_size(record)
+        sizes.append(known[id(record)])
+    if len({size.own for size in sizes}) < len(sizes):
+        # records of one length may be equal, and then they are one object
+        distinct = {
+            _content_of(r): s for r, s in zip(content.values(), sizes, strict=True)
+        }
+        sizes = list(distinct.values())
+    names = json.dumps(dict.fromkeys(content, _HASH))
+    total = _framed("Message", 1, body) + _framed("RecordDict", len(sizes), len(names))
+    if sum(bool(size.objects) for size in sizes) < 2:
+        return total + sum(size.total for size in sizes)
+    objects: dict[Hashable, int] = {}
+    for size in sizes:
+        objects |= size.objects
+    return total + sum(size.own for size in sizes) + sum(objects.values())

@@ -61,7 +61,7 @@ def exchange(
     dict
         For each node its reply, or the reason why there is none.
     """
-    sizes: dict[int, int] = {}
+    sizes: dict[int, Any] = {}
     traffic.down += sum(message_bytes(request, sizes) for request in requests)
     message_ids = list(grid.push_messages(list(requests)))
     result: dict[int, Message | str] = {}
@@ -178,6 +178,11 @@ class Registry:
         name = str(cast(ConfigRecord, content[STATUS])["client-id"])
         known = self.clients.get(name)
         if known is not None and known.node_id in connected:
+            if started:
+                # a node that died counts as connected for a while; its successor is
+                # asked again in the next round
+                log(WARNING, "client %s came back while its old node is there", name)
+                return
             raise SettingsError(
                 f"client-id = {name!r} is used by two nodes ({known.node_id} and "
                 f"{node_id}); every node needs a client-id or partition-id of its own"

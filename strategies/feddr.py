@@ -102,9 +102,12 @@ class FedDR(RoundStrategy):
             **super().settings(),
         }
 
+    def check_model(self, layout: Layout) -> None:
+        """Check that the model has the shape of the domain's points."""
+        self.domain.check_shape(layout.point_shape)
+
     def setup(self, point: FloatArray, layout: Layout) -> None:
         """Start with every x̂_i at the initial model."""
-        self.domain.check_shape(layout.point_shape)
         start = self.broadcast.model
         self._reflections = {name: start.copy() for name in self.clients}
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from logging import WARNING
 from typing import Any
 
 import numpy as np
+from flwr.common.logger import log
 from numpy.typing import NDArray
 
 from fedtrellis.arrays import FloatArray, Layout
@@ -52,7 +54,7 @@ class FedFW(RoundStrategy):
     step when clients sit out or answers are lost, and give a client that lost its state
     x_i (and y_i) back. A gradient average d_i that is lost starts again with ρ = 1.
 
-    Source: arXiv 2408.10090, algorithms 1 (FedFW), 2 (FedFW+), 3 (FedFW-sto), §4.2
+    Source: arXiv 2408.10090, algorithm 1 with its variants FedFW+ and FedFW-sto, §4.2
     (participation), §4.3 (clients with a larger D_i of their own).
 
     Parameters
@@ -129,9 +131,12 @@ class FedFW(RoundStrategy):
             **super().settings(),
         }
 
+    def check_model(self, layout: Layout) -> None:
+        """Check that the model has the shape of the domain's points."""
+        self.domain.check_shape(layout.point_shape)
+
     def setup(self, point: FloatArray, layout: Layout) -> None:
         """Start every client's mirror x_i, and its y_i, at the initial model."""
-        self.domain.check_shape(layout.point_shape)
         old = self._schedule
         self._schedule = FrankWolfeSchedule(
             old.name,
@@ -141,6 +146,8 @@ class FedFW(RoundStrategy):
             old.step_size,
             old.averaging,
         )
+        if not self.domain.contains(point):
+            log(WARNING, "The initial model lies outside %r", self.domain)
         self._start = self.broadcast.model.copy()
         self._mirrors = {name: Mirror(self._start) for name in self.clients}
         self._duals: dict[str, FloatArray] = {}

@@ -78,9 +78,12 @@ class NaiveFrankWolfe(RoundStrategy):
             **super().settings(),
         }
 
-    def setup(self, point: FloatArray, layout: Layout) -> None:
-        """Check that the model fits the domain."""
+    def check_model(self, layout: Layout) -> None:
+        """Check that the model has the shape of the domain's points."""
         self.domain.check_shape(layout.point_shape)
+
+    def setup(self, point: FloatArray, layout: Layout) -> None:
+        """Make the schedule, now that the number of rounds is known."""
         self._schedule = self._make_schedule()
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:

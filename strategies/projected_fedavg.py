@@ -92,9 +92,12 @@ class ProjectedFedAvg(RoundStrategy):
             **super().settings(),
         }
 
-    def setup(self, point: FloatArray, layout: Layout) -> None:
-        """Check that the model fits the domain."""
+    def check_model(self, layout: Layout) -> None:
+        """Check that the model has the shape of the domain's points."""
         self.domain.check_shape(layout.point_shape)
+
+    def setup(self, point: FloatArray, layout: Layout) -> None:
+        """Nothing to prepare: the model is all of the state."""
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         """The local steps."""

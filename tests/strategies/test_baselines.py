@@ -1,0 +1,390 @@
+"""ProjectedFedAvg, FedDR and NaiveFrankWolfe against plain NumPy loops and optima."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import cvxpy
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, Context
+from numpy.typing import NDArray
+
+from clients import FedDRClient, NaiveFrankWolfeClient, ProjectedFedAvgClient
+from fedtrellis import LocalGrid, client_app
+from fedtrellis.callbacks import Callback, RoundRecord
+from fedtrellis.domains import Box, Domain, L1Ball, L2Ball
+from fedtrellis.objectives import LeastSquares
+from fedtrellis.random import generator
+from strategies import FedDR, NaiveFrankWolfe, ProjectedFedAvg
+
+Array = NDArray[np.float64]
+cp: Any = cvxpy  # its functions are not typed
+
+N, ROWS, P, RADIUS, SEED, BATCH = 5, 12, 6, 1.5, 3, 4
+LOSSES = {
+    "request_loss": 0.15,
+    "reply_loss": 0.15,
+    "late_reply": 0.1,
+    "garbage": 0.1,
+    "duplicate": 0.1,
+    "crash": 0.05,
+    "state_loss": 0.0,
+}
+_rng = np.random.default_rng(0)
+A = _rng.standard_normal((N, ROWS, P))
+# every client has its own idea of x, so that F's minimum is nobody's
+B = np.einsum("nij,nj->ni", A, 2.0 * _rng.standard_normal((N, P)))
+OBJECTIVES = [
+    LeastSquares(a, b, scale="half-mean", l2=0.1) for a, b in zip(A, B, strict=True)
+]
+LIPSCHITZ = max(float(np.linalg.norm(a, 2)) ** 2 / ROWS for a in A) + 0.1
+START = np.full(P, 0.1)
+
+
+class Used(Callback):
+    """The clients whose answers were used, by round; ends the faults after a round."""
+
+    def __init__(self, grid: LocalGrid, last_fault: int | None) -> None:
+        self.grid, self.last_fault = grid, last_fault
+        self.sets: list[list[int]] = []
+
+    def on_round(self, strategy: Any, record: RoundRecord) -> None:
+        self.sets.append([int(name) for name in strategy._used])
+        if record.round == self.last_fault:
+            self.grid.faults = dict.fromkeys(self.grid.faults, 0.0)
+
+
+def run(
+    make: Any,
+    client: Any,
+    domain: Domain,
+    rounds: int,
+    *,
+    faults: Mapping[str, Any] | None = None,
+    last_fault: int | None = None,
+    **options: Any,
+) -> tuple[Any, Array, list[list[int]]]:
+    def client_fn(context: Context) -> Any:
+        i = int(context.node_config["partition-id"])
+        if client is NaiveFrankWolfeClient:
+            return client(context, objective=OBJECTIVES[i], domain=domain)
+        return client(context, objective=OBJECTIVES[i])
+
+    grid = LocalGrid(client_app(client_fn), N, **(faults or {}))
+    used = Used(grid, last_fault)
+    strategy = make(
+        domain, seed=SEED, callbacks=[used], max_failed_rounds=1000, **options
+    )
+    result = strategy.start(
+        grid=grid, initial_arrays=ArrayRecord([START]), num_rounds=rounds
+    )
+    return strategy, result.arrays.to_numpy_ndarrays()[0], used.sets
+
+
+def project_l1(v: Array) -> Array:
+    """Bisection on the threshold θ with Σ max(|v_j| − θ, 0) = radius."""
+    if np.abs(v).sum() <= RADIUS:
+        return v.copy()
+    low, high = 0.0, float(np.abs(v).max())
+    for _ in range(200):
+        theta = 0.5 * (low + high)
+        if np.maximum(np.abs(v) - theta, 0.0).sum() > RADIUS:
+            low = theta
+        else:
+            high = theta
+    shrunk: Array = np.sign(v) * np.maximum(np.abs(v) - high, 0.0)
+    return shrunk
+
+
+DOMAINS: list[tuple[Domain, Callable[[Array], Array]]] = [
+    (L1Ball(RADIUS), project_l1),
+    (Box(-0.3, 0.4), lambda v: np.minimum(np.maximum(v, -0.3), 0.4)),
+    (L2Ball(RADIUS), lambda v: v * min(1.0, RADIUS / float(np.sqrt(v @ v)))),
+]
+
+
+def gradient(i: int, x: Array) -> Array:
+    g: Array = A[i].T @ (A[i] @ x - B[i]) / ROWS + 0.1 * x
+    return g
+
+
+def local_gradient(i: int, t: int, batch: int) -> Callable[[Array], Array]:
+    """Of client i in round t; its batches are drawn one after the other."""
+    if not batch:
+        return lambda x: gradient(i, x)
+    rng = generator(SEED, "mini-batch", str(i), t)
+    return lambda x: OBJECTIVES[i].stochastic_gradient(x, rng, batch)
+
+
+CASES = pytest.mark.parametrize(
+    ("options", "faults"),
+    [
+        ({}, {}),
+        ({"participation": 0.5}, {}),
+        ({"participation": 0.5, "sampling": "fixed"}, {}),
+        ({}, LOSSES),
+        ({"participation": 0.6, "batch_size": BATCH}, LOSSES),
+    ],
+    ids=["everybody", "bernoulli", "fixed", "losses", "batches-losses"],
+)
+
+
+def optimum(domain: Domain) -> Array:
+    """argmin over D of F = (1/n) Σ f_i, by CVXPY."""
+    x = cp.Variable(P)
+    losses = [cp.sum_squares(a @ x - b) / (2 * ROWS) for a, b in zip(A, B, strict=True)]
+    objective = cp.sum(losses) / N + 0.05 * cp.sum_squares(x)
+    if isinstance(domain, L1Ball):
+        constraint = cp.norm1(x) <= domain.radius
+    elif isinstance(domain, L2Ball):
+        constraint = cp.norm2(x) <= domain.radius
+    else:
+        assert isinstance(domain, Box)
+        constraint = cp.norm_inf(x - 0.05) <= 0.35
+    problem = cp.Problem(cp.Minimize(objective), [constraint])
+    problem.solve(solver="CLARABEL", tol_gap_abs=1e-12, tol_gap_rel=1e-12)
+    return np.asarray(x.value, dtype=np.float64)
+
+
+# ---------------------------------------------------------------------- ProjectedFedAvg
+
+
+@CASES
+@pytest.mark.parametrize(("domain", "project"), DOMAINS, ids=["l1", "box", "l2"])
+def test_projected_fedavg_equals_loop(
+    domain: Domain,
+    project: Callable[[Array], Array],
+    options: dict[str, Any],
+    faults: dict[str, float],
+) -> None:
+    _, model, sets = run(
+        ProjectedFedAvg,
+        ProjectedFedAvgClient,
+        domain,
+        30,
+        faults=faults,
+        local_steps=3,
+        local_step_size=0.2,
+        **options,
+    )
+    x_bar = START
+    for t, S in enumerate(sets, start=1):
+        local = []
+        for i in S:
+            x, g = x_bar, local_gradient(i, t, options.get("batch_size", 0))
+            for _ in range(3):
+                x = x - 0.2 * g(x)
+            local.append(x)
+        if local:
+            x_bar = project(np.mean(local, axis=0))
+    assert np.abs(model - x_bar).max() < 1e-10
+    check_sets(sets, options, faults)
+
+
+def check_sets(
+    sets: Sequence[Sequence[int]], options: dict[str, Any], faults: dict[str, float]
+) -> None:
+    sizes = {len(S) for S in sets}
+    if not options and not faults:
+        assert sizes == {N}
+    elif options.get("sampling") == "fixed":
+        assert sizes == {3}
+    else:
+        assert min(sizes) < max(sizes)
+
+
+def test_one_local_step_is_projected_gradient_descent() -> None:
+    domain = L1Ball(RADIUS)
+    _, model, _ = run(
+        ProjectedFedAvg,
+        ProjectedFedAvgClient,
+        domain,
+        400,
+        local_steps=1,
+        local_step_size=1 / LIPSCHITZ,
+    )
+    x = START
+    for _ in range(400):
+        x = project_l1(
+            x - np.mean([gradient(i, x) for i in range(N)], axis=0) / LIPSCHITZ
+        )
+    assert np.abs(model - x).max() < 1e-10
+    assert np.abs(model - optimum(domain)).max() < 1e-6
+
+
+def test_many_local_steps_end_somewhere_else() -> None:
+    """As its documentation says."""
+    domain = L1Ball(RADIUS)
+    _, model, _ = run(
+        ProjectedFedAvg,
+        ProjectedFedAvgClient,
+        domain,
+        200,
+        local_steps=50,
+        local_step_size=1 / LIPSCHITZ,
+    )
+    assert domain.contains(model)
+    assert np.abs(model - optimum(domain)).max() > 1e-2
+
+
+# -------------------------------------------------------------------------------- FedDR
+
+
+@CASES
+@pytest.mark.parametrize(("domain", "project"), DOMAINS, ids=["l1", "box", "l2"])
+def test_feddr_equals_loop(
+    domain: Domain,
+    project: Callable[[Array], Array],
+    options: dict[str, Any],
+    faults: dict[str, float],
+) -> None:
+    alpha, eta, gamma, steps = 1.7, 2.0, 0.15, 4
+    strategy, model, sets = run(
+        FedDR,
+        FedDRClient,
+        domain,
+        30,
+        faults=faults,
+        relaxation=alpha,
+        proximal_step=eta,
+        local_steps=steps,
+        local_step_size=gamma,
+        **options,
+    )
+    x, y = [START] * N, [START] * N
+    reflected = np.tile(START, (N, 1))
+    x_bar = START
+    for t, S in enumerate(sets, start=1):
+        for i in S:
+            g = local_gradient(i, t, options.get("batch_size", 0))
+            y[i] = y[i] + alpha * (x_bar - x[i])
+            for _ in range(steps):
+                x[i] = x[i] - gamma * (g(x[i]) + (x[i] - y[i]) / eta)
+            reflected[i] = 2 * x[i] - y[i]
+        if S:
+            x_bar = project(reflected.mean(axis=0))
+    assert np.abs(model - x_bar).max() < 1e-10
+    for i in range(N):
+        assert np.abs(strategy.state()[str(i)] - reflected[i]).max() < 1e-10
+    check_sets(sets, options, faults)
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+@pytest.mark.parametrize("domain", [domain for domain, _ in DOMAINS], ids=repr)
+def test_feddr_finds_the_constrained_optimum(
+    domain: Domain, participation: float
+) -> None:
+    eta = 1.0
+    _, model, _ = run(
+        FedDR,
+        FedDRClient,
+        domain,
+        300,
+        participation=participation,
+        relaxation=1.0,
+        proximal_step=eta,
+        local_steps=60,
+        local_step_size=1 / (LIPSCHITZ + 1 / eta),
+    )
+    assert domain.contains(model)
+    assert np.abs(model - optimum(domain)).max() < 1e-5
+
+
+def test_feddr_with_the_authors_relaxation() -> None:
+    """α = 1.95 gets there as well."""
+    domain = L1Ball(RADIUS)
+    _, model, _ = run(
+        FedDR,
+        FedDRClient,
+        domain,
+        600,
+        proximal_step=1.0,
+        local_steps=60,
+        local_step_size=1 / (LIPSCHITZ + 1),
+    )
+    assert np.abs(model - optimum(domain)).max() < 1e-4
+
+
+@pytest.mark.parametrize("fault", ["wipe", "state_loss"])
+def test_feddr_goes_on_after_lost_state(fault: str) -> None:
+    """A client starts again at the x̂_i that the server counts; the limit stays."""
+    domain = L1Ball(RADIUS)
+    strategy, model, sets = run(
+        FedDR,
+        FedDRClient,
+        domain,
+        400,
+        faults={fault: 0.1},
+        last_fault=100,
+        relaxation=1.0,
+        proximal_step=1.0,
+        local_steps=60,
+        local_step_size=1 / (LIPSCHITZ + 1),
+    )
+    assert sets == [list(range(N))] * 400
+    mean = np.mean(list(strategy.state().values()), axis=0)
+    assert np.abs(model - project_l1(mean)).max() < 1e-10
+    assert np.abs(model - optimum(domain)).max() < 1e-5
+
+
+# ---------------------------------------------------------------------- NaiveFrankWolfe
+
+
+@pytest.mark.parametrize("schedule", ["convex", "nonconvex", "stochastic", "constant"])
+@pytest.mark.parametrize("p", [1.0, 0.5])
+@pytest.mark.parametrize("faults", [{}, LOSSES], ids=["calm", "losses"])
+def test_naive_equals_loop(schedule: str, p: float, faults: dict[str, float]) -> None:
+    rounds = 40
+    _, model, sets = run(
+        NaiveFrankWolfe,
+        NaiveFrankWolfeClient,
+        L1Ball(RADIUS),
+        rounds,
+        faults=faults,
+        schedule=schedule,
+        step_size=0.1,
+        participation=p,
+    )
+    x_bar = START
+    for t, S in enumerate(sets, start=1):
+        eta = {
+            "convex": 2 / (p * (t - 1) + 2),
+            "nonconvex": (p * rounds + 1) ** (-2 / 3),
+            "stochastic": 9 / (t + 8),
+            "constant": 0.1,
+        }[schedule]
+        atoms = np.zeros(P)
+        for i in S:
+            g = gradient(i, x_bar)
+            j = np.argmax(np.abs(g))
+            atoms[j] -= RADIUS * np.sign(g[j])
+        if S:
+            x_bar = (1 - eta) * x_bar + eta * atoms / len(S)
+    assert np.abs(model - x_bar).max() < 1e-10
+
+
+# ------------------------------------------------------------------------- bad settings
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "says"),
+    [
+        (ProjectedFedAvg, {"local_steps": 0}, "local_steps = 0"),
+        (ProjectedFedAvg, {"local_step_size": 0.0}, "local_step_size = 0.0"),
+        (ProjectedFedAvg, {"local_step_size": float("nan")}, "local_step_size = nan"),
+        (ProjectedFedAvg, {"batch_size": -1}, "batch_size = -1"),
+        (FedDR, {"relaxation": 2.0}, "relaxation = 2.0"),
+        (FedDR, {"relaxation": 0.0}, "relaxation = 0.0"),
+        (FedDR, {"proximal_step": 0.0}, "proximal_step = 0.0"),
+        (FedDR, {"proximal_step": float("inf")}, "proximal_step = inf"),
+        (FedDR, {"local_steps": 0}, "local_steps = 0"),
+        (NaiveFrankWolfe, {"schedule": "fast"}, "schedule = 'fast'"),
+        (NaiveFrankWolfe, {"step_size": 2.0}, "step_size = 2.0"),
+    ],
+)
+def test_bad_settings(make: Any, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says) as caught:
+        make(L1Ball(1.0), **options)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,566 @@
+"""FedFW, FedFW+ and FedFW-sto against plain NumPy loops, on every kind of model."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, Context, Message
+from numpy.typing import NDArray
+
+from clients import FedFWClient, NaiveFrankWolfeClient
+from fedtrellis import LocalGrid, client_app
+from fedtrellis.domains import (
+    BirkhoffPolytope,
+    Box,
+    Domain,
+    L1Ball,
+    L2Ball,
+    LInfBall,
+    NuclearNormBall,
+    Product,
+    Simplex,
+)
+from fedtrellis.objectives import LeastSquares, MatrixCompletion
+from fedtrellis.random import generator
+from strategies import FedDR, FedFW, NaiveFrankWolfe, ProjectedFedAvg
+
+Array = NDArray[np.float64]
+
+N, P, ROWS, RADIUS = 5, 12, 6, 3.0
+
+
+def make_data(seed: int = 0) -> tuple[Array, Array]:
+    rng = np.random.default_rng(seed)
+    return rng.standard_normal((N, ROWS, P)), rng.standard_normal((N, ROWS))
+
+
+A, B = make_data()
+# f_i = n ‖A_i x − b_i‖², so that F = ‖Ax − b‖²
+OBJECTIVES = [
+    LeastSquares(a, b, weight=N, scale="sum") for a, b in zip(A, B, strict=True)
+]
+
+
+def run(
+    strategy: Any,
+    objectives: Sequence[Any],
+    start: Sequence[Array],
+    rounds: int,
+    *,
+    domains: Sequence[Domain] | None = None,
+    client: Any = FedFWClient,
+    grid_seed: int = 0,
+    **grid_options: Any,
+) -> list[Array]:
+    """Run a strategy in this process and return the model's arrays."""
+
+    def client_fn(context: Context) -> Any:
+        i = int(context.node_config["partition-id"])
+        domain = strategy.domain if domains is None else domains[i]
+        return client(context, objective=objectives[i], domain=domain)
+
+    grid = LocalGrid(
+        client_app(client_fn), len(objectives), seed=grid_seed, **grid_options
+    )
+    result = strategy.start(
+        grid=grid, initial_arrays=ArrayRecord(list(start)), num_rounds=rounds
+    )
+    arrays: list[Array] = result.arrays.to_numpy_ndarrays()
+    return arrays
+
+
+# ------------------------------------------------------------ METHODS §1 in plain NumPy
+
+
+def l1_oracle(g: Array) -> Array:
+    s = np.zeros_like(g)
+    j = int(np.argmax(np.abs(g)))
+    s[j] = -RADIUS * np.sign(g[j])
+    return s
+
+
+def schedule(
+    name: str, lam0: float, p: float, T: int, t: int
+) -> tuple[float, float, float]:
+    """η_t, λ_t, ρ_t; the constant schedule has η = 0.2 and ρ = 0.3."""
+    rho = min(1.0, 4 / (t + 7) ** (2 / 3))
+    if name == "convex":
+        return 2 / (p * (t - 1) + 2), lam0 * math.sqrt(p * (t - 1) + 2), rho
+    if name == "nonconvex":
+        return (p * T + 1) ** (-2 / 3), lam0 * (p * T + 1) ** (1 / 3), rho
+    if name == "stochastic":
+        return 9 / (t + 8), lam0 * math.sqrt(t + 8), rho
+    return 0.2, lam0, 1.0 if t == 1 else 0.3
+
+
+def full_gradient(i: int, x: Array, t: int) -> Array:
+    gradient: Array = 2 * N * A[i].T @ (A[i] @ x - B[i])
+    return gradient
+
+
+def loop(
+    sets: Sequence[Sequence[int]],
+    numbers: Callable[[int], tuple[float, float, float]],
+    start: Array,
+    *,
+    variant: str = "plain",
+    dual_penalty: float = 0.0,
+    gradient: Callable[[int, Array, int], Array] = full_gradient,
+    oracle: Callable[[Array], Array] = l1_oracle,
+    n: int = N,
+) -> tuple[Array, list[Array]]:
+    """The method as METHODS §1 has it; ``sets[t − 1]`` take part in round t."""
+    x = [start.copy() for _ in range(n)]
+    y = [np.zeros_like(start) for _ in range(n)]
+    d: list[Array | None] = [None] * n
+    x_bar = start.copy()
+    for t, S in enumerate(sets, start=1):
+        eta, lam, rho = numbers(t)
+        moves = np.zeros_like(start)
+        for i in S:
+            g = gradient(i, x[i], t) / n
+            if variant == "augmented":
+                y[i] = y[i] + dual_penalty * (x[i] - x_bar)
+                g = g + y[i]
+            if variant == "stochastic":
+                before = d[i]
+                g = g if before is None else (1 - rho) * before + rho * g
+                d[i] = g
+            s = oracle(g + lam * (x[i] - x_bar))
+            moves += eta * (s - x[i])
+            x[i] = (1 - eta) * x[i] + eta * s
+        x_bar = x_bar + moves / n
+    return x_bar, x
+
+
+def sets_of(strategy: Any, rounds: int) -> list[list[int]]:
+    return [[int(name) for name in strategy.sample(t)] for t in range(1, rounds + 1)]
+
+
+@pytest.mark.parametrize("sampling", ["everybody", "bernoulli", "fixed"])
+@pytest.mark.parametrize("name", ["convex", "nonconvex", "stochastic", "constant"])
+@pytest.mark.parametrize("variant", ["plain", "augmented", "stochastic"])
+def test_run_equals_numpy_loop(variant: str, name: str, sampling: str) -> None:
+    p, rounds, seed, batch = 1.0 if sampling == "everybody" else 0.5, 40, 7, 2
+    strategy = FedFW(
+        L1Ball(RADIUS),
+        penalty=1.5,
+        dual_penalty=0.4,
+        variant=variant,
+        schedule=name,
+        step_size=0.2,
+        averaging=0.3,
+        batch_size=batch,
+        participation=p,
+        sampling="bernoulli" if sampling == "everybody" else sampling,
+        seed=seed,
+    )
+    start = np.full(P, RADIUS / P / 2)
+    (model,) = run(strategy, OBJECTIVES, [start], rounds)
+
+    def batch_gradient(i: int, x: Array, t: int) -> Array:
+        rng = generator(seed, "mini-batch", str(i), t)
+        return OBJECTIVES[i].stochastic_gradient(x, rng, batch)
+
+    sets = sets_of(strategy, rounds)
+    x_bar, x = loop(
+        sets,
+        lambda t: schedule(name, 1.5, p, rounds, t),
+        start,
+        variant=variant,
+        dual_penalty=0.4,
+        gradient=batch_gradient if variant == "stochastic" else full_gradient,
+    )
+    assert np.abs(model - x_bar).max() < 1e-9
+    for i in range(N):
+        assert np.abs(strategy.client_iterate(str(i)) - x[i]).max() < 1e-9
+    assert np.abs(model - np.mean(x, axis=0)).max() < 1e-9
+    assert [record.sampled for record in strategy.history] == [len(s) for s in sets]
+    assert [record.used for record in strategy.history] == [len(s) for s in sets]
+
+
+def test_first_round_forgets_the_start() -> None:
+    """η_1 = 1 in the convex and the stochastic schedule."""
+    for name in ("convex", "stochastic"):
+        models = []
+        for start in (np.zeros(P), np.full(P, 1e-9), -np.eye(P)[3]):
+            # λ_1 (x_i − x̄) = 0, but the first gradient is taken at the start
+            strategy = FedFW(L1Ball(RADIUS), penalty=1.0, schedule=name)
+            models.append(run(strategy, OBJECTIVES, [start], 1)[0])
+        assert np.array_equal(models[0], models[1])
+        # 5 atoms, each of them a fifth of a vertex: nothing is left of −e_3
+        assert np.abs(models[2]).sum() <= RADIUS * (1 + 1e-12)
+        for model in models:
+            fifths = model * N / RADIUS
+            assert np.allclose(fifths, np.round(fifths), atol=1e-12)
+
+
+def test_numbers_of_the_first_rounds() -> None:
+    """By hand, from the theorems."""
+    strategy = FedFW(
+        L1Ball(1.0), penalty=2.0, variant="stochastic", schedule="stochastic"
+    )
+    run(strategy, OBJECTIVES, [np.zeros(P)], 1)
+    numbers = strategy.instruction(1, "0")
+    assert numbers["step-size"] == 1.0  # 9/9
+    assert numbers["penalty"] == 6.0  # 2 √9
+    assert numbers["averaging"] == 1.0  # 4/8^(2/3)
+    assert strategy.instruction(20, "0")["averaging"] == pytest.approx(4 / 9)
+
+    strategy = FedFW(L1Ball(1.0), penalty=2.0, participation=0.5)
+    run(strategy, OBJECTIVES, [np.zeros(P)], 1)
+    assert strategy.instruction(1, "0")["step-size"] == 1.0
+    assert strategy.instruction(15, "0")["step-size"] == pytest.approx(2 / 9)
+    assert strategy.instruction(15, "0")["penalty"] == pytest.approx(6.0)
+
+    strategy = FedFW(L1Ball(1.0), penalty=2.0, schedule="nonconvex")
+    run(strategy, OBJECTIVES, [np.zeros(P)], 7)
+    for t in (1, 7):  # T = 7: 8^(−2/3), 2 · 8^(1/3)
+        assert strategy.instruction(t, "0")["step-size"] == pytest.approx(0.25)
+        assert strategy.instruction(t, "0")["penalty"] == pytest.approx(4.0)
+
+
+def test_dual_penalty_is_the_penalty_by_default() -> None:
+    def model(**options: Any) -> Array:
+        strategy = FedFW(L1Ball(RADIUS), penalty=0.7, variant="augmented", **options)
+        return run(strategy, OBJECTIVES, [np.zeros(P)], 20)[0]
+
+    assert np.array_equal(model(), model(dual_penalty=0.7))
+    assert not np.array_equal(model(), model(dual_penalty=0.1))
+
+
+@pytest.mark.parametrize("variant", ["plain", "augmented", "stochastic"])
+def test_seed_decides_everything(variant: str) -> None:
+    """Node ids, encoding and the order of nodes change nothing; the seed does."""
+
+    def model(seed: int, **grid: Any) -> Array:
+        strategy = FedFW(
+            L1Ball(RADIUS),
+            penalty=1.0,
+            variant=variant,
+            participation=0.5,
+            batch_size=2,
+            lmo_noise=0.1,
+            seed=seed,
+        )
+        return run(strategy, OBJECTIVES, [np.zeros(P)], 25, **grid)[0]
+
+    first = model(3)
+    assert np.array_equal(first, model(3, grid_seed=1))
+    assert np.array_equal(first, model(3, grid_seed=2, encode=True))
+    assert not np.array_equal(first, model(4))
+
+
+def test_participation_is_that_of_the_schedule() -> None:
+    """Bernoulli: the mean of the numbers is n p; fixed: always ⌈n p⌉."""
+    for sampling in ("bernoulli", "fixed"):
+        strategy = FedFW(L1Ball(1.0), participation=0.3, sampling=sampling, seed=1)
+        run(strategy, OBJECTIVES, [np.zeros(P)], 1)
+        counts = np.array([len(strategy.sample(t)) for t in range(1, 2001)])
+        if sampling == "fixed":
+            assert set(counts) == {2}
+        else:
+            # standard error of the mean: √(5 · 0.3 · 0.7 / 2000) = 0.023
+            assert abs(counts.mean() - 1.5) < 0.1
+            assert set(counts) == {0, 1, 2, 3, 4, 5}
+        share = np.mean([["0" in strategy.sample(t)] for t in range(1, 2001)])
+        assert abs(share - (0.4 if sampling == "fixed" else 0.3)) < 0.04
+
+
+# ------------------------------------------------------------------------- Appendix A
+
+
+@pytest.mark.parametrize("domain", [Box(-1.0, 1.0), LInfBall(1.0)])
+def test_appendix_a(domain: Domain) -> None:
+    """min over [−1, 1] of ½(x − 3)² + ½(x + 1)²: naive stays at 0, FedFW+ finds 1."""
+    # f_i = 2 · ½(x − c_i)², so that F = (1/2) Σ f_i
+    objectives = [LeastSquares([[1.0]], [c], scale="sum") for c in (3.0, -1.0)]
+    naive = NaiveFrankWolfe(domain)
+    (stuck,) = run(naive, objectives, [np.zeros(1)], 300, client=NaiveFrankWolfeClient)
+    assert stuck.item() == pytest.approx(0.0, abs=1e-12)
+    (found,) = run(
+        FedFW(domain, penalty=1.0, variant="augmented"), objectives, [np.zeros(1)], 600
+    )
+    assert found.item() == pytest.approx(1.0, abs=1e-2)
+
+
+def test_appendix_a_plain() -> None:
+    """Plain FedFW goes there as fast as λ_t grows."""
+    objectives = [LeastSquares([[1.0]], [c], scale="sum") for c in (3.0, -1.0)]
+    # x_1 = 1, and g_2 = (x_2 + 1) + λ_t (x_2 − x̄) = 0 says 1 − x̄ ≈ 2/λ_t, which
+    # is 0.0447 for t = 2000 and below 1e-2 from t = 40 000 on; F − F* is its square.
+    strategy = FedFW(LInfBall(1.0), penalty=1.0)
+    (found,) = run(strategy, objectives, [np.zeros(1)], 2000)
+    assert 1.0 - found.item() == pytest.approx(2.0 / math.sqrt(2001.0), rel=0.1)
+
+
+# --------------------------------------------------------- domains, layers and matrices
+
+
+class Distance:
+    """½‖x − c‖², of one array or of a list of layers; a user's own plain class."""
+
+    num_examples = 1
+
+    def __init__(self, *centres: Array) -> None:
+        self.centres = centres
+
+    def _layers(self, x: Any) -> list[Array]:
+        return x if isinstance(x, list) else [x]
+
+    def value(self, x: Any) -> float:
+        pairs = zip(self._layers(x), self.centres, strict=True)
+        return 0.5 * sum(float(np.sum((a - c) ** 2)) for a, c in pairs)
+
+    def gradient(self, x: Any) -> Any:
+        pairs = zip(self._layers(x), self.centres, strict=True)
+        parts = [a - c for a, c in pairs]
+        return parts if isinstance(x, list) else parts[0]
+
+
+def projected_gradient(centres: Sequence[Array], domain: Domain) -> Array:
+    """The minimiser of the mean of ½‖x − c_i‖² over D is the projected mean."""
+    return domain.project(np.mean(np.stack(list(centres)), axis=0))
+
+
+def test_a_client_may_use_a_larger_set() -> None:
+    """§4.3: an ℓ2 and an ℓ∞ ball around the ℓ1 ball for two of the clients."""
+    rng = np.random.default_rng(5)
+    centres = [rng.standard_normal(6) for _ in range(N)]
+    objectives = [Distance(c) for c in centres]
+    ball = L1Ball(1.0)
+    domains = [ball, ball, ball, L2Ball(1.0), LInfBall(1.0)]
+    solution = projected_gradient(centres, ball)
+    errors = []
+    for rounds in (150, 1200):
+        strategy = FedFW(ball, penalty=0.5)
+        (model,) = run(strategy, objectives, [np.zeros(6)], rounds, domains=domains)
+        errors.append(float(np.linalg.norm(model - solution)))
+        assert ball.contains(strategy.client_iterate("0"))
+        assert L2Ball(1.0).contains(strategy.client_iterate("3"))
+    assert errors[1] < 0.05
+    assert errors[1] < 0.6 * errors[0]
+    assert np.abs(model).sum() < 1.05  # x̄ itself is in D at consensus only
+
+
+def test_noise_in_the_oracle() -> None:
+    def value(noise: float, seed: int = 0, rounds: int = 400) -> tuple[Array, float]:
+        strategy = FedFW(L1Ball(RADIUS), penalty=1.0, lmo_noise=noise, seed=seed)
+        (model,) = run(strategy, OBJECTIVES, [np.zeros(P)], rounds)
+        return model, float(sum(o.value(model) for o in OBJECTIVES)) / N
+
+    start = float(np.sum(B**2))
+    clean, noisy = value(0.0)[1], value(0.05)[1]
+    assert abs(noisy - clean) < 0.02 * (start - clean)
+    assert clean < 0.6 * start
+    assert np.array_equal(value(0.05, 1, 50)[0], value(0.05, 1, 50)[0])
+    assert not np.array_equal(value(0.5, 1, 50)[0], value(0.5, 2, 50)[0])
+
+
+def test_layers_are_one_vector() -> None:
+    """A model of several arrays in one ball is the vector of all entries."""
+    rng = np.random.default_rng(6)
+    shapes = [(3, 2), (4,), (1, 1, 2)]
+    layered = [[rng.standard_normal(s) for s in shapes] for _ in range(3)]
+    flat = [np.concatenate([c.reshape(-1) for c in cs]) for cs in layered]
+    for participation in (1.0, 0.6):
+        options: dict[str, Any] = {"penalty": 0.5, "participation": participation}
+        strategy = FedFW(L1Ball(2.0), **options)
+        layers = run(
+            strategy,
+            [Distance(*cs) for cs in layered],
+            [np.zeros(s) for s in shapes],
+            60,
+        )
+        assert [layer.shape for layer in layers] == shapes
+        (vector,) = run(
+            FedFW(L1Ball(2.0), **options),
+            [Distance(c) for c in flat],
+            [np.zeros(12)],
+            60,
+        )
+        assert np.array_equal(np.concatenate([a.reshape(-1) for a in layers]), vector)
+
+
+def test_layers_in_sets_of_their_own() -> None:
+    """A product: each layer's oracle on its own part of the gradient."""
+    rng = np.random.default_rng(7)
+    shapes = [(3, 4), (5,), (2, 2)]
+    domain = Product([L1Ball(2.0), L2Ball(1.0), BirkhoffPolytope()], shapes)
+    layered = [[rng.standard_normal(s) for s in shapes] for _ in range(4)]
+    flat = [np.concatenate([c.reshape(-1) for c in cs]) for cs in layered]
+    start = [np.zeros((3, 4)), np.zeros(5), np.full((2, 2), 0.5)]
+
+    def oracle(g: Array) -> Array:
+        first = np.zeros(12)
+        j = int(np.argmax(np.abs(g[:12])))
+        first[j] = -2.0 * np.sign(g[j])
+        second = -g[12:17] / np.linalg.norm(g[12:17])
+        a, b, c, d = g[17:]
+        third = [1.0, 0.0, 0.0, 1.0] if a + d <= b + c else [0.0, 1.0, 1.0, 0.0]
+        return np.concatenate([first, second, third])
+
+    strategy = FedFW(domain, penalty=0.5, participation=0.5, sampling="fixed", seed=2)
+    layers = run(strategy, [Distance(*cs) for cs in layered], start, 50)
+    x_bar, _ = loop(
+        sets_of(strategy, 50),
+        lambda t: schedule("convex", 0.5, 0.5, 50, t),
+        np.concatenate([a.reshape(-1) for a in start]),
+        gradient=lambda i, x, t: x - flat[i],
+        oracle=oracle,
+        n=4,
+    )
+    assert np.abs(np.concatenate([a.reshape(-1) for a in layers]) - x_bar).max() < 1e-9
+
+
+def nuclear_oracle(radius: float) -> Callable[[Array], Array]:
+    def oracle(g: Array) -> Array:
+        left, _, right = np.linalg.svd(g)
+        atom: Array = -radius * np.outer(left[:, 0], right[0])
+        return atom
+
+    return oracle
+
+
+def simplex_oracle(g: Array) -> Array:
+    s = np.zeros_like(g)
+    s.flat[int(np.argmin(g))] = 2.0
+    return s
+
+
+def birkhoff_oracle(g: Array) -> Array:
+    """All 24 permutations of 4."""
+    from itertools import permutations
+
+    rows = np.arange(4)
+    best = min(permutations(range(4)), key=lambda p: float(g[rows, list(p)].sum()))
+    atom: Array = np.eye(4)[list(best)]
+    return atom
+
+
+@pytest.mark.parametrize(
+    ("domain", "oracle", "start"),
+    [
+        (NuclearNormBall(3.0), nuclear_oracle(3.0), np.zeros((4, 6))),
+        (Simplex(2.0), simplex_oracle, np.full(9, 2 / 9)),
+        (Box(-1.0, 0.5), lambda g: np.where(g > 0, -1.0, 0.5), np.zeros((2, 3))),
+        (BirkhoffPolytope(), birkhoff_oracle, np.full((4, 4), 0.25)),
+        (L2Ball(2.0), lambda g: -2 * g / np.linalg.norm(g), np.zeros((3, 1, 2))),
+    ],
+    ids=["nuclear", "simplex", "box", "birkhoff", "l2"],
+)
+def test_other_sets_equal_numpy_loop(
+    domain: Domain, oracle: Callable[[Array], Array], start: Array
+) -> None:
+    rng = np.random.default_rng(8)
+    centres = [rng.standard_normal(start.shape) for _ in range(N)]
+    strategy = FedFW(
+        domain, penalty=0.5, participation=0.7, variant="augmented", dual_penalty=0.2
+    )
+    (model,) = run(strategy, [Distance(c) for c in centres], [start], 50, encode=True)
+    x_bar, x = loop(
+        sets_of(strategy, 50),
+        lambda t: schedule("convex", 0.5, 0.7, 50, t),
+        start,
+        variant="augmented",
+        dual_penalty=0.2,
+        gradient=lambda i, z, t: z - centres[i],
+        oracle=oracle,
+    )
+    assert model.shape == start.shape
+    assert np.abs(model - x_bar).max() < 1e-9
+    assert domain.contains(model)
+    for i in range(N):
+        assert np.abs(strategy.client_iterate(str(i)) - x[i]).max() < 1e-9
+
+
+def test_matrix_completion() -> None:
+    """A rank-one matrix is found from half of its entries, dealt to the clients."""
+    rng = np.random.default_rng(9)
+    truth = np.outer(rng.standard_normal(8), rng.standard_normal(7))
+    radius = float(np.linalg.norm(truth))  # ‖·‖_* of a matrix of rank one
+    entries = rng.permutation(56)[:30]
+    objectives = []
+    for part in np.array_split(entries, 3):
+        rows, columns = np.divmod(part, 7)
+        ratings = truth[rows, columns]
+        # weight n d: F = Σ over all observed entries
+        objectives.append(
+            MatrixCompletion(rows, columns, ratings, (8, 7), weight=3.0 * len(part))
+        )
+    strategy = FedFW(NuclearNormBall(radius), penalty=0.3)
+    (model,) = run(strategy, objectives, [np.zeros((8, 7))], 800)
+    values = [
+        sum(o.value(x) for o in objectives) / 3 for x in (np.zeros((8, 7)), model)
+    ]
+    assert values[1] < 0.02 * values[0]
+
+
+# -------------------------------------------------------------------------- bad input
+
+
+class CountingGrid(LocalGrid):
+    """Counts the messages pushed."""
+
+    pushed = 0
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        given = list(messages)
+        self.pushed += len(given)
+        return super().push_messages(given)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"penalty": -1.0}, "penalty = -1.0"),
+        ({"penalty": math.nan}, "penalty = nan"),
+        ({"penalty": math.inf}, "penalty = inf"),
+        ({"dual_penalty": -0.5}, "dual_penalty = -0.5"),
+        ({"participation": 0.0}, "participation = 0.0"),
+        ({"participation": 1.5}, "participation = 1.5"),
+        ({"participation": math.nan}, "participation = nan"),
+        ({"variant": "stochastik"}, "did you mean 'stochastic'"),
+        ({"schedule": "convexe"}, "did you mean 'convex'"),
+        ({"sampling": "all"}, "allowed: bernoulli, fixed"),
+        ({"step_size": 0.0}, "step_size = 0.0"),
+        ({"step_size": 1.5}, "step_size = 1.5"),
+        ({"averaging": 0.0}, "averaging = 0.0"),
+        ({"batch_size": 0}, "batch_size = 0"),
+        ({"lmo_noise": -1.0}, "lmo_noise = -1.0"),
+    ],
+)
+def test_bad_settings(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(says)) as caught:
+        FedFW(L1Ball(1.0), **options)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("make", [FedFW, NaiveFrankWolfe, ProjectedFedAvg, FedDR])
+@pytest.mark.parametrize(
+    ("domain", "start", "rounds", "says"),
+    [
+        (BirkhoffPolytope(), [np.zeros(9)], 3, "square matrices"),
+        (NuclearNormBall(1.0), [np.zeros((2, 2)), np.zeros(2)], 3, "matrices"),
+        (Product([L1Ball(1.0)], [(4,)]), [np.zeros(5)], 3, "flat vector"),
+        (L1Ball(1.0), [np.array([0.0, np.nan])], 3, "not finite"),
+        (L1Ball(1.0), [np.array([0.0, np.inf])], 3, "not finite"),
+        (L1Ball(1.0), [np.zeros(2)], 0, "num_rounds = 0"),
+    ],
+    ids=["birkhoff", "nuclear", "product", "nan", "inf", "rounds"],
+)
+def test_bad_model_stops_before_any_message(
+    make: Any, domain: Domain, start: list[Array], rounds: int, says: str
+) -> None:
+    grid = CountingGrid(client_app(lambda context: None), 3)
+    with pytest.raises(ValueError, match=says) as caught:
+        make(domain).start(
+            grid=grid, initial_arrays=ArrayRecord(start), num_rounds=rounds
+        )
+    assert "\n" not in str(caught.value)
+    assert grid.pushed == 0

@@ -1,0 +1,291 @@
+"""Whatever is lost, late, repeated, spoilt or forgotten: x̄ is the mean of the x_i."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
+from numpy.typing import NDArray
+
+from clients import FedFWClient
+from fedtrellis import LocalGrid, client_app
+from fedtrellis.arrays import decode
+from fedtrellis.callbacks import Callback, RoundRecord
+from fedtrellis.domains import L1Ball
+from fedtrellis.local import FAULTS
+from fedtrellis.objectives import LeastSquares
+from fedtrellis.protocol import ClientMemory
+from fedtrellis.random import generator
+from strategies import FedFW
+
+Array = NDArray[np.float64]
+
+P, ROWS, RADIUS, PENALTY, DUAL, SEED, BATCH = 15, 5, 2.5, 1.2, 0.3, 11, 2
+EVERYTHING = {
+    "request_loss": 0.3,
+    "reply_loss": 0.3,
+    "late_reply": 0.1,
+    "state_loss": 0.1,
+    "wipe": 0.05,
+    "crash": 0.05,
+    "garbage": 0.1,
+    "duplicate": 0.1,
+}
+KEEPS_STATE = sorted(set(FAULTS) - {"wipe", "state_loss"})
+
+
+class Watch(Callback):
+    """Notes down whose answers were used, and ends the faults before the last round."""
+
+    def __init__(self, grid: LocalGrid, rounds: int) -> None:
+        self.grid, self.rounds = grid, rounds
+        self.used: list[list[int]] = []
+
+    def on_round(self, strategy: Any, record: RoundRecord) -> None:
+        self.used.append([int(name) for name in strategy._used])
+        dropped = {name for name, _ in record.rejected}
+        if not strategy.client_evaluate_every:  # its waves' losses are noted down too
+            assert dropped == set(strategy._sampled) - set(strategy._used)
+        if record.round == self.rounds - 1:
+            self.grid.faults = dict.fromkeys(FAULTS, 0.0)
+
+
+class Run:
+    """A run under faults whose last round has none."""
+
+    def __init__(
+        self,
+        variant: str,
+        faults: Mapping[str, Any],
+        *,
+        n: int = 10,
+        rounds: int = 60,
+        participation: float = 1.0,
+        encode: bool = False,
+        grid_seed: int = 0,
+        **options: Any,
+    ) -> None:
+        rng = np.random.default_rng(n)
+        self.A, self.b = (
+            rng.standard_normal((n, ROWS, P)),
+            rng.standard_normal((n, ROWS)),
+        )
+        self.objectives = [
+            LeastSquares(a, b, weight=n) for a, b in zip(self.A, self.b, strict=True)
+        ]
+        self.n, self.participation, self.variant = n, participation, variant
+
+        def client_fn(context: Context) -> FedFWClient:
+            i = int(context.node_config["partition-id"])
+            return FedFWClient(context, self.objectives[i], L1Ball(RADIUS))
+
+        app = client_app(client_fn)
+        self.grid = LocalGrid(app, n, seed=grid_seed, encode=encode, **faults)
+        self.watch = Watch(self.grid, rounds)
+        self.strategy = FedFW(
+            L1Ball(RADIUS),
+            penalty=PENALTY,
+            dual_penalty=DUAL,
+            variant=variant,
+            participation=participation,
+            batch_size=BATCH,
+            seed=SEED,
+            callbacks=[self.watch, *options.pop("callbacks", [])],
+            max_failed_rounds=1000,
+            **options,
+        )
+        self.start = np.full(P, 0.1)
+        result = self.strategy.start(
+            grid=self.grid, initial_arrays=ArrayRecord([self.start]), num_rounds=rounds
+        )
+        self.model: Array = result.arrays.to_numpy_ndarrays()[0]
+
+    def check_mean(self) -> None:
+        names = self.strategy.clients
+        iterates = [self.strategy.client_iterate(name) for name in names]
+        assert len(names) == self.n
+        assert np.abs(self.model - np.mean(iterates, axis=0)).max() < 1e-9
+
+    def check_nodes(self) -> None:
+        """What lies in the nodes' state is what the server thinks lies there."""
+        last = self.strategy.history[-1]
+        assert last.used == last.sampled
+        assert not last.rejected
+        in_step = set()
+        for context in self.grid._contexts.values():
+            name = str(context.node_config["partition-id"])
+            memory = ClientMemory.load(context.state, self.strategy._session)
+            used_round = self.strategy._registry[name].used_round
+            if used_round == memory.provisional_round:
+                state = memory.provisional
+            elif used_round == memory.committed_round:
+                state = memory.committed
+            else:
+                continue  # it will ask to be restored
+            in_step.add(name)
+            x = decode(state["x"])
+            assert np.abs(x - self.strategy.client_iterate(name)).max() < 1e-9
+            if self.variant == "augmented":
+                y = decode(state["y"])
+                assert np.abs(y - self.strategy._duals[name]).max() < 1e-9
+            else:
+                assert "y" not in state
+        assert in_step >= set(self.strategy._used)
+        assert len(self.strategy._used) > 0
+
+    def check_loop(self, sets: Sequence[Sequence[int]] | None = None) -> None:
+        """The model is that of METHODS §1 in NumPy, with the answers that were used."""
+        x = np.tile(self.start, (self.n, 1))
+        y, d, seen = np.zeros_like(x), np.zeros_like(x), set()
+        x_bar = self.start
+        p = self.participation
+        for t, S in enumerate(self.watch.used if sets is None else sets, start=1):
+            eta = 2 / (p * (t - 1) + 2)
+            lam = PENALTY * math.sqrt(p * (t - 1) + 2)
+            rho = 4 / (t + 7) ** (2 / 3)
+            for i in S:
+                gradient = 2 * self.A[i].T @ (self.A[i] @ x[i] - self.b[i])
+                if self.variant == "augmented":
+                    y[i] += DUAL * (x[i] - x_bar)
+                    gradient += y[i]
+                if self.variant == "stochastic":
+                    rng = generator(SEED, "mini-batch", str(i), t)
+                    objective = self.objectives[i]
+                    sample = objective.stochastic_gradient(x[i], rng, BATCH) / self.n
+                    weight = rho if i in seen else 1.0
+                    seen.add(i)
+                    d[i] = (1 - weight) * d[i] + weight * sample
+                    gradient = d[i]
+                g = gradient + lam * (x[i] - x_bar)
+                j = np.argmax(np.abs(g))
+                x[i] *= 1 - eta
+                x[i, j] -= eta * RADIUS * np.sign(g[j])
+            x_bar = x.mean(axis=0)
+        assert np.abs(self.model - x_bar).max() < 1e-9
+        for i in range(self.n):
+            assert np.abs(self.strategy.client_iterate(str(i)) - x[i]).max() < 1e-9
+
+
+@pytest.mark.parametrize("encode", [False, True])
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+@pytest.mark.parametrize("variant", ["plain", "augmented"])
+def test_everything_at_once(variant: str, participation: float, encode: bool) -> None:
+    run = Run(variant, EVERYTHING, participation=participation, encode=encode)
+    assert all(run.grid.fault_counts.values())
+    used = [len(S) for S in run.watch.used]
+    assert min(used) < max(used)
+    run.check_mean()
+    run.check_nodes()
+    run.check_loop()
+
+
+@pytest.mark.parametrize("grid_seed", range(1, 6))
+def test_other_faults_of_the_same_kind(grid_seed: int) -> None:
+    """With evaluations on the clients in between, which are lost and spoilt as well."""
+    run = Run(
+        "augmented", EVERYTHING, n=4, grid_seed=grid_seed, client_evaluate_every=2
+    )
+    run.check_mean()
+    run.check_nodes()
+    run.check_loop()
+
+
+@pytest.mark.parametrize("variant", ["plain", "augmented"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_fault_alone(fault: str, variant: str) -> None:
+    run = Run(variant, {fault: 0.4}, n=4, rounds=25)
+    assert run.grid.fault_counts[fault] > 10
+    run.check_mean()
+    run.check_nodes()
+    run.check_loop()
+    if fault in ("wipe", "state_loss", "duplicate"):
+        # nothing that the server needs is lost: who lost its state gets it back at once
+        assert all(record.used == 4 for record in run.strategy.history)
+    else:
+        assert any(record.used < 4 for record in run.strategy.history)
+
+
+@pytest.mark.parametrize("fault", ["wipe", "state_loss"])
+def test_nothing_remembered_at_all(fault: str) -> None:
+    """Nodes that never keep anything take part as if they did: FedFW, FedFW+."""
+    for variant in ("plain", "augmented"):
+        run = Run(variant, {fault: 1.0}, n=4, rounds=20)
+        assert all(record.used == 4 for record in run.strategy.history)
+        run.check_loop()
+
+
+@pytest.mark.parametrize("fault", KEEPS_STATE)
+def test_gradient_average_rolls_back(fault: str) -> None:
+    """FedFW-sto: d_i is that of the rounds used, while the node keeps its state."""
+    run = Run("stochastic", {fault: 0.4}, n=4, rounds=25, participation=0.8)
+    run.check_mean()
+    run.check_nodes()
+    run.check_loop()
+
+
+def test_stochastic_with_everything() -> None:
+    """What the server cannot give back (d_i) is lost, x_i is not."""
+    run = Run("stochastic", EVERYTHING)
+    run.check_mean()
+    run.check_nodes()
+
+
+def test_without_faults_the_sets_are_the_samples() -> None:
+    run = Run("plain", {}, participation=0.5, n=6)
+    sets = [[int(name) for name in run.strategy.sample(t)] for t in range(1, 61)]
+    assert run.watch.used == sets
+    run.check_loop(sets)
+
+
+def test_faults_do_not_decide_what_is_sampled() -> None:
+    """The same seed samples the same clients, whatever happens to the messages."""
+    calm = Run("plain", {}, participation=0.5, rounds=30)
+    rough = Run("plain", EVERYTHING, participation=0.5, rounds=30, grid_seed=9)
+    for t in range(1, 31):
+        assert calm.strategy.sample(t) == rough.strategy.sample(t)
+
+
+@pytest.mark.parametrize("variant", ["plain", "augmented", "stochastic"])
+def test_resumed_run_is_the_same_run(variant: str, tmp_path: Path) -> None:
+    """A run under faults, stopped in the middle and resumed from its checkpoint."""
+
+    class Stop(Callback):
+        def on_round(self, strategy: Any, record: RoundRecord) -> bool:
+            return record.round == 17
+
+    options: dict[str, Any] = {"n": 4, "rounds": 30, "participation": 0.8}
+    whole = Run(variant, EVERYTHING, **options)
+    path = tmp_path / "checkpoint"
+    Run(variant, EVERYTHING, checkpoint=path, callbacks=[Stop()], **options)
+    rest = Run(variant, EVERYTHING, resume=path, **options)
+    assert rest.watch.used == whole.watch.used[17:]
+    assert np.abs(rest.model - whole.model).max() < 1e-12
+    rest.check_mean()
+    rest.check_nodes()
+
+
+def test_flowers_own_calls_restore_in_the_next_round() -> None:
+    """configure_train and aggregate_train, one wave: a wiped node misses one round."""
+    run = Run("augmented", {}, n=3, rounds=1)
+    sets: list[list[int]] = [[0, 1, 2]]
+    for t in range(2, 7):
+        if t == 3:
+            for context in run.grid._contexts.values():
+                if context.node_config["partition-id"] == 1:
+                    context.state = RecordDict()
+        messages = run.strategy.configure_train(
+            t, ArrayRecord(), ConfigRecord(), run.grid
+        )
+        replies = run.grid.send_and_receive(messages)
+        arrays, _ = run.strategy.aggregate_train(t, replies)
+        assert arrays is not None
+        (run.model,) = arrays.to_numpy_ndarrays()
+        sets.append([int(name) for name in run.strategy._used])
+    assert sets == [[0, 1, 2], [0, 1, 2], [0, 2], [0, 1, 2], [0, 1, 2], [0, 1, 2]]
+    run.check_mean()
+    run.check_loop(sets)

@@ -1,0 +1,376 @@
+"""What FedFW's messages hold, and how many bytes that is."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message
+from numpy.typing import NDArray
+
+from clients import FedFWClient, NaiveFrankWolfeClient
+from fedtrellis import LocalGrid, client_app
+from fedtrellis.arrays import Layout, record_arrays
+from fedtrellis.atoms import (
+    Atom,
+    DenseAtom,
+    PermutationAtom,
+    ProductAtom,
+    RankOneAtom,
+    SignAtom,
+    SparseAtom,
+    unpack_atoms,
+)
+from fedtrellis.broadcast import ModelBroadcast, Step, receive, unpack_steps
+from fedtrellis.domains import (
+    BirkhoffPolytope,
+    Box,
+    Domain,
+    KSupportBall,
+    L1Ball,
+    L2Ball,
+    LInfBall,
+    NuclearNormBall,
+    Product,
+    Simplex,
+)
+from fedtrellis.local import encode_message
+from fedtrellis.protocol import ARRAYS, CONFIG, MODEL, RESTORE, STATUS
+from strategies import FedFW, NaiveFrankWolfe
+
+Array = NDArray[np.float64]
+
+
+class Distance:
+    """½‖x − c‖²."""
+
+    num_examples = 1
+
+    def __init__(self, centre: Array) -> None:
+        self.centre = centre
+
+    def value(self, x: Array) -> float:
+        return 0.5 * float(np.sum((x - self.centre) ** 2))
+
+    def gradient(self, x: Array) -> Array:
+        return x - self.centre
+
+
+class Recorder(LocalGrid):
+    """Keeps every train message and its answer, and can lose or wipe what is named.
+
+    ``missed`` and ``wiped`` hold pairs of a round and a partition-id.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.missed: set[tuple[int, int]] = set()
+        self.wiped: set[tuple[int, int]] = set()
+        self.requests: dict[tuple[int, int], list[Message]] = {}
+        self.answers: dict[tuple[int, int], list[Message]] = {}
+
+    def _where(self, message: Message, node_id: int) -> tuple[int, int]:
+        partition = self._contexts[node_id].node_config["partition-id"]
+        return int(message.metadata.group_id), cast(int, partition)
+
+    def _deliver(self, message: Message) -> None:
+        if message.metadata.message_type == "train":
+            where = self._where(message, message.metadata.dst_node_id)
+            self.requests.setdefault(where, []).append(message)
+            if where in self.missed:
+                return
+            if where in self.wiped:
+                self._contexts[message.metadata.dst_node_id].state.clear()
+                self.wiped.discard(where)
+        super()._deliver(message)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        replies = super().pull_messages(message_ids)
+        for reply in replies:
+            if reply.metadata.message_type == "train":
+                where = self._where(reply, reply.metadata.src_node_id)
+                self.answers.setdefault(where, []).append(reply)
+        return replies
+
+
+def config_of(message: Message) -> ConfigRecord:
+    return cast(ConfigRecord, message.content[CONFIG])
+
+
+def arrays_of(message: Message, record: str) -> list[NDArray[Any]]:
+    return record_arrays(cast(ArrayRecord, message.content[record]))
+
+
+def recorded(
+    strategy: Any,
+    centres: Sequence[Array],
+    start: Sequence[Array],
+    rounds: int,
+    *,
+    domains: Sequence[Domain] | None = None,
+    client: Any = FedFWClient,
+    missed: Iterable[tuple[int, int]] = (),
+    wiped: Iterable[tuple[int, int]] = (),
+) -> tuple[Recorder, Array]:
+    def client_fn(context: Context) -> Any:
+        i = int(context.node_config["partition-id"])
+        domain = strategy.domain if domains is None else domains[i]
+        return client(context, objective=Distance(centres[i]), domain=domain)
+
+    grid = Recorder(client_app(client_fn), len(centres), encode=True)
+    grid.missed, grid.wiped = set(missed), set(wiped)
+    result = strategy.start(
+        grid=grid, initial_arrays=ArrayRecord(list(start)), num_rounds=rounds
+    )
+    return grid, result.arrays.to_numpy_ndarrays()[0]
+
+
+# ----------------------------------------------------------------- a million parameters
+
+SIZE, NODES = 1_000_000, 10
+DENSE = 8 * SIZE
+
+
+def big_centres() -> list[Array]:
+    rng = np.random.default_rng(0)
+    centres = []
+    for _ in range(NODES):
+        centre = np.zeros(SIZE)
+        centre[rng.choice(SIZE, 50, replace=False)] = rng.standard_normal(50)
+        centres.append(centre)
+    return centres
+
+
+def test_bytes_of_a_million_parameters() -> None:
+    """An upload is one atom, a download n of them: not the 8 MB of x."""
+    strategy = FedFW(L1Ball(5.0), penalty=0.1)
+    rounds = 6
+    grid, model = recorded(strategy, big_centres(), [np.zeros(SIZE)], rounds)
+    for (t, _), messages in grid.requests.items():
+        assert len(messages) == 1
+        size = encode_message(messages[0])[1]
+        assert size < 10_000
+        assert config_of(messages[0])["model-encoding"] == (
+            "sparse" if t == 1 else "steps"
+        )
+    for messages in grid.answers.values():
+        assert len(messages) == 1
+        assert encode_message(messages[0])[1] < 2_000
+    assert len(grid.requests) == len(grid.answers) == NODES * rounds
+    # what the history says of each round is what went over the wire
+    for record in strategy.history[1:]:
+        t = record.round
+        downs = [encode_message(grid.requests[t, i][0])[1] for i in range(NODES)]
+        ups = [encode_message(grid.answers[t, i][0])[1] for i in range(NODES)]
+        assert record.bytes_down == sum(downs)
+        assert record.bytes_up == sum(ups)
+    assert sum(record.bytes_down for record in strategy.history) == grid.bytes_down
+    assert sum(record.bytes_up for record in strategy.history) == grid.bytes_up
+    assert grid.bytes_down + grid.bytes_up < 0.002 * 2 * NODES * rounds * DENSE
+    iterates = [strategy.client_iterate(name) for name in strategy.clients]
+    assert np.abs(model - np.mean(iterates, axis=0)).max() < 1e-12
+    assert 0 < np.count_nonzero(model) <= NODES * rounds
+
+
+def test_bytes_after_a_missed_round_and_a_wipe() -> None:
+    """x̄ whole, but only its non-zeros; and x_i for the node that lost everything."""
+    strategy = FedFW(L1Ball(5.0), penalty=0.1)
+    grid, model = recorded(
+        strategy,
+        big_centres(),
+        [np.zeros(SIZE)],
+        6,
+        missed=[(3, 4)],
+        wiped=[(5, 7)],
+    )
+    assert [record.used for record in strategy.history] == [10, 10, 9, 10, 10, 10]
+    for (t, i), messages in grid.requests.items():
+        encodings = [config_of(message)["model-encoding"] for message in messages]
+        if t in (1, 4):  # the step of round 3 was that of nine
+            assert encodings == ["sparse"]
+        elif (t, i) == (5, 7):
+            # asked again, with all that it needs
+            assert encodings == ["steps", "sparse"]
+            assert RESTORE in messages[1].content
+        else:
+            assert encodings == ["steps"]
+        if t > 1:
+            for message in messages:
+                assert encode_message(message)[1] < 10_000
+    iterates = [strategy.client_iterate(name) for name in strategy.clients]
+    assert np.abs(model - np.mean(iterates, axis=0)).max() < 1e-12
+
+
+def test_node_that_missed_a_round_gets_the_steps_it_lacks() -> None:
+    """Where x̄'s non-zeros are many more than the atoms of two rounds."""
+    size = 20_000
+    strategy = NaiveFrankWolfe(L1Ball(1.0), schedule="constant")
+    rng = np.random.default_rng(1)
+    grid, _ = recorded(
+        strategy,
+        [rng.standard_normal(size) for _ in range(8)],
+        [rng.uniform(-1 / size, 1 / size, size)],
+        6,
+        client=NaiveFrankWolfeClient,
+        missed=[(4, 2)],
+    )
+    for (t, i), messages in grid.requests.items():
+        (message,) = messages
+        if t == 1:
+            assert config_of(message)["model-encoding"] == "dense"
+            continue
+        assert config_of(message)["model-encoding"] == "steps"
+        steps = unpack_steps(arrays_of(message, MODEL), (size,))
+        atoms = [7] if t == 5 else [8]  # round 4's step is that of seven
+        lacked = [8] if (t, i) == (5, 2) else []
+        assert [len(step.atoms) for step in steps] == lacked + atoms
+        assert encode_message(message)[1] < 4_000
+
+
+def test_steps_or_non_zeros_whichever_is_smaller() -> None:
+    """Sixty steps over the same three entries are more than three entries."""
+    layout = Layout(((5_000,),))
+    rng = np.random.default_rng(2)
+    for same in (True, False):
+        broadcast = ModelBroadcast(layout, np.zeros(5_000))
+        copy = receive(*broadcast.encode(None), None)
+        for k in range(60):
+            entries = [0, 7, 4_000] if same else rng.choice(5_000, 3, replace=False)
+            atoms = tuple(
+                SparseAtom(np.array([j]), np.array([1.0]), (5_000,)) for j in entries
+            )
+            broadcast.advance(Step(1.0 - 1.0 / (k + 2), 0.1, atoms))
+        sizes = {}
+        for lacks in (1, 2, 60):
+            record, config = broadcast.encode(broadcast.version - lacks)
+            sizes[lacks] = sum(array.nbytes for array in record_arrays(record))
+            steps = config["model-encoding"] == "steps"
+            assert steps == (lacks == 1 or (lacks == 2 and not same))
+            if lacks == 60:
+                arrived = receive(record, config, copy)
+                assert np.array_equal(arrived.point, broadcast.model)
+        assert sizes[60] <= 10 * np.count_nonzero(broadcast.model)
+
+
+# --------------------------------------------------------------------- kinds of content
+
+
+@pytest.mark.parametrize(
+    ("domain", "start", "kind"),
+    [
+        (L1Ball(1.0), np.zeros(300), SparseAtom),
+        (Simplex(1.0), np.full(300, 1 / 300), SparseAtom),
+        (KSupportBall(3, 1.0), np.zeros(300), SparseAtom),
+        (NuclearNormBall(2.0), np.zeros((20, 30)), RankOneAtom),
+        (BirkhoffPolytope(), np.full((20, 20), 0.05), PermutationAtom),
+        (LInfBall(1.0), np.zeros(500), SignAtom),
+        (Box(-1.0, 2.0), np.zeros((10, 50)), SignAtom),
+        (L2Ball(1.0), np.zeros(50), DenseAtom),
+        (
+            Product([L1Ball(1.0), L2Ball(1.0)], [(40,), (5, 2)]),
+            np.zeros(50),
+            ProductAtom,
+        ),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_atoms_travel_in_their_smallest_form(
+    domain: Domain, start: Array, kind: type[Atom]
+) -> None:
+    """Up: one atom and nothing else of the data. Down: the atoms of the last round."""
+    rng = np.random.default_rng(3)
+    centres = [rng.standard_normal(start.shape) for _ in range(3)]
+    strategy = FedFW(domain, penalty=0.5)
+    grid, model = recorded(strategy, centres, [start], 4)
+    atoms: dict[tuple[int, int], Atom] = {}
+    for where, messages in grid.answers.items():
+        content = messages[0].content
+        assert set(content) == {STATUS, ARRAYS}
+        assert set(cast(ConfigRecord, content[STATUS])) == {
+            "client-id",
+            "session",
+            "server-round",
+            "in-sync",
+            "model-version",
+        }
+        (atom,) = unpack_atoms(arrays_of(messages[0], ARRAYS), start.shape)
+        assert isinstance(atom, kind)
+        assert domain.contains(atom.dense())
+        atoms[where] = atom
+    for (t, _), messages in grid.requests.items():
+        config = config_of(messages[0])
+        dense = np.size(start) * 8
+        if t == 1 or config["model-encoding"] != "steps":
+            continue
+        (step,) = unpack_steps(arrays_of(messages[0], MODEL), start.shape)
+        assert step.decay == pytest.approx(1 - 2 / t)  # η of the round before
+        assert step.weight == pytest.approx(2 / t / 3)
+        assert sum(a.nbytes for a in step.atoms) < dense
+        for i, atom in enumerate(step.atoms):
+            assert isinstance(atom, kind)
+            assert np.array_equal(atom.dense(), atoms[t - 1, i].dense())
+    replayed = start
+    for t in range(1, 5):
+        eta = 2 / (t + 1)
+        mean = np.mean([atoms[t, i].dense() for i in range(3)], axis=0)
+        replayed = (1 - eta) * replayed + eta * mean
+    assert np.abs(model - replayed).max() < 1e-12
+
+
+def test_atoms_of_several_kinds_in_one_step() -> None:
+    """§4.3: the ℓ1 ball for some, an ℓ2 and an ℓ∞ ball around it for others."""
+    rng = np.random.default_rng(4)
+    centres = [rng.standard_normal(400) for _ in range(5)]
+    ball = L1Ball(1.0)
+    domains = [ball, L2Ball(1.0), ball, LInfBall(1.0), ball]
+    strategy = FedFW(ball, penalty=0.5)
+    grid, model = recorded(strategy, centres, [np.zeros(400)], 3, domains=domains)
+    kinds = [SparseAtom, DenseAtom, SparseAtom, SignAtom, SparseAtom]
+    for (_, i), messages in grid.answers.items():
+        (atom,) = unpack_atoms(arrays_of(messages[0], ARRAYS), (400,))
+        assert isinstance(atom, kinds[i])
+    sizes = [encode_message(grid.answers[2, i][0])[1] for i in range(5)]
+    # 400 floats, against one index and one float
+    assert sizes[1] > sizes[0] + 2_500
+    # with a dense atom among them the n atoms are larger than x̄, so that x̄ travels
+    config = config_of(grid.requests[3, 0][0])
+    assert config["model-encoding"] == "dense"
+    iterates = [strategy.client_iterate(name) for name in strategy.clients]
+    assert np.abs(model - np.mean(iterates, axis=0)).max() < 1e-12
+
+    domains[1] = ball  # without it they pay: one step of two kinds
+    grid, _ = recorded(FedFW(ball), centres, [np.zeros(400)], 3, domains=domains)
+    (step,) = unpack_steps(arrays_of(grid.requests[3, 0][0], MODEL), (400,))
+    kinds[1] = SparseAtom
+    assert [type(atom) for atom in step.atoms] == kinds
+
+
+def test_server_keeps_no_dense_atoms() -> None:
+    """What is held at the end does not grow with the rounds, whatever the atoms are."""
+    size = 100_000
+    rng = np.random.default_rng(5)
+    objectives = [Distance(rng.standard_normal(size)) for _ in range(3)]
+
+    def client_fn(context: Context) -> FedFWClient:
+        i = int(context.node_config["partition-id"])
+        return FedFWClient(context, objective=objectives[i], domain=L2Ball(1.0))
+
+    def held(rounds: int) -> int:
+        strategy = FedFW(L2Ball(1.0), penalty=0.5)
+        grid = LocalGrid(client_app(client_fn), 3)
+        tracemalloc.start()
+        try:
+            strategy.start(
+                grid=grid,
+                initial_arrays=ArrayRecord([np.zeros(size)]),
+                num_rounds=rounds,
+            )
+            return tracemalloc.get_traced_memory()[0]
+        finally:
+            tracemalloc.stop()
+
+    # an atom is 0.8 MB: 25 more rounds of 3 would be 60 MB
+    assert held(30) < held(5) + 5e6
