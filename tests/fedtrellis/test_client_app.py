@@ -269,6 +269,7 @@ def test_state_that_is_not_finite_is_refused(bad: float) -> None:
     assert snapshot(context) == before
 
 
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 def test_infinities_that_cancel_are_refused_too() -> None:
     class Diverging(Adder):
         def fit(self, parameters: Arrays, config: Config) -> Fit:

@@ -1,0 +1,63 @@
+"""``python -m benchmarks [--quick] [--only NAME] [--out FILE]``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
+from . import fedavg, messages, overhead
+from .report import Comparison, machine, write_json
+from .runs import quiet
+
+#: What ``--only`` takes: each makes its measurements, in full or quickly.
+COMPARISONS: dict[str, Callable[[bool], Comparison]] = {
+    "messages": lambda quick: messages.compare(
+        messages.QUICK if quick else messages.FULL
+    ),
+    "overhead": lambda quick: overhead.compare(
+        overhead.QUICK if quick else overhead.FULL
+    ),
+    "fedavg": lambda quick: fedavg.compare(fedavg.QUICK if quick else fedavg.FULL),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print, and write JSON if asked; 0 also where an aim was missed."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument(
+        "--quick", action="store_true", help="a minute or two instead of many"
+    )
+    parser.add_argument(
+        "--only",
+        action="append",
+        choices=list(COMPARISONS),
+        metavar="NAME",
+        help=f"one of {', '.join(COMPARISONS)}; may be given several times",
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE", help="JSON goes there")
+    options = parser.parse_args(arguments)
+    if options.out is not None and not options.out.absolute().parent.is_dir():
+        parser.error(f"--out: there is no folder {options.out.absolute().parent}")
+    quiet()
+    console, facts = Console(highlight=False), machine()
+    if not console.is_terminal:  # a file has room
+        console.width = 180
+    console.print(", ".join(f"{name}: {value}" for name, value in facts.items()))
+    results = []
+    with threadpool_limits(1):
+        for name in options.only or COMPARISONS:
+            result = COMPARISONS[name](options.quick)
+            result.show(console)
+            results.append(result)
+            if options.out is not None:  # after each: the next may take minutes
+                write_json(options.out, facts, options.quick, results)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
