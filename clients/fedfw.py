@@ -52,23 +52,25 @@ class FedFWClient(StatefulClient):
         eta, penalty = config["step-size"], config["penalty"]
         variant = config["variant"]
 
+        # the oracle does not mind a positive factor, and n g_i takes one pass less
+        # over a long vector than g_i
         if variant == "stochastic":
-            gradient = self._averaged_gradient(x, layout, config)
+            factor, gradient = 1.0, self._averaged_gradient(x, layout, config)
         else:
-            # (1/n) ∇f_i(x_i)
-            gradient = self._gradient(x, layout) / config["num-clients"]
-        difference = x - x_bar
+            factor, gradient = float(config["num-clients"]), self._gradient(x, layout)
+        # factor · g_i = factor · ((1/n) ∇f_i(x_i) + λ_t (x_i − x̄) [+ y_i])
+        g = x - x_bar
         if variant == "augmented":
             # y_i ← y_i + λ_0 (x_i − x̄)
-            self.state["y"] = self.state["y"] + config["dual-penalty"] * difference
-            gradient = gradient + self.state["y"]
-        # g_i = (1/n) ∇f_i(x_i) + λ_t (x_i − x̄) [+ y_i]
-        difference *= penalty
-        difference += gradient
-        g = difference
+            y = self.state["y"] + config["dual-penalty"] * g
+            self.state["y"] = y
+        g *= factor * penalty
+        g += gradient
+        if variant == "augmented":
+            g += factor * y
         if "lmo-noise" in config:
             rng = self._rng("oracle noise", config)
-            g += rng.normal(scale=config["lmo-noise"], size=g.shape)
+            g += factor * rng.normal(scale=config["lmo-noise"], size=g.shape)
 
         # s_i = argmin over s in D of ⟨g_i, s⟩
         atom = self.domain.lmo(g)

@@ -255,7 +255,8 @@ class LinearModel(ABC):
         if gradient:
             # weight (factor Σ a_k ℓ′(a_kᵀx, b_k) + l2 x)
             result = design.adjoint(self._slope(scores, rows))
-            result *= factor
+            if factor != 1.0:
+                result *= factor
             if self.l2:
                 result += (self.weight * self.l2) * x
         return total, result

@@ -8,17 +8,25 @@ without their overhead, and refuse what is malformed before anything is allocate
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
-__all__ = ["FloatArray", "Layout", "array_record", "decode", "encode", "record_arrays"]
+__all__ = [
+    "FloatArray",
+    "Layout",
+    "array_record",
+    "decode",
+    "encode",
+    "filled",
+    "record_arrays",
+]
 
 FloatArray = NDArray[np.float64]
 
@@ -117,6 +125,29 @@ def decode(array: Array) -> NDArray[Any]:
     return flat.reshape(shape, order="F" if fortran_order else "C")
 
 
+_PLAIN = frozenset((bool, int, float, str, bytes, list))
+T = TypeVar("T", ArrayRecord, ConfigRecord, RecordDict)
+
+
+def filled(record: T, items: Mapping[str, Any]) -> T:
+    """Put items into a new record at once.
+
+    Flower checks each item's type as it is set, which takes a fifth of a round trip in
+    this process; this is for items that we have just made. Whatever is not plainly
+    right, and a Flower whose records are built differently, goes the ordinary way.
+    """
+    data = record.__dict__.get("_data")
+    if isinstance(data, dict) and (
+        not isinstance(record, ConfigRecord)
+        or all(type(item) in _PLAIN for item in items.values())
+    ):
+        data.update(items)
+    else:
+        for name, item in items.items():
+            record[name] = item
+    return record
+
+
 # An array costs about 350 bytes on the wire beside its data (its names, the hashes of
 # its objects, headers), so small ones travel as one.
 _JOINED = "joined"
@@ -191,9 +222,7 @@ def array_record(arrays: Sequence[NDArray[Any]], join: bool = False) -> ArrayRec
     ):
         record[_JOINED] = encode(join_arrays(arrays))
         return record
-    for index, array in enumerate(arrays):
-        record[str(index)] = encode(array)
-    return record
+    return filled(record, {str(i): encode(array) for i, array in enumerate(arrays)})
 
 
 def record_arrays(record: ArrayRecord) -> list[NDArray[Any]]:

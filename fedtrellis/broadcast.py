@@ -15,21 +15,23 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import islice
 from typing import Any, cast
 
 import numpy as np
-from flwr.app import ArrayRecord
+from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
 from fedtrellis.arrays import FloatArray, Layout, array_record, record_arrays
-from fedtrellis.atoms import Atom, pack_atoms, unpack_atoms
+from fedtrellis.atoms import Atom, SparseAtom, pack_atoms, unpack_atoms
 
 __all__ = ["ModelBroadcast", "OutOfSyncError", "Step", "receive", "sparse_or_dense"]
 
 # What an array costs on the wire beside its data: names, hashes, the .npy header.
 _ENVELOPE = 400
+# Steps up to this size are unpacked once for all clients of a process.
+_CACHED_BYTES = 65_536
 
 Config = dict[str, Any]
 
@@ -52,8 +54,26 @@ class Step:
             point.fill(0.0)  # also where the point was not finite
         elif self.decay != 1.0:
             point *= self.decay
-        for atom in self.atoms:
-            atom.add_to(point, self.weight)
+        self.add_atoms(point)
+
+    def add_atoms(self, point: FloatArray) -> None:
+        """Do only point += weight · Σ_j s_j, in place."""
+        if self._entries is None:
+            for atom in self.atoms:
+                atom.add_to(point, self.weight)
+        else:
+            # one after the other, as the atoms would: the same bits on both sides
+            indices, values = self._entries
+            np.add.at(point.reshape(-1), indices, self.weight * values)
+
+    @cached_property
+    def _entries(self) -> tuple[NDArray[np.int64], FloatArray] | None:
+        """All entries of sparse atoms, which one call adds; None for other atoms."""
+        sparse = [atom for atom in self.atoms if isinstance(atom, SparseAtom)]
+        if not sparse or len(sparse) < len(self.atoms):
+            return None
+        indices = [atom.indices.astype(np.int64) for atom in sparse]
+        return np.concatenate(indices), np.concatenate([a.values for a in sparse])
 
     @cached_property
     def nbytes(self) -> int:
@@ -216,6 +236,25 @@ class ReceivedModel:
     version: int
 
 
+def _received_steps(record: ArrayRecord, shape: tuple[int, ...]) -> Sequence[Step]:
+    """Unpack steps; the clients of one process are all sent the same few."""
+    if len(record) == 1:
+        (array,) = record.values()
+        if len(array.data) <= _CACHED_BYTES:
+            return _unpack_joined(array.stype, array.data, "joined" in record, shape)
+    return unpack_steps(record_arrays(record), shape)
+
+
+@lru_cache(maxsize=16)
+def _unpack_joined(
+    stype: str, data: bytes, joined: bool, shape: tuple[int, ...]
+) -> tuple[Step, ...]:
+    record = ArrayRecord()
+    record["joined" if joined else "0"] = Array("", (), stype, data)
+    # steps and their atoms are never changed, so they can be shared
+    return tuple(unpack_steps(record_arrays(record), shape))
+
+
 def receive(
     record: ArrayRecord, config: Mapping[str, Any], stored: ReceivedModel | None
 ) -> ReceivedModel:
@@ -230,13 +269,12 @@ def receive(
     """
     encoding = config["model-encoding"]
     version = cast(int, config["model-version"])
-    arrays = record_arrays(record)
     shapes = config.get("model-shapes")
     layout = Layout.from_list(shapes) if shapes is not None else None
     if encoding in ("dense", "sparse"):
         if layout is None:
             raise ValueError("a whole model came without its shapes")
-        point = from_sparse_or_dense(arrays, layout.point_shape)
+        point = from_sparse_or_dense(record_arrays(record), layout.point_shape)
         return ReceivedModel(layout, point, version)
     if encoding != "steps":
         raise ValueError(f"model-encoding is {encoding!r}")
@@ -245,7 +283,7 @@ def receive(
         if stored.version == version:
             return stored
         layout = stored.layout
-        steps = unpack_steps(arrays, layout.point_shape)
+        steps = _received_steps(record, layout.point_shape)
         if len(steps) != version - base:
             raise ValueError(f"{len(steps)} steps from version {base} to {version}")
         steps = steps[stored.version - base :]
@@ -254,7 +292,7 @@ def receive(
         else:
             point = np.zeros(layout.point_shape)
     elif layout is not None:
-        steps = unpack_steps(arrays, layout.point_shape)
+        steps = _received_steps(record, layout.point_shape)
         point = np.zeros(layout.point_shape)
         if not steps or steps[0].decay != 0.0:
             raise ValueError("steps without a base do not start from nothing")
@@ -262,7 +300,7 @@ def receive(
         have = "none" if stored is None else str(stored.version)
         raise OutOfSyncError(f"steps start at version {base}, the client has {have}")
     first, *rest = steps
-    Step(1.0, first.weight, first.atoms).apply(point)
+    first.add_atoms(point)
     for step in rest:
         step.apply(point)
     return ReceivedModel(layout, point, version)

@@ -17,7 +17,7 @@ from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
-from fedtrellis.arrays import FloatArray, Layout, array_record, decode, encode
+from fedtrellis.arrays import FloatArray, Layout, array_record, decode, encode, filled
 from fedtrellis.broadcast import OutOfSyncError
 from fedtrellis.protocol import (
     ARRAYS,
@@ -153,15 +153,16 @@ def _answer(
         content = message.content
         config: dict[str, Any] = dict(cast(ConfigRecord, content[CONFIG]))
         memory = ClientMemory.load(context.state, config["session"])
-        status = ConfigRecord(
+        status = filled(
+            ConfigRecord(),
             {
                 "client-id": client_identity(context),
                 "session": config["session"],
                 "server-round": config["server-round"],
                 "in-sync": True,
-            }
+            },
         )
-        answer = RecordDict({STATUS: status})
+        answer = filled(RecordDict(), {STATUS: status})
         try:
             memory.take_request(content, config)
         except (OutOfSyncError, RestoreNeededError):
@@ -186,7 +187,7 @@ def _answer(
             metrics["num-examples"] = int(num_examples)
         else:
             arrays, num_examples, extra = result
-            answer[ARRAYS] = array_record(arrays, join=True)
+            filled(answer, {ARRAYS: array_record(arrays, join=True)})
             if num_examples:  # a method that reveals nothing of its data returns 0
                 metrics["num-examples"] = int(num_examples)
             if isinstance(client, StatefulClient) and "used-round" in config:

@@ -240,7 +240,9 @@ class LocalGrid(Grid):
             return
         if "wipe" in strikes:
             context.state = RecordDict()
-        before = RecordDict({k: v.copy() for k, v in context.state.items()})
+        before: RecordDict | None = None
+        if "state_loss" in strikes:
+            before = RecordDict({k: v.copy() for k, v in context.state.items()})
         if self.encode:
             message, size = encode_message(message)
             self.bytes_down += size
@@ -252,7 +254,7 @@ class LocalGrid(Grid):
             code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
             reason = f"{type(error).__name__}: {error}"
             reply = Message(Error(code, reason), reply_to=message)
-        if "state_loss" in strikes:
+        if before is not None:
             context.state = before
         if "reply_loss" in strikes:
             return

@@ -30,6 +30,7 @@ from fedtrellis.arrays import (
     Layout,
     array_record,
     encode,
+    filled,
     record_arrays,
 )
 from fedtrellis.broadcast import ModelBroadcast
@@ -296,7 +297,9 @@ class RoundStrategy(Strategy):
                 config.update(restore_config)
                 if restore:
                     records[RESTORE] = restore
-        content = RecordDict({CONFIG: ConfigRecord(config), **records})
+        content = filled(
+            RecordDict(), {CONFIG: filled(ConfigRecord(), config), **records}
+        )
         return Message(
             content,
             dst_node_id=client.node_id,
@@ -369,11 +372,15 @@ class RoundStrategy(Strategy):
             if version != self.broadcast.version:
                 raise ValueError(f"the answer is for model version {version}")
             client.version = version
-        arrays = record_arrays(cast(ArrayRecord, content.get(ARRAYS, ArrayRecord())))
+        arrays: list[NDArray[Any]] = []
+        if ARRAYS in content:
+            arrays = record_arrays(cast(ArrayRecord, content[ARRAYS]))
         for array in arrays:
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 raise ValueError("the answer is not finite")
-        metrics = dict(cast(MetricRecord, content.get(METRICS, MetricRecord())))
+        metrics: dict[str, Any] = {}
+        if METRICS in content:
+            metrics = dict(cast(MetricRecord, content[METRICS]))
         return Answer(name, arrays, metrics)
 
     # ------------------------------------------------------- Flower's Strategy methods
@@ -602,6 +609,7 @@ class RoundStrategy(Strategy):
                 )
                 failed = 0 if self._used or not self._sampled else failed + 1
                 if failed == self.max_failed_rounds:
+                    self._tell(record)
                     who, why = record.rejected[-1]
                     raise RuntimeError(
                         f"no usable answer in {failed} rounds in a row; "

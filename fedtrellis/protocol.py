@@ -29,7 +29,7 @@ from typing import Any, cast
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
 
-from fedtrellis.arrays import FloatArray, Layout, decode, encode
+from fedtrellis.arrays import FloatArray, Layout, decode, encode, filled
 from fedtrellis.broadcast import (
     ReceivedModel,
     from_sparse_or_dense,
@@ -165,14 +165,12 @@ class ClientMemory:
 
         The model is left out where the server says that it will send it whole anyway.
         """
-        meta = ConfigRecord(
-            {
-                "session": self.session,
-                "committed-round": self.committed_round,
-                "provisional-round": self.provisional_round,
-            }
-        )
-        stored = ArrayRecord()
+        meta: dict[str, Any] = {
+            "session": self.session,
+            "committed-round": self.committed_round,
+            "provisional-round": self.provisional_round,
+        }
+        stored: dict[str, Array] = {}
         if self.model is not None and keep_model:
             meta["model-shapes"] = self.model.layout.to_list()
             meta["model-version"] = self.model.version
@@ -183,7 +181,11 @@ class ClientMemory:
         ):
             for name, array in arrays.items():
                 stored[prefix + name] = array
-        state[_META], state[_STORED] = meta, stored
+        records = {
+            _META: filled(ConfigRecord(), meta),
+            _STORED: filled(ArrayRecord(), stored),
+        }
+        filled(state, records)
 
     def take_request(self, content: RecordDict, config: Mapping[str, Any]) -> None:
         """Bring model and state to where the server's request wants them.

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Hashable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from flwr.app import (
@@ -36,6 +37,20 @@ def _framed(name: str, children: int, body: int) -> int:
     return len(name) + 1 + hashes + 1 + len(str(body)) + 1 + body
 
 
+@lru_cache(maxsize=1024)
+def _array_body(
+    dtype: str, shape: tuple[int, ...], stype: str, order: tuple[int, ...]
+) -> int:
+    body = {"dtype": dtype, "shape": shape, "stype": stype, "arraychunk_ids": order}
+    return len(json.dumps(body))
+
+
+@lru_cache(maxsize=1024)
+def _references(names: tuple[str, ...]) -> int:
+    """Length of the JSON that maps names to the hashes of their objects."""
+    return len(json.dumps(dict.fromkeys(names, _HASH)))
+
+
 def _array_objects(array: Array) -> dict[Hashable, int]:
     """Lengths of an array and its chunks; objects with equal keys are one object."""
     size = FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
@@ -45,19 +60,12 @@ def _array_objects(array: Array) -> dict[Hashable, int]:
         pieces = [array.data[i : i + size] for i in range(0, len(array.data), size)]
         chunks = list(dict.fromkeys(pieces))
         order = [chunks.index(piece) for piece in pieces]
-    body = json.dumps(
-        {
-            "dtype": array.dtype,
-            "shape": array.shape,
-            "stype": array.stype,
-            "arraychunk_ids": order,
-        }
-    )
+    body = _array_body(array.dtype, tuple(array.shape), array.stype, tuple(order))
     objects: dict[Hashable, int] = {
         chunk: _framed("ArrayChunk", 0, len(chunk)) for chunk in chunks
     }
     key = (array.dtype, tuple(array.shape), array.stype, array.data)
-    objects[key] = _framed("Array", len(chunks), len(body))
+    objects[key] = _framed("Array", len(chunks), body)
     return objects
 
 
@@ -85,7 +93,22 @@ def _value_bytes(value: Any, unsigned: bool = False) -> int:
     return _field(len(value))
 
 
+@lru_cache(maxsize=8192, typed=True)
+def _scalar_bytes(key: str, value: bool | int | float | str) -> int:
+    """An item with a scalar: most of a round's messages share most of theirs."""
+    name = _field(len(key.encode())) if key else 0  # proto3 leaves empty text out
+    return _field(name + _field(_value_bytes(value)))
+
+
 def _item_bytes(key: str, value: Any) -> int:
+    kind = type(value)
+    if (
+        kind is float
+        or kind is int
+        or kind is bool
+        or (kind is str and len(value) < 64)
+    ):
+        return _scalar_bytes(key, value)
     if isinstance(value, list):
         # a repeated scalar field (packed) or repeated text, inside a message
         if value and isinstance(value[0], str | bytes):
@@ -98,7 +121,7 @@ def _item_bytes(key: str, value: Any) -> int:
         size = 2 + _varint(inner) + inner  # the lists' field numbers need two bytes
     else:
         size = _value_bytes(value)
-    name = _field(len(key.encode())) if key else 0  # proto3 leaves empty text out
+    name = _field(len(key.encode())) if key else 0
     return _field(name + _field(size))
 
 
@@ -117,12 +140,11 @@ def _record_size(record: object) -> _RecordSize:
         own = _framed(type(record).__name__, 0, body)
         return _RecordSize(own, {}, own)
     assert isinstance(record, ArrayRecord)
-    names = json.dumps(dict.fromkeys(record, _HASH))
     objects: dict[Hashable, int] = {}
     for array in record.values():
         objects |= _array_objects(array)
     arrays = sum(isinstance(key, tuple) for key in objects)
-    own = _framed("ArrayRecord", arrays, len(names))
+    own = _framed("ArrayRecord", arrays, _references(tuple(record)))
     return _RecordSize(own, objects, own + sum(objects.values()))
 
 
@@ -167,8 +189,8 @@ def message_bytes(message: Message, known: dict[int, _RecordSize] | None = None)
             _content_of(r): s for r, s in zip(content.values(), sizes, strict=True)
         }
         sizes = list(distinct.values())
-    names = json.dumps(dict.fromkeys(content, _HASH))
-    total = _framed("Message", 1, body) + _framed("RecordDict", len(sizes), len(names))
+    total = _framed("Message", 1, body)
+    total += _framed("RecordDict", len(sizes), _references(tuple(content)))
     if sum(bool(size.objects) for size in sizes) < 2:
         return total + sum(size.total for size in sizes)
     objects: dict[Hashable, int] = {}
