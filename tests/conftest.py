@@ -1,5 +1,21 @@
-"""Settings that must stand before Flower is imported."""
+"""What all tests share."""
 
+from __future__ import annotations
+
+import logging
 import os
+from collections.abc import Iterator
 
-os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+import pytest
+
+os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
+os.environ["FLWR_DISABLE_UPDATE_CHECK"] = "1"
+
+
+@pytest.fixture(autouse=True)
+def flower_logger() -> Iterator[None]:
+    """Give each test Flower's logger as the first found it, whoever silenced it."""
+    logger = logging.getLogger("flwr")
+    level = logger.level
+    yield
+    logger.setLevel(level)

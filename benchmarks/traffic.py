@@ -1,0 +1,95 @@
+"""Bytes per node and round on encoded Messages: ``python -m benchmarks.traffic``.
+
+A model of p parameters, 10 nodes, everybody in every round, f_i(x) = ½‖x − c_i‖². The
+figures are those of round 5, when everything is running, and hold for every later one.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from flwr.app import ArrayRecord, Context
+from rich.console import Console
+from rich.table import Table
+
+from clients import FedFWClient, ProjectedFedAvgClient
+from fedtrellis import LocalGrid, client_app
+from fedtrellis.callbacks import format_bytes
+from fedtrellis.domains import (
+    BirkhoffPolytope,
+    Domain,
+    KSupportBall,
+    L1Ball,
+    L2Ball,
+    LInfBall,
+    NuclearNormBall,
+)
+from fedtrellis.random import generator
+from strategies import FedFW, ProjectedFedAvg
+
+NODES, ROUNDS = 10, 5
+
+CASES: list[tuple[Domain, tuple[int, ...]]] = [
+    (L1Ball(10.0), (1_000_000,)),
+    (KSupportBall(10, 10.0), (1_000_000,)),
+    (NuclearNormBall(10.0), (1000, 1000)),
+    (BirkhoffPolytope(), (300, 300)),
+    (LInfBall(1.0), (1_000_000,)),
+    (L2Ball(10.0), (1_000_000,)),
+]
+
+
+class Distance:
+    """f_i(x) = ½‖x − c_i‖² with a c_i of the client's own."""
+
+    num_examples = 1
+
+    def __init__(self, index: int, shape: tuple[int, ...]) -> None:
+        self.centre = generator(0, "centre", index).normal(size=shape)
+
+    def gradient(self, x: Any) -> Any:
+        """X − c_i."""
+        return x - self.centre
+
+
+def measure(method: str, domain: Domain, shape: tuple[int, ...]) -> tuple[float, float]:
+    """Bytes (up, down) of one node in the last round."""
+    objectives = [Distance(index, shape) for index in range(NODES)]
+
+    def client_fn(context: Context) -> Any:
+        objective = objectives[int(context.node_config["partition-id"])]
+        if method == "fedfw":
+            return FedFWClient(context, objective, domain)
+        return ProjectedFedAvgClient(context, objective)
+
+    strategy: FedFW | ProjectedFedAvg
+    if method == "fedfw":
+        strategy = FedFW(domain)
+    else:
+        strategy = ProjectedFedAvg(domain, local_steps=1)
+    grid = LocalGrid(client_app(client_fn), NODES, encode=True)
+    start = ArrayRecord([domain.centre(shape)])
+    strategy.start(grid, start, num_rounds=ROUNDS)
+    assert grid.bytes_up == sum(record.bytes_up for record in strategy.history)
+    last = strategy.history[-1]
+    return last.bytes_up / NODES, last.bytes_down / NODES
+
+
+def main() -> None:
+    """Measure and print."""
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    table = Table("set", "shape", "FedFW up", "FedFW down", "dense up", "dense down")
+    for column in table.columns:
+        column.no_wrap = True
+    for domain, shape in CASES:
+        sparse = measure("fedfw", domain, shape)
+        # any set would do: the model travels dense, and a ball's projection is quick
+        dense = measure("dense", L2Ball(10.0), shape)
+        cells = [format_bytes(count) for count in (*sparse, *dense)]
+        table.add_row(repr(domain), " × ".join(map(str, shape)), *cells)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
