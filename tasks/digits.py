@@ -7,8 +7,6 @@ from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 
 from fedtrellis.objectives import MultinomialLogistic
 
@@ -72,6 +70,10 @@ class Digits(PartitionedTask):
 
 @lru_cache(maxsize=4)
 def _data(task: Digits) -> LabelledData:
+    # half a second that other tasks' nodes need not spend
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
     pixels, labels = load_digits(return_X_y=True)
     train, test = train_test_split(
         np.arange(len(labels)),

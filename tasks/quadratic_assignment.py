@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 import numpy as np
+import scipy  # its parts are loaded when first used
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
 
 from fedtrellis.objectives import QuadraticAssignment as Cost
 from fedtrellis.random import generator
@@ -112,7 +112,8 @@ class QuadraticAssignment(Task):
         is the Euclidean projection onto them.
         """
         return np.asarray(
-            linear_sum_assignment(self.argument(x), maximize=True)[1], dtype=np.intp
+            scipy.optimize.linear_sum_assignment(self.argument(x), maximize=True)[1],
+            dtype=np.intp,
         )
 
     def cost(self, permutation: NDArray[np.intp]) -> float:

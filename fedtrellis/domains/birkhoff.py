@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-import scipy.linalg
+import scipy  # its parts are loaded when first used
 from numpy.typing import ArrayLike
-from scipy.optimize import linear_sum_assignment
 
 from fedtrellis.atoms import PermutationAtom
 from fedtrellis.domains.base import Domain, FloatArray, Shape
@@ -47,7 +46,7 @@ class BirkhoffPolytope(Domain):
         largest = max(float(g.max()), -float(g.min()))
         if largest > 1e100:  # sums of costs must not overflow
             g = g / largest
-        _, columns = linear_sum_assignment(g)
+        _, columns = scipy.optimize.linear_sum_assignment(g)
         return PermutationAtom(columns)
 
     def project(self, point: ArrayLike) -> FloatArray:
@@ -150,7 +149,7 @@ def _reduced(x: FloatArray) -> FloatArray:
     longest paths, by Bellman and Ford's iteration. A point far from the polytope has
     P for its projection, and then the result's positive part is P already.
     """
-    _, columns = linear_sum_assignment(-x)
+    _, columns = scipy.optimize.linear_sum_assignment(-x)
     diagonal = np.take_along_axis(x, columns[:, None], axis=1)
     weights = (x - diagonal)[np.argsort(columns)]  # row j: the row that P gives j
     potential = np.zeros(columns.size)

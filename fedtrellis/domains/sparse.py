@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
+import scipy  # its parts are loaded when first used
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import brentq
 
 from fedtrellis.atoms import SparseAtom
 from fedtrellis.domains.base import (
@@ -120,7 +120,9 @@ class KSupportBall(Domain):
                 heads = descending[:j] * (s / (s + tail - delta))
                 return float(heads @ heads) + s * s * (self.k - j) - radius * radius
 
-            delta = brentq(excess, 0.0, tail, xtol=5e-324, rtol=1e-15, maxiter=2000)
+            delta = scipy.optimize.brentq(
+                excess, 0.0, tail, xtol=5e-324, rtol=1e-15, maxiter=2000
+            )
             _, s = _heads(np.maximum(above + delta, 0.0), self.k)
             # the smaller of the two is the branch that applies
             w = np.minimum(
