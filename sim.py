@@ -68,7 +68,7 @@ class RunSettings:
 
     method: str = setting("fedfw", "the method")
     task: str = setting("digits", "what is learnt")
-    rounds: int = setting(100, "rounds", minimum=1)
+    rounds: int = setting(50, "rounds", minimum=1)
     seed: int = setting(0, "of everything random", minimum=0)
     domain: str = setting("", "the constraint; empty: the task's own")
     radius: float = setting(0.0, "of the domain; 0: the task's own", minimum=0.0)

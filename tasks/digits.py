@@ -34,7 +34,7 @@ class Digits(PartitionedTask):
 
     name: ClassVar[str] = "digits"
     summary: ClassVar[str] = "hand-written digits (scikit-learn), logistic regression"
-    penalty: ClassVar[float] = 3e-5
+    penalty: ClassVar[float] = 1e-5
 
     def num_examples(self) -> int:  # noqa: D102
         return len(_data(self).labels)
@@ -43,14 +43,14 @@ class Digits(PartitionedTask):
         return [(65, 10)]
 
     def domains(self) -> dict[str, float]:
-        """Return balls that a hundred rounds of FedFW make use of.
+        """Return balls that fifty rounds of FedFW make use of.
 
-        The largest accuracy grows with the radius (ℓ1: 0.89 at 50, 0.97 at 200), and
-        so does the number of rounds: with λ_0 = 4·10⁻⁴ and 10 clients ℓ1 radius 50
-        reaches 0.81 after 100 rounds and 200 reaches 0.16.
+        The accuracy of the minimiser grows with the radius (ℓ1: 0.83 at 30 with 44
+        non-zero weights, 0.89 at 50, 0.97 at 200; seed 0), and so does the number of
+        rounds that Frank-Wolfe needs to come near it.
         """
         return {
-            "l1-ball": 50.0,
+            "l1-ball": 30.0,
             "l2-ball": 10.0,
             "linf-ball": 1.0,
             "nuclear-norm-ball": 20.0,
