@@ -4,11 +4,13 @@ from fedtrellis.callbacks import Callback, EarlyStop, Progress, RoundRecord
 from fedtrellis.client import StatefulClient, client_app
 from fedtrellis.local import LocalGrid
 from fedtrellis.loop import RoundStrategy
+from fedtrellis.method import Answer
 from fedtrellis.settings import SettingsError
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Answer",
     "Callback",
     "EarlyStop",
     "LocalGrid",

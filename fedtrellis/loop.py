@@ -1,82 +1,42 @@
 """The round loop: one base class for every strategy of fedtrellis.
 
 Flower's own loop sends one wave of messages a round and cannot stop, resume or tell
-anybody how it goes. This one samples clients by their stable identities, sends each its
-own message, polls both kinds of grid with a short, growing wait, refuses answers that
-are late, wrong or not finite with a reason, brings clients that lost their state back
-in line within the round, and calls callbacks.
+anybody how it goes. This one waits for the nodes, goes through the rounds, evaluates,
+calls callbacks, keeps checkpoints, and gives up when nobody answers any more.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
-from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from logging import INFO
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
-from numpy.typing import NDArray
+from flwr.serverapp.strategy import Result
 
-from fedtrellis.arrays import (
-    FloatArray,
-    Layout,
-    array_record,
-    encode,
-    filled,
-    record_arrays,
-)
+from fedtrellis.arrays import Layout, array_record, encode, record_arrays
 from fedtrellis.broadcast import ModelBroadcast
 from fedtrellis.callbacks import Callback, RoundRecord
 from fedtrellis.checkpoint import load_checkpoint, save_checkpoint
-from fedtrellis.protocol import (
-    ARRAYS,
-    CONFIG,
-    METRICS,
-    MODEL,
-    RESTORE,
-    STATUS,
-    identity_order,
-    pack_restore,
-)
-from fedtrellis.random import generator
+from fedtrellis.method import Answer, Method
+from fedtrellis.protocol import METRICS
 from fedtrellis.settings import SettingsError, check_choice
-from fedtrellis.wire import Registry, Traffic, exchange
+from fedtrellis.wire import Registry, Traffic
 
-__all__ = ["SAMPLINGS", "Answer", "RoundStrategy"]
+__all__ = ["SAMPLINGS", "RoundStrategy"]
 
 SAMPLINGS = ("bernoulli", "fixed")
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
-@dataclass
-class Answer:
-    """A client's answer that passed every check of the wire.
-
-    Attributes
-    ----------
-    client : str
-        Who answered.
-    arrays : list of ndarray
-        What ``fit`` returned; read-only.
-    metrics : dict
-        Its metrics.
-    """
-
-    client: str
-    arrays: list[NDArray[Any]]
-    metrics: dict[str, Any]
-
-
-class RoundStrategy(Strategy):
+class RoundStrategy(Method):
     """Base class: a strategy is what it sends, what it checks, and what it aggregates.
 
     A subclass implements :meth:`setup`, :meth:`instruction`, :meth:`check` and
@@ -110,11 +70,6 @@ class RoundStrategy(Strategy):
         Rounds in a row without one usable answer after which the run ends with an
         error.
     """
-
-    #: Whether the method's clients keep state (and so take part in the protocol).
-    stateful = True
-    #: Whether clients keep the model, to be sent the steps that they lack.
-    keep_model = True
 
     def __init__(
         self,
@@ -165,224 +120,6 @@ class RoundStrategy(Strategy):
         self._sampled: list[str] = []
         self._used: list[str] = []
 
-    # ------------------------------------------------------------------ the method
-
-    def check_model(self, layout: Layout) -> None:
-        """Raise ValueError if the model does not fit the method, say its domain.
-
-        Called before any message is sent.
-        """
-
-    @abstractmethod
-    def setup(self, point: FloatArray, layout: Layout) -> None:
-        """Prepare the server's state for ``self.num_clients`` clients.
-
-        Parameters
-        ----------
-        point : ndarray of shape ``layout.point_shape``
-            The model to start from, float64.
-        layout : Layout
-            Shapes of the model's arrays.
-
-        Raises
-        ------
-        ValueError
-            If the model does not fit the method, for example its domain.
-        """
-
-    @abstractmethod
-    def instruction(self, server_round: int, client: str) -> dict[str, Any]:
-        """The method's numbers for one client's ``fit``, as scalars by name."""
-
-    @abstractmethod
-    def check(self, answer: Answer) -> Any:
-        """Turn an answer into what :meth:`aggregate` takes.
-
-        Raises
-        ------
-        ValueError
-            If the answer is malformed or not finite; its message is the reason that
-            the log and the history give, and the answer is as if it had been lost.
-        """
-
-    @abstractmethod
-    def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
-        """Change ``self.broadcast``'s model by a round's checked answers.
-
-        Parameters
-        ----------
-        server_round : int
-            The round, from 1.
-        answers : dict
-            What :meth:`check` returned, by client, in the order of
-            :func:`~fedtrellis.protocol.identity_order`, whatever order they came in.
-            Never empty.
-
-        Returns
-        -------
-        dict
-            The round's metrics.
-        """
-
-    def client_state(self, client: str) -> dict[str, FloatArray]:
-        """The state to give a client that has lost its own (or never had one).
-
-        An entry that is the model itself (the same object) costs nothing to send.
-        """
-        return {}
-
-    def state(self) -> dict[str, NDArray[Any]]:
-        """The method's own state, for a checkpoint; the model is kept by the loop."""
-        return {}
-
-    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Inverse of :meth:`state`; called after :meth:`setup`."""
-
-    def settings(self) -> dict[str, Any]:
-        """The settings that :meth:`summary` logs."""
-        return {"participation": self.participation, "sampling": self.sampling}
-
-    # ------------------------------------------------------------------- sampling
-
-    @property
-    def clients(self) -> list[str]:
-        """Identities of the run's clients, in order."""
-        return self._registry.names
-
-    @property
-    def num_clients(self) -> int:
-        """Number of clients n, fixed for the run."""
-        return len(self._registry.names)
-
-    def client_properties(self, client: str) -> dict[str, Any]:
-        """What a client answered to the introduction (its ``get_properties``)."""
-        return self._registry[client].properties
-
-    def sample(self, server_round: int) -> list[str]:
-        """The clients of a round; depends on the seed and the round alone."""
-        clients = self.clients
-        if self.participation == 1.0:
-            return list(clients)
-        rng = generator(self.seed, "participation", server_round)
-        if self.sampling == "fixed":
-            # n·p may lie above a whole number by rounding alone: 0.07·100 is 7.0…01
-            count = int(np.ceil(len(clients) * self.participation - 1e-9))
-            chosen = rng.choice(len(clients), size=count, replace=False)
-            return [clients[index] for index in sorted(chosen)]
-        coins = rng.random(len(clients)) < self.participation
-        return [c for c, heads in zip(clients, coins, strict=True) if heads]
-
-    # ------------------------------------------------------------------- the wire
-
-    def _request(
-        self, server_round: int, name: str, kind: str, numbers: Mapping[str, Any]
-    ) -> Message:
-        """A message to one client, with the model and, if it has none, its state."""
-        client = self._registry[name]
-        arrays, model_config = self.broadcast.encode(client.version)
-        config: dict[str, Any] = {
-            "session": self._session,
-            "server-round": server_round,
-            **model_config,
-            **numbers,
-        }
-        records: dict[str, Any] = {MODEL: arrays}
-        if not self.keep_model:
-            config["keep-model"] = False
-        if kind != "evaluate" and self.stateful:
-            config["used-round"] = client.used_round
-            if not client.ready:
-                state = self.client_state(name)
-                restore, restore_config = pack_restore(state, self.broadcast.model)
-                config.update(restore_config)
-                if restore:
-                    records[RESTORE] = restore
-        content = filled(
-            RecordDict(), {CONFIG: filled(ConfigRecord(), config), **records}
-        )
-        return Message(
-            content,
-            dst_node_id=client.node_id,
-            message_type=kind,
-            group_id=str(server_round),
-        )
-
-    def _ask(
-        self,
-        grid: Grid,
-        server_round: int,
-        kind: str,
-        numbers: Mapping[str, Mapping[str, Any]],
-        timeout: float,
-    ) -> list[Answer]:
-        """Send one wave to the named clients, and again to those out of step."""
-        answers: list[Answer] = []
-        todo = sorted(numbers, key=identity_order)
-        for attempt in (1, 2):
-            requests = [
-                self._request(server_round, name, kind, numbers[name]) for name in todo
-            ]
-            by_node = {self._registry[name].node_id: name for name in todo}
-            replies = exchange(grid, requests, timeout, self._traffic)
-            behind = []
-            for node_id, reply in replies.items():
-                name = by_node[node_id]
-                if not isinstance(reply, Message):
-                    self._traffic.reject(name, reply)
-                    continue
-                try:
-                    answer = self._open(reply, server_round, name)
-                except Exception as error:  # the content is the client's: anything goes
-                    self._traffic.reject(name, str(error) or type(error).__name__)
-                    continue
-                if answer is not None:
-                    answers.append(answer)
-                    continue
-                client = self._registry[name]
-                client.ready, client.version = False, None
-                if attempt == 1:
-                    behind.append(name)
-                else:
-                    self._traffic.reject(name, "its state could not be restored")
-            todo = sorted(behind, key=identity_order)
-            if not todo:
-                break
-        return sorted(answers, key=lambda answer: identity_order(answer.client))
-
-    def _open(self, reply: Message, server_round: int, name: str) -> Answer | None:
-        """Check an answer's envelope; None if the client has to be restored."""
-        content = reply.content
-        if STATUS not in content:
-            raise ValueError("the answer has no status")
-        status = cast(ConfigRecord, content[STATUS])
-        for key, expected in (
-            ("client-id", name),
-            ("session", self._session),
-            ("server-round", server_round),
-        ):
-            if status.get(key) != expected:
-                raise ValueError(
-                    f"the answer has {key} {status.get(key)!r}, not {expected!r}"
-                )
-        if not status["in-sync"]:
-            return None
-        client = self._registry[name]
-        if self.keep_model:
-            version = cast(int, status["model-version"])
-            if version != self.broadcast.version:
-                raise ValueError(f"the answer is for model version {version}")
-            client.version = version
-        arrays: list[NDArray[Any]] = []
-        if ARRAYS in content:
-            arrays = record_arrays(cast(ArrayRecord, content[ARRAYS]))
-        for array in arrays:
-            if array.dtype.kind == "f" and not np.isfinite(array).all():
-                raise ValueError("the answer is not finite")
-        metrics: dict[str, Any] = {}
-        if METRICS in content:
-            metrics = dict(cast(MetricRecord, content[METRICS]))
-        return Answer(name, arrays, metrics)
-
     # ------------------------------------------------------- Flower's Strategy methods
 
     def configure_train(
@@ -399,13 +136,6 @@ class RoundStrategy(Strategy):
             )
             for name in self._sampled
         ]
-
-    def _numbers(self, server_round: int, name: str) -> dict[str, Any]:
-        return {
-            "num-clients": self.num_clients,
-            "seed": self.seed,
-            **self.instruction(server_round, name),
-        }
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -466,11 +196,13 @@ class RoundStrategy(Strategy):
 
     @staticmethod
     def _mean_metrics(metrics: Sequence[Mapping[str, Any]]) -> MetricRecord | None:
-        weights = np.array([float(m.get("num-examples", 0)) for m in metrics])
+        # a client may answer anything: one that names no number has no weight
+        metrics = [m for m in metrics if _is_number(m.get("num-examples"))]
+        weights = np.array([float(m["num-examples"]) for m in metrics])
         if not weights.sum() > 0:
             return None
         names = set.intersection(
-            *({n for n, v in m.items() if isinstance(v, int | float)} for m in metrics)
+            *({n for n, v in m.items() if _is_number(v)} for m in metrics)
         ) - {"num-examples"}
         mean = {
             name: float(np.average([m[name] for m in metrics], weights=weights))
@@ -695,6 +427,10 @@ class RoundStrategy(Strategy):
             dtype = np.dtype(before.dtype)
             final[name] = encode(layer.astype(dtype) if dtype.kind == "f" else layer)
         return final
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and np.isfinite(value)
 
 
 def _plain(metrics: MetricRecord | None) -> dict[str, float]:

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from fedtrellis.arrays import FloatArray, Layout
 from fedtrellis.domains import Domain
-from fedtrellis.loop import Answer, RoundStrategy
+from fedtrellis.loop import RoundStrategy
+from fedtrellis.method import Answer
 from fedtrellis.settings import SettingsError
 
 from .projected_fedavg import one_point

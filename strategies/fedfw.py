@@ -14,7 +14,8 @@ from fedtrellis.arrays import FloatArray, Layout
 from fedtrellis.atoms import Atom, unpack_atoms
 from fedtrellis.broadcast import Step
 from fedtrellis.domains import Domain
-from fedtrellis.loop import Answer, RoundStrategy
+from fedtrellis.loop import RoundStrategy
+from fedtrellis.method import Answer
 from fedtrellis.mirror import Mirror
 from fedtrellis.schedules import FrankWolfeSchedule
 from fedtrellis.settings import SettingsError, check_choice

@@ -8,7 +8,8 @@ from fedtrellis.arrays import FloatArray, Layout
 from fedtrellis.atoms import Atom
 from fedtrellis.broadcast import Step
 from fedtrellis.domains import Domain
-from fedtrellis.loop import Answer, RoundStrategy
+from fedtrellis.loop import RoundStrategy
+from fedtrellis.method import Answer
 from fedtrellis.schedules import FrankWolfeSchedule
 
 from .fedfw import one_atom

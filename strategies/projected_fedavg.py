@@ -8,7 +8,8 @@ import numpy as np
 
 from fedtrellis.arrays import FloatArray, Layout
 from fedtrellis.domains import Domain
-from fedtrellis.loop import Answer, RoundStrategy
+from fedtrellis.loop import RoundStrategy
+from fedtrellis.method import Answer
 from fedtrellis.settings import SettingsError
 
 __all__ = ["ProjectedFedAvg", "one_point"]

@@ -28,7 +28,7 @@ from fedtrellis import (
 )
 from fedtrellis.arrays import Layout, encode
 from fedtrellis.callbacks import Call, format_bytes
-from fedtrellis.loop import Answer
+from fedtrellis.method import Answer
 from fedtrellis.plots import plot_convergence
 from fedtrellis.records import (
     RunRecord,

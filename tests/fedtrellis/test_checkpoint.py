@@ -25,7 +25,7 @@ from fedtrellis import (
 from fedtrellis.arrays import Layout
 from fedtrellis.atoms import DenseAtom
 from fedtrellis.broadcast import Step
-from fedtrellis.loop import Answer
+from fedtrellis.method import Answer
 from fedtrellis.random import generator
 
 Arrays = list[NDArray[Any]]

@@ -18,7 +18,7 @@ from fedtrellis import (
 )
 from fedtrellis.arrays import Layout, decode
 from fedtrellis.local import FAULTS, encode_message
-from fedtrellis.loop import Answer
+from fedtrellis.method import Answer
 
 Arrays = list[NDArray[Any]]
 Config = dict[str, Any]

@@ -37,7 +37,7 @@ from fedtrellis import (
     client_app,
 )
 from fedtrellis.arrays import Layout, encode
-from fedtrellis.loop import Answer
+from fedtrellis.method import Answer
 from fedtrellis.wire import Registry, Traffic, exchange
 
 Arrays = list[NDArray[Any]]
