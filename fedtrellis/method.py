@@ -296,6 +296,5 @@ class Method(Strategy):
     def _numbers(self, server_round: int, name: str) -> dict[str, Any]:
         return {
             "num-clients": self.num_clients,
-            "seed": self.seed,
             **self.instruction(server_round, name),
         }

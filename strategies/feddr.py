@@ -120,6 +120,7 @@ class FedDR(RoundStrategy):
             "local-steps": self.local_steps,
             "local-step-size": self.local_step_size,
             "batch-size": self.batch_size,
+            "seed": self.seed,
         }
 
     def check(self, answer: Answer) -> FloatArray:

@@ -170,6 +170,8 @@ class FedFW(RoundStrategy):
             numbers["batch-size"] = self.batch_size
         if self.lmo_noise:
             numbers["lmo-noise"] = self.lmo_noise
+        if self.lmo_noise or self.variant == "stochastic":
+            numbers["seed"] = self.seed
         return numbers
 
     def check(self, answer: Answer) -> Atom:
