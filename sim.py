@@ -270,11 +270,15 @@ def client_fn(context: Context) -> NumPyClient:
     index, n = int(node["partition-id"]), int(node["num-partitions"])
     setup = make_setup(context.run_config, n)
     objective = setup.task.client_objective(index)
+    domain = setup.client_domain(index)
+    if "outer-domain" in node:  # this node asks for a larger set of its own
+        name = str(node["outer-domain"])
+        domain = enclosing_ball(name, setup.domain, setup.shape)
     client: NumPyClient
     if setup.run.method == "fedfw":
-        client = FedFWClient(context, objective, setup.client_domain(index))
+        client = FedFWClient(context, objective, domain)
     elif setup.run.method == "naive-frank-wolfe":
-        client = NaiveFrankWolfeClient(context, objective, setup.client_domain(index))
+        client = NaiveFrankWolfeClient(context, objective, domain)
     elif setup.run.method == "projected-fedavg":
         client = ProjectedFedAvgClient(context, objective)
     else:

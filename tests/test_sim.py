@@ -108,6 +108,8 @@ def test_variants_run_with_their_schedules(
         'task="quadratic-assignment"',
         'task="matrix-completion"',
         'task="classification"',
+        'task="classification" classification.model="dnn"',
+        'task="classification" classification.model="dnn" layers="product"',
     ],
 )
 def test_every_set_and_task_runs(tmp_path: Path, config: str) -> None:
@@ -122,6 +124,26 @@ def test_outer_domains_run(tmp_path: Path) -> None:
         tmp_path, 'task="lasso" outer-domain="l2-ball" outer-fraction=0.5 rounds=4'
     )
     assert status == 0
+
+
+def test_a_node_can_ask_for_a_larger_set(tmp_path: Path) -> None:
+    from fedtrellis import LocalGrid
+
+    models = []
+    asking: list[list[dict[str, str]]] = [
+        [{}, {}, {}],
+        [{}, {}, {"outer-domain": "l2-ball"}],
+    ]
+    for nodes in asking:
+        config = sim.default_config() | {
+            "rounds": 3,
+            "results-dir": str(tmp_path),
+        }
+        grid = LocalGrid(sim.client_app, 3, run_config=config, node_configs=nodes)
+        models.append(np.load(sim.run(grid, config) / "model.npz")["0"])
+    # an atom of an l2 ball touches every weight, one of an l1 ball a single one
+    assert np.count_nonzero(models[0]) < 20
+    assert np.count_nonzero(models[1]) > 600
 
 
 def test_client_evaluation_is_recorded(tmp_path: Path) -> None:
