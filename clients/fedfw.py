@@ -50,7 +50,7 @@ class FedFWClient(StatefulClient):
         x_bar = layout.point(parameters)
         x = self.state["x"]
         eta, penalty = config["step-size"], config["penalty"]
-        variant = config["variant"]
+        variant = config.get("variant", "plain")
 
         # the oracle does not mind a positive factor, and n g_i takes one pass less
         # over a long vector than g_i

@@ -159,10 +159,11 @@ class FedFW(RoundStrategy):
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         """η_t, λ_t and what else the variant needs."""
         numbers: dict[str, Any] = {
-            "variant": self.variant,
             "step-size": self._schedule.step(server_round),
             "penalty": self._schedule.penalty_weight(server_round),
         }
+        if self.variant != "plain":
+            numbers["variant"] = self.variant
         if self.variant == "augmented":
             numbers["dual-penalty"] = self.dual_penalty
         if self.variant == "stochastic":
