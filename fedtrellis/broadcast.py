@@ -245,7 +245,7 @@ def _received_steps(record: ArrayRecord, shape: tuple[int, ...]) -> Sequence[Ste
     return unpack_steps(record_arrays(record), shape)
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=2)  # a round's, which all clients get; atoms may unpack to megabytes
 def _unpack_joined(
     stype: str, data: bytes, joined: bool, shape: tuple[int, ...]
 ) -> tuple[Step, ...]:
