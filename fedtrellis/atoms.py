@@ -15,7 +15,7 @@ what came.
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
@@ -671,17 +671,28 @@ def unpack_atoms(arrays: Arrays, shape: Shape) -> list[Atom]:
 
     # Second pass: put them back in order and into their products.
     stream = iter(codes)
-
-    def build(layout: _Layout) -> Atom:
-        if isinstance(layout, list):
-            return ProductAtom(tuple(build(part) for part in layout))
-        return next(leaves[next(stream)])
-
     atoms: list[Atom] = []
     for code in stream:
         whole = code >= _PRODUCT
-        atoms.append(build(layouts[code - _PRODUCT]) if whole else next(leaves[code]))
+        atoms.append(
+            _rebuild(layouts[code - _PRODUCT], leaves, stream)
+            if whole
+            else next(leaves[code])
+        )
     return atoms
+
+
+def _rebuild(
+    layout: _Layout, leaves: Mapping[int, Iterator[Atom]], stream: Iterator[int]
+) -> Atom:
+    """Take an atom's leaves from the streams and put them into its products.
+
+    A function of its own: a closure that calls itself would be a reference cycle, and
+    keep every round's atoms in memory until the garbage collector comes by.
+    """
+    if isinstance(layout, list):
+        return ProductAtom(tuple(_rebuild(part, leaves, stream) for part in layout))
+    return next(leaves[next(stream)])
 
 
 def _flatten(atom: Atom, layout: list[int], depth: int = 0) -> Iterator[Atom]:
