@@ -102,7 +102,11 @@ class Method(Strategy):
 
     @abstractmethod
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
-        """The method's numbers for one client's ``fit``, as scalars by name."""
+        """The method's numbers for one client's ``fit``, as scalars by name.
+
+        ``num-clients`` and ``server-round`` are added. A method whose clients draw
+        random numbers sends its ``seed``.
+        """
 
     @abstractmethod
     def check(self, answer: Answer) -> Any:

@@ -57,7 +57,7 @@ class Drift(RoundStrategy):
         self.count = 0
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
-        return {}
+        return {"seed": self.seed}
 
     def check(self, answer: Answer) -> Point:
         if [array.shape for array in answer.arrays] != [(SIZE,)]:
