@@ -7,6 +7,8 @@ messages, no Ray.
 from __future__ import annotations
 
 import argparse
+import difflib
+import re
 import sys
 import tomllib
 import traceback
@@ -99,9 +101,13 @@ class RunSettings:
     stop_tolerance: float = setting(0.0, "stop when the metric is at most this")
     timeout: float = setting(600.0, "seconds to wait for answers", above=0.0)
     min_nodes: int = setting(1, "nodes to wait for before the start", minimum=1)
-    checkpoint_every: int = setting(50, "rounds between checkpoints", minimum=1)
-    resume: str = setting("", "record of a run to go on from; empty: none")
-    results_dir: str = setting("", "where records go; empty: ~/.fedtrellis/runs")
+    checkpoint_every: int = setting(10, "rounds between checkpoints", minimum=1)
+    resume: str = setting(
+        "", "record of a run to go on from, as an absolute path; empty: none"
+    )
+    results_dir: str = setting(
+        "", "where records go, an absolute path; empty: ~/.fedtrellis/runs"
+    )
 
 
 # ------------------------------------------------------------------------- settings
@@ -320,16 +326,35 @@ def main(grid: Grid, context: Context) -> None:
 def run(grid: Grid, config: Mapping[str, Any]) -> Path:
     """Run on any grid; return the directory of the run's record."""
     settings = parse(RunSettings, config)
+    for key, value in (
+        ("results-dir", settings.results_dir),
+        ("resume", settings.resume),
+    ):
+        # relative to what? a bundle's folder, or that of a SuperLink started long ago
+        if value and not Path(value).expanduser().is_absolute():
+            raise SettingsError(f"{key} = {value!r} must be an absolute path")
     Registry().wait_for(grid, settings.min_nodes, timeout=600.0)
     setup = make_setup(config, len(list(grid.get_node_ids())))
     task, domain = setup.task, setup.domain
     resume = _checkpoint_of(settings.resume, config) if settings.resume else None
     reference = _reference(setup)
+    layout = Layout(tuple(task.shapes()))
+    point = layout.point(task.initial_point())
+    if not domain.contains(point):
+        point = domain.project(point)
+    if settings.stop_metric and not settings.client_evaluate_every:
+        known = _evaluate(setup, layout, layout.layers(point))
+        check_choice("stop-metric", settings.stop_metric, known)
 
     parent = Path(settings.results_dir) if settings.results_dir else None
-    record = RunRecord.create(
-        parent or default_results_dir(), f"{settings.method}-{settings.task}", config
-    )
+    parent = parent or default_results_dir()
+    try:
+        name = f"{settings.method}-{settings.task}"
+        record = RunRecord.create(parent, name, config)
+    except OSError as error:
+        raise SettingsError(
+            f"results-dir = {str(parent)!r} cannot be written: {error}"
+        ) from None
     record.reference = reference
     record.title = f"{settings.method} on {settings.task}, {domain!r}"
     callbacks: list[Callback] = [CheckPartitions(), record, Progress()]
@@ -346,10 +371,6 @@ def run(grid: Grid, config: Mapping[str, Any]) -> Path:
             client_evaluate_every=settings.client_evaluate_every,
             min_nodes=settings.min_nodes,
         )
-        layout = Layout(tuple(task.shapes()))
-        point = layout.point(task.initial_point())
-        if not domain.contains(point):
-            point = domain.project(point)
 
         def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
             return MetricRecord(_evaluate(setup, layout, record_arrays(arrays)))
@@ -411,7 +432,10 @@ def _checkpoint_of(resume: str, config: Mapping[str, Any]) -> Path:
             )
     checkpoint = directory / "checkpoint.npz"
     if not checkpoint.is_file():
-        raise SettingsError(f"resume = {resume!r}: the run left no checkpoint")
+        raise SettingsError(
+            f"resume = {resume!r}: the run ended before its first checkpoint, after "
+            f"checkpoint-every = {saved.get('checkpoint-every')} rounds"
+        )
     return checkpoint
 
 
@@ -464,8 +488,10 @@ def read_config(arguments: Sequence[str]) -> dict[str, Any]:
                 overrides |= _flatten(tomllib.loads(text))
             else:
                 pairs = parse_config_args([argument])
-                if not pairs:  # flwr passes over what it cannot read
-                    raise ValueError("there is no key=value in it")
+                # flwr passes over what it cannot read; the same pattern finds it
+                rest = re.sub(r"\S+?=('[^']*'|\"[^\"]*\"|\S+)", "", argument).strip()
+                if rest or not pairs:
+                    raise ValueError(f"{rest!r} is no key=value")
                 overrides |= pairs
         except (OSError, tomllib.TOMLDecodeError, ValueError) as error:
             raise SettingsError(f"-c {argument!r}: {error}") from None
@@ -546,7 +572,13 @@ def command_line(arguments: Sequence[str] | None = None) -> int:
         config = default_config()
         overrides = read_config(options.run_config)
         for key in overrides:
-            check_choice("-c key", key, config)
+            if key not in config:
+                close = difflib.get_close_matches(key, config, n=1)
+                hint = f" (did you mean {close[0]!r}?)" if close else ""
+                raise SettingsError(
+                    f"-c key = {key!r} is not known{hint}; "
+                    "python sim.py --list prints all"
+                )
         if overrides.get("resume"):
             # a record knows its own settings; what is given here comes on top
             saved = Path(str(overrides["resume"])).expanduser() / "config.toml"
@@ -555,6 +587,8 @@ def command_line(arguments: Sequence[str] | None = None) -> int:
         config |= overrides
         if options.out is not None:
             config["results-dir"] = str(Path(options.out).expanduser().resolve())
+        if config["resume"]:
+            config["resume"] = str(Path(str(config["resume"])).expanduser().resolve())
         # checked here, so that a bad value is reported before anything is built
         seed = parse(RunSettings, config).seed
         grid = LocalGrid(client_app, options.nodes, seed=seed, run_config=config)

@@ -88,7 +88,10 @@ def main() -> None:
         dense = measure("dense", L2Ball(10.0), shape)
         cells = [format_bytes(count) for count in (*sparse, *dense)]
         table.add_row(repr(domain), " × ".join(map(str, shape)), *cells)
-    Console().print(table)
+    console = Console()
+    if not console.is_terminal:  # a file has room
+        console.width = 120
+    console.print(table)
 
 
 if __name__ == "__main__":

@@ -294,8 +294,15 @@ class Layout:
 
     def objective_gradient(self, gradient: Any) -> FloatArray:
         """Join an objective's gradient, one array or a list, into the point's shape."""
-        if isinstance(gradient, list | tuple):
+        if isinstance(gradient, list | tuple) and all(
+            isinstance(part, np.ndarray) for part in gradient
+        ):
             return self.point(gradient)
+        if not isinstance(gradient, np.ndarray):
+            raise TypeError(
+                f"the objective's gradient is a {type(gradient).__name__}, expected "
+                "an ndarray, or a list of them for a model of several arrays"
+            )
         array = cast(FloatArray, np.asarray(gradient, dtype=np.float64))
         return array.reshape(self.point_shape)
 

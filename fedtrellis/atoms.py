@@ -164,6 +164,11 @@ class SparseAtom(Atom):
     shape: Shape
 
     def __post_init__(self) -> None:
+        if type(self.shape) is not tuple:
+            raise TypeError(
+                "SparseAtom(indices, values, shape): shape must be a tuple, "
+                f"not a {type(self.shape).__name__}"
+            )
         _coerce(self, "indices", _INTP)
         _coerce(self, "values", _FLOAT64)
         if self.indices.shape != self.values.shape or self.indices.ndim != 1:

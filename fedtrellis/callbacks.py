@@ -142,7 +142,9 @@ class Progress(Callback):
         )
         from rich.progress import Progress as Bar
 
-        self._up = self._down = 0
+        # a resumed run's rounds so far count
+        self._up = sum(record.bytes_up for record in strategy.history)
+        self._down = sum(record.bytes_down for record in strategy.history)
         self._last: dict[str, float] = {}
         self._began, self._first, self._total = time.time(), first_round, num_rounds
         self._every = max(1, num_rounds // self.lines)

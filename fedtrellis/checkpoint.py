@@ -138,8 +138,15 @@ def load_checkpoint(
         ("clients", sorted(meta["clients"]), sorted(strategy.clients)),
     ):
         if saved != now:
+            hint = ""
+            if what == "clients":
+                if len(meta["clients"]) != strategy.num_clients:
+                    what = "number of clients"
+                    saved, now = len(meta["clients"]), strategy.num_clients
+                hint = "; start as many nodes, with the same client-ids"
             raise SettingsError(
                 f"resume = {str(path)!r}: its {what} is {saved}, this run's is {now}"
+                + hint
             )
     strategy._session = meta["session"]
     strategy.broadcast = ModelBroadcast(layout, arrays.pop("model"), meta["version"])

@@ -307,6 +307,11 @@ class RoundStrategy(Method):
         """
         if num_rounds < 1:
             raise SettingsError(f"num_rounds = {num_rounds} must be at least 1")
+        if not isinstance(initial_arrays, ArrayRecord):
+            raise TypeError(
+                f"initial_arrays is a {type(initial_arrays).__name__}, expected a "
+                "flwr.app.ArrayRecord, for example ArrayRecord([x0])"
+            )
         arrays = record_arrays(initial_arrays)
         layout = Layout.of(arrays)
         point = layout.point(arrays)
@@ -328,6 +333,7 @@ class RoundStrategy(Method):
         result, first_round = Result(), 1
         if self.resume is not None:
             first_round = 1 + load_checkpoint(self.resume, self, grid, result)
+            log(INFO, "Resumed: going on with round %d", first_round)
         for callback in self.callbacks:
             callback.on_start(self, first_round, num_rounds)
         try:

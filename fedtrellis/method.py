@@ -11,10 +11,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from logging import WARNING
 from typing import Any, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
@@ -32,7 +34,7 @@ from fedtrellis.protocol import (
     pack_restore,
 )
 from fedtrellis.random import generator
-from fedtrellis.wire import Registry, Traffic, exchange
+from fedtrellis.wire import NO_ANSWER, Registry, Traffic, exchange
 
 __all__ = ["Answer", "Method"]
 
@@ -238,6 +240,12 @@ class Method(Strategy):
             ]
             by_node = {self._registry[name].node_id: name for name in todo}
             replies = exchange(grid, requests, timeout, self._traffic)
+            silent = [
+                by_node[node] for node, reply in replies.items() if reply == NO_ANSWER
+            ]
+            if silent:
+                names = ", ".join(sorted(silent, key=identity_order))
+                log(WARNING, "round %d: no answer from client %s", server_round, names)
             behind = []
             for node_id, reply in replies.items():
                 name = by_node[node_id]

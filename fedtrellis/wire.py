@@ -22,6 +22,7 @@ __all__ = ["Client", "Registry", "Traffic", "exchange"]
 # there at once is taken at once, and a deployed wave of seconds costs few requests.
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.005, 0.25
 _REASON_LENGTH = 500
+NO_ANSWER = "no answer"
 
 
 @dataclass
@@ -33,9 +34,10 @@ class Traffic:
     rejected: list[tuple[str, str]] = field(default_factory=list)
 
     def reject(self, who: str, reason: str) -> None:
-        """Note down and log why an answer is dropped."""
+        """Note down why an answer is dropped, and log it (lost ones by the wave)."""
         self.rejected.append((who, reason))
-        log(WARNING, "answer of client %s dropped: %s", who, reason)
+        if reason != NO_ANSWER:
+            log(WARNING, "answer of client %s dropped: %s", who, reason)
 
 
 def exchange(
@@ -97,7 +99,7 @@ def exchange(
         time.sleep(wait)
         wait = min(1.5 * wait, _LONGEST_WAIT)
     for node_id in waiting.values():
-        result[node_id] = "no answer"
+        result[node_id] = NO_ANSWER
     return result
 
 

@@ -196,15 +196,17 @@ BAD = [
     ('rounds="many"', "rounds = 'many' must be a whole number"),
     ("rounds=0", "rounds = 0 must be at least 1"),
     ("roundz=3", "-c key = 'roundz' is not known (did you mean 'rounds'?)"),
-    ("rounds", "there is no key=value in it"),
+    ("rounds", "'rounds' is no key=value"),
+    ("rounds=3 5", "'5' is no key=value"),
     ('variant="plus"', "variant = 'plus' is not known"),
     ('schedule="linear"', "schedule = 'linear' is not known"),
     ("penalty=-2.0", "penalty = -2.0 must be at least -1"),
     ("penalty=-0.5", "penalty = -0.5 must be at least 0, or -1"),
-    ('resume="nowhere"', "resume = 'nowhere' is not the record of a run"),
+    ('resume="nowhere"', "nowhere' is not the record of a run"),
     ('outer-domain="l2-ball"', "set both or none"),
     ('task="quadratic-assignment" reference=true', "is for convex tasks"),
     ("nowhere.toml", "No such file"),
+    ('stop-metric="gapp"', "'gapp' is not known (did you mean 'gap'?)"),
 ]
 
 

@@ -6,6 +6,7 @@ import logging
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -39,7 +40,8 @@ from fedtrellis.records import (
 )
 
 Config = dict[str, Any]
-STRATEGY = cast(RoundStrategy, None)  # callbacks that do not look at it
+# for callbacks that look at no more than this
+STRATEGY = cast(RoundStrategy, SimpleNamespace(history=[]))
 
 
 class Answering(NumPyClient):
