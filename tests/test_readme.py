@@ -1,0 +1,64 @@
+"""The README's programs run, and its commands are those that CI runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedtrellis.domains import L1Ball
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def programs() -> list[str]:
+    """The README's Python, as it is written from inside the repository."""
+    blocks = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    return [
+        re.sub(r"from fedtrellis\.(strategies|clients) ", r"from \1 ", block)
+        for block in blocks
+    ]
+
+
+def test_the_program_finds_the_projection_of_the_mean() -> None:
+    names: dict[str, Any] = {}
+    exec(programs()[0], names)
+    centres = [names["MyLoss"](index).centre for index in range(10)]
+    # min over D of (1/n) Σ ½‖x − c_i‖² is the projection of the mean of the c_i
+    expected = L1Ball(2.0).project(np.mean(centres, axis=0))
+    assert np.linalg.norm(names["x"] - expected) < 0.25 * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_domain_is_an_l1_ball_in_scaled_coordinates(seed: int) -> None:
+    names: dict[str, Any] = {}
+    exec(programs()[1], names)
+    rng = np.random.default_rng(seed)
+    weights = rng.uniform(0.5, 2.0, size=6)
+    domain = names["WeightedL1Ball"](weights, 1.5)
+    vertices = np.vstack([np.diag(1.5 / weights), -np.diag(1.5 / weights)])
+    g, point = rng.normal(size=6), 3 * rng.normal(size=6)
+    atom = domain.lmo(g)
+    assert atom.dense() @ g == pytest.approx((vertices @ g).min())
+    nearest = domain.project(point)
+    assert domain.contains(nearest)
+    # the projection of a point onto a convex set: ⟨point − nearest, v − nearest⟩ ≤ 0
+    assert ((vertices - nearest) @ (point - nearest)).max() <= 1e-9
+    assert domain.diameter((6,)) == pytest.approx(
+        max(np.linalg.norm(a - b) for a in vertices for b in vertices)
+    )
+
+
+def test_ci_runs_the_readmes_test_command() -> None:
+    assert "scripts/readme-command.sh test" in (ROOT / ".ci/run").read_text()
+    for name in ("run", "test"):
+        assert README.count(f"<!-- command: {name} -->\n```bash\n") == 1
+
+
+def test_links_lead_to_files() -> None:
+    for link in re.findall(r"\]\(([^)#:]+)\)", README):
+        assert (ROOT / link).exists(), link
