@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from fedtrellis.arrays import FloatArray, Layout
 from fedtrellis.domains import Domain
+from fedtrellis.local_steps import LocalSteps
 from fedtrellis.loop import RoundStrategy
 from fedtrellis.method import Answer
 from fedtrellis.settings import SettingsError
@@ -75,22 +76,14 @@ class FedDR(RoundStrategy):
             raise SettingsError(
                 f"relaxation = {relaxation} must be greater than 0 and below 2"
             )
-        for key, value in (
-            ("proximal_step", proximal_step),
-            ("local_step_size", local_step_size),
-        ):
-            if not 0.0 < value < np.inf:
-                raise SettingsError(f"{key} = {value} must be greater than 0")
-        if local_steps < 1:
-            raise SettingsError(f"local_steps = {local_steps} must be at least 1")
-        if batch_size < 0:
-            raise SettingsError(f"batch_size = {batch_size} must be at least 0")
+        if not 0.0 < proximal_step < np.inf:
+            raise SettingsError(
+                f"proximal_step = {proximal_step} must be greater than 0"
+            )
         self.domain = domain
         self.relaxation = relaxation
         self.proximal_step = proximal_step
-        self.local_steps = local_steps
-        self.local_step_size = local_step_size
-        self.batch_size = batch_size
+        self.local = LocalSteps(local_steps, local_step_size, batch_size)
 
     def settings(self) -> dict[str, Any]:
         """The settings that :meth:`summary` logs."""
@@ -98,8 +91,8 @@ class FedDR(RoundStrategy):
             "domain": self.domain,
             "relaxation α": self.relaxation,
             "proximal step η": self.proximal_step,
-            "local steps": self.local_steps,
-            "local step size": self.local_step_size,
+            "local steps": self.local.count,
+            "local step size": self.local.size,
             **super().settings(),
         }
 
@@ -117,10 +110,7 @@ class FedDR(RoundStrategy):
         return {
             "relaxation": self.relaxation,
             "proximal-step": self.proximal_step,
-            "local-steps": self.local_steps,
-            "local-step-size": self.local_step_size,
-            "batch-size": self.batch_size,
-            "seed": self.seed,
+            **self.local.instruction(self.seed),
         }
 
     def check(self, answer: Answer) -> FloatArray:

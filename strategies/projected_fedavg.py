@@ -8,9 +8,9 @@ import numpy as np
 
 from fedtrellis.arrays import FloatArray, Layout
 from fedtrellis.domains import Domain
+from fedtrellis.local_steps import LocalSteps
 from fedtrellis.loop import RoundStrategy
 from fedtrellis.method import Answer
-from fedtrellis.settings import SettingsError
 
 __all__ = ["ProjectedFedAvg", "one_point"]
 
@@ -71,25 +71,15 @@ class ProjectedFedAvg(RoundStrategy):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        if local_steps < 1:
-            raise SettingsError(f"local_steps = {local_steps} must be at least 1")
-        if not 0.0 < local_step_size < np.inf:
-            raise SettingsError(
-                f"local_step_size = {local_step_size} must be greater than 0"
-            )
-        if batch_size < 0:
-            raise SettingsError(f"batch_size = {batch_size} must be at least 0")
         self.domain = domain
-        self.local_steps = local_steps
-        self.local_step_size = local_step_size
-        self.batch_size = batch_size
+        self.local = LocalSteps(local_steps, local_step_size, batch_size)
 
     def settings(self) -> dict[str, Any]:
         """The settings that :meth:`summary` logs."""
         return {
             "domain": self.domain,
-            "local steps": self.local_steps,
-            "local step size": self.local_step_size,
+            "local steps": self.local.count,
+            "local step size": self.local.size,
             **super().settings(),
         }
 
@@ -102,12 +92,7 @@ class ProjectedFedAvg(RoundStrategy):
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         """The local steps."""
-        return {
-            "local-steps": self.local_steps,
-            "local-step-size": self.local_step_size,
-            "batch-size": self.batch_size,
-            "seed": self.seed,
-        }
+        return self.local.instruction(self.seed)
 
     def check(self, answer: Answer) -> FloatArray:
         """The local model x_i."""
