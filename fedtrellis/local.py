@@ -47,7 +47,8 @@ FAULTS = {
     "garbage": "the reply arrives spoilt",
     "duplicate": "the reply arrives twice",
 }
-_RUN_ID = 1
+# As long as those that Flower draws, so that messages have the bytes they have there.
+_RUN_ID = 2**63 - 1
 
 
 def encode_message(message: Message) -> tuple[Message, int]:
@@ -192,7 +193,7 @@ class LocalGrid(Grid):
         message_ids = []
         for message in messages:
             self._handled += 1
-            message_id = f"{_RUN_ID}-{self._handled}"
+            message_id = f"{self._handled:036d}"  # as long as a UUID
             message.metadata.__dict__["_message_id"] = message_id
             message_ids.append(message_id)
             self._deliver(message)

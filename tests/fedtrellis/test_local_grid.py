@@ -122,7 +122,7 @@ def test_a_late_reply_comes_with_the_next_wave() -> None:
     assert send(grid) == []
     (late,) = send(grid)
     assert told(late) == 1
-    assert late.metadata.reply_to_message_id == "1-1"
+    assert int(late.metadata.reply_to_message_id) == 1
     (late,) = send(grid)
     assert told(late) == 2
 
