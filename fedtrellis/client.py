@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from flwr.app import (
+    Array,
     ConfigRecord,
     Context,
     Message,
@@ -191,7 +192,7 @@ def _answer(
             if num_examples:  # a method that reveals nothing of its data returns 0
                 metrics["num-examples"] = int(num_examples)
             if isinstance(client, StatefulClient) and "used-round" in config:
-                memory.provisional = _encode_state(client.state, memory)
+                memory.provisional = _encode_state(client.state)
                 memory.provisional_round = cast(int, config["server-round"])
         for name, value in extra.items():
             metrics[name] = value
@@ -211,7 +212,7 @@ def _answer(
     return reply
 
 
-def _encode_state(state: dict[str, FloatArray], memory: ClientMemory) -> dict[str, Any]:
+def _encode_state(state: dict[str, FloatArray]) -> dict[str, Array]:
     encoded = {}
     for name, value in state.items():
         if value.dtype.kind == "f" and not math.isfinite(value.sum()):
