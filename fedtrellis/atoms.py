@@ -254,6 +254,10 @@ class SparseAtom(Atom):
         return atoms
 
 
+def _largest(vector: FloatArray) -> float:
+    return float(np.abs(vector).max(initial=0.0))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RankOneAtom(Atom):
     """The matrix ``left rightᵀ`` of shape (m, n); its scale is in ``left``."""
@@ -304,6 +308,10 @@ class RankOneAtom(Atom):
                 raise ValueError(f"a rank-one atom is a matrix, not of shape {shape}")
         left = _split("left vectors", arrays[0], _FLOAT64, [s[0] for s in shapes])
         right = _split("right vectors", arrays[1], _FLOAT64, [s[1] for s in shapes])
+        for u, v in zip(left, right, strict=True):
+            # Python's floats overflow to infinity without a warning
+            if not math.isfinite(_largest(u) * _largest(v)):
+                raise ValueError("the entries of a rank-one atom are not finite")
         return [cls(u, v) for u, v in zip(left, right, strict=True)]
 
 

@@ -344,6 +344,12 @@ def test_malformed_packs_are_refused(arrays: Arrays) -> None:
         unpack_atoms(arrays, (5,))
 
 
+def test_a_rank_one_pack_whose_product_overflows_is_refused() -> None:
+    atom = RankOneAtom(np.array([1.0, -2e200]), np.array([0.5, 1e200]))
+    with pytest.raises(ValueError, match="rank-one atom are not finite"):
+        unpack_atoms(pack_atoms([atom]), (2, 2))
+
+
 def test_a_ragged_pack_that_is_right() -> None:
     arrays: Arrays = [u8(1, 1, 1), u8(1, 2, 1), f8(1, 2, 3), u8(2, 0, 1)]
     atoms = unpack_atoms(arrays, (5,))
