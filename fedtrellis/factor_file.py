@@ -1,0 +1,160 @@
+"""A private file that keeps what is costly to compute from a client's data.
+
+On a node where every message is a process of its own nothing stays in memory between
+rounds. The file holds up to two entries, a Lipschitz constant and one factor, each with
+a fingerprint of all that it was computed from: one that does not match is as good as
+none. Only its owner can read it, because a factor reveals the data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
+from logging import INFO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+from flwr.common.logger import log
+
+__all__ = ["FactorFile", "fingerprint"]
+
+_FORMAT = 1
+_FINGERPRINT = "fingerprint"
+# What reading a truncated, damaged or foreign file may raise.
+_UNREADABLE = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)
+
+
+def fingerprint(kind: str, data: Any, *numbers: float) -> bytes:
+    """Return a hash of a matrix and of what else a result depends on.
+
+    Parameters
+    ----------
+    kind : str
+        What is computed.
+    data : ndarray or scipy.sparse.csr_array
+        All its bytes, shapes and dtypes count.
+    *numbers : float
+
+    Returns
+    -------
+    bytes
+        32 bytes, equal in every process.
+    """
+    sparse = bool(scipy.sparse.issparse(data))
+    parts = [data.data, data.indices, data.indptr] if sparse else [data]
+    arrays = [np.ascontiguousarray(part) for part in parts]
+    header = (
+        _FORMAT,
+        kind,
+        tuple(map(int, data.shape)),
+        [(array.dtype.str, array.shape) for array in arrays],
+        [float(number) for number in numbers],
+    )
+    digest = hashlib.blake2b(repr(header).encode(), digest_size=32)
+    for array in arrays:
+        digest.update(array.reshape(-1).view(np.uint8).data)
+    return digest.digest()
+
+
+class FactorFile:
+    """The file of one client; see the module.
+
+    Parameters
+    ----------
+    path : str
+        An ``.npz`` file, made where there is none, in a folder that there is.
+
+    Raises
+    ------
+    ValueError
+        The path is not a text, its folder does not exist, or it is a folder.
+    """
+
+    def __init__(self, path: str) -> None:
+        if not isinstance(path, str) or not path:
+            raise ValueError(f"factor-file = {path!r} must be the path of a file")
+        self._name = path
+        self._path = Path(path).expanduser()
+        if not self._path.parent.is_dir():
+            raise ValueError(f"factor-file = {path!r}: its folder does not exist")
+        if self._path.is_dir():
+            raise ValueError(f"factor-file = {path!r} is a folder; it must be a file")
+
+    def get(
+        self, entry: str, key: bytes, compute: Callable[[], Mapping[str, Any]]
+    ) -> dict[str, Any]:
+        """Return the arrays of an entry, computed and kept where they are not there.
+
+        Parameters
+        ----------
+        entry : str
+            ``"lipschitz"`` or ``"factor"``.
+        key : bytes
+            The :func:`fingerprint` that the entry must have.
+        compute : callable
+            Returns the arrays by name, from what the fingerprint was taken of.
+
+        Raises
+        ------
+        ValueError
+            The file cannot be written.
+        """
+        try:
+            arrays = self._read(entry)
+            if arrays.pop(_FINGERPRINT).tobytes() == key:
+                return arrays
+            reason = "is of other data or settings"
+        except FileNotFoundError:
+            reason = "is not there"
+        except _UNREADABLE as error:
+            reason = f"cannot be read ({type(error).__name__}: {error})"
+        log(INFO, "factor-file %r: the %s %s, computing it", self._name, entry, reason)
+        computed = {name: np.asarray(array) for name, array in compute().items()}
+        self._write(entry, key, computed)
+        return computed
+
+    def _read(self, entry: str) -> dict[str, Any]:
+        """Return the arrays of an entry; other entries are not read."""
+        prefix = entry + "/"
+        with np.load(self._path, allow_pickle=False) as file:
+            if prefix + _FINGERPRINT not in file.files:
+                raise FileNotFoundError(entry)
+            return {
+                name.removeprefix(prefix): file[name]
+                for name in file.files
+                if name.startswith(prefix)
+            }
+
+    def _write(self, entry: str, key: bytes, arrays: Mapping[str, Any]) -> None:
+        entries = {entry: {**arrays, _FINGERPRINT: np.frombuffer(key, dtype=np.uint8)}}
+        for other in {"lipschitz", "factor"} - {entry}:
+            with contextlib.suppress(*_UNREADABLE):
+                entries[other] = self._read(other)
+        flat = {f"{e}/{n}": a for e, part in entries.items() for n, a in part.items()}
+        temporary = None
+        try:
+            # mkstemp makes a file that only its owner can read or write (mode 0600)
+            handle, temporary = tempfile.mkstemp(
+                dir=self._path.parent, prefix=self._path.name, suffix=".tmp"
+            )
+            with os.fdopen(handle, "wb") as file:
+                save: Any = np.savez
+                save(file, **flat)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, self._path)
+        except OSError as error:
+            if temporary is not None:
+                with contextlib.suppress(OSError):
+                    os.unlink(temporary)
+            why = error.strerror or str(error)
+            raise ValueError(
+                f"factor-file = {self._name!r} cannot be written: {why}"
+            ) from error
