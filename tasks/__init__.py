@@ -9,6 +9,8 @@ from .base import DataFileError, Task
 from .classification import Classification
 from .digits import Digits
 from .lasso import Lasso
+from .linear_regression import LinearRegression
+from .logistic_regression import LogisticRegression
 from .matrix_completion import MatrixCompletion
 from .quadratic_assignment import QuadraticAssignment
 
@@ -18,6 +20,8 @@ __all__ = [
     "DataFileError",
     "Digits",
     "Lasso",
+    "LinearRegression",
+    "LogisticRegression",
     "MatrixCompletion",
     "QuadraticAssignment",
     "Task",
@@ -27,7 +31,15 @@ __all__ = [
 #: Every task by its name in run configurations; the first is the default.
 TASKS: dict[str, type[Task]] = {
     task.name: task
-    for task in (Digits, Lasso, QuadraticAssignment, MatrixCompletion, Classification)
+    for task in (
+        Digits,
+        Lasso,
+        QuadraticAssignment,
+        MatrixCompletion,
+        Classification,
+        LinearRegression,
+        LogisticRegression,
+    )
 }
 
 

@@ -61,6 +61,8 @@ class Task(ABC):
         λ_0 of FedFW that suits the scale of F, for about ten clients.
     schedule : str
         Of Frank-Wolfe's step size: ``"convex"``, or ``"nonconvex"`` where F is.
+    bounded_below : bool
+        Whether F has a minimum without a constraint.
     """
 
     num_clients: int
@@ -70,6 +72,7 @@ class Task(ABC):
     summary: ClassVar[str]
     penalty: ClassVar[float] = 1e-4
     schedule: ClassVar[str] = "convex"
+    bounded_below: ClassVar[bool] = True
 
     def check(self) -> None:
         """Find out, before anything starts, whether the task can be run as set.
@@ -130,6 +133,10 @@ class Task(ABC):
     def reference_optimum(self, domain: Domain) -> float | None:
         """Return the minimum of F over a domain where it is known, else None."""
         return None
+
+    def sigma_scale(self) -> float:
+        """Return t of FedGiA's σ = t·r/m that suits the task."""
+        return 1.0
 
     # -- what follows from it
 

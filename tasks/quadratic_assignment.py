@@ -52,6 +52,7 @@ class QuadraticAssignment(Task):
     summary: ClassVar[str] = "relaxed quadratic assignment, chr12a of QAPLIB or a file"
     penalty: ClassVar[float] = 1000.0
     schedule: ClassVar[str] = "nonconvex"
+    bounded_below: ClassVar[bool] = False
 
     path: str = setting("", "a QAPLIB .dat file; empty for the built-in chr12a")
 

@@ -21,6 +21,32 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("classification", {"classification.train-limit": 2000}),
     ("classification", {"classification.partition": "natural"}),
     ("classification", {"classification.partition": "labels"}),
+    ("linear-regression", {}),
+    (
+        "linear-regression",
+        {
+            "linear-regression.partition": "by-distribution",
+            "linear-regression.weighting": "examples",
+        },
+    ),
+    ("logistic-regression", {}),
+    (
+        "logistic-regression",
+        {
+            "logistic-regression.partition": "labels",
+            "logistic-regression.weighting": "clients",
+            "logistic-regression.intercept": True,
+        },
+    ),
+    (
+        "logistic-regression",
+        {
+            "logistic-regression.partition": "dirichlet",
+            "logistic-regression.regularizer": "nonconvex",
+            "logistic-regression.scaling": "unit-columns",
+            "logistic-regression.test-fraction": 0.0,
+        },
+    ),
     (
         "classification",
         {"classification.model": "dnn", "classification.train-limit": 500},
@@ -152,6 +178,7 @@ def test_there_is_no_such_client(client: int) -> None:
         ("quadratic-assignment", {}, 131),
         ("matrix-completion", {}, 1201),
         ("classification", {"classification.train-limit": 9}, 10),
+        ("logistic-regression", {}, 456),
     ],
 )
 def test_too_many_clients(name: str, config: dict[str, Any], n: int) -> None:
@@ -182,6 +209,10 @@ def test_a_misspelt_task() -> None:
         ("digits.alpha", 0.0),
         ("matrix-completion.test-fraction", 1.0),
         ("classification.model", "resnet"),
+        ("linear-regression.weighting", "rows"),
+        ("linear-regression.rows-min", 0),
+        ("logistic-regression.dataset", "a9a"),
+        ("logistic-regression.test-fraction", -0.1),
     ],
 )
 def test_values_that_are_not_allowed(key: str, value: Any) -> None:
@@ -198,6 +229,16 @@ def test_tasks_describe_themselves(name: str) -> None:
     rows = describe(task, prefix=f"{name}.")
     assert {row[0] for row in rows} == set(keys(task, f"{name}."))
     assert not {"num-clients", "seed"} & {row[0].split(".")[1] for row in rows}
+
+
+def test_only_the_assignment_problem_needs_a_constraint() -> None:
+    unbounded = [name for name, task in TASKS.items() if not task.bounded_below]
+    assert unbounded == ["quadratic-assignment"]
+
+
+def test_the_scale_of_sigma_is_that_of_least_squares_by_default() -> None:
+    assert make_task("lasso", {}, 3, 0).sigma_scale() == 1.0
+    assert make_task("linear-regression", {}, 3, 0).sigma_scale() == 0.15
 
 
 def test_reference_optimum_is_none_by_default() -> None:

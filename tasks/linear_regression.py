@@ -1,0 +1,195 @@
+"""Linear regression on samples from three distributions, each client a few of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtrellis.domains import Domain
+from fedtrellis.objectives import LeastSquares
+from fedtrellis.random import generator
+from fedtrellis.settings import SettingsError, setting
+
+from .base import Array, Point, Task
+
+__all__ = ["LinearRegression"]
+
+Indices = NDArray[np.intp]
+
+
+class _Data(NamedTuple):
+    """Client i holds the rows ``starts[i]:starts[i + 1]`` of A and b."""
+
+    A: Array
+    b: Array
+    starts: Indices
+
+
+@dataclass(frozen=True)
+class LinearRegression(Task):
+    """F(x) = (1/n) Σ f_i(x), least squares on generated samples.
+
+    Client i has d_i samples (a, b), d_i uniform among the whole numbers from
+    ``rows-min`` to ``rows-max``. All entries of a sample, b among them, are independent
+    and come from one of three distributions: the standard normal, Student's t with 5
+    degrees of freedom, and U[−5, 5].
+
+    - ``partition = "shuffled"``: a third of all samples from each (give or take one),
+      in random order, dealt to the clients;
+    - ``partition = "by-distribution"``: client i's are all from distribution i mod 3.
+
+    - ``weighting = "clients"``: f_i(x) = (1/2d_i) ‖A_i x − b_i‖²; every client counts
+      the same;
+    - ``weighting = "examples"``: that times n·d_i/d, so that every example counts the
+      same, F(x) = (1/2d) ‖Ax − b‖².
+
+    Notes
+    -----
+    Example V.1 of FedGiA, arXiv 2205.01438, with 100 features, d_i from 50 to 150 and
+    every client counting the same. The paper does not say how large the parts of the
+    distributions are.
+    """
+
+    name: ClassVar[str] = "linear-regression"
+    summary: ClassVar[str] = "least squares on generated data of three distributions"
+    penalty: ClassVar[float] = 0.1
+
+    features: int = setting(100, "unknowns, the features of a sample", minimum=1)
+    rows_min: int = setting(50, "the fewest examples of a client", minimum=1)
+    rows_max: int = setting(150, "the most examples of a client", minimum=1)
+    partition: str = setting(
+        "shuffled",
+        "how examples are dealt to clients",
+        choices=("shuffled", "by-distribution"),
+    )
+    weighting: str = setting(
+        "clients",
+        "what counts the same: every client, or every example",
+        choices=("clients", "examples"),
+    )
+
+    def check(self) -> None:  # noqa: D102
+        if self.rows_min > self.rows_max:
+            raise SettingsError(
+                f"linear-regression.rows-min = {self.rows_min} must be at most "
+                f"linear-regression.rows-max = {self.rows_max}"
+            )
+        super().check()
+
+    def num_examples(self) -> int:  # noqa: D102
+        return int(_sizes(self).sum())
+
+    def shapes(self) -> list[tuple[int, ...]]:  # noqa: D102
+        return [(self.features,)]
+
+    def domains(self) -> dict[str, float]:
+        """Return balls with the minimiser x* on their boundary; ‖x‖₁ ≤ ‖x*‖₁ first."""
+        solution = self.solution()
+        return {
+            "l1-ball": float(np.abs(solution).sum()),
+            "l2-ball": float(np.linalg.norm(solution)),
+            "linf-ball": float(np.abs(solution).max()),
+        }
+
+    def solution(self) -> Array:
+        """Return x*, where F has its minimum without a constraint (read-only).
+
+        The one of smallest norm, where there are fewer examples than features.
+        """
+        return _solution(self)
+
+    def _build_objective(self) -> LeastSquares:
+        data = _data(self)
+        if self.weighting == "examples":
+            # (1/2d) ‖Ax − b‖²
+            return LeastSquares(data.A, data.b, scale="half-mean")
+        # (1/n) Σ_i (1/2d_i) ‖A_i x − b_i‖² = ‖W^½ (Ax − b)‖², one product for all
+        return LeastSquares(*_weighted(self))
+
+    def _build_client_objective(self, client: int) -> LeastSquares:
+        self.check()
+        data = _data(self)
+        own = slice(data.starts[client], data.starts[client + 1])  # views, not copies
+        weight = 1.0
+        if self.weighting == "examples":
+            # n d_i/d
+            size = data.starts[client + 1] - data.starts[client]
+            weight = float(self.num_clients * size / len(data.b))
+        return LeastSquares(data.A[own], data.b[own], weight=weight, scale="half-mean")
+
+    def sigma_scale(self) -> float:
+        """Return 0.15, FedGiA's t in the paper's table II.
+
+        It suits clients with about as many examples as features. With many more, f is
+        hardly smoother than the f_i, and a t below 1/2 or so diverges.
+        """
+        return 0.15
+
+    def metrics(self, x: Point) -> dict[str, float]:
+        """Return ``{"solution-error": ‖x − x*‖₂}``."""
+        error = self.argument(x) - self.solution()
+        return {"solution-error": float(np.linalg.norm(error))}
+
+    def reference_optimum(self, domain: Domain) -> float | None:
+        """Return F(x*) where the domain contains x*, as all of space does."""
+        return self.value(self.solution()) if domain.contains(self.solution()) else None
+
+
+def _draw(kind: int, rng: np.random.Generator, shape: tuple[int, int]) -> Array:
+    """Draw samples from the distribution of a number."""
+    if kind == 0:
+        return rng.standard_normal(shape)
+    if kind == 1:
+        return rng.standard_t(5.0, shape)
+    return rng.uniform(-5.0, 5.0, shape)
+
+
+@lru_cache(maxsize=4)
+def _sizes(task: LinearRegression) -> NDArray[Any]:
+    """Return d_i of every client."""
+    rng = generator(task.seed, "linear-regression sizes")
+    return rng.integers(task.rows_min, task.rows_max + 1, max(task.num_clients, 0))
+
+
+@lru_cache(maxsize=4)
+def _data(task: LinearRegression) -> _Data:
+    sizes = _sizes(task)
+    rng = generator(task.seed, "linear-regression")
+    count = int(sizes.sum())
+    if task.partition == "shuffled":
+        kinds = rng.permutation(np.arange(count) % 3)
+    else:
+        kinds = np.repeat(np.arange(len(sizes)) % 3, sizes)
+    A, b = np.empty((count, task.features)), np.empty(count)
+    for kind in range(3):
+        rows = np.flatnonzero(kinds == kind)
+        samples = _draw(kind, rng, (len(rows), task.features + 1))
+        A[rows], b[rows] = samples[:, :-1], samples[:, -1]
+    starts = np.concatenate(([0], np.cumsum(sizes))).astype(np.intp)
+    for array in (A, b, starts):
+        array.setflags(write=False)
+    return _Data(A, b, starts)
+
+
+def _weighted(task: LinearRegression) -> tuple[Array, Array]:
+    """Return W^½ A and W^½ b with F(x) = ‖W^½ (Ax − b)‖²."""
+    data = _data(task)
+    sizes = np.diff(data.starts)
+    if task.weighting == "examples":
+        weights = np.full(len(data.b), 0.5 / len(data.b))
+    else:
+        # 1/(2 n d_i) for each of client i's rows
+        weights = np.repeat(0.5 / (len(sizes) * sizes), sizes)
+    roots = np.sqrt(weights)
+    return data.A * roots[:, None], data.b * roots
+
+
+@lru_cache(maxsize=4)
+def _solution(task: LinearRegression) -> Array:
+    solution = np.asarray(np.linalg.lstsq(*_weighted(task), rcond=None)[0])
+    solution.setflags(write=False)
+    return solution

@@ -1,0 +1,344 @@
+"""Logistic regression on tables of examples with two labels."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import scipy  # its parts are loaded when first used
+from numpy.typing import NDArray
+
+from fedtrellis.mean_objective import MeanObjective
+from fedtrellis.nonconvex_logistic import NonconvexLogistic
+from fedtrellis.objectives import Logistic, Objective
+from fedtrellis.random import generator
+from fedtrellis.settings import SettingsError, setting
+
+from .base import Point, data_path, derived_seed
+from .partition import Indices, PartitionedTask
+from .tables import Table, load_libsvm, load_qsar, load_santander
+
+__all__ = ["LogisticRegression"]
+
+_LOADERS = {"qsar": load_qsar, "santander": load_santander, "libsvm": load_libsvm}
+# Sets that stay sparse.
+_SPARSE = ("qsar", "libsvm")
+
+
+class _Data(NamedTuple):
+    """Training examples in the order of the clients that hold them, and test data.
+
+    Client i holds the rows ``starts[i]:starts[i + 1]``; its share is a view of dense
+    features and a copy of CSR ones, for SciPy does not keep small views of arrays.
+    Dense arrays are read-only.
+    """
+
+    features: Any
+    labels: Indices
+    starts: Indices
+    test_features: Any
+    test_labels: Indices
+
+    def share(self, client: int) -> tuple[Any, Indices]:
+        """Return a client's features and labels."""
+        own = slice(self.starts[client], self.starts[client + 1])
+        return self.features[own], self.labels[own]
+
+
+@dataclass(frozen=True)
+class LogisticRegression(PartitionedTask):
+    """The mean logistic loss over training examples, plus a regulariser.
+
+    ``regularizer = "l2"``: f_i is weight times the mean over the client's d_i examples
+    of ln(1 + exp(aᵀx)) − b aᵀx, plus (μ/2)‖x‖² with μ = ``l2``;
+    ``regularizer = "nonconvex"``: with (μ/2) Σ x_j²/(1 + x_j²) in its place.
+
+    ``weighting = "examples"``: weight n·d_i/d, so that F = (1/n) Σ f_i is the mean over
+    all training examples; ``weighting = "clients"``: weight 1, F = (1/n) Σ f_i counts
+    every client the same. Either way the regulariser counts once.
+
+    Data sets: ``breast-cancer`` comes with scikit-learn (569 × 30), the others are the
+    user's files: ``qsar`` (UCI's QSAR oral toxicity, 8 992 × 1 024, sparse),
+    ``santander`` (Kaggle's, 200 000 × 200) and ``libsvm`` (any file with two labels in
+    LIBSVM's text format, sparse).
+
+    Scaling: ``unit-rows`` and ``unit-columns`` divide by Euclidean norms, ``standard``
+    gives every feature zero mean and unit variance; ``auto`` is ``standard`` for
+    breast-cancer and ``unit-rows`` for the others. Columns are measured on the training
+    examples, and on all of them: real clients would have to agree on that. The column
+    of ones of ``intercept``, the last one, comes after scaling and is regularised like
+    the others.
+
+    Notes
+    -----
+    Example V.2 of FedGiA, arXiv 2205.01438: *qot* (qsar) and *sct* (santander), l2,
+    μ = 0.001, every client counting the same. The paper does not say how it scales
+    its data or whether it has test data; the authors' public code has columns of norm
+    1, uneven shares, and μ/d_i in the place of μ.
+    """
+
+    name: ClassVar[str] = "logistic-regression"
+    summary: ClassVar[str] = (
+        "logistic regression: breast cancer, QSAR, Santander, a file"
+    )
+    penalty: ClassVar[float] = 1e-3
+
+    # There are two labels: a base class's 3 would never do.
+    labels_per_client: int = setting(
+        1, "labels a client holds, with partition = 'labels'", minimum=1
+    )
+    dataset: str = setting(
+        "breast-cancer", "the data set", choices=("breast-cancer", *_LOADERS)
+    )
+    path: str = setting("", "the data set's file; not for breast-cancer")
+    partition: str = setting(
+        "iid",
+        "how examples are dealt to clients; 'uneven': shuffled, cut in random places",
+        choices=("iid", "uneven", "labels", "dirichlet"),
+    )
+    l2: float = setting(0.001, "μ, the factor of the regulariser", minimum=0.0)
+    l2_per_example: bool = setting(
+        False, "μ/d_i in the place of μ, d_i the client's number of examples"
+    )
+    regularizer: str = setting(
+        "l2",
+        "the regulariser: the squared norm or a bounded one that is not convex",
+        choices=("l2", "nonconvex"),
+    )
+    scaling: str = setting(
+        "auto",
+        "how features are scaled",
+        choices=("auto", "none", "unit-rows", "unit-columns", "standard"),
+    )
+    intercept: bool = setting(False, "add a constant feature of ones")
+    test_fraction: float = setting(
+        0.2,
+        "share of the examples kept for testing; 0 for none",
+        minimum=0.0,
+        maximum=0.9,
+    )
+    weighting: str = setting(
+        "examples",
+        "what counts the same: every example, or every client",
+        choices=("examples", "clients"),
+    )
+
+    @property
+    def schedule(self) -> str:  # type: ignore[override]
+        """Of Frank-Wolfe's step size, by whether F is convex."""
+        convex = self.regularizer == "l2" or self.l2 == 0.0
+        return "convex" if convex else "nonconvex"
+
+    def check(self) -> None:  # noqa: D102
+        _scaling(self)
+        if self.dataset in _LOADERS and not self.path:
+            raise SettingsError(
+                f"logistic-regression.path is empty; for {self.dataset!r} it must name "
+                "the data set's file"
+            )
+        # Nothing can be dealt to none, so this comes before the data.
+        self.check_clients(max(self.num_clients, 1), "examples")
+        super().check()
+
+    def num_examples(self) -> int:  # noqa: D102
+        return len(_data(self).labels)
+
+    def shapes(self) -> list[tuple[int, ...]]:  # noqa: D102
+        return [(_data(self).features.shape[1],)]
+
+    def domains(self) -> dict[str, float]:  # noqa: D102
+        return {"l1-ball": 10.0, "l2-ball": 5.0, "linf-ball": 1.0}
+
+    def sigma_scale(self) -> float:
+        """Return max(0.1, (8/p) ln d), for d training examples and p features.
+
+        FedGiA, arXiv 2205.01438, table II.
+        """
+        examples, features = _data(self).features.shape
+        return max(0.1, 8.0 / int(features) * math.log(int(examples)))
+
+    def metrics(self, x: Point) -> dict[str, float]:
+        """Return ``"accuracy"`` on the test examples.
+
+        Without any, ``"train-accuracy"`` on the training examples.
+        """
+        if len(_data(self).test_labels):
+            return _test_objective(self).metrics(self.argument(x))
+        measures = self.objective().metrics(self.argument(x))
+        return {"train-accuracy": measures["accuracy"]}
+
+    def deal(self, labels: NDArray[Any]) -> list[Indices]:
+        """Deal examples to the clients; ``uneven`` cuts a random order at random.
+
+        No share is below a fortieth of the mean, as in the FedGiA authors' code.
+        """
+        if self.partition != "uneven":
+            return super().deal(labels)
+        self.check_clients(len(labels), "examples")
+        rng = generator(self.seed, "partition")
+        order = rng.permutation(len(labels))
+        least = 0.025 * len(labels) / self.num_clients
+        # the authors draw all cuts again until no share is too small, which for many
+        # clients takes for ever: here every share has its least, the rest is cut
+        spare = len(labels) - self.num_clients * math.ceil(least)
+        cuts = np.sort(rng.integers(0, spare + 1, self.num_clients - 1))
+        sizes = np.diff([0, *cuts, spare]) + math.ceil(least)
+        return np.split(order, np.cumsum(sizes)[:-1])
+
+    def _loss(
+        self, features: Any, labels: Indices, weight: float = 1.0, examples: float = 1.0
+    ) -> Logistic:
+        kind = Logistic if self.regularizer == "l2" else NonconvexLogistic
+        l2 = self.l2 / examples if self.l2_per_example else self.l2
+        return kind(features, labels, l2=l2, weight=weight)
+
+    def _build_objective(self) -> Objective:
+        if self.weighting == "clients":
+            clients = range(self.num_clients)
+            return MeanObjective([self.client_objective(i) for i in clients])
+        data = _data(self)
+        # (1/n) Σ (n d_i/d) (μ/d_i) = n μ/d
+        examples = len(data.labels) / self.num_clients
+        return self._loss(data.features, data.labels, examples=examples)
+
+    def _build_client_objective(self, client: int) -> Logistic:
+        data = _data(self)
+        features, labels = data.share(client)
+        weight = 1.0
+        if self.weighting == "examples":
+            # n d_i/d
+            weight = self.num_clients * len(labels) / len(data.labels)
+        return self._loss(features, labels, weight, len(labels))
+
+
+def _scaling(task: LogisticRegression) -> str:
+    """Return the scaling that ``auto`` stands for, or the one that was chosen."""
+    if task.scaling == "auto":
+        return "standard" if task.dataset == "breast-cancer" else "unit-rows"
+    if task.scaling == "standard" and task.dataset in _SPARSE:
+        raise SettingsError(
+            "logistic-regression.scaling = 'standard' does not fit "
+            f"logistic-regression.dataset = {task.dataset!r}, which is sparse and "
+            "would not stay so; allowed: auto, none, unit-columns, unit-rows"
+        )
+    return task.scaling
+
+
+def _table(task: LogisticRegression) -> Table:
+    if task.dataset != "breast-cancer":
+        path = data_path("logistic-regression.path", task.path)
+        return _LOADERS[task.dataset](path)
+    # half a second that other tasks' nodes need not spend
+    from sklearn.datasets import load_breast_cancer
+
+    features, labels = load_breast_cancer(return_X_y=True)
+    return Table(features, labels.astype(np.intp))
+
+
+def _split(task: LogisticRegression, labels: Indices) -> tuple[Indices, Indices]:
+    """Return the training and the test examples, stratified by label."""
+    everything = np.arange(len(labels))
+    if task.test_fraction == 0.0:
+        return everything, everything[:0]
+    from sklearn.model_selection import train_test_split
+
+    try:
+        train, test = train_test_split(
+            everything,
+            test_size=task.test_fraction,
+            stratify=labels,
+            random_state=derived_seed(task.seed, "logistic-regression split"),
+        )
+    except ValueError as error:
+        counts = " and ".join(map(str, np.bincount(labels, minlength=2)))
+        raise SettingsError(
+            f"logistic-regression.test-fraction = {task.test_fraction:g} does not "
+            f"suit {counts} examples of the labels 0 and 1: training and test data "
+            "need some of each"
+        ) from error
+    return train, test
+
+
+def _divide(matrix: Any, norms: NDArray[np.float64], axis: int) -> Any:
+    """Divide rows (axis 0) or columns (axis 1) by norms, in place; 0/0 is 0."""
+    factors = 1.0 / np.where(norms > 0.0, norms, 1.0)
+    if isinstance(matrix, np.ndarray):
+        matrix *= factors[:, None] if axis == 0 else factors
+    elif axis == 0:
+        matrix.data *= np.repeat(factors, np.diff(matrix.indptr))
+    else:
+        matrix.data *= factors[matrix.indices]
+    return matrix
+
+
+def _norms(matrix: Any, axis: int) -> NDArray[np.float64]:
+    """Return the Euclidean norms of rows (axis 0) or columns (axis 1)."""
+    if isinstance(matrix, np.ndarray):
+        squares = np.einsum("ij,ij->i" if axis == 0 else "ij,ij->j", matrix, matrix)
+    else:
+        squares = np.asarray(matrix.multiply(matrix).sum(axis=1 - axis)).ravel()
+    return np.asarray(np.sqrt(squares))
+
+
+def _scaled(train: Any, test: Any, scaling: str) -> tuple[Any, Any]:
+    """Scale training and test features in place."""
+    if scaling == "unit-rows":
+        return _divide(train, _norms(train, 0), 0), _divide(test, _norms(test, 0), 0)
+    norms = None
+    if scaling == "unit-columns":
+        norms = _norms(train, 1)
+    elif scaling == "standard":
+        # a constant feature becomes exactly 0 and stays it
+        constant = train.max(axis=0) == train.min(axis=0)
+        means = np.where(constant, train[0], train.mean(axis=0))
+        train -= means
+        test -= means
+        norms = _norms(train, 1) / np.sqrt(len(train))
+    if norms is not None:
+        _divide(train, norms, 1)
+        _divide(test, norms, 1)
+    return train, test
+
+
+def _with_ones(matrix: Any) -> Any:
+    ones = np.ones((matrix.shape[0], 1))
+    if isinstance(matrix, np.ndarray):
+        return np.hstack([matrix, ones])
+    column = scipy.sparse.csr_array(ones)
+    return scipy.sparse.csr_array(scipy.sparse.hstack([matrix, column], format="csr"))
+
+
+@lru_cache(maxsize=2)
+def _data(task: LogisticRegression) -> _Data:
+    scaling = _scaling(task)
+    table = _table(task)
+    train, test = _split(task, table.labels)
+    shares = task.deal(table.labels[train])
+    order = train[np.concatenate(shares)]
+    starts = np.concatenate(([0], np.cumsum([len(share) for share in shares])))
+    # copies, so that they can be scaled in place
+    features, test_features = _scaled(
+        table.features[order], table.features[test], scaling
+    )
+    if task.intercept:
+        features, test_features = _with_ones(features), _with_ones(test_features)
+    data = _Data(
+        features,
+        table.labels[order],
+        starts.astype(np.intp),
+        test_features,
+        table.labels[test],
+    )
+    for array in data:
+        if isinstance(array, np.ndarray):
+            array.setflags(write=False)
+    return data
+
+
+@lru_cache(maxsize=2)
+def _test_objective(task: LogisticRegression) -> Logistic:
+    data = _data(task)
+    return task._loss(data.test_features, data.test_labels)

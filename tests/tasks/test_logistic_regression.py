@@ -1,0 +1,376 @@
+"""The task ``logistic-regression``: data, weights and scalings, and known minima."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+from sklearn.datasets import load_breast_cancer
+from sklearn.linear_model import LogisticRegression as SklearnLogistic
+
+from fedtrellis.mean_objective import MeanObjective
+from fedtrellis.nonconvex_logistic import NonconvexLogistic
+from fedtrellis.objectives import Logistic
+from fedtrellis.settings import SettingsError, parse
+from tasks import LogisticRegression
+from tasks.logistic_regression import _data
+
+
+def make(n: int = 4, seed: int = 0, **settings: Any) -> LogisticRegression:
+    return LogisticRegression(num_clients=n, seed=seed, **settings)
+
+
+def minimum(task: LogisticRegression) -> tuple[float, np.ndarray]:
+    objective = task.objective()
+    result = minimize(
+        objective.value_and_gradient,
+        np.zeros(objective.shape),
+        jac=True,
+        method="L-BFGS-B",
+        options={"maxiter": 5000, "maxfun": 10000, "gtol": 1e-9, "ftol": 1e-16},
+    )
+    assert np.abs(objective.gradient(result.x)).max() < 1e-6
+    return float(result.fun), result.x
+
+
+def refused(kind: type[Exception], match: str, task: LogisticRegression) -> None:
+    with pytest.raises(kind, match=match) as caught:
+        task.check()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def sparse_file(tmp_path: Path) -> str:
+    """50 examples of 6 features in LIBSVM's format; the last feature is always 0."""
+    rng = np.random.default_rng(0)
+    lines = []
+    for i in range(50):
+        used = np.flatnonzero(rng.random(5) < 0.5)
+        pairs = " ".join(f"{j + 1}:{rng.normal():.6f}" for j in used)
+        lines.append(f"{2 - i % 2} {pairs}" + (" 6:0" if i == 0 else ""))
+    path = tmp_path / "small.libsvm"
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+def sorted_rows(matrix: np.ndarray) -> np.ndarray:
+    return matrix[np.lexsort(matrix.T)]
+
+
+# -- breast cancer
+
+
+def test_every_example_is_in_training_or_test_data_once() -> None:
+    data = _data(make(7, scaling="none"))
+    assert data.features.shape == (455, 30)
+    assert data.test_features.shape == (114, 30)
+    raw, labels = load_breast_cancer(return_X_y=True)
+    ours = np.column_stack(
+        [
+            np.vstack([data.features, data.test_features]),
+            np.concatenate([data.labels, data.test_labels]),
+        ]
+    )
+    theirs = np.column_stack([raw, labels])
+    np.testing.assert_array_equal(sorted_rows(ours), sorted_rows(theirs))
+    # stratified
+    assert abs(data.test_labels.mean() - labels.mean()) < 0.01
+
+
+def test_the_split_depends_on_the_seed_and_not_on_the_number_of_clients() -> None:
+    few, many = (_data(make(n, scaling="none")) for n in (2, 50))
+    np.testing.assert_array_equal(few.test_features, many.test_features)
+    other = _data(make(2, seed=1, scaling="none"))
+    assert not np.array_equal(few.test_features, other.test_features)
+
+
+def test_without_test_data() -> None:
+    task = make(test_fraction=0.0)
+    assert task.num_examples() == 569
+    assert _data(task).test_features.shape == (0, 30)
+    x = minimum(task)[1]
+    metrics = task.metrics(x)
+    data = _data(task)
+    expected = np.mean((data.features @ x > 0) == data.labels)
+    assert metrics == {"train-accuracy": expected}
+    assert expected > 0.97
+    clients = make(test_fraction=0.0, weighting="clients")
+    assert clients.metrics(x)["train-accuracy"] == pytest.approx(expected)
+
+
+def test_the_minimum_classifies_test_examples() -> None:
+    task = make()
+    x = minimum(task)[1]
+    data = _data(task)
+    expected = np.mean((data.test_features @ x > 0) == data.test_labels)
+    assert task.metrics(x) == {"accuracy": expected}
+    assert expected > 0.95
+
+
+@pytest.mark.parametrize("l2", [1e-3, 0.1])
+@pytest.mark.parametrize("intercept", [False, True])
+def test_the_minimum_is_scikit_learns(l2: float, intercept: bool) -> None:
+    task = make(l2=l2, intercept=intercept)
+    data = _data(task)
+    features, d = np.asarray(data.features), len(data.labels)
+    model = SklearnLogistic(
+        C=1 / (d * l2), fit_intercept=False, tol=1e-10, max_iter=10000
+    )
+    model.fit(features, data.labels)
+    theirs = model.coef_[0]
+    scores = features @ theirs
+    loss = np.mean(np.logaddexp(0, scores) - data.labels * scores)
+    value, x = minimum(task)
+    assert value == pytest.approx(loss + l2 / 2 * theirs @ theirs, abs=1e-9)
+    np.testing.assert_allclose(x, theirs, atol=1e-3)
+
+
+# -- weights and losses
+
+
+@pytest.mark.parametrize("regularizer", ["l2", "nonconvex"])
+@pytest.mark.parametrize("weighting", ["examples", "clients"])
+@pytest.mark.parametrize("partition", ["iid", "labels", "dirichlet"])
+def test_the_losses_are_the_formulas(
+    regularizer: str, weighting: str, partition: str
+) -> None:
+    if partition != "iid":
+        pytest.importorskip("flwr_datasets")
+    n, l2 = 6, 0.05
+    task = make(
+        n, l2=l2, regularizer=regularizer, weighting=weighting, partition=partition
+    )
+    data = _data(task)
+    x = np.random.default_rng(0).standard_normal(30)
+    penalty = np.sum(x**2 if regularizer == "l2" else x**2 / (1 + x**2)) * l2 / 2
+    scores = data.features @ x
+    losses = np.logaddexp(0, scores) - data.labels * scores
+    expected = []
+    for i in range(n):
+        own = slice(data.starts[i], data.starts[i + 1])
+        size = len(losses[own])
+        weight = n * size / len(losses) if weighting == "examples" else 1.0
+        expected.append(weight * (losses[own].mean() + penalty))
+        objective = task.client_objective(i)
+        assert objective.value(x) == pytest.approx(expected[-1], rel=1e-12)
+        assert isinstance(objective, NonconvexLogistic) == (regularizer != "l2")
+    assert task.value(x) == pytest.approx(np.mean(expected), rel=1e-12)
+    if weighting == "examples":
+        # the regulariser counts once
+        assert task.value(x) == pytest.approx(losses.mean() + penalty, rel=1e-12)
+        assert isinstance(task.objective(), Logistic)
+    else:
+        assert isinstance(task.objective(), MeanObjective)
+
+
+def test_one_label_a_client_by_default() -> None:
+    pytest.importorskip("flwr_datasets")
+    task = make(5, partition="labels")
+    for i in range(5):
+        assert len(set(_data(task).share(i)[1])) == 1
+    refused(
+        SettingsError,
+        "labels-per-client = 3",
+        make(labels_per_client=3, partition="labels"),
+    )
+
+
+def test_the_schedule_is_that_of_the_loss() -> None:
+    assert make().schedule == "convex"
+    assert make(regularizer="nonconvex").schedule == "nonconvex"
+    assert make(regularizer="nonconvex", l2=0.0).schedule == "convex"
+    assert make().bounded_below
+
+
+def test_the_scale_of_sigma() -> None:
+    # table II: max{0.1, (8/n) ln d}
+    assert make().sigma_scale() == pytest.approx(8 / 30 * np.log(455))
+    wide = 8 / 31 * np.log(569)
+    assert make(test_fraction=0.0, intercept=True).sigma_scale() == pytest.approx(wide)
+
+
+# -- scaling
+
+
+def test_standard_scaling_is_measured_on_training_data() -> None:
+    raw, scaled = _data(make(scaling="none")), _data(make())
+    mean, deviation = raw.features.mean(axis=0), raw.features.std(axis=0)
+    np.testing.assert_allclose(scaled.features, (raw.features - mean) / deviation)
+    expected = (raw.test_features - mean) / deviation
+    np.testing.assert_allclose(scaled.test_features, expected)
+    assert np.abs(scaled.test_features.mean(axis=0)).max() > 0.01
+
+
+def test_constant_features_become_zero(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tasks import logistic_regression
+    from tasks.tables import Table
+
+    rng = np.random.default_rng(0)
+    features = rng.standard_normal((40, 3))
+    features[:, 1] = 0.1
+    table = Table(features, np.arange(40) % 2)
+    monkeypatch.setattr(logistic_regression, "_table", lambda task: table)
+    data = _data.__wrapped__(make(scaling="standard"))
+    np.testing.assert_array_equal(data.features[:, 1], 0.0)
+    np.testing.assert_array_equal(data.test_features[:, 1], 0.0)
+    assert np.isfinite(data.features).all()
+    np.testing.assert_array_equal(features[:, 1], 0.1)  # the table is as it was
+
+
+@pytest.mark.parametrize("dataset", ["breast-cancer", "libsvm"])
+@pytest.mark.parametrize("intercept", [False, True])
+def test_unit_rows_and_columns(sparse_file: str, dataset: str, intercept: bool) -> None:
+    settings: dict[str, Any] = {"dataset": dataset, "intercept": intercept}
+    if dataset == "libsvm":
+        settings["path"] = sparse_file
+
+    def dense(scaling: str) -> tuple[np.ndarray, np.ndarray]:
+        data = _data(make(scaling=scaling, **settings))
+        parts = [data.features, data.test_features]
+        arrays = [p if dataset != "libsvm" else p.toarray() for p in parts]
+        if intercept:
+            assert all((a[:, -1] == 1.0).all() for a in arrays)
+            arrays = [a[:, :-1] for a in arrays]
+        return arrays[0], arrays[1]
+
+    def norm(a: np.ndarray, axis: int) -> np.ndarray:
+        norms = np.linalg.norm(a, axis=axis, keepdims=True)
+        return np.where(norms > 0, norms, 1.0)
+
+    raw, raw_test = dense("none")
+    rows, rows_test = dense("unit-rows")
+    np.testing.assert_allclose(rows, raw / norm(raw, 1), rtol=1e-12)
+    np.testing.assert_allclose(rows_test, raw_test / norm(raw_test, 1), rtol=1e-12)
+    columns, columns_test = dense("unit-columns")
+    np.testing.assert_allclose(columns, raw / norm(raw, 0), rtol=1e-12)
+    np.testing.assert_allclose(columns_test, raw_test / norm(raw, 0), rtol=1e-12)
+    auto = dense("auto")[0]
+    if dataset == "libsvm":
+        np.testing.assert_array_equal(auto, rows)
+    else:
+        np.testing.assert_array_equal(auto, dense("standard")[0])
+
+
+# -- files
+
+
+def test_sparse_data_stays_sparse(sparse_file: str) -> None:
+    task = make(4, dataset="libsvm", path=sparse_file, intercept=True)
+    task.check()
+    assert task.num_examples() == 40
+    assert task.shapes() == [(7,)]
+    data = _data(task)
+    assert data.features.format == "csr"
+    dense = data.features.toarray()
+    for i in range(4):
+        share, labels = data.share(i)
+        own = slice(data.starts[i], data.starts[i + 1])
+        np.testing.assert_array_equal(share.toarray(), dense[own])
+        np.testing.assert_array_equal(labels, data.labels[own])
+        objective = task.client_objective(i)
+        assert isinstance(objective, Logistic)
+        matrix = objective.hessian_factor()[0]
+        assert matrix.format == "csr"
+    x = np.random.default_rng(0).standard_normal(7)
+    mean = np.mean([task.client_objective(i).value(x) for i in range(4)])
+    assert mean == pytest.approx(task.value(x), rel=1e-12)
+    assert 0.0 <= task.metrics(x)["accuracy"] <= 1.0
+    without = make(4, dataset="libsvm", path=sparse_file, test_fraction=0.0)
+    assert without.num_examples() == 50
+    assert set(without.metrics(np.zeros(6))) == {"train-accuracy"}
+
+
+def test_dense_data_is_shared_and_read_only() -> None:
+    task = make()
+    data = _data(task)
+    share = data.share(1)[0]
+    assert np.shares_memory(share, data.features)
+    objective = task.client_objective(1)
+    assert isinstance(objective, Logistic)
+    assert np.shares_memory(objective.hessian_factor()[0], data.features)
+    with pytest.raises(ValueError, match="read-only"):
+        share[0, 0] = 1.0
+
+
+def test_a_dense_file(tmp_path: Path) -> None:
+    numbers = np.random.default_rng(0).normal(5, 10, (30, 200)).round(4)
+    path = tmp_path / "train.csv"
+    with path.open("w") as file:
+        print("ID_code,target," + ",".join(f"var_{i}" for i in range(200)), file=file)
+        for i, row in enumerate(numbers):
+            print(f"train_{i},{i % 2}," + ",".join(map(str, row)), file=file)
+    task = make(3, dataset="santander", path=str(path), test_fraction=0.0)
+    task.check()
+    expected = numbers / np.linalg.norm(numbers, axis=1)[:, None]
+    ours = _data(task).features
+    np.testing.assert_allclose(sorted_rows(ours), sorted_rows(expected), rtol=1e-12)
+    make(3, dataset="santander", path=str(path), scaling="standard").check()
+
+
+# -- what is refused
+
+
+def test_missing_and_malformed_files(tmp_path: Path) -> None:
+    for dataset in ("qsar", "santander", "libsvm"):
+        refused(SettingsError, r"path is empty; for '" + dataset, make(dataset=dataset))
+        path = str(tmp_path / "nowhere")
+        task = make(dataset=dataset, path=path)
+        refused(FileNotFoundError, r"logistic-regression\.path", task)
+    (tmp_path / "bad").write_text("a,b\n1,2\n")
+    for dataset in ("qsar", "santander", "libsvm"):
+        task = make(dataset=dataset, path=str(tmp_path / "bad"))
+        refused(SettingsError, "bad, line 1", task)
+
+
+def test_settings_that_do_not_fit(sparse_file: str) -> None:
+    for dataset in ("qsar", "libsvm"):
+        task = make(dataset=dataset, path=sparse_file, scaling="standard")
+        refused(SettingsError, r"scaling = 'standard' .* allowed: auto, none", task)
+    refused(SettingsError, "41 clients", make(41, dataset="libsvm", path=sparse_file))
+    refused(SettingsError, "at least 1", make(0, dataset="libsvm", path="nowhere"))
+    config = {"logistic-regression.test-fraction": 0.95}
+    with pytest.raises(SettingsError, match=r"test-fraction = 0\.95"):
+        parse(LogisticRegression, config, "logistic-regression.", num_clients=2, seed=0)
+
+
+def test_too_few_examples_of_a_label(tmp_path: Path) -> None:
+    path = tmp_path / "few"
+    path.write_text("0 1:1\n" * 9 + "1 1:2\n")
+    task = make(2, dataset="libsvm", path=str(path))
+    refused(SettingsError, r"test-fraction = 0\.2 .* 9 and 1 examples", task)
+    make(2, dataset="libsvm", path=str(path), test_fraction=0.0).check()
+
+
+# -- the real files, where they are
+
+
+def real(name: str) -> str:
+    path = Path(os.environ.get("FEDTRELLIS_DATA", "")) / name
+    if not path.is_file():
+        pytest.skip(f"FEDTRELLIS_DATA names no folder with {name}")
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "expected"),
+    [("unit-rows", 0.26466), ("none", 0.16749), ("unit-columns", 0.44722)],
+)
+def test_minima_of_qsar(scaling: str, expected: float) -> None:
+    path = real("qsar_oral_toxicity/qsar_oral_toxicity.zip")
+    task = make(64, dataset="qsar", path=path, scaling=scaling, test_fraction=0.0)
+    task.check()
+    assert minimum(task)[0] == pytest.approx(expected, abs=5e-6)
+    if scaling == "unit-rows":
+        assert task.sigma_scale() == 0.1
+
+
+@pytest.mark.parametrize(("name", "accuracy"), [("a9a", 0.83), ("mushrooms", 0.97)])
+def test_real_libsvm_files(name: str, accuracy: float) -> None:
+    path = real(f"libsvm/{name}.bz2")
+    task = make(10, dataset="libsvm", path=path, intercept=True)
+    task.check()
+    assert task.metrics(minimum(task)[1])["accuracy"] > accuracy
