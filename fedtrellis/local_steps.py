@@ -1,17 +1,25 @@
-"""Gradients for methods that take several local steps a round."""
+"""Steps and gradients for methods that take several local steps a round."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import inf
+from math import ceil, inf, log2, sqrt
 from typing import Any
 
 from fedtrellis.arrays import FloatArray, Layout
 from fedtrellis.random import generator
-from fedtrellis.settings import SettingsError
+from fedtrellis.settings import SettingsError, check_choice
 
-__all__ = ["LocalSteps", "gradient_at"]
+__all__ = [
+    "STEP_SCHEDULES",
+    "LocalSteps",
+    "ScheduledSteps",
+    "gradient_at",
+    "step_size_at",
+]
+
+STEP_SCHEDULES = ("log", "constant", "inverse-sqrt")
 
 
 @dataclass(frozen=True)
@@ -50,6 +58,104 @@ class LocalSteps:
         }
 
 
+def step_size_at(schedule: str, size: float, k: int) -> float:
+    """γ_k, the step size of iteration k.
+
+    Parameters
+    ----------
+    schedule : {"log", "constant", "inverse-sqrt"}
+        How γ_k falls.
+    size : float
+        a, which is γ_1 in every schedule.
+    k : int
+        From 1, counted over all rounds.
+    """
+    if schedule == "log":
+        # γ_k = a / log₂(k + 1)
+        return size / log2(k + 1)
+    if schedule == "inverse-sqrt":
+        # γ_k = a / √k
+        return size / sqrt(k)
+    return size
+
+
+@dataclass(frozen=True)
+class ScheduledSteps:
+    """Local gradient steps whose size falls from iteration to iteration.
+
+    Parameters
+    ----------
+    count : int
+        k_0, the steps of a round, at least 1.
+    size : float
+        a > 0.
+    schedule : {"log", "constant", "inverse-sqrt"}
+        See :func:`step_size_at`.
+    batch_fraction : float
+        In (0, 1]: the part of its own examples in a client's mini-batch; 1: the full
+        gradient.
+    """
+
+    count: int
+    size: float
+    schedule: str
+    batch_fraction: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (self.count >= 1 and float(self.count).is_integer()):
+            raise SettingsError(
+                f"local_steps = {self.count} must be a whole number and at least 1"
+            )
+        if not 0.0 < self.size < inf:
+            raise SettingsError(f"step_size = {self.size} must be greater than 0")
+        check_choice("step_schedule", self.schedule, STEP_SCHEDULES)
+        if not 0.0 < self.batch_fraction <= 1.0:
+            raise SettingsError(
+                f"batch_fraction = {self.batch_fraction} must be greater than 0 "
+                "and at most 1"
+            )
+
+    def sizes(self, server_round: int) -> list[float]:
+        """The step sizes of a round's k_0 iterations."""
+        # k = (t − 1) k_0 + j, j = 1..k_0, in round t: whoever sits out misses his k
+        before = (server_round - 1) * self.count
+        return [
+            step_size_at(self.schedule, self.size, before + j)
+            for j in range(1, self.count + 1)
+        ]
+
+    def instruction(self, seed: int) -> dict[str, Any]:
+        """What a client needs to be told, for :func:`gradient_at` too."""
+        numbers: dict[str, Any] = {
+            "local-steps": int(self.count),
+            "step-size": float(self.size),
+            "step-schedule": self.schedule,
+        }
+        if self.batch_fraction < 1.0:
+            numbers["batch-fraction"] = float(self.batch_fraction)
+            numbers["seed"] = seed
+        return numbers
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> ScheduledSteps:
+        """Inverse of :meth:`instruction`."""
+        return cls(
+            count=config["local-steps"],
+            size=config["step-size"],
+            schedule=config["step-schedule"],
+            batch_fraction=config.get("batch-fraction", 1.0),
+        )
+
+
+def _batch_size(objective: Any, config: Mapping[str, Any]) -> int:
+    """Examples in a mini-batch; 0: all."""
+    fraction = float(config.get("batch-fraction", 1.0))
+    if fraction < 1.0:
+        # ⌈fraction · d_i⌉; 0.07·100 is 7.0…01 by rounding alone
+        return max(1, ceil(fraction * int(objective.num_examples) - 1e-9))
+    return int(config.get("batch-size", 0))
+
+
 def gradient_at(
     objective: Any, layout: Layout, client_id: str, config: Mapping[str, Any]
 ) -> Callable[[FloatArray], FloatArray]:
@@ -59,7 +165,8 @@ def gradient_at(
     ----------
     objective : object
         With ``gradient(x)``, or ``stochastic_gradient(x, rng, batch_size)`` where
-        ``config["batch-size"]`` is above 0.
+        ``config`` asks for mini-batches: by ``batch-size`` above 0, or by
+        ``batch-fraction`` below 1 of the objective's ``num_examples``.
     layout : Layout
         Of the model.
     client_id : str
@@ -67,7 +174,7 @@ def gradient_at(
     config : mapping
         What the server sent.
     """
-    batch_size = config["batch-size"]
+    batch_size = _batch_size(objective, config)
     if not batch_size:
 
         def full(x: FloatArray) -> FloatArray:

@@ -1,0 +1,86 @@
+"""The client's half of FedAvg with full local gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import isfinite
+from typing import Any
+
+import numpy as np
+from flwr.app import Context
+from flwr.client import NumPyClient
+from numpy.typing import NDArray
+
+from fedtrellis.arrays import FloatArray, Layout
+from fedtrellis.client import evaluate_objective
+from fedtrellis.local_steps import ScheduledSteps, gradient_at
+from fedtrellis.protocol import client_identity
+
+__all__ = ["FedAvgGDClient"]
+
+
+class FedAvgGDClient(NumPyClient):
+    """Takes local gradient steps from x; see ``FedAvgGD``.
+
+    Parameters
+    ----------
+    context : Context
+        What ``client_fn`` was given.
+    objective : object
+        f_i, with ``gradient(x)``, and ``stochastic_gradient(x, rng, batch_size)`` and
+        ``num_examples`` if mini-batches are asked for.
+    """
+
+    def __init__(self, context: Context, objective: Any) -> None:
+        self.client_id = client_identity(context)
+        self.objective = objective
+
+    def local_gradient(
+        self, layout: Layout, x: FloatArray, config: dict[str, Any]
+    ) -> Callable[[FloatArray], FloatArray]:
+        """The gradient that the local steps go along, as a function of x_i.
+
+        Parameters
+        ----------
+        layout : Layout
+            Of the model.
+        x : ndarray of shape ``layout.point_shape``
+            The server's model, float64; not to be changed.
+        config : dict
+            What the server sent.
+        """
+        return gradient_at(self.objective, layout, self.client_id, config)
+
+    def fit(
+        self, parameters: list[NDArray[Any]], config: dict[str, Any]
+    ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
+        """The local model x_i after k_0 steps.
+
+        Raises
+        ------
+        FloatingPointError
+            If the steps have carried x_i so far that its norm overflows.
+        """
+        layout = Layout.of(parameters)
+        x = layout.point(parameters)
+        steps = ScheduledSteps.of(config)
+        gradient = self.local_gradient(layout, x, config)
+        x_i = x.copy()
+        # what overflows on the way is reported once, by the error
+        with np.errstate(over="ignore", invalid="ignore"):
+            for gamma in steps.sizes(config["server-round"]):
+                # x_i ← x_i − γ_k ∇f_i(x_i)
+                x_i -= gamma * gradient(x_i)
+                # its norm, not its entries: so the sum of all x_i is finite as well
+                if not isfinite(float(np.vdot(x_i, x_i))):
+                    raise FloatingPointError(
+                        f"the local steps diverged: step-size = {steps.size} "
+                        "is too long"
+                    )
+        return [x_i], 0, {}
+
+    def evaluate(
+        self, parameters: list[NDArray[Any]], config: dict[str, Any]
+    ) -> tuple[float, int, dict[str, Any]]:
+        """f_i(x) and the objective's metrics on this client's data."""
+        return evaluate_objective(self.objective, parameters)

@@ -1,0 +1,19 @@
+"""The client's half of local SGD."""
+
+from __future__ import annotations
+
+from .fedavg_gd import FedAvgGDClient
+
+__all__ = ["LocalSGDClient"]
+
+
+class LocalSGDClient(FedAvgGDClient):
+    """Takes local steps on mini-batches from x; see ``LocalSGD``.
+
+    Parameters
+    ----------
+    context : Context
+        What ``client_fn`` was given.
+    objective : object
+        f_i, with ``stochastic_gradient(x, rng, batch_size)`` and ``num_examples``.
+    """

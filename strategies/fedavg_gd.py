@@ -1,0 +1,108 @@
+"""FedAvg with full local gradients and step sizes that fall."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fedtrellis.arrays import FloatArray, Layout
+from fedtrellis.local_steps import ScheduledSteps
+from fedtrellis.loop import RoundStrategy
+from fedtrellis.method import Answer
+
+from .projected_fedavg import one_point
+
+__all__ = ["FedAvgGD"]
+
+_FORMULAS = {"log": "{} / log2(k + 1)", "constant": "{}", "inverse-sqrt": "{} / √k"}
+
+
+class FedAvgGD(RoundStrategy):
+    """Non-stochastic FedAvg: local gradient steps and the mean of the local models.
+
+    For min over x of f(x) = (1/m) Σ_i f_i(x), without a constraint, over m clients. In
+    round t::
+
+        client   x_i = x;  for k from (t − 1) k_0 + 1 to t k_0:
+                     x_i ← x_i − γ_k ∇f_i(x_i)
+        server   x ← (1/|S|) Σ over S of x_i, S those who answered
+
+    With one local step, and everybody answering, this is gradient descent on f. With
+    more it ends beside the minimiser, where the clients' steps cancel, unless γ_k falls
+    to zero.
+
+    Source: the baseline of Zhou and Li, "Efficient and Convergent Federated Learning",
+    IEEE Trans. Signal Processing 2023, arXiv 2205.01438, section V.D, after McMahan et
+    al., AISTATS 2017, algorithm 1, with all of a client's examples in its batch and
+    clients of equal weight.
+
+    Parameters
+    ----------
+    local_steps : int
+        k_0.
+    step_size : float
+        a > 0. The paper has 0.01 for its least squares, with unscaled features; the
+        steps contract while γ_k < 2/r_i, r_i the Lipschitz constant of ∇f_i. Steps that
+        are too long end the run with an error that says so.
+    step_schedule : {"log", "constant", "inverse-sqrt"}
+        γ_k = a / log₂(k + 1), the paper's; a; or a/√k. Iterations k are counted from 1
+        over all rounds.
+    batch_fraction : float
+        In (0, 1]. Below 1 every step takes a mini-batch of ⌈batch_fraction · d_i⌉ of
+        the client's d_i examples, drawn without replacement; 1: the full gradient.
+    **options
+        Those of :class:`~fedtrellis.loop.RoundStrategy`.
+
+    Raises
+    ------
+    SettingsError
+        If a parameter has a value that is not allowed.
+
+    Notes
+    -----
+    The matching client is ``FedAvgGDClient(context, objective)``.
+    """
+
+    stateful = False
+    keep_model = False
+
+    def __init__(
+        self,
+        *,
+        local_steps: int = 5,
+        step_size: float = 0.01,
+        step_schedule: str = "log",
+        batch_fraction: float = 1.0,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self.local = ScheduledSteps(
+            local_steps, step_size, step_schedule, batch_fraction
+        )
+
+    def settings(self) -> dict[str, Any]:
+        """The settings that :meth:`summary` logs."""
+        return {
+            "local steps k_0": self.local.count,
+            "step size γ_k": _FORMULAS[self.local.schedule].format(self.local.size),
+            "batch fraction": self.local.batch_fraction,
+            **super().settings(),
+        }
+
+    def setup(self, point: FloatArray, layout: Layout) -> None:
+        """Nothing to prepare: the model is all of the state."""
+
+    def instruction(self, server_round: int, client: str) -> dict[str, Any]:
+        """The local steps; the round says which k they are."""
+        return self.local.instruction(self.seed)
+
+    def check(self, answer: Answer) -> FloatArray:
+        """The local model x_i."""
+        return one_point(answer, self.broadcast.layout.point_shape)
+
+    def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
+        """Average the local models of those who answered."""
+        # x ← (1/|S|) Σ over S of x_i
+        self.broadcast.replace(np.mean(list(answers.values()), axis=0))
+        return {}

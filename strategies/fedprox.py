@@ -1,0 +1,93 @@
+"""FedProx: local steps that are held near the server's model."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
+from fedtrellis.settings import SettingsError
+
+from .fedavg_gd import FedAvgGD
+
+__all__ = ["FedProx"]
+
+
+class FedProx(FedAvgGD):
+    """:class:`FedAvgGD` with a proximal term in the local objectives.
+
+    ::
+
+        client   x_i = x;  k_0 times:  x_i ← x_i − γ_k (∇f_i(x_i) + μ (x_i − x))
+        server   x ← (1/|S|) Σ over S of x_i, S those who answered
+
+    The client's steps minimise h_i(x_i) = f_i(x_i) + (μ/2)‖x_i − x‖², so that many of
+    them do not carry it off to its own minimiser.
+
+    Source: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated Optimization in
+    Heterogeneous Networks", MLSys 2020, arXiv 1812.06127, algorithm 2, with k_0
+    gradient steps as the inexact minimiser of h_i.
+
+    Parameters
+    ----------
+    proximal_weight : float
+        μ ≥ 0; 0 is :class:`FedAvgGD`.
+    local_steps : int
+        k_0.
+    step_size : float
+        a > 0. The steps contract while γ_k < 2/(r_i + μ), r_i the Lipschitz constant of
+        ∇f_i.
+    step_schedule : {"log", "constant", "inverse-sqrt"}
+        γ_k = a / log₂(k + 1), a, or a/√k.
+    batch_fraction : float
+        In (0, 1]: the part of a client's examples in a mini-batch; 1: all.
+    **options
+        Those of :class:`~fedtrellis.loop.RoundStrategy`.
+
+    Raises
+    ------
+    SettingsError
+        If a parameter has a value that is not allowed.
+
+    Notes
+    -----
+    The matching client is ``FedProxClient(context, objective)``.
+
+    Flower's own ``FedProx`` cannot stand in for this one: it weighs the local models by
+    their numbers of examples, which is another objective than (1/m) Σ f_i, and its
+    messages carry neither a session nor the state protocol, so that it neither drives
+    these clients nor writes this package's run records.
+    """
+
+    def __init__(
+        self,
+        *,
+        proximal_weight: float = 0.01,
+        local_steps: int = 5,
+        step_size: float = 0.01,
+        step_schedule: str = "log",
+        batch_fraction: float = 1.0,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            local_steps=local_steps,
+            step_size=step_size,
+            step_schedule=step_schedule,
+            batch_fraction=batch_fraction,
+            **options,
+        )
+        if not 0.0 <= proximal_weight < inf:
+            raise SettingsError(
+                f"proximal_weight = {proximal_weight} must be at least 0"
+            )
+        self.proximal_weight = proximal_weight
+
+    def settings(self) -> dict[str, Any]:
+        """The settings that :meth:`summary` logs."""
+        return {"proximal weight μ": self.proximal_weight, **super().settings()}
+
+    def instruction(self, server_round: int, client: str) -> dict[str, Any]:
+        """The local steps, and μ if there is one."""
+        numbers = super().instruction(server_round, client)
+        if self.proximal_weight:
+            numbers["proximal-weight"] = float(self.proximal_weight)
+        return numbers

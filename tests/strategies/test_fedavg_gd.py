@@ -1,0 +1,569 @@
+"""FedAvgGD, LocalSGD and FedProx against plain NumPy loops and closed forms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, Context
+from numpy.typing import NDArray
+
+from clients import FedAvgGDClient, FedProxClient, LocalSGDClient
+from fedtrellis import LocalGrid, client_app
+from fedtrellis.callbacks import Callback, RoundRecord
+from fedtrellis.local_steps import (
+    STEP_SCHEDULES,
+    LocalSteps,
+    ScheduledSteps,
+    step_size_at,
+)
+from fedtrellis.objectives import LeastSquares, Logistic, Objective
+from fedtrellis.random import generator
+from strategies import FedAvgGD, FedProx, LocalSGD
+
+Array = NDArray[np.float64]
+
+N, P, SEED, ROUNDS = 5, 6, 3, 12
+# clients of unequal size: the mean must not weigh them by it
+SIZES = [12, 7, 20, 9, 15]
+LOSSES = {
+    "request_loss": 0.15,
+    "reply_loss": 0.15,
+    "late_reply": 0.1,
+    "garbage": 0.1,
+    "duplicate": 0.1,
+    "crash": 0.05,
+    "wipe": 0.1,
+}
+_rng = np.random.default_rng(0)
+A = [_rng.standard_normal((d, P)) for d in SIZES]
+# every client has its own idea of x, so that F's minimum is nobody's
+B = [a @ (2.0 * _rng.standard_normal(P)) for a in A]
+QUADRATICS = [
+    LeastSquares(a, b, scale="half-mean", l2=0.1) for a, b in zip(A, B, strict=True)
+]
+LOGISTICS = [
+    Logistic(a, (b > 0).astype(float), l2=0.01) for a, b in zip(A, B, strict=True)
+]
+HESSIANS = [a.T @ a / len(a) + 0.1 * np.eye(P) for a in A]
+LIPSCHITZ = max(float(np.linalg.eigvalsh(H)[-1]) for H in HESSIANS)
+START = np.full(P, 0.1)
+KINDS: list[tuple[Any, Any]] = [
+    (FedAvgGD, FedAvgGDClient),
+    (LocalSGD, LocalSGDClient),
+    (FedProx, FedProxClient),
+]
+CLIENTS: dict[Any, Any] = dict(KINDS)
+
+
+class Watch(Callback):
+    """Whose answers were used, and the model, after every round."""
+
+    def __init__(self) -> None:
+        self.used: list[list[int]] = []
+        self.models: list[Array] = []
+
+    def on_round(self, strategy: Any, record: RoundRecord) -> None:
+        self.used.append([int(name) for name in strategy._used])
+        self.models.append(strategy.broadcast.model.copy())
+
+
+def run(
+    make: Any,
+    rounds: int = ROUNDS,
+    *,
+    objectives: Sequence[Any] = QUADRATICS,
+    start: Sequence[Array] = (START,),
+    faults: Mapping[str, Any] | None = None,
+    callbacks: Sequence[Callback] = (),
+    **options: Any,
+) -> tuple[Any, list[Array], Watch]:
+    def client_fn(context: Context) -> Any:
+        i = int(context.node_config["partition-id"])
+        return CLIENTS[make](context, objectives[i])
+
+    grid = LocalGrid(client_app(client_fn), len(objectives), seed=1, **(faults or {}))
+    watch = Watch()
+    options = {"seed": SEED, "max_failed_rounds": 1000, **options}
+    strategy = make(callbacks=[watch, *callbacks], **options)
+    result = strategy.start(
+        grid=grid, initial_arrays=ArrayRecord(list(start)), num_rounds=rounds
+    )
+    return strategy, result.arrays.to_numpy_ndarrays(), watch
+
+
+def gradient(i: int, x: Array) -> Array:
+    g: Array = A[i].T @ (A[i] @ x - B[i]) / len(B[i]) + 0.1 * x
+    return g
+
+
+def loop(
+    sets: Sequence[Sequence[int]],
+    *,
+    k_0: int,
+    a: float,
+    schedule: str = "log",
+    fraction: float = 1.0,
+    mu: float = 0.0,
+) -> list[Array]:
+    """The model after every round, by the text of the algorithm."""
+    x, k, models = START, 0, []
+    for t, S in enumerate(sets, start=1):
+        local = []
+        for i in S:
+            rng = generator(SEED, "mini-batch", str(i), t)
+            x_i = x
+            for j in range(1, k_0 + 1):
+                gamma = {
+                    "log": a / np.log2(k + j + 1),
+                    "constant": a,
+                    "inverse-sqrt": a / np.sqrt(k + j),
+                }[schedule]
+                if fraction == 1.0:
+                    g = gradient(i, x_i)
+                else:
+                    # an independent ceiling: in whole thousandths
+                    batch = -(-round(1000 * fraction) * SIZES[i] // 1000)
+                    g = QUADRATICS[i].stochastic_gradient(x_i, rng, batch)
+                x_i = x_i - gamma * (g + mu * (x_i - x))
+            local.append(x_i)
+        k += k_0
+        if local:
+            x = sum(local[1:], start=local[0]) / len(local)
+        models.append(x)
+    return models
+
+
+def gap(watch: Watch, expected: Sequence[Array]) -> float:
+    assert len(watch.models) == len(expected)
+    return max(
+        float(np.abs(m - x).max()) for m, x in zip(watch.models, expected, strict=True)
+    )
+
+
+# ------------------------------------------------------------------------ the iterates
+
+
+@pytest.mark.parametrize("schedule", ["log", "constant", "inverse-sqrt"])
+@pytest.mark.parametrize("k_0", [1, 5])
+@pytest.mark.parametrize("fraction", [1.0, 0.3])
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_equals_loop(
+    schedule: str, k_0: int, fraction: float, participation: float
+) -> None:
+    _, model, watch = run(
+        FedAvgGD,
+        local_steps=k_0,
+        step_size=0.15,
+        step_schedule=schedule,
+        batch_fraction=fraction,
+        participation=participation,
+    )
+    expected = loop(watch.used, k_0=k_0, a=0.15, schedule=schedule, fraction=fraction)
+    assert gap(watch, expected) < 1e-12
+    assert np.array_equal(model[0], watch.models[-1])
+    assert np.abs(expected[-1] - START).max() > 0.1
+    sizes = {len(S) for S in watch.used}
+    assert sizes == {N} if participation == 1.0 else min(sizes) < max(sizes)
+
+
+@pytest.mark.parametrize("make", [kind for kind, _ in KINDS])
+def test_lost_replies_are_not_counted(make: Any) -> None:
+    """The mean is over those who answered, and k goes on with the rounds."""
+    _, _, watch = run(make, 30, faults=LOSSES, participation=0.8, step_size=0.1)
+    expected = loop(
+        watch.used,
+        k_0=5,
+        a=0.1,
+        fraction=0.05 if make is LocalSGD else 1.0,
+        mu=0.01 if make is FedProx else 0.0,
+    )
+    assert gap(watch, expected) < 1e-12
+    assert {len(S) for S in watch.used} >= {1, 2, 3}
+
+
+@pytest.mark.parametrize("schedule", ["log", "inverse-sqrt"])
+def test_fedprox_equals_loop(schedule: str) -> None:
+    _, _, watch = run(
+        FedProx,
+        proximal_weight=0.7,
+        local_steps=4,
+        step_size=0.15,
+        step_schedule=schedule,
+        batch_fraction=0.3,
+        participation=0.5,
+    )
+    expected = loop(watch.used, k_0=4, a=0.15, schedule=schedule, fraction=0.3, mu=0.7)
+    assert gap(watch, expected) < 1e-12
+
+
+def test_one_local_step_is_gradient_descent_on_the_mean() -> None:
+    step = 1.0 / LIPSCHITZ
+    _, model, watch = run(
+        FedAvgGD, 1500, local_steps=1, step_size=step, step_schedule="constant"
+    )
+    H = np.mean(HESSIANS, axis=0)
+    c = np.mean([a.T @ b / len(b) for a, b in zip(A, B, strict=True)], axis=0)
+    # one step from x_0: x_0 − γ ∇F(x_0)
+    assert np.abs(watch.models[0] - (START - step * (H @ START - c))).max() < 1e-14
+    # and in the end ∇F = 0
+    assert np.abs(model[0] - np.linalg.solve(H, c)).max() < 1e-10
+
+
+def test_many_local_steps_of_constant_size_end_somewhere_else() -> None:
+    """As its documentation says."""
+    _, model, _ = run(
+        FedAvgGD, 50, local_steps=100, step_size=0.1, step_schedule="constant"
+    )
+    H = np.mean(HESSIANS, axis=0)
+    c = np.mean([a.T @ b / len(b) for a, b in zip(A, B, strict=True)], axis=0)
+    assert np.abs(model[0] - np.linalg.solve(H, c)).max() > 1e-2
+
+
+# ----------------------------------------------------------------------- the step sizes
+
+
+def test_step_sizes_by_hand() -> None:
+    # log₂ 2 = 1, log₂ 3 = 1.5849625, log₂ 4 = 2
+    log = [step_size_at("log", 0.01, k) for k in (1, 2, 3)]
+    assert log == pytest.approx([0.01, 0.006309297535714575, 0.005], rel=1e-15)
+    root = [step_size_at("inverse-sqrt", 0.6, k) for k in (1, 4, 9)]
+    assert root == pytest.approx([0.6, 0.3, 0.2], rel=1e-15)
+    assert [step_size_at("constant", 0.3, k) for k in (1, 2, 3)] == [0.3] * 3
+
+
+@pytest.mark.parametrize("schedule", STEP_SCHEDULES)
+def test_iterations_are_counted_over_all_rounds(schedule: str) -> None:
+    steps = ScheduledSteps(4, 0.5, schedule)
+    sizes = [gamma for t in (1, 2, 3) for gamma in steps.sizes(t)]
+    assert sizes == [step_size_at(schedule, 0.5, k) for k in range(1, 13)]
+
+
+# -------------------------------------------------------------------------- the batches
+
+
+class Recorder:
+    """A zero gradient that notes how large a batch was asked for."""
+
+    def __init__(self, num_examples: int) -> None:
+        self.num_examples = num_examples
+        self.batches: list[int] = []
+
+    def gradient(self, x: Array) -> Array:
+        self.batches.append(0)
+        return np.zeros_like(x)
+
+    def stochastic_gradient(
+        self, x: Array, rng: np.random.Generator, batch_size: int
+    ) -> Array:
+        self.batches.append(batch_size)
+        return np.zeros_like(x)
+
+
+@pytest.mark.parametrize(
+    ("fraction", "batches"),
+    # ⌈0.07·100⌉ is 7, though 0.07·100 is 7.000000000000001 in floating point
+    [(0.07, [7, 1, 8]), (0.05, [5, 1, 6]), (1e-9, [1, 1, 1]), (1.0, [0, 0, 0])],
+)
+def test_batch_sizes(fraction: float, batches: list[int]) -> None:
+    objectives = [Recorder(100), Recorder(3), Recorder(101)]
+    run(FedAvgGD, 2, objectives=objectives, batch_fraction=fraction, local_steps=3)
+    assert [set(o.batches) for o in objectives] == [{b} for b in batches]
+    assert [len(o.batches) for o in objectives] == [6, 6, 6]
+
+
+def test_local_sgd_defaults() -> None:
+    """5 % of the examples, and half of FedAvgGD's step."""
+    strategy, _, watch = run(LocalSGD)
+    assert strategy.local == ScheduledSteps(5, 0.005, "log", 0.05)
+    assert FedAvgGD().local == ScheduledSteps(5, 0.01, "log", 1.0)
+    expected = loop(watch.used, k_0=5, a=0.005, fraction=0.05)
+    assert gap(watch, expected) < 1e-12
+
+
+def test_batches_depend_on_the_seed_alone() -> None:
+    runs = [run(LocalSGD, seed=seed)[2].models[-1] for seed in (1, 1, 2)]
+    assert np.array_equal(runs[0], runs[1])
+    assert np.abs(runs[0] - runs[2]).max() > 1e-6
+
+
+# ----------------------------------------------------------------------------- FedProx
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.3, 5.0])
+def test_fedprox_pulls_towards_the_servers_model(mu: float) -> None:
+    """Many steps reach x_i = (H_i + μI)⁻¹ (c_i + μx), argmin f_i + μ/2‖· − x‖²."""
+    _, _, watch = run(
+        FedProx,
+        2,
+        proximal_weight=mu,
+        local_steps=4000,
+        step_size=1.0 / (LIPSCHITZ + mu),
+        step_schedule="constant",
+    )
+    x = START
+    for model in watch.models:
+        local = [
+            np.linalg.solve(H + mu * np.eye(P), a.T @ b / len(b) + mu * x)
+            for H, a, b in zip(HESSIANS, A, B, strict=True)
+        ]
+        x = np.mean(local, axis=0)
+        assert np.abs(model - x).max() < 1e-10
+
+
+def test_fedprox_fixed_point() -> None:
+    """At the limit x is the mean of the minimisers of f_i + μ/2‖· − x‖²."""
+    mu = 2.0
+    _, model, _ = run(
+        FedProx,
+        200,
+        proximal_weight=mu,
+        local_steps=100,
+        step_size=1.0 / (LIPSCHITZ + mu),
+        step_schedule="constant",
+    )
+    # x = M μ x + v, with M and v the means of (H_i + μI)⁻¹ and (H_i + μI)⁻¹ c_i
+    inverses = [np.linalg.inv(H + mu * np.eye(P)) for H in HESSIANS]
+    M = np.mean(inverses, axis=0)
+    v = np.mean(
+        [V @ a.T @ b / len(b) for V, a, b in zip(inverses, A, B, strict=True)], axis=0
+    )
+    assert np.abs(model[0] - np.linalg.solve(np.eye(P) - mu * M, v)).max() < 1e-10
+
+
+def test_fedprox_without_weight_is_fedavg_gd() -> None:
+    _, _, prox = run(FedProx, proximal_weight=0.0, step_size=0.1)
+    _, _, plain = run(FedAvgGD, step_size=0.1)
+    assert np.array_equal(prox.models, plain.models)
+
+
+# -------------------------------------------------------------------- models and losses
+
+
+class Layered(Objective):
+    """A quadratic of a model of two layers, whose gradient is a list."""
+
+    def __init__(self, i: int) -> None:
+        self.i, self.num_examples = i, SIZES[i]
+
+    def value(self, x: Any) -> float:
+        return QUADRATICS[self.i].value(np.concatenate([x[0].ravel(), x[1]]))
+
+    def gradient(self, x: Any) -> Any:
+        return self._split(gradient(self.i, self._join(x)))
+
+    def stochastic_gradient(self, x: Any, rng: Any, batch_size: int) -> Any:
+        point = self._join(x)
+        g = QUADRATICS[self.i].stochastic_gradient(point, rng, batch_size)
+        return self._split(g)
+
+    @staticmethod
+    def _join(x: Any) -> Array:
+        assert [part.shape for part in x] == [(2, 2), (2,)]
+        joined: Array = np.concatenate([x[0].ravel(), x[1]])
+        return joined
+
+    @staticmethod
+    def _split(g: Array) -> list[Array]:
+        return [g[:4].reshape(2, 2), g[4:]]
+
+
+@pytest.mark.parametrize("make", [kind for kind, _ in KINDS])
+def test_models_of_several_layers(make: Any) -> None:
+    options: dict[str, Any] = {
+        "step_size": 0.1,
+        "participation": 0.7,
+        "client_evaluate_every": 4,
+    }
+    strategy, layers, watch = run(
+        make,
+        objectives=[Layered(i) for i in range(N)],
+        start=[START[:4].reshape(2, 2), START[4:]],
+        **options,
+    )
+    _, _, flat = run(make, **options)
+    assert [layer.shape for layer in layers] == [(2, 2), (2,)]
+    assert np.abs(np.array(watch.models) - flat.models).max() < 1e-13
+    assert np.array_equal(np.concatenate([v.ravel() for v in layers]), watch.models[-1])
+    mean = np.average(
+        [QUADRATICS[i].value(watch.models[-1]) for i in range(N)], weights=SIZES
+    )
+    loss = strategy.history[-1].client_evaluation["loss"]
+    assert loss == pytest.approx(float(mean), rel=1e-12)
+
+
+def test_logistic_regression_falls_to_its_minimum() -> None:
+    _, model, _ = run(
+        FedAvgGD,
+        1500,
+        objectives=LOGISTICS,
+        local_steps=1,
+        step_size=1.0,
+        step_schedule="constant",
+    )
+    slope = np.mean([f.gradient(model[0]) for f in LOGISTICS], axis=0)
+    assert np.abs(slope).max() < 1e-8
+
+
+# ------------------------------------------------------------- what travels, and faults
+
+
+def test_the_instruction_is_small() -> None:
+    steps = {"local-steps": 5, "step-size": 0.01, "step-schedule": "log"}
+    assert FedAvgGD().instruction(3, "0") == steps
+    assert FedProx(proximal_weight=0).instruction(3, "0") == steps
+    assert FedProx().instruction(3, "0") == {**steps, "proximal-weight": 0.01}
+    assert LocalSGD(seed=7).instruction(3, "0") == {
+        **steps,
+        "step-size": 0.005,
+        "batch-fraction": 0.05,
+        "seed": 7,
+    }
+    # what the methods of a fixed step send is as before
+    assert LocalSteps(5, 0.1, 0).instruction(7) == {
+        "local-steps": 5,
+        "local-step-size": 0.1,
+        "batch-size": 0,
+        "seed": 7,
+    }
+
+
+@pytest.mark.parametrize("make", [kind for kind, _ in KINDS])
+@pytest.mark.filterwarnings("error")
+def test_divergence_is_reported(make: Any) -> None:
+    with pytest.raises(RuntimeError) as caught:
+        run(
+            make,
+            1000,
+            step_size=50.0,
+            step_schedule="constant",
+            local_steps=40,
+            max_failed_rounds=3,
+        )
+    message = str(caught.value)
+    assert "no usable answer in 3 rounds in a row" in message
+    assert "the local steps diverged: step-size = 50.0 is too long" in message
+
+
+@pytest.mark.filterwarnings("error")
+def test_one_diverging_client_is_left_out() -> None:
+    """The others go on, and the log of the round says why it is missing."""
+    steep = LeastSquares(1e4 * A[0], B[0], scale="half-mean")
+    strategy, _, watch = run(
+        FedAvgGD,
+        objectives=[steep, *QUADRATICS[1:]],
+        local_steps=40,
+        step_size=0.1,
+        step_schedule="constant",
+    )
+    assert watch.used == [[1, 2, 3, 4]] * ROUNDS
+    expected = loop(watch.used, k_0=40, a=0.1, schedule="constant")
+    assert gap(watch, expected) < 1e-12
+    for record in strategy.history:
+        ((who, why),) = record.rejected
+        assert who == "0"
+        assert "step-size = 0.1 is too long" in why
+
+
+class Throw:
+    """A gradient that ends a run at once."""
+
+    num_examples = 1
+
+    def gradient(self, x: Array) -> Array:
+        return np.full_like(x, -1.5e308)
+
+
+@pytest.mark.parametrize("step_size", [1.0, 10.0])
+@pytest.mark.filterwarnings("error")
+def test_overflow_is_an_error_and_no_warning(step_size: float) -> None:
+    """Of γ∇f_i; and of the sum of models whose entries are finite each."""
+    with pytest.raises(RuntimeError, match="the local steps diverged"):
+        run(
+            FedAvgGD,
+            objectives=[Throw()] * 3,
+            local_steps=1,
+            step_size=step_size,
+            max_failed_rounds=1,
+        )
+
+
+class Stop(Callback):
+    """Ends a run after a round."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def on_round(self, strategy: Any, record: RoundRecord) -> bool:
+        return record.round == self.after
+
+
+@pytest.mark.parametrize("make", [kind for kind, _ in KINDS])
+def test_resumed_run_is_the_same_run(make: Any, tmp_path: Path) -> None:
+    """Under faults, stopped in the middle: the same γ_k, batches and model."""
+    options: dict[str, Any] = {
+        "faults": LOSSES,
+        "participation": 0.8,
+        "batch_fraction": 0.3,
+        "step_size": 0.1,
+    }
+    path = tmp_path / "checkpoint"
+    _, whole, watch = run(make, 25, **options)
+    run(make, 25, checkpoint=path, callbacks=[Stop(11)], **options)
+    strategy, rest, rest_watch = run(make, 25, resume=path, **options)
+    assert rest_watch.used == watch.used[11:]
+    assert np.array_equal(rest[0], whole[0])
+    assert len(strategy.history) == 25
+
+
+# ------------------------------------------------------------------------- bad settings
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "says"),
+    [
+        (FedAvgGD, {"local_steps": 0}, "local_steps = 0 must be .* at least 1"),
+        (FedAvgGD, {"local_steps": 2.5}, "local_steps = 2.5 must be a whole number"),
+        (FedAvgGD, {"local_steps": math.nan}, "local_steps = nan"),
+        (FedAvgGD, {"step_size": 0.0}, "step_size = 0.0 must be greater than 0"),
+        (FedAvgGD, {"step_size": math.inf}, "step_size = inf"),
+        (FedAvgGD, {"step_size": math.nan}, "step_size = nan"),
+        (
+            FedAvgGD,
+            {"step_schedule": "inverse-root"},
+            "step_schedule = 'inverse-root' .*allowed: constant, inverse-sqrt, log",
+        ),
+        (FedAvgGD, {"batch_fraction": 0.0}, "batch_fraction = 0.0 must be greater"),
+        (FedAvgGD, {"batch_fraction": 1.1}, "batch_fraction = 1.1 .* at most 1"),
+        (FedAvgGD, {"batch_fraction": math.nan}, "batch_fraction = nan"),
+        (FedAvgGD, {"participation": 0.0}, "participation = 0.0"),
+        (LocalSGD, {"batch_fraction": -0.1}, "batch_fraction = -0.1"),
+        (LocalSGD, {"step_size": -1.0}, "step_size = -1.0"),
+        (FedProx, {"proximal_weight": -0.1}, "proximal_weight = -0.1 .* at least 0"),
+        (FedProx, {"proximal_weight": math.inf}, "proximal_weight = inf"),
+        (FedProx, {"proximal_weight": math.nan}, "proximal_weight = nan"),
+        (FedProx, {"local_steps": -1}, "local_steps = -1"),
+    ],
+)
+def test_bad_settings(make: Any, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says) as caught:
+        make(**options)
+    assert type(caught.value).__name__ == "SettingsError"
+    assert "\n" not in str(caught.value)
+
+
+def test_settings_name_the_schedule() -> None:
+    sizes = {
+        name: FedAvgGD(step_schedule=name).settings()["step size γ_k"]
+        for name in STEP_SCHEDULES
+    }
+    assert sizes == {
+        "log": "0.01 / log2(k + 1)",
+        "constant": "0.01",
+        "inverse-sqrt": "0.01 / √k",
+    }
+    assert FedProx(proximal_weight=0.5).settings()["proximal weight μ"] == 0.5
