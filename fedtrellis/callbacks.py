@@ -173,7 +173,7 @@ class Progress(Callback):
         self._last.update(record.metrics)
         shown = [
             f"{name} {self._last[name]:.4g}"
-            for name in ("loss", "gap", "accuracy", "rmse")
+            for name in ("loss", "gap", "squared-gradient-norm", "accuracy", "rmse")
             if name in self._last
         ]
         shown.append(f"↑ {format_bytes(self._up)} ↓ {format_bytes(self._down)}")

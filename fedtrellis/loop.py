@@ -282,7 +282,8 @@ class RoundStrategy(Method):
         initial_arrays : ArrayRecord
             The model to start from.
         num_rounds : int
-            Rounds planned. A callback may stop the run before.
+            Rounds planned. The method's own stop rule, or a callback, may end the run
+            before.
         timeout : float
             Seconds to wait for the replies of one wave.
         train_config, evaluate_config : ConfigRecord, optional
@@ -353,7 +354,10 @@ class RoundStrategy(Method):
                         f"no usable answer in {failed} rounds in a row; "
                         f"the last: client {who}: {why}"
                     )
-                last = server_round == num_rounds
+                converged = self.converged()
+                if converged:
+                    log(INFO, "Converged in round %d", server_round)
+                last = converged or server_round == num_rounds
                 if evaluate_fn is not None and (
                     last or server_round % self.evaluate_every == 0
                 ):

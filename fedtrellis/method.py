@@ -68,6 +68,9 @@ class Method(Strategy):
     stateful = True
     #: Whether clients keep the model, to be sent the steps that they lack.
     keep_model = True
+    #: Whether a client that is out of step keeps what it has of the entries that
+    #: :meth:`client_state` does not give back, however old; else it starts without.
+    keep_old_state = True
 
     participation: float
     sampling: str
@@ -147,6 +150,10 @@ class Method(Strategy):
         """
         return {}
 
+    def converged(self) -> bool:
+        """Whether the method's own stop rule holds; asked after every round."""
+        return False
+
     def state(self) -> dict[str, NDArray[Any]]:
         """The method's own state, for a checkpoint; the model is kept by the loop."""
         return {}
@@ -211,6 +218,8 @@ class Method(Strategy):
                 state = self.client_state(name)
                 restore, restore_config = pack_restore(state, self.broadcast.model)
                 config.update(restore_config)
+                if not self.keep_old_state:
+                    config["restore-alone"] = True
                 if restore:
                     records[RESTORE] = restore
         content = filled(

@@ -11,6 +11,11 @@ from fedtrellis.callbacks import RoundRecord
 
 __all__ = ["plot_convergence"]
 
+# how far from optimal, with and without a constraint; what the axis says
+_CRITERIA = {
+    "gap": "Frank-Wolfe gap",
+    "squared-gradient-norm": "‖∇F(x)‖²",
+}
 _QUALITIES = ("accuracy", "rmse", "assignment-cost")
 
 
@@ -50,8 +55,7 @@ def plot_convergence(
 
     names = {name for history in runs.values() for r in history for name in r.metrics}
     panels = [("loss", "round")]
-    if "gap" in names:
-        panels.append(("gap", "round"))
+    panels += [(name, "round") for name in _CRITERIA if name in names][:1]
     panels += [(name, "round") for name in _QUALITIES if name in names][:1]
     panels.append(("loss", "megabytes"))
     figure = Figure(figsize=(4.2 * len(panels), 3.6), layout="constrained")
@@ -61,14 +65,12 @@ def plot_convergence(
     ):
         for label, history in runs.items():
             rounds, megabytes, values = _series(history, metric)
-            label_y, logarithmic = metric, metric == "gap"
+            label_y, logarithmic = _CRITERIA.get(metric, metric), metric in _CRITERIA
             if metric == "loss":
                 label_y = "F(x̄)"
                 if reference is not None:
                     values = [value - reference for value in values]
                     label_y, logarithmic = "F(x̄) − F*", True
-            elif metric == "gap":
-                label_y = "Frank-Wolfe gap"
             if logarithmic:  # a logarithm has no place for what rounding made negative
                 values = [value if value > 0 else np.nan for value in values]
                 axes.set_yscale("log")

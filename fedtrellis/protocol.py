@@ -210,8 +210,9 @@ class ClientMemory:
         elif config.get("restore", False):
             record = cast(ArrayRecord, content.get(RESTORE, ArrayRecord()))
             committed = unpack_restore(record, config, model)
-            # what only this client knows, and the server cannot give back, stays
-            committed = {**self.committed, **committed}
+            if not config.get("restore-alone", False):
+                # what only this client knows, and the server cannot give back, stays
+                committed = {**self.committed, **committed}
             self.committed_round = used
         else:
             raise RestoreNeededError(

@@ -14,7 +14,7 @@ import numpy as np
 from fedtrellis.arrays import FloatArray
 from fedtrellis.domains import Domain
 
-__all__ = ["Certified", "certified_minimum"]
+__all__ = ["Certified", "Stationary", "certified_minimum", "unconstrained_minimum"]
 
 
 class _Differentiable(Protocol):
@@ -101,3 +101,65 @@ def certified_minimum(
                 break
             lipschitz *= 0.9  # the curvature may have become smaller
     return best
+
+
+@dataclass(frozen=True)
+class Stationary:
+    """A point where the gradient all but vanishes.
+
+    Attributes
+    ----------
+    point : ndarray
+    value : float
+        F at the point. If F is μ-strongly convex, F* ≥ value − gradient_norm²/(2μ).
+    gradient_norm : float
+        ‖∇F‖ at the point.
+    """
+
+    point: FloatArray
+    value: float
+    gradient_norm: float
+
+
+def unconstrained_minimum(
+    objective: _Differentiable,
+    start: FloatArray,
+    tolerance: float = 1e-9,
+    max_iterations: int = 20_000,
+) -> Stationary:
+    """Minimise a smooth function without a constraint, by L-BFGS.
+
+    Parameters
+    ----------
+    objective : object
+        Smooth, with ``value(x)`` and ``gradient(x)`` for arrays of the shape of
+        ``start``.
+    start : ndarray
+    tolerance : float
+        The largest entry of |∇F| to stop at. Rounding may end the search before: the
+        result says how far it came.
+    max_iterations : int
+    """
+    # a quarter of a second that no method needs
+    from scipy.optimize import minimize
+
+    def value_and_gradient(flat: FloatArray) -> tuple[float, FloatArray]:
+        x = flat.reshape(start.shape)
+        return objective.value(x), np.asarray(objective.gradient(x)).reshape(-1)
+
+    found = minimize(
+        value_and_gradient,
+        np.asarray(start, dtype=np.float64).reshape(-1),
+        jac=True,
+        method="L-BFGS-B",
+        options={
+            "gtol": tolerance,
+            "ftol": 0.0,
+            "maxcor": 50,
+            "maxiter": max_iterations,
+            "maxfun": 2 * max_iterations,
+        },
+    )
+    point = np.asarray(found.x, dtype=np.float64).reshape(start.shape)
+    norm = float(np.linalg.norm(np.asarray(objective.gradient(point)).reshape(-1)))
+    return Stationary(point, float(objective.value(point)), norm)

@@ -1,8 +1,21 @@
 """The server's half of every method."""
 
+from .fedavg_gd import FedAvgGD
 from .feddr import FedDR
 from .fedfw import FedFW
+from .fedgia import FedGiA
+from .fedprox import FedProx
+from .local_sgd import LocalSGD
 from .naive_frank_wolfe import NaiveFrankWolfe
 from .projected_fedavg import ProjectedFedAvg
 
-__all__ = ["FedDR", "FedFW", "NaiveFrankWolfe", "ProjectedFedAvg"]
+__all__ = [
+    "FedAvgGD",
+    "FedDR",
+    "FedFW",
+    "FedGiA",
+    "FedProx",
+    "LocalSGD",
+    "NaiveFrankWolfe",
+    "ProjectedFedAvg",
+]

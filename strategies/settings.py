@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fedtrellis.local_steps import STEP_SCHEDULES
 from fedtrellis.loop import SAMPLINGS
 from fedtrellis.schedules import SCHEDULES
 from fedtrellis.settings import setting
+from fedtrellis.shifted_systems import HESSIANS
 
 from .fedfw import VARIANTS
 
@@ -45,10 +47,40 @@ class MethodSettings:
     lmo_noise: float = setting(
         0.0, "standard deviation of noise on the oracle's input", minimum=0.0
     )
-    local_steps: int = setting(5, "local steps (FedAvg, FedDR)", minimum=1)
-    local_step_size: float = setting(0.1, "local step size (FedAvg, FedDR)", above=0.0)
-    local_batch_size: int = setting(
-        0, "local mini-batch (FedAvg, FedDR); 0: all examples", minimum=0
+    local_steps: int = setting(
+        5, "local steps a round, k_0 (all but Frank-Wolfe)", minimum=1
     )
+    local_step_size: float = setting(
+        0.1, "local step size, a (all but Frank-Wolfe and FedGiA)", above=0.0
+    )
+    local_batch_size: int = setting(
+        0, "local mini-batch (projected-fedavg, FedDR); 0: all examples", minimum=0
+    )
+    step_schedule: str = setting(
+        "log",
+        "local step size in iteration k: a/log2(k+1), a/√k or a "
+        "(fedavg-gd, local-sgd, fedprox)",
+        choices=STEP_SCHEDULES,
+    )
+    batch_fraction: float = setting(
+        0.05, "local-sgd's mini-batch, of a client's examples", above=0.0, maximum=1.0
+    )
+    proximal_weight: float = setting(0.01, "μ of FedProx", minimum=0.0)
     relaxation: float = setting(1.95, "α of FedDR, below 2", above=0.0, maximum=1.999)
     proximal_step: float = setting(10.0, "η of FedDR", above=0.0)
+    sigma: float = setting(0.0, "σ of FedGiA; 0: t·r/m", minimum=0.0)
+    sigma_scale: float = setting(
+        0.0, "t of FedGiA, above 6 in theory; 0: the task's own", minimum=0.0
+    )
+    selected_fraction: float = setting(
+        0.5, "s of FedGiA: clients that take ADMM steps", above=0.0, maximum=1.0
+    )
+    hessian: str = setting(
+        "diagonal", "H_i of FedGiA: FedGiA_D or FedGiA_G", choices=HESSIANS
+    )
+    curvature: float = setting(
+        0.0, "h of H_i = h·I, where a loss knows no bound; 0: its own", minimum=0.0
+    )
+    tolerance: float = setting(
+        1e-9, "FedGiA's stop rule, times the parameters; 0: none", minimum=0.0
+    )

@@ -1,4 +1,4 @@
-"""Convex compact sets: their linear minimisation oracles and projections."""
+"""Convex sets: their linear minimisation oracles and projections."""
 
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
@@ -10,6 +10,7 @@ from fedtrellis.domains.matrices import NuclearNormBall, SpectralNormBall
 from fedtrellis.domains.product import Product
 from fedtrellis.domains.sparse import GroupL1Ball, KSupportBall
 from fedtrellis.domains.vectors import Box, L1Ball, L2Ball, LInfBall, Simplex
+from fedtrellis.domains.whole_space import WholeSpace
 
 __all__ = [
     "DOMAINS",
@@ -25,10 +26,11 @@ __all__ = [
     "Product",
     "Simplex",
     "SpectralNormBall",
+    "WholeSpace",
     "make_domain",
 ]
 
-#: Every set by its name in run configurations.
+#: Every compact set by its name in run configurations.
 DOMAINS: dict[str, type[Domain]] = {
     domain.name: domain
     for domain in (

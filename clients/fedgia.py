@@ -1,0 +1,106 @@
+"""The client's half of FedGiA."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flwr.app import Context
+from numpy.typing import NDArray
+
+from fedtrellis.arrays import Layout
+from fedtrellis.client import StatefulClient, evaluate_objective
+from fedtrellis.shifted_systems import cached_system, lipschitz_of
+
+__all__ = ["FedGiAClient"]
+
+
+class FedGiAClient(StatefulClient):
+    """One client of FedGiA; see ``FedGiA`` for the algorithm.
+
+    Parameters
+    ----------
+    context : Context
+        What ``client_fn`` was given. Node config: ``slow=true`` keeps this client out
+        of C; ``factor-file="PATH"`` keeps r_i and the factor of H_i in a private file,
+        for nodes where every message is a process of its own.
+    objective : object
+        f_i, with ``gradient(x)``; for H_i and r_i ``lipschitz()`` and
+        ``hessian_bound()`` (or ``hessian_factor()``), as the objectives of
+        :mod:`fedtrellis.objectives` have them, unless ``hessian`` is given. Make it
+        behind a module-level ``functools.lru_cache``: the factor is kept with it.
+    hessian : float, ndarray of shape (n,) or object, optional
+        H_i of one's own: a number h for h·I, a diagonal, or an object whose
+        ``solve(v, shift)`` returns (H_i + shift·I)⁻¹ v for a vector v of all n
+        parameters, and whose ``lipschitz`` (a number) is r_i.
+
+    Notes
+    -----
+    State: pi (π_i). x_i need not be kept: every round starts from the server's x.
+    """
+
+    def __init__(self, context: Context, objective: Any, hessian: Any = None) -> None:
+        super().__init__(context)
+        self.objective = objective
+        self.hessian = hessian
+        path = context.node_config.get("factor-file")
+        self.factor_file = None if path is None else str(path)
+
+    def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
+        """r_i, and whether this client is to be spared; asked for before round 1."""
+        properties: dict[str, Any] = {}
+        if self.context.node_config.get("slow"):
+            properties["slow"] = True
+        try:
+            properties["lipschitz"] = lipschitz_of(
+                self.objective, self.hessian, self.factor_file
+            )
+        except ValueError as error:
+            # a server that is given σ does without
+            properties["lipschitz-problem"] = str(error)
+        return properties
+
+    def fit(
+        self, parameters: list[NDArray[Any]], config: dict[str, Any]
+    ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
+        """ADMM steps, or one gradient step, from x; the answer is z_i."""
+        layout = Layout.of(parameters)
+        x = layout.point(parameters)
+        m, sigma = config["num-clients"], config["sigma"]
+        # ḡ_i = (1/m) ∇f_i(x)
+        gradient = self.objective.gradient(layout.objective_point(x))
+        g = layout.objective_gradient(gradient) / m
+        pi = self.state.get("pi")
+        lost = pi is None and config["used-round"] > 0
+        steps = config.get("local-steps", 0)
+        if steps and not lost:
+            system = cached_system(
+                self.objective,
+                config["hessian"],
+                weight=1.0 / m,
+                shift=sigma,
+                steps=steps,
+                user_hessian=self.hessian,
+                factor_file=self.factor_file,
+            )
+            # with u = ḡ_i + π_i and d = (H_i/m + σI)⁻¹ u, k_0 times:
+            #     x_i ← x − d
+            #     π_i ← π_i + σ (x_i − x), that is u ← u − σ d
+            u = g if pi is None else g + pi
+            u, d = system.admm_steps(u.reshape(-1), steps)
+            d = d.reshape(x.shape)
+            x_i = x - d
+            pi = u.reshape(x.shape) - sigma * d - g
+            # z_i = x_i + π_i/σ
+            z = x_i + pi / sigma
+        else:
+            # x_i = x, π_i = −ḡ_i, z_i = x − ḡ_i/σ
+            pi = -g
+            z = x + pi / sigma
+        self.state["pi"] = pi
+        return [z], 0, {}
+
+    def evaluate(
+        self, parameters: list[NDArray[Any]], config: dict[str, Any]
+    ) -> tuple[float, int, dict[str, Any]]:
+        """f_i(x) and the objective's metrics on this client's data."""
+        return evaluate_objective(self.objective, parameters)

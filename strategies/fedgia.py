@@ -1,0 +1,238 @@
+"""FedGiA: inexact ADMM by some clients, one gradient step by the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from logging import INFO, WARNING
+from math import inf, isfinite
+from typing import Any
+
+import numpy as np
+from flwr.common.logger import log
+from numpy.typing import NDArray
+
+from fedtrellis.arrays import FloatArray, Layout
+from fedtrellis.loop import RoundStrategy
+from fedtrellis.method import Answer
+from fedtrellis.random import generator
+from fedtrellis.settings import SettingsError, check_choice
+from fedtrellis.shifted_systems import HESSIANS
+
+from .projected_fedavg import one_point
+
+__all__ = ["FedGiA"]
+
+
+class FedGiA(RoundStrategy):
+    """Gradient descent and inexact ADMM: few rounds for smooth losses.
+
+    Solves min over x of f(x) = (1/m) Σ_i f_i(x), without a constraint, over m clients.
+    Client i keeps its Lagrange multiplier π_i, the server the last z_i = x_i + π_i/σ of
+    every client. In a round, with C the clients selected for ADMM::
+
+        server   x ← (1/m) Σ over all m clients of z_i                          (12)
+        client   ḡ_i = (1/m) ∇f_i(x)
+         in C    k_0 times:  x_i ← x − (H_i/m + σI)⁻¹ (ḡ_i + π_i)               (13)
+                             π_i ← π_i + σ (x_i − x)                            (14)
+                 sends z_i = x_i + π_i/σ                                        (15)
+         else    x_i = x,  π_i = −ḡ_i;  sends z_i = x − ḡ_i/σ             (16)-(18)
+
+    Everybody answers in every round; those outside C have one gradient to compute. An
+    answer that is lost leaves the client's last z_i in the average. A client that lost
+    its state needs no history: it comes back by the gradient branch.
+
+    Source: Zhou and Li, "Efficient and Convergent Federated Learning", IEEE Trans.
+    Signal Processing 2023, arXiv 2205.01438, algorithm 1 and table II.
+
+    Parameters
+    ----------
+    sigma : float, optional
+        σ > 0. By default t·r/m, with r the largest of the clients' Lipschitz constants
+        r_i of ∇f_i, which they are asked for before round 1.
+    sigma_scale : float
+        t > 0. The convergence theorems want t > 6, with which rounds are many. With
+        t ≥ 1 at least the gradient branch cannot overshoot: its step 1/(σm) is at most
+        1/r. The paper's experiments take 0.15 for least squares and
+        max{0.1, (8/n) ln d} for logistic losses (n features, d examples), where every
+        client has few examples, so that f is much smoother than the f_i; elsewhere so
+        small a t diverges.
+    local_steps : int
+        k_0, the ADMM steps of a client in C.
+    selected_fraction : float
+        s in (0, 1]: C has ⌈s·m⌉ clients, drawn anew every round. A client whose node
+        config says ``slow=true`` is never drawn.
+    hessian : {"diagonal", "gram"}
+        H_i: the largest eigenvalue of the bound Θ_i on ∇²f_i times the identity
+        (FedGiA_D), or Θ_i itself (FedGiA_G), for example A_iᵀA_i/d_i for least squares.
+        A client with an H_i of its own uses that.
+    tolerance : float
+        Stop as soon as σ²m Σ_i ‖z_i − z_i before‖² ≤ n · tolerance, n the number of
+        parameters; 0: never. It stands in for the paper's ‖∇f(x)‖² ≤ n · 10⁻⁹, (30),
+        which the server cannot see; it was never found to hold earlier than that.
+    **options
+        Those of :class:`~fedtrellis.loop.RoundStrategy`.
+
+    Notes
+    -----
+    The matching client is ``FedGiAClient(context, objective)``. Metrics of a round:
+    ``residual``, the left side of the stop rule, once every client has answered.
+
+    Privacy: from the z_i of a client outside C the server gets its gradient back
+    exactly, ḡ_i = σ(x − z_i).
+    """
+
+    keep_model = False
+    # a multiplier from an older round would be worse than none
+    keep_old_state = False
+
+    def __init__(
+        self,
+        *,
+        sigma: float | None = None,
+        sigma_scale: float = 1.0,
+        local_steps: int = 5,
+        selected_fraction: float = 0.5,
+        hessian: str = "diagonal",
+        tolerance: float = 1e-9,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        for name, value in (("sigma", sigma), ("sigma_scale", sigma_scale)):
+            if value is not None and not 0.0 < value < inf:
+                raise SettingsError(f"{name} = {value} must be greater than 0")
+        if local_steps < 1:
+            raise SettingsError(f"local_steps = {local_steps} must be at least 1")
+        if not 0.0 < selected_fraction <= 1.0:
+            raise SettingsError(
+                f"selected_fraction = {selected_fraction} must be greater than 0 "
+                "and at most 1"
+            )
+        check_choice("hessian", hessian, HESSIANS)
+        if not 0.0 <= tolerance < inf:
+            raise SettingsError(f"tolerance = {tolerance} must be at least 0")
+        self.given_sigma = sigma
+        self.sigma_scale = sigma_scale
+        self.local_steps = local_steps
+        self.selected_fraction = selected_fraction
+        self.hessian = hessian
+        self.tolerance = tolerance
+
+    def settings(self) -> dict[str, Any]:
+        """The settings that :meth:`summary` logs."""
+        sigma = f"{self.sigma_scale} · r/m" if self.given_sigma is None else None
+        return {
+            "sigma σ": sigma or self.given_sigma,
+            "local steps k_0": self.local_steps,
+            "selected fraction s": self.selected_fraction,
+            "hessian H": self.hessian,
+            "tolerance": self.tolerance,
+            **super().settings(),
+        }
+
+    def setup(self, point: FloatArray, layout: Layout) -> None:
+        """Settle σ, and start with z_i = x_i = x and π_i = 0."""
+        self.sigma = self._sigma()
+        properties = {name: self.client_properties(name) for name in self.clients}
+        self._eligible = [n for n, p in properties.items() if not p.get("slow")]
+        if not self._eligible:
+            log(WARNING, "every client is slow: plain gradient descent, without ADMM")
+        self._index = {name: i for i, name in enumerate(self.clients)}
+        self._z = np.tile(point, (self.num_clients, *[1] * point.ndim))
+        # ‖z_i − z_i before‖² of each client's last answer
+        self._changes = np.full(self.num_clients, inf)
+        self._drawn: tuple[int, frozenset[str]] = (0, frozenset())
+
+    def _sigma(self) -> float:
+        """σ as given, or t·r/m from what the clients say of their r_i."""
+        if self.given_sigma is not None:
+            return self.given_sigma
+        bounds = {}
+        for name in self.clients:
+            properties = self.client_properties(name)
+            bound = properties.get("lipschitz")
+            if not isinstance(bound, float) or not 0.0 < bound < inf:
+                why = properties.get("lipschitz-problem", f"it said {bound!r}")
+                raise SettingsError(
+                    f"client {name} gives no Lipschitz constant of its gradient: "
+                    f"{why}; or set sigma"
+                )
+            bounds[name] = bound
+        r = max(bounds.values())
+        sigma = self.sigma_scale * r / self.num_clients
+        log(INFO, "sigma σ = %.6g, from r = %.6g", sigma, r)
+        return sigma
+
+    def selected(self, server_round: int) -> frozenset[str]:
+        """C, the clients of a round that take ADMM steps."""
+        if self._drawn[0] != server_round:
+            rng = generator(self.seed, "selection", server_round)
+            # s·m may lie above a whole number by rounding alone
+            count = int(np.ceil(self.selected_fraction * self.num_clients - 1e-9))
+            count = min(count, len(self._eligible))
+            drawn = rng.choice(len(self._eligible), size=count, replace=False)
+            chosen = frozenset(self._eligible[index] for index in drawn)
+            self._drawn = (server_round, chosen)
+        return self._drawn[1]
+
+    def instruction(self, server_round: int, client: str) -> dict[str, Any]:
+        """σ; and for those in C the number of steps and which H_i."""
+        numbers: dict[str, Any] = {"sigma": self.sigma}
+        if client in self.selected(server_round):
+            numbers["local-steps"] = self.local_steps
+            numbers["hessian"] = self.hessian
+        return numbers
+
+    def check(self, answer: Answer) -> FloatArray:
+        """z_i."""
+        return one_point(answer, self.broadcast.layout.point_shape)
+
+    def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
+        """Average all clients' last z_i."""
+        for name, z in answers.items():
+            i = self._index[name]
+            self._changes[i] = float(((z - self._z[i]) ** 2).sum())
+            self._z[i] = z
+        # x ← (1/m) Σ z_i
+        self.broadcast.replace(self._z.mean(axis=0))
+        residual = self.residual()
+        return {"residual": residual} if isfinite(residual) else {}
+
+    def residual(self) -> float:
+        """σ²m Σ_i ‖z_i − z_i before‖²; infinite until everybody has answered once.
+
+        As x⁺ − x is the mean of the z_i's changes, it is at least (σm)² ‖x⁺ − x‖². With
+        C empty that is ‖∇f(x)‖² itself, as x⁺ = x − ∇f(x)/(σm); in general, by (34),
+        σm (x − x⁺) = ∇f(x) + Σ over C of (H_i/m − σI)(x_i − x), and every x_i − x
+        vanishes only as the z_i come to rest.
+        """
+        return self.sigma**2 * self.num_clients * float(self._changes.sum())
+
+    def converged(self) -> bool:
+        """Whether the residual is at most n · tolerance."""
+        bound = self.tolerance * self.broadcast.model.size
+        return self.tolerance > 0.0 and self.residual() <= bound
+
+    def client_point(self, client: str) -> FloatArray:
+        """The client's z_i that the average counts, a new array."""
+        z: FloatArray = self._z[self._index[client]].copy()
+        return z
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """σ and every client's z_i."""
+        arrays: dict[str, NDArray[Any]] = {"sigma": np.array(self.sigma)}
+        for name, i in self._index.items():
+            arrays[f"{name}/z"] = self._z[i]
+            arrays[f"{name}/change"] = self._changes[i]
+        return arrays
+
+    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Inverse of :meth:`state`; the clients' π_i are good for their own σ only."""
+        sigma = float(state["sigma"])
+        if self.given_sigma is not None and self.given_sigma != sigma:
+            raise SettingsError(
+                f"sigma = {self.given_sigma}, but the run to go on with had {sigma}"
+            )
+        self.sigma = sigma
+        for name, i in self._index.items():
+            self._z[i] = state[f"{name}/z"]
+            self._changes[i] = state[f"{name}/change"]

@@ -1,0 +1,550 @@
+"""FedGiA against plain NumPy loops of algorithm 1, and against its theorems."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, Context
+from numpy.typing import NDArray
+from scipy.special import expit
+
+from clients import FedGiAClient
+from fedtrellis import Callback, LocalGrid, RoundRecord, client_app
+from fedtrellis.arrays import decode
+from fedtrellis.nonconvex_logistic import NonconvexLogistic
+from fedtrellis.objectives import LeastSquares, Logistic, Objective
+from fedtrellis.protocol import ClientMemory
+from fedtrellis.settings import SettingsError
+from strategies import FedGiA
+from tasks.linear_regression import LinearRegression
+
+Array = NDArray[np.float64]
+
+M, N, SEED = 6, 8, 5
+
+
+class Problem:
+    """Objectives with their gradients and H_i written out, independent of ours."""
+
+    def __init__(self, kind: str, rows: Sequence[int], n: int = N, seed: int = 0):
+        rng = np.random.default_rng(seed)
+        self.A = [rng.standard_normal((d, n)) for d in rows]
+        self.m, self.n, self.kind, self.l2 = len(rows), n, kind, 0.05
+        self.objectives: list[Objective]
+        if kind == "least-squares":
+            self.b = [rng.standard_normal(d) for d in rows]
+            self.objectives = [
+                LeastSquares(A, b, scale="half-mean")
+                for A, b in zip(self.A, self.b, strict=True)
+            ]
+        else:
+            loss = Logistic if kind == "logistic" else NonconvexLogistic
+            self.b = [(rng.random(d) < 0.5).astype(float) for d in rows]
+            self.objectives = [
+                loss(A, b, l2=self.l2) for A, b in zip(self.A, self.b, strict=True)
+            ]
+
+    def value(self, i: int, x: Array) -> float:
+        A, b, d = self.A[i], self.b[i], len(self.b[i])
+        if self.kind == "least-squares":
+            return float(((A @ x - b) ** 2).sum()) / (2 * d)
+        loss = float((np.logaddexp(0, A @ x) - b * (A @ x)).mean())
+        if self.kind == "logistic":
+            return loss + self.l2 / 2 * float(x @ x)
+        return loss + self.l2 / 2 * float((x**2 / (1 + x**2)).sum())
+
+    def gradient(self, i: int, x: Array) -> Array:
+        A, b, d = self.A[i], self.b[i], len(self.b[i])
+        if self.kind == "least-squares":
+            return A.T @ (A @ x - b) / d
+        gradient: Array = A.T @ (expit(A @ x) - b) / d
+        if self.kind == "logistic":
+            return gradient + self.l2 * x
+        return gradient + self.l2 * x / (1 + x**2) ** 2
+
+    def bound(self, i: int, hessian: str) -> Array:
+        A, d = self.A[i], len(self.b[i])
+        if self.kind == "least-squares":
+            theta = A.T @ A / d
+        else:
+            theta = A.T @ A / (4 * d) + self.l2 * np.eye(self.n)
+        if hessian == "diagonal":
+            theta = np.linalg.eigvalsh(theta)[-1] * np.eye(self.n)
+        return theta
+
+    @property
+    def r(self) -> float:
+        bounds = [self.bound(i, "gram") for i in range(self.m)]
+        return max(float(np.linalg.eigvalsh(bound)[-1]) for bound in bounds)
+
+    def app(self, **client: Any) -> Any:
+        def client_fn(context: Context) -> FedGiAClient:
+            i = int(context.node_config["partition-id"])
+            return FedGiAClient(context, self.objectives[i], **client)
+
+        return client_app(client_fn)
+
+
+class States(Callback):
+    """Notes down every round's model, z_i and, out of the nodes, π_i."""
+
+    def __init__(self, grid: LocalGrid) -> None:
+        self.grid = grid
+        self.x: list[Array] = []
+        self.z: list[Array] = []
+        self.pi: list[Array] = []
+
+    def on_round(self, strategy: Any, record: RoundRecord) -> None:
+        if record.round == 0:
+            return
+        self.x.append(strategy.broadcast.model.copy())
+        self.z.append(np.array([strategy.client_point(c) for c in strategy.clients]))
+        pi = np.zeros((strategy.num_clients, self.x[-1].size))
+        for context in self.grid._contexts.values():
+            memory = ClientMemory.load(context.state, strategy._session)
+            index = int(context.node_config["partition-id"])
+            if "pi" in memory.provisional:
+                pi[index] = decode(memory.provisional["pi"]).ravel()
+        self.pi.append(pi)
+
+
+def run(
+    problem: Problem,
+    rounds: int,
+    *,
+    start: Array | None = None,
+    client: dict[str, Any] | None = None,
+    grid: dict[str, Any] | None = None,
+    **settings: Any,
+) -> tuple[FedGiA, States]:
+    local = LocalGrid(problem.app(**(client or {})), problem.m, **(grid or {}))
+    states = States(local)
+    settings = {"seed": SEED, "tolerance": 0.0} | settings
+    callbacks = [states, *settings.pop("callbacks", [])]
+    strategy = FedGiA(callbacks=callbacks, **settings)
+    x0 = np.zeros(problem.n) if start is None else start
+    strategy.start(local, ArrayRecord([x0]), num_rounds=rounds)
+    return strategy, states
+
+
+def algorithm_1(
+    problem: Problem,
+    sets: Sequence[frozenset[str]],
+    sigma: float,
+    k0: int,
+    bounds: Sequence[Array],
+    start: Array,
+) -> tuple[list[Array], list[Array], list[Array]]:
+    """METHODS and the paper's algorithm 1, with an explicit inverse; x, Z, Π."""
+    m, n = problem.m, problem.n
+    inverse = [np.linalg.inv(H / m + sigma * np.eye(n)) for H in bounds]
+    Z, pi = np.tile(start, (m, 1)), np.zeros((m, n))
+    xs, zs, pis = [], [], []
+    x = Z.mean(axis=0)
+    for C in sets:
+        for i in range(m):
+            g = problem.gradient(i, x) / m
+            if str(i) in C:
+                for _ in range(k0):
+                    x_i = x - inverse[i] @ (g + pi[i])
+                    pi[i] = pi[i] + sigma * (x_i - x)
+                    Z[i] = x_i + pi[i] / sigma
+            else:
+                pi[i] = -g
+                Z[i] = x - g / sigma
+        x = Z.mean(axis=0)
+        xs.append(x)
+        zs.append(Z.copy())
+        pis.append(pi.copy())
+    return xs, zs, pis
+
+
+# ------------------------------------------------------------------------- iterates
+
+
+@pytest.mark.parametrize("rows", [[20] * M, [3, 5, 4, 9, 6, 30]], ids=["tall", "mixed"])
+@pytest.mark.parametrize("k0", [1, 5, 10])
+@pytest.mark.parametrize("s", [1.0, 0.5, 0.1])
+@pytest.mark.parametrize("hessian", ["gram", "diagonal"])
+@pytest.mark.parametrize("kind", ["least-squares", "logistic", "nonconvex"])
+def test_every_iterate_is_that_of_algorithm_1(
+    kind: str, hessian: str, s: float, k0: int, rows: list[int]
+) -> None:
+    problem = Problem(kind, rows)
+    start = np.linspace(-0.2, 0.3, N)
+    # the smaller t of the experiments lets some of these problems grow without bound
+    strategy, states = run(
+        problem,
+        25,
+        start=start,
+        sigma_scale=1.0,
+        local_steps=k0,
+        selected_fraction=s,
+        hessian=hessian,
+    )
+    assert strategy.sigma == pytest.approx(problem.r / M, rel=1e-10)
+    sets = [strategy.selected(t) for t in range(1, 26)]
+    assert {len(C) for C in sets} == {math.ceil(s * M - 1e-9)}
+    xs, zs, pis = algorithm_1(
+        problem,
+        sets,
+        strategy.sigma,
+        k0,
+        [problem.bound(i, hessian) for i in range(M)],
+        start,
+    )
+    for t in range(25):
+        scale = max(1.0, np.abs(zs[t]).max())
+        assert np.abs(states.x[t] - xs[t]).max() < 1e-10 * scale
+        assert np.abs(states.z[t] - zs[t]).max() < 1e-10 * scale
+        assert np.abs(states.pi[t] - pis[t]).max() < 1e-10 * scale
+
+
+def test_a_hessian_of_ones_own() -> None:
+    """A number, a diagonal, an object with a solve; each client's r_i from it."""
+
+    class Solver:
+        def __init__(self, H: Array) -> None:
+            self.H, self.lipschitz = H, float(np.linalg.eigvalsh(H)[-1])
+
+        def solve(self, v: Array, shift: float) -> Array:
+            M = self.H + shift * np.eye(N)
+            return np.asarray(np.linalg.solve(M, v), dtype=np.float64)
+
+    problem = Problem("least-squares", [20] * M)
+    H = problem.bound(0, "gram") + np.diag(np.arange(1.0, N + 1))
+    diagonal = np.arange(4.0, 4.0 + N)
+    for given, dense, r in (
+        (7.5, 7.5 * np.eye(N), 7.5),
+        (diagonal, np.diag(diagonal), 3.0 + N),
+        (Solver(H), H, float(np.linalg.eigvalsh(H)[-1])),
+    ):
+        for k0 in (1, 6):
+            strategy, states = run(
+                problem,
+                10,
+                client={"hessian": given},
+                local_steps=k0,
+                sigma_scale=1.0,
+            )
+            assert strategy.sigma == pytest.approx(r / M)
+            sets = [strategy.selected(t) for t in range(1, 11)]
+            xs, _, _ = algorithm_1(
+                problem, sets, strategy.sigma, k0, [dense] * M, np.zeros(N)
+            )
+            assert np.abs(np.array(states.x) - np.array(xs)).max() < 1e-10
+
+
+def test_a_model_of_several_arrays() -> None:
+    """The point is the vector of all entries, whatever the layers."""
+
+    class Layers:
+        def __init__(self, inner: Objective) -> None:
+            self.inner, self.num_examples = inner, inner.num_examples
+
+        def gradient(self, x: list[Array]) -> list[Array]:
+            g = self.inner.gradient(np.concatenate([a.ravel() for a in x]))
+            return [g[:6].reshape(2, 3), g[6:]]
+
+        def hessian_bound(self) -> Any:
+            return self.inner.hessian_bound()
+
+        def lipschitz(self) -> float:
+            return self.inner.lipschitz()
+
+    problem = Problem("logistic", [9] * M)
+    _, states = run(problem, 8, hessian="gram", sigma_scale=1.0)
+    layered = Problem("logistic", [9] * M)
+    layered.objectives = [Layers(f) for f in layered.objectives]  # type: ignore[misc]
+    grid = LocalGrid(layered.app(), M, encode=True)
+    strategy = FedGiA(hessian="gram", sigma_scale=1.0, seed=SEED, tolerance=0.0)
+    start = ArrayRecord([np.zeros((2, 3)), np.zeros(2)])
+    result = strategy.start(grid, start, num_rounds=8)
+    arrays = result.arrays.to_numpy_ndarrays()
+    assert [a.shape for a in arrays] == [(2, 3), (2,)]
+    flat = np.concatenate([a.ravel() for a in arrays])
+    assert np.abs(flat - states.x[-1]).max() < 1e-12
+
+
+# --------------------------------------------------------------------------- theory
+
+
+@pytest.mark.parametrize("hessian", ["gram", "diagonal"])
+@pytest.mark.parametrize("kind", ["least-squares", "logistic"])
+def test_stationarity_conditions_hold_at_the_end(kind: str, hessian: str) -> None:
+    """(10): π_i = −∇f_i(x_i)/m, x_i = x, Σ π_i = 0."""
+    problem = Problem(kind, [20] * M)
+    strategy, states = run(problem, 400, hessian=hessian, sigma_scale=1.0)
+    x, pi = states.x[-1], states.pi[-1]
+    x_i = states.z[-1] - pi / strategy.sigma
+    assert np.abs(x_i - x).max() < 1e-6
+    assert np.abs(pi.sum(axis=0)).max() < 1e-6
+    for i in range(M):
+        assert np.abs(pi[i] + problem.gradient(i, x_i[i]) / M).max() < 1e-6
+    assert np.abs(pi).max() > 1e-3  # the clients differ, or this would say nothing
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("k0", [1, 4])
+@pytest.mark.parametrize("hessian", ["gram", "diagonal"])
+@pytest.mark.parametrize("kind", ["least-squares", "logistic", "nonconvex"])
+def test_augmented_lagrangian_never_rises(
+    kind: str, hessian: str, k0: int, seed: int
+) -> None:
+    """Lemma B.3 with H_i = Θ_i and σ > 6r/m, at every communication.
+
+    Its proof uses (34) for two iterations in a row, which π_i = 0 does not fulfil: the
+    first round may rise (and does in some of these), no later one.
+    """
+    rng = np.random.default_rng(seed)
+    problem = Problem(kind, rng.integers(2, 25, M).tolist(), seed=seed)
+    start = 3.0 * rng.standard_normal(N)
+    strategy, states = run(
+        problem,
+        40,
+        start=start,
+        sigma_scale=6.01,
+        local_steps=k0,
+        hessian=hessian,
+        selected_fraction=float(rng.uniform(0.1, 1.0)),
+    )
+    sigma, before = strategy.sigma, start
+    values = []
+    for x_next, z, pi in zip(states.x, states.z, states.pi, strict=True):
+        # L(x^τ, X, Π), (8), at the x that the round started from
+        x_i = z - pi / sigma
+        values.append(
+            sum(
+                problem.value(i, x_i[i]) / M
+                + float((x_i[i] - before) @ pi[i])
+                + sigma / 2 * float(((x_i[i] - before) ** 2).sum())
+                for i in range(M)
+            )
+        )
+        before = x_next
+    assert (np.diff(values) <= 1e-12 * max(map(abs, values))).all()
+    assert values[-1] < values[0]
+
+
+def test_stop_rule_against_the_gradient() -> None:
+    """The residual bounds what it stands in for, on problems like the paper's."""
+    late = []
+    for seed in range(3):
+        problem = Problem("least-squares", [60] * 16, n=20, seed=seed)
+        for hessian in ("gram", "diagonal"):
+            for k0 in (1, 5):
+                strategy, states = run(
+                    problem,
+                    200,
+                    hessian=hessian,
+                    local_steps=k0,
+                    tolerance=1e-9,
+                    sigma_scale=0.3,
+                )
+                rounds = len(states.x)
+                assert rounds < 200
+                norms = []
+                for x in states.x:
+                    g = np.mean([problem.gradient(i, x) for i in range(16)], axis=0)
+                    norms.append(float(g @ g))
+                bound = problem.n * 1e-9
+                assert norms[-1] <= bound
+                exact = 1 + next(t for t, norm in enumerate(norms) if norm <= bound)
+                late.append(rounds - exact)
+                assert strategy.history[-1].train["residual"] <= bound
+                assert strategy.history[-2].train["residual"] > bound
+    assert min(late) >= 0
+    assert max(late) <= 8
+
+
+def test_without_anybody_selected_it_is_gradient_descent() -> None:
+    """x ← x − ∇f(x)/(σm), and the server reads every ḡ_i off the z_i."""
+    problem = Problem("logistic", [12] * M)
+    node_configs = [{"slow": True}] * M
+    strategy, states = run(
+        problem, 5, sigma_scale=2.0, grid={"node_configs": node_configs}
+    )
+    x = np.zeros(N)
+    for x_next, z in zip(states.x, states.z, strict=True):
+        gradients = np.array([problem.gradient(i, x) for i in range(M)]) / M
+        # for i outside C: ḡ_i = σ (x − z_i)
+        assert np.abs(strategy.sigma * (x - z) - gradients).max() < 1e-12
+        x = x - gradients.sum(axis=0) / (strategy.sigma * M)
+        assert np.abs(x - x_next).max() < 1e-12
+
+
+# ------------------------------------------------------------- σ, and who is selected
+
+
+def test_slow_clients_are_never_selected() -> None:
+    problem = Problem("least-squares", [12] * M)
+    node_configs = [{"slow": i in (1, 4)} for i in range(M)]
+    strategy, _ = run(
+        problem, 3, selected_fraction=0.5, grid={"node_configs": node_configs}
+    )
+    sets = [strategy.selected(t) for t in range(1, 200)]
+    assert {len(C) for C in sets} == {3}
+    assert frozenset.union(*sets) == {"0", "2", "3", "5"}
+    # more than there are that may be selected: all of those
+    strategy, _ = run(
+        problem, 3, selected_fraction=1.0, grid={"node_configs": node_configs}
+    )
+    assert strategy.selected(1) == {"0", "2", "3", "5"}
+
+
+def test_selection_is_even_and_depends_on_seed_and_round_alone() -> None:
+    problem = Problem("least-squares", [12] * M)
+    strategy, _ = run(problem, 2, selected_fraction=0.5)
+    counts = dict.fromkeys(strategy.clients, 0)
+    for t in range(1, 2001):
+        for name in strategy.selected(t):
+            counts[name] += 1
+    # 2 000 draws with probability 1/2: five standard deviations are 112
+    assert all(abs(count - 1000) < 112 for count in counts.values())
+    other, _ = run(problem, 1, selected_fraction=0.5)
+    assert [other.selected(t) for t in (7, 3, 7)] == [
+        strategy.selected(t) for t in (7, 3, 7)
+    ]
+
+
+def test_sigma_is_given_or_from_the_largest_lipschitz_constant() -> None:
+    problem = Problem("logistic", [5, 9, 7, 30, 12, 8])
+    strategy, _ = run(problem, 1, sigma_scale=0.15)
+    assert strategy.sigma == pytest.approx(0.15 * problem.r / M, rel=1e-10)
+    strategy, _ = run(problem, 1, sigma=0.25)
+    assert strategy.sigma == 0.25
+
+
+class NoBound:
+    """½‖x‖², and no word of its curvature."""
+
+    num_examples = 1
+
+    def gradient(self, x: Array) -> Array:
+        return x
+
+
+def test_a_loss_without_a_bound() -> None:
+    def app(**client: Any) -> Any:
+        loss = NoBound()
+        return client_app(lambda context: FedGiAClient(context, loss, **client))
+
+    start = ArrayRecord([np.ones(3)])
+    with pytest.raises(SettingsError, match=r"client 0 gives no Lipschitz.*set sigma"):
+        FedGiA().start(LocalGrid(app(), 2), start, num_rounds=2)
+    strategy = FedGiA(sigma_scale=1.0, local_steps=3, tolerance=0.0)
+    result = strategy.start(LocalGrid(app(hessian=1.0), 2), start, num_rounds=60)
+    assert np.abs(result.arrays.to_numpy_ndarrays()[0]).max() < 1e-8
+    # σ alone does not help those in C, who need an H_i
+    with pytest.raises(RuntimeError, match="NoBound has no"):
+        FedGiA(sigma=1.0, selected_fraction=1.0).start(
+            LocalGrid(app(), 2), start, num_rounds=9
+        )
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"sigma": 0.0}, "sigma = 0.0 must be greater than 0"),
+        ({"sigma": math.nan}, "sigma = nan must be greater than 0"),
+        ({"sigma_scale": -1.0}, "sigma_scale = -1.0 must be greater than 0"),
+        ({"local_steps": 0}, "local_steps = 0 must be at least 1"),
+        ({"selected_fraction": 0.0}, "selected_fraction = 0.0 must be greater"),
+        ({"selected_fraction": 1.5}, "selected_fraction = 1.5 must be .* at most 1"),
+        ({"hessian": "grum"}, r"hessian = 'grum' .*did you mean 'gram'"),
+        ({"tolerance": -1e-9}, "tolerance = -1e-09 must be at least 0"),
+    ],
+)
+def test_bad_settings(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        FedGiA(**settings)
+
+
+# ------------------------------------------------------------------ example V.1 itself
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("hessian", "k0", "expected"),
+    [
+        ("gram", 1, 13.6),
+        ("gram", 5, 8.4),
+        ("gram", 10, 9.2),
+        ("diagonal", 1, 17.6),
+        ("diagonal", 5, 9.8),
+        ("diagonal", 10, 8.4),
+    ],
+)
+def test_rounds_on_example_v1(hessian: str, k0: int, expected: float) -> None:
+    """Broadcasts until (30), mean of 20 seeds, m = 64, s = 0.5, t = 0.15."""
+    counts, errors = [], []
+    for seed in range(20):
+        task = LinearRegression(num_clients=64, seed=seed)
+
+        def client_fn(context: Context, task: LinearRegression = task) -> FedGiAClient:
+            i = int(context.node_config["partition-id"])
+            return FedGiAClient(context, task.client_objective(i))
+
+        objective = task.objective()
+        norms: list[float] = []
+
+        class Exact(Callback):
+            def on_round(
+                self,
+                strategy: Any,
+                record: RoundRecord,
+                objective: Objective = objective,
+                norms: list[float] = norms,
+            ) -> None:
+                gradient = objective.gradient(strategy.broadcast.model)
+                norms.append(float(gradient @ gradient))
+
+        strategy = FedGiA(
+            hessian=hessian,
+            local_steps=k0,
+            sigma_scale=task.sigma_scale(),
+            seed=seed,
+            callbacks=[Exact()],
+        )
+        result = strategy.start(
+            LocalGrid(client_app(client_fn), 64),
+            ArrayRecord([np.zeros(100)]),
+            num_rounds=100,
+        )
+        # (30), ‖∇f(x)‖² ≤ n · 10⁻⁹; the start is broadcast too
+        first = next(t for t, norm in enumerate(norms, start=2) if norm <= 1e-7)
+        counts.append(first)
+        # the stop rule that needs no gradient comes later, and ends nearer
+        assert first <= len(norms) + 1 < 100
+        (x,) = result.arrays.to_numpy_ndarrays()
+        least = objective.value(task.solution())
+        errors.append(abs(objective.value(x) - least) / least)
+    assert np.mean(counts) == pytest.approx(expected, rel=0.25)
+    assert max(errors) < 1e-8
+
+
+# ----------------------------------------------------------------- resume, and records
+
+
+def test_resumed_run_is_the_same_run(tmp_path: Path) -> None:
+    class Stop(Callback):
+        def on_round(self, strategy: Any, record: RoundRecord) -> bool:
+            return record.round == 7
+
+    problem = Problem("logistic", [12] * M)
+    path = tmp_path / "checkpoint"
+    _, whole = run(problem, 15, sigma_scale=1.0)
+    run(problem, 15, sigma_scale=1.0, checkpoint=path, callbacks=[Stop()])
+    strategy, rest = run(problem, 15, sigma_scale=1.0, resume=path)
+    assert np.array_equal(rest.x[-1], whole.x[-1])
+    assert len(rest.x) == 8
+    assert strategy.history[-1].train == pytest.approx(
+        {"residual": strategy.residual()}
+    )
+    with pytest.raises(SettingsError, match="sigma = 0.5, but the run to go on with"):
+        run(problem, 15, sigma=0.5, resume=path)
