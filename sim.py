@@ -12,33 +12,38 @@ import re
 import sys
 import tomllib
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from logging import INFO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from flwr.app import ArrayRecord, Context, MetricRecord, RecordDict
 from flwr.client import NumPyClient
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
 from clients import (
+    FedAvgGDClient,
     FedDRClient,
     FedFWClient,
+    FedGiAClient,
+    FedProxClient,
+    LocalSGDClient,
     NaiveFrankWolfeClient,
     ProjectedFedAvgClient,
 )
 from fedtrellis.arrays import FloatArray, Layout, array_record, record_arrays
 from fedtrellis.callbacks import Callback, EarlyStop, Progress
 from fedtrellis.client import client_app as make_client_app
-from fedtrellis.domains import DOMAINS, Domain, Product, make_domain
+from fedtrellis.domains import DOMAINS, Domain, Product, WholeSpace, make_domain
 from fedtrellis.enclosing import ENCLOSING, enclosing_ball
 from fedtrellis.local import LocalGrid
 from fedtrellis.loop import RoundStrategy
 from fedtrellis.records import RunRecord, default_results_dir, summary_rows
-from fedtrellis.reference import certified_minimum
+from fedtrellis.reference import certified_minimum, unconstrained_minimum
 from fedtrellis.settings import (
     SettingsError,
     check_choice,
@@ -48,7 +53,16 @@ from fedtrellis.settings import (
     setting,
 )
 from fedtrellis.wire import Registry
-from strategies import FedDR, FedFW, NaiveFrankWolfe, ProjectedFedAvg
+from strategies import (
+    FedAvgGD,
+    FedDR,
+    FedFW,
+    FedGiA,
+    FedProx,
+    LocalSGD,
+    NaiveFrankWolfe,
+    ProjectedFedAvg,
+)
 from strategies.settings import MethodSettings
 from tasks import TASKS, Task, make_task
 
@@ -57,8 +71,14 @@ METHODS = {
     "naive-frank-wolfe": "averaged oracles, a baseline that does not converge",
     "projected-fedavg": "FedAvg with a projection after the average",
     "feddr": "federated Douglas-Rachford splitting",
+    "fedgia": "inexact ADMM and gradient descent, without a constraint",
+    "fedavg-gd": "FedAvg with full local gradients, without a constraint",
+    "local-sgd": "FedAvg with mini-batches, without a constraint",
+    "fedprox": "FedAvg with a proximal term, without a constraint",
 }
-
+# Methods for the whole space, and those that cannot do without a bounded set.
+UNCONSTRAINED = ("fedgia", "fedavg-gd", "local-sgd", "fedprox")
+FRANK_WOLFE = ("fedfw", "naive-frank-wolfe")
 
 # Sets without a radius that a task could suggest.
 VECTOR_SETS = ("box", "simplex", "k-support-ball", "group-l1-ball")
@@ -90,7 +110,9 @@ class RunSettings:
         0.0, "fraction of clients with the larger set", minimum=0.0, maximum=0.99
     )
     evaluate_every: int = setting(1, "rounds between evaluations", minimum=1)
-    evaluate_gap: bool = setting(True, "whether to evaluate the Frank-Wolfe gap")
+    evaluate_gap: bool = setting(
+        True, "whether to evaluate the Frank-Wolfe gap, or ‖∇F‖² without a constraint"
+    )
     reference: bool = setting(
         False, "solve a convex task centrally first, to show the distance to F*"
     )
@@ -175,18 +197,21 @@ def _make_setup(items: tuple[tuple[str, Any], ...], num_clients: int) -> Setup:
     domain = _make_domain(run, task, layout)
     setup = Setup(run, method, task, domain, layout.point_shape)
     if run.outer_domain:
-        if run.method not in ("fedfw", "naive-frank-wolfe"):
+        if run.method not in FRANK_WOLFE:
             raise SettingsError(f"outer-domain is not for method {run.method!r}")
         enclosing_ball(run.outer_domain, domain, layout.point_shape)
     return setup
 
 
 def _make_domain(run: RunSettings, task: Task, layout: Layout) -> Domain:
+    if run.method in UNCONSTRAINED or run.domain == WholeSpace.name:
+        return _whole_space(run, task)
     allowed = task.domains()
     name = run.domain or next(iter(allowed))
     if "l1-ball" in allowed:  # then x is any vector, and other sets of vectors fit too
         allowed |= {key: 0.0 for key in VECTOR_SETS if key not in allowed}
-    check_choice("domain", name, [key for key in DOMAINS if key != "product"])
+    sets = [key for key in DOMAINS if key != "product"]
+    check_choice("domain", name, [*sets, WholeSpace.name])
     if name not in allowed:
         raise SettingsError(
             f"domain = {name!r} does not fit task {task.name!r}; "
@@ -219,6 +244,30 @@ def _make_domain(run: RunSettings, task: Task, layout: Layout) -> Domain:
     return domain
 
 
+def _whole_space(run: RunSettings, task: Task) -> WholeSpace:
+    """No constraint, if method and task can do without."""
+    if run.domain not in ("", WholeSpace.name):
+        raise SettingsError(
+            f"domain = {run.domain!r} does not fit method {run.method!r}, which has no "
+            f"constraint; allowed: {WholeSpace.name}"
+        )
+    if run.method in FRANK_WOLFE:
+        raise SettingsError(
+            f"domain = {run.domain!r} does not fit method {run.method!r}, which needs "
+            "a bounded set"
+        )
+    if run.radius:
+        raise SettingsError(
+            f"radius = {run.radius}: {WholeSpace.name} has none; allowed: 0"
+        )
+    if not task.bounded_below:
+        raise SettingsError(
+            f"task = {task.name!r} has no minimum without a constraint; method "
+            f"{run.method!r} needs one"
+        )
+    return WholeSpace()
+
+
 def make_strategy(setup: Setup, **options: Any) -> RoundStrategy:
     """The server's half of the run's method."""
     method, domain = setup.method, setup.domain
@@ -245,6 +294,27 @@ def make_strategy(setup: Setup, **options: Any) -> RoundStrategy:
         return NaiveFrankWolfe(
             domain, schedule=schedule, step_size=method.step_size, **options
         )
+    if setup.run.method == "fedgia":
+        return FedGiA(
+            sigma=method.sigma or None,
+            sigma_scale=method.sigma_scale or setup.task.sigma_scale(),
+            local_steps=method.local_steps,
+            selected_fraction=method.selected_fraction,
+            hessian=method.hessian,
+            tolerance=method.tolerance,
+            **options,
+        )
+    if setup.run.method in UNCONSTRAINED:
+        options |= {
+            "local_steps": method.local_steps,
+            "step_size": method.local_step_size,
+            "step_schedule": method.step_schedule,
+        }
+        if setup.run.method == "local-sgd":
+            return LocalSGD(batch_fraction=method.batch_fraction, **options)
+        if setup.run.method == "fedprox":
+            return FedProx(proximal_weight=method.proximal_weight, **options)
+        return FedAvgGD(**options)
     local: dict[str, Any] = {
         "local_steps": method.local_steps,
         "local_step_size": method.local_step_size,
@@ -285,11 +355,20 @@ def client_fn(context: Context) -> NumPyClient:
         client = FedFWClient(context, objective, domain)
     elif setup.run.method == "naive-frank-wolfe":
         client = NaiveFrankWolfeClient(context, objective, domain)
-    elif setup.run.method == "projected-fedavg":
-        client = ProjectedFedAvgClient(context, objective)
+    elif setup.run.method == "fedgia":
+        client = FedGiAClient(context, objective, setup.method.curvature or None)
     else:
-        client = FedDRClient(context, objective)
+        client = _OTHER_CLIENTS[setup.run.method](context, objective)
     return client
+
+
+_OTHER_CLIENTS: dict[str, Callable[[Context, Any], NumPyClient]] = {
+    "projected-fedavg": ProjectedFedAvgClient,
+    "feddr": FedDRClient,
+    "fedavg-gd": FedAvgGDClient,
+    "local-sgd": LocalSGDClient,
+    "fedprox": FedProxClient,
+}
 
 
 client_app = make_client_app(client_fn)
@@ -343,7 +422,7 @@ def run(grid: Grid, config: Mapping[str, Any]) -> Path:
     if not domain.contains(point):
         point = domain.project(point)
     if settings.stop_metric and not settings.client_evaluate_every:
-        known = _evaluate(setup, layout, layout.layers(point))
+        known = evaluate(setup, layout, layout.layers(point))
         check_choice("stop-metric", settings.stop_metric, known)
 
     parent = Path(settings.results_dir) if settings.results_dir else None
@@ -372,15 +451,15 @@ def run(grid: Grid, config: Mapping[str, Any]) -> Path:
             min_nodes=settings.min_nodes,
         )
 
-        def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
-            return MetricRecord(_evaluate(setup, layout, record_arrays(arrays)))
+        def evaluate_fn(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+            return MetricRecord(evaluate(setup, layout, record_arrays(arrays)))
 
         strategy.start(
             grid,
             array_record(layout.layers(point)),
             num_rounds=settings.rounds,
             timeout=settings.timeout,
-            evaluate_fn=evaluate,
+            evaluate_fn=evaluate_fn,
         )
     except BaseException as error:
         record.fail(error, [])
@@ -401,19 +480,26 @@ def _reference(setup: Setup) -> float | None:
             f"task {task.name!r} is set to another"
         )
     start = setup.task.initial_point()[0]
+    if isinstance(setup.domain, WholeSpace):
+        lowest = unconstrained_minimum(task.objective(), start)
+        log(INFO, "F* = %.9g, where ‖∇F‖ = %.1e", lowest.value, lowest.gradient_norm)
+        return lowest.value
     best = certified_minimum(task.objective(), setup.domain, start, tolerance=1e-7)
     log(INFO, "F* = %.9g, certified to %.1e", best.value, best.gap)
     return best.value
 
 
-def _evaluate(setup: Setup, layout: Layout, arrays: list[Any]) -> dict[str, Any]:
-    """F, the Frank-Wolfe gap, and the task's own metrics, on the whole data."""
+def evaluate(setup: Setup, layout: Layout, arrays: list[Any]) -> dict[str, Any]:
+    """F, the gap or ‖∇F‖², and the task's own metrics, on the whole data."""
     task, point = setup.task, layout.point(arrays)
     x = layout.objective_point(point)
     metrics: dict[str, Any] = {"loss": float(task.value(x))}
     if setup.run.evaluate_gap:
         gradient: FloatArray = layout.objective_gradient(task.gradient(x))
-        metrics["gap"] = setup.domain.gap(gradient, point)
+        if isinstance(setup.domain, WholeSpace):
+            metrics["squared-gradient-norm"] = float(np.vdot(gradient, gradient))
+        else:
+            metrics["gap"] = setup.domain.gap(gradient, point)
     return metrics | task.metrics(x)
 
 
@@ -424,7 +510,7 @@ def _checkpoint_of(resume: str, config: Mapping[str, Any]) -> Path:
         raise SettingsError(f"resume = {resume!r} is not the record of a run")
     free = {"resume", "results-dir", "rounds", "timeout", "checkpoint-every"}
     saved = tomllib.loads((directory / "config.toml").read_text(encoding="utf-8"))
-    for key, value in _flatten(saved).items():
+    for key, value in flatten(saved).items():
         if key not in free and config.get(key) != value:
             raise SettingsError(
                 f"resume: {key} = {config.get(key)!r}, but the run had {value!r}; "
@@ -466,11 +552,12 @@ def _last_loss(strategy: RoundStrategy) -> float:
 # ----------------------------------------------------------------------- python sim.py
 
 
-def _flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A run config's tables as one, with dotted keys."""
     flat: dict[str, Any] = {}
     for key, value in nested.items():
         if isinstance(value, Mapping):
-            flat |= _flatten(value, f"{prefix}{key}.")
+            flat |= flatten(value, f"{prefix}{key}.")
         else:
             flat[prefix + key] = value
     return flat
@@ -485,7 +572,7 @@ def read_config(arguments: Sequence[str]) -> dict[str, Any]:
         try:
             if argument.endswith(".toml"):
                 text = Path(argument).expanduser().read_text(encoding="utf-8")
-                overrides |= _flatten(tomllib.loads(text))
+                overrides |= flatten(tomllib.loads(text))
             else:
                 pairs = parse_config_args([argument])
                 # flwr passes over what it cannot read; the same pattern finds it
@@ -543,6 +630,13 @@ def _domain_rows() -> list[tuple[str, str]]:
             if name in allowed or (name in VECTOR_SETS and "l1-ball" in allowed):
                 fitting.append(task_name)
         rows.append((name, "for " + ", ".join(fitting)))
+    rows.append(
+        (
+            WholeSpace.name,
+            f"no constraint: the only choice of {', '.join(UNCONSTRAINED)}, and for "
+            "projected-fedavg and feddr",
+        )
+    )
     return rows
 
 

@@ -242,7 +242,7 @@ def test_list_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_pyproject_has_every_setting_with_its_default() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    declared = sim._flatten(project["tool"]["flwr"]["app"]["config"])
+    declared = sim.flatten(project["tool"]["flwr"]["app"]["config"])
     assert declared == sim.default_config()
 
 

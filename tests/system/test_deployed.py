@@ -40,7 +40,8 @@ def deployment(flower: Flower) -> Iterator[Flower]:
         if number:
             arguments += [
                 "--node-config",
-                f"partition-id={number - 1} num-partitions={NODES}",
+                f"partition-id={number - 1} num-partitions={NODES} "
+                f'factor-file="{flower.home / f"factor-{number}.npz"}"',
             ]
         with (flower.home / f"process-{number}.log").open("w") as log:
             processes.append(
@@ -61,23 +62,38 @@ def deployment(flower: Flower) -> Iterator[Flower]:
         process.wait(timeout=30)
 
 
-def test_a_deployed_run_ends_in_the_model_of_the_simulation(
-    deployment: Flower, tmp_path: Path
-) -> None:
-    config = 'rounds=3 variant="augmented" seed=1'
+def run_both(deployment: Flower, config: str, parent: Path) -> str:
+    """Run deployed and in this process; the models have to agree."""
     output = deployment(
         "run",
         str(ROOT),
         "trial",
         "--stream",
         "--run-config",
-        f'{config} min-nodes={NODES} results-dir="{tmp_path / "deployed"}"',
+        f'{config} min-nodes={NODES} results-dir="{parent / "deployed"}"',
     )
-    (deployed,) = (tmp_path / "deployed").iterdir()
-    arguments = ["--nodes", str(NODES), "-c", config, "--out", str(tmp_path / "local")]
+    (deployed,) = (parent / "deployed").iterdir()
+    arguments = ["--nodes", str(NODES), "-c", config, "--out", str(parent / "local")]
     assert sim.command_line(arguments) == 0
-    (local,) = (tmp_path / "local").iterdir()
+    (local,) = (parent / "local").iterdir()
     model = np.load(deployed / "model.npz")["0"]
     assert np.abs(model).sum() > 1.0, output[-3000:]
     expected = np.load(local / "model.npz")["0"]
     np.testing.assert_allclose(model, expected, rtol=0, atol=1e-12)
+    return output
+
+
+def test_deployed_runs_end_in_the_models_of_the_simulation(
+    deployment: Flower, tmp_path: Path
+) -> None:
+    run_both(deployment, 'rounds=3 variant="augmented" seed=1', tmp_path / "fedfw")
+    # FedGiA's clients keep their factors between the processes in which they run
+    run_both(
+        deployment,
+        'method="fedgia" task="logistic-regression" hessian="gram" rounds=3 '
+        "selected-fraction=1.0",
+        tmp_path / "fedgia",
+    )
+    for number in range(1, NODES + 1):
+        factor = deployment.home / f"factor-{number}.npz"
+        assert factor.stat().st_mode & 0o777 == 0o600

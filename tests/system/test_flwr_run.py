@@ -30,8 +30,17 @@ def sim(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_flwr_run_and_sim_end_in_the_same_model(flower: Flower, tmp_path: Path) -> None:
-    config = "rounds=30 participation=0.6 seed=3"
+@pytest.mark.parametrize(
+    "config",
+    [
+        "rounds=30 participation=0.6 seed=3",
+        'method="fedgia" task="linear-regression" rounds=30 tolerance=0.0 seed=3',
+    ],
+    ids=["fedfw", "fedgia"],
+)
+def test_flwr_run_and_sim_end_in_the_same_model(
+    flower: Flower, tmp_path: Path, config: str
+) -> None:
     ray, local = tmp_path / "ray", tmp_path / "local"
     output = flower(
         "run",

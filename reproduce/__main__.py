@@ -1,0 +1,112 @@
+"""``python -m reproduce PAPER [ITEM ...]``: compute, show, and fill in the page."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+# products are small, and several runs share the cores; NumPy reads it as it is loaded
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
+
+from reproduce import fedgia
+from reproduce.common import (
+    Options,
+    SkippedError,
+    load_results,
+    machine,
+    save_results,
+    update_page,
+)
+
+PAPERS = {"fedgia": fedgia}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status 0, or 1 if an item failed; a skipped one does not fail."""
+    parser = argparse.ArgumentParser(
+        prog="python -m reproduce",
+        description="Reproduce the tables and figures of a paper.",
+    )
+    parser.add_argument("paper", nargs="?", choices=sorted(PAPERS))
+    parser.add_argument("items", nargs="*", help="by default all of the paper's")
+    parser.add_argument("--list", action="store_true", help="papers and items")
+    parser.add_argument("--quick", action="store_true", help="small sizes, minutes")
+    parser.add_argument("--data", type=Path, help="folder of data files")
+    parser.add_argument("--out", type=Path, help="where results and pictures go")
+    parser.add_argument("--seeds", type=int, help="repetitions [the paper's 20]")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument(
+        "--render", action="store_true", help="only show saved results again"
+    )
+    options = parser.parse_args(arguments)
+    if options.list or options.paper is None:
+        for name, paper in sorted(PAPERS.items()):
+            print(f"{name}: {paper.TITLE}")
+            for item, definition in paper.ITEMS.items():
+                print(f"  {item:12} {definition.summary}")
+        return 0
+    paper = PAPERS[options.paper]
+    for item in options.items:
+        if item not in paper.ITEMS:
+            print(f"no item {item!r}; allowed: {', '.join(paper.ITEMS)}")
+            return 1
+    for key, value in (("seeds", options.seeds), ("jobs", options.jobs)):
+        if value is not None and value < 1:
+            print(f"--{key} {value} must be at least 1")
+            return 1
+    folder = Path(__file__).parent / options.paper
+    # a quick run, or one into a folder of its own, leaves the page as it is
+    publish = not options.quick and options.out is None
+    out = options.out or (
+        Path(tempfile.mkdtemp(prefix="reproduce-")) if options.quick else folder
+    )
+    data = options.data or os.environ.get("FEDTRELLIS_DATA")
+    settings = Options(
+        out.resolve(),
+        Path(data).expanduser().resolve() if data else None,
+        options.seeds or (2 if options.quick else 20),
+        options.jobs,
+        options.quick,
+    )
+    status = 0
+    for item in options.items or paper.ITEMS:
+        definition = paper.ITEMS[item]
+        print(f"{options.paper} {item}: {definition.summary}", flush=True)
+        saved = out / "results" / f"{item}.json"
+        try:
+            if options.render:
+                if not saved.is_file():
+                    raise SkippedError(f"there is no {saved}")
+                results = load_results(saved)
+            else:
+                began = time.monotonic()
+                results = definition.compute(settings)
+                results["minutes"] = (time.monotonic() - began) / 60.0
+                results["jobs"] = options.jobs
+                results["machine"] = machine()
+                save_results(saved, results)
+                results = load_results(saved)
+            text = definition.render(results, out)
+        except SkippedError as error:
+            print(f"  skipped: {error}")
+            continue
+        except Exception as error:  # the next item may well work
+            print(f"  failed: {type(error).__name__}: {error}", file=sys.stderr)
+            if os.environ.get("REPRODUCE_DEBUG"):
+                raise
+            status = 1
+            continue
+        print(text, flush=True)
+        if publish:
+            update_page(folder / "README.md", item, text)
+    print(f"Results: {out}")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,274 @@
+"""What all reproductions share: runs, their parallel execution, results, pages."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import platform
+import re
+import time
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, MetricRecord
+
+import sim
+from fedtrellis.arrays import Layout, array_record, record_arrays
+from fedtrellis.callbacks import EarlyStop
+from fedtrellis.local import LocalGrid
+
+__all__ = [
+    "Item",
+    "Options",
+    "Run",
+    "SkippedError",
+    "execute",
+    "load_results",
+    "mean_of",
+    "read_config",
+    "save_results",
+    "update_page",
+]
+
+
+class SkippedError(Exception):
+    """An item that needs what is not there; the message names it."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line says.
+
+    Attributes
+    ----------
+    out : pathlib.Path
+        Where results and pictures go.
+    data : pathlib.Path or None
+        The folder of data files.
+    seeds : int
+        Repetitions; items may take fewer, and say so.
+    jobs : int
+        Processes at once.
+    quick : bool
+        A size for continuous integration.
+    """
+
+    out: Path
+    data: Path | None
+    seeds: int
+    jobs: int
+    quick: bool
+
+    def file(self, name: str) -> Path:
+        """A data file; SkippedError names it if it is missing."""
+        if self.data is None:
+            raise SkippedError(f"needs {name}; name its folder with --data")
+        path = self.data / name
+        if not path.exists():
+            raise SkippedError(f"needs {name}, which is not in the --data folder")
+        return path
+
+
+@dataclass(frozen=True)
+class Item:
+    """A table or figure: how it is computed, and how it is shown.
+
+    Attributes
+    ----------
+    summary : str
+    compute : callable
+        From options to results, plain data for JSON.
+    render : callable
+        From results and a folder to the Markdown that stands in the page; writes
+        pictures into the folder.
+    """
+
+    summary: str
+    compute: Callable[[Options], dict[str, Any]]
+    render: Callable[[dict[str, Any], Path], str]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of the app's methods, on a grid in this process.
+
+    Attributes
+    ----------
+    key : tuple of str, int or float
+        By which the item knows it.
+    config : dict
+        Run-config keys that differ from the defaults.
+    nodes : int
+    stop : float
+        ‖∇F‖² at which it ends, measured on the server; 0: never.
+    curve : bool
+        Whether loss and ‖∇F‖² of every round are kept.
+    every : int
+        Rounds between evaluations.
+    """
+
+    key: tuple[Any, ...]
+    config: dict[str, Any] = field(hash=False)
+    nodes: int = 64
+    stop: float = 0.0
+    curve: bool = False
+    every: int = 1
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """A run config in TOML, flat."""
+    return sim.flatten(tomllib.loads(path.read_text(encoding="utf-8")))
+
+
+def _one_thread() -> None:
+    # before a worker's first product; several workers share the cores
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+
+
+def perform(run: Run) -> dict[str, Any]:
+    """Perform a run.
+
+    Returns
+    -------
+    dict
+        ``broadcasts`` (of x, the first and the one that passes included), ``seconds``
+        (of the rounds: clients, messages and server, without evaluation), ``loss``,
+        ``squared-gradient-norm``, ``bytes`` (up and down), ``passed``; and, with
+        ``curve``, lists of the two metrics by round from 0.
+    """
+    unknown = set(run.config) - set(sim.default_config())
+    if unknown:
+        raise KeyError(f"no such settings: {sorted(unknown)}")
+    config = sim.default_config() | run.config
+    setup = sim.make_setup(config, run.nodes)
+    layout = Layout(tuple(setup.task.shapes()))
+    metric = "squared-gradient-norm"
+    stops = [EarlyStop(metric, run.stop)] if run.stop else []
+    grid = LocalGrid(sim.client_app, run.nodes, seed=setup.run.seed, run_config=config)
+    strategy = sim.make_strategy(setup, callbacks=stops, evaluate_every=run.every)
+
+    def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        return MetricRecord(sim.evaluate(setup, layout, record_arrays(arrays)))
+
+    start = layout.layers(layout.point(setup.task.initial_point()))
+    try:
+        strategy.start(
+            grid,
+            array_record(start),
+            num_rounds=setup.run.rounds,
+            evaluate_fn=evaluate,
+        )
+    except RuntimeError as error:  # it diverged: nobody's answer is finite any more
+        return {"failed": str(error)}
+    history = strategy.history
+    last = history[-1]
+    result: dict[str, Any] = {
+        "broadcasts": last.round + 1,
+        "seconds": sum(record.seconds for record in history),
+        "bytes": sum(record.bytes_up + record.bytes_down for record in history),
+        **{name: float(value) for name, value in last.evaluation.items()},
+    }
+    result["passed"] = bool(run.stop) and result[metric] <= run.stop
+    if not result["passed"]:
+        result["broadcasts"] = last.round
+    if run.curve:
+        evaluated = [record for record in history if record.evaluation]
+        result["curve"] = {
+            "round": [record.round for record in evaluated],
+            "loss": [record.evaluation["loss"] for record in evaluated],
+            metric: [record.evaluation[metric] for record in evaluated],
+        }
+    return result
+
+
+def execute(
+    runs: Sequence[Run], jobs: int, say: Callable[[str], None] = print
+) -> dict[tuple[Any, ...], dict[str, Any]]:
+    """Perform runs, several at once; results by key."""
+    results: dict[tuple[Any, ...], dict[str, Any]] = {}
+    began, told = time.monotonic(), 0.0
+    if len({run.key for run in runs}) < len(runs):
+        raise ValueError("two runs have one key")
+    # consecutive chunks share their data, which a worker keeps
+    with ProcessPoolExecutor(jobs, initializer=_one_thread) as pool:
+        waiting = {pool.submit(perform, run): run for run in runs}
+        for done in as_completed(waiting):
+            results[waiting[done].key] = done.result()
+            passed = time.monotonic() - began
+            if passed - told > 30.0 or len(results) == len(runs):
+                told = passed
+                say(f"  {len(results)}/{len(runs)} runs, {passed:.0f} s")
+    return {run.key: results[run.key] for run in runs}
+
+
+def mean_of(
+    results: Mapping[tuple[Any, ...], Mapping[str, Any]],
+    metric: str,
+    *start: Any,
+) -> tuple[float, float]:
+    """Mean and standard deviation over all runs whose key starts as given."""
+    values = [
+        value[metric]
+        for key, value in results.items()
+        if key[: len(start)] == start and "failed" not in value
+    ]
+    if not values:
+        return float("nan"), float("nan")
+    return float(np.mean(values)), float(np.std(values))
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers were measured on."""
+    return {
+        "python": platform.python_version(),
+        "cores": os.cpu_count(),
+        **{name: version(name) for name in ("numpy", "scipy", "flwr")},
+    }
+
+
+def save_results(path: Path, results: dict[str, Any]) -> None:
+    """Write results as JSON, numbers as short as they are exact enough to show."""
+
+    def rounded(value: Any) -> Any:
+        if isinstance(value, float):
+            return float(f"{value:.10g}")
+        if isinstance(value, dict):
+            return {str(key): rounded(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [rounded(item) for item in value]
+        return value
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(rounded(results), ensure_ascii=False, indent=1)
+    # a list of numbers on one line
+    text = re.sub(
+        r"\[\s*((?:-?[\d.e+-]+,\s*)*-?[\d.e+-]+)\s*\]",
+        lambda match: "[" + re.sub(r"\s+", " ", match.group(1)) + "]",
+        text,
+    )
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def load_results(path: Path) -> dict[str, Any]:
+    """Inverse of :func:`save_results`."""
+    loaded: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return loaded
+
+
+def update_page(page: Path, name: str, text: str) -> None:
+    """Put an item's Markdown between its two marks in a page."""
+    start, end = f"<!-- {name} -->", f"<!-- end {name} -->"
+    whole = page.read_text(encoding="utf-8")
+    if whole.count(start) != 1 or whole.count(end) != 1:
+        raise ValueError(f"{page.name} needs {start} and {end}, once each")
+    before, rest = whole.split(start)
+    _, after = rest.split(end)
+    page.write_text(f"{before}{start}\n{text.strip()}\n{end}{after}", encoding="utf-8")
