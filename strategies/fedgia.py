@@ -75,7 +75,7 @@ class FedGiA(RoundStrategy):
     Notes
     -----
     The matching client is ``FedGiAClient(context, objective)``. Metrics of a round:
-    ``residual``, the left side of the stop rule, once every client has answered.
+    ``stop-residual``, the left side of the stop rule, once every client has answered.
 
     Privacy: from the z_i of a client outside C the server gets its gradient back
     exactly, ḡ_i = σ(x − z_i).
@@ -195,7 +195,7 @@ class FedGiA(RoundStrategy):
         # x ← (1/m) Σ z_i
         self.broadcast.replace(self._z.mean(axis=0))
         residual = self.residual()
-        return {"residual": residual} if isfinite(residual) else {}
+        return {"stop-residual": residual} if isfinite(residual) else {}
 
     def residual(self) -> float:
         """σ²m Σ_i ‖z_i − z_i before‖²; infinite until everybody has answered once.

@@ -155,8 +155,12 @@ class LogisticRegression(PartitionedTask):
     def sigma_scale(self) -> float:
         """Return max(0.1, (8/p) ln d), for d training examples and p features.
 
-        FedGiA, arXiv 2205.01438, table II.
+        FedGiA, arXiv 2205.01438, table II; but 0.02 for breast cancer, for whose 30
+        features the formula gives 1.6. Rounds grow with t there: 10 clients need 250
+        with 0.02 and 1 250 with 0.1, and with 0.003 they do not converge.
         """
+        if self.dataset == "breast-cancer":
+            return 0.02
         examples, features = _data(self).features.shape
         return max(0.1, 8.0 / int(features) * math.log(int(examples)))
 

@@ -74,12 +74,68 @@ def test_the_loss_falls_and_the_digits_are_learnt(tmp_path: Path) -> None:
     assert last["accuracy"] > 0.8
 
 
-@pytest.mark.parametrize("method", ["naive-frank-wolfe", "projected-fedavg", "feddr"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "naive-frank-wolfe",
+        "projected-fedavg",
+        "feddr",
+        "fedgia",
+        "fedavg-gd",
+        "local-sgd",
+        "fedprox",
+    ],
+)
 def test_every_baseline_runs(tmp_path: Path, method: str) -> None:
     status, record = run(tmp_path, f'method="{method}" rounds=5')
     assert status == 0
     assert record is not None
     assert json.loads((record / "summary.json").read_text())["rounds"] == 5
+
+
+@pytest.mark.parametrize(
+    ("config", "better_than"),
+    [
+        ('method="fedgia" hessian="gram" sigma-scale=0.3', 1e-6),
+        ('method="fedgia" selected-fraction=1.0 local-steps=2', 1e-6),
+        (
+            'method="fedavg-gd" step-schedule="constant" local-steps=1 '
+            "local-step-size=0.05",
+            1e-2,
+        ),
+        (
+            'method="projected-fedavg" domain="whole-space" local-steps=1 '
+            "local-step-size=0.05",
+            1e-2,
+        ),
+        ('method="feddr" domain="whole-space" local-step-size=0.02', 1e-1),
+    ],
+)
+def test_without_a_constraint_the_minimum_is_that_of_least_squares(
+    tmp_path: Path, config: str, better_than: float
+) -> None:
+    problem = 'task="linear-regression" linear-regression.partition="by-distribution"'
+    status, record = run(tmp_path, f"{config} {problem} rounds=300", nodes=6)
+    assert status == 0
+    assert record is not None
+    first, last = history(record)[0], history(record)[-1]
+    lowest = json.loads((record / "summary.json").read_text())["reference_optimum"]
+    error = last["evaluation"]["loss"] - lowest
+    assert -1e-12 < error < better_than * (first["evaluation"]["loss"] - lowest)
+    assert last["evaluation"]["squared-gradient-norm"] < 1.0
+
+
+def test_fedgia_stops_by_its_own_rule_and_evaluates_there(tmp_path: Path) -> None:
+    config = 'method="fedgia" task="logistic-regression" evaluate-every=1000'
+    status, record = run(tmp_path, f"{config} rounds=1000 reference=true")
+    assert status == 0
+    assert record is not None
+    summary = json.loads((record / "summary.json").read_text())
+    last = history(record)[-1]
+    assert last["round"] == summary["rounds"] < 1000
+    assert last["train"]["stop-residual"] <= 30 * 1e-9
+    assert last["evaluation"]["squared-gradient-norm"] <= 30 * 1e-9
+    assert abs(summary["metrics"]["loss"] - summary["reference_optimum"]) < 3e-5
 
 
 @pytest.mark.parametrize("variant", ["augmented", "stochastic"])
@@ -206,6 +262,27 @@ BAD = [
     ('outer-domain="l2-ball"', "set both or none"),
     ('task="quadratic-assignment" reference=true', "is for convex tasks"),
     ("nowhere.toml", "No such file"),
+    (
+        'method="fedgia" domain="l1-ball"',
+        "domain = 'l1-ball' does not fit method 'fedgia', which has no constraint",
+    ),
+    ('method="fedgia" radius=2', "radius = 2.0: whole-space has none; allowed: 0"),
+    ('domain="whole-space"', "'fedfw', which needs a bounded set"),
+    (
+        'method="fedgia" task="quadratic-assignment"',
+        "task = 'quadratic-assignment' has no minimum without a constraint",
+    ),
+    ('method="fedgia" hessian="gramm"', "'gramm' is not known (did you mean 'gram'?)"),
+    ('method="fedgia" selected-fraction=0.0', "must be greater than 0 and at most 1"),
+    ('method="fedgia" tolerance=-1.0', "tolerance = -1.0 must be at least 0"),
+    (
+        'task="linear-regression" linear-regression.rows-min=200',
+        "linear-regression.rows-m",
+    ),
+    (
+        'task="logistic-regression" logistic-regression.dataset="qsar"',
+        "logistic-regression.path is empty",
+    ),
     ('stop-metric="gapp"', "'gapp' is not known (did you mean 'gap'?)"),
 ]
 

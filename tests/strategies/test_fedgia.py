@@ -356,8 +356,8 @@ def test_stop_rule_against_the_gradient() -> None:
                 assert norms[-1] <= bound
                 exact = 1 + next(t for t, norm in enumerate(norms) if norm <= bound)
                 late.append(rounds - exact)
-                assert strategy.history[-1].train["residual"] <= bound
-                assert strategy.history[-2].train["residual"] > bound
+                assert strategy.history[-1].train["stop-residual"] <= bound
+                assert strategy.history[-2].train["stop-residual"] > bound
     assert min(late) >= 0
     assert max(late) <= 8
 
@@ -544,7 +544,7 @@ def test_resumed_run_is_the_same_run(tmp_path: Path) -> None:
     assert np.array_equal(rest.x[-1], whole.x[-1])
     assert len(rest.x) == 8
     assert strategy.history[-1].train == pytest.approx(
-        {"residual": strategy.residual()}
+        {"stop-residual": strategy.residual()}
     )
     with pytest.raises(SettingsError, match="sigma = 0.5, but the run to go on with"):
         run(problem, 15, sigma=0.5, resume=path)
