@@ -1,0 +1,80 @@
+"""Smooth manifolds: their projections, tangent spaces and retractions."""
+
+from dataclasses import MISSING, fields
+from typing import Any
+
+from fedtrellis.manifolds.base import Manifold, Shape
+from fedtrellis.manifolds.fixed_rank import FixedRank
+from fedtrellis.manifolds.orthonormal import Grassmann, Stiefel
+from fedtrellis.manifolds.polar import polar_factor
+from fedtrellis.manifolds.product import Product
+from fedtrellis.manifolds.vectors import Euclidean, Oblique, Sphere
+
+__all__ = [
+    "MANIFOLDS",
+    "Euclidean",
+    "FixedRank",
+    "Grassmann",
+    "Manifold",
+    "Oblique",
+    "Product",
+    "Sphere",
+    "Stiefel",
+    "make_manifold",
+    "polar_factor",
+]
+
+#: Every manifold by its name in run configurations.
+MANIFOLDS: dict[str, type[Manifold]] = {
+    manifold.name: manifold
+    for manifold in (
+        Sphere,
+        Oblique,
+        Stiefel,
+        Grassmann,
+        FixedRank,
+        Euclidean,
+        Product,
+    )
+}
+
+
+def make_manifold(name: str, shape: Shape, **parameters: Any) -> Manifold:
+    """Make a manifold from its name, the shape of its points and its parameters.
+
+    Parameters
+    ----------
+    name : str
+        A key of :data:`MANIFOLDS`, e.g. ``"stiefel"``.
+    shape : tuple of int
+        What a point is shaped like. For ``"product"`` the parts imply it, and it has
+        to agree.
+    **parameters
+        What the class takes besides, e.g. ``radius=8.0`` or ``rank=4``.
+
+    Raises
+    ------
+    ValueError
+        An unknown name, a shape the manifold has no points of, a parameter missing,
+        unknown or out of range; one line that says what is allowed.
+    """
+    if name not in MANIFOLDS:
+        raise ValueError(f"unknown manifold {name!r}; allowed: {', '.join(MANIFOLDS)}")
+    needed = {
+        f.name: f.default is MISSING
+        for f in fields(MANIFOLDS[name])  # type: ignore[arg-type]
+        if f.init
+    }
+    takes_shape = needed.pop("shape", None) is not None
+    unknown = [key for key in parameters if key not in needed]
+    missing = [key for key in needed if needed[key] and key not in parameters]
+    if unknown or missing:
+        raise ValueError(
+            f"{name} takes {', '.join(needed) or 'no parameters'} besides the shape; "
+            f"got {', '.join(parameters) or 'none'}"
+        )
+    if takes_shape:
+        parameters["shape"] = shape
+    manifold = MANIFOLDS[name](**parameters)
+    manifold.check_shape(shape)
+    return manifold

@@ -1,0 +1,287 @@
+"""The contract of a manifold, and the few numerics all manifolds share."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedtrellis.domains.base import FloatArray, Shape, positive_integer
+
+__all__ = ["FloatArray", "Manifold", "Shape"]
+
+
+class Manifold(ABC):
+    """A smooth submanifold M of the arrays of one shape, with the metric of R^n.
+
+    Every operation takes one point, of shape ``shape``, or a batch of m, of shape
+    (m, *shape), and computes in float64. Where two arrays are taken either may be a
+    batch: tangents at one point, or one tangent for each point. Results are new
+    arrays. An element of a batch is computed as it is alone, up to rounding.
+
+    Attributes
+    ----------
+    name : str
+        What run configurations call the manifold.
+    shape : tuple of int
+        Shape of a point.
+    """
+
+    name: ClassVar[str]
+    shape: Shape
+
+    # What a manifold has to say. Here every argument is checked and a batch; a batch
+    # of one stands for as many as the other argument has.
+
+    @property
+    @abstractmethod
+    def dimension(self) -> int:
+        """Dimension of M, which is that of its tangent spaces."""
+
+    @abstractmethod
+    def _project(self, x: FloatArray) -> FloatArray:
+        """Return P_M of each point, a new array."""
+
+    @abstractmethod
+    def _project_tangent(self, x: FloatArray, v: FloatArray) -> FloatArray:
+        """Return the orthogonal projection of each v onto the tangent space at x."""
+
+    def _exponential(self, x: FloatArray, v: FloatArray) -> FloatArray:
+        raise NotImplementedError(
+            f"{self.name} has no closed form of the exponential map; retract instead"
+        )
+
+    # What everybody calls.
+
+    def project(self, point: ArrayLike) -> FloatArray:
+        """Return the closest point, P_M(x) = argmin over y in M of ‖x − y‖.
+
+        Where several are closest the class says which one is returned.
+
+        Parameters
+        ----------
+        point : ndarray, shape S or (m, *S)
+
+        Returns
+        -------
+        ndarray of float64, shape of ``point``
+
+        Raises
+        ------
+        ValueError
+            The point is not finite, or neither a point of this shape nor a batch.
+        """
+        x = self._finite(point, "point")
+        return self._project(self._batch(x)).reshape(x.shape)
+
+    def project_tangent(self, point: ArrayLike, vector: ArrayLike) -> FloatArray:
+        """Project a vector orthogonally onto the tangent space T_x M.
+
+        Parameters
+        ----------
+        point : ndarray, shape S or (m, *S)
+            On M, which is not checked.
+        vector : ndarray, shape S or (m, *S)
+
+        Returns
+        -------
+        ndarray of float64, shape S, or (m, *S) if either is a batch
+
+        Raises
+        ------
+        ValueError
+            An argument is not finite, or its shape does not fit.
+        """
+        x, v = self._pair(point, vector)
+        result = self._project_tangent(self._batch(x), self._batch(v))
+        return result.reshape(max(x.shape, v.shape, key=len))
+
+    def retract(self, point: ArrayLike, tangent: ArrayLike) -> FloatArray:
+        """Return the projection-like retraction Retr_x(v) = P_M(x + v).
+
+        Of second order (Absil, Malick, "Projection-like retractions on matrix
+        manifolds", SIAM J. Optim. 2012). For orthonormal columns it is the polar
+        retraction. Arguments, result and errors are those of :meth:`project_tangent`.
+        """
+        x, v = self._pair(point, tangent)
+        # Retr_x(v) = P_M(x + v)
+        return self.project(x + v)
+
+    def exponential(self, point: ArrayLike, tangent: ArrayLike) -> FloatArray:
+        """Follow the geodesic that leaves x with velocity v for unit time, Exp_x(v).
+
+        Arguments, result and errors are those of :meth:`project_tangent`; in
+        addition:
+
+        Raises
+        ------
+        NotImplementedError
+            The manifold has no closed form of it.
+        ValueError
+            A tangent of matrices with orthonormal columns has entries above 1e6.
+        """
+        x, v = self._pair(point, tangent)
+        result = self._exponential(self._batch(x), self._batch(v))
+        return result.reshape(max(x.shape, v.shape, key=len))
+
+    def random_tangent(
+        self, point: ArrayLike, rng: np.random.Generator, count: int
+    ) -> FloatArray:
+        """Draw standard normal vectors in the tangent space at one point.
+
+        They are standard normal vectors of R^n, projected.
+
+        Parameters
+        ----------
+        point : ndarray, shape S
+            On M.
+        rng : numpy.random.Generator
+        count : int
+            How many, at least 1.
+
+        Returns
+        -------
+        ndarray of float64, shape (count, *S)
+        """
+        count = positive_integer(self.name, "count", count)
+        x = self._finite(point, "point")
+        self.check_shape(x.shape)
+        return self.project_tangent(x, rng.standard_normal((count, *self.shape)))
+
+    def random_point(self, rng: np.random.Generator) -> FloatArray:
+        """Draw a point, the projection of a standard normal array.
+
+        On the sphere and for orthonormal or unit columns it is uniform.
+        """
+        return self.project(rng.standard_normal(self.shape))
+
+    def distance_to(self, point: ArrayLike) -> FloatArray:
+        """Return the distance to M, ‖x − P_M(x)‖.
+
+        Returns
+        -------
+        ndarray of float64, shape () for a point and (m,) for a batch
+        """
+        x = self._finite(point, "point")
+        # ‖x − P_M(x)‖
+        distances = _norms(self._batch(x) - self._project(self._batch(x)))
+        return distances.reshape(x.shape[: x.ndim - len(self.shape)])
+
+    def contains(self, point: ArrayLike, tolerance: float = 1e-9) -> bool:
+        """Say whether ‖x − P_M(x)‖ ≤ ``tolerance`` · ‖P_M(x)‖, for all of a batch.
+
+        A point that is not finite does not lie in M.
+
+        Raises
+        ------
+        ValueError
+            Neither a point of this shape nor a batch.
+        """
+        x = self._array(point, "point")
+        return self._is_finite(x) and self._contains(self._batch(x), tolerance)
+
+    def _contains(self, x: FloatArray, tolerance: float) -> bool:
+        nearest = self._project(x)
+        # ‖x − P_M(x)‖ ≤ tolerance ‖P_M(x)‖
+        return bool(np.all(_norms(x - nearest) <= tolerance * _norms(nearest)))
+
+    def check_shape(self, shape: Shape) -> None:
+        """Raise a one-line ValueError unless it is the shape of one point."""
+        if tuple(shape) != self.shape:
+            raise ValueError(
+                f"{self.name} has no points of shape {tuple(shape)}: "
+                f"its points have shape {self.shape}"
+            )
+
+    # Arguments.
+
+    def _batch(self, x: FloatArray) -> FloatArray:
+        return x.reshape(-1, *self.shape)
+
+    def _array(self, array: ArrayLike, what: str) -> FloatArray:
+        """Return the argument as float64, its shape checked."""
+        x = np.asarray(array, dtype=np.float64)
+        if x.shape != self.shape and (x.shape[1:] != self.shape or x.size == 0):
+            raise ValueError(
+                f"{self.name}: the {what} has shape {x.shape}, expected {self.shape}, "
+                "or several of these along a first axis"
+            )
+        return x
+
+    def _finite(self, array: ArrayLike, what: str) -> FloatArray:
+        """Return the argument as float64, its shape and its values checked."""
+        x = self._array(array, what)
+        if not self._is_finite(x):
+            raise ValueError(f"{self.name}: the {what} must be finite")
+        return x
+
+    @staticmethod
+    def _is_finite(x: FloatArray) -> bool:
+        # the extremes show every NaN and infinity, and need no temporary array
+        return math.isfinite(x.min()) and math.isfinite(x.max())
+
+    def _pair(
+        self, point: ArrayLike, vector: ArrayLike
+    ) -> tuple[FloatArray, FloatArray]:
+        x, v = self._finite(point, "point"), self._finite(vector, "vector")
+        if x.ndim == v.ndim and x.shape != v.shape:
+            raise ValueError(
+                f"{self.name}: {len(x)} points and {len(v)} vectors do not pair up"
+            )
+        return x, v
+
+
+def checked_shape(
+    manifold: str, shape: Sequence[Any], *, matrix: bool = False
+) -> Shape:
+    """Return a shape as a tuple of int; ValueError unless of at least one entry."""
+    sides = tuple(shape) if isinstance(shape, list | tuple) else ()
+    integers = all(
+        isinstance(side, int | np.integer) and not isinstance(side, bool) and side > 0
+        for side in sides
+    )
+    if not sides or not integers or (matrix and len(sides) != 2):
+        wanted = "two positive integers" if matrix else "positive integers"
+        raise ValueError(f"{manifold}: shape must be {wanted}, got {shape!r}")
+    return tuple(int(side) for side in sides)
+
+
+def _norms(x: FloatArray) -> FloatArray:
+    """Return ‖x_i‖ for each element of a batch, safe against overflow."""
+    return unit_vectors(x.reshape(len(x), -1))[1]
+
+
+def unit_vectors(x: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return u = x/‖x‖ and ‖x‖ along the last axis, safe against over- and underflow.
+
+    The first unit vector and 0.0 for a zero vector.
+    """
+    with np.errstate(over="ignore", under="ignore"):
+        norms = np.sqrt(np.einsum("...i,...i->...", x, x))
+    awkward = ~((norms > 1e-100) & (norms < 1e100))
+    if not awkward.any():
+        unit: FloatArray = x / norms[..., None]
+        return unit, norms
+    scaled, scale = power_of_two_scaled(x, (-1,))
+    norms = np.sqrt(np.einsum("...i,...i->...", scaled, scaled))
+    zero = norms == 0.0
+    unit = scaled / np.where(zero, 1.0, norms)[..., None]
+    unit[zero, 0] = 1.0
+    with np.errstate(over="ignore", under="ignore"):
+        return unit, norms * scale[..., 0]
+
+
+def power_of_two_scaled(
+    x: FloatArray, axes: tuple[int, ...]
+) -> tuple[FloatArray, FloatArray]:
+    """Return x over a power of two near its largest entry along axes, and the power.
+
+    So that squares stay in the range of floats; exact, as it is a power of two.
+    """
+    largest = np.abs(x).max(axis=axes, keepdims=True)
+    # the exponent of 0 is 0; half of the largest power still is a float
+    _, exponent = np.frexp(largest)
+    scale = np.ldexp(1.0, np.clip(exponent, -1000, 1000))
+    return x / scale, scale

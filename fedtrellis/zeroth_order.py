@@ -1,0 +1,448 @@
+"""Riemannian gradients estimated from function values alone.
+
+M is a manifold of arrays of n = p·r entries, P_M the projection onto it, F(x, ξ) a
+function of which only values can be asked for, ξ what is random in it (a mini-batch).
+The two estimators are (7) and (6) of "Zeroth-order projection-based Riemannian
+federated learning", arXiv 2507.22855:
+
+    G^P(x) = (n/m) Σ_j [F(P_M(x + μ u_j), ξ_j) − F(x, ξ_j)]/μ · u_j    u_j on the sphere
+    G^R(x) = (1/m) Σ_j [F(Retr_x(μ u_j), ξ_j) − F(x, ξ_j)]/μ · u_j     u_j in T_x M
+
+Both tend to the Riemannian gradient in the mean as μ → 0. The first lies off T_x M,
+and is known to whoever has the m scalars and the generator's seed: :func:`combine`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from copy import deepcopy
+from dataclasses import dataclass
+from math import isfinite, prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedtrellis.arrays import FloatArray, Layout
+from fedtrellis.manifolds import Manifold
+from fedtrellis.objectives import Objective
+
+__all__ = [
+    "RETRACTIONS",
+    "Estimate",
+    "Values",
+    "combine",
+    "directions",
+    "evaluator",
+    "projection_estimate",
+    "riemannian_gradient",
+    "tangent_estimate",
+]
+
+#: Function values at x and the perturbed points y_1, …, y_m, which come stacked in this
+#: order, shape (m + 1, *S). The result is of shape (m + 1,) where all have one ξ in
+#: common; or of shape (2, m), the values F(x, ξ_j) above the values F(y_j, ξ_j).
+Values = Callable[[FloatArray], FloatArray]
+
+RETRACTIONS = ("polar", "exponential")
+
+# Directions are drawn and used in blocks of at most this many entries (8 MiB).
+_BLOCK_ENTRIES = 2**20
+
+
+@dataclass(frozen=True, eq=False)
+class Estimate:
+    """An estimated gradient and what it was made of.
+
+    Attributes
+    ----------
+    gradient : ndarray of float64, shape S
+        G, (n/m) Σ_j scalars_j u_j for estimator (7) and (1/m) Σ_j scalars_j u_j for
+        (6).
+    scalars : ndarray of float64, shape (m,)
+        The difference quotients s_j. That of a dropped sample is 0, and the others are
+        m/(m − dropped) times what they were, so that the formulas for G hold.
+    dropped : int
+        Samples without a finite difference quotient.
+    evaluations : int
+        Function values asked for.
+    """
+
+    gradient: FloatArray
+    scalars: FloatArray
+    dropped: int
+    evaluations: int
+
+
+def directions(
+    rng: np.random.Generator, count: int, shape: tuple[int, ...]
+) -> FloatArray:
+    r"""Draw directions, uniform on the unit sphere of the arrays of a shape.
+
+    Several calls that follow one another on a generator draw the same numbers as one
+    for all of them.
+
+    Parameters
+    ----------
+    rng : numpy.random.Generator
+    count : int
+    shape : tuple of int
+        S.
+
+    Returns
+    -------
+    ndarray of float64, shape (count, \*S)
+    """
+    # u = w/‖w‖ with w standard normal
+    w = rng.standard_normal((count, prod(shape)))
+    w /= np.sqrt(np.einsum("ij,ij->i", w, w))[:, None]
+    return w.reshape(count, *shape)
+
+
+def combine(
+    scalars: ArrayLike, rng: np.random.Generator, shape: tuple[int, ...]
+) -> FloatArray:
+    """Rebuild G^P from its scalars and the generator of its directions.
+
+    Parameters
+    ----------
+    scalars : array_like of shape (m,)
+        Of an :class:`Estimate` by :func:`projection_estimate`.
+    rng : numpy.random.Generator
+        In the state in which the estimate was given its own.
+    shape : tuple of int
+        S.
+
+    Returns
+    -------
+    ndarray of float64, shape S
+        The estimate's ``gradient``: computed alike, so equal to rounding.
+
+    Raises
+    ------
+    ValueError
+        The scalars are not a vector, none, or not finite.
+    """
+    s = np.asarray(scalars, dtype=np.float64)
+    if s.ndim != 1 or not s.size or not np.isfinite(s).all():
+        raise ValueError(
+            f"scalars must be a vector of finite numbers, at least one; got {s.dtype} "
+            f"of shape {s.shape} with {np.count_nonzero(~np.isfinite(s))} not finite"
+        )
+    blocks = (directions(rng, n, shape) for n in _block_lengths(len(s), prod(shape)))
+    # G^P = (n/m) Σ_j s_j u_j
+    return (prod(shape) / len(s)) * _weighted_sum(s, blocks)
+
+
+def projection_estimate(
+    values: Values,
+    manifold: Manifold,
+    x: ArrayLike,
+    rng: np.random.Generator,
+    *,
+    samples: int,
+    smoothing: float,
+) -> Estimate:
+    """Estimate the Riemannian gradient by projected random directions, estimator (7).
+
+    Beside the array of the m + 1 points, which ``values`` is given whole, memory stays
+    within a few blocks of 8 MiB (or of one point).
+
+    Parameters
+    ----------
+    values : callable
+        F at x and at the m perturbed points, called once; see :data:`Values`.
+    manifold : Manifold
+        M.
+    x : array_like, shape S
+        A point of M, which is not checked.
+    rng : numpy.random.Generator
+        Draws the directions, all before ``values`` is called.
+    samples : int
+        m, at least 1.
+    smoothing : float
+        μ > 0. Rounding puts errors of about ε|F|/μ into the difference quotients, ε
+        being the precision in which F is computed: 1e-16, but 1e-7 for a module in
+        float32, which needs a μ far above 1e-4 or a module in float64.
+
+    Returns
+    -------
+    Estimate
+        A sample without a finite value is dropped, counted, and no part of the mean.
+
+    Raises
+    ------
+    FloatingPointError
+        F(x) is not finite, or no sample has a finite value.
+    ValueError
+        A parameter is not allowed, x is not a finite point of the manifold's shape, or
+        ``values`` returned another shape.
+    """
+    point = _checked_point(manifold, x, samples, smoothing)
+
+    def draw(generator: np.random.Generator, count: int) -> FloatArray:
+        return directions(generator, count, point.shape)
+
+    def perturbed(u: FloatArray) -> FloatArray:
+        # P_M(x + μ u_j)
+        return manifold.project(point + smoothing * u)
+
+    # G^P has the factor n/m
+    return _estimate(
+        values, point, rng, samples, smoothing, draw, perturbed, point.size
+    )
+
+
+def tangent_estimate(
+    values: Values,
+    manifold: Manifold,
+    x: ArrayLike,
+    rng: np.random.Generator,
+    *,
+    samples: int,
+    smoothing: float,
+    retraction: str = "polar",
+) -> Estimate:
+    """Estimate the Riemannian gradient by tangent directions, estimator (6).
+
+    Parameters, result and errors are those of :func:`projection_estimate`, but G has
+    no factor n and :func:`combine` does not rebuild it; in addition:
+
+    Parameters
+    ----------
+    retraction : {"polar", "exponential"}
+        Retr_x: P_M(x + v), which is the polar retraction where points have orthonormal
+        columns, or the exponential map.
+
+    Raises
+    ------
+    NotImplementedError
+        The manifold has no closed form of its exponential map.
+    """
+    point = _checked_point(manifold, x, samples, smoothing)
+    if retraction not in RETRACTIONS:
+        raise ValueError(
+            f"retraction is {retraction!r}; allowed: {', '.join(RETRACTIONS)}"
+        )
+    retract = manifold.retract if retraction == "polar" else manifold.exponential
+
+    def draw(generator: np.random.Generator, count: int) -> FloatArray:
+        return manifold.random_tangent(point, generator, count)
+
+    def perturbed(u: FloatArray) -> FloatArray:
+        # Retr_x(μ u_j)
+        return retract(point, smoothing * u)
+
+    # G^R has the factor 1/m
+    return _estimate(values, point, rng, samples, smoothing, draw, perturbed, 1)
+
+
+def riemannian_gradient(
+    manifold: Manifold, x: ArrayLike, gradient: ArrayLike
+) -> FloatArray:
+    """Return grad f(x), the Euclidean gradient's part in T_x M.
+
+    Parameters
+    ----------
+    manifold : Manifold
+    x : array_like, shape S
+        A point of M, which is not checked.
+    gradient : array_like, shape S
+        ∇f(x).
+
+    Returns
+    -------
+    ndarray of float64, shape S
+    """
+    # grad f(x) = P_{T_x M}(∇f(x))
+    return manifold.project_tangent(x, gradient)
+
+
+def evaluator(
+    objective: Any,
+    layout: Layout,
+    *,
+    batch_size: int = 0,
+    rng: np.random.Generator | None = None,
+    shared: bool = True,
+) -> Values:
+    r"""Return the function values of an objective in the form the estimators need.
+
+    Parameters
+    ----------
+    objective : object
+        With ``values(points, rng, batch_size=...)``, see
+        :meth:`fedtrellis.objectives.Objective.values`; or only with ``value(x)``,
+        which is called once for each point and knows the full data only.
+    layout : Layout
+        Of the model. For one of several arrays the points are flat vectors, and the
+        objective is given the list of the layers: each (k, \*layer shape) in
+        ``values`` and of the layer's shape in ``value``.
+    batch_size : int
+        Examples in a mini-batch, the ξ; 0: all, and no ξ.
+    rng : numpy.random.Generator, optional
+        Draws the mini-batches; needed with them.
+    shared : bool
+        Whether one ξ, drawn in each call, serves x and all perturbed points: m + 1
+        function values in one call of ``objective.values``. False draws a ξ_j for each
+        direction, as the paper writes it: 2m values, in m calls of two points each,
+        which cannot be put together, so it costs far more than twice the time. Without
+        mini-batches it makes no difference.
+
+    Returns
+    -------
+    callable
+        See :data:`Values`.
+
+    Raises
+    ------
+    ValueError
+        A ``batch_size`` below 0, without ``rng``, or above 0 for an objective that only
+        has ``value``.
+    """
+    if batch_size < 0:
+        raise ValueError(f"batch_size is {batch_size}; it must be at least 0")
+    only_value = not hasattr(objective, "values") or (
+        # what is inherited from Objective is a loop over value(), for one array only
+        getattr(type(objective), "values", None) is Objective.values
+    )
+    if only_value and batch_size:
+        raise ValueError(
+            f"batch_size is {batch_size}, but {type(objective).__name__} only has "
+            "value(x), on all its data; it needs values(points, rng, batch_size=...), "
+            "or batch_size = 0"
+        )
+    if batch_size and rng is None:
+        raise ValueError(f"batch_size is {batch_size}; it needs a random generator")
+
+    def loop(points: FloatArray) -> FloatArray:
+        return np.array(
+            [objective.value(layout.objective_point(point)) for point in points],
+            dtype=np.float64,
+        )
+
+    def full(points: FloatArray) -> FloatArray:
+        return np.asarray(objective.values(_stacked(layout, points)), dtype=np.float64)
+
+    def sampled(points: FloatArray) -> FloatArray:
+        stacked = _stacked(layout, points)
+        return np.asarray(
+            objective.values(stacked, rng, batch_size=batch_size), dtype=np.float64
+        )
+
+    def pairs(points: FloatArray) -> FloatArray:
+        x = points[0]
+        # F(x, ξ_j) and F(y_j, ξ_j)
+        columns = [sampled(np.stack((x, y))) for y in points[1:]]
+        return np.stack(columns, axis=1)
+
+    if only_value:
+        return loop
+    if not batch_size:
+        return full
+    return sampled if shared else pairs
+
+
+def _stacked(layout: Layout, points: FloatArray) -> FloatArray | list[FloatArray]:
+    """Return what ``objective.values`` is given: one array, or the list of layers."""
+    count = len(points)
+    if len(layout.shapes) == 1:
+        return points.reshape(count, *layout.shapes[0])
+    sizes = [prod(shape) for shape in layout.shapes]
+    parts = np.split(points.reshape(count, -1), np.cumsum(sizes)[:-1], axis=1)
+    return [
+        part.reshape(count, *shape)
+        for part, shape in zip(parts, layout.shapes, strict=True)
+    ]
+
+
+def _checked_point(
+    manifold: Manifold, x: ArrayLike, samples: int, smoothing: float
+) -> FloatArray:
+    if samples < 1:
+        raise ValueError(f"samples is {samples}; it must be at least 1")
+    if not (smoothing > 0.0 and isfinite(smoothing)):
+        raise ValueError(f"smoothing is {smoothing}; it must be positive and finite")
+    point = np.asarray(x, dtype=np.float64)
+    manifold.check_shape(point.shape)
+    return point
+
+
+def _block_lengths(count: int, size: int) -> list[int]:
+    """Return how many directions, of ``size`` entries each, go into each block."""
+    length = max(1, _BLOCK_ENTRIES // size)
+    return [min(length, count - start) for start in range(0, count, length)]
+
+
+def _weighted_sum(scalars: FloatArray, blocks: Iterable[FloatArray]) -> FloatArray:
+    """Return Σ_j s_j u_j, the u_j given in blocks."""
+    start, total = 0, None
+    for u in blocks:
+        weights = scalars[start : start + len(u)]
+        part = (weights @ u.reshape(len(u), -1)).reshape(u.shape[1:])
+        total = part if total is None else total + part
+        start += len(u)
+    assert total is not None
+    return total
+
+
+def _estimate(
+    values: Values,
+    x: FloatArray,
+    rng: np.random.Generator,
+    samples: int,
+    smoothing: float,
+    draw: Callable[[np.random.Generator, int], FloatArray],
+    perturbed: Callable[[FloatArray], FloatArray],
+    factor: int,
+) -> Estimate:
+    """Return G = (factor/m) Σ_j s_j u_j."""
+    lengths = _block_lengths(samples, x.size)
+    # All blocks at once may not fit: then they are drawn again when they are needed.
+    replay = deepcopy(rng) if len(lengths) > 1 else None
+    points = np.empty((samples + 1, *x.shape))
+    points[0] = x
+    start, u = 1, x
+    for length in lengths:
+        u = draw(rng, length)
+        points[start : start + length] = perturbed(u)
+        start += length
+    blocks: Iterable[FloatArray] = (u,)
+    if replay is not None:
+        blocks = (draw(replay, length) for length in lengths)
+
+    at_x, at_points = _checked_values(values(points), samples)
+    evaluations = at_x.size + at_points.size
+    if not np.isfinite(at_x).all():
+        bad = at_x[~np.isfinite(at_x)][0]
+        raise FloatingPointError(
+            f"the function's value is {bad} at the point whose gradient is estimated"
+        )
+    with np.errstate(over="ignore", invalid="ignore"):
+        # s_j = [F(y_j, ξ_j) − F(x, ξ_j)]/μ
+        scalars = (at_points - at_x) / smoothing
+    finite = np.isfinite(scalars)
+    dropped = samples - int(np.count_nonzero(finite))
+    if dropped == samples:
+        raise FloatingPointError(
+            f"none of the {samples} perturbed points has a finite function value; "
+            f"smoothing is {smoothing}"
+        )
+    if dropped:
+        # the mean over those that are left, written as one over all
+        scalars = np.where(finite, scalars, 0.0) * (samples / (samples - dropped))
+    gradient = (factor / samples) * _weighted_sum(scalars, blocks)
+    return Estimate(gradient, scalars, dropped, evaluations)
+
+
+def _checked_values(result: ArrayLike, samples: int) -> tuple[FloatArray, FloatArray]:
+    """Return F(x), of shape (1,) or (m,), and F at the perturbed points, (m,)."""
+    numbers = np.asarray(result, dtype=np.float64)
+    if numbers.shape == (samples + 1,):
+        return numbers[:1], numbers[1:]
+    if numbers.shape == (2, samples):
+        return numbers[0], numbers[1]
+    raise ValueError(
+        f"the function values have shape {numbers.shape}; expected ({samples + 1},), "
+        f"or (2, {samples}) for a ξ for each direction"
+    )

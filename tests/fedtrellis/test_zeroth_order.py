@@ -1,0 +1,806 @@
+"""The zeroth-order estimators against known gradients, closed forms and replays."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable
+from copy import deepcopy
+from math import gamma, pi, prod, sqrt
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from fedtrellis import zeroth_order
+from fedtrellis.arrays import Layout
+from fedtrellis.manifolds import (
+    Euclidean,
+    FixedRank,
+    Manifold,
+    Oblique,
+    Product,
+    Sphere,
+    Stiefel,
+)
+from fedtrellis.objectives import LeastSquares, MultinomialLogistic, Objective
+from fedtrellis.zeroth_order import (
+    Estimate,
+    combine,
+    directions,
+    evaluator,
+    projection_estimate,
+    riemannian_gradient,
+    tangent_estimate,
+)
+
+Array = NDArray[np.float64]
+Function = Callable[[Array], Array]
+Estimator = Callable[..., Estimate]
+
+
+def symmetric(order: int) -> Array:
+    matrix = np.random.default_rng([1, order]).standard_normal((order, order))
+    return matrix + matrix.T
+
+
+H = symmetric(5)
+TARGET = np.random.default_rng(2).standard_normal((5, 4))
+
+
+def trace(points: Array) -> Array:
+    """½ Tr(xᵀ H x) of each point."""
+    product: Array = 0.5 * np.einsum("mij,ik,mkj->m", points, H, points)
+    return product
+
+
+def trace_of_vector(points: Array) -> Array:
+    return trace(points[:, :, None])
+
+
+def distance(points: Array) -> Array:
+    """½‖x − TARGET‖² of each point."""
+    result: Array = 0.5 * np.square(points - TARGET).sum(axis=(1, 2))
+    return result
+
+
+def on_sphere(x: Array) -> Array:
+    # Hx − x (xᵀHx)/ρ²
+    return H @ x - x * (x @ H @ x) / (x @ x)
+
+
+def on_stiefel(x: Array) -> Array:
+    # (I − xxᵀ) Hx + x skew(xᵀHx), and xᵀHx is symmetric
+    return (np.eye(len(x)) - x @ x.T) @ H @ x
+
+
+def on_oblique(x: Array) -> Array:
+    return np.stack([on_sphere(column) for column in x.T], axis=1)
+
+
+def on_fixed_rank(x: Array) -> Array:
+    # G − (I − UUᵀ) G (I − VVᵀ)
+    u, _, vt = np.linalg.svd(x)
+    left, right = u[:, :2] @ u[:, :2].T, vt[:2].T @ vt[:2]
+    g = x - TARGET
+    result: Array = g - (np.eye(5) - left) @ g @ (np.eye(4) - right)
+    return result
+
+
+CASES: dict[str, tuple[Manifold, Function, Callable[[Array], Array]]] = {
+    "sphere": (Sphere((5,), 2.0), trace_of_vector, on_sphere),
+    "stiefel": (Stiefel((5, 2)), trace, on_stiefel),
+    "oblique": (Oblique((5, 3)), trace, on_oblique),
+    "fixed-rank": (FixedRank((5, 4), 2), distance, on_fixed_rank),
+}
+
+
+def polar(*args: Any, **options: Any) -> Estimate:
+    return tangent_estimate(*args, **options, retraction="polar")
+
+
+def exponential(*args: Any, **options: Any) -> Estimate:
+    return tangent_estimate(*args, **options, retraction="exponential")
+
+
+ESTIMATORS: dict[str, Estimator] = {
+    "projection": projection_estimate,
+    "polar": polar,
+    "exponential": exponential,
+}
+# fixed rank has no exponential map
+PAIRS = [
+    (case, name)
+    for case in CASES
+    for name in ESTIMATORS
+    if (case, name) != ("fixed-rank", "exponential")
+]
+
+
+def a_point(manifold: Manifold) -> Array:
+    return manifold.random_point(np.random.default_rng(3))
+
+
+class Antithetic(np.random.Generator):
+    """Draws every normal array together with its negative."""
+
+    def standard_normal(self, size: Any = None, *args: Any, **kwargs: Any) -> Any:
+        half = super().standard_normal((size[0] // 2, *size[1:]), *args, **kwargs)
+        return np.concatenate((half, -half))
+
+
+class Basis(np.random.Generator):
+    """Draws the unit vectors in order, scaled, as if they were random."""
+
+    def standard_normal(self, size: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return 3.0 * np.eye(*size)
+
+
+# -- directions
+
+
+def test_directions_are_uniform_on_the_sphere() -> None:
+    u = directions(np.random.default_rng(0), 200_000, (2, 3))
+    assert u.shape == (200_000, 2, 3)
+    assert u.dtype == np.float64
+    flat = u.reshape(len(u), 6)
+    np.testing.assert_allclose(np.linalg.norm(flat, axis=1), 1.0, rtol=1e-14)
+    # mean 0, second moment I/6, fourth moment of an entry 3/(6·8)
+    np.testing.assert_allclose(flat.mean(axis=0), 0.0, atol=5e-3)
+    np.testing.assert_allclose(flat.T @ flat / len(u), np.eye(6) / 6, atol=3e-3)
+    np.testing.assert_allclose((flat**4).mean(axis=0), 3 / 48, atol=2e-3)
+
+
+@pytest.mark.parametrize("shape", [(7,), (3, 4), (1,), (1013,)])
+@pytest.mark.parametrize("parts", [(1,) * 30, (29, 1), (10, 20), (7, 8, 15)])
+def test_directions_do_not_depend_on_how_many_are_drawn_at_once(
+    shape: tuple[int, ...], parts: tuple[int, ...]
+) -> None:
+    whole = directions(np.random.default_rng(4), 30, shape)
+    rng = np.random.default_rng(4)
+    np.testing.assert_array_equal(
+        np.concatenate([directions(rng, count, shape) for count in parts]), whole
+    )
+
+
+# -- the mean
+
+
+@pytest.mark.parametrize(("case", "name"), PAIRS)
+def test_the_mean_over_many_draws_is_the_riemannian_gradient(
+    case: str, name: str
+) -> None:
+    manifold, function, gradient = CASES[case]
+    x = a_point(manifold)
+    groups = np.array(
+        [
+            ESTIMATORS[name](
+                function,
+                manifold,
+                x,
+                np.random.default_rng([5, group]),
+                samples=1000,
+                smoothing=1e-4,
+            ).gradient
+            for group in range(40)
+        ]
+    )
+    error = groups.mean(axis=0) - gradient(x)
+    deviation = groups.std(axis=0, ddof=1) / sqrt(len(groups))
+    # the bias is below 1e-6 (next test); 4.5 standard errors, in each of ≤ 20 entries
+    assert np.all(np.abs(error) <= 4.5 * deviation + 1e-6)
+    # the bounds say something: the gradient is far above them
+    assert np.linalg.norm(gradient(x)) > 20 * np.linalg.norm(deviation)
+
+
+@pytest.mark.parametrize(("case", "name"), PAIRS)
+def test_the_bias_of_smooth_functions_falls_with_the_square_of_smoothing(
+    case: str, name: str
+) -> None:
+    manifold, function, gradient = CASES[case]
+    x = a_point(manifold)
+    expected = gradient(x)
+    n = x.size if name == "projection" else 1
+
+    def antithetic() -> Antithetic:
+        return Antithetic(np.random.PCG64(6))
+
+    if name == "projection":
+        u = directions(antithetic(), 4000, x.shape)
+    else:
+        u = manifold.random_tangent(x, antithetic(), 4000)
+    # With the slopes <grad f, u_j> in the place of the difference quotients the mean
+    # is the gradient: what is left is the bias, and little noise.
+    slopes = u.reshape(4000, -1) @ expected.ravel()
+    unbiased = n / 4000 * np.tensordot(slopes, u, 1)
+    steps = np.array([0.04, 0.02, 0.01])
+    biases = []
+    for step in steps:
+        estimate = ESTIMATORS[name](
+            function, manifold, x, antithetic(), samples=4000, smoothing=step
+        )
+        biases.append(np.linalg.norm(estimate.gradient - unbiased))
+    slope = np.polyfit(np.log(steps), np.log(biases), 1)[0]
+    assert slope == pytest.approx(2.0, abs=0.1)
+    assert biases[-1] <= 0.01 * np.linalg.norm(expected)
+
+
+def kink(points: Array) -> Array:
+    """½ max(x_1, 0)², whose gradient is Lipschitz and has a kink at x_1 = 0."""
+    result: Array = 0.5 * np.square(np.maximum(points[:, 0], 0.0))
+    return result
+
+
+@pytest.mark.parametrize("manifold", [Euclidean((5,)), Sphere((5,))])
+def test_the_bias_at_a_kink_is_linear_in_smoothing_as_in_the_theory(
+    manifold: Manifold,
+) -> None:
+    x = np.array([0.0, 0.6, 0.0, -0.8, 0.0])
+    n, steps = 5, np.array([0.2, 0.1, 0.05, 0.025])
+    biases = []
+    for step in steps:
+        rng = np.random.default_rng(7)
+        estimate = projection_estimate(
+            kink, manifold, x, rng, samples=400_000, smoothing=step
+        )
+        # ∇f(x) = 0, so G is all bias. In R^n:
+        #   (n/μ) E[½μ² max(u_1, 0)² u] = (nμ/4) E|u_1|³ e_1
+        moment = gamma(n / 2) / (sqrt(pi) * gamma((n + 3) / 2))
+        expected = n * step / 4 * moment * np.eye(n)[0]
+        biases.append(np.linalg.norm(estimate.gradient))
+        if isinstance(manifold, Euclidean):
+            np.testing.assert_allclose(
+                estimate.gradient, expected, atol=0.01 * expected[0]
+            )
+    slope = np.polyfit(np.log(steps), np.log(biases), 1)[0]
+    assert slope == pytest.approx(1.0, abs=0.03)
+
+
+# -- the variance
+
+
+@pytest.mark.parametrize(("case", "name"), PAIRS)
+def test_the_variance_falls_as_one_over_the_samples(case: str, name: str) -> None:
+    manifold, function, _ = CASES[case]
+    x = a_point(manifold)
+    counts = np.array([4, 16, 64])
+    variances = []
+    for count in counts:
+        draws = np.array(
+            [
+                ESTIMATORS[name](
+                    function,
+                    manifold,
+                    x,
+                    np.random.default_rng([8, int(count), repeat]),
+                    samples=int(count),
+                    smoothing=1e-4,
+                ).gradient
+                for repeat in range(250)
+            ]
+        )
+        variances.append(draws.var(axis=0, ddof=1).sum())
+    slope = np.polyfit(np.log(counts), np.log(variances), 1)[0]
+    assert slope == pytest.approx(-1.0, abs=0.1)
+
+
+@pytest.mark.parametrize(("name", "factor"), [("projection", 7), ("polar", 9)])
+def test_the_variance_on_a_linear_function_has_its_closed_form(
+    name: str, factor: int
+) -> None:
+    # one sample, in R^n: (n − 1)‖g‖² for (7) and (n + 1)‖g‖² for (6)
+    g = np.linspace(-1.0, 2.0, 8)
+    draws = np.array(
+        [
+            ESTIMATORS[name](
+                lambda points: points @ g,
+                Euclidean((8,)),
+                np.zeros(8),
+                np.random.default_rng([9, repeat]),
+                samples=10,
+                smoothing=1.0,
+            ).gradient
+            for repeat in range(4000)
+        ]
+    )
+    variance = 10 * draws.var(axis=0, ddof=1).sum()
+    assert variance == pytest.approx(factor * (g @ g), rel=0.05)
+
+
+# -- exact cases
+
+
+def test_a_linear_function_on_euclidean_space_is_exact_to_rounding() -> None:
+    g = np.random.default_rng(10).standard_normal((3, 4))
+    estimate = projection_estimate(
+        lambda points: np.tensordot(points, g, 2),
+        Euclidean((3, 4)),
+        np.zeros((3, 4)),
+        np.random.default_rng(11),
+        samples=9,
+        smoothing=0.5,
+    )
+    u = directions(np.random.default_rng(11), 9, (3, 4))
+    # G = (n/m) Σ_j <g, u_j> u_j
+    expected = 12 / 9 * sum(float((g * d).sum()) * d for d in u)
+    np.testing.assert_allclose(estimate.gradient, expected, rtol=1e-13, atol=1e-14)
+    np.testing.assert_allclose(
+        estimate.scalars, [(g * d).sum() for d in u], rtol=1e-13, atol=1e-14
+    )
+    assert (estimate.dropped, estimate.evaluations) == (0, 10)
+
+
+def test_orthonormal_directions_return_the_gradient_itself() -> None:
+    g = np.random.default_rng(12).standard_normal((2, 3))
+    estimate = projection_estimate(
+        lambda points: np.tensordot(points, g, 2),
+        Euclidean((2, 3)),
+        np.zeros((2, 3)),
+        Basis(np.random.PCG64(0)),
+        samples=6,
+        smoothing=0.25,
+    )
+    np.testing.assert_allclose(estimate.gradient, g, rtol=1e-15)
+
+
+def test_a_plain_loop_gives_the_same_estimate() -> None:
+    manifold, function, _ = CASES["stiefel"]
+    x = a_point(manifold)
+    estimate = projection_estimate(
+        function, manifold, x, np.random.default_rng(13), samples=20, smoothing=1e-2
+    )
+    u = directions(np.random.default_rng(13), 20, (5, 2))
+    expected = np.zeros((5, 2))
+    for direction in u:
+        left, _, right = np.linalg.svd(x + 1e-2 * direction, full_matrices=False)
+        y = left @ right
+        difference = 0.5 * np.trace(y.T @ H @ y) - 0.5 * np.trace(x.T @ H @ x)
+        expected += 10 / 20 * difference / 1e-2 * direction
+    np.testing.assert_allclose(estimate.gradient, expected, rtol=1e-10, atol=1e-11)
+
+
+def test_tangent_estimates_are_tangent() -> None:
+    manifold, function, _ = CASES["stiefel"]
+    x = a_point(manifold)
+    for name in ("polar", "exponential"):
+        g = (
+            ESTIMATORS[name](
+                function,
+                manifold,
+                x,
+                np.random.default_rng(14),
+                samples=5,
+                smoothing=0.1,
+            )
+        ).gradient
+        np.testing.assert_allclose(x.T @ g + g.T @ x, 0.0, atol=1e-13)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_riemannian_gradient_is_that_of_the_formula(case: str) -> None:
+    manifold, _, gradient = CASES[case]
+    x = a_point(manifold)
+    euclidean = x - TARGET if case == "fixed-rank" else H @ x
+    np.testing.assert_allclose(
+        riemannian_gradient(manifold, x, euclidean), gradient(x), atol=1e-13
+    )
+
+
+# -- scalars and their replay
+
+
+def spiky(points: Array) -> Array:
+    """A function with values missing on part of the space."""
+    values: Array = np.square(points).sum(axis=(1, 2)) + points[:, 0, 0]
+    values[points[:, 0, 0] > 0.05] = np.nan
+    values[points[:, 1, 1] > 0.08] = np.inf
+    return values
+
+
+@pytest.mark.parametrize("block", [1, 12, 30, 12 * 50, 2**20])
+@pytest.mark.parametrize("function", [spiky, lambda p: np.sin(p).sum(axis=(1, 2))])
+def test_combine_rebuilds_the_gradient_whatever_the_blocks(
+    monkeypatch: pytest.MonkeyPatch, block: int, function: Function
+) -> None:
+    def run() -> tuple[Estimate, Array, float]:
+        rng = np.random.default_rng(15)
+        estimate = projection_estimate(
+            function,
+            Euclidean((3, 4)),
+            np.zeros((3, 4)),
+            rng,
+            samples=50,
+            smoothing=0.3,
+        )
+        rebuilt = combine(estimate.scalars, np.random.default_rng(15), (3, 4))
+        return estimate, rebuilt, rng.random()
+
+    whole, _, after_whole = run()
+    monkeypatch.setattr(zeroth_order, "_BLOCK_ENTRIES", block)
+    estimate, rebuilt, after = run()
+    assert (whole.dropped > 0) == (function is spiky)
+    np.testing.assert_array_equal(estimate.gradient, rebuilt)
+    np.testing.assert_allclose(
+        estimate.gradient,
+        whole.gradient,
+        rtol=0,
+        atol=1e-14 * float(np.linalg.norm(whole.gradient)),
+    )
+    np.testing.assert_array_equal(estimate.scalars, whole.scalars)
+    # what else is drawn from the generator does not depend on the blocks either
+    assert after == after_whole
+
+
+@pytest.mark.parametrize("block", [1, 25, 2**20])
+@pytest.mark.parametrize("name", ["polar", "exponential"])
+def test_tangent_estimates_do_not_depend_on_the_blocks(
+    monkeypatch: pytest.MonkeyPatch, block: int, name: str
+) -> None:
+    manifold, function, _ = CASES["stiefel"]
+    x = a_point(manifold)
+    monkeypatch.setattr(zeroth_order, "_BLOCK_ENTRIES", block)
+    estimate = ESTIMATORS[name](
+        function, manifold, x, np.random.default_rng(16), samples=11, smoothing=0.1
+    )
+    u = manifold.random_tangent(x, np.random.default_rng(16), 11)
+    # G = (1/m) Σ_j s_j u_j
+    np.testing.assert_allclose(
+        estimate.gradient, np.tensordot(estimate.scalars, u, 1) / 11, atol=1e-13
+    )
+    move = manifold.retract if name == "polar" else manifold.exponential
+    s = (function(move(x, 0.1 * u)) - function(x[None])) / 0.1
+    np.testing.assert_allclose(estimate.scalars, s, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "scalars", [[], [[1.0]], [1.0, np.nan], [np.inf], 3.0], ids=str
+)
+def test_combine_refuses_what_are_no_scalars(scalars: Any) -> None:
+    with pytest.raises(ValueError, match="vector of finite numbers"):
+        combine(scalars, np.random.default_rng(0), (2,))
+
+
+# -- values that are not finite
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_a_sample_without_a_finite_value_is_dropped_and_counted(
+    name: str, bad: float
+) -> None:
+    manifold, function, _ = CASES["oblique"]
+    x = a_point(manifold)
+
+    def broken(points: Array) -> Array:
+        values = function(points)
+        values[[2, 5]] = bad
+        return values
+
+    options: dict[str, Any] = {"samples": 8, "smoothing": 1e-3}
+    rng = np.random.default_rng(17)
+    start = deepcopy(rng)
+    whole = ESTIMATORS[name](function, manifold, x, deepcopy(start), **options)
+    estimate = ESTIMATORS[name](broken, manifold, x, rng, **options)
+    assert (whole.dropped, estimate.dropped, estimate.evaluations) == (0, 2, 9)
+    # the mean over the six that are left
+    left = np.delete(np.arange(8), [1, 4])
+    if name == "projection":
+        u, factor = directions(start, 8, x.shape), prod(x.shape)
+    else:
+        u, factor = manifold.random_tangent(x, start, 8), 1
+    expected = factor * np.tensordot(whole.scalars[left], u[left], 1) / 6
+    np.testing.assert_allclose(estimate.gradient, expected, rtol=1e-12, atol=1e-12)
+    assert np.all(estimate.scalars[[1, 4]] == 0.0)
+    np.testing.assert_allclose(estimate.scalars[left], whole.scalars[left] * 8 / 6)
+
+
+def test_a_difference_that_overflows_is_dropped() -> None:
+    estimate = projection_estimate(
+        lambda points: np.array([-1e308, 1e308, -1e308, -1e308]),
+        Euclidean((2,)),
+        np.zeros(2),
+        np.random.default_rng(0),
+        samples=3,
+        smoothing=1.0,
+    )
+    assert estimate.dropped == 1
+    np.testing.assert_array_equal(estimate.gradient, 0.0)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_no_finite_value_at_all_is_an_error(name: str, bad: float) -> None:
+    manifold = Sphere((3,))
+    x, rng = np.array([1.0, 0.0, 0.0]), np.random.default_rng(0)
+    for good_at, message in ((slice(1, None), "is (nan|inf) at"), (0, "none of the 4")):
+
+        def values(points: Array, good_at: Any = good_at) -> Array:
+            result = np.full(len(points), bad)
+            result[good_at] = 1.0
+            return result
+
+        with pytest.raises(FloatingPointError, match=message):
+            ESTIMATORS[name](values, manifold, x, rng, samples=4, smoothing=0.1)
+
+
+# -- wrong arguments
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"samples": 0}, "samples is 0"),
+        ({"smoothing": 0.0}, "smoothing is 0.0"),
+        ({"smoothing": np.nan}, "smoothing is nan"),
+        ({"smoothing": np.inf}, "smoothing is inf"),
+        ({"x": np.zeros(3)}, "shape"),
+        ({"x": np.full(2, np.nan)}, "finite"),
+        ({"values": lambda points: np.zeros(3)}, r"shape \(3,\); expected \(5,\)"),
+        ({"values": lambda points: np.zeros((2, 5))}, r"or \(2, 4\)"),
+    ],
+)
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_wrong_arguments(name: str, options: dict[str, Any], message: str) -> None:
+    arguments = {
+        "values": lambda points: np.zeros(len(points)),
+        "manifold": Euclidean((2,)),
+        "x": np.zeros(2),
+        "rng": np.random.default_rng(0),
+        "samples": 4,
+        "smoothing": 0.1,
+    } | options
+    with pytest.raises(ValueError, match=message):
+        ESTIMATORS[name](**arguments)
+
+
+def test_an_unknown_retraction_and_one_that_the_manifold_lacks() -> None:
+    manifold, function, _ = CASES["fixed-rank"]
+    x, rng = a_point(manifold), np.random.default_rng(0)
+    with pytest.raises(ValueError, match=r"'cayley'; allowed: polar, exponential"):
+        tangent_estimate(
+            function,
+            manifold,
+            x,
+            rng,
+            samples=1,
+            smoothing=0.1,
+            retraction="cayley",
+        )
+    with pytest.raises(NotImplementedError, match="exponential"):
+        exponential(function, manifold, x, rng, samples=1, smoothing=0.1)
+
+
+# -- objectives
+
+
+class Spy(LeastSquares):
+    """Counts the calls and remembers the state of the generator before each."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(18)
+        super().__init__(rng.standard_normal((30, 4)), rng.standard_normal(30))
+        self.calls: list[tuple[int, int | None]] = []
+        self.states: list[Any] = []
+
+    def values(
+        self,
+        points: Array,
+        rng: np.random.Generator | None = None,
+        *,
+        batch_size: int | None = None,
+    ) -> Array:
+        self.calls.append((len(points), batch_size))
+        self.states.append(deepcopy(rng))
+        return super().values(points, rng, batch_size=batch_size)
+
+
+VECTOR = Layout(((4,),))
+
+
+def test_one_batch_is_shared_by_all_points_of_a_call() -> None:
+    spy, rng = Spy(), np.random.default_rng(19)
+    values = evaluator(spy, VECTOR, batch_size=5, rng=rng)
+    manifold, x = Sphere((4,)), np.array([0.5, 0.5, -0.5, 0.5])
+    options: dict[str, Any] = {"samples": 12, "smoothing": 1e-3}
+    first, second = (
+        projection_estimate(values, manifold, x, np.random.default_rng(20), **options)
+        for _ in range(2)
+    )
+    assert spy.calls == [(13, 5), (13, 5)]
+    assert first.evaluations == 13
+    # another batch in the second call: the same directions, another estimate
+    assert np.abs(first.gradient - second.gradient).max() > 0.1
+    # every value of the first call is that of the loss on the one batch drawn
+    chosen = spy.states[0].choice(30, size=5, replace=False, shuffle=False)
+    problem = LeastSquares(
+        spy._design.matrix[chosen], spy._targets[chosen], weight=30 / 5
+    )
+    u = directions(np.random.default_rng(20), 12, (4,))
+    points = (x + 1e-3 * u) / np.linalg.norm(x + 1e-3 * u, axis=1, keepdims=True)
+    s = [(problem.value(y) - problem.value(x)) / 1e-3 for y in points]
+    np.testing.assert_allclose(first.scalars, s, rtol=1e-9, atol=1e-8)
+
+
+def test_a_batch_for_each_direction_is_used_at_both_of_its_points() -> None:
+    spy, rng = Spy(), np.random.default_rng(19)
+    values = evaluator(spy, VECTOR, batch_size=5, rng=rng, shared=False)
+    manifold, x = Euclidean((4,)), np.ones(4)
+    estimate = projection_estimate(
+        values, manifold, x, np.random.default_rng(20), samples=6, smoothing=1e-3
+    )
+    assert spy.calls == [(2, 5)] * 6
+    assert estimate.evaluations == 12
+    u = directions(np.random.default_rng(20), 6, (4,))
+    plain = LeastSquares(spy._design.matrix, spy._targets)
+    pairs = [
+        plain.values(np.stack((x, x + 1e-3 * d)), state, batch_size=5)
+        for d, state in zip(u, spy.states, strict=True)
+    ]
+    assert len({pair[0] for pair in pairs}) == 6
+    s = [(pair[1] - pair[0]) / 1e-3 for pair in pairs]
+    np.testing.assert_allclose(estimate.scalars, s, rtol=1e-12)
+
+
+def test_a_value_missing_at_x_for_one_direction_is_an_error() -> None:
+    def values(points: Array) -> Array:
+        return np.array([[0.0, np.nan, 0.0], [1.0, 1.0, 1.0]])
+
+    with pytest.raises(FloatingPointError, match="is nan at"):
+        projection_estimate(
+            values,
+            Euclidean((2,)),
+            np.zeros(2),
+            np.random.default_rng(0),
+            samples=3,
+            smoothing=0.1,
+        )
+
+
+def test_full_data_needs_no_generator_and_ignores_shared() -> None:
+    spy = Spy()
+    for shared in (True, False):
+        values = evaluator(spy, VECTOR, shared=shared)
+        points = np.random.default_rng(21).standard_normal((3, 4))
+        np.testing.assert_allclose(values(points), [spy.value(x) for x in points])
+    assert spy.calls == [(3, None)] * 2
+
+
+class OnlyValue:
+    """What a user may bring: one function."""
+
+    def value(self, x: Array | list[Array]) -> float:
+        if isinstance(x, list):
+            assert [layer.shape for layer in x] == [(2, 3), (2,)]
+            return float(np.sum(x[0]) * np.sum(x[1]))
+        assert x.shape == (2, 3)
+        return float(np.square(x).sum())
+
+
+class OnlyValueObjective(Objective):
+    shape = (8,)
+    num_examples = 1
+
+    def value(self, x: Any) -> float:
+        return OnlyValue().value(x)
+
+    def gradient(self, x: Array) -> Array:
+        raise AssertionError("a zeroth-order method must not ask for it")
+
+
+@pytest.mark.parametrize("objective", [OnlyValue(), OnlyValueObjective()])
+def test_an_objective_with_only_a_value(objective: Any) -> None:
+    points = np.random.default_rng(22).standard_normal((4, 8))
+    values = evaluator(objective, Layout(((2, 3), (2,))))
+    expected = points[:, :6].sum(axis=1) * points[:, 6:].sum(axis=1)
+    np.testing.assert_allclose(values(points), expected)
+    matrices = points[:, :6].reshape(4, 2, 3)
+    single = evaluator(objective, Layout(((2, 3),)))
+    np.testing.assert_allclose(single(matrices), np.square(matrices).sum(axis=(1, 2)))
+    with pytest.raises(ValueError, match=r"only has value\(x\)"):
+        evaluator(
+            objective, Layout(((8,),)), batch_size=5, rng=np.random.default_rng(0)
+        )
+
+
+def test_an_evaluator_says_what_is_wrong() -> None:
+    with pytest.raises(ValueError, match="needs a random generator"):
+        evaluator(Spy(), VECTOR, batch_size=5)
+    with pytest.raises(ValueError, match="batch_size is -1"):
+        evaluator(Spy(), VECTOR, batch_size=-1)
+
+
+def test_a_matrix_keeps_its_shape() -> None:
+    rng = np.random.default_rng(23)
+    features, labels = rng.standard_normal((20, 3)), rng.integers(0, 4, 20)
+    objective = MultinomialLogistic(features, labels, 4)
+    values = evaluator(objective, Layout(((4, 4),)))
+    points = rng.standard_normal((5, 4, 4))
+    np.testing.assert_allclose(values(points), [objective.value(x) for x in points])
+
+
+def test_several_layers_through_torch_equal_a_loop() -> None:
+    torch = pytest.importorskip("torch")
+    from fedtrellis.torch_objective import TorchObjective
+
+    torch.manual_seed(0)
+    nn = torch.nn
+    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    rng = np.random.default_rng(24)
+    data = rng.standard_normal((40, 6)), rng.integers(0, 3, 40)
+    objective = TorchObjective(
+        model, nn.functional.cross_entropy, data, l2=0.1, batch_size_limit=64
+    )
+    layout = Layout(tuple(objective.shapes))
+    manifold = Product(
+        (FixedRank((5, 6), 2), Euclidean((5,)), Euclidean((3, 5)), Euclidean((3,)))
+    )
+    x = manifold.project(layout.point(objective.initial_point()))
+    points = manifold.project(x + 0.1 * directions(rng, 17, x.shape))
+    expected = [objective.value(layout.layers(point)) for point in points]
+    values = evaluator(objective, layout)
+    np.testing.assert_allclose(values(points), expected, rtol=1e-12)
+    estimate = projection_estimate(
+        values, manifold, x, np.random.default_rng(25), samples=4000, smoothing=1e-5
+    )
+    gradient = riemannian_gradient(manifold, x, objective.gradient(x))
+    # the variance of the mean is at most (n + 1)‖g‖²/m
+    error = np.linalg.norm(estimate.gradient - gradient)
+    assert error <= 1.5 * sqrt((x.size + 1) / 4000) * np.linalg.norm(gradient)
+    # on a mini-batch: that of the generator, for all points
+    batch = evaluator(objective, layout, batch_size=7, rng=np.random.default_rng(26))
+    chosen = np.random.default_rng(26).choice(40, size=7, replace=False, shuffle=False)
+    part = TorchObjective(
+        model, nn.functional.cross_entropy, (data[0][chosen], data[1][chosen]), l2=0.1
+    )
+    np.testing.assert_allclose(
+        batch(points), [part.value(point) for point in points], rtol=1e-12
+    )
+
+
+def test_torch_models_are_evaluated_without_a_loop_over_points() -> None:
+    torch = pytest.importorskip("torch")
+    from fedtrellis.torch_objective import TorchObjective
+
+    losses = []
+
+    def counting(outputs: Any, targets: Any) -> Any:
+        losses.append(1)
+        return torch.nn.functional.mse_loss(outputs, targets)
+
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1))
+    data = np.ones((10, 3)), np.ones((10, 1))
+    objective = TorchObjective(model, counting, data)
+    layout = Layout(tuple(objective.shapes))
+    values = evaluator(objective, layout, batch_size=4, rng=np.random.default_rng(0))
+    assert values(np.zeros((101, layout.size))).shape == (101,)
+    assert len(losses) == 1
+
+
+# -- memory
+
+
+def test_memory_stays_bounded_in_a_large_space() -> None:
+    size, samples = 100_000, 64
+    manifold = Sphere((size,), 3.0)
+    x = manifold.project(np.ones(size))
+
+    def values(points: Array) -> Array:
+        return points[:, 0].copy()
+
+    megabyte = 2**20
+    points = (samples + 1) * size * 8 / megabyte
+    tracemalloc.start()
+    try:
+        estimate = projection_estimate(
+            values, manifold, x, np.random.default_rng(27), samples=64, smoothing=0.1
+        )
+        peak_of_estimate = tracemalloc.get_traced_memory()[1] / megabyte
+        tracemalloc.reset_peak()
+        rebuilt = combine(estimate.scalars, np.random.default_rng(27), (size,))
+        peak_of_combine = tracemalloc.get_traced_memory()[1] / megabyte
+    finally:
+        tracemalloc.stop()
+    np.testing.assert_array_equal(rebuilt, estimate.gradient)
+    # beside the one array of points, blocks of 8 MiB: u, x + μu, and its projection
+    assert peak_of_estimate <= points + 5 * 8 + 5
+    assert peak_of_combine <= 2 * 8 + 5
