@@ -5,23 +5,29 @@ from typing import Any
 
 from fedtrellis.settings import check_choice, parse
 
+from .attack import Attack
 from .base import DataFileError, Task
 from .classification import Classification
 from .digits import Digits
+from .kernel_pca import KernelPCA
 from .lasso import Lasso
 from .linear_regression import LinearRegression
 from .logistic_regression import LogisticRegression
+from .low_rank_network import LowRankNetwork
 from .matrix_completion import MatrixCompletion
 from .quadratic_assignment import QuadraticAssignment
 
 __all__ = [
     "TASKS",
+    "Attack",
     "Classification",
     "DataFileError",
     "Digits",
+    "KernelPCA",
     "Lasso",
     "LinearRegression",
     "LogisticRegression",
+    "LowRankNetwork",
     "MatrixCompletion",
     "QuadraticAssignment",
     "Task",
@@ -39,6 +45,9 @@ TASKS: dict[str, type[Task]] = {
         Classification,
         LinearRegression,
         LogisticRegression,
+        KernelPCA,
+        LowRankNetwork,
+        Attack,
     )
 }
 

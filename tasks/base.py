@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtrellis.domains import Domain
+from fedtrellis.manifolds import Manifold
 from fedtrellis.objectives import Objective
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError
@@ -132,6 +133,14 @@ class Task(ABC):
 
     def reference_optimum(self, domain: Domain) -> float | None:
         """Return the minimum of F over a domain where it is known, else None."""
+        return None
+
+    def manifold(self) -> Manifold | None:
+        """Return the manifold that the model lives on; None: the task has none.
+
+        Its points are shaped as one array stands for the model
+        (:class:`fedtrellis.arrays.Layout`), and :meth:`initial_point` is one of them.
+        """
         return None
 
     def sigma_scale(self) -> float:

@@ -40,6 +40,8 @@ EMNIST_CLASSES = {"mnist": 10, "digits": 10, "balanced": 47, "byclass": 62}
 # the clients but most of the examples, is cut here.
 _SIZE_CAP = 1000
 _TRAIN_SHARE = 0.75
+# The setting that messages name unless told another.
+_KEY = "classification.path"
 
 
 class Examples(NamedTuple):
@@ -57,32 +59,36 @@ class Examples(NamedTuple):
     owners: NDArray[np.intp] | None = None
 
 
-def _find(folder: Path, names: Sequence[str], what: str) -> Path:
+def _find(folder: Path, names: Sequence[str], what: str, key: str = _KEY) -> Path:
     """Return the first file of these names.
 
     Raises
     ------
     FileNotFoundError
-        There is none; the message has the setting and the names.
+        There is none; the message has the setting, ``key``, and the names.
     """
     for name in names:
         if (folder / name).is_file():
             return folder / name
     raise FileNotFoundError(
-        f"classification.path = {str(folder)!r} has no {what}: "
-        f"looked for {' or '.join(names)}"
+        f"{key} = {str(folder)!r} has no {what}: looked for {' or '.join(names)}"
     )
 
 
 def _idx_pair(
-    folder: Path, prefixes: Sequence[str], what: str, *, transposed: bool = False
+    folder: Path,
+    prefixes: Sequence[str],
+    what: str,
+    *,
+    transposed: bool = False,
+    key: str = _KEY,
 ) -> Images:
     """Read the images and labels whose names start with one of some prefixes."""
     ends = [f"images-idx3-ubyte{gz}" for gz in ("", ".gz")]
-    images = _find(folder, [p + end for p in prefixes for end in ends], what)
+    images = _find(folder, [p + end for p in prefixes for end in ends], what, key)
     prefix = images.name.split("images-idx3-ubyte")[0]
     ends = [f"labels-idx1-ubyte{gz}" for gz in ("", ".gz")]
-    labels = _find(folder, [prefix + end for end in ends], what)
+    labels = _find(folder, [prefix + end for end in ends], what, key)
     return read_idx_pair(images, labels, transposed=transposed)
 
 
@@ -104,16 +110,23 @@ def _checked(
     return Examples(train.pixels, train.labels, test.pixels, test.labels, classes)
 
 
-def load_mnist(folder: Path) -> Examples:
+def load_mnist(folder: Path, key: str = _KEY) -> Examples:
     """Load MNIST's four idx files, ``.gz`` or raw.
+
+    Parameters
+    ----------
+    folder : pathlib.Path
+    key : str, default "classification.path"
+        The setting that names the folder, for messages.
 
     Raises
     ------
     FileNotFoundError, DataFileError
         A file is missing or malformed, in one line.
     """
-    train = _idx_pair(folder, ["train-"], "training images and labels of MNIST")
-    test = _idx_pair(folder, ["t10k-"], "test images and labels of MNIST")
+    what = "images and labels of MNIST"
+    train = _idx_pair(folder, ["train-"], f"training {what}", key=key)
+    test = _idx_pair(folder, ["t10k-"], f"test {what}", key=key)
     return _checked(folder, train, test, 10, DATASETS["mnist"])
 
 

@@ -11,9 +11,10 @@ import numpy as np
 from fedtrellis.objectives import MultinomialLogistic
 
 from .base import Point, derived_seed
+from .datasets import Examples
 from .partition import LabelledData, PartitionedTask, arrange
 
-__all__ = ["Digits"]
+__all__ = ["Digits", "split_digits"]
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,8 @@ class Digits(PartitionedTask):
         return _test_objective(self).metrics(self.argument(x))
 
 
-@lru_cache(maxsize=4)
-def _data(task: Digits) -> LabelledData:
+def split_digits(seed: int) -> Examples:
+    """Return the images, pixels from 0 to 1, split as the class above says."""
     # half a second that other tasks' nodes need not spend
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
@@ -79,12 +80,24 @@ def _data(task: Digits) -> LabelledData:
         np.arange(len(labels)),
         test_size=0.2,
         stratify=labels,
-        random_state=derived_seed(task.seed, "digits split"),
+        random_state=derived_seed(seed, "digits split"),
     )
     features = pixels / 16.0
-    shares = task.deal(labels[train])
+    return Examples(
+        features[train], labels[train], features[test], labels[test], classes=10
+    )
+
+
+@lru_cache(maxsize=4)
+def _data(task: Digits) -> LabelledData:
+    examples = split_digits(task.seed)
     return arrange(
-        features[train], labels[train], shares, features[test], labels[test], 10
+        examples.features,
+        examples.labels,
+        task.deal(examples.labels),
+        examples.test_features,
+        examples.test_labels,
+        examples.classes,
     )
 
 

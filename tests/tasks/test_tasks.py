@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedtrellis.arrays import Layout
 from fedtrellis.domains import L1Ball, make_domain
 from fedtrellis.settings import SettingsError, describe, keys
 from tasks import TASKS, Task, make_task
@@ -47,11 +48,24 @@ CASES: list[tuple[str, dict[str, Any]]] = [
             "logistic-regression.test-fraction": 0.0,
         },
     ),
+    ("kernel-pca", {"kernel-pca.partition": "iid"}),
+    ("kernel-pca", {"kernel-pca.dataset": "iris", "kernel-pca.components": 2}),
+    ("low-rank-network", {}),
+    (
+        "low-rank-network",
+        {
+            "low-rank-network.partition": "dirichlet",
+            "low-rank-network.factored": False,
+            "low-rank-network.l2": 0.01,
+        },
+    ),
+    ("attack", {}),
     (
         "classification",
         {"classification.model": "dnn", "classification.train-limit": 500},
     ),
 ]
+ON_MANIFOLDS = ["kernel-pca", "low-rank-network", "attack"]
 IDS = ["-".join([name, *map(str, config.values())]) for name, config in CASES]
 
 
@@ -120,7 +134,10 @@ def test_the_seed_decides_the_data(name: str, config: dict[str, Any]) -> None:
         return [task._build_client_objective(i).value(x) for i in range(6)]
 
     assert values(3) == values(3)
-    assert not np.allclose(values(3), values(4), rtol=1e-6)
+    if name == "kernel-pca" and config.get("kernel-pca.partition") != "iid":
+        assert values(3) == values(4)  # nothing is drawn but the initial point
+    else:
+        assert not np.allclose(values(3), values(4), rtol=1e-6)
 
 
 @pytest.mark.parametrize(("name", "config"), CASES, ids=IDS)
@@ -135,6 +152,14 @@ def test_starts_domains_and_metrics_fit(name: str, config: dict[str, Any]) -> No
         assert radius >= 0.0
         domain = make_domain(domain_name, **({"radius": radius} if radius else {}))
         domain.check_shape((flat(start).size,) if len(start) > 1 else start[0].shape)
+    layout = Layout(tuple(task.shapes()))
+    manifold = task.manifold()
+    assert (manifold is not None) == (name in ON_MANIFOLDS)
+    if manifold is not None:
+        # shaped like the array that stands for the model
+        assert manifold.contains(layout.point(task.initial_point()))
+        other = make_task(name, config, 5, 1).initial_point()
+        assert not np.array_equal(flat(task.initial_point()), flat(other))
     metrics = task.metrics(task.initial_point())
     assert metrics
     assert all(np.isfinite(value) for value in metrics.values())
@@ -179,6 +204,9 @@ def test_there_is_no_such_client(client: int) -> None:
         ("matrix-completion", {}, 1201),
         ("classification", {"classification.train-limit": 9}, 10),
         ("logistic-regression", {}, 456),
+        ("kernel-pca", {"kernel-pca.samples": 20}, 21),
+        ("low-rank-network", {"low-rank-network.train-limit": 20}, 21),
+        ("attack", {}, 92),
     ],
 )
 def test_too_many_clients(name: str, config: dict[str, Any], n: int) -> None:
@@ -213,6 +241,13 @@ def test_a_misspelt_task() -> None:
         ("linear-regression.rows-min", 0),
         ("logistic-regression.dataset", "a9a"),
         ("logistic-regression.test-fraction", -0.1),
+        ("kernel-pca.partition", "labels"),
+        ("kernel-pca.components", 0),
+        ("low-rank-network.rank", 0),
+        ("low-rank-network.activation", "gelu"),
+        ("attack.classifier", "cnn"),
+        ("attack.target-label", 10),
+        ("attack.radius", 0.0),
     ],
 )
 def test_values_that_are_not_allowed(key: str, value: Any) -> None:
@@ -231,9 +266,9 @@ def test_tasks_describe_themselves(name: str) -> None:
     assert not {"num-clients", "seed"} & {row[0].split(".")[1] for row in rows}
 
 
-def test_only_the_assignment_problem_needs_a_constraint() -> None:
+def test_few_tasks_need_a_constraint() -> None:
     unbounded = [name for name, task in TASKS.items() if not task.bounded_below]
-    assert unbounded == ["quadratic-assignment"]
+    assert unbounded == ["quadratic-assignment", "kernel-pca"]
 
 
 def test_the_scale_of_sigma_is_that_of_least_squares_by_default() -> None:

@@ -1,0 +1,271 @@
+"""Principal components of examples that are dealt to the clients."""
+
+from __future__ import annotations
+
+import math
+import warnings
+import zipfile
+import zlib
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtrellis.domains import Domain, L2Ball, SpectralNormBall
+from fedtrellis.manifolds import Stiefel
+from fedtrellis.principal_components import PrincipalComponents
+from fedtrellis.random import generator
+from fedtrellis.settings import SettingsError, setting
+
+from .base import Array, DataFileError, Point, Task, data_path
+
+__all__ = ["KernelPCA", "read_matrix"]
+
+
+class _Data(NamedTuple):
+    """Examples in the order of the clients that hold them, read-only.
+
+    Client i holds the rows ``starts[i]:starts[i + 1]``; its share is a view.
+    """
+
+    rows: Array
+    starts: NDArray[np.intp]
+
+
+@dataclass(frozen=True)
+class KernelPCA(Task):
+    """F(x) = −(1/2N) Σ_j Tr(xᵀ H_j x) over the p × r matrices with xᵀx = I.
+
+    H_j = a_j a_jᵀ, a_j the centred examples, so that F(x) = −½ Tr(xᵀ C x) with C their
+    covariance, and f_i(x) = −(n/2N) Tr(xᵀ A_iᵀA_i x) with A_i the client's rows, so
+    that F = (1/n) Σ f_i. The minimum is known: −½ Σ of the r largest eigenvalues of C.
+
+    ``partition = "sorted"``: the examples by label, of one label in their order, in
+    equal consecutive shares, so that clients see different classes; the rows of a file
+    have no labels and keep their order. ``"iid"``: shuffled first.
+
+    ``scale`` divides the examples by √‖C‖₂, after which C has norm 1 and one step size
+    suits all data sets. The mean and ‖C‖₂ are those of all examples together: real
+    clients would have to agree on them.
+
+    Notes
+    -----
+    §5.1 of arXiv 2507.22855, which is not federated: ``dataset = "iris"``,
+    ``components = 2``; ``dataset = "digits"``, ``components = 4``, ``samples = 200``.
+    It does not say how the data is centred or scaled.
+    """
+
+    name: ClassVar[str] = "kernel-pca"
+    summary: ClassVar[str] = "principal components of digits, iris or a file's matrix"
+    penalty: ClassVar[float] = 1e-2
+    schedule: ClassVar[str] = "nonconvex"
+    bounded_below: ClassVar[bool] = False
+
+    dataset: str = setting("digits", "the data set", choices=("digits", "iris", "file"))
+    path: str = setting("", "a matrix, .npy, .npz or .csv; with dataset = 'file' only")
+    components: int = setting(4, "r, the number of components", minimum=1)
+    samples: int = setting(0, "take the first examples only; 0 for all", minimum=0)
+    scale: bool = setting(True, "divide the examples so that the covariance has norm 1")
+    partition: str = setting(
+        "sorted", "how examples are dealt to clients", choices=("sorted", "iid")
+    )
+
+    def check(self) -> None:  # noqa: D102
+        if self.dataset == "file" and not self.path:
+            raise SettingsError(
+                "kernel-pca.path is empty; for kernel-pca.dataset = 'file' it must "
+                "name a file"
+            )
+        features = _examples(self)[0].shape[1]
+        if self.components > features:
+            raise SettingsError(
+                f"kernel-pca.components = {self.components} is too many: "
+                f"the examples have {features} features"
+            )
+        super().check()
+        _data(self)
+
+    def num_examples(self) -> int:  # noqa: D102
+        return len(_examples(self)[0])
+
+    def shapes(self) -> list[tuple[int, ...]]:  # noqa: D102
+        return [(_examples(self)[0].shape[1], self.components)]
+
+    def domains(self) -> dict[str, float]:
+        """Return the convex hull of the manifold, and a ball as large."""
+        return {"spectral-norm-ball": 1.0, "l2-ball": float(np.sqrt(self.components))}
+
+    def manifold(self) -> Stiefel:
+        """Return the p × r matrices with orthonormal columns."""
+        return Stiefel(self.shapes()[0])
+
+    def initial_point(self) -> list[Array]:
+        """Return a uniform draw from the manifold."""
+        return [self.manifold().random_point(generator(self.seed, "initial point"))]
+
+    def optimum(self) -> float:
+        """Return F* = −½ Σ of the r largest eigenvalues of C."""
+        return self._whole().optimum()
+
+    def reference_optimum(self, domain: Domain) -> float | None:
+        """Return the minimum over the two domains, which F attains at their rims."""
+        if isinstance(domain, SpectralNormBall):
+            # concave: at an extreme point of the ball, ρ times one with xᵀx = I
+            return domain.radius**2 * self.optimum()
+        if isinstance(domain, L2Ball):
+            # −½ ρ² λ_max
+            return -0.5 * domain.radius**2 * self._whole().lipschitz()
+        return None
+
+    def metrics(self, x: Point) -> dict[str, float]:
+        """Return ``{"optimality-gap": F(x) − F*, "subspace-error": ...}``.
+
+        See :meth:`fedtrellis.principal_components.PrincipalComponents.metrics`; both
+        are meant for points of the manifold.
+        """
+        return self.objective().metrics(self.argument(x))
+
+    def _whole(self) -> PrincipalComponents:
+        objective = self.objective()
+        assert isinstance(objective, PrincipalComponents)
+        return objective
+
+    def _build_objective(self) -> PrincipalComponents:
+        return PrincipalComponents(_data(self).rows, self.components)
+
+    def _build_client_objective(self, client: int) -> PrincipalComponents:
+        rows, starts = _data(self)
+        share = rows[starts[client] : starts[client + 1]]
+        # n d_i/N times the mean over the client's rows
+        weight = self.num_clients * len(share) / len(rows)
+        return PrincipalComponents(share, self.components, weight=weight)
+
+
+@lru_cache(maxsize=4)
+def _examples(task: KernelPCA) -> tuple[Array, NDArray[np.intp]]:
+    """Return the examples as they come, and their labels."""
+    if task.dataset == "file":
+        rows = read_matrix(data_path("kernel-pca.path", task.path))
+        labels = np.zeros(len(rows), dtype=np.intp)
+    else:
+        # half a second that other tasks' nodes need not spend
+        from sklearn import datasets
+
+        load = datasets.load_digits if task.dataset == "digits" else datasets.load_iris
+        rows, labels = load(return_X_y=True)
+    limit = task.samples or len(rows)
+    return rows[:limit].astype(np.float64), labels[:limit].astype(np.intp)
+
+
+@lru_cache(maxsize=4)
+def _data(task: KernelPCA) -> _Data:
+    rows, labels = _examples(task)
+    task.check_clients(len(rows), "examples")
+    if task.partition == "sorted":
+        order = np.argsort(labels, kind="stable")
+    else:
+        order = generator(task.seed, "partition").permutation(len(rows))
+    shares = np.array_split(order, task.num_clients)
+    centred = rows[order] - rows.mean(axis=0)
+    if task.scale:
+        # √‖C‖₂
+        norm = math.sqrt(max(0.0, PrincipalComponents(centred, 1).lipschitz()))
+        # what centring equal rows leaves is rounding
+        if norm <= 1e-12 * np.abs(rows).max():
+            raise SettingsError(
+                f"kernel-pca.dataset = {task.dataset!r}: all {len(rows)} examples are "
+                "the same, so that there is no covariance to scale"
+            )
+        centred /= norm
+    starts = np.cumsum([0, *(len(share) for share in shares)]).astype(np.intp)
+    centred.setflags(write=False)
+    starts.setflags(write=False)
+    return _Data(centred, starts)
+
+
+def read_matrix(path: Path) -> Array:
+    """Read a matrix of numbers, an example in each row.
+
+    Parameters
+    ----------
+    path : Path
+        ``.npy``; ``.npz`` with one array; ``.csv``, with commas between the numbers and
+        at most one line of names before them.
+
+    Returns
+    -------
+    ndarray of float64 of shape (d, p)
+
+    Raises
+    ------
+    DataFileError
+        The file holds something else, in one line that names it.
+    """
+    readers = {".npy": _read_npy, ".npz": _read_npz, ".csv": _read_csv}
+    suffix = path.suffix.lower()
+    if suffix not in readers:
+        raise DataFileError(f"{path}: the name must end in .npy, .npz or .csv")
+    array = np.asarray(readers[suffix](path))
+    if array.dtype.kind not in "biuf" or array.ndim != 2 or 0 in array.shape:
+        raise DataFileError(
+            f"{path}: it holds an array of dtype {array.dtype} and shape "
+            f"{array.shape}; a matrix of real numbers is expected"
+        )
+    matrix = array.astype(np.float64)
+    if not np.isfinite(matrix).all():
+        raise DataFileError(f"{path}: there are NaN or infinite entries")
+    return matrix
+
+
+def _read_npy(path: Path) -> Any:
+    try:
+        return np.load(path, allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        raise DataFileError(f"{path}: it cannot be read as an array") from error
+
+
+def _read_npz(path: Path) -> Any:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            names = archive.files
+            if len(names) == 1:
+                return archive[names[0]]
+    except (
+        ValueError,
+        OSError,
+        EOFError,
+        AttributeError,
+        TypeError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as error:
+        raise DataFileError(f"{path}: it cannot be read as an archive") from error
+    raise DataFileError(f"{path}: it has {len(names)} arrays; one is expected")
+
+
+def _read_csv(path: Path) -> Any:
+    try:
+        with path.open(encoding="utf-8") as file:
+            lines = [line for line in file if line.strip()]
+    except UnicodeDecodeError as error:
+        raise DataFileError(f"{path}: it is not text in UTF-8") from error
+    if lines and not _is_number(lines[0].split(",")[0]):
+        lines = lines[1:]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # NumPy warns of a file without numbers
+        try:
+            return np.loadtxt(lines, delimiter=",", ndmin=2, comments=None)
+        except ValueError as error:
+            reason = str(error).split(";")[0].splitlines()[0]
+            raise DataFileError(f"{path}: not a matrix of numbers: {reason}") from error
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

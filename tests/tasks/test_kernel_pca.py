@@ -1,0 +1,214 @@
+"""The task ``kernel-pca``: its data, its optimum and what it refuses."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits, load_iris
+from sklearn.decomposition import PCA
+
+from fedtrellis.domains import L1Ball, L2Ball, SpectralNormBall
+from fedtrellis.manifolds import Stiefel
+from fedtrellis.settings import SettingsError
+from tasks import KernelPCA
+from tasks.base import DataFileError
+from tasks.kernel_pca import read_matrix
+
+
+def task(n: int = 5, seed: int = 0, **settings: Any) -> KernelPCA:
+    return KernelPCA(num_clients=n, seed=seed, **settings)
+
+
+def written(path: Path, array: np.ndarray, header: str = "") -> str:
+    if path.suffix == ".npy":
+        np.save(path, array)
+    elif path.suffix == ".npz":
+        np.savez(path, array)
+    else:
+        np.savetxt(path, array, delimiter=",", header=header, comments="")
+    return str(path)
+
+
+def table(rows: int = 12) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal((rows, 3)) + 5.0
+
+
+def test_f_is_that_of_the_centred_covariance() -> None:
+    images = load_digits(return_X_y=True)[0]
+    made = task(scale=False)
+    x = np.random.default_rng(0).standard_normal((64, 4))
+    covariance = np.cov(images.T, bias=True)
+    expected = -0.5 * np.trace(x.T @ covariance @ x)
+    assert made.value(x) == pytest.approx(expected, rel=1e-12)
+    # scaled: the same, by one factor
+    factor = np.linalg.eigvalsh(covariance)[-1]
+    assert task().value(x) == pytest.approx(expected / factor, rel=1e-12)
+
+
+@pytest.mark.parametrize("partition", ["sorted", "iid"])
+@pytest.mark.parametrize("dataset", ["digits", "iris"])
+def test_the_clients_mean_is_f(dataset: str, partition: str) -> None:
+    made = task(7, dataset=dataset, partition=partition)
+    x = np.random.default_rng(1).standard_normal(made.shapes()[0])
+    clients = [made.client_objective(i) for i in range(7)]
+    mean = np.mean([f.value(x) for f in clients])
+    assert mean == pytest.approx(made.value(x), rel=1e-12)
+    gradient = np.mean([f.gradient(x) for f in clients], axis=0)
+    np.testing.assert_allclose(gradient, made.gradient(x), rtol=0, atol=1e-12)
+    assert sum(f.num_examples for f in clients) == made.num_examples()
+
+
+@pytest.mark.parametrize(
+    ("settings", "images"),
+    [
+        ({}, load_digits(return_X_y=True)[0]),
+        ({"samples": 200}, load_digits(return_X_y=True)[0][:200]),
+        ({"dataset": "iris", "components": 2}, load_iris(return_X_y=True)[0]),
+    ],
+    ids=["digits", "200-digits", "iris"],
+)
+def test_the_optimum_is_that_of_scikit_learn(
+    settings: dict[str, Any], images: np.ndarray
+) -> None:
+    made = task(**settings)
+    components = made.components
+    pca = PCA().fit(images)
+    ratios = pca.explained_variance_ / pca.explained_variance_[0]
+    assert made.optimum() == pytest.approx(-0.5 * ratios[:components].sum(), rel=1e-9)
+    best = pca.components_[:components].T
+    assert made.manifold().contains(best)
+    assert made.value(best) == pytest.approx(made.optimum(), rel=1e-9)
+    metrics = made.metrics(best)
+    assert abs(metrics["optimality-gap"]) < 1e-9
+    assert metrics["subspace-error"] < 1e-7
+    start = made.metrics(made.initial_point())
+    assert start["optimality-gap"] > 0.1
+    assert start["subspace-error"] > 0.5
+
+
+def test_sorted_shares_are_of_few_classes() -> None:
+    images, labels = load_iris(return_X_y=True)
+    made = task(3, dataset="iris", components=2, scale=False)
+    x = np.random.default_rng(1).standard_normal((4, 2))
+    centred = images - images.mean(axis=0)
+    for i in range(3):
+        own = centred[labels == i]
+        # −(n/2N) Tr(xᵀ A_iᵀA_i x)
+        expected = -3 / 300 * np.trace(x.T @ own.T @ own @ x)
+        assert made.client_objective(i).value(x) == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_clients_are_less_alike_when_sorted() -> None:
+    def spread(partition: str) -> float:
+        made = task(10, partition=partition)
+        x = made.initial_point()[0]
+        gradients = [made.client_objective(i).gradient(x) for i in range(10)]
+        return float(np.linalg.norm(gradients - np.asarray(made.gradient(x))))
+
+    assert spread("sorted") > 3 * spread("iid")
+
+
+def test_start_and_manifold() -> None:
+    made = task()
+    assert made.manifold() == Stiefel((64, 4))
+    [x] = made.initial_point()
+    np.testing.assert_allclose(x.T @ x, np.eye(4), atol=1e-12)
+    np.testing.assert_array_equal(x, made.initial_point()[0])
+    assert not np.array_equal(x, task(seed=1).initial_point()[0])
+
+
+def test_minima_over_the_domains() -> None:
+    made = task(dataset="iris", components=2)
+    best = made.objective().leading_subspace()  # type: ignore[attr-defined]
+    spectral = made.reference_optimum(SpectralNormBall(2.0))
+    assert spectral == pytest.approx(made.value(2.0 * best), rel=1e-9)
+    ball = made.reference_optimum(L2Ball(1.5))
+    x = np.zeros((4, 2))
+    x[:, 1] = 1.5 * best[:, 0]
+    assert ball == pytest.approx(made.value(x), rel=1e-9)
+    # no point of the domain is below
+    rng = np.random.default_rng(0)
+    for domain, minimum in ((SpectralNormBall(2.0), spectral), (L2Ball(1.5), ball)):
+        assert minimum is not None
+        for point in 3.0 * rng.standard_normal((100, 4, 2)):
+            assert made.value(domain.project(point)) >= minimum
+    assert made.reference_optimum(L1Ball(1.0)) is None
+
+
+# -- files
+
+
+@pytest.mark.parametrize("suffix", ["npy", "npz", "csv"])
+def test_files_of_each_format(tmp_path: Path, suffix: str) -> None:
+    path = written(tmp_path / f"matrix.{suffix}", table())
+    made = task(4, dataset="file", path=path, components=2, scale=False)
+    made.check()
+    assert made.shapes() == [(3, 2)]
+    assert made.num_examples() == 12
+    x = np.random.default_rng(1).standard_normal((3, 2))
+    expected = -0.5 * np.trace(x.T @ np.cov(table().T, bias=True) @ x)
+    assert made.value(x) == pytest.approx(expected, rel=1e-12)
+    # rows without labels keep their order
+    own = (table() - table().mean(axis=0))[3:6]
+    assert made.client_objective(1).value(x) == pytest.approx(
+        -4 / 24 * np.trace(x.T @ own.T @ own @ x), rel=1e-12
+    )
+
+
+def test_a_csv_file_may_name_its_columns(tmp_path: Path) -> None:
+    path = tmp_path / "named.csv"
+    written(path, table(), header="a,b,c")
+    np.testing.assert_allclose(read_matrix(path), table(), rtol=1e-12)
+
+
+def test_files_that_are_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "two.npz", a=table(), b=table())
+    np.save(tmp_path / "vector.npy", np.ones(3))
+    np.save(tmp_path / "text.npy", np.array([["a", "b"]]))
+    np.save(tmp_path / "pickle.npy", np.array([[{}]]), allow_pickle=True)
+    np.save(tmp_path / "nan.npy", np.array([[np.nan, 1.0]]))
+    (tmp_path / "short.npy").write_bytes(b"\x93NUMPY")
+    (tmp_path / "short.npz").write_bytes(b"PK\x03\x04 and no more")
+    (tmp_path / "raw.npz").write_bytes((tmp_path / "vector.npy").read_bytes())
+    (tmp_path / "words.csv").write_text("1,2\n3,four\n")
+    (tmp_path / "ragged.csv").write_text("1,2\n3\n")
+    (tmp_path / "empty.csv").write_text("")
+    (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "matrix.txt").write_text("1,2\n")
+    for name, match in [
+        ("two.npz", "2 arrays; one is expected"),
+        ("vector.npy", "shape \\(3,\\)"),
+        ("text.npy", "dtype <U1"),
+        ("pickle.npy", "cannot be read"),
+        ("nan.npy", "NaN"),
+        ("short.npy", "cannot be read"),
+        ("short.npz", "cannot be read"),
+        ("raw.npz", "cannot be read"),
+        ("words.csv", "not a matrix of numbers"),
+        ("ragged.csv", "not a matrix of numbers"),
+        ("empty.csv", "shape"),
+        ("bytes.csv", "UTF-8"),
+        ("matrix.txt", "must end in .npy, .npz or .csv"),
+    ]:
+        made = task(1, dataset="file", path=str(tmp_path / name), components=1)
+        with pytest.raises(DataFileError, match=match) as caught:
+            made.check()
+        assert "\n" not in str(caught.value)
+        assert name in str(caught.value)
+
+
+def test_settings_that_are_refused(tmp_path: Path) -> None:
+    constant = written(tmp_path / "constant.npy", np.full((7, 2), 0.1))
+    for made, match in [
+        (task(dataset="file"), "kernel-pca.path is empty"),
+        (task(dataset="iris", components=5), "components = 5 .* 4 features"),
+        (task(151, dataset="iris"), "151 clients are too many"),
+        (task(dataset="file", path=constant, components=1), "no covariance"),
+    ]:
+        with pytest.raises(SettingsError, match=match) as caught:
+            made.check()
+        assert "\n" not in str(caught.value)
+    missing = task(dataset="file", path=str(tmp_path / "none.npy"))
+    with pytest.raises(FileNotFoundError, match=r"kernel-pca\.path"):
+        missing.check()
