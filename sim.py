@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from logging import INFO
+from math import sqrt
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,11 @@ from clients import (
     FedFWClient,
     FedGiAClient,
     FedProxClient,
+    FirstOrderRFLClient,
     LocalSGDClient,
     NaiveFrankWolfeClient,
     ProjectedFedAvgClient,
+    ZerothOrderRFLClient,
 )
 from fedtrellis.arrays import FloatArray, Layout, array_record, record_arrays
 from fedtrellis.callbacks import Callback, EarlyStop, Progress
@@ -42,6 +45,7 @@ from fedtrellis.domains import DOMAINS, Domain, Product, WholeSpace, make_domain
 from fedtrellis.enclosing import ENCLOSING, enclosing_ball
 from fedtrellis.local import LocalGrid
 from fedtrellis.loop import RoundStrategy
+from fedtrellis.manifolds import Euclidean, Manifold
 from fedtrellis.records import RunRecord, default_results_dir, summary_rows
 from fedtrellis.reference import certified_minimum, unconstrained_minimum
 from fedtrellis.settings import (
@@ -59,9 +63,11 @@ from strategies import (
     FedFW,
     FedGiA,
     FedProx,
+    FirstOrderRFL,
     LocalSGD,
     NaiveFrankWolfe,
     ProjectedFedAvg,
+    ZerothOrderRFL,
 )
 from strategies.settings import MethodSettings
 from tasks import TASKS, Task, make_task
@@ -75,10 +81,14 @@ METHODS = {
     "fedavg-gd": "FedAvg with full local gradients, without a constraint",
     "local-sgd": "FedAvg with mini-batches, without a constraint",
     "fedprox": "FedAvg with a proximal term, without a constraint",
+    "first-order-rfl": "Riemannian federated learning with projections",
+    "zeroth-order-rfl": "the same from function values alone",
 }
 # Methods for the whole space, and those that cannot do without a bounded set.
 UNCONSTRAINED = ("fedgia", "fedavg-gd", "local-sgd", "fedprox")
 FRANK_WOLFE = ("fedfw", "naive-frank-wolfe")
+# Methods on the task's manifold, or on all of space where it has none.
+RIEMANNIAN = ("first-order-rfl", "zeroth-order-rfl")
 
 # Sets without a radius that a task could suggest.
 VECTOR_SETS = ("box", "simplex", "k-support-ball", "group-l1-ball")
@@ -111,7 +121,9 @@ class RunSettings:
     )
     evaluate_every: int = setting(1, "rounds between evaluations", minimum=1)
     evaluate_gap: bool = setting(
-        True, "whether to evaluate the Frank-Wolfe gap, or ‖∇F‖² without a constraint"
+        True,
+        "whether to evaluate the Frank-Wolfe gap, ‖∇F‖² without a constraint, "
+        "or ‖G(x)‖ on a manifold",
     )
     reference: bool = setting(
         False, "solve a convex task centrally first, to show the distance to F*"
@@ -155,6 +167,13 @@ class Setup:
     task: Task
     domain: Domain
     shape: tuple[int, ...]
+    manifold: Manifold | None = None
+
+    @property
+    def step(self) -> float:
+        """η̃ = η_g η τ of the Riemannian methods."""
+        server = self.method.server_step_size or sqrt(self.task.num_clients)
+        return server * self.method.local_step_size * self.method.local_steps
 
     @property
     def convex(self) -> bool:
@@ -195,7 +214,10 @@ def _make_setup(items: tuple[tuple[str, Any], ...], num_clients: int) -> Setup:
     task.check()
     layout = Layout(tuple(task.shapes()))
     domain = _make_domain(run, task, layout)
-    setup = Setup(run, method, task, domain, layout.point_shape)
+    manifold = None
+    if run.method in RIEMANNIAN:
+        manifold = task.manifold() or Euclidean(layout.point_shape)
+    setup = Setup(run, method, task, domain, layout.point_shape, manifold)
     if run.outer_domain:
         if run.method not in FRANK_WOLFE:
             raise SettingsError(f"outer-domain is not for method {run.method!r}")
@@ -204,7 +226,7 @@ def _make_setup(items: tuple[tuple[str, Any], ...], num_clients: int) -> Setup:
 
 
 def _make_domain(run: RunSettings, task: Task, layout: Layout) -> Domain:
-    if run.method in UNCONSTRAINED or run.domain == WholeSpace.name:
+    if run.method in (*UNCONSTRAINED, *RIEMANNIAN) or run.domain == WholeSpace.name:
         return _whole_space(run, task)
     allowed = task.domains()
     name = run.domain or next(iter(allowed))
@@ -249,7 +271,7 @@ def _whole_space(run: RunSettings, task: Task) -> WholeSpace:
     if run.domain not in ("", WholeSpace.name):
         raise SettingsError(
             f"domain = {run.domain!r} does not fit method {run.method!r}, which has no "
-            f"constraint; allowed: {WholeSpace.name}"
+            f"domain; allowed: {WholeSpace.name}"
         )
     if run.method in FRANK_WOLFE:
         raise SettingsError(
@@ -260,7 +282,8 @@ def _whole_space(run: RunSettings, task: Task) -> WholeSpace:
         raise SettingsError(
             f"radius = {run.radius}: {WholeSpace.name} has none; allowed: 0"
         )
-    if not task.bounded_below:
+    on_manifold = run.method in RIEMANNIAN and task.manifold() is not None
+    if not task.bounded_below and not on_manifold:
         raise SettingsError(
             f"task = {task.name!r} has no minimum without a constraint; method "
             f"{run.method!r} needs one"
@@ -302,6 +325,25 @@ def make_strategy(setup: Setup, **options: Any) -> RoundStrategy:
             selected_fraction=method.selected_fraction,
             hessian=method.hessian,
             tolerance=method.tolerance,
+            **options,
+        )
+    if setup.manifold is not None:
+        options |= {
+            "step_size": method.local_step_size,
+            "server_step_size": method.server_step_size or None,
+            "local_steps": method.local_steps,
+            "batch_size": method.local_batch_size,
+            "correction": method.correction,
+            "tolerance": method.step_tolerance,
+        }
+        if setup.run.method == "first-order-rfl":
+            return FirstOrderRFL(setup.manifold, **options)
+        return ZerothOrderRFL(
+            setup.manifold,
+            samples=method.samples,
+            smoothing=method.smoothing,
+            upload=method.upload,
+            shared_samples=method.shared_samples,
             **options,
         )
     if setup.run.method in UNCONSTRAINED:
@@ -357,6 +399,12 @@ def client_fn(context: Context) -> NumPyClient:
         client = NaiveFrankWolfeClient(context, objective, domain)
     elif setup.run.method == "fedgia":
         client = FedGiAClient(context, objective, setup.method.curvature or None)
+    elif setup.manifold is not None:
+        riemannian = {
+            "first-order-rfl": FirstOrderRFLClient,
+            "zeroth-order-rfl": ZerothOrderRFLClient,
+        }[setup.run.method]
+        client = riemannian(context, objective, setup.manifold)
     else:
         client = _OTHER_CLIENTS[setup.run.method](context, objective)
     return client
@@ -419,7 +467,9 @@ def run(grid: Grid, config: Mapping[str, Any]) -> Path:
     reference = _reference(setup)
     layout = Layout(tuple(task.shapes()))
     point = layout.point(task.initial_point())
-    if not domain.contains(point):
+    if setup.manifold is not None:
+        point = setup.manifold.project(point)
+    elif not domain.contains(point):
         point = domain.project(point)
     if settings.stop_metric and not settings.client_evaluate_every:
         known = evaluate(setup, layout, layout.layers(point))
@@ -435,7 +485,7 @@ def run(grid: Grid, config: Mapping[str, Any]) -> Path:
             f"results-dir = {str(parent)!r} cannot be written: {error}"
         ) from None
     record.reference = reference
-    record.title = f"{settings.method} on {settings.task}, {domain!r}"
+    record.title = f"{settings.method} on {settings.task}, {setup.manifold or domain!r}"
     callbacks: list[Callback] = [CheckPartitions(), record, Progress()]
     if settings.stop_metric:
         callbacks.append(EarlyStop(settings.stop_metric, settings.stop_tolerance))
@@ -479,6 +529,8 @@ def _reference(setup: Setup) -> float | None:
             "reference = true is for convex tasks and models of one array; "
             f"task {task.name!r} is set to another"
         )
+    if setup.manifold is not None:
+        raise SettingsError("reference = true is not for methods on manifolds")
     start = setup.task.initial_point()[0]
     if isinstance(setup.domain, WholeSpace):
         lowest = unconstrained_minimum(task.objective(), start)
@@ -496,7 +548,13 @@ def evaluate(setup: Setup, layout: Layout, arrays: list[Any]) -> dict[str, Any]:
     metrics: dict[str, Any] = {"loss": float(task.value(x))}
     if setup.run.evaluate_gap:
         gradient: FloatArray = layout.objective_gradient(task.gradient(x))
-        if isinstance(setup.domain, WholeSpace):
+        if setup.manifold is not None:
+            # ‖G_η̃(x)‖ = ‖x − P_M(x − η̃ grad F(x))‖/η̃, the measure of the theory
+            tangent = setup.manifold.project_tangent(point, gradient)
+            moved = setup.manifold.project(point - setup.step * tangent)
+            norm = float(np.linalg.norm(point - moved)) / setup.step
+            metrics["gradient-map-norm"] = norm
+        elif isinstance(setup.domain, WholeSpace):
             metrics["squared-gradient-norm"] = float(np.vdot(gradient, gradient))
         else:
             metrics["gap"] = setup.domain.gap(gradient, point)
@@ -633,8 +691,8 @@ def _domain_rows() -> list[tuple[str, str]]:
     rows.append(
         (
             WholeSpace.name,
-            f"no constraint: the only choice of {', '.join(UNCONSTRAINED)}, and for "
-            "projected-fedavg and feddr",
+            "no constraint: for projected-fedavg and feddr, and the only choice of "
+            f"{', '.join((*UNCONSTRAINED, *RIEMANNIAN))}",
         )
     )
     return rows

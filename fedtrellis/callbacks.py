@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 __all__ = ["Callback", "EarlyStop", "Progress", "RoundRecord", "format_bytes"]
 
 
+#: What shows best how far a run has come, with and without a constraint, in order.
+CRITERIA = ("loss", "gap", "squared-gradient-norm", "gradient-map-norm")
+#: Tasks' own measures that are worth a place in a line or a picture.
+QUALITIES = ("accuracy", "rmse", "assignment-cost", "optimality-gap", "misclassified")
+
+
 @dataclass
 class RoundRecord:
     """All of one round.
@@ -173,7 +179,7 @@ class Progress(Callback):
         self._last.update(record.metrics)
         shown = [
             f"{name} {self._last[name]:.4g}"
-            for name in ("loss", "gap", "squared-gradient-norm", "accuracy", "rmse")
+            for name in (*CRITERIA, *QUALITIES)
             if name in self._last
         ]
         shown.append(f"↑ {format_bytes(self._up)} ↓ {format_bytes(self._down)}")

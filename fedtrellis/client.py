@@ -49,6 +49,9 @@ class StatefulClient(NumPyClient):
         What the method keeps. Read-only arrays when :meth:`fit` starts: the state
         after the last of this client's rounds that the server used. What ``fit``
         leaves here is the state after this round, should the server use it.
+    numbers : ndarray of float64 or None
+        A short vector that ``fit`` may leave here to be sent beside its arrays: it
+        travels without the half kilobyte that an array has around it.
     client_id : str
         The stable identity, see :func:`fedtrellis.protocol.client_identity`.
     """
@@ -57,6 +60,7 @@ class StatefulClient(NumPyClient):
         self.context = context
         self.client_id = client_identity(context)
         self.state: dict[str, FloatArray] = {}
+        self.numbers: FloatArray | None = None
 
 
 def evaluate_objective(
@@ -171,7 +175,8 @@ def _answer(
             status["in-sync"] = False
             return Message(answer, reply_to=message)
         assert memory.model is not None
-        status["model-version"] = memory.model.version
+        if config.get("keep-model", True):
+            status["model-version"] = memory.model.version
 
         client = _make(client_fn, context)
         if isinstance(client, StatefulClient):
@@ -191,6 +196,8 @@ def _answer(
             filled(answer, {ARRAYS: array_record(arrays, join=True)})
             if num_examples:  # a method that reveals nothing of its data returns 0
                 metrics["num-examples"] = int(num_examples)
+            if isinstance(client, StatefulClient) and client.numbers is not None:
+                status["numbers"] = client.numbers.astype("<f8").tobytes()
             if isinstance(client, StatefulClient) and "used-round" in config:
                 memory.provisional = _encode_state(client.state)
                 memory.provisional_round = cast(int, config["server-round"])

@@ -211,7 +211,7 @@ class RoundStrategy(Method):
         return MetricRecord({**mean, "num-examples": int(weights.sum())})
 
     def _model_record(self) -> ArrayRecord:
-        return array_record(self.broadcast.layout.layers(self.broadcast.model))
+        return array_record(self.broadcast.layout.layers(self.result_point()))
 
     def _use(
         self, server_round: int, answers: Sequence[Answer]
@@ -431,7 +431,7 @@ class RoundStrategy(Method):
 
     def _final_arrays(self, initial_arrays: ArrayRecord) -> ArrayRecord:
         """The model under the names, and in the dtypes, of the arrays it began with."""
-        layers = self.broadcast.layout.layers(self.broadcast.model)
+        layers = self.broadcast.layout.layers(self.result_point())
         final = ArrayRecord()
         for (name, before), layer in zip(initial_arrays.items(), layers, strict=True):
             dtype = np.dtype(before.dtype)

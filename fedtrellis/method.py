@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from logging import WARNING
 from typing import Any, cast
 
@@ -51,11 +51,14 @@ class Answer:
         What ``fit`` returned; read-only.
     metrics : dict
         Its metrics.
+    numbers : ndarray of float64
+        The vector that it left in ``self.numbers``; empty if none.
     """
 
     client: str
     arrays: list[NDArray[Any]]
     metrics: dict[str, Any]
+    numbers: FloatArray = field(default_factory=lambda: np.empty(0))
 
 
 class Method(Strategy):
@@ -150,6 +153,14 @@ class Method(Strategy):
         """
         return {}
 
+    def replaces_state(self, client: str) -> bool:
+        """Whether a client's own state no longer counts, only :meth:`client_state`."""
+        return False
+
+    def result_point(self) -> FloatArray:
+        """The model that is evaluated and returned, where that is not what is sent."""
+        return self.broadcast.model
+
     def converged(self) -> bool:
         """Whether the method's own stop rule holds; asked after every round."""
         return False
@@ -214,12 +225,15 @@ class Method(Strategy):
             config["keep-model"] = False
         if kind != "evaluate" and self.stateful:
             config["used-round"] = client.used_round
-            if not client.ready:
+            replace = self.replaces_state(name)
+            if replace or not client.ready:
                 state = self.client_state(name)
                 restore, restore_config = pack_restore(state, self.broadcast.model)
                 config.update(restore_config)
                 if not self.keep_old_state:
                     config["restore-alone"] = True
+                if replace:
+                    config["restore-over"] = True
                 if restore:
                     records[RESTORE] = restore
         content = filled(
@@ -309,10 +323,13 @@ class Method(Strategy):
         for array in arrays:
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 raise ValueError("the answer is not finite")
+        numbers = np.frombuffer(cast(bytes, status.get("numbers", b"")), dtype="<f8")
+        if not np.isfinite(numbers).all():
+            raise ValueError("the answer is not finite")
         metrics: dict[str, Any] = {}
         if METRICS in content:
             metrics = dict(cast(MetricRecord, content[METRICS]))
-        return Answer(name, arrays, metrics)
+        return Answer(name, arrays, metrics, numbers)
 
     def _numbers(self, server_round: int, name: str) -> dict[str, Any]:
         return {

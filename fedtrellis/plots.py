@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtrellis.callbacks import RoundRecord
+from fedtrellis.callbacks import QUALITIES, RoundRecord
 
 __all__ = ["plot_convergence"]
 
@@ -15,8 +15,8 @@ __all__ = ["plot_convergence"]
 _CRITERIA = {
     "gap": "Frank-Wolfe gap",
     "squared-gradient-norm": "‖∇F(x)‖²",
+    "gradient-map-norm": "‖G(x)‖, gradient map on the manifold",
 }
-_QUALITIES = ("accuracy", "rmse", "assignment-cost")
 
 
 def _series(
@@ -56,7 +56,7 @@ def plot_convergence(
     names = {name for history in runs.values() for r in history for name in r.metrics}
     panels = [("loss", "round")]
     panels += [(name, "round") for name in _CRITERIA if name in names][:1]
-    panels += [(name, "round") for name in _QUALITIES if name in names][:1]
+    panels += [(name, "round") for name in QUALITIES if name in names][:1]
     panels.append(("loss", "megabytes"))
     figure = Figure(figsize=(4.2 * len(panels), 3.6), layout="constrained")
     FigureCanvasAgg(figure)

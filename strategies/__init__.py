@@ -5,9 +5,11 @@ from .feddr import FedDR
 from .fedfw import FedFW
 from .fedgia import FedGiA
 from .fedprox import FedProx
+from .first_order_rfl import FirstOrderRFL
 from .local_sgd import LocalSGD
 from .naive_frank_wolfe import NaiveFrankWolfe
 from .projected_fedavg import ProjectedFedAvg
+from .zeroth_order_rfl import ZerothOrderRFL
 
 __all__ = [
     "FedAvgGD",
@@ -15,7 +17,9 @@ __all__ = [
     "FedFW",
     "FedGiA",
     "FedProx",
+    "FirstOrderRFL",
     "LocalSGD",
     "NaiveFrankWolfe",
     "ProjectedFedAvg",
+    "ZerothOrderRFL",
 ]

@@ -11,6 +11,7 @@ from fedtrellis.settings import setting
 from fedtrellis.shifted_systems import HESSIANS
 
 from .fedfw import VARIANTS
+from .zeroth_order_rfl import UPLOADS
 
 __all__ = ["MethodSettings"]
 
@@ -54,7 +55,9 @@ class MethodSettings:
         0.1, "local step size, a (all but Frank-Wolfe and FedGiA)", above=0.0
     )
     local_batch_size: int = setting(
-        0, "local mini-batch (projected-fedavg, FedDR); 0: all examples", minimum=0
+        0,
+        "local mini-batch (projected-fedavg, FedDR, Riemannian); 0: all examples",
+        minimum=0,
     )
     step_schedule: str = setting(
         "log",
@@ -68,6 +71,21 @@ class MethodSettings:
     proximal_weight: float = setting(0.01, "μ of FedProx", minimum=0.0)
     relaxation: float = setting(1.95, "α of FedDR, below 2", above=0.0, maximum=1.999)
     proximal_step: float = setting(10.0, "η of FedDR", above=0.0)
+    server_step_size: float = setting(
+        0.0, "η_g of the Riemannian methods; 0: √n", minimum=0.0
+    )
+    correction: bool = setting(
+        True, "whether the Riemannian methods' clients have correction terms"
+    )
+    step_tolerance: float = setting(
+        0.0, "the Riemannian methods' stop rule, on step-norm; 0: none", minimum=0.0
+    )
+    samples: int = setting(50, "m of zeroth-order-rfl: directions a step", minimum=1)
+    smoothing: float = setting(1e-4, "μ of zeroth-order-rfl", above=0.0)
+    upload: str = setting("auto", "what zeroth-order-rfl sends up", choices=UPLOADS)
+    shared_samples: bool = setting(
+        True, "one mini-batch for all values of a zeroth-order step, not one each"
+    )
     sigma: float = setting(0.0, "σ of FedGiA; 0: t·r/m", minimum=0.0)
     sigma_scale: float = setting(
         0.0, "t of FedGiA, above 6 in theory; 0: the task's own", minimum=0.0

@@ -84,6 +84,8 @@ def test_the_loss_falls_and_the_digits_are_learnt(tmp_path: Path) -> None:
         "fedavg-gd",
         "local-sgd",
         "fedprox",
+        "first-order-rfl",
+        "zeroth-order-rfl",
     ],
 )
 def test_every_baseline_runs(tmp_path: Path, method: str) -> None:
@@ -123,6 +125,40 @@ def test_without_a_constraint_the_minimum_is_that_of_least_squares(
     error = last["evaluation"]["loss"] - lowest
     assert -1e-12 < error < better_than * (first["evaluation"]["loss"] - lowest)
     assert last["evaluation"]["squared-gradient-norm"] < 1.0
+
+
+@pytest.mark.parametrize("task", ["kernel-pca", "low-rank-network", "attack"])
+@pytest.mark.parametrize("method", ["first-order-rfl", "zeroth-order-rfl"])
+def test_tasks_on_manifolds(tmp_path: Path, method: str, task: str) -> None:
+    config = f'method="{method}" task="{task}" rounds=40 local-step-size=0.01'
+    status, record = run(tmp_path, config, nodes=3)
+    assert status == 0
+    assert record is not None
+    first, last = history(record)[0]["evaluation"], history(record)[-1]["evaluation"]
+    assert last["loss"] < first["loss"]
+    assert last["gradient-map-norm"] > 0.0
+    # what was trained lies on the manifold
+    setup = sim.make_setup(sim.default_config() | {"method": method, "task": task}, 3)
+    assert setup.manifold is not None
+    arrays = np.load(record / "model.npz")
+    flat = [arrays[name].ravel() for name in sorted(arrays.files, key=int)]
+    point = np.concatenate(flat).reshape(setup.shape)
+    assert setup.manifold.contains(point, 1e-9)
+
+
+def test_function_values_alone_train_without_a_manifold_too(tmp_path: Path) -> None:
+    """Plain zeroth-order FedAvg: no manifold, no corrections, the plain mean."""
+    config = (
+        'method="zeroth-order-rfl" task="linear-regression" rounds=150 samples=100 '
+        "local-step-size=0.005 correction=false server-step-size=1.0 "
+        "linear-regression.features=10 step-tolerance=1e-12"
+    )
+    status, record = run(tmp_path, config, nodes=4)
+    assert status == 0
+    assert record is not None
+    lowest = json.loads((record / "summary.json").read_text())["reference_optimum"]
+    losses = [line["evaluation"]["loss"] for line in history(record)]
+    assert losses[-1] - lowest < 0.05 * (losses[0] - lowest)
 
 
 def test_fedgia_stops_by_its_own_rule_and_evaluates_there(tmp_path: Path) -> None:
@@ -264,7 +300,7 @@ BAD = [
     ("nowhere.toml", "No such file"),
     (
         'method="fedgia" domain="l1-ball"',
-        "domain = 'l1-ball' does not fit method 'fedgia', which has no constraint",
+        "domain = 'l1-ball' does not fit method 'fedgia', which has no domain",
     ),
     ('method="fedgia" radius=2', "radius = 2.0: whole-space has none; allowed: 0"),
     ('domain="whole-space"', "'fedfw', which needs a bounded set"),
@@ -282,6 +318,20 @@ BAD = [
     (
         'task="logistic-regression" logistic-regression.dataset="qsar"',
         "logistic-regression.path is empty",
+    ),
+    ('method="zeroth-order-rfl" task="digits" samples=0', "samples = 0 must be at"),
+    (
+        'method="zeroth-order-rfl" task="kernel-pca" domain="l1-ball"',
+        "method 'zeroth-order-rfl', which has no domain",
+    ),
+    (
+        'method="first-order-rfl" task="quadratic-assignment"',
+        "has no minimum without a constraint",
+    ),
+    ('method="fedgia" task="kernel-pca"', "has no minimum without a constraint"),
+    (
+        'method="first-order-rfl" task="digits" reference=true',
+        "reference = true is not for methods on manifolds",
     ),
     ('stop-metric="gapp"', "'gapp' is not known (did you mean 'gap'?)"),
 ]

@@ -35,8 +35,10 @@ def sim(*arguments: str) -> subprocess.CompletedProcess[str]:
     [
         "rounds=30 participation=0.6 seed=3",
         'method="fedgia" task="linear-regression" rounds=30 tolerance=0.0 seed=3',
+        'method="zeroth-order-rfl" task="kernel-pca" rounds=10 participation=0.6 '
+        "local-step-size=0.01 seed=3",
     ],
-    ids=["fedfw", "fedgia"],
+    ids=["fedfw", "fedgia", "zeroth-order-rfl"],
 )
 def test_flwr_run_and_sim_end_in_the_same_model(
     flower: Flower, tmp_path: Path, config: str

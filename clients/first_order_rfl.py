@@ -1,0 +1,111 @@
+"""The client's half of federated learning on a manifold, from gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from flwr.app import Context
+from numpy.typing import NDArray
+
+from fedtrellis.arrays import FloatArray, Layout
+from fedtrellis.client import StatefulClient, evaluate_objective
+from fedtrellis.manifolds import Manifold
+from fedtrellis.random import generator
+
+__all__ = ["FirstOrderRFLClient"]
+
+
+class FirstOrderRFLClient(StatefulClient):
+    """Local steps on a manifold with a correction term; see ``FirstOrderRFL``.
+
+    Parameters
+    ----------
+    context : Context
+        What ``client_fn`` was given.
+    objective : object
+        f_i, with ``gradient(x)``, and ``stochastic_gradient(x, rng, batch_size)`` if
+        mini-batches are asked for.
+    manifold : Manifold
+        M, the server's.
+
+    Notes
+    -----
+    State: z (P_M(x^k)) and g (the mean of the round's τ gradients), from which c_i
+    follows once x^{k+1} is known; or c (c_i itself), where the server sent it.
+    """
+
+    def __init__(self, context: Context, objective: Any, manifold: Manifold) -> None:
+        super().__init__(context)
+        self.objective = objective
+        self.manifold = manifold
+
+    def fit(
+        self, parameters: list[NDArray[Any]], config: dict[str, Any]
+    ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
+        """τ steps from P_M(x); the answer is ẑ, which lies off the manifold."""
+        layout = Layout.of(parameters)
+        x = layout.point(parameters)
+        eta, tau = config["step-size"], config["local-steps"]
+        c = self._correction(x, config)
+        gradient_at = self.gradient_source(layout, config)
+        start = z = self.manifold.project(x)
+        z_hat = z.copy()
+        g = np.zeros(x.shape)
+        for step in range(tau):
+            G = gradient_at(z)
+            g += G / tau
+            # ẑ ← ẑ − η (G + c_i)
+            z_hat -= eta * (G + c)
+            if step < tau - 1:
+                # z ← P_M(ẑ)
+                z = self.manifold.project(z_hat)
+        self.state = {"z": start, "g": g} if config.get("correction", True) else {}
+        arrays, metrics = self.pack(z_hat)
+        return arrays, 0, metrics
+
+    def _correction(self, x: FloatArray, config: dict[str, Any]) -> FloatArray:
+        """c_i, zero at first."""
+        if "z" in self.state:
+            # c_i ← (P_M(x^k) − x^{k+1}) / (η_g η τ) − mean of the round's G
+            total = config["server-step-size"] * config["step-size"]
+            total *= config["local-steps"]
+            c: FloatArray = (self.state["z"] - x) / total - self.state["g"]
+            return c
+        return self.state.get("c", np.zeros(x.shape))
+
+    def gradient_source(
+        self, layout: Layout, config: dict[str, Any]
+    ) -> Callable[[FloatArray], FloatArray]:
+        """Grad f_i(z), the tangent part of the gradient, as a function of z."""
+        batch_size = config.get("batch-size", 0)
+        if batch_size:
+            rng = self._rng("mini-batch", config)
+
+        def at(z: FloatArray) -> FloatArray:
+            point = layout.objective_point(z)
+            if batch_size:
+                gradient = self.objective.stochastic_gradient(point, rng, batch_size)
+            else:
+                gradient = self.objective.gradient(point)
+            return self.manifold.project_tangent(z, layout.objective_gradient(gradient))
+
+        return at
+
+    def pack(self, z_hat: FloatArray) -> tuple[list[NDArray[Any]], dict[str, Any]]:
+        """What is sent: arrays and metrics."""
+        return [z_hat], {}
+
+    def evaluate(
+        self, parameters: list[NDArray[Any]], config: dict[str, Any]
+    ) -> tuple[float, int, dict[str, Any]]:
+        """f_i at P_M(x), and the objective's metrics on this client's data."""
+        layout = Layout.of(parameters)
+        z = self.manifold.project(layout.point(parameters))
+        return evaluate_objective(self.objective, layout.layers(z))
+
+    def _rng(self, purpose: str, config: dict[str, Any]) -> np.random.Generator:
+        return generator(
+            config["seed"], purpose, self.client_id, config["server-round"]
+        )

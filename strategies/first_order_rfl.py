@@ -1,0 +1,228 @@
+"""Projection-based federated learning on a manifold, from gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import inf, sqrt
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtrellis.arrays import FloatArray, Layout
+from fedtrellis.loop import RoundStrategy
+from fedtrellis.manifolds import Manifold
+from fedtrellis.method import Answer
+from fedtrellis.settings import SettingsError
+
+from .projected_fedavg import one_point
+
+__all__ = ["FirstOrderRFL"]
+
+
+class FirstOrderRFL(RoundStrategy):
+    """Riemannian federated learning with projections and correction terms.
+
+    Solves min over x in M of f(x) = (1/n) Σ_i f_i(x), M a smooth submanifold with a
+    projection P_M. The server's x^k lies off M; in round k, with S the clients whose
+    answers were used::
+
+        client   ẑ = z = P_M(x^k)
+                 τ times:  G = grad f_i(z);  ẑ ← ẑ − η (G + c_i);  z ← P_M(ẑ)
+                 sends ẑ
+        server   x^{k+1} = P_M(x^k) + η_g ( (1/|S|) Σ over S of ẑ_i − P_M(x^k) )
+        client   c_i ← (P_M(x^k) − x^{k+1}) / (η_g η τ) − mean of the round's G,
+                 once it is sent x^{k+1}
+        end      the answer is P_M of the last x
+
+    The corrections c_i make critical points of f fixed points, whatever the clients'
+    distributions; without them, and with η_g = 1, it is FedAvg with projections.
+
+    Source: Zhang, Hu, So, Johansson, "Nonconvex federated learning on compact smooth
+    submanifolds with heterogeneous data", 2024; in the notation of arXiv 2507.22855,
+    algorithm 1, whose estimate it replaces by the Riemannian gradient.
+
+    Parameters
+    ----------
+    manifold : Manifold
+        M, in the shape of the model: an array's own shape if the model has one array,
+        else the vector of all entries, layer after layer (``Product``).
+    step_size : float
+        η > 0.
+    server_step_size : float, optional
+        η_g > 0; by default √n, as in the theory.
+    local_steps : int
+        τ.
+    batch_size : int
+        Examples in a local mini-batch; 0: all.
+    correction : bool
+        Whether the clients have correction terms c_i.
+    tolerance : float
+        Stop when ‖P_M(x^{k+1}) − P_M(x^k)‖ / η̃, with η̃ = η_g η τ, is at most this; 0:
+        never. It is the paper's measure ‖G_η̃(P_M(x^k))‖ with the round's mean estimate
+        in the place of the gradient.
+    **options
+        Those of :class:`~fedtrellis.loop.RoundStrategy`.
+
+    Notes
+    -----
+    The matching client is ``FirstOrderRFLClient(context, objective, manifold)``.
+    Metrics of a round: ``step-norm``, the left side of the stop rule.
+
+    Partial participation is our extension (the c_i sum to zero for full participation
+    only): who sat out keeps its c_i. The server can replay every c_i from what it
+    sent and got, so a client that comes back, or lost its state, is sent its own.
+    """
+
+    keep_model = False
+    # c_i is sent whole; what an older round left would be taken for newer
+    keep_old_state = False
+
+    def __init__(
+        self,
+        manifold: Manifold,
+        *,
+        step_size: float = 0.01,
+        server_step_size: float | None = None,
+        local_steps: int = 5,
+        batch_size: int = 0,
+        correction: bool = True,
+        tolerance: float = 0.0,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        for name, value in (
+            ("step_size", step_size),
+            ("server_step_size", server_step_size),
+        ):
+            if value is not None and not 0.0 < value < inf:
+                raise SettingsError(f"{name} = {value} must be greater than 0")
+        if local_steps < 1:
+            raise SettingsError(f"local_steps = {local_steps} must be at least 1")
+        if batch_size < 0:
+            raise SettingsError(f"batch_size = {batch_size} must be at least 0")
+        if not 0.0 <= tolerance < inf:
+            raise SettingsError(f"tolerance = {tolerance} must be at least 0")
+        self.manifold = manifold
+        self.step_size = step_size
+        self.given_server_step_size = server_step_size
+        self.local_steps = local_steps
+        self.batch_size = batch_size
+        self.correction = correction
+        self.tolerance = tolerance
+
+    def settings(self) -> dict[str, Any]:
+        """The settings that :meth:`summary` logs."""
+        return {
+            "manifold": self.manifold,
+            "step size η": self.step_size,
+            "server step size η_g": self.given_server_step_size or "√n",
+            "local steps τ": self.local_steps,
+            "correction": self.correction,
+            **super().settings(),
+        }
+
+    @property
+    def server_step_size(self) -> float:
+        """η_g of the run."""
+        return self.given_server_step_size or sqrt(self.num_clients)
+
+    @property
+    def total_step(self) -> float:
+        """η̃ = η_g η τ."""
+        return self.server_step_size * self.step_size * self.local_steps
+
+    def check_model(self, layout: Layout) -> None:
+        """Check that the model has the shape of the manifold's points."""
+        self.manifold.check_shape(layout.point_shape)
+
+    def setup(self, point: FloatArray, layout: Layout) -> None:
+        """Start with P_M(x) and c_i = 0."""
+        self._z = self.manifold.project(point)
+        self._corrections = {name: np.zeros(point.shape) for name in self.clients}
+        # the round that made the x which is broadcast; 0: the start
+        self._x_round = 0
+        self._step_norm = inf
+
+    def instruction(self, server_round: int, client: str) -> dict[str, Any]:
+        """η, η_g and τ, and what mini-batches need."""
+        numbers: dict[str, Any] = {
+            "step-size": self.step_size,
+            "server-step-size": self.server_step_size,
+            "local-steps": self.local_steps,
+        }
+        if not self.correction:
+            numbers["correction"] = False
+        if self.batch_size:
+            numbers |= {"batch-size": self.batch_size, "seed": self.seed}
+        return numbers
+
+    def check(self, answer: Answer) -> Any:
+        """ẑ_i."""
+        return one_point(answer, self.broadcast.layout.point_shape)
+
+    def local_point(self, server_round: int, client: str, checked: Any) -> FloatArray:
+        """ẑ_i out of a checked answer."""
+        point: FloatArray = checked
+        return point
+
+    def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
+        """Step from P_M(x^k) towards the mean of the ẑ_i, and replay every c_i."""
+        z, scale = self._z, self.step_size * self.local_steps
+        points = {
+            name: self.local_point(server_round, name, checked)
+            for name, checked in answers.items()
+        }
+        # x^{k+1} = P_M(x^k) + η_g (mean of ẑ_i − P_M(x^k))
+        mean = np.mean(list(points.values()), axis=0)
+        x = z + self.server_step_size * (mean - z)
+        if self.correction:
+            direction = (z - x) / self.total_step
+            for name, point in points.items():
+                # ẑ_i = z − η τ (mean of G + c_i)
+                estimate = (z - point) / scale - self._corrections[name]
+                # c_i ← (P_M(x^k) − x^{k+1}) / (η_g η τ) − mean of G
+                self._corrections[name] = direction - estimate
+        self.broadcast.replace(x)
+        self._x_round = server_round
+        self._z = self.manifold.project(x)
+        self._step_norm = float(np.linalg.norm(self._z - z)) / self.total_step
+        return {"step-norm": self._step_norm}
+
+    def result_point(self) -> FloatArray:
+        """P_M(x): the model that is evaluated, and the run's result."""
+        return self._z
+
+    def client_correction(self, client: str) -> FloatArray:
+        """c_i as the server replays it, a new array."""
+        return self._corrections[client].copy()
+
+    def converged(self) -> bool:
+        """Whether the projected step is at most the tolerance."""
+        return self.tolerance > 0.0 and self._step_norm <= self.tolerance
+
+    def replaces_state(self, client: str) -> bool:
+        """Whether x has changed since the client's last round, which its c_i needs."""
+        used_round = self._registry[client].used_round
+        return self.correction and 0 < used_round != self._x_round
+
+    def client_state(self, client: str) -> dict[str, FloatArray]:
+        """c_i, but for a client that has none yet."""
+        if not self.correction or not self._registry[client].used_round:
+            return {}
+        return {"c": self._corrections[client]}
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Every c_i, and which round x is of."""
+        arrays: dict[str, NDArray[Any]] = {"x-round": np.array(self._x_round)}
+        for name, correction in self._corrections.items():
+            arrays[f"{name}/c"] = correction
+        return arrays
+
+    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Inverse of :meth:`state`."""
+        self._x_round = int(state["x-round"])
+        self._z = self.manifold.project(self.broadcast.model)
+        self._corrections = {
+            name: np.array(state[f"{name}/c"]) for name in self.clients
+        }

@@ -1,0 +1,170 @@
+"""Projection-based federated learning on a manifold, from function values alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf, prod
+from typing import Any
+
+import numpy as np
+
+from fedtrellis.arrays import FloatArray
+from fedtrellis.manifolds import Manifold
+from fedtrellis.method import Answer
+from fedtrellis.random import generator
+from fedtrellis.settings import SettingsError, check_choice
+from fedtrellis.zeroth_order import combine
+
+from .first_order_rfl import FirstOrderRFL
+from .projected_fedavg import one_point
+
+__all__ = ["UPLOADS", "ZerothOrderRFL"]
+
+UPLOADS = ("auto", "scalars", "dense")
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """ẑ_i, or the scalars that it is made of; and how many values were dropped."""
+
+    array: FloatArray
+    dropped: int
+
+
+class ZerothOrderRFL(FirstOrderRFL):
+    """Zeroth-order projection-based Riemannian federated learning.
+
+    :class:`FirstOrderRFL` with an estimate of the Riemannian gradient from m + 1 values
+    of f_i, at points on the manifold, in each of the τ local steps::
+
+        G(z) = (p·r/m) Σ_{j=1..m} [F_i(P_M(z + μ u_j), ξ) − F_i(z, ξ)] / μ · u_j    (7)
+
+    with u_j uniform on the unit sphere of R^{p×r}, one mini-batch ξ for all of a step's
+    values. A value that is not finite is dropped, and counted.
+
+    **What travels up.** The u_j derive from the run's seed, the client and the round,
+    so the server can draw them as well. G is a combination of them, and
+    ẑ_i = z − η Σ_t (G_t + c_i), so τ·m scalars are all that a client has to send.
+
+    Source: Wang, Pan, He, Li, Jiang, "Federated Learning on Riemannian Manifolds: A
+    Gradient-Free Projection-Based Approach", arXiv 2507.22855, algorithm 1. That
+    scalars suffice is ours.
+
+    Parameters
+    ----------
+    manifold : Manifold
+        M, see :class:`FirstOrderRFL`.
+    samples : int
+        m.
+    smoothing : float
+        μ > 0.
+    upload : {"auto", "scalars", "dense"}
+        What the clients send; auto: scalars where they are fewer than ẑ's entries.
+    shared_samples : bool
+        One ξ for all values of a step (m + 1 values); else, as in the paper, one for
+        each direction (2m values). Makes no difference without mini-batches.
+    **options
+        Those of :class:`FirstOrderRFL`: step_size, server_step_size, local_steps, ....
+
+    Notes
+    -----
+    The matching client is ``ZerothOrderRFLClient(context, objective, manifold)``.
+    Metrics of a round, beside ``step-norm``: ``evaluations``, the values that the
+    clients computed, and ``dropped-values`` if there were any.
+
+    Theory asks for a step size η that shrinks like 1/(p·r).
+    """
+
+    def __init__(
+        self,
+        manifold: Manifold,
+        *,
+        samples: int = 50,
+        smoothing: float = 1e-4,
+        upload: str = "auto",
+        shared_samples: bool = True,
+        **options: Any,
+    ) -> None:
+        super().__init__(manifold, **options)
+        if samples < 1:
+            raise SettingsError(f"samples = {samples} must be at least 1")
+        if not 0.0 < smoothing < inf:
+            raise SettingsError(f"smoothing = {smoothing} must be greater than 0")
+        check_choice("upload", upload, UPLOADS)
+        self.samples = samples
+        self.smoothing = smoothing
+        self.upload = upload
+        self.shared_samples = shared_samples
+
+    def settings(self) -> dict[str, Any]:
+        """The settings that :meth:`summary` logs."""
+        return {
+            "samples m": self.samples,
+            "smoothing μ": self.smoothing,
+            "upload": self.upload,
+            **super().settings(),
+        }
+
+    @property
+    def sends_scalars(self) -> bool:
+        """Whether clients send scalars in the place of ẑ."""
+        if self.upload == "auto":
+            size = prod(self.broadcast.layout.point_shape)
+            return self.local_steps * self.samples < size
+        return self.upload == "scalars"
+
+    def instruction(self, server_round: int, client: str) -> dict[str, Any]:
+        """What :class:`FirstOrderRFL` says; m, μ and the seed of the directions."""
+        numbers = super().instruction(server_round, client)
+        numbers |= {
+            "samples": self.samples,
+            "smoothing": self.smoothing,
+            "seed": self.seed,
+        }
+        if self.sends_scalars:
+            numbers["scalars"] = True
+        if not self.shared_samples:
+            numbers["shared-samples"] = False
+        return numbers
+
+    def check(self, answer: Answer) -> _Answer:
+        """The scalars, or ẑ_i."""
+        dropped = answer.metrics.get("dropped", 0)
+        if not isinstance(dropped, int) or dropped < 0:
+            raise ValueError(f"the answer has dropped {dropped!r}")
+        if not self.sends_scalars:
+            point = one_point(answer, self.broadcast.layout.point_shape)
+            return _Answer(point, dropped)
+        scalars = answer.numbers
+        count = self.local_steps * self.samples
+        if answer.arrays or scalars.shape != (count,):
+            raise ValueError(
+                f"the answer has {scalars.size} scalars and {len(answer.arrays)} "
+                f"arrays, expected {count} and none"
+            )
+        return _Answer(scalars.reshape(self.local_steps, self.samples), dropped)
+
+    def local_point(
+        self, server_round: int, client: str, checked: _Answer
+    ) -> FloatArray:
+        """ẑ_i, replayed from the scalars if that is what was sent."""
+        if not self.sends_scalars:
+            return checked.array
+        rng = generator(self.seed, "directions", client, server_round)
+        total = np.zeros(self._z.shape)
+        for scalars in checked.array:
+            # G_t = (p·r/m) Σ_j s_tj u_tj, with the client's own directions
+            total += combine(scalars, rng, self._z.shape)
+        # ẑ = z − η Σ_t (G_t + c_i)
+        total += self.local_steps * self._corrections[client]
+        return self._z - self.step_size * total
+
+    def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
+        """As :class:`FirstOrderRFL` does; and count."""
+        metrics = super().aggregate(server_round, answers)
+        a_step = self.samples + 1 if self.shared_samples else 2 * self.samples
+        metrics["evaluations"] = len(answers) * self.local_steps * a_step
+        dropped = sum(answer.dropped for answer in answers.values())
+        if dropped:
+            metrics["dropped-values"] = dropped
+        return metrics

@@ -1,0 +1,500 @@
+"""Riemannian FL, zeroth and first order, against plain NumPy loops of algorithm 1."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, Context
+from numpy.typing import NDArray
+
+from clients import FirstOrderRFLClient, ZerothOrderRFLClient
+from fedtrellis import Callback, LocalGrid, RoundRecord, client_app
+from fedtrellis.local import FAULTS
+from fedtrellis.manifolds import (
+    Euclidean,
+    FixedRank,
+    Manifold,
+    Oblique,
+    Product,
+    Sphere,
+    Stiefel,
+)
+from fedtrellis.random import generator
+from fedtrellis.settings import SettingsError
+from fedtrellis.zeroth_order import directions
+from strategies import FirstOrderRFL, ZerothOrderRFL
+
+Array = NDArray[np.float64]
+
+N, P, R, SEED = 4, 7, 3, 11
+EVERYTHING = {
+    "request_loss": 0.2,
+    "reply_loss": 0.2,
+    "late_reply": 0.1,
+    "state_loss": 0.1,
+    "wipe": 0.05,
+    "crash": 0.05,
+    "garbage": 0.1,
+    "duplicate": 0.1,
+}
+
+
+class Quadratic:
+    """½⟨x, H_i x⟩ + ⟨b_i, x⟩ of a matrix x, counted by the values it was asked for."""
+
+    num_examples = 1
+
+    def __init__(self, seed: int, shape: tuple[int, ...], bad: float = 0.0) -> None:
+        rng = np.random.default_rng(seed)
+        H = rng.standard_normal((shape[0], shape[0]))
+        self.H, self.b = 0.1 * (H + H.T), rng.standard_normal(shape)
+        self.shape, self.bad, self.asked = shape, bad, 0
+
+    def value(self, x: Array) -> float:
+        return float(0.5 * np.vdot(x, self.H @ x) + np.vdot(self.b, x))
+
+    def gradient(self, x: Array) -> Array:
+        gradient: Array = self.H @ x + self.b
+        return gradient
+
+    def values(
+        self, points: Array, rng: Any = None, *, batch_size: Any = None
+    ) -> Array:
+        assert batch_size is None
+        self.asked += len(points)
+        result = np.array([self.value(x) for x in points])
+        if self.bad:
+            # what a simulator may do anywhere but at the point itself
+            wrong = np.abs(np.sin(1e6 * result)) < self.bad
+            wrong[result == self.value(points[0])] = False
+            result[wrong] = np.nan
+        return result
+
+
+def project(manifold: Manifold, x: Array) -> Array:
+    """P_M by other means than ours."""
+    if isinstance(manifold, Sphere):
+        return manifold.radius * x / np.sqrt((x**2).sum())  # type: ignore[no-any-return]
+    if isinstance(manifold, Oblique):
+        return x / np.sqrt((x**2).sum(axis=0))  # type: ignore[no-any-return]
+    if isinstance(manifold, Euclidean):
+        return x.copy()
+    U, s, Vt = np.linalg.svd(x, full_matrices=False)
+    if isinstance(manifold, Stiefel):
+        return U @ Vt  # type: ignore[no-any-return]
+    assert isinstance(manifold, FixedRank)
+    k = manifold.rank
+    return (U[:, :k] * s[:k]) @ Vt[:k]  # type: ignore[no-any-return]
+
+
+MANIFOLDS: list[Manifold] = [
+    Sphere((P, R), 2.0),
+    Oblique((P, R)),
+    Stiefel((P, R)),
+    FixedRank((P, R), 2),
+    Euclidean((P, R)),
+]
+IDS = [type(manifold).__name__ for manifold in MANIFOLDS]
+
+
+class Watch(Callback):
+    """Notes down whose answers were used, and every result."""
+
+    def __init__(self) -> None:
+        self.used: list[list[int]] = []
+        self.x: list[Array] = []
+
+    def on_round(self, strategy: Any, record: RoundRecord) -> None:
+        if record.round:
+            self.used.append([int(name) for name in strategy._used])
+            self.x.append(strategy.broadcast.model.copy())
+
+
+class Run:
+    """A run of either method, and algorithm 1 on the answers that were used."""
+
+    def __init__(
+        self,
+        manifold: Manifold,
+        rounds: int,
+        *,
+        order: int = 0,
+        bad: float = 0.0,
+        grid: Mapping[str, Any] | None = None,
+        **settings: Any,
+    ) -> None:
+        self.manifold, self.order = manifold, order
+        self.losses = [Quadratic(i, manifold.shape, bad) for i in range(N)]
+        client = FirstOrderRFLClient if order else ZerothOrderRFLClient
+
+        def client_fn(context: Context) -> Any:
+            loss = self.losses[int(context.node_config["partition-id"])]
+            return client(context, loss, manifold)
+
+        self.watch = Watch()
+        callbacks = [self.watch, *settings.pop("callbacks", [])]
+        options: dict[str, Any] = {
+            "step_size": 0.01,
+            "local_steps": 3,
+            "seed": SEED,
+            "callbacks": callbacks,
+            "max_failed_rounds": 1000,
+        }
+        if not order:
+            options |= {"samples": 6, "smoothing": 1e-3}
+        make: Callable[..., FirstOrderRFL] = FirstOrderRFL if order else ZerothOrderRFL
+        self.strategy = make(manifold, **(options | settings))
+        self.grid = LocalGrid(client_app(client_fn), N, **(grid or {}))
+        self.start = manifold.random_point(np.random.default_rng(5))
+        result = self.strategy.start(
+            self.grid, ArrayRecord([self.start]), num_rounds=rounds
+        )
+        self.model: Array = result.arrays.to_numpy_ndarrays()[0]
+
+    def estimate(self, i: int, t: int, z: Array, rng: np.random.Generator) -> Array:
+        loss = self.losses[i]
+        if self.order:
+            return self.manifold.project_tangent(z, loss.gradient(z))
+        strategy = self.strategy
+        assert isinstance(strategy, ZerothOrderRFL)
+        mu, m = strategy.smoothing, strategy.samples
+        u = directions(rng, m, z.shape)
+        points = [z, *(project(self.manifold, z + mu * one) for one in u)]
+        asked = loss.asked
+        f = loss.values(np.array(points))
+        loss.asked = asked
+        good = np.flatnonzero(np.isfinite(f[1:]))
+        G = np.zeros(z.shape)
+        for j in good:
+            G += (f[1 + j] - f[0]) / mu * u[j]
+        return z.size / len(good) * G
+
+    def check_loop(self) -> None:
+        """METHODS §3, with explicit c_i; the x^k and the c_i of every client."""
+        s = self.strategy
+        eta, tau = s.step_size, s.local_steps
+        eta_g = s.given_server_step_size or math.sqrt(N)
+        x, c = self.start, np.zeros((N, *self.start.shape))
+        for t, (used, x_ours) in enumerate(
+            zip(self.watch.used, self.watch.x, strict=True), start=1
+        ):
+            z0 = project(self.manifold, x)
+            hats, means = [], {}
+            for i in used:
+                rng = generator(SEED, "directions", str(i), t)
+                z, z_hat, G_sum = z0, z0.copy(), np.zeros_like(z0)
+                for _ in range(tau):
+                    G = self.estimate(i, t, z, rng)
+                    G_sum += G
+                    z_hat = z_hat - eta * (G + c[i])
+                    z = project(self.manifold, z_hat)
+                hats.append(z_hat)
+                means[i] = G_sum / tau
+            if used:
+                x = z0 + eta_g * (np.mean(hats, axis=0) - z0)
+            if s.correction:
+                for i, mean in means.items():
+                    c[i] = (z0 - x) / (eta_g * eta * tau) - mean
+            assert np.abs(x - x_ours).max() < 1e-9 * max(1.0, np.abs(x).max())
+        for i in range(N):
+            assert np.abs(s.client_correction(str(i)) - c[i]).max() < 1e-6
+        z = project(self.manifold, x)
+        assert np.abs(z - self.model).max() < 1e-9 * max(1.0, np.abs(z).max())
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+@pytest.mark.parametrize("manifold", MANIFOLDS, ids=IDS)
+@pytest.mark.parametrize("order", [0, 1])
+def test_every_iterate_is_that_of_algorithm_1(
+    order: int, manifold: Manifold, participation: float
+) -> None:
+    run = Run(manifold, 25, order=order, participation=participation)
+    if participation < 1.0:
+        assert {len(used) for used in run.watch.used} > {4}
+        assert any(len(used) < N for used in run.watch.used)
+    run.check_loop()
+    assert manifold.contains(run.model, 1e-9)
+
+
+@pytest.mark.parametrize("settings", [{"server_step_size": 1.0}, {"correction": False}])
+@pytest.mark.parametrize("order", [0, 1])
+def test_variants(order: int, settings: dict[str, Any]) -> None:
+    Run(Stiefel((P, R)), 12, order=order, **settings).check_loop()
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_scalars_are_as_good_as_points(participation: float) -> None:
+    """The same run, whichever is sent; the bytes differ."""
+    runs = [
+        Run(Stiefel((P, R)), 20, upload=upload, participation=participation)
+        for upload in ("scalars", "dense")
+    ]
+    for ours, dense in zip(runs[0].watch.x, runs[1].watch.x, strict=True):
+        assert np.abs(ours - dense).max() < 1e-9
+    # 3 steps with 6 samples are fewer than 7 × 3 numbers
+    assert Run(Stiefel((P, R)), 2).strategy.sends_scalars  # type: ignore[attr-defined]
+    assert not Run(Stiefel((P, R)), 2, samples=7).strategy.sends_scalars  # type: ignore[attr-defined]
+
+
+def test_an_upload_of_scalars_is_small() -> None:
+    """p·r = 100 000, m = 50, τ = 1: below 1 kB a node and round, envelope and all."""
+    sizes = []
+    for upload in ("scalars", "dense"):
+        shape, loss = (100_000, 1), Flat(100_000)
+        manifold = Sphere(shape)
+
+        def client_fn(
+            context: Context, loss: Flat = loss, manifold: Sphere = manifold
+        ) -> ZerothOrderRFLClient:
+            return ZerothOrderRFLClient(context, loss, manifold)
+
+        grid = LocalGrid(client_app(client_fn), 2, encode=True)
+        strategy = ZerothOrderRFL(
+            manifold, samples=50, local_steps=1, upload=upload, smoothing=1e-2
+        )
+        start = np.zeros(shape)
+        start[0] = 1.0
+        strategy.start(grid, ArrayRecord([start]), num_rounds=3)
+        sizes.append(max(record.bytes_up for record in strategy.history[1:]) / 2)
+    assert sizes[0] < 1000
+    assert sizes[1] > 800_000
+
+
+class Flat:
+    """Σ_j a_j x_j, cheap at any size."""
+
+    num_examples = 1
+
+    def __init__(self, size: int) -> None:
+        self.a = np.linspace(-1.0, 1.0, size)[:, None]
+
+    def value(self, x: Array) -> float:
+        return float(np.vdot(self.a, x))
+
+
+@pytest.mark.parametrize("upload", ["scalars", "dense"])
+def test_values_that_are_not_finite_are_left_out_and_counted(upload: str) -> None:
+    run = Run(Stiefel((P, R)), 15, bad=0.3, upload=upload)
+    run.check_loop()
+    dropped = [record.train.get("dropped-values", 0) for record in run.strategy.history]
+    # 15 rounds of 4 clients with 3 steps of 6 samples, about a fifth of them bad
+    assert 100 < sum(dropped) < 500
+    assert all(record.used == N for record in run.strategy.history)
+
+
+def test_a_loss_that_is_never_finite_ends_the_run_with_its_reason() -> None:
+    class Broken:
+        def value(self, x: Array) -> float:
+            return math.nan
+
+    manifold = Sphere((3,))
+    app = client_app(lambda context: ZerothOrderRFLClient(context, Broken(), manifold))
+    with pytest.raises(
+        RuntimeError, match=r"no usable answer.*the function's value is nan"
+    ):
+        ZerothOrderRFL(manifold).start(
+            LocalGrid(app, 2), ArrayRecord([np.eye(3)[0]]), num_rounds=9
+        )
+
+
+def test_evaluations_are_counted_as_they_are_made() -> None:
+    for shared, each in ((True, 7), (False, 12)):
+        run = Run(Stiefel((P, R)), 4, shared_samples=shared)
+        told = sum(record.train["evaluations"] for record in run.strategy.history)
+        assert told == 4 * N * 3 * each
+        if shared:
+            assert told == sum(loss.asked for loss in run.losses)
+
+
+# --------------------------------------------------------------------------- faults
+
+
+@pytest.mark.parametrize("grid_seed", [0, 1])
+@pytest.mark.parametrize("order", [0, 1])
+def test_everything_at_once(order: int, grid_seed: int) -> None:
+    faults = {**EVERYTHING, "seed": grid_seed, "encode": True}
+    run = Run(Stiefel((P, R)), 60, order=order, grid=faults, participation=0.9)
+    assert all(run.grid.fault_counts.values())
+    run.check_loop()
+
+
+@pytest.mark.parametrize("fault", sorted(FAULTS))
+def test_each_fault_alone(fault: str) -> None:
+    run = Run(Oblique((P, R)), 25, grid={fault: 0.4})
+    assert run.grid.fault_counts[fault] > 10
+    run.check_loop()
+    if fault in ("wipe", "state_loss", "duplicate"):
+        # who lost its correction is given it back in the same round
+        assert all(record.used == N for record in run.strategy.history)
+
+
+@pytest.mark.parametrize("order", [0, 1])
+def test_resumed_run_is_the_same_run(order: int, tmp_path: Path) -> None:
+    class Stop(Callback):
+        def on_round(self, strategy: Any, record: RoundRecord) -> bool:
+            return record.round == 9
+
+    options: dict[str, Any] = {
+        "order": order,
+        "participation": 0.7,
+        "grid": {"reply_loss": 0.2},
+    }
+    path = tmp_path / "checkpoint"
+    whole = Run(Stiefel((P, R)), 20, **options)
+    Run(Stiefel((P, R)), 20, checkpoint=path, callbacks=[Stop()], **options)
+    rest = Run(Stiefel((P, R)), 20, resume=path, **options)
+    assert rest.watch.used == whole.watch.used[9:]
+    assert np.array_equal(rest.model, whole.model)
+
+
+# ---------------------------------------------------------------------- convergence
+
+
+class Component:
+    """−½ Tr(xᵀ C_i x): principal components of a client's own data."""
+
+    num_examples = 1
+
+    def __init__(self, C: Array) -> None:
+        self.C = C
+
+    def value(self, x: Array) -> float:
+        return -0.5 * float(np.vdot(x, self.C @ x))
+
+    def gradient(self, x: Array) -> Array:
+        return -self.C @ x
+
+    def values(
+        self, points: Array, rng: Any = None, *, batch_size: Any = None
+    ) -> Array:
+        values: Array = np.einsum("mij,mij->m", points, self.C @ points)
+        return -0.5 * values
+
+
+def pca(rounds: int, order: int, **settings: Any) -> tuple[float, float, Array]:
+    """Gap, Riemannian gradient norm and x on clients with different covariances."""
+    rng = np.random.default_rng(0)
+    parts = []
+    for i in range(N):
+        A = rng.standard_normal((30, 10)) * np.linspace(1, 2, 10) ** (1 + i)
+        parts.append(A.T @ A / 30)
+    scale = np.linalg.eigvalsh(np.mean(parts, axis=0))[-1]
+    losses = [Component(C / scale) for C in parts]
+    C = np.mean(parts, axis=0) / scale
+    manifold = Stiefel((10, 2))
+    client = FirstOrderRFLClient if order else ZerothOrderRFLClient
+
+    def client_fn(context: Context) -> Any:
+        loss = losses[int(context.node_config["partition-id"])]
+        return client(context, loss, manifold)
+
+    make: Callable[..., FirstOrderRFL] = FirstOrderRFL if order else ZerothOrderRFL
+    strategy = make(manifold, seed=SEED, **settings)
+    start = manifold.random_point(np.random.default_rng(1))
+    result = strategy.start(
+        LocalGrid(client_app(client_fn), N), ArrayRecord([start]), num_rounds=rounds
+    )
+    (x,) = result.arrays.to_numpy_ndarrays()
+    best = -0.5 * float(np.linalg.eigvalsh(C)[-2:].sum())
+    gradient = manifold.project_tangent(x, -C @ x)
+    gap = -0.5 * float(np.vdot(x, C @ x)) - best
+    return gap, float(np.linalg.norm(gradient)), x
+
+
+def test_critical_points_are_the_fixed_points_of_the_corrected_method_only() -> None:
+    settings: dict[str, Any] = {"step_size": 0.02, "local_steps": 5}
+    gap, norm, x = pca(1000, 1, **settings)
+    assert norm < 1e-8
+    assert abs(gap) < 1e-10
+    # iterates stay on the manifold
+    assert np.abs(x.T @ x - np.eye(2)).max() < 1e-10
+    gap, norm, _ = pca(1000, 1, correction=False, server_step_size=1.0, **settings)
+    assert norm > 1e-4
+    assert gap > 1e-8
+
+
+def test_zeroth_order_comes_near_the_optimum_and_nearer_with_more_samples() -> None:
+    floors = []
+    for samples in (10, 160):
+        gap, _, x = pca(400, 0, step_size=0.01, local_steps=5, samples=samples)
+        assert np.abs(x.T @ x - np.eye(2)).max() < 1e-10
+        floors.append(gap)
+    assert 0.0 < floors[1] < 0.5 * floors[0] < 0.02
+
+
+def test_the_stop_rule_is_the_projected_step() -> None:
+    run = Run(Stiefel((P, R)), 400, order=1, tolerance=1e-3, step_size=0.02)
+    rounds = len(run.watch.x)
+    assert rounds < 400
+    z = [project(run.manifold, x) for x in run.watch.x]
+    steps = [
+        np.linalg.norm(after - before) / run.strategy.total_step
+        for before, after in zip([run.start, *z], z, strict=False)
+    ]
+    assert steps[-1] <= 1e-3 < min(steps[:-1])
+    told = [record.train["step-norm"] for record in run.strategy.history]
+    assert told == pytest.approx(steps, abs=1e-8)
+
+
+def test_a_model_of_several_arrays() -> None:
+    """A product manifold acts on the vector of all entries."""
+
+    class Layers:
+        num_examples = 1
+
+        def value(self, x: Sequence[Array]) -> float:
+            u, b = x
+            return float(u[0] @ np.array([1.0, -2.0])) + float(((b - 1.0) ** 2).sum())
+
+        def gradient(self, x: Sequence[Array]) -> list[Array]:
+            g = np.zeros((3, 2))
+            g[0] = (1.0, -2.0)
+            return [g, 2.0 * (x[1] - 1.0)]
+
+    manifold = Product([Stiefel((3, 2)), Euclidean((4,))])
+    start = [np.eye(3, 2), np.zeros(4)]
+    for make, client in (
+        (FirstOrderRFL, FirstOrderRFLClient),
+        (ZerothOrderRFL, ZerothOrderRFLClient),
+    ):
+
+        def client_fn(context: Context, client: Any = client) -> Any:
+            return client(context, Layers(), manifold)
+
+        strategy: FirstOrderRFL = make(manifold, step_size=0.02)
+        grid = LocalGrid(client_app(client_fn), 3, encode=True)
+        result = strategy.start(grid, ArrayRecord(start), num_rounds=300)
+        u, b = result.arrays.to_numpy_ndarrays()
+        # the minimum over orthonormal columns: the first row is −(1, −2)/√5
+        assert u[0] == pytest.approx(np.array([-1.0, 2.0]) / math.sqrt(5), abs=5e-3)
+        assert b == pytest.approx(np.ones(4), abs=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"step_size": 0.0}, "step_size = 0.0 must be greater than 0"),
+        ({"server_step_size": -1.0}, "server_step_size = -1.0 must be greater"),
+        ({"local_steps": 0}, "local_steps = 0 must be at least 1"),
+        ({"batch_size": -1}, "batch_size = -1 must be at least 0"),
+        ({"tolerance": math.inf}, "tolerance = inf must be at least 0"),
+        ({"samples": 0}, "samples = 0 must be at least 1"),
+        ({"smoothing": 0.0}, "smoothing = 0.0 must be greater than 0"),
+        ({"upload": "scalar"}, r"upload = 'scalar' .*did you mean 'scalars'"),
+    ],
+)
+def test_bad_settings(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        ZerothOrderRFL(Sphere((3,)), **settings)
+
+
+def test_a_model_of_another_shape_is_refused_before_anything_starts() -> None:
+    strategy = FirstOrderRFL(Stiefel((5, 2)))
+    app = client_app(lambda context: None)
+    with pytest.raises(ValueError, match=r"\(5, 2\)"):
+        strategy.start(LocalGrid(app, 2), ArrayRecord([np.zeros((4, 2))]), num_rounds=1)
