@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from threadpoolctl import threadpool_limits
 
-from . import fedavg, fedgia, messages, overhead
+from . import fedavg, fedgia, messages, overhead, zeroth_order
 from .report import Comparison, machine, write_json
 from .runs import quiet
 
@@ -23,6 +23,9 @@ COMPARISONS: dict[str, Callable[[bool], Iterable[Comparison]]] = {
         overhead.compare(overhead.QUICK if quick else overhead.FULL)
     ],
     "fedavg": lambda quick: [fedavg.compare(fedavg.QUICK if quick else fedavg.FULL)],
+    "zeroth-order": lambda quick: [
+        zeroth_order.compare(zeroth_order.QUICK if quick else zeroth_order.FULL)
+    ],
     "fedgia": lambda quick: fedgia.compare(fedgia.QUICK if quick else fedgia.FULL),
 }
 

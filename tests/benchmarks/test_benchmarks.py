@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks import __main__, fedavg, messages, overhead
+from benchmarks import __main__, fedavg, messages, overhead, zeroth_order
 from benchmarks.report import Spread, ratios
 from benchmarks.runs import least_squares, synthetic
 
@@ -90,3 +91,13 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as stopped:
         __main__.main(["--out", str(tmp_path / "nowhere" / "out.json")])
     assert stopped.value.code == 2
+
+
+def test_zeroth_order_sides_agree_and_are_shown() -> None:
+    (case,) = [case for case in zeroth_order.QUICK if case.name.startswith("attack")]
+    result = zeroth_order.compare([replace(case, repetitions=2, aimed=True)])
+    (row,) = result.rows
+    assert row["parameters"] == 64
+    # the sides themselves are compared where they are measured
+    assert float(str(row["difference"])) < 1e-6
+    assert len(result.aims) == 1
