@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from reproduce import fedgia
-from reproduce.__main__ import PAPERS, main
+from reproduce.__main__ import PAPERS, folder_of, main
 from reproduce.common import (
     Options,
     Run,
@@ -64,7 +64,7 @@ def test_a_quick_run_of_all_items(
 def test_saved_results_are_what_the_pages_show() -> None:
     """Every item has its place in the page; what is committed there is its results."""
     for name, paper in PAPERS.items():
-        folder = ROOT / "reproduce" / name
+        folder = folder_of(name)
         page = (folder / "README.md").read_text(encoding="utf-8")
         for item, definition in paper.ITEMS.items():
             pattern = f"<!-- {item} -->\n(.*?)<!-- end {item} -->"

@@ -376,7 +376,9 @@ class Component:
         return -0.5 * values
 
 
-def pca(rounds: int, order: int, **settings: Any) -> tuple[float, float, Array]:
+def pca(
+    rounds: int, order: int, faults: Mapping[str, Any] | None = None, **settings: Any
+) -> tuple[float, float, Array]:
     """Gap, Riemannian gradient norm and x on clients with different covariances."""
     rng = np.random.default_rng(0)
     parts = []
@@ -396,9 +398,8 @@ def pca(rounds: int, order: int, **settings: Any) -> tuple[float, float, Array]:
     make: Callable[..., FirstOrderRFL] = FirstOrderRFL if order else ZerothOrderRFL
     strategy = make(manifold, seed=SEED, **settings)
     start = manifold.random_point(np.random.default_rng(1))
-    result = strategy.start(
-        LocalGrid(client_app(client_fn), N), ArrayRecord([start]), num_rounds=rounds
-    )
+    grid = LocalGrid(client_app(client_fn), N, **(faults or {}))
+    result = strategy.start(grid, ArrayRecord([start]), num_rounds=rounds)
     (x,) = result.arrays.to_numpy_ndarrays()
     best = -0.5 * float(np.linalg.eigvalsh(C)[-2:].sum())
     gradient = manifold.project_tangent(x, -C @ x)
@@ -416,6 +417,16 @@ def test_critical_points_are_the_fixed_points_of_the_corrected_method_only() -> 
     gap, norm, _ = pca(1000, 1, correction=False, server_step_size=1.0, **settings)
     assert norm > 1e-4
     assert gap > 1e-8
+
+
+@pytest.mark.parametrize("fault", ["reply_loss", "wipe"])
+def test_convergence_survives_lost_replies_and_lost_states(fault: str) -> None:
+    settings: dict[str, Any] = {"step_size": 0.02, "local_steps": 5}
+    gap, norm, _ = pca(1000, 1, {fault: 0.2}, **settings)
+    assert norm < 1e-8
+    assert abs(gap) < 1e-10
+    gap, _, _ = pca(400, 0, {fault: 0.2}, samples=160, **settings | {"step_size": 0.01})
+    assert abs(gap) < 0.01
 
 
 def test_zeroth_order_comes_near_the_optimum_and_nearer_with_more_samples() -> None:
