@@ -11,6 +11,7 @@ from fedtrellis.callbacks import QUALITIES, RoundRecord
 
 __all__ = ["plot_convergence"]
 
+_LARGEST = 1e100
 # how far from optimal, with and without a constraint; what the axis says
 _CRITERIA = {
     "gap": "Frank-Wolfe gap",
@@ -29,7 +30,9 @@ def _series(
         if metric in record.metrics:
             rounds.append(record.round)
             megabytes.append(moved / 1e6)
-            values.append(record.metrics[metric])
+            value = record.metrics[metric]
+            # a run that diverged: its axis would be longer than a float
+            values.append(value if abs(value) < _LARGEST else np.nan)
     return rounds, megabytes, values
 
 

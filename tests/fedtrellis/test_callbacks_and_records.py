@@ -500,3 +500,13 @@ def test_the_picture_has_the_panels_that_there_are_numbers_for(
     by_round = ("round", "F(x̄) − F*")
     by_bytes = ("MB up and down, all nodes", "F(x̄) − F*")
     assert drawn == [[by_round, ("round", "Frank-Wolfe gap"), by_bytes]]
+
+
+def test_the_picture_of_a_run_that_diverged(tmp_path: Path) -> None:
+    """Values near the end of what a float holds have no axis; they are left out."""
+    history = [
+        RoundRecord(round=t, evaluation={"loss": v, "squared-gradient-norm": v})
+        for t, v in enumerate([1.0, 1e80, 1e250, 1e308, math.inf, math.nan])
+    ]
+    plot_convergence({"one": history}, tmp_path / "a.png")
+    assert (tmp_path / "a.png").stat().st_size > 5_000
