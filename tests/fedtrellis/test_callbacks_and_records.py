@@ -506,7 +506,7 @@ def test_the_picture_of_a_run_that_diverged(tmp_path: Path) -> None:
     """Values near the end of what a float holds have no axis; they are left out."""
     history = [
         RoundRecord(round=t, evaluation={"loss": v, "squared-gradient-norm": v})
-        for t, v in enumerate([1.0, 1e80, 1e250, 1e308, math.inf, math.nan])
+        for t, v in enumerate([1.0, 1e80, 1e250, 1e308, np.inf, np.nan])
     ]
     plot_convergence({"one": history}, tmp_path / "a.png")
     assert (tmp_path / "a.png").stat().st_size > 5_000
