@@ -178,7 +178,7 @@ def _slices(folder: Path, prefix: str) -> list[str]:
     return [name.split("images-idx3")[0] for name in names]
 
 
-def load_cifar10(folder: Path, *, partial: bool) -> Examples:
+def load_cifar10(folder: Path, *, partial: bool, key: str = _KEY) -> Examples:
     """Load CIFAR-10's five training batches and its test batch, in either format.
 
     Parameters
@@ -186,6 +186,8 @@ def load_cifar10(folder: Path, *, partial: bool) -> Examples:
     folder : pathlib.Path
     partial : bool
         Whether some training batches, not all, may be missing.
+    key : str, default "classification.path"
+        The setting that names the folder, for messages.
 
     Raises
     ------
@@ -195,25 +197,26 @@ def load_cifar10(folder: Path, *, partial: bool) -> Examples:
     batches = []
     for number in range(1, 6):
         try:
-            batches.append(read_cifar(_find_batch(folder, f"data_batch_{number}")))
+            batches.append(read_cifar(_find_batch(folder, f"data_batch_{number}", key)))
         except FileNotFoundError as error:
             if not partial:
+                partial_key = key.removesuffix("path") + "partial"
                 raise FileNotFoundError(
-                    f"{error} (classification.partial = true does without)"
+                    f"{error} ({partial_key} = true does without)"
                 ) from None
     if not batches:
-        _find_batch(folder, "data_batch_1")
+        _find_batch(folder, "data_batch_1", key)
     train = Images(
         np.concatenate([batch.pixels for batch in batches]),
         np.concatenate([batch.labels for batch in batches]),
     )
-    test = read_cifar(_find_batch(folder, "test_batch"))
+    test = read_cifar(_find_batch(folder, "test_batch", key))
     return _checked(folder, train, test, 10, DATASETS["cifar10"])
 
 
-def _find_batch(folder: Path, name: str) -> Path:
+def _find_batch(folder: Path, name: str, key: str) -> Path:
     names = [name + end for end in ("", ".bin", ".bin.xz", ".bin.gz")]
-    return _find(folder, names, f"batch {name} of CIFAR-10")
+    return _find(folder, names, f"batch {name} of CIFAR-10", key)
 
 
 def synthetic(clients: int, limit: int, seed: int, *, iid: bool) -> Examples:

@@ -1,7 +1,9 @@
 """The task ``attack``: its classifier, its images and what is within reach."""
 
 import hashlib
+import importlib.util
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.ndimage import correlate
 
 from fedtrellis.manifolds import Sphere
 from fedtrellis.settings import SettingsError
@@ -18,6 +21,9 @@ from fedtrellis.universal_perturbation import (
 )
 from tasks import Attack
 from tasks.attack import _images, _victim
+from tests.tasks.cifar_folder import write_cifar
+
+CIFAR_RADIUS = 2.0
 
 
 def task(n: int = 5, seed: int = 0, **settings: Any) -> Attack:
@@ -131,7 +137,300 @@ def test_the_default_radius_is_within_reach_of_values() -> None:
     assert made.value(x) - 1.0 < 0.05  # the distortion is 1
 
 
+def test_what_the_data_set_decides() -> None:
+    given = task(target_label=3, radius=1.0)
+    assert (task().label(), task().epsilon()) == (3, 1.0)
+    [x] = task().initial_point()
+    assert task().domains() == given.domains()
+    assert task().value(x) == given.value(x)
+    cifar = task(dataset="cifar10")
+    assert (cifar.label(), cifar.epsilon()) == (4, CIFAR_RADIUS)
+    assert cifar.manifold() == Sphere((3, 32, 32), CIFAR_RADIUS)
+    assert task(dataset="cifar10", target_label=0, radius=1.5).label() == 0
+    assert task(dataset="cifar10", target_label=0, radius=1.5).epsilon() == 1.5
+
+
 def test_too_many_clients() -> None:
     with pytest.raises(SettingsError, match="200 clients are too many") as caught:
         task(200).check()
     assert "\n" not in str(caught.value)
+
+
+# ------------------------------------------------------------------- CIFAR-10
+
+
+def weights(seed: int = 0) -> dict[str, np.ndarray]:
+    """Scores that differ from image to image, whatever the classes."""
+    from tasks.cifar_cnn import SHAPES
+
+    rng = np.random.default_rng(seed)
+    return {
+        name: (
+            rng.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))
+            if name.endswith("weight")
+            else 0.1 * rng.standard_normal(shape)
+        ).astype(np.float32)
+        for name, shape in SHAPES.items()
+    }
+
+
+def random_images(d: int) -> np.ndarray:
+    return np.random.default_rng(3).uniform(size=(d, 3, 32, 32))
+
+
+def plain_scores(arrays: dict[str, np.ndarray], image: np.ndarray) -> np.ndarray:
+    """The network's scores of one image, by SciPy's correlations."""
+    x = image
+    for i in (1, 2, 3):
+        W, b = (arrays[f"conv{i}.{part}"].astype(float) for part in ("weight", "bias"))
+        x = np.stack(
+            [
+                sum(
+                    correlate(channel, kernel, mode="constant")
+                    for channel, kernel in zip(x, kernels, strict=True)
+                )
+                + bias
+                for kernels, bias in zip(W, b, strict=True)
+            ]
+        )
+        side = x.shape[1] // 2
+        x = np.maximum(x.reshape(-1, side, 2, side, 2).max(axis=(2, 4)), 0.0)
+    dense = arrays["dense.weight"].astype(float) @ x.ravel()
+    return np.asarray(dense + arrays["dense.bias"])
+
+
+def test_the_network_is_that_of_the_definition() -> None:
+    torch = pytest.importorskip("torch")
+    from tasks.cifar_cnn import ConvolutionalClassifier
+
+    images = random_images(40)  # more than pass through together
+    some = [0, 31, 32, 39]
+    expected = [plain_scores(weights(), images[k]) for k in some]
+    double = ConvolutionalClassifier(weights(), torch.float64).logits(images)
+    np.testing.assert_allclose(double[some], expected, rtol=1e-10, atol=1e-12)
+    single = ConvolutionalClassifier(weights()).logits(images)
+    assert single.dtype == np.float64
+    np.testing.assert_allclose(single, double, rtol=0, atol=1e-5)
+
+
+def test_the_network_s_pullback_is_the_derivative() -> None:
+    torch = pytest.importorskip("torch")
+    from tasks.cifar_cnn import ConvolutionalClassifier
+
+    model, images = ConvolutionalClassifier(weights(), torch.float64), random_images(40)
+    rng = np.random.default_rng(5)
+    cotangents = rng.standard_normal((40, 10))
+    slopes = model.pullback(images, cotangents)
+    assert slopes.shape == images.shape
+    for _ in range(4):
+        u = rng.standard_normal(images.shape)
+        change = model.logits(images + 1e-7 * u) - model.logits(images - 1e-7 * u)
+        slope = np.vdot(cotangents, change) / 2e-7
+        assert np.vdot(slopes, u) == pytest.approx(slope, rel=1e-5)
+    single = ConvolutionalClassifier(weights()).pullback(images, cotangents)
+    np.testing.assert_allclose(single, slopes, rtol=0, atol=1e-5)
+
+
+def test_folding_keeps_the_scores() -> None:
+    torch = pytest.importorskip("torch")
+    from tasks.cifar_cnn import ConvolutionalClassifier, fold, make_network
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        network = make_network()
+        for layer in network:
+            if isinstance(layer, torch.nn.BatchNorm2d):
+                torch.nn.init.uniform_(layer.weight, -1.0, 1.0)
+                torch.nn.init.uniform_(layer.bias, -1.0, 1.0)
+    x = torch.tensor(random_images(50), dtype=torch.float32)
+    network(x)  # running means and variances
+    network.eval()
+    with torch.no_grad():
+        expected = network(x).numpy()
+    scores = ConvolutionalClassifier(fold(network)).logits(random_images(50))
+    np.testing.assert_allclose(scores, expected, rtol=0, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def cifar(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Settings with a made-up folder and a network that a short training made."""
+    pytest.importorskip("torch")
+    from scripts.train_cifar_cnn import main
+
+    folder = tmp_path_factory.mktemp("cifar10")
+    write_cifar(folder, train=250, test=100)
+    out = folder / "weights.npz"
+    assert main(["--data", str(folder), "--out", str(out), "--epochs", "20"]) == 0
+    return {
+        "dataset": "cifar10",
+        "path": str(folder),
+        "classifier_path": str(out),
+        "radius": 3.0,
+    }
+
+
+def test_cifar_s_clients(cifar: dict[str, Any]) -> None:
+    made = task(3, **cifar)
+    made.check()
+    objectives = [made.client_objective(i) for i in range(3)]
+    assert made.num_examples() == sum(f.num_examples for f in objectives)
+    assert 15 < made.num_examples() <= 25
+    [x] = made.initial_point()
+    assert x.shape == (3, 32, 32)
+    assert np.linalg.norm(x) == pytest.approx(3.0, rel=1e-12)
+    mean = np.mean([f.value(x) for f in objectives])
+    assert mean == pytest.approx(made.value(x), rel=1e-5)
+    # one at a time, and all at once
+    batch = made.manifold().project(x + 0.1 * random_images(5))
+    f = objectives[0]
+    expected = [f.value(point) for point in batch]
+    np.testing.assert_allclose(f.values(batch), expected, rtol=1e-5)
+    assert made.metrics(np.zeros((3, 32, 32))) == {"misclassified": 0.0}
+    # the other classes have images of their own
+    other = task(3, target_label=0, **cifar)
+    assert other.client_objective(0).label == 0  # type: ignore[attr-defined]
+    assert not np.isin(
+        other.objective()._images[:, 0, 0, 0],  # type: ignore[attr-defined]
+        made.objective()._images[:, 0, 0, 0],  # type: ignore[attr-defined]
+    ).all()
+
+
+def test_an_attack_on_cifar_from_values(
+    tmp_path: Path, cifar: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    import sim
+
+    lines = {name.replace("_", "-"): value for name, value in cifar.items()}
+    config = " ".join(
+        f"attack.{key}={value!r}" if key == "radius" else f'attack.{key}="{value}"'
+        for key, value in lines.items()
+    )
+    status = sim.command_line(
+        [
+            *("--out", str(tmp_path), "--nodes", "3", "-c", config),
+            *("-c", 'method="zeroth-order-rfl" task="attack" rounds=2 samples=10'),
+            *("-c", "local-steps=2 local-step-size=0.001 smoothing=1e-3"),
+            *("-c", "local-batch-size=5"),
+        ]
+    )
+    assert status == 0
+    [model] = tmp_path.rglob("model.npz")
+    x = np.load(model)["0"]
+    assert x.shape == (3, 32, 32)
+    assert np.linalg.norm(x) == pytest.approx(3.0, rel=1e-9)
+    # it went down
+    made = task(3, **cifar)
+    assert made.value(x) < made.value(made.initial_point())
+
+
+def with_weights(folder: Path, **changes: Any) -> str:
+    arrays = weights() | changes
+    np.savez(
+        folder / "w.npz",
+        **{name: array for name, array in arrays.items() if array is not None},
+    )
+    return str(folder / "w.npz")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"path": ""}, "attack.path is empty; for attack.dataset = 'cifar10'"),
+        ({"path": "/absent"}, "attack.path = '/absent': there is no folder"),
+        (
+            {"classifier_path": ""},
+            "attack.classifier-path is empty; .* scripts.train_cifar_cnn",
+        ),
+        (
+            {"classifier_path": "absent.npz"},
+            "attack.classifier-path = 'absent.npz': there is no file .*"
+            "python -m scripts.train_cifar_cnn --data FOLDER --out FILE makes one",
+        ),
+    ],
+)
+def test_what_cifar_needs(
+    cifar: dict[str, Any], changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises((SettingsError, FileNotFoundError), match=message) as caught:
+        task(3, **cifar | changes).check()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dense.bias": None}, "has no array 'dense.bias'"),
+        (
+            {"dense.bias": np.zeros(9, np.float32)},
+            r"has shape \(9,\) and dtype float32",
+        ),
+        ({"conv1.bias": np.zeros(32)}, "and dtype float64; they must be"),
+        ({"conv1.bias": np.zeros(10**5)}, "'conv1.bias' is too large"),
+        ({"conv1.bias": np.full(32, np.nan, np.float32)}, "'conv1.bias' is not finite"),
+        ({"conv1.bias": np.array([{}] * 4)}, "not an archive of weights: Object"),
+    ],
+)
+def test_weights_that_are_malformed(
+    tmp_path: Path, cifar: dict[str, Any], changes: dict[str, Any], message: str
+) -> None:
+    path = with_weights(tmp_path, **changes)
+    with pytest.raises(SettingsError, match=message) as caught:
+        task(3, **cifar | {"classifier_path": path}).check()
+    assert str(caught.value).startswith(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"weights", pickle.dumps([1])])
+def test_a_file_that_has_no_weights(
+    tmp_path: Path, cifar: dict[str, Any], content: bytes
+) -> None:
+    (tmp_path / "w.npz").write_bytes(content)
+    path = str(tmp_path / "w.npz")
+    with pytest.raises(SettingsError, match="not an archive of weights"):
+        task(3, **cifar | {"classifier_path": path}).check()
+
+
+def test_missing_batches_and_images(tmp_path: Path, cifar: dict[str, Any]) -> None:
+    write_cifar(tmp_path, train=200, batches=5)
+    (tmp_path / "data_batch_2.bin").unlink()
+    some = cifar | {"path": str(tmp_path)}
+    with pytest.raises(FileNotFoundError, match=r"attack\.partial = true does without"):
+        task(3, **some).check()
+    task(3, **some, partial=True).check()
+    # a network that takes every image for class 9
+    bias = np.where(np.arange(10) == 9, 1e6, 0.0).astype(np.float32)
+    path = with_weights(tmp_path, **{"dense.bias": bias})
+    blind = task(3, **some | {"classifier_path": path}, partial=True)
+    with pytest.raises(SettingsError, match="gets none of the training images"):
+        blind.check()
+
+
+def test_without_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SettingsError, match=r"pip install \"fedtrellis\[torch\]\""):
+        task(dataset="cifar10", path=".", classifier_path="w.npz").check()
+    task().check()
+
+
+def test_the_deer_of_cifar(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from tasks.cifar_cnn import save_weights
+
+    folder = Path(os.environ.get("FEDTRELLIS_DATA", "")) / "cifar10"
+    for file in ("data_batch_1", "test_batch"):
+        if not list(folder.glob(f"{file}*")):
+            pytest.skip(f"FEDTRELLIS_DATA names no folder with cifar10/{file}")
+    # takes every image for a deer
+    arrays = weights()
+    arrays["dense.weight"] *= 0
+    arrays["dense.bias"] = np.eye(10, dtype=np.float32)[4]
+    save_weights(tmp_path / "w.npz", arrays)
+    made = task(
+        dataset="cifar10",
+        path=str(folder),
+        classifier_path=str(tmp_path / "w.npz"),
+        partial=True,
+    )
+    batches = len(list(folder.glob("data_batch_[1-5]*")))
+    assert made.num_examples() == pytest.approx(1000 * batches, rel=0.05)
+    assert made.metrics(np.zeros((3, 32, 32))) == {"misclassified": 0.0}

@@ -247,7 +247,7 @@ def test_a_misspelt_task() -> None:
         ("low-rank-network.activation", "gelu"),
         ("attack.classifier", "cnn"),
         ("attack.target-label", 10),
-        ("attack.radius", 0.0),
+        ("attack.radius", -0.5),
     ],
 )
 def test_values_that_are_not_allowed(key: str, value: Any) -> None:

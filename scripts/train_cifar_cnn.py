@@ -1,0 +1,202 @@
+"""Train the convolutional network that the task ``attack`` attacks on CIFAR-10.
+
+From the repository's root::
+
+    python -m scripts.train_cifar_cnn --data FOLDER --out cifar-cnn.npz
+
+FOLDER holds CIFAR-10's batches, in the Python or the binary version. The file that is
+written is what ``attack.classifier-path`` names; one seed and one number of threads
+make one network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtrellis.random import generator
+from fedtrellis.settings import SettingsError
+from tasks.base import data_path
+from tasks.datasets import Examples, load_cifar10
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["augment", "main", "train"]
+
+_BATCH = 128
+# Images are cut from themselves with so many black pixels on each side.
+_BORDER = 4
+_LARGEST_RATE = 0.2
+
+
+def augment(pixels: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
+    """Return images shifted by up to 4 pixels, and half of them mirrored.
+
+    Parameters
+    ----------
+    pixels : ndarray of uint8
+        Of shape (d, channels, height, width).
+    rng : numpy.random.Generator
+
+    Returns
+    -------
+    ndarray of uint8
+        A copy, of the same shape.
+    """
+    count, channels, height, width = pixels.shape
+    border = (_BORDER, _BORDER)
+    padded = np.pad(pixels, ((0, 0), (0, 0), border, border))
+    shifts = rng.integers(0, 2 * _BORDER + 1, (2, count, 1))
+    rows = shifts[0] + np.arange(height)
+    columns = shifts[1] + np.arange(width)
+    mirrored = rng.random(count) < 0.5
+    columns[mirrored] = columns[mirrored, ::-1]
+    result: NDArray[np.uint8] = padded[
+        np.arange(count)[:, None, None, None],
+        np.arange(channels)[:, None, None],
+        rows[:, None, :, None],
+        columns[:, None, None, :],
+    ]
+    return result
+
+
+def train(examples: Examples, epochs: int, seed: int) -> nn.Sequential:
+    """Train by stochastic gradients with momentum, the rate up and down once.
+
+    Parameters
+    ----------
+    examples : Examples
+        Pixels as bytes, of shape (d, 3, 32, 32).
+    epochs : int
+    seed : int
+        Of the initial weights, the order and the augmentation.
+
+    Returns
+    -------
+    torch.nn.Sequential
+        In inference mode.
+    """
+    import torch
+    from torch.nn import functional
+
+    from tasks.cifar_cnn import make_network
+
+    rng = generator(seed, "training")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = make_network()
+    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    count = len(examples.labels)
+    optimizer = torch.optim.SGD(
+        network.parameters(), _LARGEST_RATE, 0.9, weight_decay=5e-4, nesterov=True
+    )
+    steps = epochs * -(-count // _BATCH)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, _LARGEST_RATE, total_steps=steps
+    )
+    start = time.perf_counter()
+    for epoch in range(1, epochs + 1):
+        order = rng.permutation(count)
+        total = 0.0
+        for first in range(0, count, _BATCH):
+            rows = order[first : first + _BATCH]
+            batch = _as_tensor(augment(examples.features[rows], rng))
+            labels = torch.from_numpy(examples.labels[rows].astype(np.int64))
+            loss = functional.cross_entropy(network(batch), labels)
+            optimizer.zero_grad()
+            torch.autograd.backward(loss)
+            optimizer.step()
+            schedule.step()
+            total += loss.item() * len(rows)
+        seconds = time.perf_counter() - start
+        print(f"epoch {epoch}/{epochs}: loss {total / count:.3f}, {seconds:.0f} s")
+    network.eval()
+    return network
+
+
+def _as_tensor(pixels: NDArray[np.uint8]) -> Any:
+    import torch
+
+    x = torch.from_numpy(pixels.astype(np.float32) / np.float32(255))
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.train_cifar_cnn",
+        description="Train a convolutional network on CIFAR-10 for the task attack.",
+    )
+    parser.add_argument("--data", required=True, help="the folder of the batches")
+    parser.add_argument("--out", required=True, help="the .npz file to write")
+    parser.add_argument("--epochs", type=_positive, default=10, help="default: 10")
+    parser.add_argument("--seed", type=int, default=0, help="default: 0")
+    parser.add_argument(
+        "--limit", type=_positive, help="only the first so many training images"
+    )
+    parser.add_argument(
+        "--threads", type=_positive, default=1, help="of PyTorch; default: 1"
+    )
+    return parser.parse_args(arguments)
+
+
+def _positive(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return number
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train, print the accuracy on the test batch and write the weights.
+
+    Returns
+    -------
+    int
+        The exit status: 2 after a line on what is wrong.
+    """
+    given = _arguments(arguments)
+    try:
+        out = Path(given.out).expanduser()
+        if not out.parent.is_dir():
+            raise FileNotFoundError(
+                f"--out = {given.out!r}: there is no folder {out.parent.resolve()}"
+            )
+        if importlib.util.find_spec("torch") is None:
+            raise SettingsError(
+                'the network needs PyTorch: pip install "fedtrellis[torch]"'
+            )
+        # whatever training batches there are
+        folder = data_path("--data", given.data, folder=True)
+        examples = load_cifar10(folder, partial=True, key="--data")
+    except (SettingsError, FileNotFoundError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    import torch
+
+    from tasks.cifar_cnn import ConvolutionalClassifier, fold, save_weights
+
+    torch.set_num_threads(given.threads)
+    examples = examples._replace(
+        features=examples.features[: given.limit],
+        labels=examples.labels[: given.limit],
+    )
+    print(f"{len(examples.labels)} training images, {len(examples.test_labels)} others")
+    weights = fold(train(examples, given.epochs, given.seed))
+    classifier = ConvolutionalClassifier(weights)
+    scores = classifier.logits(examples.test_features / np.float32(255))
+    accuracy = float(np.mean(scores.argmax(axis=1) == examples.test_labels))
+    save_weights(out, weights)
+    print(f"accuracy {accuracy:.4f} on the test batch; weights in {out}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
