@@ -13,7 +13,7 @@ from pathlib import Path
 # products are small, and several runs share the cores; NumPy reads it as it is loaded
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
-from reproduce import fedgia
+from reproduce import fedgia, zeroth_order
 from reproduce.common import (
     Options,
     SkippedError,
@@ -23,7 +23,12 @@ from reproduce.common import (
     update_page,
 )
 
-PAPERS = {"fedgia": fedgia}
+PAPERS = {"fedgia": fedgia, "zeroth-order": zeroth_order}
+
+
+def folder_of(paper: str) -> Path:
+    """Where a paper's page is, and its results."""
+    return Path(__file__).parent / paper.replace("-", "_")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -59,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if value is not None and value < 1:
             print(f"--{key} {value} must be at least 1")
             return 1
-    folder = Path(__file__).parent / options.paper
+    folder = folder_of(options.paper)
     # a quick run, or one into a folder of its own, leaves the page as it is
     publish = not options.quick and options.out is None
     out = options.out or (

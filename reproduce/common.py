@@ -107,11 +107,15 @@ class Run:
         Run-config keys that differ from the defaults.
     nodes : int
     stop : float
-        ‖∇F‖² at which it ends, measured on the server; 0: never.
+        Value of ``metric`` at which it ends, measured on the server; 0: never.
     curve : bool
-        Whether loss and ‖∇F‖² of every round are kept.
+        Whether the metrics of every evaluated round are kept.
     every : int
         Rounds between evaluations.
+    metric : str
+        What ``stop`` is about; by default ‖∇F‖².
+    point : bool
+        Whether the run's result, a point of one array, is kept.
     """
 
     key: tuple[Any, ...]
@@ -120,6 +124,8 @@ class Run:
     stop: float = 0.0
     curve: bool = False
     every: int = 1
+    metric: str = "squared-gradient-norm"
+    point: bool = False
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -140,9 +146,11 @@ def perform(run: Run) -> dict[str, Any]:
     -------
     dict
         ``broadcasts`` (of x, the first and the one that passes included), ``seconds``
-        (of the rounds: clients, messages and server, without evaluation), ``loss``,
-        ``squared-gradient-norm``, ``bytes`` (up and down), ``passed``; and, with
-        ``curve``, lists of the two metrics by round from 0.
+        (of the rounds: clients, messages and server, without evaluation), ``bytes`` (up
+        and down) and ``bytes-up``, ``evaluations`` (function values the clients
+        computed, for methods that count them), all metrics of the last evaluation
+        such as ``loss``, ``passed``; with ``curve``, lists of the metrics and of the
+        ``bytes`` so far, by the rounds evaluated, from 0; with ``point``, the result.
     """
     unknown = set(run.config) - set(sim.default_config())
     if unknown:
@@ -150,8 +158,7 @@ def perform(run: Run) -> dict[str, Any]:
     config = sim.default_config() | run.config
     setup = sim.make_setup(config, run.nodes)
     layout = Layout(tuple(setup.task.shapes()))
-    metric = "squared-gradient-norm"
-    stops = [EarlyStop(metric, run.stop)] if run.stop else []
+    stops = [EarlyStop(run.metric, run.stop)] if run.stop else []
     grid = LocalGrid(sim.client_app, run.nodes, seed=setup.run.seed, run_config=config)
     strategy = sim.make_strategy(setup, callbacks=stops, evaluate_every=run.every)
 
@@ -160,7 +167,7 @@ def perform(run: Run) -> dict[str, Any]:
 
     start = layout.layers(layout.point(setup.task.initial_point()))
     try:
-        strategy.start(
+        outcome = strategy.start(
             grid,
             array_record(start),
             num_rounds=setup.run.rounds,
@@ -174,18 +181,33 @@ def perform(run: Run) -> dict[str, Any]:
         "broadcasts": last.round + 1,
         "seconds": sum(record.seconds for record in history),
         "bytes": sum(record.bytes_up + record.bytes_down for record in history),
+        "bytes-up": sum(record.bytes_up for record in history),
         **{name: float(value) for name, value in last.evaluation.items()},
     }
-    result["passed"] = bool(run.stop) and result[metric] <= run.stop
+    if any("evaluations" in record.train for record in history):
+        counts = (record.train.get("evaluations", 0) for record in history)
+        result["evaluations"] = int(sum(counts))
+    result["passed"] = bool(run.stop) and result[run.metric] <= run.stop
     if not result["passed"]:
         result["broadcasts"] = last.round
     if run.curve:
         evaluated = [record for record in history if record.evaluation]
+        moved = np.cumsum([record.bytes_up + record.bytes_down for record in history])
+        so_far = {
+            record.round: int(total)
+            for record, total in zip(history, moved, strict=True)
+        }
         result["curve"] = {
             "round": [record.round for record in evaluated],
-            "loss": [record.evaluation["loss"] for record in evaluated],
-            metric: [record.evaluation[metric] for record in evaluated],
+            "bytes": [so_far[record.round] for record in evaluated],
+            **{
+                name: [record.evaluation[name] for record in evaluated]
+                for name in evaluated[0].evaluation
+            },
         }
+    if run.point:
+        (array,) = record_arrays(outcome.arrays)
+        result["point"] = array.tolist()
     return result
 
 

@@ -101,7 +101,7 @@ def render_figure_1(results: dict[str, Any], out: Path) -> str:
     for axes in (left, right):
         axes.set_xscale("log")
         axes.set_xlabel("iteration k (the start is drawn at 1)")
-        axes.legend(title="FedGiA_G —, FedGiA_D - -")
+    left.legend(title="FedGiA_G —, FedGiA_D - -")
     return f"{_save(figure, out, 'figure-1')}\n\n{measured(results)}"
 
 
@@ -265,5 +265,6 @@ def render_figure_4(results: dict[str, Any], out: Path) -> str:
         start = curves[0]["loss"][0]
         lowest = min(min(curve["loss"]) for curve in curves)
         one.set_ylim(lowest - 0.03 * (start - lowest), start + 0.2 * (start - lowest))
-        one.legend(fontsize="small")
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right center")
     return f"{_save(figure, out, 'figure-4')}\n\n{measured(results)}"

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, Context
 from numpy.typing import NDArray
+from sklearn.datasets import load_digits
 
 from clients import FirstOrderRFLClient, ZerothOrderRFLClient
 from fedtrellis import Callback, LocalGrid, RoundRecord, client_app
@@ -28,6 +29,7 @@ from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError
 from fedtrellis.zeroth_order import directions
 from strategies import FirstOrderRFL, ZerothOrderRFL
+from tasks.kernel_pca import KernelPCA
 
 Array = NDArray[np.float64]
 
@@ -405,6 +407,38 @@ def pca(
     gradient = manifold.project_tangent(x, -C @ x)
     gap = -0.5 * float(np.vdot(x, C @ x)) - best
     return gap, float(np.linalg.norm(gradient)), x
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("order", "eta", "lowest", "highest"),
+    [(1, 0.02, -1e-14, 1e-10), (0, 0.02, 0.0075, 0.03), (0, 0.005, 0.0015, 0.006)],
+)
+def test_principal_components_of_digits_sorted_by_label(
+    order: int, eta: float, lowest: float, highest: float
+) -> None:
+    """10 nodes, 4 components, τ = 5, m = 50, 300 rounds: F − F* against eigenvalues."""
+    task = KernelPCA(num_clients=10, seed=0)
+    manifold = Stiefel((64, 4))
+    client = FirstOrderRFLClient if order else ZerothOrderRFLClient
+
+    def client_fn(context: Context) -> Any:
+        index = int(context.node_config["partition-id"])
+        return client(context, task.client_objective(index), manifold)
+
+    make: Callable[..., FirstOrderRFL] = FirstOrderRFL if order else ZerothOrderRFL
+    strategy = make(manifold, step_size=eta, local_steps=5, seed=0)
+    result = strategy.start(
+        LocalGrid(client_app(client_fn), 10),
+        ArrayRecord(task.initial_point()),
+        num_rounds=300,
+    )
+    (x,) = result.arrays.to_numpy_ndarrays()
+    features, _ = load_digits(return_X_y=True)
+    C = np.cov(features.T, bias=True)
+    C /= np.linalg.eigvalsh(C)[-1]
+    gap = 0.5 * float(np.linalg.eigvalsh(C)[-4:].sum() - np.vdot(x, C @ x))
+    assert lowest < gap < highest
 
 
 def test_critical_points_are_the_fixed_points_of_the_corrected_method_only() -> None:

@@ -35,7 +35,7 @@ def sim(*arguments: str) -> subprocess.CompletedProcess[str]:
     [
         "rounds=30 participation=0.6 seed=3",
         'method="fedgia" task="linear-regression" rounds=30 tolerance=0.0 seed=3',
-        'method="zeroth-order-rfl" task="kernel-pca" rounds=10 participation=0.6 '
+        'method="zeroth-order-rfl" task="kernel-pca" rounds=30 participation=0.6 '
         "local-step-size=0.01 seed=3",
     ],
     ids=["fedfw", "fedgia", "zeroth-order-rfl"],

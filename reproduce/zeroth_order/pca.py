@@ -1,0 +1,105 @@
+"""Federated principal components: what gradients and function values arrive at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from reproduce.common import Options, Run, execute, read_config
+
+from .drawing import measured, new_figure, save
+
+__all__ = ["compute_pca", "render_pca"]
+
+HERE = Path(__file__).parent
+CLIENTS = 10
+NO_CORRECTION = {"correction": False}
+FEDAVG = NO_CORRECTION | {"server-step-size": 1.0}
+GRADIENTS = {"method": "first-order-rfl"}
+VALUES = {"method": "zeroth-order-rfl", "samples": 50}
+
+#: The lines of the picture, by the settings that make them.
+RUNS: dict[str, dict[str, Any]] = {
+    "gradients, η = 0.02": GRADIENTS | {"local-step-size": 0.02},
+    "values, η = 0.02": VALUES | {"local-step-size": 0.02},
+    "values, η = 0.005": VALUES | {"local-step-size": 0.005},
+    "values, η = 0.005, m = 200": VALUES | {"local-step-size": 0.005, "samples": 200},
+    "no c_i, gradients, η = 0.02": GRADIENTS
+    | NO_CORRECTION
+    | {"local-step-size": 0.02},
+    "FedAvg, gradients, η = 0.02": GRADIENTS | FEDAVG | {"local-step-size": 0.02},
+    "FedAvg, values, η = 0.02": VALUES | FEDAVG | {"local-step-size": 0.02},
+}
+
+
+def shown(gap: float) -> str:
+    """Write a gap; what is left at 1e-16, of either sign, is rounding."""
+    return f"{gap:.2g}" if gap >= 1e-15 else "< 1e-15"
+
+
+def compute_pca(options: Options) -> dict[str, Any]:
+    """Every line's run, at most two seeds each."""
+    base = read_config(HERE / "pca.toml")
+    if options.quick:
+        base["rounds"] = 15
+    seeds = min(options.seeds, 2)
+    runs = [
+        Run((name, seed), base | settings | {"seed": seed}, CLIENTS, curve=True)
+        for name, settings in RUNS.items()
+        for seed in range(seeds)
+    ]
+    results = execute(runs, options.jobs)
+    rows = []
+    for name in RUNS:
+        found = [results[name, seed] for seed in range(seeds)]
+        gaps = np.array([run["curve"]["optimality-gap"] for run in found])
+        rows.append(
+            {
+                "name": name,
+                "round": found[0]["curve"]["round"],
+                "gap": np.mean(gaps, axis=0).tolist(),
+                "last": gaps[:, -1].tolist(),
+                "bytes-up": found[0]["bytes-up"] / base["rounds"] / CLIENTS,
+            }
+        )
+    return {"rows": rows, "seeds": seeds, "rounds": base["rounds"]}
+
+
+def render_pca(results: dict[str, Any], out: Path) -> str:
+    """Gap over rounds, and in a table after a third of them and after all."""
+    figure, ((axes,),) = new_figure(1)
+    figure.set_size_inches(7.0, 4.2)
+    rounds = results["rounds"]
+    lines = [
+        f"| method | gap after {rounds // 3} rounds | gap after {rounds} | by seed "
+        "| bytes up, a client and round |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for i, row in enumerate(results["rows"]):
+        # rounding leaves gaps of either sign at 1e-16
+        axes.plot(
+            row["round"],
+            np.maximum(row["gap"], 1e-16),
+            color=f"C{i}",
+            linestyle="--" if row["name"].startswith(("FedAvg", "no c_i")) else "-",
+            label=row["name"],
+        )
+        last = row["last"]
+        third = row["gap"][row["round"].index(rounds // 3)]
+        lines.append(
+            f"| {row['name']} | {shown(third)} "
+            f"| {shown(float(np.mean(last)))} "
+            f"| {', '.join(shown(gap) for gap in last)} | {row['bytes-up']:,.0f} |"
+        )
+    axes.set_yscale("log")
+    axes.set_xlabel("communication round")
+    axes.set_ylabel("gap F(x) − F*")
+    axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
+    lines += [
+        "",
+        f"Means of {results['seeds']} seeds (initial point and directions). "
+        f"{measured(results)}",
+    ]
+    return f"{save(figure, out, 'federated-pca')}\n\n" + "\n".join(lines)

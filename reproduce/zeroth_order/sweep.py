@@ -1,0 +1,173 @@
+"""Runs that differ in one setting, several seeds each, and their pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from reproduce.common import Options, Run, execute
+
+from .drawing import color, measured, new_figure, save
+
+__all__ = ["Point", "rounds_until", "sweep", "sweep_picture"]
+
+
+class Point(NamedTuple):
+    """A value of what is varied: its label, its settings, the number of clients."""
+
+    label: str
+    settings: Mapping[str, Any]
+    nodes: int
+
+
+def sweep(
+    options: Options,
+    base: Mapping[str, Any],
+    points: Sequence[Point],
+    metrics: Sequence[str],
+    *,
+    seeds: int,
+    every: int = 1,
+    goal: tuple[str, float] | None = None,
+) -> dict[str, Any]:
+    """Run all points with all seeds.
+
+    Parameters
+    ----------
+    options : Options
+    base : mapping
+        Run config of all.
+    points : sequence of Point
+    metrics : sequence of str
+        What is kept by round.
+    seeds : int
+    every : int
+        Rounds between evaluations.
+    goal : tuple of str and float, optional
+        A metric, and the value whose first round is looked for.
+
+    Returns
+    -------
+    dict
+        ``seeds``, ``metrics`` and ``rows``, one a point: means and extremes of the
+        metrics by round; and lists over the seeds of the last metrics, ``seconds``,
+        ``evaluations``, ``bytes``, ``bytes-up`` and ``reached``, the first round
+        evaluated that meets the goal, -1 for none.
+    """
+    runs = [
+        Run(
+            (point.label, seed),
+            {**base, **point.settings, "seed": seed},
+            point.nodes,
+            curve=True,
+            every=every,
+        )
+        for point in points
+        for seed in range(seeds)
+    ]
+    # the longest first, so that no process ends up alone with one
+    runs.sort(key=lambda run: -run.nodes)
+    results = execute(runs, options.jobs)
+    rows = []
+    for point in points:
+        found = [results[point.label, seed] for seed in range(seeds)]
+        good = [value for value in found if "failed" not in value]
+        row: dict[str, Any] = {
+            "label": point.label,
+            "nodes": point.nodes,
+            "failed": len(found) - len(good),
+        }
+        if good:
+            row |= _summary(good, metrics, goal)
+        rows.append(row)
+    return {"rows": rows, "seeds": seeds, "metrics": list(metrics)}
+
+
+def _summary(
+    runs: list[dict[str, Any]],
+    metrics: Sequence[str],
+    goal: tuple[str, float] | None,
+) -> dict[str, Any]:
+    curves: dict[str, Any] = {"round": runs[0]["curve"]["round"]}
+    for metric in metrics:
+        by_round = np.array([run["curve"][metric] for run in runs])
+        curves[metric] = {
+            "mean": by_round.mean(axis=0).tolist(),
+            "lowest": by_round.min(axis=0).tolist(),
+            "highest": by_round.max(axis=0).tolist(),
+        }
+    totals = ("seconds", "bytes", "bytes-up", "evaluations")
+    row: dict[str, Any] = {
+        what: [run[what] for run in runs]
+        for what in (*metrics, *totals)
+        if what in runs[0]
+    }
+    if goal:
+        row["reached"] = [rounds_until(run["curve"], *goal) for run in runs]
+    return {"curves": curves, **row}
+
+
+def rounds_until(curve: Mapping[str, Sequence[float]], metric: str, goal: float) -> int:
+    """Return the first round evaluated with at least the goal; -1: none."""
+    pairs = zip(curve["round"], curve[metric], strict=True)
+    return next((int(t) for t, value in pairs if value >= goal), -1)
+
+
+def sweep_picture(
+    results: dict[str, Any],
+    out: Path,
+    name: str,
+    *,
+    title: str,
+    labels: Mapping[str, str],
+    logarithmic: Sequence[str] = (),
+) -> str:
+    """Draw the metrics over rounds: means over the seeds, extremes shaded.
+
+    ``labels`` are the metrics' names on the axes. A row's label up to its first comma
+    makes the line's colour, what follows its style.
+    """
+    figure, axes = new_figure(len(labels))
+    rows = [row for row in results["rows"] if "curves" in row]
+    parts = [row["label"].partition(", ") for row in rows]
+    colors = list(dict.fromkeys(first for first, _, _ in parts))
+    styles = list(dict.fromkeys(last for _, _, last in parts))
+    for one, (metric, text) in zip(axes[0], labels.items(), strict=True):
+        for row, (first, _, last) in zip(rows, parts, strict=True):
+            curve = row["curves"][metric]
+            shade = color(colors.index(first), len(colors))
+            line = ("-", "--", ":")[styles.index(last)]
+            rounds = row["curves"]["round"]
+            one.plot(
+                rounds,
+                curve["mean"],
+                color=shade,
+                linestyle=line,
+                label=row["label"],
+            )
+            one.fill_between(
+                rounds,
+                curve["lowest"],
+                curve["highest"],
+                color=shade,
+                alpha=0.13,
+                linewidth=0,
+            )
+        one.set_xlabel("communication round")
+        one.set_ylabel(text)
+        if metric in logarithmic:
+            one.set_yscale("log")
+        one.legend(title=title, fontsize="small")
+    return save(figure, out, name)
+
+
+def seeds_and_time(results: dict[str, Any]) -> str:
+    """Return what stands below a table of means."""
+    seeds = results["seeds"]
+    failed = sum(row["failed"] for row in results["rows"])
+    note = f" {failed} runs diverged and are left out." if failed else ""
+    means = "One seed." if seeds == 1 else f"Means of {seeds} seeds, extremes shaded."
+    return f"{means}{note} {measured(results)}"
