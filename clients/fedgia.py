@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from fedtrellis.arrays import Layout
 from fedtrellis.client import StatefulClient, evaluate_objective
+from fedtrellis.local_steps import gradient_at
 from fedtrellis.shifted_systems import cached_system, lipschitz_of
 
 __all__ = ["FedGiAClient"]
@@ -67,8 +68,7 @@ class FedGiAClient(StatefulClient):
         x = layout.point(parameters)
         m, sigma = config["num-clients"], config["sigma"]
         # ḡ_i = (1/m) ∇f_i(x)
-        gradient = self.objective.gradient(layout.objective_point(x))
-        g = layout.objective_gradient(gradient) / m
+        g = gradient_at(self.objective, layout, self.client_id, config)(x) / m
         pi = self.state.get("pi")
         lost = pi is None and config["used-round"] > 0
         steps = config.get("local-steps", 0)

@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 
 from fedtrellis.arrays import FloatArray, Layout
 from fedtrellis.client import StatefulClient, evaluate_objective
+from fedtrellis.local_steps import gradient_at
 from fedtrellis.manifolds import Manifold
 from fedtrellis.random import generator
+from fedtrellis.zeroth_order import riemannian_gradient
 
 __all__ = ["FirstOrderRFLClient"]
 
@@ -49,12 +51,12 @@ class FirstOrderRFLClient(StatefulClient):
         x = layout.point(parameters)
         eta, tau = config["step-size"], config["local-steps"]
         c = self._correction(x, config)
-        gradient_at = self.gradient_source(layout, config)
+        estimate = self.gradient_source(layout, config)
         start = z = self.manifold.project(x)
         z_hat = z.copy()
         g = np.zeros(x.shape)
         for step in range(tau):
-            G = gradient_at(z)
+            G = estimate(z)
             g += G / tau
             # ẑ ← ẑ − η (G + c_i)
             z_hat -= eta * (G + c)
@@ -79,19 +81,8 @@ class FirstOrderRFLClient(StatefulClient):
         self, layout: Layout, config: dict[str, Any]
     ) -> Callable[[FloatArray], FloatArray]:
         """Grad f_i(z), the tangent part of the gradient, as a function of z."""
-        batch_size = config.get("batch-size", 0)
-        if batch_size:
-            rng = self._rng("mini-batch", config)
-
-        def at(z: FloatArray) -> FloatArray:
-            point = layout.objective_point(z)
-            if batch_size:
-                gradient = self.objective.stochastic_gradient(point, rng, batch_size)
-            else:
-                gradient = self.objective.gradient(point)
-            return self.manifold.project_tangent(z, layout.objective_gradient(gradient))
-
-        return at
+        gradient = gradient_at(self.objective, layout, self.client_id, config)
+        return lambda z: riemannian_gradient(self.manifold, z, gradient(z))
 
     def pack(self, z_hat: FloatArray) -> tuple[list[NDArray[Any]], dict[str, Any]]:
         """What is sent: arrays and metrics."""

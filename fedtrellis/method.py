@@ -230,7 +230,7 @@ class Method(Strategy):
                 state = self.client_state(name)
                 restore, restore_config = pack_restore(state, self.broadcast.model)
                 config.update(restore_config)
-                if not self.keep_old_state:
+                if replace or not self.keep_old_state:
                     config["restore-alone"] = True
                 if replace:
                     config["restore-over"] = True

@@ -202,15 +202,12 @@ class ClientMemory:
         if used is None:  # the method's clients have no state
             self.model = model
             return
-        if config.get("restore-over", False):
-            # whatever this client has, the server's word counts
-            record = cast(ArrayRecord, content.get(RESTORE, ArrayRecord()))
-            committed = unpack_restore(record, config, model)
-            self.committed_round = used
-        elif used == self.provisional_round != NO_ROUND:
+        # whatever this client has, the server's word may count more
+        own_counts = not config.get("restore-over", False)
+        if own_counts and used == self.provisional_round != NO_ROUND:
             # the server used the round that was in doubt
             committed, self.committed_round = self.provisional, used
-        elif used == self.committed_round:
+        elif own_counts and used == self.committed_round:
             committed = self.committed
         elif config.get("restore", False):
             record = cast(ArrayRecord, content.get(RESTORE, ArrayRecord()))

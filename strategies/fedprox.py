@@ -31,17 +31,9 @@ class FedProx(FedAvgGD):
     ----------
     proximal_weight : float
         μ ≥ 0; 0 is :class:`FedAvgGD`.
-    local_steps : int
-        k_0.
-    step_size : float
-        a > 0. The steps contract while γ_k < 2/(r_i + μ), r_i the Lipschitz constant of
-        ∇f_i.
-    step_schedule : {"log", "constant", "inverse-sqrt"}
-        γ_k = a / log₂(k + 1), a, or a/√k.
-    batch_fraction : float
-        In (0, 1]: the part of a client's examples in a mini-batch; 1: all.
     **options
-        Those of :class:`~fedtrellis.loop.RoundStrategy`.
+        Those of :class:`FedAvgGD`: local_steps, step_size, .... The steps contract
+        while γ_k < 2/(r_i + μ), r_i the Lipschitz constant of ∇f_i.
 
     Raises
     ------
@@ -58,23 +50,8 @@ class FedProx(FedAvgGD):
     these clients nor writes this package's run records.
     """
 
-    def __init__(
-        self,
-        *,
-        proximal_weight: float = 0.01,
-        local_steps: int = 5,
-        step_size: float = 0.01,
-        step_schedule: str = "log",
-        batch_fraction: float = 1.0,
-        **options: Any,
-    ) -> None:
-        super().__init__(
-            local_steps=local_steps,
-            step_size=step_size,
-            step_schedule=step_schedule,
-            batch_fraction=batch_fraction,
-            **options,
-        )
+    def __init__(self, *, proximal_weight: float = 0.01, **options: Any) -> None:
+        super().__init__(**options)
         if not 0.0 <= proximal_weight < inf:
             raise SettingsError(
                 f"proximal_weight = {proximal_weight} must be at least 0"

@@ -17,16 +17,12 @@ class LocalSGD(FedAvgGD):
 
     Parameters
     ----------
-    local_steps : int
-        k_0.
     step_size : float
         a > 0.
-    step_schedule : {"log", "constant", "inverse-sqrt"}
-        γ_k = a / log₂(k + 1), a, or a/√k.
     batch_fraction : float
         In (0, 1]: the part of a client's examples in a mini-batch.
     **options
-        Those of :class:`~fedtrellis.loop.RoundStrategy`.
+        Those of :class:`FedAvgGD`: local_steps, step_schedule, ....
 
     Raises
     ------
@@ -41,18 +37,6 @@ class LocalSGD(FedAvgGD):
     """
 
     def __init__(
-        self,
-        *,
-        local_steps: int = 5,
-        step_size: float = 0.005,
-        step_schedule: str = "log",
-        batch_fraction: float = 0.05,
-        **options: Any,
+        self, *, step_size: float = 0.005, batch_fraction: float = 0.05, **options: Any
     ) -> None:
-        super().__init__(
-            local_steps=local_steps,
-            step_size=step_size,
-            step_schedule=step_schedule,
-            batch_fraction=batch_fraction,
-            **options,
-        )
+        super().__init__(step_size=step_size, batch_fraction=batch_fraction, **options)

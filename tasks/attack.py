@@ -136,7 +136,7 @@ class Attack(Task):
                     "the folder of its files"
                 )
         for held_out in (False, True):
-            if not len(self._images(held_out=held_out)):
+            if not len(self.images(held_out=held_out)):
                 part = "held-out" if held_out else "training"
                 raise SettingsError(
                     f"attack.target-label = {self.label()}: the classifier gets none "
@@ -155,7 +155,7 @@ class Attack(Task):
 
     def num_examples(self) -> int:
         """Return the number of images that are dealt."""
-        return len(self._images(held_out=False))
+        return len(self.images(held_out=False))
 
     def shapes(self) -> list[tuple[int, ...]]:  # noqa: D102
         if self.dataset == "cifar10":
@@ -181,29 +181,30 @@ class Attack(Task):
 
         The share of those that the classifier gets right without δ.
         """
-        images = self._images(held_out=True)
+        images = self.images(held_out=True)
         return self._make(images, 1.0).metrics(self.argument(x))
 
     def _build_objective(self) -> UniversalPerturbation:
-        return self._make(self._images(held_out=False), 1.0)
+        return self._make(self.images(held_out=False), 1.0)
 
     def _build_client_objective(self, client: int) -> UniversalPerturbation:
-        images = self._images(held_out=False)
+        images = self.images(held_out=False)
         self.check_clients(len(images), "images")
         order = generator(self.seed, "partition").permutation(len(images))
         share = np.array_split(order, self.num_clients)[client]
         weight = self.num_clients * len(share) / len(images)
         return self._make(images[share], weight)
 
-    def _classifier(self) -> Classifier:
+    def classifier_under_attack(self) -> Classifier:
+        """Return the classifier, made once per process."""
         if self.dataset == "cifar10":
             return _cifar_classifier(self.classifier_path)
         return _victim().classifier
 
-    def _images(self, *, held_out: bool) -> Array:
+    def images(self, *, held_out: bool) -> Array:
         """Return the images of the class that the classifier gets right."""
         if self.dataset == "digits":
-            return _images(self.label(), held_out=held_out)
+            return _digits_of(self.label(), held_out=held_out)
         train, other = _cifar_images(
             self.path, self.classifier_path, self.label(), partial=self.partial
         )
@@ -212,7 +213,7 @@ class Attack(Task):
     def _make(self, images: Array, weight: float) -> UniversalPerturbation:
         # The distortion counts once whatever the weight of a client's images.
         return UniversalPerturbation(
-            self._classifier(),
+            self.classifier_under_attack(),
             images,
             self.label(),
             confidence=self.confidence,
@@ -257,7 +258,7 @@ def _victim() -> _Victim:
 
 
 @lru_cache(maxsize=20)
-def _images(label: int, *, held_out: bool) -> Array:
+def _digits_of(label: int, *, held_out: bool) -> Array:
     """Return the digits of a class that the classifier gets right, read-only."""
     victim = _victim()
     images, labels = victim.images, victim.labels

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from reproduce.common import Options, Run, SkippedError, execute, mean_of, read_config
+from reproduce.drawing import color, measured, new_figure, save
 
-from .tables import METHODS, QSAR, measured, qot_config, step_sizes
+from .tables import METHODS, QSAR, qot_config, step_sizes
 
 __all__ = [
     "compute_figure_1",
@@ -27,31 +25,6 @@ HERE = Path(__file__).parent
 HESSIANS = {"FedGiA_G": "gram", "FedGiA_D": "diagonal"}
 LINES = {"FedGiA_G": "-", "FedGiA_D": "--", "FedAvg": ":", "LocalSGD": "-."}
 METRIC = "squared-gradient-norm"
-
-
-def _figure(columns: int) -> tuple[Any, Sequence[Any]]:
-    # the object interface: no global state, no display
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(4.6 * columns, 3.8), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = np.atleast_1d(figure.subplots(1, columns))
-    for one in axes:
-        one.grid(True, alpha=0.3)
-    return figure, list(axes)
-
-
-def _save(figure: Any, out: Path, name: str) -> str:
-    out.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out / f"{name}.png", dpi=110)
-    return f"![{name}]({name}.png)"
-
-
-def _color(index: int, count: int) -> Any:
-    from matplotlib import colormaps
-
-    return colormaps["viridis"](0.9 * index / max(count - 1, 1))
 
 
 # ------------------------------------------------------------------------------ 1
@@ -83,12 +56,12 @@ def compute_figure_1(options: Options) -> dict[str, Any]:
 
 def render_figure_1(results: dict[str, Any], out: Path) -> str:
     """Objective and error over iterations, k_0 of them a round."""
-    figure, (left, right) = _figure(2)
+    figure, ((left, right),) = new_figure(2)
     steps = sorted({curve["k0"] for curve in results["curves"]})
     for curve in results["curves"]:
         k0 = curve["k0"]
         style = {
-            "color": _color(steps.index(k0), len(steps)),
+            "color": color(steps.index(k0), len(steps)),
             "linestyle": LINES[curve["method"]],
         }
         iterations = [max(1, k0 * t) for t in curve["round"]]
@@ -102,7 +75,7 @@ def render_figure_1(results: dict[str, Any], out: Path) -> str:
         axes.set_xscale("log")
         axes.set_xlabel("iteration k (the start is drawn at 1)")
     left.legend(title="FedGiA_G —, FedGiA_D - -")
-    return f"{_save(figure, out, 'figure-1')}\n\n{measured(results)}"
+    return f"{save(figure, out, 'figure-1')}\n\n{measured(results)}"
 
 
 # -------------------------------------------------------------------------- 2 and 3
@@ -149,7 +122,7 @@ def _sweep(
 def _render_sweep(
     results: dict[str, Any], out: Path, name: str, over: str, by: str
 ) -> str:
-    figure, (left, right) = _figure(2)
+    figure, ((left, right),) = new_figure(2)
     groups = sorted({row[by] for row in results["rows"]})
     symbols = {"m": "m", "k0": "k_0", "s": "s"}
     for method in HESSIANS:
@@ -164,7 +137,7 @@ def _render_sweep(
                 axes.plot(
                     [row[over] for row in rows],
                     [row[metric][0] for row in rows],
-                    color=_color(groups.index(group), len(groups)),
+                    color=color(groups.index(group), len(groups)),
                     linestyle=LINES[method],
                     marker=".",
                     label=(
@@ -180,7 +153,7 @@ def _render_sweep(
     failed = sum(row["failed"] for row in results["rows"])
     note = f" {failed} runs did not pass (30)." if failed else " Every run passed (30)."
     return (
-        f"{_save(figure, out, name)}\n\nMeans of {results['seeds']} seeds.{note} "
+        f"{save(figure, out, name)}\n\nMeans of {results['seeds']} seeds.{note} "
         f"{measured(results)}"
     )
 
@@ -246,7 +219,7 @@ def compute_figure_4(options: Options) -> dict[str, Any]:
 def render_figure_4(results: dict[str, Any], out: Path) -> str:
     """Objective over communication rounds, above the lowest of all."""
     problems = list(dict.fromkeys(curve["problem"] for curve in results["curves"]))
-    figure, axes = _figure(len(problems))
+    figure, (axes,) = new_figure(len(problems))
     names = list(METHODS)
     for one, problem in zip(axes, problems, strict=True):
         curves = [c for c in results["curves"] if c["problem"] == problem]
@@ -254,7 +227,7 @@ def render_figure_4(results: dict[str, Any], out: Path) -> str:
             one.plot(
                 [max(t, 0.7) for t in curve["round"]],
                 curve["loss"],
-                color=_color(names.index(curve["method"]), len(names)),
+                color=color(names.index(curve["method"]), len(names)),
                 linestyle="-" if curve["k0"] == 1 else "--",
                 label=f"{curve['method']}, k_0 = {curve['k0']}",
             )
@@ -267,4 +240,4 @@ def render_figure_4(results: dict[str, Any], out: Path) -> str:
         one.set_ylim(lowest - 0.03 * (start - lowest), start + 0.2 * (start - lowest))
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right center")
-    return f"{_save(figure, out, 'figure-4')}\n\n{measured(results)}"
+    return f"{save(figure, out, 'figure-4')}\n\n{measured(results)}"

@@ -11,6 +11,7 @@ import numpy as np
 import sim
 from fedtrellis.reference import unconstrained_minimum
 from reproduce.common import Options, Run, execute, read_config
+from reproduce.drawing import measured
 from tasks import make_task
 
 __all__ = [
@@ -148,16 +149,6 @@ def _markdown(results: dict[str, Any], paper: Published) -> str:
             f"| {loss:.3f} | {count:g} | {seconds:g} |"
         )
     return "\n".join([*lines, "", measured(results)])
-
-
-def measured(results: dict[str, Any]) -> str:
-    """How long an item took, and on what."""
-    facts = results["machine"]
-    return (
-        f"Measured in {results['minutes']:.1f} minutes, {results['jobs']} processes on "
-        f"{facts['cores']} cores, Python {facts['python']}, NumPy {facts['numpy']}, "
-        f"flwr {facts['flwr']}."
-    )
 
 
 # ------------------------------------------------------------------------ example V.1

@@ -9,10 +9,9 @@ import numpy as np
 
 import sim
 from reproduce.common import Options, Run, perform, read_config
+from reproduce.drawing import measured, new_figure, percent, save
 from tasks import Attack, make_task
-from tasks.attack import _images, _victim
 
-from .drawing import measured, new_figure, percent, save
 from .sweep import Point, seeds_and_time, sweep, sweep_picture
 
 __all__ = [
@@ -50,9 +49,9 @@ def compute_figure_3(options: Options) -> dict[str, Any]:
     perturbation = np.array(run["point"])
     task = make_task("attack", sim.default_config() | config, CLIENTS, 0)
     assert isinstance(task, Attack)
-    images = _images(task.target_label, held_out=True)
+    images = task.images(held_out=True)
     perturbed = images + perturbation
-    labels = _victim().classifier.logits(perturbed).argmax(axis=1)
+    labels = task.classifier_under_attack().logits(perturbed).argmax(axis=1)
     rng = np.random.default_rng(0)
     manifold = task.manifold()
     chance = [
@@ -60,8 +59,8 @@ def compute_figure_3(options: Options) -> dict[str, Any]:
         for _ in range(RANDOM)
     ]
     return {
-        "label": task.target_label,
-        "radius": task.radius,
+        "label": task.label(),
+        "radius": task.epsilon(),
         "perturbation": perturbation.tolist(),
         "images": images[:SHOWN].tolist(),
         "predicted": labels[:SHOWN].tolist(),

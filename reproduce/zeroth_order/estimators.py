@@ -20,9 +20,8 @@ from fedtrellis.zeroth_order import (
     tangent_estimate,
 )
 from reproduce.common import Options
+from reproduce.drawing import measured, new_figure, save
 from tasks import make_task
-
-from .drawing import measured, new_figure, save
 
 __all__ = ["compute_figure_2", "render_figure_2"]
 

@@ -10,9 +10,9 @@ import numpy as np
 
 import sim
 from reproduce.common import Options, read_config
+from reproduce.drawing import color, new_figure, percent, save
 from tasks import make_task
 
-from .drawing import color, new_figure, percent, save
 from .sweep import Point, seeds_and_time, sweep, sweep_picture
 
 __all__ = [

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from reproduce.common import Options, Run, execute, read_config
-
-from .drawing import measured, new_figure, save
+from reproduce.drawing import measured, new_figure, save
 
 __all__ = ["compute_pca", "render_pca"]
 

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from reproduce.common import Options, Run, execute
-
-from .drawing import color, measured, new_figure, save
+from reproduce.drawing import color, measured, new_figure, save
 
 __all__ = ["Point", "rounds_until", "sweep", "sweep_picture"]
 

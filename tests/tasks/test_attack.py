@@ -20,7 +20,7 @@ from fedtrellis.universal_perturbation import (
     UniversalPerturbation,
 )
 from tasks import Attack
-from tasks.attack import _images, _victim
+from tasks.attack import _digits_of, _victim
 from tests.tasks.cifar_folder import write_cifar
 
 CIFAR_RADIUS = 2.0
@@ -71,7 +71,7 @@ def test_every_process_attacks_the_same_classifier() -> None:
 def test_only_images_of_the_class_that_are_got_right() -> None:
     victim = _victim()
     for held_out in (False, True):
-        images = _images(3, held_out=held_out)
+        images = _digits_of(3, held_out=held_out)
         assert (victim.classifier.logits(images).argmax(axis=1) == 3).all()
         source = victim.held_out_images if held_out else victim.images
         labels = victim.held_out_labels if held_out else victim.labels
