@@ -1,0 +1,283 @@
+"""What encryption costs: BFV and Paillier, ``python -m benchmarks.encryption``.
+
+Paillier is python-paillier (``phe``), which is under the GPL: it is measured where it
+is installed, and nothing but this file uses it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from fedtrellis.arrays import FloatArray
+from fedtrellis.encryption import (
+    PLAIN_MODULUS,
+    FixedPoint,
+    add_vectors,
+    backend_class,
+    decrypt_vector,
+    encrypt_vector,
+    load_evaluation,
+)
+
+from .report import Aim, Comparison, Row, Spread, machine, ratios
+from .runs import quiet
+
+__all__ = ["FULL", "QUICK", "Case", "compare"]
+
+_AIM = 10_000.0
+_PAPER_MS = 18.882  # arXiv 2210.08106
+_TERMS = 1000
+_KEY_BITS = 2048
+_SLOT_BITS = 58  # of a packed value: as much headroom as BFV's plain modulus
+_BFV = "BFV (tenseal-bfv)"
+_UNPACKED = f"Paillier-{_KEY_BITS}, a value a ciphertext"
+_PACKED = f"Paillier-{_KEY_BITS}, packed"
+
+
+@dataclass(frozen=True)
+class Case:
+    """How much is measured.
+
+    Parameters
+    ----------
+    repetitions : int
+        All ciphers in turn, so many times.
+    values, paillier_values, packed_values : int
+        Length of the vectors.
+    shares : int
+        How many are added.
+    """
+
+    repetitions: int
+    values: int
+    paillier_values: int
+    packed_values: int
+    shares: int
+
+
+QUICK = Case(2, 4095 * 8, 3, 35 * 2, 5)
+FULL = Case(5, 4095 * 50, 20, 35 * 20, 10)
+
+
+@dataclass(frozen=True)
+class Micros(Spread):
+    """Microseconds, of which a value takes anything from 0.01 to 100 000."""
+
+    unit: str = "µs"
+
+    def _format(self, value: float) -> str:
+        return f"{value:.3g} µs" if value < 1000 else f"{value:,.0f} µs"
+
+
+class _Scheme(ABC):
+    """One way to encrypt, add and decrypt a vector."""
+
+    name: str
+    values: int
+
+    @abstractmethod
+    def encrypt(self, values: FloatArray) -> list[bytes]:
+        """Ciphertexts of a share."""
+
+    @abstractmethod
+    def add(self, shares: Sequence[list[bytes]]) -> list[bytes]:
+        """Ciphertexts of the sum."""
+
+    @abstractmethod
+    def decrypt(self, total: list[bytes]) -> FloatArray:
+        """The sum."""
+
+
+class _Bfv(_Scheme):
+    name = _BFV
+
+    def __init__(self, case: Case) -> None:
+        self.values = case.values
+        self._key = backend_class("tenseal-bfv").generate()
+        self._server = load_evaluation(self._key.evaluation_bytes())
+        self._round = 0
+
+    def encrypt(self, values: FloatArray) -> list[bytes]:
+        return encrypt_vector(self._key, values, f"round {self._round}", _TERMS)
+
+    def add(self, shares: Sequence[list[bytes]]) -> list[bytes]:
+        return add_vectors(self._server, shares)
+
+    def decrypt(self, total: list[bytes]) -> FloatArray:
+        label = f"round {self._round}"
+        self._round += 1  # the next one derives its checksums anew, as in a run
+        return decrypt_vector(self._key, total, label, self.values)
+
+
+class _Paillier(_Scheme):
+    """Fixed point as for BFV; several values in a plaintext, 58 bits each."""
+
+    def __init__(self, phe: Any, values: int, packed: bool) -> None:
+        self.name = _PACKED if packed else _UNPACKED
+        self.values = values
+        self._public, self._private = phe.paillier.generate_paillier_keypair(
+            n_length=_KEY_BITS
+        )
+        self._fixed = FixedPoint()
+        # one bit less than n, and half of the rest is for negative sums
+        self._slots = (_KEY_BITS - 2) // _SLOT_BITS if packed else 1
+        self._bytes = _KEY_BITS // 4
+
+    def encrypt(self, values: FloatArray) -> list[bytes]:
+        numbers = self._fixed.quantize(values, _TERMS).tolist()
+        blobs = []
+        for start in range(0, len(numbers), self._slots):
+            plain = sum(
+                number << (_SLOT_BITS * i)
+                for i, number in enumerate(numbers[start : start + self._slots])
+            )
+            cipher = self._public.raw_encrypt(plain % self._public.n)
+            blobs.append(cipher.to_bytes(self._bytes, "big"))
+        return blobs
+
+    def add(self, shares: Sequence[list[bytes]]) -> list[bytes]:
+        totals = []
+        for blobs in zip(*shares, strict=True):
+            total = 1
+            for blob in blobs:
+                total = total * int.from_bytes(blob, "big") % self._public.nsquare
+            totals.append(total.to_bytes(self._bytes, "big"))
+        return totals
+
+    def decrypt(self, total: list[bytes]) -> FloatArray:
+        numbers: list[int] = []
+        half, mask = 1 << (_SLOT_BITS - 1), (1 << _SLOT_BITS) - 1
+        for blob in total:
+            plain = self._private.raw_decrypt(int.from_bytes(blob, "big"))
+            if plain > self._public.n // 2:
+                plain -= self._public.n
+            for _ in range(self._slots):
+                low = ((plain + half) & mask) - half
+                numbers.append(low)
+                plain = (plain - low) >> _SLOT_BITS
+        return self._fixed.dequantize(numbers[: self.values])
+
+
+def _timed(action: Callable[[], Any]) -> tuple[float, Any]:
+    start = time.perf_counter()
+    result = action()
+    return time.perf_counter() - start, result
+
+
+def _measure(scheme: _Scheme, shares: int) -> tuple[list[float], tuple[float, float]]:
+    """Microseconds a value to encrypt, add, decrypt; bytes of a share and a sum."""
+    rng = np.random.default_rng(0)
+    data = [rng.standard_normal(scheme.values) for _ in range(shares)]
+    encrypting, blobs = _timed(lambda: [scheme.encrypt(values) for values in data])
+    adding, total = _timed(lambda: scheme.add(blobs))
+    decrypting, found = _timed(lambda: scheme.decrypt(total))
+    if np.abs(found - sum(data)).max() > shares * 2.0**-40:
+        raise RuntimeError(f"{scheme.name} has not computed the sum")
+    count = scheme.values
+    seconds = [
+        encrypting / count / shares,
+        adding / count / shares,
+        decrypting / count,
+    ]
+    sizes = (sum(map(len, blobs[0])) / count, sum(map(len, total)) / count)
+    return [1e6 * value for value in seconds], sizes
+
+
+def _schemes(case: Case, result: Comparison) -> list[_Scheme]:
+    schemes: list[_Scheme] = [_Bfv(case)]
+    try:
+        phe = importlib.import_module("phe")
+    except ImportError:
+        result.about += " Paillier was left out: phe is not installed."
+        return schemes
+    schemes.append(_Paillier(phe, case.paillier_values, False))
+    schemes.append(_Paillier(phe, case.packed_values, True))
+    gmpy2 = phe.util.HAVE_GMP
+    result.about += f" phe computes {'with' if gmpy2 else 'without'} gmpy2 here."
+    return schemes
+
+
+def compare(case: Case) -> Comparison:
+    """One row a cipher; the aim is on BFV's encryption against unpacked Paillier's."""
+    result = Comparison(
+        "encryption",
+        f"Encryption, {case.shares} shares added",
+        "One core; bytes in, bytes out, with quantisation and checksums (BFV). "
+        f"Encryption and addition are for each share, with room for {_TERMS} terms of "
+        "fixed point with 40 fractional bits in a "
+        f"{PLAIN_MODULUS.bit_length()}-bit modulus. arXiv 2210.08106 has "
+        f"{_PAPER_MS} ms for Paillier, on its own machine.",
+    )
+    schemes = _schemes(case, result)
+    times: dict[str, list[list[float]]] = {scheme.name: [] for scheme in schemes}
+    sizes: dict[str, tuple[float, float]] = {}
+    for _ in range(case.repetitions):
+        for scheme in schemes:
+            seconds, sizes[scheme.name] = _measure(scheme, case.shares)
+            times[scheme.name].append(seconds)
+    spreads = {
+        name: [Micros(tuple(column)) for column in zip(*rows, strict=True)]
+        for name, rows in times.items()
+    }
+    for scheme in schemes:
+        encrypt, add, decrypt = spreads[scheme.name]
+        row: Row = {
+            "cipher": scheme.name,
+            "values": scheme.values,
+            "encrypt a value": encrypt,
+            "add a value": add,
+            "decrypt a value": decrypt,
+            "bytes a value up": f"{sizes[scheme.name][0]:.1f}",
+            "of the sum": f"{sizes[scheme.name][1]:.1f}",
+            "2210.08106": f"{_PAPER_MS} ms" if scheme.name == _UNPACKED else "",
+        }
+        if _UNPACKED in spreads:
+            row["times faster to encrypt"] = ratios(spreads[_UNPACKED][0], encrypt)
+        result.rows.append(row)
+    _judge(spreads, result)
+    return result
+
+
+def _judge(spreads: dict[str, list[Micros]], result: Comparison) -> None:
+    if _UNPACKED not in spreads:
+        return
+    ratio = ratios(spreads[_UNPACKED][0], spreads[_BFV][0]).median
+    result.aims.append(
+        Aim(
+            f"BFV encrypts a value at least {_AIM:,.0f} times faster than Paillier, "
+            "one value a ciphertext",
+            f"{ratio:,.0f} times",
+            ratio >= _AIM,
+        )
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.encryption", description=__doc__
+    )
+    parser.add_argument("--quick", action="store_true", help="seconds, not minutes")
+    options = parser.parse_args(arguments)
+    quiet()
+    console = Console(highlight=False)
+    if not console.is_terminal:  # a file has room
+        console.width = 180
+    facts = machine()
+    console.print(", ".join(f"{name}: {value}" for name, value in facts.items()))
+    compare(QUICK if options.quick else FULL).show(console)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,42 @@
+"""Encryption of what clients send: a server adds what it cannot read.
+
+TenSEAL is imported when a key of its backend is made or read, not before.
+"""
+
+from fedtrellis.encryption.blob import Header, split_blob
+from fedtrellis.encryption.cipher import Cipher
+from fedtrellis.encryption.fixed_point import (
+    MAX_TERMS,
+    PLAIN_MODULUS,
+    EncryptionError,
+    FixedPoint,
+)
+from fedtrellis.encryption.keys import (
+    BACKENDS,
+    backend_class,
+    load_evaluation,
+    load_key,
+    write_key_pair,
+)
+from fedtrellis.encryption.run_key import remove_run_key, shared_run_key
+from fedtrellis.encryption.vectors import add_vectors, decrypt_vector, encrypt_vector
+
+__all__ = [
+    "BACKENDS",
+    "MAX_TERMS",
+    "PLAIN_MODULUS",
+    "Cipher",
+    "EncryptionError",
+    "FixedPoint",
+    "Header",
+    "add_vectors",
+    "backend_class",
+    "decrypt_vector",
+    "encrypt_vector",
+    "load_evaluation",
+    "load_key",
+    "remove_run_key",
+    "shared_run_key",
+    "split_blob",
+    "write_key_pair",
+]

@@ -1,0 +1,157 @@
+"""Real numbers as integers modulo t, with room for a sum of them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedtrellis.arrays import FloatArray
+
+__all__ = [
+    "MAX_TERMS",
+    "PLAIN_MODULUS",
+    "EncryptionError",
+    "FixedPoint",
+    "IntArray",
+    "check_terms",
+]
+
+IntArray = NDArray[np.int64]
+
+#: The plain modulus t: the largest prime of 58 bits with t ≡ 1 (mod 8192), so that
+#: BFV of degree 4096 has one slot for each coefficient.
+PLAIN_MODULUS = 288_230_376_151_130_113
+
+#: The largest sum of absolute factors that the noise of a BFV ciphertext bears, with
+#: two bits in hand; see :mod:`fedtrellis.encryption.bfv`.
+MAX_TERMS = 2**24
+
+
+class EncryptionError(ValueError):
+    """Something cannot be encrypted, or is not what an honest run would have made.
+
+    The message is one line, and never has anything secret in it.
+    """
+
+
+def check_terms(terms: int) -> int:
+    """Return ``terms`` if a sum may have so many.
+
+    Raises
+    ------
+    EncryptionError
+        It is not an integer from 1 to ``MAX_TERMS``.
+    """
+    # bool is an int to Python, but True terms are a mistake
+    if isinstance(terms, bool) or not isinstance(terms, int | np.integer):
+        raise EncryptionError(f"terms = {terms!r} must be an integer")
+    if not 1 <= terms <= MAX_TERMS:
+        raise EncryptionError(f"terms = {terms} must be from 1 to {MAX_TERMS}")
+    return int(terms)
+
+
+@dataclass(frozen=True)
+class FixedPoint:
+    """Quantisation to multiples of 2^−bits, as integers in (−t/2, t/2).
+
+    Parameters
+    ----------
+    bits : int
+        Fractional bits, 1 to 52.
+    modulus : int
+        t, odd and below 2^62.
+
+    Raises
+    ------
+    EncryptionError
+        A parameter is out of its range.
+    """
+
+    bits: int = 40
+    modulus: int = PLAIN_MODULUS
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.bits, int) or not 1 <= self.bits <= 52:
+            raise EncryptionError(f"bits = {self.bits!r} must be from 1 to 52")
+        if self.modulus % 2 == 0 or not 3 <= self.modulus < 2**62:
+            raise EncryptionError(f"modulus = {self.modulus} must be odd, below 2^62")
+
+    @property
+    def scale(self) -> int:
+        """2^bits: the integer that stands for 1."""
+        return 1 << self.bits
+
+    @property
+    def resolution(self) -> float:
+        """2^−bits; a value is off by at most half of it."""
+        return math.ldexp(1.0, -self.bits)
+
+    def bound(self, terms: int = 1) -> int:
+        """Return the largest integer of which a sum of ``terms`` cannot wrap."""
+        return (self.modulus - 1) // 2 // check_terms(terms)
+
+    def limit(self, terms: int = 1) -> float:
+        """Return the largest magnitude that :meth:`quantize` takes, rounded down."""
+        bound = self.bound(terms)
+        number = float(bound)
+        if number > bound:  # Python compares an int and a float exactly
+            number = math.nextafter(number, 0.0)
+        return math.ldexp(number, -self.bits)
+
+    def quantize(self, values: ArrayLike, terms: int = 1) -> IntArray:
+        """Round values to the nearest integers in units of the resolution.
+
+        Parameters
+        ----------
+        values : array_like of float64
+            Of any shape.
+        terms : int
+            How many such values will be summed, each factor counted with its
+            magnitude.
+
+        Returns
+        -------
+        ndarray of int64
+            Of the same shape; ties are rounded to even.
+
+        Raises
+        ------
+        EncryptionError
+            A value is not finite, or so large that a sum of ``terms`` like it might
+            wrap around modulo t.
+        """
+        bound = self.bound(terms)
+        array = np.asarray(values, dtype=np.float64)
+        if not np.isfinite(array).all():
+            count = int(array.size - np.isfinite(array).sum())
+            raise EncryptionError(
+                f"{count} of {array.size} values are not finite and cannot be encrypted"
+            )
+        # a power of two: exact, and what overflows to infinity is refused below
+        with np.errstate(over="ignore"):
+            scaled = np.rint(array * float(self.scale))
+        if array.size and float(np.max(np.abs(scaled))) > bound:
+            raise EncryptionError(
+                f"a value of magnitude {float(np.max(np.abs(array))):.6g} is too large "
+                f"to encrypt: with {terms} terms in a sum and {self.bits} fractional "
+                f"bits at most {self.limit(terms):.6g} fits; scale the data down"
+            )
+        return scaled.astype(np.int64)
+
+    def dequantize(self, integers: ArrayLike) -> FloatArray:
+        """Inverse of :meth:`quantize`, up to its rounding.
+
+        Parameters
+        ----------
+        integers : array_like of int64
+            Centred: in (−t/2, t/2). Beyond 2^53 they are rounded to a float64.
+
+        Returns
+        -------
+        ndarray of float64
+        """
+        array = np.asarray(integers, dtype=np.int64)
+        return np.asarray(array.astype(np.float64) * self.resolution)

@@ -1,0 +1,133 @@
+"""The key that the clients of a simulation share."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+import tempfile
+import time
+from pathlib import Path
+
+from fedtrellis.encryption.cipher import Cipher
+from fedtrellis.encryption.fixed_point import EncryptionError
+from fedtrellis.encryption.keys import backend_class, load_key
+
+__all__ = ["remove_run_key", "shared_run_key"]
+
+_SESSION = re.compile(r"[A-Za-z0-9_-]{1,100}")
+_ATTEMPTS = 10
+# How long the key of a run that was killed is kept, for it to go on
+_KEPT_SECONDS = 7 * 24 * 3600
+# (process, session): a forked child reads the file again
+_run_keys: dict[tuple[int, str], Cipher] = {}
+
+
+def _run_directory() -> Path:
+    """Return this user's directory for run keys, made if needed, and private."""
+    path = Path(tempfile.gettempdir()) / f"fedtrellis-{os.getuid()}"
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise EncryptionError(f"{str(path)!r} cannot be made: {why}") from error
+    found = path.lstat()  # of a link, not of where somebody made it point to
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise EncryptionError(f"{str(path)!r} is not a directory of this user's")
+    if found.st_mode & 0o077:
+        raise EncryptionError(
+            f"{str(path)!r} is open to others (mode {stat.S_IMODE(found.st_mode):04o})"
+            "; chmod 700 it"
+        )
+    return path
+
+
+def _run_key_path(session: str) -> Path:
+    if not isinstance(session, str) or not _SESSION.fullmatch(session):
+        raise EncryptionError(
+            f"session = {session!r} must be 1 to 100 letters, digits, '_' and '-'"
+        )
+    return _run_directory() / f"{session}.key"
+
+
+def _make_run_key(path: Path, backend: str, bits: int) -> None:
+    """Put a new key there unless another process has been faster."""
+    _remove_left_behind(path.parent)
+    data = backend_class(backend).generate(bits).secret_bytes()
+    # mkstemp makes a file that only its owner can read (mode 0600)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        # unlike a rename, a link appears complete and never replaces another's
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, path)
+    finally:
+        os.unlink(temporary)
+
+
+def _remove_left_behind(directory: Path) -> None:
+    """Remove keys of runs that ended long ago without removing theirs."""
+    oldest = time.time() - _KEPT_SECONDS
+    for path in directory.glob("*.key"):
+        with contextlib.suppress(OSError):
+            if path.stat().st_mtime < oldest:
+                path.unlink()
+
+
+def shared_run_key(
+    session: str, backend: str = "tenseal-bfv", bits: int = 40
+) -> Cipher:
+    """Return the key that the clients of one run on one machine share.
+
+    The first process to ask makes it, in a private directory of this user's among the
+    temporary files; :func:`remove_run_key` removes it, and if nobody calls that, a
+    later run does after a week (a run that was killed may go on until then). For
+    simulations only: the server could read it too.
+
+    Parameters
+    ----------
+    session : str
+        The run: letters, digits, ``_`` and ``-``.
+    backend : str
+    bits : int
+        Fractional bits of the fixed point.
+
+    Raises
+    ------
+    EncryptionError
+        The session's name is malformed, its key is of another backend or of other
+        bits, or the directory is not private.
+    """
+    path = _run_key_path(session)
+    cipher = _run_keys.get((os.getpid(), session))
+    for _ in range(_ATTEMPTS):
+        if cipher is not None:
+            break
+        try:
+            if not path.exists():
+                _make_run_key(path, backend, bits)
+            cipher = load_key(path)
+        except (OSError, EncryptionError) as error:
+            # its maker may have ended between our look and our reading
+            cause = error if isinstance(error, OSError) else error.__cause__
+            if not isinstance(cause, FileNotFoundError):
+                raise
+    if cipher is None:
+        raise EncryptionError(f"the key of session {session!r} is removed all the time")
+    if (cipher.name, cipher.fixed.bits) != (backend, bits):
+        raise EncryptionError(
+            f"the key of session {session!r} is of backend {cipher.name!r} with "
+            f"{cipher.fixed.bits} bits, not of {backend!r} with {bits}"
+        )
+    _run_keys[os.getpid(), session] = cipher
+    return cipher
+
+
+def remove_run_key(session: str) -> None:
+    """Remove a session's key from this machine and this process, if it is there."""
+    _run_keys.pop((os.getpid(), session), None)
+    _run_key_path(session).unlink(missing_ok=True)

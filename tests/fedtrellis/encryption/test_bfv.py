@@ -1,0 +1,200 @@
+"""What only the backend of TenSEAL has."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedtrellis.encryption import EncryptionError, load_evaluation, split_blob
+from fedtrellis.encryption.key_format import KeyFile, pack_key, unpack_key
+from fedtrellis.encryption.tenseal_format import (
+    refuse_secret,
+    scratch_file,
+    unwrap,
+    wrap,
+)
+
+ts: Any = pytest.importorskip("tenseal")
+from fedtrellis.encryption import bfv  # noqa: E402
+from fedtrellis.encryption.bfv import DEGREE, BfvCipher  # noqa: E402
+
+
+def test_the_context_has_no_secret_in_it() -> None:
+    key = BfvCipher.generate()
+    file = unpack_key(key.evaluation_bytes())
+    assert file.secret is None
+    context = ts.context_from(file.payload)
+    assert not context.has_secret_key()
+    assert not context.has_galois_keys()
+    assert not context.has_relin_keys()
+    with pytest.raises(ValueError, match="Secret key"):
+        context.secret_key()
+    # neither of the key's secrets is in any of the context's bytes
+    whole = unpack_key(key.secret_bytes())
+    assert whole.secret is not None
+    assert whole.secret not in key.evaluation_bytes()
+    assert whole.payload[-1000:-900] not in key.evaluation_bytes()
+
+
+def test_a_context_with_a_secret_is_refused_unread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    key = unpack_key(BfvCipher.generate().secret_bytes())
+    forged = KeyFile(key.backend, key.bits, key.fingerprint, key.payload)
+
+    def never() -> Any:
+        raise AssertionError("TenSEAL was asked to read a secret")
+
+    monkeypatch.setattr(bfv, "_tenseal", never)
+    with pytest.raises(EncryptionError, match="contains a secret key"):
+        load_evaluation(pack_key(forged))
+    with pytest.raises(EncryptionError, match="contains the clients' secret key"):
+        load_evaluation(pack_key(key))
+    with pytest.raises(EncryptionError, match="neither a key nor a context"):
+        load_evaluation(key.payload)
+    # also a short one, by its fields: number 3 is TenSEAL's private part
+    with pytest.raises(EncryptionError, match="contains a secret key"):
+        refuse_secret(b"\x0a\x01a\x20\x01\x1a\x02kk")
+    refuse_secret(b"\x0a\x01a\x20\x01")
+    for malformed in (b"\x0a", b"\x0a\x05a", b"\x0b", b"\xff" * 12):
+        with pytest.raises(EncryptionError, match="TenSEAL's format"):
+            refuse_secret(malformed)
+
+
+def test_a_key_without_its_secret_is_refused() -> None:
+    cipher = BfvCipher.generate()
+    key = unpack_key(cipher.secret_bytes())
+    public = unpack_key(cipher.evaluation_bytes()).payload
+    with pytest.raises(EncryptionError, match="no secret key"):
+        BfvCipher.from_bytes(pack_key(replace(key, payload=public)))
+    with pytest.raises(EncryptionError, match="cannot read"):
+        BfvCipher.from_bytes(pack_key(replace(key, payload=b"junk")))
+
+
+def test_other_parameters_are_refused() -> None:
+    context = ts.context(
+        ts.SCHEME_TYPE.BFV,
+        poly_modulus_degree=4096,
+        plain_modulus=1032193,
+        coeff_mod_bit_sizes=[45, 45, 16],
+        encryption_type=ts.ENCRYPTION_TYPE.SYMMETRIC,
+        n_threads=1,
+    )
+    public = context.serialize(False, False, False, False)
+    file = KeyFile("tenseal-bfv", 40, "00" * 8, public)
+    with pytest.raises(EncryptionError, match="other parameters"):
+        load_evaluation(pack_key(file))
+
+
+def test_fresh_ciphertexts_have_half_the_size() -> None:
+    key = BfvCipher.generate()
+    values = np.random.default_rng(0).standard_normal(key.slots)
+    blob = key.encrypt(values, "x", 2)
+    assert len(blob) / key.slots < 14
+    assert len(key.add([blob, blob])) / key.slots < 28
+    assert blob != key.encrypt(values, "x", 2)  # encryption is random
+
+
+def test_without_seals_own_interface_it_works_all_the_same() -> None:
+    key = BfvCipher.generate()
+    key._encoder = None
+    blob = key.encrypt([1.0, -2.5], "x", 2)
+    assert len(blob) > 100_000
+    assert key.decrypt(key.add([blob, blob]), "x", 2).tolist() == [2.0, -5.0]
+
+
+def test_files_need_not_be_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create", raising=False)
+    with scratch_file() as (handle, path):
+        assert os.stat(path).st_mode & 0o777 == 0o600
+        assert os.fstat(handle).st_size == 0
+    assert not os.path.exists(path)
+    key = BfvCipher.generate()
+    assert key.decrypt(key.encrypt([3.0], "x", 1), "x", 1).tolist() == [3.0]
+
+
+def _noise_budget(key: BfvCipher, blob: bytes) -> int:
+    """SEAL's own measure, in bits; 0 is the end."""
+    api = pytest.importorskip("tenseal.sealapi")
+    context = key._context
+    decryptor = api.Decryptor(context.seal_context(), context.secret_key())
+    payload = split_blob(blob)[1]
+    vector = ts._ts_cpp.BFVVector(context, wrap(payload, DEGREE))
+    return int(decryptor.invariant_noise_budget(vector.ciphertext()[0]))
+
+
+def test_the_noise_has_room_for_the_largest_multiple() -> None:
+    key = BfvCipher.generate()
+    blob = key.encrypt(np.zeros(key.slots), "x", 2**24)
+    assert _noise_budget(key, blob) >= 26
+    assert _noise_budget(key, key.multiply(blob, 2**24)) >= 2
+    assert _noise_budget(key, key.multiply(blob, -(2**24))) >= 2
+    assert _noise_budget(key, key.add([blob] * 1000)) >= 17
+
+
+def _read(key: BfvCipher, payload: bytes) -> Any:
+    return ts._ts_cpp.BFVVector(key._context, wrap(payload, DEGREE))
+
+
+def test_what_a_server_can_compute_otherwise_is_refused() -> None:
+    key = BfvCipher.generate()
+    header, payload = split_blob(key.encrypt([2.0], "x", 9))
+    by_slots, shifted = _read(key, payload), _read(key, payload)
+    by_slots.mul_plain_([1, 2] * 2048)
+    shifted.add_plain_([1] + [0] * 4095)
+    for vector in (by_slots, shifted):
+        with pytest.raises(EncryptionError, match="checksum"):
+            key.decrypt(header.pack(unwrap(vector.serialize())), "x", 4095)
+
+
+def test_ciphertexts_of_other_forms_are_refused() -> None:
+    api = pytest.importorskip("tenseal.sealapi")
+    key = BfvCipher.generate()
+    header, payload = split_blob(key.encrypt([2.0], "x", 9))
+    context = key._context.seal_context()
+    evaluator = api.Evaluator(context)
+    fresh, square, ntt = (api.Ciphertext(context) for _ in range(3))
+    with scratch_file() as (handle, path):
+        os.pwrite(handle, payload, 0)
+        fresh.load(context, path)
+    evaluator.square(fresh, square)  # three polynomials
+    evaluator.transform_to_ntt(fresh, ntt)
+    for form in (square, ntt):
+        with scratch_file() as (handle, path):
+            form.save(path)
+            data = os.pread(handle, 1 << 20, 0)
+        for action in (key.add, lambda blobs: key.decrypt(blobs[0], "x", 1)):
+            with pytest.raises(EncryptionError, match=r"bytes; it is|form"):
+                action([header.pack(data)])
+
+
+_FORK = """
+import os, sys
+from fedtrellis.encryption.bfv import BfvCipher
+key = BfvCipher.generate()
+reader, writer = os.pipe()
+children = []
+for _ in range(2):
+    child = os.fork()
+    if not child:
+        blob = key.encrypt([1.0], "x", 3)
+        assert key.decrypt(blob, "x", 1) == [1.0]
+        os.write(writer, blob[200:232])
+        del key
+        sys.exit(0)  # not os._exit: everything is destroyed
+    children.append(child)
+for child in children:
+    assert os.waitpid(child, 0)[1] == 0
+assert os.read(reader, 32) != os.read(reader, 32)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_forked_processes_end_and_draw_different_noise() -> None:
+    subprocess.run([sys.executable, "-c", _FORK], check=True, timeout=60)

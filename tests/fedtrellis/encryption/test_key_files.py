@@ -1,0 +1,327 @@
+"""Key files, the key of a simulation, and the command line."""
+
+from __future__ import annotations
+
+import importlib.util
+import multiprocessing
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from fedtrellis.encryption import (
+    EncryptionError,
+    backend_class,
+    load_evaluation,
+    load_key,
+    remove_run_key,
+    shared_run_key,
+    write_key_pair,
+)
+from fedtrellis.encryption.command_line import main
+
+needs_tenseal = pytest.mark.skipif(
+    importlib.util.find_spec("tenseal") is None, reason="needs tenseal"
+)
+
+
+def _mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of temporary files of the test's own, also for its children."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    return tmp_path
+
+
+@pytest.mark.parametrize("backend", [pytest.param("tenseal-bfv", marks=needs_tenseal)])
+@pytest.mark.parametrize("mask", [0o022, 0o077, 0o000])
+def test_a_pair_of_files(tmp_path: Path, backend: str, mask: int) -> None:
+    key_path, context_path = tmp_path / "a.key", tmp_path / "a.context"
+    before = os.umask(mask)
+    try:
+        made = write_key_pair(key_path, str(context_path), backend)
+    finally:
+        os.umask(before)
+    assert (_mode(key_path), _mode(context_path)) == (0o600, 0o644)
+    key, server = load_key(key_path), load_evaluation(context_path)
+    assert key.fingerprint == server.fingerprint == made.fingerprint
+    assert load_evaluation(context_path.read_bytes()).fingerprint == key.fingerprint
+    blob = key.encrypt([1.25], "x", 2)
+    assert key.decrypt(server.add([blob, blob]), "x", 1).tolist() == [2.5]
+
+
+def test_nothing_is_overwritten_and_nothing_left_behind(tmp_path: Path) -> None:
+    key, context = tmp_path / "a.key", tmp_path / "a.context"
+    for there, other in ((key, context), (context, key)):
+        there.write_bytes(b"mine")
+        with pytest.raises(EncryptionError, match="exists; keys are never overwritten"):
+            write_key_pair(key, context, "none")
+        assert there.read_bytes() == b"mine"
+        assert not other.exists()
+        there.unlink()
+    key.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(EncryptionError, match="exists"):
+        write_key_pair(key, context, "none")
+    key.unlink()
+    # the second fails after the first was written
+    for second in (tmp_path / "no" / "folder", key):
+        with pytest.raises(EncryptionError):
+            write_key_pair(key, second, "none")
+        assert not key.exists()
+    with pytest.raises(EncryptionError, match="'rsa' is not known; allowed: tenseal"):
+        write_key_pair(key, context, "rsa")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def full(handle: int) -> None:
+        calls.append(handle)
+        if len(calls) == 2:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(EncryptionError, match="No space left"):
+        write_key_pair(tmp_path / "k", tmp_path / "c", "none")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o644, 0o777])
+def test_a_key_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
+    key = tmp_path / "k"
+    write_key_pair(key, tmp_path / "c", "none")
+    key.chmod(mode)
+    with pytest.raises(EncryptionError, match=rf"mode {mode:04o}.*chmod 600"):
+        load_key(key)
+    key.chmod(0o400)
+    assert load_key(key).has_secret
+
+
+def test_the_two_kinds_are_not_confused(tmp_path: Path) -> None:
+    key, context = tmp_path / "k", tmp_path / "c"
+    write_key_pair(key, context, "none")
+    with pytest.raises(EncryptionError, match="evaluation context, for the server"):
+        load_key(context)
+    for source in (key, str(key), key.read_bytes()):
+        with pytest.raises(EncryptionError, match="clients' secret key"):
+            load_evaluation(source)
+    other = tmp_path / "text"
+    other.write_text("hello")
+    other.chmod(0o600)
+    for load in (load_key, load_evaluation):
+        with pytest.raises(EncryptionError, match="neither a key nor a context"):
+            load(other)
+        with pytest.raises(EncryptionError, match="cannot be read: No such file"):
+            load(tmp_path / "none")
+        with pytest.raises(EncryptionError, match="cannot be read"):
+            load(tmp_path)
+    other.write_bytes(bytes(2_000_000))
+    with pytest.raises(EncryptionError, match="too long"):
+        load_evaluation(other)
+
+
+# -- one key for the clients of a simulation ------------------------------------------
+
+
+def test_a_run_has_one_key_until_it_is_removed(temporary: Path) -> None:
+    first = shared_run_key("run_1-a", "none")
+    folder = temporary / f"fedtrellis-{os.getuid()}"
+    assert _mode(folder) == 0o700
+    (path,) = folder.iterdir()
+    assert (path.name, _mode(path)) == ("run_1-a.key", 0o600)
+    assert shared_run_key("run_1-a", "none") is first
+    assert shared_run_key("run_2", "none").fingerprint != first.fingerprint
+    with pytest.raises(EncryptionError, match="of backend 'none' with 40 bits"):
+        shared_run_key("run_1-a", "none", bits=30)
+    remove_run_key("run_1-a")
+    remove_run_key("run_1-a")
+    assert not path.exists()
+    assert shared_run_key("run_1-a", "none").fingerprint != first.fingerprint
+    remove_run_key("run_1-a")
+    remove_run_key("run_2")
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "..", "a.b", "a\n", "ä", "x" * 101, 3])
+def test_names_of_sessions_are_checked(temporary: Path, name: str) -> None:
+    for action in (shared_run_key, remove_run_key):
+        with pytest.raises(EncryptionError, match="session"):
+            action(name)
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_directory_that_is_not_private_is_refused(temporary: Path) -> None:
+    folder = temporary / f"fedtrellis-{os.getuid()}"
+    folder.mkdir(mode=0o700)
+    folder.chmod(0o755)
+    with pytest.raises(EncryptionError, match="open to others"):
+        shared_run_key("s", "none")
+    folder.rmdir()
+    elsewhere = temporary / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    folder.symlink_to(elsewhere)
+    with pytest.raises(EncryptionError, match="not a directory of this user's"):
+        shared_run_key("s", "none")
+    folder.unlink()
+    folder.write_text("")
+    with pytest.raises(EncryptionError, match="not a directory of this user's"):
+        shared_run_key("s", "none")
+
+
+_CLIENT = """
+import sys
+from fedtrellis.encryption import shared_run_key
+sys.stdin.readline()  # until all have started
+print(shared_run_key("together", sys.argv[1]).fingerprint, flush=True)
+sys.stdin.readline()  # nobody ends before all have the key
+"""
+
+
+@pytest.mark.parametrize(
+    "backend", ["none", pytest.param("tenseal-bfv", marks=needs_tenseal)]
+)
+def test_processes_that_start_together_share_a_key(
+    temporary: Path, backend: str
+) -> None:
+    command = [sys.executable, "-c", _CLIENT, backend]
+    children = [
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(4)
+    ]
+    found = []
+    for child in children:
+        assert child.stdin is not None
+        child.stdin.write("\n")
+        child.stdin.flush()
+    for child in children:
+        assert child.stdout is not None
+        found.append(child.stdout.readline().strip())
+    folder = temporary / f"fedtrellis-{os.getuid()}"
+    assert [path.name for path in folder.iterdir()] == ["together.key"]
+    for child in children:
+        child.communicate("\n", timeout=60)
+        assert child.returncode == 0
+    assert len(found[0]) == 16
+    assert len(set(found)) == 1
+    # also a process of its own for every message finds the same key until the end
+    assert [path.name for path in folder.iterdir()] == ["together.key"]
+    remove_run_key("together")
+    assert list(folder.iterdir()) == []
+
+
+def test_keys_that_runs_left_behind_are_removed_after_a_week(temporary: Path) -> None:
+    shared_run_key("old", "none")
+    shared_run_key("recent", "none")
+    folder = temporary / f"fedtrellis-{os.getuid()}"
+    week = 7 * 24 * 3600
+    for name, age in (("old", week + 60), ("recent", week - 60)):
+        when = time.time() - age
+        os.utime(folder / f"{name}.key", (when, when))
+    shared_run_key("new", "none")
+    assert {path.name for path in folder.iterdir()} == {"recent.key", "new.key"}
+    for name in ("old", "recent", "new"):
+        remove_run_key(name)
+
+
+def _child(fingerprint: str) -> None:
+    if shared_run_key("forked", "none").fingerprint != fingerprint:
+        raise SystemExit(1)
+
+
+def test_a_forked_child_neither_makes_nor_removes_the_key(temporary: Path) -> None:
+    mark = shared_run_key("forked", "none").fingerprint
+    process = multiprocessing.get_context("fork").Process(target=_child, args=(mark,))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+    assert (temporary / f"fedtrellis-{os.getuid()}" / "forked.key").exists()
+    remove_run_key("forked")
+
+
+# -- the command line -----------------------------------------------------------------
+
+
+def _run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    module = "fedtrellis.encryption.command_line"
+    return subprocess.run(
+        [sys.executable, "-m", module, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+@needs_tenseal
+def test_the_command_makes_and_shows_keys(tmp_path: Path) -> None:
+    key, context = tmp_path / "clients.key", tmp_path / "server.context"
+    made = _run("new", "--key", key, "--context", context)
+    assert (made.returncode, made.stderr) == (0, "")
+    cipher = load_key(key)
+    assert cipher.fingerprint in made.stdout
+    for path, kind in ((key, "clients' key (secret)"), (context, "evaluation context")):
+        shown = _run("show", path)
+        assert (shown.returncode, shown.stderr) == (0, "")
+        for part in (kind, cipher.fingerprint, "tenseal-bfv", "degree 4096", "2^-40"):
+            assert part in shown.stdout
+        assert len(shown.stdout) < 1000
+    again = _run("new", "--key", key, "--context", tmp_path / "other")
+    assert again.returncode == 1
+    assert again.stderr.count("\n") == 1
+    assert "never overwritten" in again.stderr
+    assert not (tmp_path / "other").exists()
+
+
+def test_the_command_says_what_is_wrong_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = tmp_path / "text"
+    text.write_text("hello")
+    key, context = str(tmp_path / "k"), str(tmp_path / "c")
+    for arguments in (
+        ["show", str(text)],
+        ["show", str(tmp_path / "none")],
+        ["new", "--key", key, "--context", key, "--backend", "none"],
+        ["new", "--key", key, "--context", context, "--bits", "0", "--backend", "none"],
+    ):
+        assert main(arguments) == 1
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.startswith("fedtrellis-keys: ")
+        assert captured.err.count("\n") == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["text"]
+
+
+def test_the_command_shows_no_secret_and_warns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key, context = tmp_path / "k", tmp_path / "c"
+    options = ["--key", str(key), "--context", str(context)]
+    assert main(["new", *options, "--backend", "none", "--bits", "20"]) == 0
+    key.chmod(0o644)
+    capsys.readouterr()
+    assert main(["show", str(key)]) == 0
+    shown = capsys.readouterr().out
+    assert "others can read it (mode 0644)" in shown
+    assert "NO ENCRYPTION" in shown
+    assert "2^-20" in shown
+    assert backend_class("none").from_bytes(key.read_bytes()).fixed.bits == 20
+
+
+def test_the_command_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert "fedtrellis-keys new --key clients.key" in capsys.readouterr().out
