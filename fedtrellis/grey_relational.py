@@ -1,0 +1,159 @@
+"""Grey relational analysis: one point of a Pareto front, without any weights.
+
+Wang and Rangaiah, *Application and Analysis of Methods for Selecting an Optimal
+Solution from the Pareto-Optimal Front obtained by Multiobjective Optimization*,
+Industrial & Engineering Chemistry Research 56 (2017). The n objectives of m points:
+
+1. each is scaled to [0, 1], so that 1 is the best value among the points and 0 the
+   worst, F = (f − f_min)/(f_max − f_min) or (f_max − f)/(f_max − f_min);
+2. the ideal reference F⁺ is the best of each, so 1 wherever the points differ;
+3. Δ = |F⁺ − F|, with the smallest and largest Δ over all points and objectives;
+4. the grade of a point is (1/n) Σ (Δ_min + Δ_max)/(Δ + Δ_max), and the point of the
+   largest is recommended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+__all__ = ["SENSES", "grey_relational_grades", "pareto_front", "recommended"]
+
+#: What may be said of an objective: smaller is better, or larger is better.
+SENSES = ("min", "max")
+
+
+def _oriented(metrics: ArrayLike, senses: Sequence[str]) -> NDArray[np.float64]:
+    """All objectives made larger-the-better; a copy."""
+    values = np.array(metrics, dtype=np.float64)
+    if values.ndim != 2 or values.shape[1] != len(senses) or not len(senses):
+        raise ValueError(
+            f"metrics of shape {values.shape} must have two dimensions, points and "
+            f"objectives, and as many columns as there are senses, {len(senses)}"
+        )
+    for index, sense in enumerate(senses):
+        if sense not in SENSES:
+            raise ValueError(f"senses[{index}] = {sense!r}; allowed: min, max")
+        if sense == "min":
+            values[:, index] *= -1.0
+    return values
+
+
+def _known(values: NDArray[np.float64]) -> NDArray[np.bool_]:
+    return np.asarray(np.isfinite(values).all(axis=1))
+
+
+def pareto_front(metrics: ArrayLike, senses: Sequence[str]) -> NDArray[np.bool_]:
+    """Which points no other one dominates.
+
+    A point dominates another if it is no worse in every objective and better in one;
+    so of equal points all or none are on the front.
+
+    Parameters
+    ----------
+    metrics : array_like, shape (m, n)
+        A row a point, a column an objective.
+    senses : sequence of str, length n
+        ``"min"`` or ``"max"`` for each objective.
+
+    Returns
+    -------
+    ndarray of bool, shape (m,)
+        False too for points with a value that is not finite: they are left out.
+
+    Raises
+    ------
+    ValueError
+        If shapes do not fit or a sense is not known.
+    """
+    values = _oriented(metrics, senses)
+    front = _known(values)
+    known = values[front]
+    # a point against all at a time, so that many points need no array of m² rows
+    front[front] = [
+        not np.any((known >= point).all(axis=1) & (known > point).any(axis=1))
+        for point in known
+    ]
+    return front
+
+
+def grey_relational_grades(
+    metrics: ArrayLike, senses: Sequence[str]
+) -> NDArray[np.float64]:
+    """How close each point comes to the best of every objective.
+
+    Parameters
+    ----------
+    metrics : array_like, shape (m, n)
+        A row a point, a column an objective.
+    senses : sequence of str, length n
+        ``"min"`` or ``"max"`` for each objective.
+
+    Returns
+    -------
+    ndarray, shape (m,)
+        Between 1/2 (worst in everything) and 1 (best in everything); NaN for points
+        with a value that is not finite, which are left out of the scaling too. An
+        objective in which all points are equal adds the same to every grade.
+
+    Raises
+    ------
+    ValueError
+        If shapes do not fit or a sense is not known.
+    """
+    values = _oriented(metrics, senses)
+    known = _known(values)
+    grades = np.full(len(values), np.nan)
+    if not known.any():
+        return grades
+    kept = values[known]
+    # by a power of two, which is exact: no difference of large numbers overflows
+    _, exponents = np.frexp(np.abs(kept).max(axis=0))
+    kept = np.ldexp(kept, -exponents - 1)
+    worst = kept.min(axis=0)
+    spread = kept.max(axis=0) - worst
+    # where all are equal, F = F⁺ = 0
+    scaled = np.divide(kept - worst, spread, out=np.zeros_like(kept), where=spread > 0)
+    # Δ = |F⁺ − F|
+    distance = np.abs(scaled.max(axis=0) - scaled)
+    largest, smallest = distance.max(), distance.min()
+    if largest == 0.0:  # one point, or all alike
+        grades[known] = 1.0
+    else:
+        # (1/n) Σ (Δ_min + Δ_max)/(Δ + Δ_max)
+        coefficients = (smallest + largest) / (distance + largest)
+        grades[known] = coefficients.mean(axis=1)
+    return grades
+
+
+def recommended(metrics: ArrayLike, senses: Sequence[str]) -> int:
+    """Return the point of the Pareto front with the largest grade on that front.
+
+    The dominated points are taken away first, as the method is for a front: what the
+    scaling makes of the others does not depend on how bad the worst trial was. Of
+    equal grades the first wins.
+
+    Parameters
+    ----------
+    metrics : array_like, shape (m, n)
+        A row a point, a column an objective.
+    senses : sequence of str, length n
+        ``"min"`` or ``"max"`` for each objective.
+
+    Returns
+    -------
+    int
+        The row.
+
+    Raises
+    ------
+    ValueError
+        If no point is finite, shapes do not fit or a sense is not known.
+    """
+    rows = np.flatnonzero(pareto_front(metrics, senses))
+    if not len(rows):
+        raise ValueError("no point has finite values only")
+    grades = grey_relational_grades(np.asarray(metrics, dtype=float)[rows], senses)
+    return int(rows[np.argmax(grades)])
