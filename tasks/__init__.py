@@ -9,6 +9,9 @@ from .attack import Attack
 from .base import DataFileError, Task
 from .classification import Classification
 from .digits import Digits
+from .hybrid import ClientData, HybridTask
+from .hybrid_logistic import HybridLogistic
+from .hybrid_svm import HybridSVM
 from .kernel_pca import KernelPCA
 from .lasso import Lasso
 from .linear_regression import LinearRegression
@@ -21,8 +24,12 @@ __all__ = [
     "TASKS",
     "Attack",
     "Classification",
+    "ClientData",
     "DataFileError",
     "Digits",
+    "HybridLogistic",
+    "HybridSVM",
+    "HybridTask",
     "KernelPCA",
     "Lasso",
     "LinearRegression",
@@ -48,6 +55,8 @@ TASKS: dict[str, type[Task]] = {
         KernelPCA,
         LowRankNetwork,
         Attack,
+        HybridSVM,
+        HybridLogistic,
     )
 }
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from .base import DataFileError
 
-__all__ = ["Table", "load_libsvm", "load_qsar", "load_santander"]
+__all__ = ["Table", "load_libsvm", "load_qsar", "load_santander", "read_libsvm"]
 
 _QSAR_FEATURES = 1024
 _SANTANDER_FEATURES = 200
@@ -238,15 +238,14 @@ def _number(field: bytes) -> float:
 
 
 def load_libsvm(path: Path) -> Table:
-    """Load examples in LIBSVM's text format: ``label index:value index:value …``.
+    """Load examples with two labels in LIBSVM's text format.
 
-    Indices are counted from 1, or from 0 where one of them is 0. The smaller of the
-    two labels becomes 0, the larger 1.
+    The smaller of the two labels becomes 0, the larger 1.
 
     Parameters
     ----------
     path : Path
-        The text, or the text packed as ``.gz`` or ``.bz2``.
+        As :func:`read_libsvm` takes it.
 
     Returns
     -------
@@ -258,6 +257,39 @@ def load_libsvm(path: Path) -> Table:
     DataFileError
         The file holds something else, or its labels are not two; names the file, and
         the line where it is one.
+    """
+    matrix, targets = read_libsvm(path)
+    labels, which = np.unique(targets, return_inverse=True)
+    if len(labels) != 2:
+        more = "" if len(labels) <= _LISTED else f" and {len(labels) - _LISTED} more"
+        listed = ", ".join(f"{label:g}" for label in labels[:_LISTED])
+        raise DataFileError(
+            f"{path}: the labels are {listed}{more}; there must be exactly two"
+        )
+    return Table(matrix, which.astype(np.intp))
+
+
+def read_libsvm(path: Path) -> tuple[Any, NDArray[np.float64]]:
+    """Read examples in LIBSVM's text format: ``label index:value index:value …``.
+
+    Indices are counted from 1, or from 0 where one of them is 0.
+
+    Parameters
+    ----------
+    path : Path
+        The text, or the text packed as ``.gz`` or ``.bz2``.
+
+    Returns
+    -------
+    features : scipy.sparse.csr_array of shape (d, p)
+        float64; p is what the largest index says.
+    labels : ndarray of shape (d,)
+        float64, as they stand in the file.
+
+    Raises
+    ------
+    DataFileError
+        The file holds something else; names the file, and the line where it is one.
     """
     # half a second that other loaders need not spend
     from sklearn.datasets import load_svmlight_file
@@ -272,14 +304,7 @@ def load_libsvm(path: Path) -> Table:
         raise DataFileError(f"{path}: the file has no examples with features")
     if not (np.isfinite(matrix.data).all() and np.isfinite(targets).all()):
         _bad_libsvm_line(path, None)
-    labels, which = np.unique(targets, return_inverse=True)
-    if len(labels) != 2:
-        more = "" if len(labels) <= _LISTED else f" and {len(labels) - _LISTED} more"
-        listed = ", ".join(f"{label:g}" for label in labels[:_LISTED])
-        raise DataFileError(
-            f"{path}: the labels are {listed}{more}; there must be exactly two"
-        )
-    return Table(scipy.sparse.csr_array(matrix), which.astype(np.intp))
+    return scipy.sparse.csr_array(matrix), targets
 
 
 def _bad_libsvm_line(path: Path, cause: Exception | None) -> NoReturn:
