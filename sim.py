@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import re
 import sys
 import tomllib
 import traceback
@@ -33,11 +32,16 @@ from clients import (
     FedGiAClient,
     FedProxClient,
     FirstOrderRFLClient,
+    HybridFedAvgClient,
+    HyFDCAClient,
+    HyFEMClient,
     LocalSGDClient,
     NaiveFrankWolfeClient,
     ProjectedFedAvgClient,
     ZerothOrderRFLClient,
 )
+from clients.hyfdca import NewSamples
+from fedtrellis.app_directory import flatten, read_config
 from fedtrellis.arrays import FloatArray, Layout, array_record, record_arrays
 from fedtrellis.callbacks import Callback, EarlyStop, Progress
 from fedtrellis.client import client_app as make_client_app
@@ -64,13 +68,16 @@ from strategies import (
     FedGiA,
     FedProx,
     FirstOrderRFL,
+    HybridFedAvg,
+    HyFDCA,
+    HyFEM,
     LocalSGD,
     NaiveFrankWolfe,
     ProjectedFedAvg,
     ZerothOrderRFL,
 )
 from strategies.settings import MethodSettings
-from tasks import TASKS, Task, make_task
+from tasks import TASKS, HybridTask, Task, make_task
 
 METHODS = {
     "fedfw": "federated Frank-Wolfe: FedFW, FedFW+, FedFW-sto",
@@ -83,12 +90,18 @@ METHODS = {
     "fedprox": "FedAvg with a proximal term, without a constraint",
     "first-order-rfl": "Riemannian federated learning with projections",
     "zeroth-order-rfl": "the same from function values alone",
+    "hyfdca": "encrypted dual ascent: samples and features split over nodes",
+    "hyfem": "feature matching of local models, a baseline of hyfdca",
+    "hybrid-fedavg": "FedAvg of each node's own features, a baseline of hyfdca",
 }
 # Methods for the whole space, and those that cannot do without a bounded set.
 UNCONSTRAINED = ("fedgia", "fedavg-gd", "local-sgd", "fedprox")
 FRANK_WOLFE = ("fedfw", "naive-frank-wolfe")
 # Methods on the task's manifold, or on all of space where it has none.
 RIEMANNIAN = ("first-order-rfl", "zeroth-order-rfl")
+
+# Methods for data that is split by samples and features.
+HYBRID = ("hyfdca", "hyfem", "hybrid-fedavg")
 
 # Sets without a radius that a task could suggest.
 VECTOR_SETS = ("box", "simplex", "k-support-ball", "group-l1-ball")
@@ -211,6 +224,13 @@ def _make_setup(items: tuple[tuple[str, Any], ...], num_clients: int) -> Setup:
             f"{run.outer_fraction} go together: set both or none"
         )
     task = make_task(run.task, config, num_clients, run.seed)
+    if isinstance(task, HybridTask) != (run.method in HYBRID):
+        hybrid = run.method in HYBRID
+        fitting = [n for n, t in TASKS.items() if issubclass(t, HybridTask) == hybrid]
+        raise SettingsError(
+            f"task = {run.task!r} does not fit method {run.method!r}; allowed: "
+            f"{', '.join(fitting)}"
+        )
     task.check()
     layout = Layout(tuple(task.shapes()))
     domain = _make_domain(run, task, layout)
@@ -226,7 +246,10 @@ def _make_setup(items: tuple[tuple[str, Any], ...], num_clients: int) -> Setup:
 
 
 def _make_domain(run: RunSettings, task: Task, layout: Layout) -> Domain:
-    if run.method in (*UNCONSTRAINED, *RIEMANNIAN) or run.domain == WholeSpace.name:
+    if (
+        run.method in (*UNCONSTRAINED, *RIEMANNIAN, *HYBRID)
+        or run.domain == WholeSpace.name
+    ):
         return _whole_space(run, task)
     allowed = task.domains()
     name = run.domain or next(iter(allowed))
@@ -357,6 +380,8 @@ def make_strategy(setup: Setup, **options: Any) -> RoundStrategy:
         if setup.run.method == "fedprox":
             return FedProx(proximal_weight=method.proximal_weight, **options)
         return FedAvgGD(**options)
+    if isinstance(setup.task, HybridTask):
+        return _hybrid_strategy(setup, setup.task, options)
     local: dict[str, Any] = {
         "local_steps": method.local_steps,
         "local_step_size": method.local_step_size,
@@ -373,6 +398,44 @@ def make_strategy(setup: Setup, **options: Any) -> RoundStrategy:
     )
 
 
+def _hybrid_strategy(
+    setup: Setup, task: HybridTask, options: dict[str, Any]
+) -> RoundStrategy:
+    """The methods for data that is split by samples and features."""
+    method = setup.method
+    options |= {
+        "loss": task.make_loss().name,
+        "regularization": task.regularization,
+        "smoothing": getattr(task, "smoothing", 1.0),
+        "feature_names": task.feature_names(),
+    }
+    if setup.run.method == "hyfdca":
+        return HyFDCA(
+            step=method.dual_step,
+            local_fraction=method.local_fraction,
+            memory=method.memory,
+            slots=method.slots,
+            local_passes=method.local_passes,
+            parts=method.parts,
+            secure_sum=method.secure_sum,
+            cyclic_groups=method.cyclic_groups,
+            tolerance=method.gap_tolerance,
+            encryption=method.encryption,
+            context=method.context_file or None,
+            backup_every=method.backup_every,
+            retries=method.retries,
+            **options,
+        )
+    options |= {
+        "local_steps": method.local_steps,
+        "step_size": method.local_step_size,
+        "step_offset": method.step_offset,
+    }
+    if setup.run.method == "hyfem":
+        return HyFEM(matching=method.matching, **options)
+    return HybridFedAvg(**options)
+
+
 # --------------------------------------------------------------------- the client app
 
 
@@ -387,6 +450,8 @@ def client_fn(context: Context) -> NumPyClient:
             )
     index, n = int(node["partition-id"]), int(node["num-partitions"])
     setup = make_setup(context.run_config, n)
+    if isinstance(setup.task, HybridTask):
+        return _hybrid_client(context, setup, setup.task, index)
     objective = setup.task.client_objective(index)
     domain = setup.client_domain(index)
     if "outer-domain" in node:  # this node asks for a larger set of its own
@@ -408,6 +473,37 @@ def client_fn(context: Context) -> NumPyClient:
     else:
         client = _OTHER_CLIENTS[setup.run.method](context, objective)
     return client
+
+
+def _hybrid_client(
+    context: Context, setup: Setup, task: HybridTask, index: int
+) -> NumPyClient:
+    data = task.client_data(index)
+    if setup.run.method != "hyfdca":
+        kind = HyFEMClient if setup.run.method == "hyfem" else HybridFedAvgClient
+        return kind(context, *data)
+    test = task.test_client_data(index)
+    new = NewSamples(test.features, test.sample_ids, test.labels)
+    return HyFDCAClient(
+        context,
+        *data,
+        new_samples=new if len(test.sample_ids) else None,
+        on_scores=_score_writer(context.node_config.get("scores-file")),
+    )
+
+
+def _score_writer(path: Any) -> Callable[[Sequence[str], FloatArray], None] | None:
+    """What writes a node's new samples' scores to the file that its config names."""
+    if not path:
+        return None
+
+    def write(ids: Sequence[str], scores: FloatArray) -> None:
+        lines = [
+            f"{name},{score:.17g}" for name, score in zip(ids, scores, strict=True)
+        ]
+        Path(str(path)).write_text("\n".join(["id,score", *lines, ""]), "utf-8")
+
+    return write
 
 
 _OTHER_CLIENTS: dict[str, Callable[[Context, Any], NumPyClient]] = {
@@ -462,6 +558,7 @@ def run(grid: Grid, config: Mapping[str, Any]) -> Path:
             raise SettingsError(f"{key} = {value!r} must be an absolute path")
     Registry().wait_for(grid, settings.min_nodes, timeout=600.0)
     setup = make_setup(config, len(list(grid.get_node_ids())))
+    make_strategy(setup)  # for what only it can find wrong, before there is a record
     task, domain = setup.task, setup.domain
     resume = _checkpoint_of(settings.resume, config) if settings.resume else None
     reference = _reference(setup)
@@ -486,6 +583,13 @@ def run(grid: Grid, config: Mapping[str, Any]) -> Path:
         ) from None
     record.reference = reference
     record.title = f"{settings.method} on {settings.task}, {setup.manifold or domain!r}"
+    if isinstance(task, HybridTask):
+        loss = task.make_loss().name
+        record.title = f"{settings.method} on {settings.task}, {loss} loss"
+        if settings.method == "hyfdca" and setup.method.encryption == "none":
+            record.warnings.append(
+                "NOTHING WAS ENCRYPTED: encryption = 'none' is for debugging"
+            )
     callbacks: list[Callback] = [CheckPartitions(), record, Progress()]
     if settings.stop_metric:
         callbacks.append(EarlyStop(settings.stop_metric, settings.stop_tolerance))
@@ -521,6 +625,10 @@ def run(grid: Grid, config: Mapping[str, Any]) -> Path:
 def _reference(setup: Setup) -> float | None:
     """F* where the task knows it, or by a central solver if that is asked for."""
     task = setup.task
+    if isinstance(task, HybridTask) and setup.run.reference:
+        optimum = task.optimum()
+        log(INFO, "P* = %.9g, certified to %.1e", optimum.value, optimum.gap)
+        return optimum.value
     known = task.reference_optimum(setup.domain)
     if known is not None or not setup.run.reference:
         return known
@@ -554,6 +662,8 @@ def evaluate(setup: Setup, layout: Layout, arrays: list[Any]) -> dict[str, Any]:
             moved = setup.manifold.project(point - setup.step * tangent)
             norm = float(np.linalg.norm(point - moved)) / setup.step
             metrics["gradient-map-norm"] = norm
+        elif isinstance(task, HybridTask):
+            pass  # P need not be smooth: its certificate is the duality gap
         elif isinstance(setup.domain, WholeSpace):
             metrics["squared-gradient-norm"] = float(np.vdot(gradient, gradient))
         else:
@@ -595,6 +705,8 @@ def _print_summary(record: RunRecord, strategy: RoundStrategy) -> None:
         table.add_row(name, value)
     console = Console(soft_wrap=True)
     console.print(table)
+    for warning in record.warnings:
+        console.print(warning, style="bold red", markup=False)
     # one unbroken line, to be copied
     print(f"Record: {record.directory}", flush=True)
 
@@ -608,42 +720,6 @@ def _last_loss(strategy: RoundStrategy) -> float:
 
 
 # ----------------------------------------------------------------------- python sim.py
-
-
-def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A run config's tables as one, with dotted keys."""
-    flat: dict[str, Any] = {}
-    for key, value in nested.items():
-        if isinstance(value, Mapping):
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value
-    return flat
-
-
-def read_config(arguments: Sequence[str]) -> dict[str, Any]:
-    """Overrides from ``-c``: TOML files, or ``key=value`` pairs as flwr reads them."""
-    from flwr.common.config import parse_config_args
-
-    overrides: dict[str, Any] = {}
-    for argument in arguments:
-        try:
-            if argument.endswith(".toml"):
-                text = Path(argument).expanduser().read_text(encoding="utf-8")
-                overrides |= flatten(tomllib.loads(text))
-            else:
-                pairs = parse_config_args([argument])
-                # flwr passes over what it cannot read; the same pattern finds it
-                rest = re.sub(r"\S+?=('[^']*'|\"[^\"]*\"|\S+)", "", argument).strip()
-                if rest or not pairs:
-                    raise ValueError(f"{rest!r} is no key=value")
-                overrides |= pairs
-        except (OSError, tomllib.TOMLDecodeError, ValueError) as error:
-            raise SettingsError(f"-c {argument!r}: {error}") from None
-        except Exception as error:  # click's, whose message lies elsewhere
-            message = getattr(error, "message", str(error))
-            raise SettingsError(f"-c {argument!r}: {message}") from None
-    return overrides
 
 
 def _list_everything() -> None:

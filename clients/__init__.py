@@ -6,6 +6,9 @@ from .fedfw import FedFWClient
 from .fedgia import FedGiAClient
 from .fedprox import FedProxClient
 from .first_order_rfl import FirstOrderRFLClient
+from .hybrid_fedavg import HybridFedAvgClient
+from .hyfdca import HyFDCAClient
+from .hyfem import HyFEMClient
 from .local_sgd import LocalSGDClient
 from .naive_frank_wolfe import NaiveFrankWolfeClient
 from .projected_fedavg import ProjectedFedAvgClient
@@ -18,6 +21,9 @@ __all__ = [
     "FedGiAClient",
     "FedProxClient",
     "FirstOrderRFLClient",
+    "HyFDCAClient",
+    "HyFEMClient",
+    "HybridFedAvgClient",
     "LocalSGDClient",
     "NaiveFrankWolfeClient",
     "ProjectedFedAvgClient",

@@ -15,6 +15,7 @@ sys.path.insert(0, str(ROOT))
 from flwr.app import ArrayRecord, MetricRecord  # noqa: E402
 
 import sim  # noqa: E402
+from fedtrellis.app_directory import read_config  # noqa: E402
 from fedtrellis.arrays import Layout, array_record, record_arrays  # noqa: E402
 from fedtrellis.callbacks import RoundRecord  # noqa: E402
 from fedtrellis.local import LocalGrid  # noqa: E402
@@ -32,12 +33,12 @@ ROUNDS, NODES = 500, 10
 
 def history(overrides: str) -> list[RoundRecord]:
     """The history of one run with evaluations."""
-    config = sim.default_config() | {"rounds": ROUNDS} | sim.read_config([overrides])
+    config = sim.default_config() | {"rounds": ROUNDS} | read_config([overrides])
     setup = sim.make_setup(config, NODES)
     layout = Layout(tuple(setup.task.shapes()))
 
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
-        return MetricRecord(sim._evaluate(setup, layout, record_arrays(arrays)))
+        return MetricRecord(sim.evaluate(setup, layout, record_arrays(arrays)))
 
     strategy = sim.make_strategy(setup)
     strategy.start(

@@ -19,7 +19,13 @@ __all__ = ["Callback", "EarlyStop", "Progress", "RoundRecord", "format_bytes"]
 
 
 #: What shows best how far a run has come, with and without a constraint, in order.
-CRITERIA = ("loss", "gap", "squared-gradient-norm", "gradient-map-norm")
+CRITERIA = (
+    "loss",
+    "gap",
+    "squared-gradient-norm",
+    "gradient-map-norm",
+    "duality-gap",
+)
 #: Tasks' own measures that are worth a place in a line or a picture.
 QUALITIES = ("accuracy", "rmse", "assignment-cost", "optimality-gap", "misclassified")
 
@@ -41,6 +47,8 @@ class RoundRecord:
         round 1 has those of the introduction too.
     seconds : float
         Wall time, without the evaluation on the server.
+    round_trips : int
+        Waves of messages that the round took, those after losses included.
     train, client_evaluation, evaluation : dict
         Metrics of the method, of the clients' own data, and of ``evaluate_fn``.
     """
@@ -52,6 +60,7 @@ class RoundRecord:
     bytes_up: int = 0
     bytes_down: int = 0
     seconds: float = 0.0
+    round_trips: int = 1
     train: dict[str, float] = field(default_factory=dict)
     client_evaluation: dict[str, float] = field(default_factory=dict)
     evaluation: dict[str, float] = field(default_factory=dict)

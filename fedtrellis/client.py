@@ -24,6 +24,7 @@ from fedtrellis.protocol import (
     ARRAYS,
     CONFIG,
     METRICS,
+    PHASES,
     STATUS,
     ClientMemory,
     RestoreNeededError,
@@ -97,8 +98,9 @@ def client_app(
         ``NumPyClient``. Called for every message, so what is expensive belongs behind
         a module-level ``functools.lru_cache``.
     phases : sequence of str
-        Names of additional phases of a round: a message of type ``train.NAME`` calls
-        the client's method ``fit_NAME(parameters, config)``.
+        Names of additional phases of a round, beside those of fedtrellis's own methods:
+        a message of type ``train.NAME`` calls the client's method
+        ``fit_NAME(parameters, config)``.
     mods : list, optional
         Flower mods around every message.
 
@@ -118,7 +120,7 @@ def client_app(
 
     app.train()(handler("fit"))
     app.evaluate()(handler("evaluate"))
-    for phase in phases:
+    for phase in (*PHASES, *phases):
         app.train(phase)(handler(f"fit_{phase}"))
 
     def hello(message: Message, context: Context) -> Message:
@@ -185,7 +187,11 @@ def _answer(
         function = getattr(client, method, None)
         if function is None:
             raise TypeError(f"{type(client).__name__} has no method {method}")
-        result = function(layers, config)
+        try:
+            result = function(layers, config)
+        except RestoreNeededError:  # what the method found its state to be
+            status["in-sync"] = False
+            return Message(answer, reply_to=message)
         metrics = MetricRecord()
         if method == "evaluate":
             loss, num_examples, extra = result

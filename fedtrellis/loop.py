@@ -251,6 +251,15 @@ class RoundStrategy(Method):
         answers = self._ask(grid, server_round, "train", numbers, timeout)
         return self._use(server_round, answers)
 
+    def prepare(self, grid: Grid, timeout: float) -> None:
+        """Waves before round 1, for a method whose clients have to agree on something.
+
+        Also called when a run goes on from a checkpoint, after :meth:`load_state`.
+        """
+
+    def finish(self, grid: Grid) -> None:
+        """After the last round, and after a failure: what clients have to clean up."""
+
     def _evaluate_clients(
         self, grid: Grid, server_round: int, config: ConfigRecord, timeout: float
     ) -> MetricRecord | None:
@@ -338,6 +347,7 @@ class RoundStrategy(Method):
         for callback in self.callbacks:
             callback.on_start(self, first_round, num_rounds)
         try:
+            self.prepare(grid, timeout)
             if first_round == 1 and evaluate_fn is not None:
                 evaluation = self._evaluate(evaluate_fn, 0, result)
                 self._tell(RoundRecord(round=0, evaluation=evaluation))
@@ -349,7 +359,7 @@ class RoundStrategy(Method):
                 failed = 0 if self._used or not self._sampled else failed + 1
                 if failed == self.max_failed_rounds:
                     self._tell(record)
-                    who, why = record.rejected[-1]
+                    who, why = (record.rejected or [("?", "nobody was asked")])[-1]
                     raise RuntimeError(
                         f"no usable answer in {failed} rounds in a row; "
                         f"the last: client {who}: {why}"
@@ -377,6 +387,8 @@ class RoundStrategy(Method):
             for callback in self.callbacks:
                 callback.on_failure(self, error)
             raise
+        finally:
+            self.finish(grid)
         result.arrays = self._final_arrays(initial_arrays)
         for callback in self.callbacks:
             callback.on_end(self, result)
@@ -396,6 +408,7 @@ class RoundStrategy(Method):
         metrics = self.run_round(grid, server_round, train_config, timeout)
         if metrics:
             result.train_metrics_clientapp[server_round] = MetricRecord({**metrics})
+        waves = self._traffic.waves
         evaluated = self._evaluate_clients(grid, server_round, evaluate_config, timeout)
         if evaluated is not None:
             result.evaluate_metrics_clientapp[server_round] = evaluated
@@ -408,6 +421,7 @@ class RoundStrategy(Method):
             bytes_up=traffic.up,
             bytes_down=traffic.down,
             seconds=time.perf_counter() - began,
+            round_trips=waves,
             train=metrics or {},
             client_evaluation=_plain(evaluated),
         )

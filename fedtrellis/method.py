@@ -262,6 +262,7 @@ class Method(Strategy):
                 self._request(server_round, name, kind, numbers[name]) for name in todo
             ]
             by_node = {self._registry[name].node_id: name for name in todo}
+            self._traffic.waves += 1
             replies = exchange(grid, requests, timeout, self._traffic)
             silent = [
                 by_node[node] for node, reply in replies.items() if reply == NO_ANSWER

@@ -17,6 +17,7 @@ _CRITERIA = {
     "gap": "Frank-Wolfe gap",
     "squared-gradient-norm": "‖∇F(x)‖²",
     "gradient-map-norm": "‖G(x)‖, gradient map on the manifold",
+    "duality-gap": "duality gap P(w) − D(α)",
 }
 
 

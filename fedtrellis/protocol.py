@@ -37,9 +37,24 @@ from fedtrellis.broadcast import (
     sparse_or_dense,
 )
 
-__all__ = ["HELLO", "ClientMemory", "client_identity", "identity_order"]
+__all__ = ["HELLO", "PHASES", "ClientMemory", "client_identity", "identity_order"]
 
 HELLO = "query.hello"
+#: Phases of the rounds of methods that need several: message types ``train.NAME``.
+PHASES = (
+    "align",
+    "labels",
+    "ready",
+    "inner_product",
+    "propose",
+    "open",
+    "backup",
+    "dual",
+    "primal",
+    "new_samples",
+    "new_products",
+    "finish",
+)
 
 # Names of the records in a request, an answer, and in a client's context.state.
 CONFIG, MODEL, RESTORE = "config", "model", "restore"

@@ -89,6 +89,8 @@ class RunRecord(Callback):
         self.directory.mkdir(parents=True, exist_ok=True)
         self.reference = reference
         self.title = title
+        #: What a reader of the summary must not overlook.
+        self.warnings: list[str] = []
         self._file: IO[str] | None = None
         self._began = time.time()
         text = to_toml(config)
@@ -173,6 +175,8 @@ class RunRecord(Callback):
             summary["reference_optimum"] = self.reference
             if "loss" in summary["metrics"]:
                 summary["residual"] = summary["metrics"]["loss"] - self.reference
+        if self.warnings:
+            summary["warnings"] = self.warnings
         if error is not None:
             summary["error"] = error
         summary["wall_seconds"] = round(time.time() - self._began, 3)

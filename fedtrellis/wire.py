@@ -32,6 +32,7 @@ class Traffic:
     up: int = 0
     down: int = 0
     rejected: list[tuple[str, str]] = field(default_factory=list)
+    waves: int = 0  # round trips of the round itself, without introductions
 
     def reject(self, who: str, reason: str) -> None:
         """Note down why an answer is dropped, and log it (lost ones by the wave)."""

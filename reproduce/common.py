@@ -20,6 +20,7 @@ import numpy as np
 from flwr.app import ArrayRecord, MetricRecord
 
 import sim
+from fedtrellis.app_directory import flatten
 from fedtrellis.arrays import Layout, array_record, record_arrays
 from fedtrellis.callbacks import EarlyStop
 from fedtrellis.local import LocalGrid
@@ -130,7 +131,7 @@ class Run:
 
 def read_config(path: Path) -> dict[str, Any]:
     """A run config in TOML, flat."""
-    return sim.flatten(tomllib.loads(path.read_text(encoding="utf-8")))
+    return flatten(tomllib.loads(path.read_text(encoding="utf-8")))
 
 
 def _one_thread() -> None:

@@ -6,6 +6,9 @@ from .fedfw import FedFW
 from .fedgia import FedGiA
 from .fedprox import FedProx
 from .first_order_rfl import FirstOrderRFL
+from .hybrid_fedavg import HybridFedAvg
+from .hyfdca import HyFDCA
+from .hyfem import HyFEM
 from .local_sgd import LocalSGD
 from .naive_frank_wolfe import NaiveFrankWolfe
 from .projected_fedavg import ProjectedFedAvg
@@ -18,6 +21,9 @@ __all__ = [
     "FedGiA",
     "FedProx",
     "FirstOrderRFL",
+    "HyFDCA",
+    "HyFEM",
+    "HybridFedAvg",
     "LocalSGD",
     "NaiveFrankWolfe",
     "ProjectedFedAvg",

@@ -11,6 +11,7 @@ from fedtrellis.settings import setting
 from fedtrellis.shifted_systems import HESSIANS
 
 from .fedfw import VARIANTS
+from .hyfdca import ENCRYPTIONS, SLOTS, STEPS
 from .zeroth_order_rfl import UPLOADS
 
 __all__ = ["MethodSettings"]
@@ -98,6 +99,53 @@ class MethodSettings:
     )
     curvature: float = setting(
         0.0, "h of H_i = h·I, where a loss knows no bound; 0: its own", minimum=0.0
+    )
+    dual_step: str = setting("bundle", "hyfdca's step", choices=STEPS)
+    local_fraction: float = setting(
+        1.0,
+        "H/N_k: fraction of a client's samples that move in an iteration of hyfdca",
+        above=0.0,
+        maximum=1.0,
+    )
+    memory: int = setting(12, "proposals of a group that a bundle remembers", minimum=3)
+    slots: str = setting(
+        "all",
+        "inner products that hyfdca encrypts: all samples', or the drawn ones'",
+        choices=SLOTS,
+    )
+    local_passes: int = setting(
+        0, "dual passes over samples that nobody shares (CoCoA+)", minimum=0
+    )
+    parts: int = setting(
+        1, "groups that samples with the same holders are cut into", minimum=1
+    )
+    secure_sum: bool = setting(
+        False, "whether hyfdca encrypts contributions to w, too: only their sum is seen"
+    )
+    cyclic_groups: int = setting(
+        0, "clients take turns in so many groups (theoretical step); 0: not", minimum=0
+    )
+    gap_tolerance: float = setting(
+        1e-6, "hyfdca's stop rule, on (P − D)/P; 0: none", minimum=0.0
+    )
+    encryption: str = setting(
+        "tenseal-bfv",
+        "whose key a simulation's clients make; none is for debugging",
+        choices=ENCRYPTIONS,
+    )
+    context_file: str = setting(
+        "",
+        "the clients' evaluation context (fedtrellis-keys); empty: they make one",
+    )
+    backup_every: int = setting(
+        10, "iterations between backups of hyfdca's encrypted α", minimum=1
+    )
+    retries: int = setting(
+        2, "how often a phase is asked again of clients that did not answer", minimum=0
+    )
+    matching: float = setting(1.0, "μ of hyfem", minimum=0.0)
+    step_offset: float = setting(
+        1.0, "b of the step a/(b + √t) of hyfem and hybrid-fedavg", minimum=0.0
     )
     tolerance: float = setting(
         1e-9, "FedGiA's stop rule, times the parameters; 0: none", minimum=0.0

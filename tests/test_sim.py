@@ -16,10 +16,13 @@ import numpy as np
 import pytest
 
 import sim
+from fedtrellis.app_directory import flatten, read_config
+from fedtrellis.local import LocalGrid
 from fedtrellis.settings import SettingsError
-from tasks import TASKS
+from tasks import TASKS, HybridTask
 
 ROOT = Path(__file__).resolve().parents[1]
+HYBRID = 'method="hyfdca" task="hybrid-svm" '
 
 
 def run(tmp_path: Path, *configs: str, nodes: int = 4) -> tuple[int, Path | None]:
@@ -262,6 +265,80 @@ def test_a_reference_is_solved_for_on_request(tmp_path: Path) -> None:
     assert 0.0 <= residual <= summary["metrics"]["gap"]
 
 
+def test_hyfdca_ends_at_the_certified_optimum(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("tenseal")
+    config = 'method="hyfdca" task="hybrid-logistic" reference=true rounds=200'
+    status, record = run(tmp_path, config, "client-evaluate-every=10", nodes=6)
+    assert status == 0
+    assert record is not None
+    summary = json.loads((record / "summary.json").read_text())
+    assert 0.0 <= summary["residual"] < 1e-6
+    last = history(record)[-1]
+    assert last["round"] < 200, "it stops by its own rule"
+    assert last["train"]["duality-gap"] < 1e-6
+    assert last["round_trips"] == 2
+    # what the clients found of the test samples is what the server's own data say
+    evaluated = [line for line in history(record) if line["client_evaluation"]]
+    both = evaluated[-1]
+    assert both["client_evaluation"]["accuracy"] == pytest.approx(
+        both["evaluation"]["accuracy"]
+    )
+    assert "warnings" not in summary
+
+
+@pytest.mark.parametrize("method", ["hyfem", "hybrid-fedavg"])
+def test_baselines_for_split_data(tmp_path: Path, method: str) -> None:
+    config = f'method="{method}" task="hybrid-svm" rounds=20 local-step-size=0.01'
+    status, record = run(tmp_path, config, nodes=4)
+    assert status == 0
+    assert record is not None
+    losses = [line["evaluation"]["loss"] for line in history(record)]
+    assert losses[-1] < losses[0]
+
+
+def test_a_run_without_encryption_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, record = run(tmp_path, HYBRID + 'encryption="none" rounds=3')
+    assert status == 0
+    assert record is not None
+    warning = "NOTHING WAS ENCRYPTED"
+    assert warning in capsys.readouterr().out
+    assert warning in (record / "summary.json").read_text()
+
+
+def test_scores_of_new_samples_stay_on_the_nodes(tmp_path: Path) -> None:
+    config = sim.default_config() | read_config(
+        [HYBRID + 'encryption="none" rounds=30 client-evaluate-every=30']
+    )
+    config["results-dir"] = str(tmp_path / "runs")
+    nodes = [{"scores-file": str(tmp_path / f"{i}.csv")} for i in range(4)]
+    grid = LocalGrid(sim.client_app, 4, run_config=config, node_configs=nodes)
+    record = sim.run(grid, config)
+    w = np.load(record / "model.npz")["0"]
+    setup = sim.make_setup(config, 4)
+    assert isinstance(setup.task, HybridTask)
+    scores: dict[str, float] = {}
+    for i in range(4):
+        lines = (tmp_path / f"{i}.csv").read_text().splitlines()
+        assert lines[0] == "id,score"
+        for name, score in (line.split(",") for line in lines[1:]):
+            # all holders of a sample are given the same score
+            assert scores.setdefault(name, float(score)) == float(score)
+    names = list(setup.task.feature_names())
+    expected = dict.fromkeys(scores, 0.0)
+    for i in range(4):
+        data = setup.task.test_client_data(i)
+        own = w[[names.index(name) for name in data.feature_names]]
+        for name, part in zip(data.sample_ids, data.features @ own, strict=True):
+            expected[name] += part
+    assert len(scores) == 360
+    for name, value in scores.items():
+        assert value == pytest.approx(expected[name], abs=1e-9)
+
+
 def test_early_stop(tmp_path: Path) -> None:
     status, record = run(
         tmp_path, 'task="lasso" rounds=50 stop-metric="loss" stop-tolerance=1e9'
@@ -333,6 +410,20 @@ BAD = [
         'method="first-order-rfl" task="digits" reference=true',
         "reference = true is not for methods on manifolds",
     ),
+    ('method="hyfdca"', "'hyfdca'; allowed: hybrid-svm, hybrid-logistic"),
+    ('task="hybrid-svm"', "task = 'hybrid-svm' does not fit method 'fedfw'; allowed"),
+    (HYBRID + 'domain="l1-ball"', "domain = 'l1-ball' does not fit method 'hyfdca'"),
+    (HYBRID + "hybrid-svm.regularization=0.0", "hybrid-svm.regularization = 0.0 must"),
+    (HYBRID + 'dual-step="bundel"', "is not known (did you mean 'bundle'?)"),
+    (HYBRID + "memory=2", "memory = 2 must be at least 3"),
+    (HYBRID + "local-fraction=1.5", "local-fraction = 1.5 must be greater than 0 and"),
+    (HYBRID + "cyclic-groups=2", "cyclic_groups = 2 must be 0, or at least 2 with"),
+    (
+        HYBRID + 'secure-sum=true dual-step="practical"',
+        "secure_sum = True is for steps",
+    ),
+    (HYBRID + 'context-file="nowhere"', "'nowhere' cannot be read"),
+    (HYBRID + 'encryption="paillier"', "encryption = 'paillier' is not known"),
     ('stop-metric="gapp"', "'gapp' is not known (did you mean 'gap'?)"),
 ]
 
@@ -369,14 +460,14 @@ def test_list_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_pyproject_has_every_setting_with_its_default() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    declared = sim.flatten(project["tool"]["flwr"]["app"]["config"])
+    declared = flatten(project["tool"]["flwr"]["app"]["config"])
     assert declared == sim.default_config()
 
 
 def test_configuration_files_and_pairs_mix(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text('rounds = 7\n[lasso]\nrows = 50\n[digits]\npartition = "iid"\n')
-    read = sim.read_config([str(file), "rounds=8 penalty=0.5"])
+    read = read_config([str(file), "rounds=8 penalty=0.5"])
     assert read == {
         "rounds": 8,
         "penalty": 0.5,

@@ -12,6 +12,7 @@ import pytest
 from flower_process import ROOT, Flower, free_port
 
 import sim
+from fedtrellis.encryption import write_key_pair
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(500)]
 
@@ -22,6 +23,8 @@ NODES = 2
 def deployment(flower: Flower) -> Iterator[Flower]:
     """A SuperLink and its SuperNodes; ``flwr run . trial`` reaches them."""
     port = free_port()
+    temporary = flower.home / "tmp"
+    temporary.mkdir()
     (flower.home / "config.toml").write_text(
         '[superlink]\ndefault = "trial"\n'
         f'[superlink.trial]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
@@ -41,6 +44,7 @@ def deployment(flower: Flower) -> Iterator[Flower]:
             arguments += [
                 "--node-config",
                 f"partition-id={number - 1} num-partitions={NODES} "
+                f'key-file="{flower.home / "clients.key"}" '
                 f'factor-file="{flower.home / f"factor-{number}.npz"}"',
             ]
         with (flower.home / f"process-{number}.log").open("w") as log:
@@ -48,7 +52,7 @@ def deployment(flower: Flower) -> Iterator[Flower]:
                 subprocess.Popen(
                     arguments,
                     cwd=flower.home,
-                    env=flower.environment,
+                    env={**flower.environment, "TMPDIR": str(temporary)},
                     stdout=log,
                     stderr=subprocess.STDOUT,
                 )
@@ -62,15 +66,18 @@ def deployment(flower: Flower) -> Iterator[Flower]:
         process.wait(timeout=30)
 
 
-def run_both(deployment: Flower, config: str, parent: Path) -> str:
+def run_both(
+    deployment: Flower, config: str, parent: Path, only_deployed: str = ""
+) -> str:
     """Run deployed and in this process; the models have to agree."""
+    where = f'min-nodes={NODES} results-dir="{parent / "deployed"}"'
     output = deployment(
         "run",
         str(ROOT),
         "trial",
         "--stream",
         "--run-config",
-        f'{config} min-nodes={NODES} results-dir="{parent / "deployed"}"',
+        f"{config} {only_deployed} {where}",
     )
     (deployed,) = (parent / "deployed").iterdir()
     arguments = ["--nodes", str(NODES), "-c", config, "--out", str(parent / "local")]
@@ -81,6 +88,21 @@ def run_both(deployment: Flower, config: str, parent: Path) -> str:
     expected = np.load(local / "model.npz")["0"]
     np.testing.assert_allclose(model, expected, rtol=0, atol=1e-12)
     return output
+
+
+def test_hyfdca_between_processes_with_a_key_pair(
+    deployment: Flower, tmp_path: Path
+) -> None:
+    pytest.importorskip("tenseal")
+    context = deployment.home / "server.context"
+    write_key_pair(deployment.home / "clients.key", context)
+    config = (
+        'method="hyfdca" task="hybrid-svm" hybrid-svm.partition="vertical" rounds=3'
+    )
+    output = run_both(deployment, config, tmp_path, f'context-file="{context}"')
+    assert "NOTHING IS ENCRYPTED" not in output
+    # each message is a process of its own: the key is read anew, and never made
+    assert not list(deployment.home.glob("tmp/fedtrellis-*"))
 
 
 def test_deployed_runs_end_in_the_models_of_the_simulation(

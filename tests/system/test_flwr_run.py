@@ -37,8 +37,10 @@ def sim(*arguments: str) -> subprocess.CompletedProcess[str]:
         'method="fedgia" task="linear-regression" rounds=30 tolerance=0.0 seed=3',
         'method="zeroth-order-rfl" task="kernel-pca" rounds=30 participation=0.6 '
         "local-step-size=0.01 seed=3",
+        'method="hyfdca" task="hybrid-svm" rounds=30 seed=3 '
+        'gap-tolerance=0.0 hybrid-svm.partition="vertical"',
     ],
-    ids=["fedfw", "fedgia", "zeroth-order-rfl"],
+    ids=["fedfw", "fedgia", "zeroth-order-rfl", "hyfdca"],
 )
 def test_flwr_run_and_sim_end_in_the_same_model(
     flower: Flower, tmp_path: Path, config: str

@@ -1,0 +1,194 @@
+"""The client's half of FedAvg for data that is split by samples and features."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import isfinite, sqrt
+from typing import Any
+
+import numpy as np
+from flwr.app import Context
+from numpy.typing import NDArray
+
+from fedtrellis.arrays import FloatArray
+from fedtrellis.client import StatefulClient
+from fedtrellis.losses import make_loss
+from fedtrellis.random import generator
+from fedtrellis.settings import SettingsError
+
+__all__ = ["HybridFedAvgClient"]
+
+IntArray = NDArray[np.int64]
+
+
+class HybridFedAvgClient(StatefulClient):
+    """Takes local SGD steps on its own features; see ``HybridFedAvg``.
+
+    Parameters
+    ----------
+    context : Context
+        What ``client_fn`` was given.
+    features : ndarray or scipy sparse array of shape (n_k, p_k)
+        x_{k,i}: what this client knows of its samples. Load or make it behind a
+        module-level ``functools.lru_cache``.
+    feature_names : sequence of str
+        Names of the columns, the same on every client that holds the feature.
+    sample_ids : sequence of str
+        Ids of the rows, as ``HyFDCAClient`` takes them; they are not used or sent.
+    labels : ndarray of shape (n_k,), optional
+        y_i; NaN where this client has none. Only labelled samples are learnt from.
+    loss : str, optional
+        The loss that this client agrees to; by default the server's.
+
+    Notes
+    -----
+    No state. What is drawn depends on the run's seed, the client and the round alone.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        features: Any,
+        feature_names: Sequence[str],
+        sample_ids: Sequence[str],
+        labels: NDArray[Any] | None = None,
+        loss: str | None = None,
+    ) -> None:
+        super().__init__(context)
+        self.features = features
+        self.feature_names = feature_names
+        self.sample_ids = sample_ids
+        self.labels = labels
+        self.loss = loss
+
+    def fit_align(
+        self, parameters: list[NDArray[Any]], config: dict[str, Any]
+    ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
+        """Names of the features, and whether there are labels; asked before round 1.
+
+        Raises
+        ------
+        SettingsError
+            Data and settings do not fit; one line says what.
+        """
+        self._check(config)
+        names = np.frombuffer("\n".join(self.feature_names).encode(), dtype=np.uint8)
+        return [names, np.array([len(self._labelled()) > 0], dtype=np.uint8)], 0, {}
+
+    def _check(self, config: Mapping[str, Any]) -> None:
+        who = f"client {self.client_id}"
+        n, p = self.features.shape
+        if len(self.sample_ids) != n or len(self.feature_names) != p:
+            raise SettingsError(
+                f"{who}: features of shape {(n, p)} with {len(self.sample_ids)} sample "
+                f"ids and {len(self.feature_names)} feature names"
+            )
+        if any("\n" in name for name in self.feature_names):
+            raise SettingsError(f"{who}: a feature's name has a line break")
+        values = getattr(self.features, "data", self.features)
+        if not np.isfinite(np.asarray(values)).all():
+            raise SettingsError(f"{who}: the features are not finite")
+        if self.loss is not None and self.loss != config["loss"]:
+            raise SettingsError(
+                f"{who}: loss = {config['loss']!r} on the server, {self.loss!r} here"
+            )
+        if self.labels is None:
+            return
+        if np.shape(self.labels) != (n,):
+            raise SettingsError(
+                f"{who}: labels have shape {np.shape(self.labels)}, expected {(n,)}"
+            )
+        loss = make_loss(config["loss"], config["smoothing"])
+        try:
+            loss.check_labels(np.asarray(self.labels, np.float64)[self._labelled()])
+        except ValueError as error:
+            raise SettingsError(f"{who}: {error}") from None
+
+    def _labelled(self) -> IntArray:
+        """The rows that have a label."""
+        if self.labels is None:
+            return np.zeros(0, dtype=np.int64)
+        return np.flatnonzero(~np.isnan(np.asarray(self.labels, np.float64)))
+
+    def fit(
+        self, parameters: list[NDArray[Any]], config: dict[str, Any]
+    ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
+        """The local model w_k after H steps from the server's weights."""
+        (rows,) = parameters
+        return [self.descend(rows[0], config)], 0, {}
+
+    def descend(
+        self,
+        start: FloatArray,
+        config: Mapping[str, Any],
+        pull: FloatArray | None = None,
+    ) -> FloatArray:
+        """H steps of SGD, batch size one, on (λ/2)‖w_k‖² + the mean of local losses.
+
+        Parameters
+        ----------
+        start : ndarray of shape (p_k,)
+            Not changed.
+        config : mapping
+            What the server sent.
+        pull : ndarray of shape (p_k,), optional
+            w̄, to add (μ/2)‖w_k − w̄‖² with ``config``'s ``matching`` μ: each step ends
+            with the proximal map of γ_t times this term.
+
+        Returns
+        -------
+        ndarray of shape (p_k,)
+            w_k.
+
+        Raises
+        ------
+        FloatingPointError
+            If the steps have carried w_k so far that its norm overflows.
+        """
+        loss = make_loss(config["loss"], config["smoothing"])
+        labelled = self._labelled()
+        rng = generator(
+            config["seed"], "mini-batch", self.client_id, config["server-round"]
+        )
+        drawn = labelled[rng.integers(len(labelled), size=config["local-steps"])]
+        labels = np.asarray(self.labels, np.float64)[drawn, None]
+        # γ_t = a / (b + √t)
+        root = sqrt(config["server-round"])
+        gamma = config["step-size"] / (config["step-offset"] + root)
+        shrink = 1.0 - gamma * config["regularization"]
+        closer = 0.0
+        if pull is not None:
+            closer = gamma * config["matching"] / (1.0 + gamma * config["matching"])
+        w = np.array(start, dtype=np.float64)
+        # what overflows on the way is reported once, by the error
+        with np.errstate(over="ignore", invalid="ignore"):
+            for y, (where, x) in zip(labels, _rows(self.features, drawn), strict=True):
+                # w_k ← w_k − γ_t (λ w_k − u x_{k,i}),  −u ∈ ∂l(x_{k,i}ᵀ w_k; y_i)
+                u = loss.dual_point(np.atleast_1d(x @ w[where]), y)
+                w *= shrink
+                w[where] += gamma * u * x
+                if pull is not None:
+                    # w_k ← (w_k + γ_t μ w̄) / (1 + γ_t μ)
+                    w += closer * (pull - w)
+            # its norm, not its entries: so the sum of all w_k is finite as well
+            if not isfinite(float(w @ w)):
+                raise FloatingPointError(
+                    f"the local steps diverged: step-size = {config['step-size']} "
+                    "is too long"
+                )
+        return w
+
+
+def _rows(features: Any, drawn: IntArray) -> Iterator[tuple[Any, FloatArray]]:
+    """The drawn rows one by one: where they have entries, and these."""
+    if isinstance(features, np.ndarray):
+        for row in drawn:
+            yield slice(None), features[row]
+        return
+    # only where the data is sparse is this loaded at all
+    from scipy.sparse import csr_array
+
+    batch: Any = csr_array(features)[drawn]
+    batch.sum_duplicates()
+    for start, stop in zip(batch.indptr[:-1], batch.indptr[1:], strict=True):
+        yield batch.indices[start:stop], batch.data[start:stop]

@@ -1,0 +1,32 @@
+"""The client's half of HyFEM."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numpy.typing import NDArray
+
+from .hybrid_fedavg import HybridFedAvgClient
+
+__all__ = ["HyFEMClient"]
+
+
+class HyFEMClient(HybridFedAvgClient):
+    """One client of HyFEM; see ``HyFEM`` for the algorithm.
+
+    Parameters are those of :class:`HybridFedAvgClient`.
+
+    Notes
+    -----
+    State: w (w_k, this client's own model, in the order of its features).
+    """
+
+    def fit(
+        self, parameters: list[NDArray[Any]], config: dict[str, Any]
+    ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
+        """The local model w_k after H steps from where it was."""
+        (rows,) = parameters
+        # matching is by name: the server's weights come in the order of w_k
+        w_k = self.descend(self.state["w"], config, pull=rows[0])
+        self.state["w"] = w_k
+        return [w_k], 0, {}

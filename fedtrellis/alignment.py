@@ -1,0 +1,252 @@
+"""Which clients share which samples and features, found by keyed hashes of ids.
+
+Samples and features are both split over clients. The server needs to know who holds a
+sample with whom, and in which slot of a ciphertext its numbers stand, not which sample
+it is: clients send keyed hashes (HMAC-SHA256) of their samples' ids, and the server
+matches those.
+
+Samples with the same holders make a **group**. A client is only ever sent ciphertexts
+of whole groups that it holds, so it never sees a number of a sample that is not its
+own; and within a group the samples stand in the order of their hashes, which says
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["HASH_BYTES", "Alignment", "AlignmentError", "Group", "align"]
+
+#: Bytes of a sample's keyed hash: 128 bits, so that two ids never meet by accident.
+HASH_BYTES = 16
+
+IntArray = NDArray[np.int64]
+
+
+class AlignmentError(ValueError):
+    """The clients' samples or features do not fit together."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """The samples that one set of clients holds.
+
+    Attributes
+    ----------
+    holders : tuple of str
+        B_n, the same for every sample of the group, in the clients' order.
+    size : int
+        Number of samples.
+    """
+
+    holders: tuple[str, ...]
+    size: int
+
+    @property
+    def shared(self) -> bool:
+        """Whether more than one client holds it, so that sums have to be encrypted."""
+        return len(self.holders) > 1
+
+
+@dataclass
+class Alignment:
+    """The split of the data, as the server knows it.
+
+    Attributes
+    ----------
+    groups : list of Group
+        Every sample is in exactly one.
+    rows : dict
+        For each client and each of its groups, the client's own row numbers of the
+        group's samples, in the group's order.
+    feature_names : list of str
+        The model's, in its order.
+    columns : dict
+        For each client the model's indices of its features, in the client's order.
+    """
+
+    groups: list[Group]
+    rows: dict[str, dict[int, IntArray]]
+    feature_names: list[str]
+    columns: dict[str, IntArray]
+    num_samples: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.num_samples = sum(group.size for group in self.groups)
+
+    @property
+    def vertical(self) -> bool:
+        """Whether every client holds every sample."""
+        return len({group.holders for group in self.groups}) == 1 and len(
+            self.groups[0].holders
+        ) == len(self.rows)
+
+    @property
+    def horizontal(self) -> bool:
+        """Whether no sample is shared."""
+        return not any(group.shared for group in self.groups)
+
+    def client_groups(self, client: str) -> list[int]:
+        """Indices of the groups that a client holds, ascending."""
+        return sorted(self.rows[client])
+
+    def overlaps(self) -> dict[str, list[int]]:
+        """Groups of clients who share features with another holder of the group.
+
+        Whether they also share entries (a sample's value of a feature), which would
+        count twice in every sum, only they can tell.
+        """
+        found: dict[str, list[int]] = {}
+        disjoint: dict[tuple[str, ...], bool] = {}
+        for index, group in enumerate(self.groups):
+            if group.holders not in disjoint:
+                columns = [self.columns[name] for name in group.holders]
+                all_columns = np.concatenate(columns)
+                disjoint[group.holders] = bool(
+                    len(np.unique(all_columns)) == len(all_columns)
+                )
+            if not disjoint[group.holders]:
+                for name in group.holders:
+                    found.setdefault(name, []).append(index)
+        return found
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """All of it as arrays, for a checkpoint."""
+        names = list(self.rows)
+        number = {name: i for i, name in enumerate(names)}
+        arrays: dict[str, NDArray[Any]] = {
+            "clients": np.array(names),
+            "feature-names": np.array(self.feature_names),
+            "sizes": np.array([group.size for group in self.groups]),
+        }
+        for index, group in enumerate(self.groups):
+            arrays[f"holders/{index}"] = np.array([number[n] for n in group.holders])
+        for name in names:
+            arrays[f"columns/{number[name]}"] = self.columns[name]
+            for index, rows in self.rows[name].items():
+                arrays[f"rows/{number[name]}/{index}"] = rows
+        return arrays
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, NDArray[Any]]) -> Alignment:
+        """Inverse of :meth:`state`."""
+        names = [str(name) for name in state["clients"]]
+        groups = [
+            Group(tuple(names[i] for i in state[f"holders/{index}"]), int(size))
+            for index, size in enumerate(state["sizes"])
+        ]
+        rows: dict[str, dict[int, IntArray]] = {name: {} for name in names}
+        for key, array in state.items():
+            if key.startswith("rows/"):
+                _, client, index = key.split("/")
+                rows[names[int(client)]][int(index)] = array
+        columns = {name: state[f"columns/{i}"] for i, name in enumerate(names)}
+        return cls(groups, rows, [str(n) for n in state["feature-names"]], columns)
+
+
+def align(
+    hashes: Mapping[str, NDArray[np.uint8]],
+    features: Mapping[str, Sequence[str]],
+    feature_names: Sequence[str] | None = None,
+    parts: int = 1,
+) -> Alignment:
+    """Match clients by their samples' hashes and their features' names.
+
+    Parameters
+    ----------
+    hashes : mapping
+        For each client, in order, an array of shape (n_k, 16): its samples' hashes.
+    features : mapping
+        For each client its features' names, I_k and M_k of the paper.
+    feature_names : sequence of str, optional
+        The model's features in its order; by default all that occur, in the order of
+        the clients and of each client's own.
+    parts : int
+        Into how many groups to cut the samples of one set of holders, at most one a
+        sample.
+
+    Raises
+    ------
+    AlignmentError
+        A client has a sample or a feature twice, holds one that the model has not, or
+        nobody holds a feature of the model.
+    """
+    names = list(hashes)
+    for name in names:
+        array = hashes[name]
+        if array.ndim != 2 or array.shape[1] != HASH_BYTES or array.dtype != np.uint8:
+            raise AlignmentError(f"client {name}: its samples' hashes are malformed")
+        if not len(array) or not len(features[name]):
+            raise AlignmentError(f"client {name} has no samples or no features")
+    columns, order = _columns(features, feature_names)
+
+    # one key a sample, and who holds it
+    keys = np.concatenate([np.ascontiguousarray(hashes[n]) for n in names])
+    as_void = keys.view(f"V{HASH_BYTES}").reshape(-1)
+    unique, sample = np.unique(as_void, return_inverse=True)
+    client = np.repeat(np.arange(len(names)), [len(hashes[n]) for n in names])
+    row = np.concatenate([np.arange(len(hashes[n])) for n in names])
+    by_sample = np.lexsort((client, sample))
+    sample, client, row = sample[by_sample], client[by_sample], row[by_sample]
+    twice = (np.diff(sample) == 0) & (np.diff(client) == 0)
+    if twice.any():
+        who = names[int(client[int(np.argmax(twice))])]
+        raise AlignmentError(f"client {who} has {int(twice.sum())} sample ids twice")
+
+    starts = np.searchsorted(sample, np.arange(len(unique) + 1))
+    members: dict[bytes, list[int]] = {}
+    for index in range(len(unique)):
+        holders = client[starts[index] : starts[index + 1]].tobytes()
+        members.setdefault(holders, []).append(index)
+
+    groups: list[Group] = []
+    rows: dict[str, dict[int, IntArray]] = {name: {} for name in names}
+    for key in sorted(members, key=lambda k: np.frombuffer(k, np.int64).tolist()):
+        holders_of = [names[i] for i in np.frombuffer(key, dtype=np.int64)]
+        # unique keys are sorted, so the samples come in the order of their hashes
+        samples = np.array(members[key])
+        for part in np.array_split(samples, min(parts, len(samples))):
+            for position, name in enumerate(holders_of):
+                rows[name][len(groups)] = row[starts[part] + position]
+            groups.append(Group(tuple(holders_of), len(part)))
+    return Alignment(groups, rows, order, columns)
+
+
+def _columns(
+    features: Mapping[str, Sequence[str]], feature_names: Sequence[str] | None
+) -> tuple[dict[str, IntArray], list[str]]:
+    """The model's order of the features, and each client's as indices into it."""
+    if feature_names is None:
+        seen: dict[str, None] = {}
+        for held in features.values():
+            seen.update(dict.fromkeys(held))
+        order = list(seen)
+    else:
+        order = list(feature_names)
+    index = {name: i for i, name in enumerate(order)}
+    columns = {}
+    for name, held in features.items():
+        unknown = [feature for feature in held if feature not in index]
+        if unknown:
+            raise AlignmentError(
+                f"client {name} has feature {unknown[0]!r}, which is not among the "
+                f"model's {len(order)} features"
+            )
+        own = np.array([index[feature] for feature in held], dtype=np.int64)
+        if len(np.unique(own)) != len(own):
+            raise AlignmentError(f"client {name} names a feature twice")
+        columns[name] = own
+    missing = np.setdiff1d(np.arange(len(order)), np.concatenate([*columns.values()]))
+    if len(missing):
+        raise AlignmentError(
+            f"feature {order[int(missing[0])]!r} of the model ({len(missing)} in all) "
+            "is held by no client"
+        )
+    return columns, order

@@ -1,0 +1,348 @@
+"""HyFDCA's iteration as the paper has it: steps ``practical`` and ``theoretical``.
+
+    newcomers are sent enc(α) of their samples, and send ŵ_k             (one wave)
+    all send enc(x_{k,i}ᵀ w_k), the server adds them up                  (one wave)
+    all are sent the sums, and send enc(γ_t/|B_n| Δα)                    (one wave)
+    all are sent enc(α) + the sum of these, and send ŵ_k                 (one wave)
+
+Without newcomers that is three waves, and two where no sample is shared. Whoever is
+away counts with what it last sent, as in algorithms 1, 2 and 4; the second
+SecureInnerProduct of an iteration is left out, as in the paper's experiments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from fedtrellis.arrays import FloatArray
+from fedtrellis.encryption import Cipher
+from fedtrellis.method import Answer
+
+from .hybrid import ROWS, add_shares
+
+if TYPE_CHECKING:
+    from .hyfdca import HyFDCA
+
+__all__ = ["PaperSteps"]
+
+Blobs = list[bytes]
+# Shares that may be added to a group's enc(α) before one of its holders makes it anew:
+# values have to leave room for the sum of so many.
+_MAX_SHARES = 2048
+
+
+class PaperSteps:
+    """The server's side of algorithm 1; see the module.
+
+    Attributes
+    ----------
+    alphas : dict
+        enc(α) of each group that has moved yet.
+    products : dict
+        ip_{k,i} = enc(x_{k,i}ᵀ w_k), by client and group, as last sent.
+    contributions : dict
+        ŵ_k/(λN) of each client, as last sent, shape (p_k,).
+    """
+
+    def __init__(self, method: HyFDCA) -> None:
+        self.method = method
+        self.alignment = method.alignment
+        self.alphas: dict[int, Blobs] = {}
+        self.shares: dict[int, int] = {}
+        self.products: dict[tuple[str, int], Blobs] = {}
+        self.contributions: dict[str, FloatArray] = {
+            name: np.zeros(len(columns))
+            for name, columns in self.alignment.columns.items()
+        }
+        # clients that know the current α of their samples
+        self.current: set[str] = set(method.clients)
+        self.w = np.zeros(len(self.alignment.feature_names))
+        self.certified = self.w
+        self.iteration = 0
+
+    def iterate(
+        self,
+        grid: Grid,
+        server_round: int,
+        extra: Mapping[str, Any],
+        available: Sequence[str],
+        timeout: float,
+    ) -> tuple[set[str], dict[str, float]]:
+        """One iteration; returns whose answers were used, and the metrics."""
+        self._wave = (grid, server_round, timeout)
+        self.iteration += 1
+        self._extra = {
+            **extra,
+            **self.method.phase_config(),
+            "step-rule": self.method.step,
+            "iteration": self.iteration,
+        }
+        newcomers = [name for name in available if name not in self.current]
+        if newcomers:
+            self._primal(newcomers)
+        here = self._inner_products(available)
+        metrics, proposed = self._dual([name for name in available if name in here])
+        # from here on whoever does not answer is behind
+        self.current.clear()
+        used = self._primal([name for name in available if name in proposed])
+        return used, metrics
+
+    def _primal(self, clients: Sequence[str]) -> set[str]:
+        """PrimalAggregation: clients learn α of their samples, the server ŵ_k."""
+        wishes = {name: self._stale_ciphertexts(name, clients) for name in clients}
+
+        def numbers(name: str) -> dict[str, Any]:
+            groups = self.alignment.client_groups(name)
+            moved = [g for g in groups if g in self.alphas]
+            config = {**self._extra, "moved": moved, "renew": wishes[name]}
+            config["renew-terms"] = self._terms()
+            for g in moved:
+                config[f"alpha/{g}"] = self.alphas[g]
+            return config
+
+        def take(answer: Answer) -> None:
+            name = answer.client
+            p_k = len(self.alignment.columns[name])
+            arrays = list(answer.arrays)
+            if not arrays or arrays[0].shape != (p_k,):
+                raise ValueError(f"the answer does not start with {p_k} weights")
+            blobs = _blobs(arrays[1:])
+            counts = [self._blocks(g) for g in wishes[name]]
+            if len(blobs) != sum(counts):
+                raise ValueError("the answer has another number of ciphertexts")
+            for g, count in zip(wishes[name], counts, strict=True):
+                self.alphas[g], self.shares[g] = blobs[:count], 1
+                del blobs[:count]
+            self.contributions[name] = arrays[0]
+            self.current.add(name)
+            client = self.method._registry[name]
+            client.used_round, client.ready = self._wave[1], True
+
+        taken = self._ask("train.primal", numbers, clients, take)
+        # w_m = (1/λN) Σ over K_m of ŵ_{k,m}
+        self.w = np.zeros_like(self.w)
+        for name, own in self.contributions.items():
+            self.w[self.alignment.columns[name]] += own
+        return taken
+
+    def _stale_ciphertexts(self, name: str, clients: Sequence[str]) -> list[int]:
+        """Groups whose enc(α) has so many shares that this client is to renew it."""
+        return [
+            g
+            for g in self.alignment.client_groups(name)
+            if self.shares.get(g, 0) + len(self.alignment.groups[g].holders)
+            > _MAX_SHARES
+            and next(n for n in self.alignment.groups[g].holders if n in clients)
+            == name
+        ]
+
+    def _inner_products(self, available: Sequence[str]) -> set[str]:
+        """SecureInnerProduct; a client without shared samples has nothing to send."""
+        shared = {
+            name: [
+                g
+                for g in self.alignment.client_groups(name)
+                if self.alignment.groups[g].shared
+            ]
+            for name in available
+        }
+
+        def numbers(name: str) -> dict[str, Any]:
+            return {
+                **self._extra,
+                ROWS: self.method.own(name, self.w),
+                "products": shared[name],
+                # shares of other iterations are added to these: one label for all
+                "versions": [0] * len(shared[name]),
+                "rows": [0] * len(shared[name]),
+                "slots": "all",
+                "groups": [],
+                "backup": [],
+            }
+
+        def take(answer: Answer) -> None:
+            blobs = _blobs(answer.arrays)
+            counts = [self._blocks(g) for g in shared[answer.client]]
+            if len(blobs) != sum(counts):
+                raise ValueError("the answer has another number of ciphertexts")
+            for g, count in zip(shared[answer.client], counts, strict=True):
+                self.products[answer.client, g] = blobs[:count]
+                del blobs[:count]
+
+        asked = [name for name in available if shared[name]]
+        local = {name for name in available if not shared[name]}
+        if not asked:
+            return local
+        return local | self._ask("train.inner_product", numbers, asked, take)
+
+    def _dual(self, clients: Sequence[str]) -> tuple[dict[str, float], set[str]]:
+        """LocalDualMethod, and enc(α) ← enc(α) + Σ enc(γ_t/|B_n| Δα)."""
+        reporters: dict[str, list[int]] = {}
+        for g, group in enumerate(self.alignment.groups):
+            there = [name for name in group.holders if name in clients]
+            if there:
+                reporters.setdefault(there[0], []).append(g)
+        sums: dict[int, FloatArray] = {}
+        updates: dict[int, dict[str, Blobs]] = {}
+        scores: dict[int, Blobs] = {}
+
+        def numbers(name: str) -> dict[str, Any]:
+            groups = self.alignment.client_groups(name)
+            gamma, c_k = self._damping(name)
+            config = {
+                **self._extra,
+                "gamma": gamma,
+                "c": c_k,
+                "dual": groups,
+                "terms": self._terms(),
+                "report": reporters.get(name, []),
+                ROWS: self.method.own(name, self.w),
+            }
+            for g in groups:
+                holders = self.alignment.groups[g].holders
+                known = {
+                    k: self.products[k, g] for k in holders if (k, g) in self.products
+                }
+                if g not in scores and known:
+                    scores[g] = self._add(g, known)
+                if scores.get(g):
+                    config[f"scores/{g}"] = scores[g]
+            return config
+
+        def take(answer: Answer) -> None:
+            groups = self.alignment.client_groups(answer.client)
+            report = reporters.get(answer.client, [])
+            if len(answer.numbers) != 2 * len(report):
+                raise ValueError("the answer has another number of sums")
+            blobs = _blobs(answer.arrays)
+            counts = [self._blocks(g) for g in groups]
+            if len(blobs) != sum(counts):
+                raise ValueError("the answer has another number of ciphertexts")
+            for g, count in zip(groups, counts, strict=True):
+                updates.setdefault(g, {})[answer.client] = blobs[:count]
+                del blobs[:count]
+            for i, g in enumerate(report):
+                sums[g] = answer.numbers[2 * i : 2 * i + 2]
+
+        taken = self._ask("train.dual", numbers, clients, take)
+        for g, shares in updates.items():
+            before = {"": self.alphas[g]} if g in self.alphas else {}
+            total, spoilt = add_shares(self._cipher, before | shares)
+            for name, why in spoilt.items():
+                self.method._traffic.reject(name, why)
+            if total is None:
+                # the rest of them are good, and count
+                good = {k: s for k, s in (before | shares).items() if k not in spoilt}
+                total, _ = add_shares(self._cipher, good) if good else (None, {})
+            if total is not None:
+                self.alphas[g] = total
+                self.shares[g] = self.shares.get(g, 0) + len(shares)
+        return self._certificate(sums, taken), taken
+
+    def _certificate(
+        self, sums: Mapping[int, FloatArray], taken: set[str]
+    ) -> dict[str, float]:
+        """P and D of the point the iteration started from, if nobody was away."""
+        metrics = {"moved-groups": float(len(sums))}
+        if len(taken) == len(self.method.clients) and len(self.current) == len(taken):
+            losses, conjugates = np.sum(list(sums.values()), axis=0)
+            N, λ = self.alignment.num_samples, self.method.regularization
+            half = 0.5 * λ * float(self.w @ self.w)
+            metrics["primal"] = half + float(losses) / N
+            metrics["dual"] = -half - float(conjugates) / N
+            metrics["duality-gap"] = metrics["primal"] - metrics["dual"]
+            self.certified = self.w
+        return metrics
+
+    def _damping(self, name: str) -> tuple[float, float]:
+        """γ_t and c_k of the convergence theorems; 1 and 1 in practice."""
+        if self.method.step == "practical":
+            return 1.0, 1.0
+        if self.method.cyclic_groups:
+            return 1.0 / self.iteration, 1.0
+        if self.alignment.horizontal:
+            return 1.0, 1.0
+        held = sum(len(rows) for rows in self.alignment.rows[name].values())
+        return 1.0, held / self.alignment.num_samples
+
+    def _terms(self) -> int:
+        return _MAX_SHARES
+
+    # ----------------------------------------------------------- what the steps share
+
+    def restored(self, client: str) -> None:
+        """A client that lost its state is a newcomer."""
+        self.current.discard(client)
+
+    def _ask(
+        self, kind: str, numbers: Any, clients: Sequence[str], take: Any
+    ) -> set[str]:
+        grid, server_round, timeout = self._wave
+        return self.method.ask(
+            grid, server_round, kind, numbers, clients, take, timeout
+        )
+
+    def _blocks(self, g: int) -> int:
+        return -(-self.alignment.groups[g].size // self._cipher.slots)
+
+    @property
+    def _cipher(self) -> Cipher:
+        assert self.method.cipher is not None
+        return self.method.cipher
+
+    def _add(self, g: int, shares: Mapping[str, Blobs]) -> Blobs:
+        """A group's inner products; empty if a share is spoilt, which is dropped."""
+        total, spoilt = add_shares(self._cipher, shares)
+        for name, why in spoilt.items():
+            self.method._traffic.reject(name, why)
+            del self.products[name, g]
+        return total or []
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Ciphertexts, contributions and who is up to date."""
+        names = self.method.clients
+        arrays: dict[str, NDArray[Any]] = {
+            "w": self.w,
+            "iteration": np.array(self.iteration),
+            "current": np.array([names.index(name) for name in sorted(self.current)]),
+        }
+        for name, own in self.contributions.items():
+            arrays[f"contribution/{names.index(name)}"] = own
+        for g, blobs in self.alphas.items():
+            arrays[f"shares/{g}"] = np.array(self.shares[g])
+            for i, blob in enumerate(blobs):
+                arrays[f"alpha/{g}/{i}"] = np.frombuffer(blob, dtype=np.uint8)
+        for (name, g), blobs in self.products.items():
+            for i, blob in enumerate(blobs):
+                key = f"product/{names.index(name)}/{g}/{i}"
+                arrays[key] = np.frombuffer(blob, dtype=np.uint8)
+        return arrays
+
+    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Inverse of :meth:`state`."""
+        names = self.method.clients
+        self.w, self.iteration = state["w"], int(state["iteration"])
+        self.current = {names[int(i)] for i in state["current"]}
+        for key, array in state.items():
+            kind, *rest = key.split("/")
+            if kind == "contribution":
+                self.contributions[names[int(rest[0])]] = array
+            elif kind == "shares":
+                self.shares[int(rest[0])] = int(array)
+            elif kind == "alpha":
+                self.alphas.setdefault(int(rest[0]), []).append(array.tobytes())
+            elif kind == "product":
+                owner = (names[int(rest[0])], int(rest[1]))
+                self.products.setdefault(owner, []).append(array.tobytes())
+
+
+def _blobs(arrays: Sequence[NDArray[Any]]) -> Blobs:
+    for array in arrays:
+        if array.dtype != np.uint8 or array.ndim != 1:
+            raise ValueError("the answer has arrays that are no ciphertexts")
+    return [array.tobytes() for array in arrays]

@@ -1,0 +1,313 @@
+"""What the methods for data split by samples and features have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from fedtrellis.alignment import HASH_BYTES, Alignment, align
+from fedtrellis.arrays import FloatArray, Layout, array_record, encode, filled
+from fedtrellis.broadcast import sparse_or_dense
+from fedtrellis.encryption import Cipher, EncryptionError, add_vectors
+from fedtrellis.loop import RoundStrategy
+from fedtrellis.method import Answer
+from fedtrellis.protocol import CONFIG, MODEL, RESTORE, identity_order
+from fedtrellis.settings import SettingsError
+
+__all__ = ["ROWS", "HybridStrategy", "add_shares"]
+
+#: Under this name a request's numbers carry the weights to send: an array of shape
+#: (r, p_k), r versions of the client's own features' weights.
+ROWS = "_rows"
+
+Blobs = list[bytes]
+
+# The clients have to agree before round 1, whatever is lost on the way.
+_SETUP_ATTEMPTS = 30
+
+
+class HybridStrategy(RoundStrategy):
+    """Base class: clients that hold some of the samples and some of the features.
+
+    Before round 1 the clients say which features they have, by name, and send keyed
+    hashes of their samples' ids if the method matches samples; ``self.alignment`` is
+    what the server makes of it. A client is sent the weights of its own features only.
+
+    Parameters
+    ----------
+    feature_names : sequence of str, optional
+        The model's features, in the order of its one array; by default all that the
+        clients name, in the order of the clients and of each client's own.
+    retries : int
+        How often a request of a round is sent again to clients that did not answer it:
+        the others of their group wait for them.
+    **options
+        Those of :class:`~fedtrellis.loop.RoundStrategy`.
+    """
+
+    keep_model = False
+    keep_old_state = False
+
+    #: Whether clients send hashes of their samples' ids; a method that only needs to
+    #: know who has which feature is sent none.
+    match_samples = True
+
+    def __init__(
+        self,
+        *,
+        feature_names: Sequence[str] | None = None,
+        retries: int = 2,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        if retries < 0:
+            raise SettingsError(f"retries = {retries} must be at least 0")
+        self.feature_names = None if feature_names is None else list(feature_names)
+        self.retries = retries
+
+    # ------------------------------------------------------------------- the wire
+
+    @property
+    def alignment(self) -> Alignment:
+        """Who holds what, once the clients have said so."""
+        assert self._alignment is not None, "the clients have not been aligned yet"
+        return self._alignment
+
+    def own(self, client: str, *vectors: FloatArray) -> FloatArray:
+        """Rows of a client's own features' entries of some vectors, shape (r, p_k)."""
+        columns = self.alignment.columns[client]
+        return np.stack([vector[columns] for vector in vectors])
+
+    def restore(self, client: str) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        """What a client without state is given: arrays, and entries for its config."""
+        return {}, {}
+
+    def _request(
+        self, server_round: int, name: str, kind: str, numbers: Mapping[str, Any]
+    ) -> Message:
+        """A message to one client, with its own features' weights and no others."""
+        client = self._registry[name]
+        numbers = dict(numbers)
+        rows = numbers.pop(ROWS, None)
+        if rows is None:
+            # a model has at least one array; this one takes the least room
+            rows = np.zeros((1, 0))
+        parts = sparse_or_dense(np.ascontiguousarray(rows))
+        config: dict[str, Any] = {
+            "session": self._session,
+            "server-round": server_round,
+            "model-encoding": "dense" if len(parts) == 1 else "sparse",
+            "model-shapes": Layout.of([rows]).to_list(),
+            "model-version": 0,
+            "keep-model": False,
+            **numbers,
+        }
+        records: dict[str, Any] = {MODEL: array_record(parts, join=True)}
+        if kind != "evaluate" and self.stateful:
+            config["used-round"] = client.used_round
+            if not client.ready:
+                arrays, entries = self.restore(name)
+                config |= {"restore": True, "restore-alone": True, **entries}
+                if server_round == 0:  # what earlier waves left there is not complete
+                    config["restore-over"] = True
+                if arrays:
+                    records[RESTORE] = filled(
+                        ArrayRecord(), {key: encode(a) for key, a in arrays.items()}
+                    )
+        content = filled(
+            RecordDict(), {CONFIG: filled(ConfigRecord(), config), **records}
+        )
+        return Message(
+            content,
+            dst_node_id=client.node_id,
+            message_type=kind,
+            group_id=str(server_round),
+        )
+
+    def ask(
+        self,
+        grid: Grid,
+        server_round: int,
+        kind: str,
+        numbers: Callable[[str], Mapping[str, Any]],
+        clients: Sequence[str],
+        take: Callable[[Answer], None],
+        timeout: float,
+    ) -> set[str]:
+        """One wave, and again for those whose answer could not be had.
+
+        Parameters
+        ----------
+        numbers : callable
+            A client's config entries, made anew for each attempt.
+        clients : sequence of str
+        take : callable
+            Uses an answer, or raises ValueError with the reason to drop it.
+
+        Returns
+        -------
+        set of str
+            The clients whose answers were taken.
+        """
+        taken: set[str] = set()
+        for _ in range(1 + self.retries):
+            missing = [name for name in clients if name not in taken]
+            if not missing:
+                break
+            requests = {name: numbers(name) for name in missing}
+            for answer in self._ask(grid, server_round, kind, requests, timeout):
+                try:
+                    take(answer)
+                except ValueError as error:
+                    self._traffic.reject(answer.client, str(error))
+                    continue
+                taken.add(answer.client)
+        return taken
+
+    def ask_everyone(
+        self,
+        grid: Grid,
+        kind: str,
+        numbers: Callable[[str], Mapping[str, Any]],
+        take: Callable[[Answer], None],
+        timeout: float,
+        clients: Sequence[str] | None = None,
+    ) -> None:
+        """A wave before round 1, which all have to answer.
+
+        Raises
+        ------
+        SettingsError
+            A client refused, or an answer was malformed: its reason.
+        TimeoutError
+            A client never answered.
+        """
+        waiting = list(self.clients if clients is None else clients)
+        for _ in range(_SETUP_ATTEMPTS):
+            before = len(self._traffic.rejected)
+            requests = {name: numbers(name) for name in waiting}
+            answers = self._ask(grid, 0, kind, requests, timeout)
+            for name, reason in self._traffic.rejected[before:]:
+                refused = _refusal(reason)
+                if refused:
+                    raise SettingsError(f"client {name}: {refused}")
+            for answer in answers:
+                try:
+                    take(answer)
+                except ValueError as error:
+                    self._traffic.reject(answer.client, str(error))
+                else:
+                    waiting.remove(answer.client)
+            if not waiting:
+                return
+        names = ", ".join(sorted(waiting, key=identity_order))
+        raise TimeoutError(f"client {names} did not answer before round 1 ({kind})")
+
+    # ------------------------------------------------------------------- alignment
+
+    def check_model(self, layout: Layout) -> None:
+        """The model is one vector of weights."""
+        if len(layout.shapes) != 1 or len(layout.shapes[0]) != 1:
+            raise SettingsError(
+                f"the model has shapes {list(layout.shapes)}; this method learns one "
+                "vector of weights"
+            )
+        p = layout.size
+        if self.feature_names is not None and len(self.feature_names) != p:
+            raise SettingsError(
+                f"the model has {p} weights, but feature_names has "
+                f"{len(self.feature_names)} names"
+            )
+
+    def setup(self, point: FloatArray, layout: Layout) -> None:
+        """Nothing yet: what there is to know comes from the clients."""
+        self._alignment: Alignment | None = None
+
+    def check_rest(self, rest: list[NDArray[Any]]) -> None:
+        """Raise ValueError if the rest of an answer to the alignment is malformed."""
+
+    def align_clients(
+        self, grid: Grid, timeout: float, numbers: Mapping[str, Any], parts: int = 1
+    ) -> dict[str, list[NDArray[Any]]]:
+        """Learn who holds what; returns the rest of each client's answer.
+
+        The clients' ``fit_align`` answers their samples' hashes (shape (n_k, 16), and
+        only if samples are matched), their features' names, a line each, and the rest.
+        Without hashes the alignment has one sample a client, which nobody shares.
+        """
+        hashes: dict[str, NDArray[np.uint8]] = {}
+        features: dict[str, list[str]] = {}
+        rest: dict[str, list[NDArray[Any]]] = {}
+
+        def take(answer: Answer) -> None:
+            arrays = list(answer.arrays)
+            if not self.match_samples:
+                arrays.insert(0, _stand_in(self.clients.index(answer.client)))
+            if len(arrays) < 2 or arrays[0].ndim != 2:
+                raise ValueError("the answer to the alignment is malformed")
+            own, names, *others = arrays
+            self.check_rest(others)
+            hashes[answer.client] = own
+            text = names.tobytes().decode()
+            features[answer.client] = text.split("\n") if text else []
+            rest[answer.client] = others
+
+        self.ask_everyone(grid, "train.align", lambda name: numbers, take, timeout)
+        in_order = {name: hashes[name] for name in self.clients}
+        try:
+            self._alignment = align(in_order, features, self.feature_names, parts)
+        except ValueError as error:
+            raise SettingsError(str(error)) from None
+        p = len(self.alignment.feature_names)
+        if p != self.broadcast.model.size:
+            raise SettingsError(
+                f"the model has {self.broadcast.model.size} weights, but the clients "
+                f"hold {p} features"
+            )
+        return rest
+
+
+def _stand_in(number: int) -> NDArray[np.uint8]:
+    """The hash of a client's only sample, where it is not said which it has."""
+    data = number.to_bytes(HASH_BYTES, "big")
+    return np.frombuffer(data, dtype=np.uint8).reshape(1, -1)
+
+
+def add_shares(
+    cipher: Cipher, shares: Mapping[str, Blobs]
+) -> tuple[Blobs | None, dict[str, str]]:
+    """Add several clients' ciphertexts, or say whose cannot be added, and why.
+
+    Returns
+    -------
+    (list of bytes or None, dict)
+        The sum; or None, and by client the reason why its share has to be had again.
+    """
+    try:
+        return add_vectors(cipher, list(shares.values())), {}
+    except EncryptionError as error:
+        spoilt = {}
+        for name, blobs in shares.items():
+            try:
+                add_vectors(cipher, [blobs])
+            except EncryptionError as own:
+                spoilt[name] = str(own)
+        # each is good by itself, and together they are not: all over again
+        return None, spoilt or dict.fromkeys(shares, str(error))
+
+
+# What a client raises when its data or its settings do not fit: asking again is no use.
+_REFUSALS = ("AlignmentError: ", "EncryptionError: ", "LabelError: ", "SettingsError: ")
+
+
+def _refusal(reason: str) -> str:
+    """The message of a client's refusal in an error's reason; empty if it is none."""
+    for name in _REFUSALS:
+        if name in reason:
+            return reason.rpartition(name)[2].strip().splitlines()[0]
+    return ""

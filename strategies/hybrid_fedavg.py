@@ -1,0 +1,228 @@
+"""FedAvg carried over naively to data that is split by samples and features."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from logging import WARNING
+from math import inf
+from typing import Any
+
+import numpy as np
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from fedtrellis.alignment import Alignment
+from fedtrellis.arrays import FloatArray, Layout
+from fedtrellis.losses import LOSSES
+from fedtrellis.method import Answer
+from fedtrellis.settings import SettingsError, check_choice
+
+from .hybrid import ROWS, HybridStrategy
+from .projected_fedavg import one_point
+
+__all__ = ["HybridFedAvg"]
+
+
+class HybridFedAvg(HybridStrategy):
+    """Local SGD on each client's own features, averaged where clients share them.
+
+    For min over w of P(w) = (λ/2)‖w‖² + (1/N) Σ l(x_iᵀw; y_i), where client k has of
+    its n_k samples the features M_k only. It takes their part of the score for all of
+    it. In round t::
+
+        client k  w_k = w|_{M_k};  H times, with i drawn from its labelled samples:
+                      w_k ← w_k − γ_t (λ w_k − u x_{k,i}),  −u ∈ ∂l(x_{k,i}ᵀ w_k; y_i)
+                      γ_t = a / (b + √t)
+        server    w_j ← the mean of w_{k,j} over the round's clients with feature j
+
+    A feature whose holders are all away keeps its weight. With horizontal data this is
+    FedAvg. Otherwise it solves another problem than P: every client fits the labels
+    alone, and the scores, which are sums over a sample's holders, come out too large.
+
+    Source: Overman, Blum and Klabjan, "A Primal-Dual Algorithm for Hybrid Federated
+    Learning", AAAI 2024, arXiv 2210.08106, section 2 and appendix 7.3, the baseline
+    FedAvg: "computing client weights locally, as before, then concatenating the model
+    weights and averaging at the overlaps", batch size one and γ_t = a/(b + √t). We take
+    t for the round, draw with replacement, and give clients equal weights.
+
+    Parameters
+    ----------
+    loss : str
+        ``"hinge"``, ``"smoothed-hinge"``, ``"logistic"`` or ``"squared"``.
+    regularization : float
+        λ > 0.
+    local_steps : int
+        H. The paper's is ⌈IIC · N/(KQ)⌉ with N/(KQ) samples a client and IIC up to 5.
+    step_size : float
+        a > 0; the paper's search is over [10⁻⁵, 25]. Steps that are too long end the
+        run with an error that says so.
+    step_offset : float
+        b ≥ 0; the paper's search is over [10⁻⁵, 25].
+    smoothing : float
+        g of the smoothed hinge loss.
+    feature_names : sequence of str, optional
+        The model's features, as in :class:`~strategies.hybrid.HybridStrategy`.
+    **options
+        Those of :class:`~fedtrellis.loop.RoundStrategy`.
+
+    Raises
+    ------
+    SettingsError
+        If a parameter has a value that is not allowed; before round 1 also if clients
+        and model do not fit together, or no client has any label.
+
+    Notes
+    -----
+    The matching client is ``HybridFedAvgClient(context, features, feature_names,
+    sample_ids, labels, loss)``. Clients without labels are never asked; a feature that
+    nobody else holds keeps its initial weight. One round trip a round, nothing
+    encrypted: the server sees every w_k, and of the samples whether a client has
+    labels.
+    """
+
+    stateful = False
+    match_samples = False
+
+    def __init__(
+        self,
+        loss: str = "hinge",
+        regularization: float = 1e-3,
+        *,
+        local_steps: int = 100,
+        step_size: float = 0.1,
+        step_offset: float = 1.0,
+        smoothing: float = 1.0,
+        feature_names: Sequence[str] | None = None,
+        **options: Any,
+    ) -> None:
+        # nobody waits for those who did not answer, so nobody is asked twice
+        super().__init__(feature_names=feature_names, retries=0, **options)
+        check_choice("loss", loss, LOSSES)
+        for name, value in (
+            ("regularization", regularization),
+            ("step_size", step_size),
+            ("smoothing", smoothing),
+        ):
+            if not 0.0 < value < inf:
+                raise SettingsError(f"{name} = {value} must be greater than 0")
+        if not 0.0 <= step_offset < inf:
+            raise SettingsError(f"step_offset = {step_offset} must be at least 0")
+        if not (local_steps >= 1 and float(local_steps).is_integer()):
+            raise SettingsError(
+                f"local_steps = {local_steps} must be a whole number and at least 1"
+            )
+        self.loss = loss
+        self.regularization = float(regularization)
+        self.local_steps = int(local_steps)
+        self.step_size = float(step_size)
+        self.step_offset = float(step_offset)
+        self.smoothing = float(smoothing)
+
+    def settings(self) -> dict[str, Any]:
+        """The settings that :meth:`summary` logs."""
+        return {
+            "loss": self.loss,
+            "regularization λ": self.regularization,
+            "local steps H": self.local_steps,
+            "step size γ_t": f"{self.step_size} / ({self.step_offset} + √t)",
+            **super().settings(),
+        }
+
+    # ------------------------------------------------------------------ before round 1
+
+    def setup(self, point: FloatArray, layout: Layout) -> None:
+        """Nothing is known yet of features and labels."""
+        super().setup(point, layout)
+        self._labelled: set[str] = set()
+
+    def prepare(self, grid: Grid, timeout: float) -> None:
+        """Learn who has which features, and who has labels to learn from."""
+        if self._alignment is not None:
+            return  # a run that goes on
+        numbers = {"loss": self.loss, "smoothing": self.smoothing}
+        rest = self.align_clients(grid, timeout, numbers)
+        self._labelled = {name for name in self.clients if rest[name][0].any()}
+        if not self._labelled:
+            raise SettingsError("no client has a label to learn from")
+        unlearnt = int((self._holders() == 0).sum())
+        if unlearnt:
+            log(
+                WARNING,
+                "%d of %d features are held by clients without labels only: "
+                "their weights stay as they are",
+                unlearnt,
+                self.broadcast.model.size,
+            )
+
+    def check_rest(self, rest: list[NDArray[Any]]) -> None:
+        """Check that it is one flag: whether the client has labels."""
+        if [array.shape for array in rest] != [(1,)]:
+            raise ValueError("the answer to the alignment is malformed")
+
+    def _holders(self) -> NDArray[np.int64]:
+        """How many clients with labels hold each of the model's features."""
+        holders = np.zeros(self.broadcast.model.size, dtype=np.int64)
+        for name in self._labelled:
+            holders[self.alignment.columns[name]] += 1
+        return holders
+
+    # ---------------------------------------------------------------------- the rounds
+
+    def sample(self, server_round: int) -> list[str]:
+        """The clients of a round that have labels."""
+        drawn = super().sample(server_round)
+        return [name for name in drawn if name in self._labelled]
+
+    def instruction(self, server_round: int, client: str) -> dict[str, Any]:
+        """The weights of the client's features, and its local steps."""
+        return {
+            ROWS: self.own(client, self.broadcast.model),
+            "loss": self.loss,
+            "smoothing": self.smoothing,
+            "regularization": self.regularization,
+            "local-steps": self.local_steps,
+            "step-size": self.step_size,
+            "step-offset": self.step_offset,
+            "seed": self.seed,
+        }
+
+    def check(self, answer: Answer) -> FloatArray:
+        """The local model w_k."""
+        return one_point(answer, self.alignment.columns[answer.client].shape)
+
+    def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
+        """Average the local models at each feature."""
+        self.broadcast.replace(self._matched(answers))
+        return {}
+
+    def _matched(self, local: Mapping[str, FloatArray]) -> FloatArray:
+        """The mean of some local models at each feature; w where none has it."""
+        w = self.broadcast.model
+        sums, counts = np.zeros_like(w), np.zeros_like(w)
+        for name in self.clients:  # in their order, whoever answered first
+            if name in local:
+                columns = self.alignment.columns[name]
+                sums[columns] += local[name]
+                counts[columns] += 1.0
+        # w_j ← (1/|S_j|) Σ over S_j of w_{k,j}
+        return np.where(counts > 0.0, sums / np.maximum(counts, 1.0), w)
+
+    # ---------------------------------------------------------------------- checkpoints
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Who holds which features, and who has labels."""
+        arrays: dict[str, NDArray[Any]] = {
+            f"alignment/{key}": array for key, array in self.alignment.state().items()
+        }
+        arrays["labelled"] = np.array([n in self._labelled for n in self.clients])
+        return arrays
+
+    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Inverse of :meth:`state`."""
+        prefix = "alignment/"
+        self._alignment = Alignment.from_state(
+            {k.removeprefix(prefix): a for k, a in state.items() if prefix in k}
+        )
+        flags = zip(self.clients, state["labelled"], strict=True)
+        self._labelled = {name for name, labelled in flags if labelled}

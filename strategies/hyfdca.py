@@ -1,0 +1,665 @@
+"""HyFDCA: hybrid federated dual coordinate ascent under homomorphic encryption."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from logging import INFO, WARNING
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import ConfigRecord, MetricRecord
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from fedtrellis.alignment import Alignment, align
+from fedtrellis.arrays import FloatArray, Layout
+from fedtrellis.encryption import Cipher, load_evaluation
+from fedtrellis.losses import LOSSES
+from fedtrellis.method import Answer
+from fedtrellis.settings import SettingsError, check_choice
+
+from ._hyfdca_bundle import BundleSteps
+from ._hyfdca_paper import PaperSteps
+from .hybrid import ROWS, HybridStrategy, add_shares
+
+__all__ = ["ENCRYPTIONS", "SLOTS", "STEPS", "HyFDCA"]
+
+STEPS = ("bundle", "line-search", "practical", "theoretical")
+ENCRYPTIONS = ("tenseal-bfv", "none")
+SLOTS = ("all", "chosen")
+
+Blobs = list[bytes]
+
+
+@dataclass
+class Labels:
+    """A group's labels, how many said them, and ‖x_i‖², as sums of ciphertexts."""
+
+    sums: Blobs = field(default_factory=list)
+    counts: Blobs = field(default_factory=list)
+    norms: Blobs = field(default_factory=list)
+
+
+class HyFDCA(HybridStrategy):
+    """Samples and features split over clients; the dual stays with the clients.
+
+    Solves min over w of P(w) = (λ/2)‖w‖² + (1/N) Σ l_i(wᵀx_i) through its dual
+    D(α) = −(λ/2)‖w(α)‖² − (1/N) Σ l_i*(−α_i), w(α) = (1/λN) Σ α_i x_i. Client k holds
+    the entries x_{k,i} of some samples and some features, and α of its samples; the
+    server holds w. One iteration (a round)::
+
+        1  server    sends each client w at its own features
+           client k  sends enc(x_{k,i}ᵀ w_k) for its samples
+        2  server    adds: enc(x_iᵀ w), and sends it to those who hold sample i
+           client k  decrypts, proposes new α, and sends
+                     v_k = (1/λN) Σ_i α_i x_{k,i} of the proposal, in the clear
+           server    chooses the best mixture of all proposals so far, and from it w
+
+    Clients that hold the same sample see the same numbers and propose the same α, so
+    the proposals themselves need not travel: two round trips an iteration instead of
+    the paper's three, and one where no sample is shared.
+
+    Source: Overman, Blum and Klabjan, "A Primal-Dual Algorithm for Hybrid Federated
+    Learning", AAAI 2024, arXiv 2210.08106, algorithms 1 to 5; the steps ``bundle`` and
+    ``line-search`` are ours (:mod:`fedtrellis.dual_bundle`).
+
+    Parameters
+    ----------
+    loss : str
+        ``"hinge"``, ``"smoothed-hinge"``, ``"logistic"`` or ``"squared"``.
+    regularization : float
+        λ > 0.
+    step : {"bundle", "line-search", "practical", "theoretical"}
+        ``bundle``: clients propose u_i(w), −u_i ∈ ∂l_i, and the server mixes all that
+        it remembers; ``line-search``: they propose each coordinate's own optimum, and
+        the server takes the best step towards it. With both D never falls, and no
+        sample moves before all its holders have taken part. ``practical`` and
+        ``theoretical`` are the paper's: three round trips, encrypted dual updates that
+        the server adds up, and stale values of clients that are away.
+    local_fraction : float
+        H/N_k in (0, 1]: the fraction of a client's samples that move in an iteration,
+        drawn anew each time. With the first two steps all holders of a sample draw
+        alike, from their key.
+    memory : int
+        Proposals of a group that a ``bundle`` remembers, at least 3.
+    slots : {"all", "chosen"}
+        Whether inner products are encrypted for all samples, which hides how many were
+        drawn and certifies P, or for those drawn only.
+    local_passes : int
+        Passes of stochastic dual coordinate ascent over a client's own samples, for
+        groups that nobody shares (CoCoA+); 0: none.
+    parts : int
+        Into how many groups to cut the samples of one set of holders. More converge
+        faster, cost more uploads (parts · p_k numbers a client), and let the server see
+        the clients' contributions to w in finer pieces.
+    secure_sum : bool
+        Whether clients encrypt v_k too, so that the server sees only sums over all
+        clients, at one more round trip; all groups then move together, by complete
+        participation.
+    cyclic_groups : int
+        C ≥ 2: only every C-th client is asked in turn, γ_t = 1/t (the paper's vertical
+        case, theoretical step only); 0: not.
+    smoothing : float
+        g of the smoothed hinge loss.
+    tolerance : float
+        Stop when (P − D)/P is at most this; 0: never.
+    encryption : {"tenseal-bfv", "none"}
+        Whose key the clients of a simulation make. ``none`` is for debugging.
+    context : path or bytes, optional
+        The evaluation context that belongs to the clients' key file
+        (``fedtrellis-keys``). Without it the clients of one machine make a key of their
+        own for the run, and send its context.
+    backup_every : int
+        Iterations after which a client sends enc(α) for safekeeping, to be given back
+        to those that lose their state.
+    feature_names, retries, **options
+        Those of :class:`~strategies.hybrid.HybridStrategy` and
+        :class:`~fedtrellis.loop.RoundStrategy`.
+
+    Notes
+    -----
+    The matching client is ``HyFDCAClient(context, features, feature_names,
+    sample_ids, labels, loss, key)``. Metrics of a round: ``primal`` P(w) and ``dual``
+    D(α) at the point that the round started from, ``duality-gap``, and ``dual-bound``
+    after it. The result is the certified w with the lowest P of the run, or the last
+    one where P was not to be had.
+
+    What the server sees: w, each client's v_k (or only their sum, ``secure_sum``), who
+    shares a slot with whom, sums of losses, and ciphertexts; no α, no inner product, no
+    label, no id. What a client sees: w at its features, and z_i, α_i and y_i of its
+    samples. Clients share one key, and must not collude with the server.
+    """
+
+    def __init__(
+        self,
+        loss: str = "hinge",
+        regularization: float = 1e-3,
+        *,
+        step: str = "bundle",
+        local_fraction: float = 1.0,
+        memory: int = 12,
+        slots: str = "all",
+        local_passes: int = 0,
+        parts: int = 1,
+        secure_sum: bool = False,
+        cyclic_groups: int = 0,
+        smoothing: float = 1.0,
+        tolerance: float = 1e-6,
+        encryption: str = "tenseal-bfv",
+        context: str | Path | bytes | None = None,
+        backup_every: int = 10,
+        feature_names: Sequence[str] | None = None,
+        retries: int = 2,
+        **options: Any,
+    ) -> None:
+        super().__init__(feature_names=feature_names, retries=retries, **options)
+        check_choice("loss", loss, LOSSES)
+        check_choice("step", step, STEPS)
+        check_choice("slots", slots, SLOTS)
+        check_choice("encryption", encryption, ENCRYPTIONS)
+        if not 0.0 < regularization < inf:
+            raise SettingsError(
+                f"regularization = {regularization} must be greater than 0"
+            )
+        if not 0.0 < local_fraction <= 1.0:
+            raise SettingsError(
+                f"local_fraction = {local_fraction} must be greater than 0 and at "
+                "most 1"
+            )
+        if not 0.0 < smoothing < inf:
+            raise SettingsError(f"smoothing = {smoothing} must be greater than 0")
+        if not 0.0 <= tolerance < inf:
+            raise SettingsError(f"tolerance = {tolerance} must be at least 0")
+        for name, value, least in (
+            ("memory", memory, 3),
+            ("local_passes", local_passes, 0),
+            ("parts", parts, 1),
+            ("backup_every", backup_every, 1),
+        ):
+            if value < least:
+                raise SettingsError(f"{name} = {value} must be at least {least}")
+        if cyclic_groups and (cyclic_groups < 2 or step != "theoretical"):
+            raise SettingsError(
+                f"cyclic_groups = {cyclic_groups} must be 0, or at least 2 with "
+                "step 'theoretical'"
+            )
+        self.safe = step in ("bundle", "line-search")
+        if secure_sum and not self.safe:
+            raise SettingsError(
+                f"secure_sum = True is for steps bundle and line-search, not {step!r}"
+            )
+        self.loss = loss
+        self.regularization = regularization
+        self.step = step
+        self.local_fraction = local_fraction
+        self.memory = memory if step == "bundle" else 2
+        self.slots = slots
+        self.local_passes = local_passes
+        self.parts = parts
+        self.secure_sum = secure_sum
+        self.cyclic_groups = cyclic_groups
+        self.smoothing = smoothing
+        self.tolerance = tolerance
+        self.encryption = encryption
+        self.backup_every = backup_every
+        # refused now, before any client has sent anything, if it holds a secret key
+        self._given_cipher = None
+        if context is not None:
+            self._given_cipher = load_evaluation(_source(context))
+
+    def settings(self) -> dict[str, Any]:
+        """The settings that :meth:`summary` logs."""
+        return {
+            "loss": self.loss,
+            "regularization λ": self.regularization,
+            "step": self.step,
+            "local fraction H/N_k": self.local_fraction,
+            "encryption": self.encryption,
+            "secure sum": self.secure_sum,
+            "tolerance": self.tolerance,
+            **super().settings(),
+        }
+
+    # ------------------------------------------------------------------ before round 1
+
+    def setup(self, point: FloatArray, layout: Layout) -> None:
+        """Start at α = 0 and w = 0."""
+        super().setup(point, layout)
+        if point.any():
+            log(WARNING, "HyFDCA starts at w = 0; the initial weights are not used")
+        self.broadcast.replace(np.zeros_like(point))
+        self.cipher: Cipher | None = None
+        self._labels: list[Labels] = []
+        self._steps: BundleSteps | PaperSteps | None = None
+        self._best: tuple[float, FloatArray] | None = None
+        self._best_dual = -inf
+        self._away_before: set[str] = set()
+
+    @property
+    def steps(self) -> BundleSteps | PaperSteps:
+        """The iteration, once the clients are aligned."""
+        assert self._steps is not None
+        return self._steps
+
+    def _make_steps(self) -> BundleSteps | PaperSteps:
+        return BundleSteps(self) if self.safe else PaperSteps(self)
+
+    def phase_config(self) -> dict[str, Any]:
+        """What clients are told in every phase."""
+        config = {
+            "encryption": self.encryption,
+            "own-key": self._given_cipher is not None,
+            "loss": self.loss,
+            "smoothing": self.smoothing,
+            "regularization": self.regularization,
+            "local-fraction": self.local_fraction,
+            "num-clients": self.num_clients,
+        }
+        if self._alignment is not None:
+            config["num-samples-all"] = self.alignment.num_samples
+        return config
+
+    def prepare(self, grid: Grid, timeout: float) -> None:
+        """Match samples and features, and share labels and norms under encryption."""
+        if self._steps is not None:
+            return  # a run that goes on
+        contexts = self._ask_alignment(grid, timeout)
+        self.cipher = self._settle_cipher(contexts)
+        if self.encryption == "none" or self.cipher.name == "none":
+            log(WARNING, "NOTHING IS ENCRYPTED: encryption = 'none' is for debugging")
+        self._ask_labels(grid, timeout)
+        self.ask_everyone(
+            grid,
+            "train.ready",
+            lambda name: self.phase_config(),
+            lambda answer: None,
+            timeout,
+        )
+        for name in self.clients:
+            self._registry[name].ready = True
+        groups = self.alignment.groups
+        log(
+            INFO,
+            "%d samples in %d groups, %d features; %s data",
+            self.alignment.num_samples,
+            len(groups),
+            len(self.alignment.feature_names),
+            self.kind,
+        )
+        self._steps = self._make_steps()
+
+    @property
+    def kind(self) -> str:
+        """``horizontal``, ``vertical`` or ``hybrid``."""
+        if self.alignment.horizontal:
+            return "horizontal"
+        return "vertical" if self.alignment.vertical else "hybrid"
+
+    def _ask_alignment(self, grid: Grid, timeout: float) -> dict[str, Any]:
+        numbers = {**self.phase_config(), "send-context": self._given_cipher is None}
+        return self.align_clients(grid, timeout, numbers, self.parts)
+
+    def _settle_cipher(self, rest: Mapping[str, list[NDArray[Any]]]) -> Cipher:
+        """The evaluation context, the same for all, and never a secret key."""
+        prints: dict[str, list[str]] = {}
+        cipher = self._given_cipher
+        for name in self.clients:
+            fingerprint = rest[name][0].tobytes().decode()
+            prints.setdefault(fingerprint, []).append(name)
+            if cipher is None:
+                # raises if a client sent its key
+                cipher = load_evaluation(rest[name][1].tobytes())
+        assert cipher is not None
+        if len(prints) > 1 or cipher.fingerprint not in prints:
+            found = "; ".join(
+                f"client {', '.join(names)}: {key}" for key, names in prints.items()
+            )
+            raise SettingsError(
+                "the clients and the server do not have one key between them "
+                f"(server: {cipher.fingerprint}; {found}); make a pair with "
+                "fedtrellis-keys, and give every node the same key-file"
+            )
+        return cipher
+
+    def _ask_labels(self, grid: Grid, timeout: float) -> None:
+        alignment, cipher = self.alignment, self.cipher
+        assert cipher is not None
+        overlaps = alignment.overlaps()
+        shares: dict[int, dict[str, list[Blobs]]] = {}
+        tags: dict[str, list[NDArray[np.uint64]]] = {}
+
+        def numbers(name: str) -> dict[str, Any]:
+            config = self.phase_config()
+            if name in overlaps:
+                config["tag-groups"] = overlaps[name]
+            return config
+
+        def take(answer: Answer) -> None:
+            own = alignment.client_groups(answer.client)
+            counts = [blocks(cipher, alignment.groups[g].size) for g in own]
+            tagged = len(overlaps.get(answer.client, []))
+            if len(answer.arrays) != 3 * sum(counts) + tagged:
+                raise ValueError("the answer has another number of ciphertexts")
+            blobs = [array.tobytes() for array in answer.arrays]
+            for g, count in zip(own, counts, strict=True):
+                three = [blobs[i * count : (i + 1) * count] for i in range(3)]
+                del blobs[: 3 * count]
+                shares.setdefault(g, {})[answer.client] = three
+            tags[answer.client] = [np.frombuffer(blob, dtype="<u8") for blob in blobs]
+
+        waiting: list[str] = list(self.clients)
+        while waiting:
+            self.ask_everyone(grid, "train.labels", numbers, take, timeout, waiting)
+            self._labels, waiting = self._add_labels(cipher, shares)
+        self._check_entries(overlaps, tags)
+
+    def _add_labels(
+        self, cipher: Cipher, shares: Mapping[int, Mapping[str, list[Blobs]]]
+    ) -> tuple[list[Labels], list[str]]:
+        """Each group's sums, and the clients whose ciphertexts arrived spoilt."""
+        labels, again = [], set()
+        for g, group in enumerate(self.alignment.groups):
+            sums = []
+            for i in range(3):
+                own = {name: shares[g][name][i] for name in group.holders}
+                added, spoilt = add_shares(cipher, own)
+                for name, why in spoilt.items():
+                    self._traffic.reject(name, why)
+                again |= set(spoilt)
+                sums.append(added or [])
+            labels.append(Labels(*sums))
+        return labels, sorted(again)
+
+    def _check_entries(
+        self, overlaps: dict[str, list[int]], tags: dict[str, list[NDArray[Any]]]
+    ) -> None:
+        """No sample's value of a feature may count twice."""
+        seen: dict[int, list[tuple[str, NDArray[Any]]]] = {}
+        for name, groups in overlaps.items():
+            for g, own in zip(groups, tags[name], strict=True):
+                for other, theirs in seen.get(g, []):
+                    both = np.intersect1d(own, theirs)
+                    if len(both):
+                        raise SettingsError(
+                            f"clients {other} and {name} both hold {len(both)} of the "
+                            "same entries (a sample's value of a feature); each must "
+                            "be held by one client only"
+                        )
+                seen.setdefault(g, []).append((name, own))
+
+    # ---------------------------------------------------------------------- restoring
+
+    def restore(self, client: str) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        """Who its samples are in the ciphertexts, with labels and norms encrypted."""
+        if self._alignment is None:  # asked for what the alignment is made of
+            return {}, {}
+        own = self.alignment.rows[client]
+        groups = sorted(own)
+        arrays: dict[str, NDArray[Any]] = {
+            "rows": np.concatenate([own[g] for g in groups]),
+            "groups": np.array(groups),
+            "sizes": np.array([len(own[g]) for g in groups]),
+        }
+        entries: dict[str, Any] = {
+            "holders": [len(self.alignment.groups[g].holders) for g in groups],
+            "num-samples": self.alignment.num_samples,
+        }
+        if self._labels:
+            for g in groups:
+                labels = self._labels[g]
+                entries[f"labels/{g}"] = labels.sums
+                entries[f"counts/{g}"] = labels.counts
+                entries[f"norms/{g}"] = labels.norms
+        if self._steps is not None:
+            self._steps.restored(client)
+        return arrays, entries
+
+    # ---------------------------------------------------------------------- the rounds
+
+    def sample(self, server_round: int) -> list[str]:
+        """The clients that are asked; in turn if there are cyclic groups."""
+        if self.cyclic_groups:
+            turn = server_round % self.cyclic_groups
+            return [
+                name
+                for i, name in enumerate(self.clients)
+                if i % self.cyclic_groups == turn
+            ]
+        return super().sample(server_round)
+
+    def run_round(
+        self, grid: Grid, server_round: int, config: ConfigRecord, timeout: float
+    ) -> dict[str, float] | None:
+        """One iteration, in as many waves as it takes."""
+        self._sampled = self.sample(server_round)
+        used, metrics = self.steps.iterate(
+            grid, server_round, dict(config), self._sampled, timeout
+        )
+        self._used = [name for name in self.clients if name in used]
+        if not self._traffic.waves:
+            self._sampled = []  # all who are here wait for somebody who is away
+        primal, dual = metrics.get("primal"), metrics.get("dual")
+        if dual is not None:
+            self._best_dual = max(self._best_dual, dual)
+        if primal is not None and (self._best is None or primal < self._best[0]):
+            self._best = (primal, self.steps.certified.copy())
+        self._certified_now = primal is not None
+        self.broadcast.replace(self.steps.w)
+        return metrics if self._used else None
+
+    def result_point(self) -> FloatArray:
+        """The certified w of lowest P; the last w where the last round has no P."""
+        if self._best is None or not self._certified_now:
+            return self.broadcast.model
+        return self._best[1]
+
+    def converged(self) -> bool:
+        """Whether the certificate, the best P against the best D, is tight enough."""
+        if not self.tolerance or self._best is None:
+            return False
+        primal = self._best[0]
+        return primal - self._best_dual <= self.tolerance * abs(primal)
+
+    def finish(self, grid: Grid) -> None:
+        """Let the clients of a simulation remove the key that they made."""
+        if self._given_cipher is not None or self.cipher is None:
+            return
+        try:
+            numbers = {name: {"forget-key": True} for name in self.clients}
+            self._ask(grid, 0, "train.finish", numbers, 30.0)
+        except Exception as error:
+            log(WARNING, "the run's key may not have been removed: %s", error)
+
+    # ---------------------------------------------------------------------- new samples
+
+    def predict(
+        self, grid: Grid, server_round: int, timeout: float
+    ) -> MetricRecord | None:
+        """Score new samples whose features are split over the clients.
+
+        Three waves: hashes of the new samples' ids, encrypted inner products with the
+        model that the run would return now, and the sums to those who hold the sample.
+        The server sees neither a score nor how many are positive.
+
+        Returns
+        -------
+        MetricRecord or None
+            Mean ``loss`` and ``accuracy`` of the clients that have labels for their new
+            samples; None if nobody has new samples.
+        """
+        cipher = self.cipher
+        assert cipher is not None
+        hashes: dict[str, NDArray[np.uint8]] = {}
+        config = {**self.phase_config(), "prediction": server_round}
+
+        def take_hashes(answer: Answer) -> None:
+            (own,) = answer.arrays
+            if own.ndim != 2:
+                raise ValueError("the hashes of the new samples are malformed")
+            if len(own):
+                hashes[answer.client] = own
+
+        self.ask(
+            grid,
+            server_round,
+            "train.new_samples",
+            lambda name: config,
+            self.clients,
+            take_hashes,
+            timeout,
+        )
+        if not hashes:
+            return None
+        names = self.alignment.feature_names
+        features = {
+            k: [names[i] for i in self.alignment.columns[k]]
+            for k in self.clients
+            if k in hashes
+        }
+        in_order = {name: hashes[name] for name in features}
+        try:
+            new = align(in_order, features)
+        except ValueError as error:
+            log(WARNING, "new samples cannot be scored: %s", error)
+            return None
+        shares: dict[int, dict[str, Blobs]] = {}
+        w = self.result_point()
+
+        def request(name: str) -> dict[str, Any]:
+            own = new.rows[name]
+            entries = {f"rows/{g}": own[g].tolist() for g in sorted(own)}
+            holders = [len(new.groups[g].holders) for g in sorted(own)]
+            return {**config, "groups": sorted(own), "holders": holders, **entries}
+
+        def take_products(answer: Answer) -> None:
+            own = sorted(new.rows[answer.client])
+            counts = [blocks(cipher, new.groups[g].size) for g in own]
+            blobs = [array.tobytes() for array in answer.arrays]
+            if len(blobs) != sum(counts):
+                raise ValueError("the answer has another number of ciphertexts")
+            for g, count in zip(own, counts, strict=True):
+                shares.setdefault(g, {})[answer.client] = blobs[:count]
+                del blobs[:count]
+
+        self.ask(
+            grid,
+            server_round,
+            "train.new_products",
+            lambda name: {**request(name), ROWS: self.own(name, w)},
+            list(features),
+            take_products,
+            timeout,
+        )
+        scores: dict[int, Blobs] = {}
+        for g, group in enumerate(new.groups):
+            if set(shares.get(g, {})) == set(group.holders):
+                total, _ = add_shares(cipher, shares[g])
+                if total is not None:
+                    scores[g] = total
+        numbers: dict[str, dict[str, Any]] = {}
+        for name in features:
+            entries = request(name)
+            known = [g for g in entries["groups"] if g in scores]
+            if known:
+                entries |= {f"scores/{g}": scores[g] for g in known}
+                numbers[name] = entries
+        answers = self._ask(grid, server_round, "evaluate", numbers, timeout)
+        return self._mean_metrics([answer.metrics for answer in answers])
+
+    def _evaluate_clients(
+        self, grid: Grid, server_round: int, config: ConfigRecord, timeout: float
+    ) -> MetricRecord | None:
+        every = self.client_evaluate_every
+        if not every or server_round % every:
+            return None
+        return self.predict(grid, server_round, timeout)
+
+    def instruction(self, server_round: int, client: str) -> dict[str, Any]:
+        """What the phases say is in :mod:`strategies._hyfdca_bundle`."""
+        return {}
+
+    def check(self, answer: Answer) -> Any:
+        """Not used: each phase checks its own answers."""
+        raise ValueError("HyFDCA has several waves a round; use strategy.start")
+
+    def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
+        """Not used: see :meth:`run_round`."""
+        raise NotImplementedError("HyFDCA has several waves a round")
+
+    # ---------------------------------------------------------------------- checkpoints
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """The alignment, the ciphertexts to give back, and the steps' own state."""
+        assert self.cipher is not None
+        arrays: dict[str, NDArray[Any]] = {
+            "context": _bytes(self.cipher.evaluation_bytes()),
+            "best-dual": np.array(self._best_dual),
+        }
+        if self._best is not None:
+            arrays["best-primal"] = np.array(self._best[0])
+            arrays["best-w"] = self._best[1]
+        for key, array in self.alignment.state().items():
+            arrays[f"alignment/{key}"] = array
+        for g, labels in enumerate(self._labels):
+            for name in ("sums", "counts", "norms"):
+                for i, blob in enumerate(getattr(labels, name)):
+                    arrays[f"labels/{g}/{name}/{i}"] = _bytes(blob)
+        for key, array in self.steps.state().items():
+            arrays[f"steps/{key}"] = array
+        return arrays
+
+    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Inverse of :meth:`state`."""
+        self.cipher = load_evaluation(state["context"].tobytes())
+        given = self._given_cipher
+        if given is not None and given.fingerprint != self.cipher.fingerprint:
+            raise SettingsError(
+                f"the context has fingerprint {given.fingerprint}, but the run to go "
+                f"on with had {self.cipher.fingerprint}"
+            )
+        self._best_dual = float(state["best-dual"])
+        if "best-w" in state:
+            self._best = (float(state["best-primal"]), state["best-w"])
+        self._certified_now = False
+        self._alignment = Alignment.from_state(_under(state, "alignment/"))
+        self._labels = []
+        for g, group in enumerate(self.alignment.groups):
+            count = blocks(self.cipher, group.size)
+            self._labels.append(
+                Labels(
+                    *(
+                        [
+                            state[f"labels/{g}/{name}/{i}"].tobytes()
+                            for i in range(count)
+                        ]
+                        for name in ("sums", "counts", "norms")
+                    )
+                )
+            )
+        self._steps = self._make_steps()
+        self._steps.load_state(_under(state, "steps/"))
+
+
+def blocks(cipher: Cipher, size: int) -> int:
+    """Number of ciphertexts of a vector."""
+    return -(-size // cipher.slots)
+
+
+def _source(context: str | Path | bytes) -> str | Path | bytes:
+    return Path(context).expanduser() if isinstance(context, str) else context
+
+
+def _bytes(data: bytes) -> NDArray[np.uint8]:
+    return np.frombuffer(data, dtype=np.uint8)
+
+
+def _under(state: Mapping[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:
+    return {
+        key.removeprefix(prefix): array
+        for key, array in state.items()
+        if key.startswith(prefix)
+    }
