@@ -298,8 +298,7 @@ class DualBundle:
         dict
             By unit, what its clients have to do.
         """
-        for unit in units:
-            self._append(unit, *proposals[unit])
+        self._append(units, proposals)
         order = np.lexsort((self.ids, self.unit))
         self._select(order)
         λ = self.regularization
@@ -318,51 +317,64 @@ class DualBundle:
             theta[position[int(self._alpha[unit])]] = 1.0
         G = λ * self._gram[np.ix_(moving, moving)]
         maximise_over_simplices(G, b[moving], theta, blocks)
-        mixtures = {}
-        for unit, block in zip(sorted(units), blocks, strict=True):
-            count = len(proposals[unit][1])
-            mixtures[unit] = self._mix(unit, moving[block], theta[block], count)
+        rows = {unit: moving[b] for unit, b in zip(sorted(units), blocks, strict=True)}
+        weights = {
+            unit: theta[b] / theta[b].sum()
+            for unit, b in zip(sorted(units), blocks, strict=True)
+        }
+        mixtures = {
+            unit: self._mixture(rows[unit], weights[unit], len(proposals[unit][1]))
+            for unit in sorted(units)
+        }
+        self._add_mixtures(rows, weights, mixtures)
         self._drop_forgotten(mixtures)
         return mixtures
 
     # ------------------------------------------------------------------- the points
 
-    def _append(self, unit: int, V: FloatArray, b: FloatArray) -> None:
-        new_ids = self.new_ids(unit, len(b))
+    def _append(
+        self, units: list[int], proposals: dict[int, tuple[FloatArray, FloatArray]]
+    ) -> None:
+        V = np.vstack([proposals[unit][0] for unit in units])
         cross = V @ self.V.T
-        own = V @ V.T
-        self._gram = np.block([[self._gram, cross.T], [cross, own]])
+        self._gram = np.block([[self._gram, cross.T], [cross, V @ V.T]])
         self.V = np.vstack([self.V, V])
-        self.b = np.concatenate([self.b, b])
-        self.ids = np.concatenate([self.ids, new_ids])
-        self.unit = np.concatenate([self.unit, np.full(len(b), unit)])
+        self.b = np.concatenate([self.b, *(proposals[unit][1] for unit in units)])
+        counts = [len(proposals[unit][1]) for unit in units]
+        new_ids = [self.new_ids(u, n) for u, n in zip(units, counts, strict=True)]
+        self.ids = np.concatenate([self.ids, *new_ids]).astype(np.int64)
+        self.unit = np.concatenate([self.unit, np.repeat(units, counts)])
 
-    def _mix(
-        self, unit: int, rows: IntArray, theta: FloatArray, proposed: int
-    ) -> Mixture:
-        """Add the mixture as the unit's α; its Gram entries follow by linearity."""
-        theta = np.maximum(theta, 0.0)
-        theta /= theta.sum()
-        used = theta > 0.0
-        new_id = int(self.ids[rows].max()) + 1
+    def _mixture(self, rows: IntArray, theta: FloatArray, proposed: int) -> Mixture:
+        """What a unit's clients are told: the mixture, and what to remember of it."""
+        ids, used = self.ids[rows], theta > 0.0
         room = max(self.memory - 1 - proposed, 0)
         # the heaviest, and among those without weight the newest
-        heaviest = np.lexsort((self.ids[rows], theta))[::-1][:room]
-        gram_row = theta @ self._gram[rows]
-        self._gram = np.block(
-            [
-                [self._gram, gram_row[:, None]],
-                [gram_row[None, :], np.array([[theta @ gram_row[rows]]])],
-            ]
-        )
-        self.V = np.vstack([self.V, theta @ self.V[rows]])
-        self.b = np.append(self.b, theta @ self.b[rows])
-        self.ids = np.append(self.ids, new_id)
-        self.unit = np.append(self.unit, unit)
-        self._alpha[unit] = len(self.ids) - 1
+        heaviest = np.lexsort((ids, theta))[::-1][:room]
         return Mixture(
-            self.ids[rows[used]], theta[used], np.sort(self.ids[rows[heaviest]]), new_id
+            ids[used], theta[used], np.sort(ids[heaviest]), int(ids.max()) + 1
         )
+
+    def _add_mixtures(
+        self,
+        rows: dict[int, IntArray],
+        weights: dict[int, FloatArray],
+        mixtures: dict[int, Mixture],
+    ) -> None:
+        """Add the mixtures as the units' α; their Gram entries follow by linearity."""
+        theta = np.zeros((len(mixtures), len(self.ids)))
+        for i, unit in enumerate(mixtures):
+            theta[i, rows[unit]] = weights[unit]
+        cross = theta @ self._gram
+        own = cross @ theta.T
+        self._gram = np.block([[self._gram, cross.T], [cross, own]])
+        first = len(self.ids)
+        self.V = np.vstack([self.V, theta @ self.V])
+        self.b = np.concatenate([self.b, theta @ self.b])
+        new_ids = [mixture.alpha_id for mixture in mixtures.values()]
+        self.ids = np.append(self.ids, new_ids)
+        self.unit = np.append(self.unit, list(mixtures))
+        self._alpha[list(mixtures)] = first + np.arange(len(mixtures))
 
     def _drop_forgotten(self, mixtures: dict[int, Mixture]) -> None:
         stays = np.ones(len(self.ids), dtype=bool)

@@ -41,6 +41,7 @@ __all__ = ["BundleSteps"]
 Blobs = list[bytes]
 # A search over more points than this would take longer than the clients do.
 _MAX_POINTS = 400
+_MAX_UNITS = 100
 
 
 @dataclass
@@ -80,7 +81,7 @@ class BundleSteps:
         self.method = method
         self.alignment = method.alignment
         groups = range(len(self.alignment.groups))
-        lists = [list(groups)] if method.secure_sum else [[g] for g in groups]
+        lists = [list(groups)] if method.secure_sum else self._lists()
         self.units = [Unit(group) for group in lists]
         self.unit_of = {g: u for u, unit in enumerate(self.units) for g in unit.groups}
         memory = min(method.memory, max(3, _MAX_POINTS // len(self.units)))
@@ -99,6 +100,17 @@ class BundleSteps:
         self.version = 0
         self.certified = self.w
         self.openers = self._choose_openers() if method.secure_sum else {}
+
+    def _lists(self) -> list[list[int]]:
+        """The units' groups: one each, unless there are too many to search over."""
+        groups = self.alignment.groups
+        lists: list[list[int]] = []
+        for shared in (True, False):  # they may differ in what they propose
+            own = [g for g, group in enumerate(groups) if group.shared == shared]
+            room = max(1, _MAX_UNITS * len(own) // len(groups))
+            parts = np.array_split(own, min(len(own), room)) if own else []
+            lists += [part.tolist() for part in parts]
+        return lists
 
     # ------------------------------------------------------------------- the iteration
 
