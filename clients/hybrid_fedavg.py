@@ -14,7 +14,8 @@ from fedtrellis.arrays import FloatArray
 from fedtrellis.client import StatefulClient
 from fedtrellis.losses import make_loss
 from fedtrellis.random import generator
-from fedtrellis.settings import SettingsError
+
+from ._split_data import check_split_data
 
 __all__ = ["HybridFedAvgClient"]
 
@@ -71,38 +72,9 @@ class HybridFedAvgClient(StatefulClient):
         SettingsError
             Data and settings do not fit; one line says what.
         """
-        self._check(config)
+        check_split_data(self, config)
         names = np.frombuffer("\n".join(self.feature_names).encode(), dtype=np.uint8)
         return [names, np.array([len(self._labelled()) > 0], dtype=np.uint8)], 0, {}
-
-    def _check(self, config: Mapping[str, Any]) -> None:
-        who = f"client {self.client_id}"
-        n, p = self.features.shape
-        if len(self.sample_ids) != n or len(self.feature_names) != p:
-            raise SettingsError(
-                f"{who}: features of shape {(n, p)} with {len(self.sample_ids)} sample "
-                f"ids and {len(self.feature_names)} feature names"
-            )
-        if any("\n" in name for name in self.feature_names):
-            raise SettingsError(f"{who}: a feature's name has a line break")
-        values = getattr(self.features, "data", self.features)
-        if not np.isfinite(np.asarray(values)).all():
-            raise SettingsError(f"{who}: the features are not finite")
-        if self.loss is not None and self.loss != config["loss"]:
-            raise SettingsError(
-                f"{who}: loss = {config['loss']!r} on the server, {self.loss!r} here"
-            )
-        if self.labels is None:
-            return
-        if np.shape(self.labels) != (n,):
-            raise SettingsError(
-                f"{who}: labels have shape {np.shape(self.labels)}, expected {(n,)}"
-            )
-        loss = make_loss(config["loss"], config["smoothing"])
-        try:
-            loss.check_labels(np.asarray(self.labels, np.float64)[self._labelled()])
-        except ValueError as error:
-            raise SettingsError(f"{who}: {error}") from None
 
     def _labelled(self) -> IntArray:
         """The rows that have a label."""

@@ -29,6 +29,8 @@ from fedtrellis.losses import Loss, make_loss
 from fedtrellis.protocol import RestoreNeededError
 from fedtrellis.settings import SettingsError
 
+from ._split_data import check_split_data
+
 __all__ = ["HyFDCAClient", "LabelError", "NewSamples"]
 
 IntArray = NDArray[np.int64]
@@ -121,7 +123,7 @@ class HyFDCAClient(StatefulClient):
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
     ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
         """Keyed hashes of the samples' ids, features' names, and which key this is."""
-        self._check(config)
+        check_split_data(self, config)
         cipher = self._cipher(config)
         hashes = _keyed_hashes(cipher, "sample", self.sample_ids, HASH_BYTES)
         answer = [
@@ -132,36 +134,6 @@ class HyFDCAClient(StatefulClient):
         if config["send-context"]:
             answer.append(np.frombuffer(cipher.evaluation_bytes(), dtype=np.uint8))
         return answer, 0, {}
-
-    def _check(self, config: dict[str, Any]) -> None:
-        """Find out whether data and settings fit; one line says what does not."""
-        who = f"client {self.client_id}"
-        n, p = self.features.shape
-        if len(self.sample_ids) != n or len(self.feature_names) != p:
-            raise SettingsError(
-                f"{who}: features of shape {(n, p)} with {len(self.sample_ids)} sample "
-                f"ids and {len(self.feature_names)} feature names"
-            )
-        if any("\n" in name for name in self.feature_names):
-            raise SettingsError(f"{who}: a feature's name has a line break")
-        values = getattr(self.features, "data", self.features)
-        if not np.isfinite(np.asarray(values)).all():
-            raise SettingsError(f"{who}: the features are not finite")
-        if self.loss is not None and self.loss != config["loss"]:
-            raise SettingsError(
-                f"{who}: loss = {config['loss']!r} on the server, {self.loss!r} here"
-            )
-        if self.labels is None:
-            return
-        if np.shape(self.labels) != (n,):
-            raise SettingsError(
-                f"{who}: labels have shape {np.shape(self.labels)}, expected {(n,)}"
-            )
-        known = np.asarray(self.labels, dtype=np.float64)
-        try:
-            _loss(config).check_labels(known[~np.isnan(known)])
-        except ValueError as error:
-            raise SettingsError(f"{who}: {error}") from None
 
     def fit_labels(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]

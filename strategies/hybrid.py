@@ -52,6 +52,8 @@ class HybridStrategy(RoundStrategy):
 
     keep_model = False
     keep_old_state = False
+    #: Whether clients can score samples together, in waves of their own.
+    predicts = False
 
     #: Whether clients send hashes of their samples' ids; a method that only needs to
     #: know who has which feature is sent none.
@@ -65,6 +67,11 @@ class HybridStrategy(RoundStrategy):
         **options: Any,
     ) -> None:
         super().__init__(**options)
+        if self.client_evaluate_every and not self.predicts:
+            raise SettingsError(
+                f"client_evaluate_every = {self.client_evaluate_every} must be 0: a "
+                "client that holds some of the features cannot evaluate the model"
+            )
         if retries < 0:
             raise SettingsError(f"retries = {retries} must be at least 0")
         self.feature_names = None if feature_names is None else list(feature_names)

@@ -134,6 +134,8 @@ class HyFDCA(HybridStrategy):
     samples. Clients share one key, and must not collude with the server.
     """
 
+    predicts = True
+
     def __init__(
         self,
         loss: str = "hinge",
