@@ -408,6 +408,8 @@ def _hybrid_strategy(
         "regularization": task.regularization,
         "smoothing": getattr(task, "smoothing", 1.0),
         "feature_names": task.feature_names(),
+        # dealt entry by entry, a column without any belongs to nobody
+        "allow_unheld": task.partition == "entries",
     }
     if setup.run.method == "hyfdca":
         return HyFDCA(

@@ -156,6 +156,7 @@ def align(
     features: Mapping[str, Sequence[str]],
     feature_names: Sequence[str] | None = None,
     parts: int = 1,
+    allow_unheld: bool = False,
 ) -> Alignment:
     """Match clients by their samples' hashes and their features' names.
 
@@ -171,6 +172,8 @@ def align(
     parts : int
         Into how many groups to cut the samples of one set of holders, at most one a
         sample.
+    allow_unheld : bool
+        Whether the model may have features that nobody holds: their weights stay 0.
 
     Raises
     ------
@@ -186,6 +189,8 @@ def align(
         if not len(array) or not len(features[name]):
             raise AlignmentError(f"client {name} has no samples or no features")
     columns, order = _columns(features, feature_names)
+    if not allow_unheld:
+        _check_held(columns, order)
 
     # one key a sample, and who holds it
     keys = np.concatenate([np.ascontiguousarray(hashes[n]) for n in names])
@@ -243,10 +248,13 @@ def _columns(
         if len(np.unique(own)) != len(own):
             raise AlignmentError(f"client {name} names a feature twice")
         columns[name] = own
+    return columns, order
+
+
+def _check_held(columns: Mapping[str, IntArray], order: Sequence[str]) -> None:
     missing = np.setdiff1d(np.arange(len(order)), np.concatenate([*columns.values()]))
     if len(missing):
         raise AlignmentError(
             f"feature {order[int(missing[0])]!r} of the model ({len(missing)} in all) "
             "is held by no client"
         )
-    return columns, order

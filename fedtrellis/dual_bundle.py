@@ -402,6 +402,7 @@ class DualBundle:
             "V": self.V,
             "b": self.b,
             "alpha": self._alpha,
+            "gram": self._gram,  # to the last bit as it came about
         }
 
     def load_state(self, state: dict[str, NDArray[np.float64]]) -> None:
@@ -409,4 +410,4 @@ class DualBundle:
         self.unit, self.ids = state["unit"].astype(int), state["ids"].astype(int)
         self.V, self.b = state["V"], state["b"]
         self._alpha = state["alpha"].astype(int)
-        self._gram = self.V @ self.V.T
+        self._gram = state["gram"]

@@ -43,6 +43,9 @@ class HybridStrategy(RoundStrategy):
     feature_names : sequence of str, optional
         The model's features, in the order of its one array; by default all that the
         clients name, in the order of the clients and of each client's own.
+    allow_unheld : bool
+        Whether ``feature_names`` may have some that no client holds, whose weights then
+        stay 0; otherwise that ends the run before round 1.
     retries : int
         How often a request of a round is sent again to clients that did not answer it:
         the others of their group wait for them.
@@ -63,6 +66,7 @@ class HybridStrategy(RoundStrategy):
         self,
         *,
         feature_names: Sequence[str] | None = None,
+        allow_unheld: bool = False,
         retries: int = 2,
         **options: Any,
     ) -> None:
@@ -75,6 +79,7 @@ class HybridStrategy(RoundStrategy):
         if retries < 0:
             raise SettingsError(f"retries = {retries} must be at least 0")
         self.feature_names = None if feature_names is None else list(feature_names)
+        self.allow_unheld = allow_unheld
         self.retries = retries
 
     # ------------------------------------------------------------------- the wire
@@ -267,7 +272,9 @@ class HybridStrategy(RoundStrategy):
         self.ask_everyone(grid, "train.align", lambda name: numbers, take, timeout)
         in_order = {name: hashes[name] for name in self.clients}
         try:
-            self._alignment = align(in_order, features, self.feature_names, parts)
+            self._alignment = align(
+                in_order, features, self.feature_names, parts, self.allow_unheld
+            )
         except ValueError as error:
             raise SettingsError(str(error)) from None
         p = len(self.alignment.feature_names)

@@ -116,7 +116,7 @@ class HyFDCA(HybridStrategy):
     backup_every : int
         Iterations after which a client sends enc(α) for safekeeping, to be given back
         to those that lose their state.
-    feature_names, retries, **options
+    feature_names, allow_unheld, retries, **options
         Those of :class:`~strategies.hybrid.HybridStrategy` and
         :class:`~fedtrellis.loop.RoundStrategy`.
 
@@ -143,7 +143,7 @@ class HyFDCA(HybridStrategy):
         *,
         step: str = "bundle",
         local_fraction: float = 1.0,
-        memory: int = 12,
+        memory: int = 20,
         slots: str = "all",
         local_passes: int = 0,
         parts: int = 1,
@@ -155,10 +155,9 @@ class HyFDCA(HybridStrategy):
         context: str | Path | bytes | None = None,
         backup_every: int = 10,
         feature_names: Sequence[str] | None = None,
-        retries: int = 2,
         **options: Any,
     ) -> None:
-        super().__init__(feature_names=feature_names, retries=retries, **options)
+        super().__init__(feature_names=feature_names, **options)
         check_choice("loss", loss, LOSSES)
         check_choice("step", step, STEPS)
         check_choice("slots", slots, SLOTS)

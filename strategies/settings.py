@@ -107,7 +107,7 @@ class MethodSettings:
         above=0.0,
         maximum=1.0,
     )
-    memory: int = setting(12, "proposals of a group that a bundle remembers", minimum=3)
+    memory: int = setting(20, "proposals of a group that a bundle remembers", minimum=3)
     slots: str = setting(
         "all",
         "inner products that hyfdca encrypts: all samples', or the drawn ones'",
