@@ -8,18 +8,17 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Context
-from flwr.client import NumPyClient
 from numpy.typing import NDArray
 
 from fedtrellis.arrays import FloatArray, Layout
-from fedtrellis.client import evaluate_objective
+from fedtrellis.client import MethodClient, evaluate_objective
 from fedtrellis.local_steps import ScheduledSteps, gradient_at
 from fedtrellis.protocol import client_identity
 
 __all__ = ["FedAvgGDClient"]
 
 
-class FedAvgGDClient(NumPyClient):
+class FedAvgGDClient(MethodClient):
     """Takes local gradient steps from x; see ``FedAvgGD``.
 
     Parameters

@@ -5,18 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from flwr.app import Context
-from flwr.client import NumPyClient
 from numpy.typing import NDArray
 
 from fedtrellis.arrays import Layout
 from fedtrellis.atoms import pack_atoms
-from fedtrellis.client import evaluate_objective
+from fedtrellis.client import MethodClient, evaluate_objective
 from fedtrellis.domains import Domain
 
 __all__ = ["NaiveFrankWolfeClient"]
 
 
-class NaiveFrankWolfeClient(NumPyClient):
+class NaiveFrankWolfeClient(MethodClient):
     """Answers with the oracle of its own gradient at x̄; see ``NaiveFrankWolfe``.
 
     Parameters

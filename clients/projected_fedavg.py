@@ -5,18 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from flwr.app import Context
-from flwr.client import NumPyClient
 from numpy.typing import NDArray
 
 from fedtrellis.arrays import Layout
-from fedtrellis.client import evaluate_objective
+from fedtrellis.client import MethodClient, evaluate_objective
 from fedtrellis.local_steps import gradient_at
 from fedtrellis.protocol import client_identity
 
 __all__ = ["ProjectedFedAvgClient"]
 
 
-class ProjectedFedAvgClient(NumPyClient):
+class ProjectedFedAvgClient(MethodClient):
     """Takes local gradient steps from x̄; see ``ProjectedFedAvg``.
 
     Parameters

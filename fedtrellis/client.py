@@ -14,7 +14,7 @@ from flwr.app import (
     MetricRecord,
     RecordDict,
 )
-from flwr.client import NumPyClient
+from flwr.client import Client, NumPyClient
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
@@ -31,12 +31,37 @@ from fedtrellis.protocol import (
     client_identity,
 )
 
-__all__ = ["StatefulClient", "client_app", "evaluate_objective"]
+__all__ = ["MethodClient", "StatefulClient", "client_app", "evaluate_objective"]
 
 ClientFn = Callable[[Context], Any]
 
 
-class StatefulClient(NumPyClient):
+class MethodClient(NumPyClient):
+    """A NumPy client of one of fedtrellis's methods.
+
+    It works with :func:`client_app` only: Flower's ``ClientApp(client_fn=...)`` knows
+    neither the messages of these methods nor where their clients keep state.
+    """
+
+    def to_client(self) -> Client:
+        """Refuse Flower's older API, which calls this itself, with the way out.
+
+        Raises
+        ------
+        TypeError
+            Always.
+        """
+        name = type(self).__name__
+        raise TypeError(
+            f"{name} cannot be converted with .to_client(), and "
+            "flwr.client.ClientApp(client_fn=...) cannot run it: return the "
+            f"{name} itself from client_fn, make the ClientApp with "
+            "app = fedtrellis.client_app(client_fn), and start a strategy of "
+            "fedtrellis.strategies on the server"
+        )
+
+
+class StatefulClient(MethodClient):
     """A NumPy client whose method keeps state from one round to the next.
 
     Parameters

@@ -171,7 +171,7 @@ class Registry:
                 reasons.append(reply)
                 traffic.reject(f"on node {node_id}", reply)
         if not self.clients:
-            why = f": {reasons[0]}" if reasons else ""
+            why = f": {reasons[0]}{_advice(reasons[0])}" if reasons else ""
             raise RuntimeError(f"none of {len(new)} nodes can be used{why}")
         self.names = sorted(self.clients, key=identity_order)
 
@@ -201,3 +201,17 @@ class Registry:
             properties = dict(cast(ConfigRecord, content[CONFIG]))
             self.clients[name] = Client(node_id, properties=properties)
         self._known_nodes.add(node_id)
+
+
+def _advice(reason: str) -> str:
+    """What to do about a ClientApp that Flower says has nothing for the introduction.
+
+    Flower words it in one way for ``ClientApp(client_fn=...)`` and in another for an
+    app of functions.
+    """
+    if f"Invalid message type: {HELLO}" in reason or "No query function" in reason:
+        return (
+            " (the nodes' ClientApp was not made by fedtrellis; make it with "
+            "app = fedtrellis.client_app(client_fn))"
+        )
+    return ""

@@ -312,10 +312,13 @@ def test_the_state_given_to_fit_is_read_only() -> None:
 
 
 def test_a_client_in_flowers_other_form_is_refused_with_the_way_out() -> None:
-    app = client_app(lambda context: Adder(context).to_client())
+    app = client_app(lambda context: Plain().to_client())
     with pytest.raises(TypeError, match=r"expected a flwr.client.NumPyClient") as e:
         app(request(1, 0, restore={}), new_context())
     assert "return it without .to_client()" in str(e.value)
+    app = client_app(lambda context: Adder(context).to_client())
+    with pytest.raises(TypeError, match="return the Adder itself from client_fn"):
+        app(request(1, 0, restore={}), new_context())
 
 
 @pytest.mark.parametrize("made", [None, 3, "client", Adder])
