@@ -20,7 +20,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
-from fedtrellis.arrays import Layout, array_record, encode, record_arrays
+from fedtrellis.arrays import Layout, encode, record_arrays
 from fedtrellis.broadcast import ModelBroadcast
 from fedtrellis.callbacks import Callback, RoundRecord
 from fedtrellis.checkpoint import load_checkpoint, save_checkpoint
@@ -211,7 +211,13 @@ class RoundStrategy(Method):
         return MetricRecord({**mean, "num-examples": int(weights.sum())})
 
     def _model_record(self) -> ArrayRecord:
-        return array_record(self.broadcast.layout.layers(self.result_point()))
+        """The model under the names, and in the dtypes, of the arrays it began with."""
+        layers = self.broadcast.layout.layers(self.result_point())
+        record = ArrayRecord()
+        for (name, dtype), layer in zip(self._dtypes.items(), layers, strict=True):
+            kept = layer.astype(dtype, copy=False) if dtype.kind == "f" else layer
+            record[name] = encode(kept)
+        return record
 
     def _use(
         self, server_round: int, answers: Sequence[Answer]
@@ -328,6 +334,7 @@ class RoundStrategy(Method):
         if not np.isfinite(point).all():
             raise ValueError("initial_arrays are not finite")
         self.check_model(layout)
+        self._dtypes = {n: np.dtype(array.dtype) for n, array in initial_arrays.items()}
         self.num_rounds = num_rounds
         train_config = train_config or ConfigRecord()
         evaluate_config = evaluate_config or ConfigRecord()
@@ -389,7 +396,7 @@ class RoundStrategy(Method):
             raise
         finally:
             self.finish(grid)
-        result.arrays = self._final_arrays(initial_arrays)
+        result.arrays = self._model_record()
         for callback in self.callbacks:
             callback.on_end(self, result)
         return result
@@ -442,15 +449,6 @@ class RoundStrategy(Method):
         for callback in self.callbacks:  # each hears of it, also after a stop
             stop = bool(callback.on_round(self, record)) or stop
         return stop
-
-    def _final_arrays(self, initial_arrays: ArrayRecord) -> ArrayRecord:
-        """The model under the names, and in the dtypes, of the arrays it began with."""
-        layers = self.broadcast.layout.layers(self.result_point())
-        final = ArrayRecord()
-        for (name, before), layer in zip(initial_arrays.items(), layers, strict=True):
-            dtype = np.dtype(before.dtype)
-            final[name] = encode(layer.astype(dtype) if dtype.kind == "f" else layer)
-        return final
 
 
 def _is_number(value: Any) -> bool:

@@ -26,6 +26,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg, Result
 from numpy.typing import NDArray
 
+import clients
 from fedtrellis import (
     Callback,
     EarlyStop,
@@ -196,12 +197,19 @@ def test_the_model_keeps_the_names_and_dtypes_of_its_arrays() -> None:
     }
     record = ArrayRecord({name: encode(array) for name, array in arrays.items()})
     grid = LocalGrid(client_app(lambda context: Silent()), 2)
-    result = Doubling().start(grid, record, 3)
-    assert list(result.arrays) == list(arrays)
-    for name, array in arrays.items():
-        back = result.arrays[name].numpy()
-        assert (back.dtype, back.shape) == (array.dtype, array.shape)
-        assert np.array_equal(back, 8 * array)
+    shown: list[ArrayRecord] = []
+
+    def evaluate(server_round: int, model: ArrayRecord) -> None:
+        shown.append(model)
+
+    result = Doubling().start(grid, record, 3, evaluate_fn=evaluate)
+    # evaluate_fn too: a state_dict that goes in can be loaded from what comes out
+    for factor, model in zip((1, 2, 4, 8, 8), (*shown, result.arrays), strict=True):
+        assert list(model) == list(arrays)
+        for name, array in arrays.items():
+            back = model[name].numpy()
+            assert (back.dtype, back.shape) == (array.dtype, array.shape)
+            assert np.array_equal(back, factor * array)
     # what it was given stays
     assert np.array_equal(record["scale"].numpy(), np.array(0.5))
 
@@ -516,6 +524,64 @@ def test_nodes_that_cannot_introduce_themselves_are_left_out_or_end_the_run() ->
     assert any("no data on this node" in why for _, why in strategy.history[0].rejected)
     with pytest.raises(RuntimeError, match=r"none of 2 nodes .*returned a NoneType"):
         start(Steps(), LocalGrid(client_app(lambda context: None), 2))
+
+
+class Plain(NumPyClient):
+    """A client of a project that knows only Flower."""
+
+
+def plain(context: Context) -> Any:
+    return Plain()
+
+
+def app_of_functions() -> ClientApp:
+    app = ClientApp()
+    app.train()(lambda message, context: Message(RecordDict(), reply_to=message))
+    return app
+
+
+@pytest.mark.parametrize(
+    "app",
+    [
+        ClientApp(client_fn=plain),
+        ClientApp(client_fn=lambda context: Plain().to_client()),
+        app_of_functions(),
+    ],
+    ids=["client_fn", "to_client", "functions"],
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_an_app_that_is_not_ours_ends_the_run_and_says_what_to_use(
+    app: ClientApp,
+) -> None:
+    way_out = r"none of 2 nodes .*app = fedtrellis\.client_app\(client_fn\)"
+    with pytest.raises(RuntimeError, match=way_out):
+        start(Steps(), LocalGrid(app, 2))
+
+
+@pytest.mark.parametrize("convert", [False, True])
+@pytest.mark.parametrize(
+    "client",
+    [StepClient, *(getattr(clients, name) for name in clients.__all__)],
+)
+def test_our_clients_on_flowers_older_api_say_what_to_use(
+    client: Any, convert: bool
+) -> None:
+    def client_fn(context: Context) -> Any:
+        # what its constructor wants beside the context does not come into it
+        made = client.__new__(client)
+        return made.to_client() if convert else made
+
+    name = client.__name__
+    way_out = (
+        rf"none of 2 nodes .*{name} cannot be converted with \.to_client\(\), and "
+        r"flwr\.client\.ClientApp\(client_fn=\.\.\.\) cannot run it.*"
+        r"app = fedtrellis\.client_app\(client_fn\)"
+    )
+    with pytest.raises(RuntimeError, match=way_out):
+        start(Steps(), LocalGrid(ClientApp(client_fn=client_fn), 2))
+    # nor with Flower's own strategy, which such an app could otherwise talk to
+    with pytest.raises(TypeError, match=rf"return the {name} itself from client_fn"):
+        client.__new__(client).to_client()
 
 
 def test_too_few_nodes_end_the_run_with_their_number() -> None:
