@@ -1,0 +1,43 @@
+"""The examples stay out of the bundle of the app in the checkout."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+from flwr.cli.build import build_fab_from_disk
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = sorted(path.parent for path in ROOT.glob("examples/*/pyproject.toml"))
+
+
+def names_in_bundle(folder: Path) -> list[str]:
+    return ZipFile(BytesIO(build_fab_from_disk(folder))).namelist()
+
+
+def test_the_apps_bundle_has_no_examples() -> None:
+    names = names_in_bundle(ROOT)
+    assert "sim.py" in names
+    assert not [name for name in names if name.startswith("examples")]
+
+
+@pytest.mark.parametrize("folder", EXAMPLES, ids=lambda path: str(path.name))
+def test_each_example_is_a_bundle_of_its_own(folder: Path) -> None:
+    names = names_in_bundle(folder)
+    (package,) = (path.parent.name for path in folder.glob("*/client_app.py"))
+    assert {f"{package}/client_app.py", f"{package}/server_app.py"} <= set(names)
+    # all that its dependencies name is this package
+    text = (folder / "pyproject.toml").read_text(encoding="utf-8")
+    listed = text.partition("dependencies = [\n")[2].partition("]\n")[0]
+    assert listed.strip().startswith('"fedtrellis')
+    assert listed.count("\n") == 1
+
+
+def test_there_are_three() -> None:
+    assert [path.name for path in EXAMPLES] == [
+        "numpy-fedgia",
+        "own-domain",
+        "quickstart-pytorch",
+    ]
