@@ -1,0 +1,88 @@
+"""The page on plugging in: its programs run, its links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, MetricRecord
+
+from clients import FedFWClient, FirstOrderRFLClient
+from fedtrellis import LocalGrid, client_app
+from fedtrellis.objectives import LeastSquares
+from strategies import FirstOrderRFL
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "docs" / "plug-in.md", *sorted(ROOT.glob("examples/*/README.md"))]
+
+
+def programs() -> list[str]:
+    """The page's Python, as it is written from inside the repository."""
+    page = PAGES[0].read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    return [
+        re.sub(r"from fedtrellis\.(strategies|clients) ", r"from \1 ", block)
+        for block in blocks
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.parent.name)
+def test_links_lead_to_files(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text("utf-8")):
+        assert (page.parent / link).exists(), link
+
+
+def test_the_manifold_is_one_that_a_method_can_use() -> None:
+    names: dict[str, Any] = {}
+    exec(programs()[0], names)
+    manifold = names["UnitSum"](4)
+    rng = np.random.default_rng(0)
+    points = manifold.project(rng.normal(size=(5, 4)))
+    np.testing.assert_allclose(points.sum(axis=1), 1.0)
+    tangents = manifold.project_tangent(points, rng.normal(size=(5, 4)))
+    np.testing.assert_allclose(tangents.sum(axis=1), 0.0, atol=1e-12)
+    assert manifold.contains(points)
+
+    features, targets = rng.normal(size=(2, 30, 4)), rng.normal(size=(2, 30))
+    objectives = [LeastSquares(features[i], targets[i]) for i in range(2)]
+    app = client_app(
+        lambda context: FirstOrderRFLClient(
+            context, objectives[int(context.node_config["partition-id"])], manifold
+        )
+    )
+    step = 0.1 / max(objective.lipschitz() for objective in objectives)
+    strategy = FirstOrderRFL(manifold, step_size=step)
+    start = ArrayRecord([np.full(4, 0.25)])
+    result = strategy.start(LocalGrid(app, 2), start, num_rounds=300)
+    (x,) = result.arrays.to_numpy_ndarrays()
+    assert x.sum() == pytest.approx(1.0)
+    gradient = np.mean([f.gradient(x) for f in objectives], axis=0)
+    # at the minimum the gradient is a multiple of the normal (1, ..., 1)
+    np.testing.assert_allclose(gradient, gradient.mean(), atol=1e-6)
+
+
+def test_the_callback_watches_and_the_checkpoint_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names: dict[str, Any] = {}
+    exec(programs()[1].replace("/absolute/path", str(tmp_path)), names)
+    objective = LeastSquares(np.eye(3), np.ones(3))
+    app = client_app(
+        lambda context: FedFWClient(context, objective, names["L1Ball"](30.0))
+    )
+
+    def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        (x,) = arrays.to_numpy_ndarrays()
+        return MetricRecord({"loss": objective.value(x)})
+
+    strategy = names["strategy"]
+    start = ArrayRecord([np.zeros(3)])
+    strategy.start(LocalGrid(app, 2), start, num_rounds=500, evaluate_fn=evaluate)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(strategy.history)
+    assert strategy.history[-1].round < 500  # EarlyStop
+    assert strategy.history[-1].metrics["loss"] <= 0.1
+    assert (tmp_path / "checkpoint").exists()
