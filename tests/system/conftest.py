@@ -1,11 +1,14 @@
-"""Fixtures that start Flower's processes."""
+"""Fixtures that start Flower's processes, and the wheel."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from flower_process import Flower
+from flower_process import ROOT, Flower
 
 
 @pytest.fixture(scope="module")
@@ -13,3 +16,19 @@ def flower(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flower]:
     command = Flower(tmp_path_factory.mktemp("flower"))
     yield command
     command.stop()
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package as it would be published."""
+    folder = tmp_path_factory.mktemp("wheel")
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"),
+            *("--wheel-dir", str(folder), str(ROOT)),
+        ],
+        check=True,
+        timeout=250,
+    )
+    (path,) = folder.glob("*.whl")
+    return path

@@ -38,25 +38,47 @@ def processes_of(home: Path) -> list[int]:
 
 
 class Flower:
-    """The ``flwr`` command with a home of its own."""
+    """The ``flwr`` command with a home of its own.
 
-    def __init__(self, home: Path) -> None:
+    Parameters
+    ----------
+    home : Path
+        FLWR_HOME.
+    programs : Path, optional
+        Folder of the environment's programs; by default that of this process.
+    cwd : Path, optional
+        Where commands run; by default the checkout.
+    **environment : str
+        More variables.
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        programs: Path | None = None,
+        cwd: Path = ROOT,
+        **environment: str,
+    ) -> None:
         self.home = home
+        self.cwd = cwd
+        programs = programs or Path(sys.executable).parent
+        self.program = str(programs / "flwr")
         self.environment = {
             **os.environ,
+            **environment,
             "FLWR_HOME": str(home),
             "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(free_port()),
             "FLWR_LOCAL_CONTROL_API_PORT": str(free_port()),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             # Flower looks for its own commands, such as flower-superlink, on the path
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
         }
 
     def __call__(self, *arguments: str, timeout: float = 400) -> str:
         done = subprocess.run(
-            ["flwr", *arguments],
-            cwd=ROOT,
+            [self.program, *arguments],
+            cwd=self.cwd,
             env=self.environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

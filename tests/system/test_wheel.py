@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
-from flower_process import ROOT
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
@@ -54,21 +54,6 @@ print("ok")
 """
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    subprocess.run(
-        [
-            *(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"),
-            *("--wheel-dir", str(folder), str(ROOT)),
-        ],
-        check=True,
-        timeout=250,
-    )
-    (path,) = folder.glob("*.whl")
-    return path
-
-
 def test_only_fedtrellis_lands_in_site_packages(wheel: Path) -> None:
     names = ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {
@@ -92,6 +77,13 @@ def test_the_public_surface_works_from_the_wheel_alone(
         check=True,
         timeout=250,
     )
+    # what lands there: the package, its metadata, and commands of that name
+    (metadata,) = target.glob("*.dist-info")
+    landed = {path.name for path in target.iterdir()} - {"bin", metadata.name}
+    assert landed == {"fedtrellis"}
+    assert metadata.name.startswith("fedtrellis-")
+    commands = {path.name for path in (target / "bin").glob("*")}
+    assert all(re.fullmatch("fedtrellis(-[a-z]+)?", name) for name in commands)
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     done = subprocess.run(

@@ -1,0 +1,237 @@
+"""The examples, from the wheel, in an environment that has nothing of the checkout."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flower_process import ROOT, Flower
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+
+import numpyfedgia.task
+import owndomain.task
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
+
+NODES = 4
+
+
+def find_links(wheel: Path) -> list[str]:
+    """The wheel's folder, and where this machine keeps wheels of its own."""
+    return [str(wheel.parent), *os.environ.get("PIP_FIND_LINKS", "").split()]
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
+    """Folder of the programs of a new environment: the wheel and what it needs.
+
+    By uv, which comes with Flower and is what Flower itself installs with.
+    """
+    folder = tmp_path_factory.mktemp("clean")
+    uv = [sys.executable, "-m", "uv", "--quiet"]
+    subprocess.run(
+        [*uv, "venv", "--python", sys.executable, str(folder / "env")], check=True
+    )
+    programs = folder / "env" / "bin"
+    subprocess.run(
+        [
+            *(*uv, "pip", "install", "--python", str(programs / "python")),
+            *(f"--find-links={place}" for place in find_links(wheel)),
+            *("--constraint", str(ROOT / "constraints.txt")),
+            f"fedtrellis[torch] @ {wheel.as_uri()}",
+        ],
+        cwd=folder,
+        check=True,
+        timeout=500,
+    )
+    return programs
+
+
+@pytest.fixture(scope="module")
+def apps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Copies of the examples, away from the checkout."""
+    folder = tmp_path_factory.mktemp("apps")
+    ignore = shutil.ignore_patterns("__pycache__", "*.egg-info", "uv.lock")
+    shutil.copytree(ROOT / "examples", folder / "examples", ignore=ignore)
+    return folder / "examples"
+
+
+@pytest.fixture(scope="module")
+def installed(
+    tmp_path_factory: pytest.TempPathFactory, clean: Path
+) -> Iterator[Flower]:
+    """Flower that takes an app's packages from its own environment."""
+    flower = Flower(
+        tmp_path_factory.mktemp("home"),
+        clean,
+        FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION="1",
+    )
+    flower.environment.pop("PYTHONPATH", None)
+    yield flower
+    flower.stop()
+
+
+@pytest.fixture(scope="module")
+def installing(clean: Path, wheel: Path) -> Iterator[Flower]:
+    """Flower that installs an app's packages for each run, as it does by default.
+
+    Flower gives itself 5 seconds to delete them before it reports that the run is
+    done, and a run that it could not report has failed; in memory that is enough.
+    """
+    memory = Path("/dev/shm")
+    home = Path(tempfile.mkdtemp(dir=memory if memory.is_dir() else None))
+    flower = Flower(
+        home,
+        clean,
+        UV_FIND_LINKS=",".join(find_links(wheel)),
+        UV_LINK_MODE="symlink",
+    )
+    flower.environment.pop("PYTHONPATH", None)
+    yield flower
+    flower.stop()
+    shutil.rmtree(home, ignore_errors=True)
+
+
+def run_app(flower: Flower, app: Path, config: str = "") -> str:
+    flower.cwd = app
+    output = flower(
+        *("run", ".", "--stream"),
+        *("--federation-config", f"num-supernodes={NODES}"),
+        *("--run-config", config) if config else (),
+    )
+    assert flower.status() == "finished:completed", output[-3000:]
+    return output
+
+
+def test_the_environment_has_nothing_of_the_checkout(clean: Path, apps: Path) -> None:
+    program = """
+import importlib.util, sys
+import fedtrellis.strategies
+print(fedtrellis.__file__, fedtrellis.strategies.__file__, *sys.path, sep="\\n")
+for name in ("strategies", "clients", "tasks", "sim", "benchmarks", "tests"):
+    assert importlib.util.find_spec(name) is None, name
+"""
+    output = subprocess.run(
+        [str(clean / "python"), "-c", program],
+        cwd=apps,
+        env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=200,
+    ).stdout
+    package, strategies, *path = output.splitlines()
+    site = next(clean.parent.glob("lib/*/site-packages"))
+    assert package == str(site / "fedtrellis" / "__init__.py")
+    assert strategies == str(site / "fedtrellis" / "strategies" / "__init__.py")
+    assert not any(Path(entry).is_relative_to(ROOT) for entry in path if entry)
+
+
+def test_the_quickstart_learns_a_sparse_classifier(
+    installed: Flower, apps: Path
+) -> None:
+    output = run_app(installed, apps / "quickstart-pytorch")
+    found = re.search(
+        r"accuracy ([\d.]+), loss ([\d.]+), (\d+) of 640 weights are not 0, "
+        r"their absolute values sum up to ([\d.]+)",
+        output,
+    )
+    assert found, output[-3000:]
+    accuracy, loss, nonzeros, norm = map(float, found.groups())
+    # with other initial weights: accuracy 0.75 to 0.83, 55 to 58 weights, loss 1.5
+    assert accuracy > 0.6
+    assert loss < 1.8
+    assert nonzeros < 150
+    assert 20.0 < norm <= 30.0
+
+
+def test_a_set_and_a_loss_of_ones_own(
+    installed: Flower, apps: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "x.npy"
+    output = run_app(installed, apps / "own-domain", f'save-to="{file}"')
+    assert "group B: -" in output
+    x = np.load(file)
+    domain = owndomain.task.make_domain()
+    assert domain.contains(x)
+    objectives = [owndomain.task.load_objective(i) for i in range(NODES)]
+    gradient = np.mean([f.gradient(x) for f in objectives], axis=0)
+    # the gap bounds F(x) − F*, of an F that begins at more than 5
+    assert np.mean([f.value(np.zeros_like(x)) for f in objectives]) > 5.0
+    assert domain.gap(gradient, x) < 0.5
+    assert np.abs(x - owndomain.task.TRUTH).max() < 0.4
+
+
+def test_a_loss_of_ones_own_under_fedgia_from_a_folder_of_wheels(
+    installing: Flower, apps: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "x.npy"
+    output = run_app(installing, apps / "numpy-fedgia", f'save-to="{file}"')
+    assert re.search(r"Installed: \[.*fedtrellis==", output), output[:3000]
+    assert "converged after" in output
+    x = np.load(file)
+    parts = [numpyfedgia.task.load_objective(i, NODES, 0.1) for i in range(NODES)]
+
+    def value(y: NDArray[np.float64]) -> float:
+        return float(np.mean([f.value(y) for f in parts]))
+
+    def gradient(y: NDArray[np.float64]) -> NDArray[np.float64]:
+        mean: NDArray[np.float64] = np.mean([f.gradient(y) for f in parts], axis=0)
+        return mean
+
+    best = minimize(value, np.zeros(10), jac=gradient, options={"gtol": 1e-10})
+    np.testing.assert_allclose(x, best.x, rtol=0, atol=3e-3)
+    assert value(x) - value(best.x) < 1e-6
+
+
+def test_the_fedavg_version_on_the_page_runs_too(
+    clean: Path, apps: Path, tmp_path: Path
+) -> None:
+    """The page's differences, taken back, are an app that runs with Flower's FedAvg."""
+    page = (ROOT / "docs" / "plug-in.md").read_text(encoding="utf-8")
+    patch = "".join(re.findall(r"```diff\n(.*?)```", page, flags=re.DOTALL))
+    before = tmp_path / "before"
+    shutil.copytree(apps / "quickstart-pytorch", before)
+    subprocess.run(
+        ["git", "apply", "--reverse", "-"],
+        cwd=before,
+        input=patch,
+        # not the repository that the folder may lie in
+        env={**os.environ, "GIT_CEILING_DIRECTORIES": str(tmp_path)},
+        text=True,
+        check=True,
+    )
+    program = """
+import pathlib, tomllib
+from flwr.app import Context, RecordDict
+from fedtrellis import LocalGrid
+from quickstart.client_app import app
+from quickstart.server_app import main
+project = tomllib.loads(pathlib.Path("pyproject.toml").read_text())
+assert not any("fedtrellis" in name for name in project["project"]["dependencies"])
+config = project["tool"]["flwr"]["app"]["config"]
+main(LocalGrid(app, 4, run_config=config), Context(0, 0, {}, RecordDict(), config))
+"""
+    done = subprocess.run(
+        [str(clean / "python"), "-c", program],
+        cwd=before,
+        env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "Starting FedAvg strategy" in done.stdout + done.stderr
+    assert "640 of 640 weights are not 0" in done.stdout
+    source = "".join(file.read_text() for file in before.glob("quickstart/*.py"))
+    assert "fedtrellis" not in source
