@@ -10,7 +10,15 @@ from pathlib import Path
 from rich.console import Console
 from threadpoolctl import threadpool_limits
 
-from . import fedavg, fedgia, messages, overhead, zeroth_order
+from . import (
+    encryption,
+    fedavg,
+    fedgia,
+    hyfdca,
+    messages,
+    overhead,
+    zeroth_order,
+)
 from .report import Comparison, machine, write_json
 from .runs import quiet
 
@@ -27,6 +35,10 @@ COMPARISONS: dict[str, Callable[[bool], Iterable[Comparison]]] = {
         zeroth_order.compare(zeroth_order.QUICK if quick else zeroth_order.FULL)
     ],
     "fedgia": lambda quick: fedgia.compare(fedgia.QUICK if quick else fedgia.FULL),
+    "encryption": lambda quick: [
+        encryption.compare(encryption.QUICK if quick else encryption.FULL)
+    ],
+    "hyfdca": lambda quick: hyfdca.compare(hyfdca.QUICK if quick else hyfdca.FULL),
 }
 
 

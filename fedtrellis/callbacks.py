@@ -47,10 +47,10 @@ class RoundRecord:
         round 1 has those of the introduction too.
     seconds : float
         Wall time, without the evaluation on the server.
-    round_trips : int
-        Waves of messages that the round took, those after losses included.
     train, client_evaluation, evaluation : dict
         Metrics of the method, of the clients' own data, and of ``evaluate_fn``.
+    round_trips : int
+        Waves of messages that the round took, those after losses included.
     """
 
     round: int
@@ -60,10 +60,10 @@ class RoundRecord:
     bytes_up: int = 0
     bytes_down: int = 0
     seconds: float = 0.0
-    round_trips: int = 1
     train: dict[str, float] = field(default_factory=dict)
     client_evaluation: dict[str, float] = field(default_factory=dict)
     evaluation: dict[str, float] = field(default_factory=dict)
+    round_trips: int = 1
 
     @property
     def metrics(self) -> dict[str, float]:

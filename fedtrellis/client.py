@@ -145,7 +145,7 @@ def client_app(
 
     app.train()(handler("fit"))
     app.evaluate()(handler("evaluate"))
-    for phase in (*PHASES, *phases):
+    for phase in dict.fromkeys((*PHASES, *phases)):
         app.train(phase)(handler(f"fit_{phase}"))
 
     def hello(message: Message, context: Context) -> Message:

@@ -65,6 +65,10 @@ class Flower:
         self.program = str(programs / "flwr")
         self.environment = {
             **os.environ,
+            # At its end a run removes the environment made for it, and is marked as
+            # failed if that takes longer than 5 s, as on a busy disk. What is made
+            # there is tested with the examples.
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
             **environment,
             "FLWR_HOME": str(home),
             "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(free_port()),
