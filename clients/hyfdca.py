@@ -427,7 +427,8 @@ class HyFDCAClient(StatefulClient):
         sizes = dict(
             zip(self._groups(), self.state["sizes"].astype(int).tolist(), strict=True)
         )
-        needed = {*config.get("propose", []), *config["backup"]}
+        proposing = set(config.get("propose", []))
+        needed = {*proposing, *config["backup"]}
         mixes = _cut(config["mix-ids"], config["mix-counts"])
         weights = _cut(config["mix-weights"], config["mix-counts"])
         keeps = _cut(config["keep-ids"], config["keep-counts"])
@@ -477,6 +478,9 @@ class HyFDCAClient(StatefulClient):
             elif g in needed:
                 raise RestoreNeededError(f"this client has no α of group {g}")
             if g in points:
+                same = self.state.get(f"step/{g}", -1) == step
+                if same and g not in proposing and f"alpha/{g}" not in config:
+                    continue  # what it has proposed for this step may yet be used
                 ids, known = points[g]
                 self.state[f"ids/{g}"] = ids  # type: ignore[assignment]
                 self.state[f"points/{g}"] = known
@@ -497,6 +501,8 @@ class HyFDCAClient(StatefulClient):
         gamma, c_k = config["gamma"], config["c"]
         rows, slices, holders = self._rows(), self._slices(), self._holders()
         n = self.features.shape[0]
+        if config["moved"] and "alpha" not in self.state:
+            raise RestoreNeededError("this client has no α")
         alpha_all = self.state.get("alpha", np.zeros(n))
         # H samples, drawn without replacement, of all that this client has
         H = max(1, ceil(config["local-fraction"] * n - 1e-9))

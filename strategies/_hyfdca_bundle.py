@@ -210,7 +210,7 @@ class BundleSteps:
                 and (name, g) not in self.units[self.unit_of[g]].answers
                 and (name, g) not in self._unhealed
             ]
-            if wanted:
+            if self._whole(name, wanted):
                 missing[name] = wanted
         if not missing:
             return set()
@@ -219,6 +219,7 @@ class BundleSteps:
         def numbers(name: str) -> dict[str, Any]:
             # one that turned out to have lost its state may have to wait
             groups = [g for g in missing[name] if self._has_alpha(name, g)]
+            groups = groups if self._whole(name, groups) else []
             asked[name] = groups
             local = [g for g in groups if not self.alignment.groups[g].shared]
             vectors, rows = self._snapshots(local)
@@ -257,6 +258,12 @@ class BundleSteps:
                 for g in missing[name]:
                     self.units[self.unit_of[g]].begin(self.w, self.version)
         return taken
+
+    def _whole(self, name: str, groups: list[int]) -> bool:
+        """Whether a client can propose for these: secure sums are over all it has."""
+        if self.method.secure_sum:
+            return groups == self.alignment.client_groups(name)
+        return bool(groups)
 
     def _take_proposals(self, answer: Answer, groups: list[int]) -> None:
         """V of the proposals, and the sums of those groups that this client reports."""

@@ -86,6 +86,10 @@ class PaperSteps:
         if newcomers:
             self._primal(newcomers)
         here = self._inner_products(available)
+        lost = [name for name in available if name in here - self.current]
+        if lost:
+            self._primal(lost)
+        here &= self.current
         metrics, proposed = self._dual([name for name in available if name in here])
         # from here on whoever does not answer is behind
         self.current.clear()
@@ -199,6 +203,7 @@ class PaperSteps:
                 "gamma": gamma,
                 "c": c_k,
                 "dual": groups,
+                "moved": [g for g in groups if g in self.alphas],
                 "terms": self._terms(),
                 "report": reporters.get(name, []),
                 ROWS: self.method.own(name, self.w),

@@ -125,7 +125,8 @@ class HybridStrategy(RoundStrategy):
             if not client.ready:
                 arrays, entries = self.restore(name)
                 config |= {"restore": True, "restore-alone": True, **entries}
-                if server_round == 0:  # what earlier waves left there is not complete
+                # what earlier waves before round 1 left there is not complete
+                if server_round == 0 or not client.used_round:
                     config["restore-over"] = True
                 if arrays:
                     records[RESTORE] = filled(

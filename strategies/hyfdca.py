@@ -193,6 +193,11 @@ class HyFDCA(HybridStrategy):
             raise SettingsError(
                 f"secure_sum = True is for steps bundle and line-search, not {step!r}"
             )
+        if secure_sum and local_passes:
+            raise SettingsError(
+                f"local_passes = {local_passes} must be 0 with secure_sum: all groups "
+                "move together"
+            )
         self.loss = loss
         self.regularization = regularization
         self.step = step

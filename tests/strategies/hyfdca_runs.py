@@ -1,0 +1,313 @@
+"""Runs of HyFDCA on data split over the nodes of a LocalGrid, and looks into them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, Literal
+
+import numpy as np
+from flwr.app import ArrayRecord, Context, RecordDict
+from numpy.typing import NDArray
+
+from clients import HyFDCAClient
+from fedtrellis import Callback, LocalGrid, RoundRecord, client_app
+from fedtrellis.arrays import decode
+from fedtrellis.losses import make_loss
+from fedtrellis.protocol import ClientMemory
+from fedtrellis.regularized_loss import RegularizedLoss, central_optimum
+from strategies import HyFDCA
+
+Array = NDArray[np.float64]
+Part = tuple[NDArray[np.int64], NDArray[np.int64]]
+
+
+def grid_parts(n: int, p: int, sample_groups: int, feature_groups: int) -> list[Part]:
+    """Every sample group with every feature group, one client each."""
+    rows = [np.arange(g, n, sample_groups) for g in range(sample_groups)]
+    columns = np.array_split(np.arange(p), feature_groups)
+    return [(r, c) for r in rows for c in columns]
+
+
+class Split:
+    """Data, who holds what of it, and the problem as one computer sees it."""
+
+    def __init__(
+        self,
+        X: Any,
+        y: Array,
+        parts: Sequence[Part],
+        loss: str = "hinge",
+        regularization: float = 1e-3,
+        labelled: Callable[[int], Array] | None = None,
+        smoothing: float = 1.0,
+    ) -> None:
+        self.X, self.y, self.parts = X, y, list(parts)
+        self.loss, self.regularization = loss, regularization
+        self.smoothing = smoothing
+        self.n, self.p = X.shape
+        self.names = [f"feature-{i:04d}" for i in range(self.p)]
+        self.ids = [f"patient-{i:06d}" for i in range(self.n)]
+        self.labelled = labelled
+        self.problem = RegularizedLoss(X, y, make_loss(loss, smoothing), regularization)
+        self._optimum: float | None = None
+
+    @property
+    def num_clients(self) -> int:
+        return len(self.parts)
+
+    @property
+    def optimum(self) -> float:
+        """P*, by a central solver to 1e-9."""
+        if self._optimum is None:
+            self._optimum = central_optimum(self.problem).value
+        return self._optimum
+
+    def relative(self, w: Array) -> float:
+        return (self.problem.value(w) - self.optimum) / self.optimum
+
+    def client(self, context: Context, **options: Any) -> HyFDCAClient:
+        k = int(context.node_config["partition-id"])
+        rows, columns = self.parts[k]
+        X = self.X[rows][:, columns]
+        labels: Array | None = self.y[rows]
+        if self.labelled is not None:
+            labels = self.labelled(k)
+        return HyFDCAClient(
+            context,
+            X,
+            [self.names[i] for i in columns],
+            [self.ids[i] for i in rows],
+            labels,
+            **options,
+        )
+
+    def app(self, **options: Any) -> Any:
+        return client_app(lambda context: self.client(context, **options))
+
+
+class Watch(Callback):
+    """Calls a function after every round."""
+
+    def __init__(self, function: Callable[[Any, RoundRecord], Any]) -> None:
+        self.function = function
+
+    def on_round(self, strategy: Any, record: RoundRecord) -> bool:
+        return bool(self.function(strategy, record)) if record.round else False
+
+
+class Run:
+    """One run, and what its clients and its server have at the end."""
+
+    def __init__(
+        self,
+        split: Split,
+        rounds: int,
+        *,
+        grid: LocalGrid | None = None,
+        faults: dict[str, float] | None = None,
+        each: Callable[[Run, int], Any] | None = None,
+        client: dict[str, Any] | None = None,
+        strategy: type[HyFDCA] = HyFDCA,
+        grid_seed: int = 0,
+        **options: Any,
+    ) -> None:
+        self.split = split
+        self.grid = grid or LocalGrid(
+            split.app(**(client or {})),
+            split.num_clients,
+            seed=grid_seed,
+            **(faults or {}),  # type: ignore[arg-type]
+        )
+        self.duals: list[float] = []
+        settings: dict[str, Any] = {
+            "encryption": "none",
+            "tolerance": 0.0,
+            "feature_names": split.names,
+            "max_failed_rounds": 10**6,
+            "smoothing": split.smoothing,
+            **options,
+        }
+        callbacks = list(settings.pop("callbacks", []))
+        if each is not None:
+            look = each
+            callbacks.append(Watch(lambda _, record: look(self, record.round)))
+        self.strategy = strategy(
+            split.loss, split.regularization, callbacks=callbacks, **settings
+        )
+        result = self.strategy.start(
+            self.grid, ArrayRecord([np.zeros(split.p)]), num_rounds=rounds
+        )
+        self.model: Array = result.arrays.to_numpy_ndarrays()[0]
+
+    @property
+    def steps(self) -> Any:
+        """The server's side of the iteration."""
+        return self.strategy.steps
+
+    # what the nodes know
+
+    def context(self, name: str) -> Context:
+        (found,) = (
+            context
+            for context in self.grid._contexts.values()
+            if str(context.node_config["partition-id"]) == name
+        )
+        return found
+
+    def wipe(self, name: str) -> None:
+        self.context(name).state = RecordDict()
+
+    def client_state(self, name: str) -> dict[str, Array]:
+        """A client's state as of the last of its rounds that was used."""
+        strategy = self.strategy
+        memory = ClientMemory.load(self.context(name).state, strategy._session)
+        used = strategy._registry[name].used_round
+        if used == memory.provisional_round:
+            arrays = memory.provisional
+        elif used == memory.committed_round:
+            arrays = memory.committed
+        else:
+            return {}
+        return {key: decode(array) for key, array in arrays.items()}
+
+    def alphas(self) -> dict[str, Array]:
+        """By client, α of all samples as it knows it; NaN where it knows none."""
+        strategy = self.strategy
+        found = {}
+        for name in strategy.clients:
+            alpha = np.full(self.split.n, np.nan)
+            state = self.client_state(name)
+            own = self.split.parts[int(name)][0]
+            for g, rows in strategy.alignment.rows[name].items():
+                if strategy.safe:
+                    known = self._alpha_of(state, g, len(rows))
+                elif "alpha" in state:
+                    known = _cut_out(state, g)
+                else:
+                    known = None
+                if known is not None:
+                    alpha[own[rows]] = known
+            found[name] = alpha
+        return found
+
+    def _alpha_of(self, state: dict[str, Array], g: int, size: int) -> Array | None:
+        steps = self.steps
+        unit = steps.units[steps.unit_of[g]]
+        if unit.step == 0:
+            return np.zeros(size)
+        if f"points/{g}" not in state:
+            return None
+        ids = state[f"ids/{g}"].astype(int).tolist()
+        points = state[f"points/{g}"]
+        own = int(state[f"step/{g}"])
+        if own == unit.step:
+            alpha_id = steps.bundle.alpha_id(steps.unit_of[g])
+            return points[ids.index(alpha_id)] if alpha_id in ids else None
+        mixture = unit.mixture
+        if own != unit.step - 1 or not set(mixture.ids.tolist()) <= set(ids):
+            return None
+        rows = [ids.index(i) for i in mixture.ids.tolist()]
+        mixed_point: Array = mixture.weights @ points[rows]
+        return mixed_point
+
+    def alpha(self, tolerance: float = 1e-9) -> Array:
+        """α, on which all who know it agree; NaN where nobody does."""
+        known = np.stack(list(self.alphas().values()))
+        some = ~np.isnan(known).all(axis=0)
+        alpha = np.full(self.split.n, np.nan)
+        lowest = np.nanmin(known[:, some], axis=0)
+        highest = np.nanmax(known[:, some], axis=0)
+        assert (highest - lowest).max(initial=0.0) < tolerance
+        alpha[some] = lowest
+        return alpha
+
+    def check(self, tolerance: float = 1e-9) -> Array:
+        """w = (1/λN) Σ α_i x_i, and all holders of a sample agree; returns α."""
+        alpha = self.alpha(tolerance)
+        assert not np.isnan(alpha).any()
+        w = self.split.problem.primal_of(alpha)
+        assert np.abs(w - self.steps.w).max() < tolerance
+        return alpha
+
+    def check_reported(self, tolerance: float = 1e-9) -> None:
+        """w is made of what each client last reported, stale or not."""
+        w = np.zeros(self.split.p)
+        scale = self.split.regularization * self.split.n
+        for name, alpha in self.alphas().items():
+            rows, columns = self.split.parts[int(name)]
+            known = np.nan_to_num(alpha[rows])
+            w[columns] += self.split.X[rows][:, columns].T @ known / scale
+        assert np.abs(w - self.steps.w).max() < tolerance
+
+    def note_dual(self) -> None:
+        """D of the clients' α, exactly."""
+        alpha = self.check()
+        alpha = self.split.problem.loss.feasible(alpha, self.split.y)
+        self.duals.append(self.split.problem.dual_value(alpha))
+
+    def metric(self, name: str) -> Array:
+        return np.array([r.train[name] for r in self.strategy.history])
+
+    @property
+    def rejected(self) -> list[tuple[str, str]]:
+        return [one for r in self.strategy.history for one in r.rejected]
+
+
+def _cut_out(state: dict[str, Array], g: int) -> Array:
+    groups = state["groups"].astype(int).tolist()
+    stops = np.cumsum(state["sizes"].astype(int))
+    i = groups.index(g)
+    return state["alpha"][stops[i] - int(state["sizes"][i]) : stops[i]]
+
+
+def small(
+    loss: str = "hinge",
+    parts: Sequence[Part] | Literal["hybrid", "horizontal", "vertical"] = "hybrid",
+    n: int = 96,
+    p: int = 12,
+    regularization: float = 1e-2,
+    seed: int = 0,
+) -> Split:
+    """A noisy two-class problem (or a regression), 3 × 2 groups by default."""
+    rng = np.random.default_rng(seed)
+    X = rng.standard_normal((n, p)) / np.sqrt(p)
+    z = X @ rng.standard_normal(p) + 0.3 * rng.standard_normal(n)
+    y = z if loss == "squared" else np.where(z > 0, 1.0, -1.0)
+    cut = {"hybrid": (3, 2), "horizontal": (6, 1), "vertical": (1, 3)}
+    if isinstance(parts, str):
+        parts = grid_parts(n, p, *cut[parts])
+    return Split(X, y, parts, loss, regularization)
+
+
+@cache
+def digits(unit: bool = False) -> tuple[Array, Array]:
+    """scikit-learn's digits, pixels/16 and a bias of 1; 5 or more against the rest."""
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    X = np.hstack([data.data / 16, np.ones((len(data.data), 1))])
+    if unit:
+        X /= np.linalg.norm(X, axis=1, keepdims=True)
+    return X, np.where(data.target >= 5, 1.0, -1.0)
+
+
+def irregular() -> Split:
+    """A chain: each client but the last two shares samples with two others."""
+    rows = [np.arange(64), np.arange(32), np.arange(32, 96), np.arange(64, 96)]
+    first, second = np.arange(6), np.arange(6, 12)
+    return small(parts=list(zip(rows, [first, second, second, first], strict=True)))
+
+
+def digits_split(
+    sample_groups: int = 4,
+    feature_groups: int = 4,
+    *,
+    unit: bool = False,
+    loss: str = "hinge",
+    limit: int | None = None,
+) -> Split:
+    X, y = digits(unit)
+    X, y = X[:limit], y[:limit]
+    parts = grid_parts(len(X), X.shape[1], sample_groups, feature_groups)
+    return Split(X, y, parts, loss)

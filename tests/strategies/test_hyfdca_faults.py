@@ -1,0 +1,489 @@
+"""HyFDCA with clients away, lost answers, lost states, and a run that goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Message
+
+from fedtrellis import Callback, LocalGrid, RoundRecord
+from fedtrellis.encryption.plain import PlainCipher
+from fedtrellis.settings import SettingsError
+from strategies import HyFDCA
+from tests.strategies.hyfdca_runs import Run, irregular, small
+
+KINDS = ("hybrid", "horizontal", "vertical")
+EVERYTHING = {
+    "request_loss": 0.1,
+    "reply_loss": 0.1,
+    "late_reply": 0.1,
+    "state_loss": 0.02,
+    "wipe": 0.02,
+    "crash": 0.05,
+    "garbage": 0.1,
+    "duplicate": 0.1,
+}
+# A memory that holds all that these small problems need
+MEMORY: dict[str, Any] = {"memory": 40}
+
+
+def _slow(*values: Any) -> list[Any]:
+    return [pytest.param(value, marks=pytest.mark.slow) for value in values]
+
+
+def _calm_from(t: int) -> Callable[[Run, int], None]:
+    """Nothing goes wrong any more from a round on."""
+
+    def each(run: Run, round_: int) -> None:
+        if round_ == t - 1:
+            run.grid.faults = dict.fromkeys(run.grid.faults, 0.0)
+
+    return each
+
+
+def _converged(run: Run, tolerance: float = 1e-6) -> None:
+    run.check()
+    if len(run.steps.units) == 1:  # a single simplex needs more iterations
+        tolerance = max(tolerance, 1e-3)
+    w = run.steps.w
+    assert abs(run.split.relative(w)) < tolerance
+
+
+class Away(HyFDCA):
+    """One client is gone for 50 iterations."""
+
+    def sample(self, server_round: int) -> list[str]:
+        everybody = super().sample(server_round)
+        return [k for k in everybody if k != "1" or not 10 < server_round <= 60]
+
+
+# ------------------------------------------------------------------------ clients away
+
+
+@pytest.mark.parametrize(
+    ("participation", "rounds"),
+    [(0.9, 60), (0.5, 200), pytest.param(0.1, 2500, marks=pytest.mark.slow)],
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_availability(kind: Any, participation: float, rounds: int) -> None:
+    run = Run(small(parts=kind), rounds, participation=participation, seed=1, **MEMORY)
+    _converged(run, 1e-4 if participation == 0.1 else 1e-6)
+    dual = [r.train["dual-bound"] for r in run.strategy.history if r.train.get("dual")]
+    assert (np.diff(dual) >= -1e-12).all()
+    assert not run.rejected  # being away is no loss of state
+
+
+@pytest.mark.parametrize("secure", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_client_gone_for_50_iterations(kind: Any, secure: bool) -> None:
+    """The others wait for it where they have to; nobody takes that for a failure."""
+    run = Run(
+        small(parts=kind),
+        120,
+        strategy=Away,
+        max_failed_rounds=5,
+        secure_sum=secure,
+        each=lambda run, _: run.note_dual(),
+        **MEMORY,
+    )
+    _converged(run)
+    assert (np.diff(run.duals) >= -1e-12).all()
+    moved = [r.train.get("moved-groups", 0.0) for r in run.strategy.history]
+    groups = len(run.strategy.alignment.groups)
+    rest = {"hybrid": 2, "horizontal": 5, "vertical": 0}[kind]
+    assert set(moved[12:60]) == {0.0 if secure else float(rest)}
+    # what the group had ready when it went is used when it is back
+    assert set(moved[61:]) == {float(groups)}
+    if not secure:
+        stuck = [r.round_trips for r in run.strategy.history[12:60]]
+        assert set(stuck) == {{"hybrid": 2, "horizontal": 1, "vertical": 0}[kind]}
+
+
+def test_the_papers_steps_go_on_with_stale_values() -> None:
+    for step in ("practical", "theoretical"):
+        run = Run(
+            small(),
+            60,
+            step=step,
+            local_fraction=0.05,
+            participation=0.5,
+            each=lambda run, _: run.check_reported(),
+        )
+        assert all("primal" not in r.train for r in run.strategy.history[1:])
+        assert run.split.problem.value(run.model) < 1.0
+
+
+# ------------------------------------------------------------------------ lost replies
+
+
+class LosesInPhase(LocalGrid):
+    """Faults strike one kind of message only."""
+
+    phase = ""
+    lost = 0
+
+    def _strikes(self, message: Message) -> set[str]:
+        if message.metadata.message_type != f"train.{self.phase}":
+            return set()
+        found = super()._strikes(message)
+        self.lost += len(found)
+        return found
+
+
+def _phases(step: str, secure: bool) -> list[str]:
+    first = ["align", "labels", "ready", "inner_product"]
+    if step == "practical":
+        return [*first, "dual", "primal"]
+    return [*first, "propose", "open"] if secure else [*first, "propose"]
+
+
+@pytest.mark.parametrize("fault", ["reply_loss", *_slow("request_loss", "late_reply")])
+@pytest.mark.parametrize(
+    ("step", "secure", "phase"),
+    [
+        (step, secure, phase)
+        for step, secure in (("bundle", False), ("bundle", True), ("practical", False))
+        for phase in _phases(step, secure)
+    ],
+)
+def test_a_fifth_of_the_replies_lost_in_every_phase(
+    step: str, secure: bool, phase: str, fault: str
+) -> None:
+    """Also without a second try within the iteration."""
+    split = small()
+    setup = phase in ("align", "labels", "ready")
+    # there are only a few of those
+    faults: dict[str, Any] = {fault: 0.6 if setup else 0.2}
+    grid = LosesInPhase(split.app(), split.num_clients, seed=2, **faults)
+    grid.phase = phase
+    run = Run(
+        split,
+        20 if setup else 70,
+        grid=grid,
+        step=step,
+        secure_sum=secure,
+        retries=0,
+        local_fraction=0.03 if step == "practical" else 1.0,
+        each=_calm_from(65),
+        **MEMORY,
+    )
+    assert grid.lost > (0 if setup else 10)
+    if step == "practical":
+        run.check()
+        assert run.split.problem.value(run.steps.w) < 0.9
+    elif setup:
+        run.check()
+        assert all(
+            record.round_trips == 2 + secure for record in run.strategy.history[1:]
+        )
+    else:
+        _converged(run)
+        dual = [r.train.get("dual-bound", -1.0) for r in run.strategy.history]
+        dual = [value for value in dual if value > -1.0]
+        assert (np.diff(dual) >= -1e-12).all()
+
+
+def test_lost_replies_leave_the_same_model() -> None:
+    """With second tries an iteration is whole, and it is the same iteration."""
+    key = PlainCipher.generate()
+    same: Any = {"client": {"key": key}, "context": key.evaluation_bytes()}
+    split = small()
+    calm = Run(split, 30, **same)
+    rough = Run(split, 30, faults={"reply_loss": 0.2}, retries=30, **same)
+    assert rough.grid.fault_counts["reply_loss"] > 50
+    assert np.abs(calm.strategy.steps.w - rough.strategy.steps.w).max() < 1e-12
+    assert np.abs(calm.metric("dual") - rough.metric("dual")).max() < 1e-12
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("fault", ["garbage", "duplicate", "late_reply", "crash"])
+def test_each_fault_that_loses_no_state(fault: str, kind: Any) -> None:
+    run = Run(
+        small(parts=kind),
+        60,
+        faults={fault: 0.2},
+        each=lambda run, _: run.note_dual(),
+        **MEMORY,
+    )
+    assert run.grid.fault_counts[fault] > 20
+    _converged(run)
+    assert (np.diff(run.duals) >= -1e-12).all()
+    reasons = " ".join(why for _, why in run.rejected)
+    assert "could not be restored" not in reasons
+    if fault in ("garbage", "crash"):
+        assert reasons
+
+
+# ---------------------------------------------------------------------- lost states
+
+
+@pytest.mark.parametrize("rate", [0.2, *_slow(0.03)])
+@pytest.mark.parametrize("fault", ["wipe", "state_loss"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_lost_states(kind: Any, fault: str, rate: float) -> None:
+    run = Run(
+        small(parts=kind),
+        120,
+        faults={fault: rate},
+        each=_calm_from(50),
+        grid_seed=1,
+        **MEMORY,
+    )
+    assert run.grid.fault_counts[fault] > 5
+    _converged(run)
+
+
+@pytest.mark.parametrize("grid_seed", [0, *_slow(1, 2, 3)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_everything_at_once(kind: Any, grid_seed: int) -> None:
+    run = Run(
+        small(parts=kind),
+        130,
+        faults=EVERYTHING,
+        grid_seed=grid_seed,
+        each=_calm_from(70),
+        participation=0.9,
+        **MEMORY,
+    )
+    assert all(run.grid.fault_counts.values())
+    _converged(run)
+
+
+@pytest.mark.parametrize("secure", [False, *_slow(True)])
+def test_everything_at_once_with_irregular_holdings(secure: bool) -> None:
+    run = Run(
+        irregular(),
+        200,
+        faults=EVERYTHING,
+        grid_seed=5,
+        secure_sum=secure,
+        each=_calm_from(120),
+        **MEMORY,
+    )
+    _converged(run, 1e-4)
+
+
+@pytest.mark.parametrize("name", ["0", "1", "4"])
+def test_one_client_that_lost_its_state_is_given_alpha_by_its_partner(
+    name: str,
+) -> None:
+    """D does not fall, and all holders go on from the same α."""
+
+    def each(run: Run, t: int) -> None:
+        if t == 15:
+            run.wipe(name)
+        if t != 15:
+            run.note_dual()
+
+    run = Run(small(), 70, each=each, **MEMORY)
+    assert (np.diff(run.duals) >= -1e-10).all()
+    assert len(run.strategy.history) == 70
+    _converged(run)
+    moved = run.metric("moved-groups")
+    assert moved[15:].min() >= 2.0  # the other groups are not held up
+    assert (moved[18:] == 3.0).all()
+
+
+@pytest.mark.parametrize("secure", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_client_wiped_at_once(kind: Any, secure: bool) -> None:
+    """It goes back to the last backup, not to 0, and from there to the optimum."""
+    bounds: dict[int, float] = {}
+
+    def each(run: Run, t: int) -> None:
+        bounds[t] = run.steps.bundle.dual_value()
+        if t == 27:
+            for name in run.strategy.clients:
+                run.wipe(name)
+
+    run = Run(
+        small(parts=kind), 130, each=each, backup_every=5, secure_sum=secure, **MEMORY
+    )
+    after = min(bounds[t] for t in range(28, 34))
+    assert after >= bounds[20] - 1e-9
+    assert bounds[1] < after
+    _converged(run, 1e-5)
+
+
+def test_every_client_wiped_before_the_first_backup_starts_over() -> None:
+    def each(run: Run, t: int) -> None:
+        if t == 4:
+            for name in run.strategy.clients:
+                run.wipe(name)
+
+    _converged(Run(small(), 80, each=each, backup_every=1000, **MEMORY))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_wiped_client_is_a_newcomer_to_the_papers_steps(kind: Any) -> None:
+    """It is given α of its samples before it moves them: nothing is different."""
+    key = PlainCipher.generate()
+    split = small("logistic", kind, n=36)
+    same: Any = {
+        "client": {"key": key},
+        "context": key.evaluation_bytes(),
+        "step": "theoretical",
+    }
+
+    def each(run: Run, t: int) -> None:
+        if t in (6, 9):
+            run.wipe("1")
+
+    calm, rough = Run(split, 15, **same), Run(split, 15, each=each, **same)
+    if kind == "horizontal":  # noticed one phase later, so one step is missed
+        rough.check_reported()
+        return
+    assert np.abs(calm.strategy.steps.w - rough.strategy.steps.w).max() < 1e-9
+
+
+class LosesStates(LocalGrid):
+    """Some nodes do not store their state after some messages before round 1."""
+
+    phases: tuple[str, ...] = ()
+
+    def _strikes(self, message: Message) -> set[str]:
+        kind = message.metadata.message_type
+        return {"state_loss"} if kind in self.phases else set()
+
+
+@pytest.mark.parametrize(
+    "phases",
+    [
+        ("align",),
+        ("labels",),
+        ("ready",),
+        ("labels", "ready"),
+        ("align", "labels", "ready"),
+    ],
+)
+def test_states_lost_before_round_1(phases: tuple[str, ...]) -> None:
+    split = small()
+    grid = LosesStates(split.app(), split.num_clients)
+    grid.phases = tuple(f"train.{phase}" for phase in phases)
+    _converged(Run(split, 60, grid=grid, **MEMORY))
+
+
+# -------------------------------------------------------------------------- checkpoints
+
+
+class Stop(Callback):
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def on_round(self, strategy: Any, record: RoundRecord) -> bool:
+        return record.round == self.at
+
+
+class Forgets(LocalGrid):
+    """A grid whose nodes' states are no part of a checkpoint, as with a SuperLink."""
+
+    def client_states(self) -> dict[str, bytes]:
+        return {}
+
+    def load_client_states(self, states: Mapping[str, bytes]) -> None:
+        pass
+
+
+def _keyed() -> dict[str, Any]:
+    key = PlainCipher.generate()
+    return {"client": {"key": key}, "context": key.evaluation_bytes()}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"step": "line-search", "local_fraction": 0.3},
+        {"step": "practical", "local_fraction": 0.05, "participation": 0.7},
+        {"step": "theoretical"},
+        {"secure_sum": True},
+        {"parts": 2, "backup_every": 3},
+    ],
+    ids=["bundle", "line-search", "practical", "theoretical", "secure", "parts"],
+)
+def test_a_resumed_run_is_the_same_run(options: dict[str, Any], tmp_path: Path) -> None:
+    # what is drawn depends on the session, which a checkpoint keeps: both runs that
+    # are compared go on from one
+    split, path, same = small(), tmp_path / "checkpoint", _keyed()
+    first = Run(
+        split,
+        30,
+        checkpoint=path,
+        checkpoint_every=17,
+        callbacks=[Stop(17)],
+        **same,
+        **options,
+    )
+    kept = path.read_bytes()
+    history = path.with_name(path.name + ".history.jsonl").read_bytes()
+    ends = []
+    for stop_again in (False, True):
+        path.write_bytes(kept)
+        path.with_name(path.name + ".history.jsonl").write_bytes(history)
+        if stop_again:
+            Run(
+                split,
+                30,
+                resume=path,
+                checkpoint=path,
+                checkpoint_every=5,
+                callbacks=[Stop(25)],
+                **same,
+                **options,
+            )
+        ends.append(Run(split, 30, resume=path, **same, **options))
+    straight, broken = ends
+    assert [r.round for r in straight.strategy.history] == list(range(1, 31))
+    assert np.abs(straight.strategy.steps.w - broken.strategy.steps.w).max() < 1e-12
+    straight.check_reported()
+    assert first.strategy._session == straight.strategy._session
+
+
+def test_resumed_against_uninterrupted(tmp_path: Path) -> None:
+    """Everybody there, all samples proposed: nothing is random but the key."""
+    split, path, same = small(), tmp_path / "checkpoint", _keyed()
+    whole = Run(split, 40, **same)
+    Run(split, 40, checkpoint=path, callbacks=[Stop(17)], **same)
+    rest = Run(split, 40, resume=path, **same)
+    assert np.abs(whole.strategy.steps.w - rest.strategy.steps.w).max() < 1e-12
+    assert np.abs(whole.model - rest.model).max() < 1e-12
+    assert np.abs(whole.metric("dual") - rest.metric("dual")).max() < 1e-12
+    assert whole.metric("primal") == pytest.approx(rest.metric("primal"), abs=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_resumed_with_clients_that_have_nothing(kind: Any, tmp_path: Path) -> None:
+    split, path, same = small(parts=kind), tmp_path / "checkpoint", _keyed()
+    first = Run(
+        split,
+        90,
+        grid=Forgets(split.app(**same["client"]), split.num_clients),
+        checkpoint=path,
+        callbacks=[Stop(23)],
+        backup_every=4,
+        context=same["context"],
+        **MEMORY,
+    )
+    before = first.steps.bundle.dual_value()
+    rest = Run(
+        split,
+        110,
+        grid=Forgets(split.app(**same["client"]), split.num_clients),
+        resume=path,
+        backup_every=4,
+        context=same["context"],
+        **MEMORY,
+    )
+    _converged(rest, 1e-5)
+    assert rest.strategy.history[24].train.get("dual-bound", before) > 0.5 * before
+
+
+def test_resumed_with_another_context_is_refused(tmp_path: Path) -> None:
+    split, path = small(), tmp_path / "checkpoint"
+    Run(split, 5, checkpoint=path, **_keyed())
+    with pytest.raises(SettingsError, match="fingerprint"):
+        Run(split, 9, resume=path, **_keyed())

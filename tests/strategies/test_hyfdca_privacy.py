@@ -1,0 +1,673 @@
+"""What HyFDCA's server receives, what clients are sent, and what both refuse."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.common.serde import recorddict_to_proto
+from numpy.typing import NDArray
+
+from clients import HyFDCAClient
+from fedtrellis import LocalGrid, client_app
+from fedtrellis.alignment import HASH_BYTES
+from fedtrellis.arrays import decode, record_arrays
+from fedtrellis.encryption import (
+    Cipher,
+    EncryptionError,
+    backend_class,
+    load_evaluation,
+    shared_run_key,
+    split_blob,
+    write_key_pair,
+)
+from fedtrellis.encryption.plain import PlainCipher
+from fedtrellis.protocol import ARRAYS, CONFIG, MODEL, RESTORE
+from fedtrellis.settings import SettingsError
+from strategies import HyFDCA
+from tests.strategies.hyfdca_runs import Array, Run, Split, irregular, small
+
+
+class Recorded(LocalGrid):
+    """Keeps all that travels: the answers as bytes, the requests as they are."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, encode=True, **options)
+        self.received: list[bytes] = []
+        self.answers: list[tuple[str, str, RecordDict]] = []
+        self.requests: list[tuple[str, str, RecordDict]] = []
+
+    def _name(self, node_id: int) -> str:
+        return str(self._contexts[node_id].node_config["partition-id"])
+
+    def _deliver(self, message: Message) -> None:
+        name = self._name(message.metadata.dst_node_id)
+        kind = message.metadata.message_type.removeprefix("train.")
+        self.requests.append((name, kind, message.content))
+        before = set(self._replies)
+        super()._deliver(message)
+        for key in set(self._replies) - before:
+            reply = self._replies[key]
+            if not reply.has_content():
+                self.received.append(str(reply.error.reason).encode())
+                continue
+            proto = recorddict_to_proto(reply.content)
+            self.received.append(proto.SerializeToString())
+            self.answers.append((name, kind, reply.content))
+
+
+def _recorded(split: Split, rounds: int, **options: Any) -> tuple[Run, Recorded]:
+    pytest.importorskip("tenseal")
+    client = options.pop("client", {})
+    grid = Recorded(split.app(**client), split.num_clients)
+    return Run(split, rounds, grid=grid, encryption="tenseal-bfv", **options), grid
+
+
+def _floats(grid: Recorded) -> Array:
+    """Every float64 that the server could read in the answers, at any byte offset."""
+    found: list[Array] = []
+    for data in grid.received:
+        for offset in range(8):
+            size = max(len(data) - offset, 0) // 8
+            found.append(np.frombuffer(data, "<f8", size, offset))
+    with np.errstate(all="ignore"):
+        every = np.concatenate(found)
+        return np.sort(every[np.isfinite(every) & (np.abs(every) > 1e-4)])
+
+
+def _single(received: bytes, values: Array) -> bool:
+    """Whether four values in a row are among the bytes, as float32 or float16."""
+    starts = range(0, len(values) - 3, 4)
+    return any(
+        values[start : start + 4].astype(dtype).tobytes() in received
+        for dtype in ("<f4", "<f2")
+        for start in starts
+        if np.abs(values[start : start + 4]).min() > 1e-4
+    )
+
+
+def _is_in(values: Array, every: Array, relative: float = 1e-12) -> int:
+    """How many of the values are among all that was received."""
+    values = values[np.abs(values) > 1e-4]
+    size = relative * np.abs(values)
+    below = np.searchsorted(every, values - size, "left")
+    return int((np.searchsorted(every, values + size, "right") > below).sum())
+
+
+class Notes:
+    """α, the inner products and the squared norms that must stay with the clients."""
+
+    def __init__(self) -> None:
+        self.alpha: list[Array] = []
+        self.products: list[Array] = []
+        self.w = np.zeros(0)
+
+    def __call__(self, run: Run, _: int) -> None:
+        split = run.split
+        w = self.w if self.w.size else np.zeros(split.p)
+        self.products.append(split.X @ w)
+        for rows, columns in split.parts:
+            self.products.append(split.X[np.ix_(rows, columns)] @ w[columns])
+        self.w = run.steps.w.copy()
+        self.alpha.append(run.check())
+
+
+# --------------------------------------------------------------- what the server gets
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"loss": "logistic"},
+        {"loss": "logistic", "secure_sum": True},
+        {"loss": "logistic", "step": "practical"},
+        {"loss": "squared", "local_fraction": 0.5, "slots": "chosen"},
+        {"loss": "squared", "kind": "horizontal", "local_passes": 1},
+    ],
+    ids=["bundle", "secure", "practical", "chosen", "horizontal"],
+)
+def test_no_secret_is_among_the_bytes_that_the_server_receives(
+    options: dict[str, Any],
+) -> None:
+    """Losses whose α and labels are no round numbers; text is looked for as bytes."""
+    loss = options.pop("loss")
+    kind = options.pop("kind", "hybrid")
+    split, notes = small(loss, kind, n=48), Notes()
+    run, grid = _recorded(split, 8, each=notes, backup_every=2, **options)
+    received = b"".join(grid.received)
+    assert len(grid.answers) > 2 * split.num_clients
+    # ids, in the clear or hashed by whoever has no key
+    for name in split.ids:
+        assert name.encode() not in received
+        for algorithm in ("md5", "sha1", "sha256", "sha512", "blake2b", "sha3_256"):
+            digest = hashlib.new(algorithm, name.encode()).digest()
+            assert digest[:HASH_BYTES] not in received
+            assert digest.hex()[: 2 * HASH_BYTES].encode() not in received
+    # labels, as any array of numbers
+    for rows, _ in split.parts:
+        for dtype in ("<f8", "<f4", "<i8", "<i4", "<i2", "i1"):
+            if loss == "squared" and "f" not in dtype:
+                continue
+            y = split.y[rows].astype(dtype)
+            assert y.tobytes() not in received
+            assert (y[:8] > 0).tobytes() not in received
+    every = _floats(grid)
+    # the search finds what is there: v_k of the last round, which is sent in the clear
+    if not options.get("secure_sum"):
+        sent = [c for _, kind, c in grid.answers if kind in ("propose", "primal")]
+        (v, *_) = record_arrays(cast(ArrayRecord, sent[-1][ARRAYS]))
+        assert _is_in(np.ravel(v), every) == np.sum(np.abs(v) > 1e-4) > 0
+    far = [alpha for alpha in notes.alpha if np.abs(alpha).max() > 1e-3]
+    assert len(far) > 4
+    # a chance hit has a probability of some 1e-5 a value
+    orders = [
+        split.parts[int(name)][0][rows]
+        for name, groups in run.strategy.alignment.rows.items()
+        for rows in groups.values()
+    ]
+    for what in (*far, *notes.products, (split.X**2).sum(axis=1)):
+        assert _is_in(np.asarray(what), every) == 0
+    for what in (far[-1], split.X @ notes.w):
+        for order in (*orders, *(rows for rows, _ in split.parts)):
+            assert not _single(received, what[order])
+    if loss == "squared":
+        assert _is_in(split.y, every) == 0
+    assert _is_in(split.X.ravel(), every) == 0
+    assert run.strategy.cipher is not None
+
+
+def test_with_secure_sums_no_single_contribution_is_among_the_bytes() -> None:
+    split = small("logistic", n=48)
+    contributions: list[Array] = []
+
+    def look(run: Run, _: int) -> None:
+        alpha = run.check()
+        for rows, columns in split.parts:
+            X = split.X[np.ix_(rows, columns)]
+            contributions.append(X.T @ alpha[rows] / (split.regularization * split.n))
+
+    run, grid = _recorded(split, 6, secure_sum=True, each=look)
+    every = _floats(grid)
+    for v in contributions:
+        assert _is_in(v, every) == 0
+    for _, kind, content in grid.answers:
+        if kind != "propose":
+            continue
+        for array in record_arrays(cast(ArrayRecord, content[ARRAYS])):
+            assert array.dtype == np.uint8
+    opened = [c for _, kind, c in grid.answers if kind == "open"]
+    assert len(opened) == 6 * len(run.steps.openers)
+
+
+def test_the_server_has_no_secret_key() -> None:
+    split = small(n=48)
+    secrets: list[bytes] = []
+
+    def each(run: Run, _: int) -> None:
+        key = shared_run_key(run.strategy._session, "tenseal-bfv")
+        assert key.has_secret
+        whole, shared = key.secret_bytes(), key._file.secret
+        assert shared is not None
+        secrets.extend([shared, whole[len(whole) // 2 :][:64], key._file.payload[-64:]])
+
+    run, grid = _recorded(split, 2, each=each)
+    cipher = run.strategy.cipher
+    assert cipher is not None
+    assert not cipher.has_secret
+    with pytest.raises(EncryptionError, match="needs the clients' key"):
+        cipher.mac("draw", b"")
+    received = b"".join(grid.received)
+    assert secrets
+    for secret in secrets:
+        assert len(secret) >= 32
+        assert secret not in received
+    for _, kind, content in grid.answers:
+        if kind not in ("align", "labels", "inner_product"):
+            continue
+        arrays = record_arrays(cast(ArrayRecord, content[ARRAYS]))
+        if kind == "align":
+            context = arrays[3].tobytes()
+            assert not load_evaluation(context).has_secret
+            assert len(context) < 1000  # there is no room for a key of the scheme
+            continue
+        for array in arrays:
+            header, _rest = split_blob(array.tobytes())
+            assert header.fingerprint == cipher.fingerprint
+
+
+@pytest.mark.parametrize("backend", ["none", "tenseal-bfv"])
+def test_a_server_that_is_given_a_secret_key_does_not_start(
+    backend: str, tmp_path: Path
+) -> None:
+    if backend != "none":
+        pytest.importorskip("tenseal")
+    key_path, context_path = tmp_path / "key", tmp_path / "context"
+    key = write_key_pair(key_path, context_path, backend)
+    for source in (key_path, str(key_path), key.secret_bytes()):
+        with pytest.raises(EncryptionError, match="secret key") as error:
+            HyFDCA(context=source)
+        assert "\n" not in str(error.value)
+    HyFDCA(context=context_path)
+    HyFDCA(context=str(context_path))
+    with pytest.raises(EncryptionError, match="cannot be read"):
+        HyFDCA(context=tmp_path / "nothing")
+
+
+def test_a_client_that_sends_its_secret_key_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(PlainCipher, "evaluation_bytes", PlainCipher.secret_bytes)
+    with pytest.raises(EncryptionError, match="secret key"):
+        Run(small(n=24), 2)
+
+
+def test_keys_from_files_and_no_key(tmp_path: Path) -> None:
+    split = small(n=24)
+    key_path, context_path = tmp_path / "key", tmp_path / "context"
+    write_key_pair(key_path, context_path, "none")
+    nodes = [{"key-file": str(key_path)}] * split.num_clients
+    grid = LocalGrid(split.app(), split.num_clients, node_configs=nodes)
+    run = Run(split, 3, grid=grid, context=context_path)
+    assert len(run.strategy.history) == 3
+    with pytest.raises(SettingsError, match="has no key: start the node with"):
+        Run(split, 3, context=context_path)
+
+
+def test_a_runs_own_key_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    during: list[int] = []
+
+    def each(run: Run, _: int) -> None:
+        during.append(len(list(tmp_path.rglob("*.key"))))
+
+    Run(small(n=24), 3, each=each)
+    assert during == [1, 1, 1]
+    assert not list(tmp_path.rglob("*.key"))
+    with pytest.raises(SettingsError):
+        Run(small(n=24), 3, client={"loss": "squared"})
+    assert not list(tmp_path.rglob("*.key"))
+
+
+# ------------------------------------------------------------- what clients are sent
+
+
+@pytest.mark.parametrize("step", ["bundle", "practical"])
+def test_a_client_is_sent_its_own_features_weights_and_its_own_groups(
+    step: str,
+) -> None:
+    split = irregular()
+    run, grid = _recorded(split, 6, step=step, local_fraction=0.2)
+    alignment = run.strategy.alignment
+    weights: list[Array] = []
+    for name, kind, content in grid.requests:
+        if not content:
+            continue  # the introduction
+        config = dict(cast(ConfigRecord, content[CONFIG]))
+        columns = split.parts[int(name)][1]
+        (rows,) = record_arrays(cast(ArrayRecord, content[MODEL]))
+        assert rows.shape[1] in (0, len(columns))
+        if rows.size:
+            weights.append(rows)
+        groups = set(alignment.client_groups(name))
+        for key, value in config.items():
+            what, _, g = key.partition("/")
+            if g:
+                assert what in ("scores", "alpha", "labels", "counts", "norms")
+                assert int(g) in groups
+                assert all(isinstance(blob, bytes) for blob in cast(list[Any], value))
+        for key in ("groups", "products", "propose", "dual", "moved"):
+            assert set(cast(list[int], config.get(key, []))) <= groups
+        arrays = cast(ArrayRecord, content.get(RESTORE, ArrayRecord()))
+        if "rows" in arrays:
+            assert set(decode(arrays["groups"]).tolist()) == groups
+            n_k = len(split.parts[int(name)][0])
+            assert decode(arrays["sizes"]).sum() == n_k
+            assert sorted(decode(arrays["rows"])) == list(range(n_k))
+        assert "feature-names" not in config
+        assert kind != "propose" or config["propose"]
+    assert weights
+
+
+def test_the_weights_are_those_of_the_model() -> None:
+    split, sent = small(n=48), dict[tuple[int, str], Array]()
+    models = {1: np.zeros(split.p)}
+
+    def each(run: Run, t: int) -> None:
+        models[t + 1] = run.steps.w.copy()
+
+    grid = Recorded(split.app(), split.num_clients)
+    Run(split, 5, grid=grid, each=each)
+    for name, kind, content in grid.requests:
+        if kind != "inner_product":
+            continue
+        t = int(cast(int, cast(ConfigRecord, content[CONFIG])["server-round"]))
+        (rows,) = record_arrays(cast(ArrayRecord, content[MODEL]))
+        sent[t, name] = rows
+    assert len(sent) == 5 * split.num_clients
+    for (t, name), rows in sent.items():
+        own = models[t][split.parts[int(name)][1]]
+        if rows.shape == (1, len(own)):  # sparse ones are packed
+            assert np.array_equal(rows[0], own)
+
+
+# --------------------------------------------------------------- a server that cheats
+
+Blobs = list[bytes]
+
+
+class Cheats(HyFDCA):
+    """Gives clients other sums than it should, in one iteration."""
+
+    at = 6
+    change: Callable[[Cheats, dict[int, Blobs]], dict[int, Blobs]]
+    seen: dict[int, Blobs]
+    cheated = False
+
+    def _request(
+        self, server_round: int, name: str, kind: str, numbers: Any
+    ) -> Message:
+        scores = {
+            int(key.partition("/")[2]): list(value)
+            for key, value in numbers.items()
+            if key.startswith("scores/")
+        }
+        if scores and server_round < self.at:
+            self.seen = getattr(self, "seen", {}) | scores
+        if scores and server_round == self.at:
+            changed = type(self).change(self, scores)
+            type(self).cheated = True
+            numbers = {**numbers, **{f"scores/{g}": b for g, b in changed.items()}}
+        return super()._request(server_round, name, kind, numbers)
+
+
+def _tampered(_: Cheats, scores: dict[int, Blobs]) -> dict[int, Blobs]:
+    flipped = {}
+    for g, (blob, *rest) in scores.items():
+        data = bytearray(blob)
+        data[len(data) // 2] ^= 1
+        flipped[g] = [bytes(data), *rest]
+    return flipped
+
+
+def _cut(_: Cheats, scores: dict[int, Blobs]) -> dict[int, Blobs]:
+    return {g: [blob[:-3], *rest] for g, (blob, *rest) in scores.items()}
+
+
+def _missing(_: Cheats, scores: dict[int, Blobs]) -> dict[int, Blobs]:
+    return {g: [] for g in scores}
+
+
+def _of_another_key(_: Cheats, scores: dict[int, Blobs]) -> dict[int, Blobs]:
+    other = PlainCipher.generate()
+    fake = other.encrypt(np.zeros(8), "x", 2)
+    return {g: [fake] for g in scores}
+
+
+def _swapped(strategy: Cheats, scores: dict[int, Blobs]) -> dict[int, Blobs]:
+    steps: Any = strategy.steps
+    groups = sorted(steps.unit_of)
+    following = dict(zip(groups, [*groups[1:], groups[0]], strict=True))
+    return {g: steps.units[following[g]].scores[following[g]] for g in scores}
+
+
+def _replayed(strategy: Cheats, scores: dict[int, Blobs]) -> dict[int, Blobs]:
+    return {g: strategy.seen[g] for g in scores}
+
+
+def _doubled(strategy: Cheats, scores: dict[int, Blobs]) -> dict[int, Blobs]:
+    """One holder's share twice, another's not at all."""
+    assert strategy.cipher is not None
+    blobs = {g: split_blob(b[0]) for g, b in scores.items()}
+    assert all(header.weight == 2 for header, _ in blobs.values())
+    cipher = strategy.cipher
+    found: dict[int, Blobs] = {}
+    for g, (blob, *_rest) in scores.items():
+        try:
+            found[g] = [cipher.multiply(blob, 2)]
+        except EncryptionError:  # no room for that many terms
+            found[g] = [blob + b"\0"]
+    return found
+
+
+def _check_cheat(split: Split, change: Any, key: Cipher, **options: Any) -> None:
+    kind: Any = type("Cheating", (Cheats,), {"change": change, "cheated": False})
+    before: dict[int, tuple[Array, float]] = {}
+
+    def each(run: Run, t: int) -> None:
+        steps: Any = run.steps
+        before[t] = steps.w.copy(), steps.bundle.dual_value()
+        run.check()
+
+    run = Run(
+        split,
+        45,
+        strategy=kind,
+        each=each,
+        client={"key": key},
+        context=key.evaluation_bytes(),
+        memory=40,
+        **options,
+    )
+    assert kind.cheated
+    record = run.strategy.history[5]
+    reasons = [why for _, why in record.rejected]
+    assert len(reasons) >= split.num_clients
+    assert all("EncryptionError" in why for why in reasons)
+    assert np.array_equal(before[6][0], before[5][0])
+    assert before[6][1] == before[5][1]
+    assert record.train.get("moved-groups", 0.0) == 0.0
+    assert record.train.get("primal") is None
+    # and it goes on as if nothing had been
+    assert not run.strategy.history[7].rejected
+    assert before[8][1] > before[5][1]
+    assert abs(split.relative(run.model)) < 1e-6
+
+
+@pytest.mark.parametrize(
+    "change",
+    [_tampered, _cut, _missing, _of_another_key, _swapped, _replayed, _doubled],
+)
+def test_a_sum_that_is_not_one_is_refused(change: Any) -> None:
+    _check_cheat(small(), change, PlainCipher.generate())
+
+
+@pytest.mark.parametrize("change", [_tampered, _replayed])
+def test_an_encrypted_sum_that_is_not_one_is_refused(change: Any) -> None:
+    pytest.importorskip("tenseal")
+    key = backend_class("tenseal-bfv").generate()
+    _check_cheat(small(n=24), change, key)
+
+
+def test_a_server_that_adds_wrongly_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All sums of one iteration are of one share only, whatever the strategy does."""
+    add = PlainCipher.add
+    now = {"round": 0}
+
+    def wrong(self: PlainCipher, blobs: Sequence[bytes]) -> bytes:
+        if now["round"] == 5 and len(blobs) > 1:
+            blobs = blobs[:1]
+        return add(self, blobs)
+
+    def each(run: Run, t: int) -> None:
+        now["round"] = t
+        run.note_dual()
+
+    monkeypatch.setattr(PlainCipher, "add", wrong)
+    run = Run(small(), 60, each=each, memory=40)
+    assert all("EncryptionError" in why for _, why in run.strategy.history[5].rejected)
+    assert run.strategy.history[5].rejected
+    assert run.duals[5] == pytest.approx(run.duals[4], abs=1e-12)
+    assert run.duals[7] > run.duals[4]
+    assert abs(run.split.relative(run.model)) < 1e-6
+
+
+# ------------------------------------------------------------------- what does not fit
+
+
+class Counted(LocalGrid):
+    """Counts the messages of each kind."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.kinds: list[str] = []
+
+    def _deliver(self, message: Message) -> None:
+        self.kinds.append(message.metadata.message_type)
+        super()._deliver(message)
+
+
+def _refused(split: Split, app: Any, reason: str, **options: Any) -> None:
+    """One line before round 1, and nothing of the iteration has been asked."""
+    grid = Counted(app, split.num_clients)
+    with pytest.raises(SettingsError, match=reason) as error:
+        Run(split, 5, grid=grid, **options)
+    assert "\n" not in str(error.value)
+    later = {"train.inner_product", "train.propose", "train.dual", "train.primal"}
+    assert not later & set(grid.kinds)
+
+
+def _app(split: Split, **of_client_1: Callable[[Any], Any]) -> Any:
+    """The split's clients, of which number 1 has something else."""
+
+    def client_fn(context: Context) -> HyFDCAClient:
+        client = split.client(context)
+        if client.client_id == "1":
+            for name, change in of_client_1.items():
+                setattr(client, name, change(getattr(client, name)))
+        return client
+
+    return client_app(client_fn)
+
+
+def _with(index: Any, value: Any) -> Callable[[NDArray[Any]], NDArray[Any]]:
+    def change(array: NDArray[Any]) -> NDArray[Any]:
+        changed = array.copy()
+        changed[index] = value
+        return changed
+
+    return change
+
+
+@pytest.mark.parametrize("encryption", ["none", "tenseal-bfv"])
+def test_labels_that_contradict_each_other(encryption: str) -> None:
+    if encryption != "none":
+        pytest.importorskip("tenseal")
+    split = small(n=48)
+    flip = _app(split, labels=lambda y: _with(3, -y[3])(y))
+    reason = "client 0: 1 samples have other labels on another client"
+    _refused(split, flip, reason, encryption=encryption)
+
+
+def test_a_sample_that_nobody_labels() -> None:
+    split = small(n=48)
+
+    def labelled(k: int) -> Array:
+        y = split.y[split.parts[k][0]].copy()
+        y[:2] = np.nan
+        return y
+
+    split.labelled = labelled
+    reason = "client 0: 2 samples are labelled by none of their 2 holders"
+    _refused(split, split.app(), reason)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_features_that_are_not_finite(value: float) -> None:
+    split = small(n=48)
+    app = _app(split, features=_with((4, 2), value))
+    _refused(split, app, "client 1: the features are not finite")
+
+
+@pytest.mark.parametrize("value", [np.inf, 0.0, 2.0])
+def test_labels_that_do_not_suit_the_loss(value: float) -> None:
+    split = small(n=48)
+    app = _app(split, labels=_with(0, value))
+    _refused(split, app, "client 1: label 0 is .*must be -1 or \\+1")
+
+
+@pytest.mark.parametrize("encryption", ["none", "tenseal-bfv"])
+def test_numbers_out_of_range(encryption: str) -> None:
+    if encryption != "none":
+        pytest.importorskip("tenseal")
+    split = small(n=48)
+    app = _app(split, features=lambda X: 1e9 * X)
+    reason = r"client 1: a value of magnitude .* is too large.*at most [\d.]+ fits; sc"
+    _refused(split, app, reason, encryption=encryption)
+
+
+def test_another_key() -> None:
+    split = small(n=48)
+    keys = [PlainCipher.generate() for _ in range(2)]
+    evaluation = keys[0].evaluation_bytes()
+    all_wrong = split.app(key=keys[1])
+    reason = "do not have one key between them"
+    _refused(split, all_wrong, reason, context=evaluation)
+
+    def client_fn(context: Context) -> HyFDCAClient:
+        name = str(context.node_config["partition-id"])
+        return split.client(context, key=keys[name == "1"])
+
+    reason = f"client 1: {keys[1].fingerprint}.*fedtrellis-keys"
+    _refused(split, client_app(client_fn), reason, context=evaluation)
+
+
+def test_an_entry_that_two_clients_hold() -> None:
+    """Sharing a feature is allowed, unless a sample's value of it counts twice."""
+    split = small(n=48)
+    rows, columns = split.parts[1]
+    split.parts[1] = rows, np.append(columns, 0)
+    reason = "clients 0 and 1 both hold 16 of the same entries"
+    _refused(split, split.app(), reason)
+    # zeros are no entries, and neither are those of another sample
+    half = len(rows) // 2
+
+    def halves(context: Context) -> HyFDCAClient:
+        client = split.client(context)
+        if client.client_id in "01":
+            X = client.features.copy()
+            mine = np.arange(len(rows)) < half
+            at = 0 if client.client_id == "0" else len(columns)
+            X[mine if client.client_id == "1" else ~mine, at] = 0.0
+            client.features = X
+        return client
+
+    grid = LocalGrid(client_app(halves), split.num_clients)
+    run = Run(split, 60, grid=grid, memory=40)
+    assert abs(split.relative(run.model)) < 1e-6
+
+
+def test_features_and_ids_that_do_not_fit() -> None:
+    split = small(n=48)
+    app = _app(split, feature_names=lambda names: [*names[:-1], "shoe size"])
+    _refused(split, app, "client 1 has feature 'shoe size', which is not among")
+    twice = _app(split, feature_names=lambda names: [*names[:-1], names[0]])
+    _refused(split, twice, "client 1 names a feature twice")
+    ids = _app(split, sample_ids=lambda ids: [*ids[:-1], ids[0]])
+    _refused(split, ids, "client 1 has 1 sample ids twice")
+    short = _app(split, sample_ids=lambda ids: ids[:-1])
+    _refused(split, short, r"client 1: features of shape \(16, 6\) with 15 sample ids")
+    broken = _app(split, feature_names=lambda names: [*names[:-1], "a\nb"])
+    _refused(split, broken, "client 1: a feature's name has a line break")
+    bare = _app(split, labels=lambda y: y[:3])
+    _refused(split, bare, r"client 1: labels have shape \(3,\), expected \(16,\)")
+
+
+def test_a_feature_that_nobody_holds() -> None:
+    split = small(n=48)
+    wide = Split(np.hstack([split.X, np.ones((48, 1))]), split.y, split.parts)
+    names = [*split.names, "blood pressure"]
+    reason = "feature 'blood pressure' of the model .1 in all. is held by no client"
+    _refused(wide, split.app(), reason, feature_names=names)
+
+
+def test_another_loss_than_the_client_agreed_to() -> None:
+    split = small(n=48)
+    app = split.app(loss="logistic")
+    _refused(split, app, "client 0: loss = 'hinge' on the server, 'logistic' here")
