@@ -66,6 +66,13 @@ class Classification(PartitionedTask):
     test_limit: int = setting(
         0, "the most test examples, drawn by the seed; 0 for all", minimum=0
     )
+    validation_fraction: float = setting(
+        0.0,
+        "share of the training examples that takes the place of the test data, "
+        "to choose settings on; 0: none",
+        minimum=0.0,
+        maximum=0.9,
+    )
     partial: bool = setting(
         False, "go on where some training files of CIFAR-10 or EMNIST are missing"
     )
@@ -198,7 +205,26 @@ def _examples(task: Classification) -> Examples:
             test_features=examples.test_features[chosen],
             test_labels=examples.test_labels[chosen],
         )
+    if task.validation_fraction:
+        examples = _hold_out(examples, task.validation_fraction, task.seed)
     return examples
+
+
+def _hold_out(examples: Examples, fraction: float, seed: int) -> Examples:
+    """Put a share of the training examples in the place of the test examples."""
+    count = len(examples.labels)
+    order = generator(seed, "validation").permutation(count)
+    # at least one on either side
+    held_out = min(max(1, round(fraction * count)), count - 1)
+    kept, validation = np.sort(order[held_out:]), np.sort(order[:held_out])
+    owners = examples.owners
+    return examples._replace(
+        features=examples.features[kept],
+        labels=examples.labels[kept],
+        test_features=examples.features[validation],
+        test_labels=examples.labels[validation],
+        owners=None if owners is None else owners[kept],
+    )
 
 
 def _some(count: int, limit: int, seed: int, part: str) -> Any:

@@ -70,6 +70,32 @@ def test_synthetic_data_is_that_of_pfedme() -> None:
     assert np.std(means) > 0.3
 
 
+@pytest.mark.parametrize("partition", ["iid", "natural"])
+def test_validation_takes_training_examples_in_the_place_of_test_data(
+    partition: str,
+) -> None:
+    whole = _data(classification(partition=partition))
+    part = _data(classification(partition=partition, validation_fraction=0.2))
+    count = len(whole.labels)
+    held_out = round(0.2 * count)
+    assert len(part.test_labels) == held_out
+    assert len(part.labels) == count - held_out
+    # all of them are training examples, each once; no test example is among them
+    rows = np.concatenate([part.features, part.test_features])
+    assert np.array_equal(
+        rows[np.lexsort(rows.T)], whole.features[np.lexsort(whole.features.T)]
+    )
+    assert np.diff(part.starts).min() > 0
+    if partition == "natural":
+        # a client's examples are its own, still
+        own = {row.tobytes() for row in whole.share(1)[0]}
+        assert {row.tobytes() for row in part.share(1)[0]} <= own
+    other = _data(classification(partition=partition, validation_fraction=0.2, seed=1))
+    assert other.test_features.shape != part.test_features.shape or not np.array_equal(
+        other.test_features, part.test_features
+    )
+
+
 def test_iid_synthetic_data_has_one_distribution() -> None:
     data = synthetic(30, 0, 0, iid=True)
     assert np.abs(data.features.mean(axis=0)).max() < 0.05
