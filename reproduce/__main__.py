@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 # products are small, and several runs share the cores; NumPy reads it as it is loaded
-os.environ["OPENBLAS_NUM_THREADS"] = "1"
+os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = "1"
 
-from reproduce import fedgia, hyfdca, zeroth_order
+from reproduce import fedfw, fedgia, hyfdca, zeroth_order
 from reproduce.common import (
     Options,
     SkippedError,
@@ -23,7 +23,12 @@ from reproduce.common import (
     update_page,
 )
 
-PAPERS = {"fedgia": fedgia, "hyfdca": hyfdca, "zeroth-order": zeroth_order}
+PAPERS = {
+    "fedfw": fedfw,
+    "fedgia": fedgia,
+    "hyfdca": hyfdca,
+    "zeroth-order": zeroth_order,
+}
 
 
 def folder_of(paper: str) -> Path:

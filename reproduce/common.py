@@ -24,6 +24,7 @@ from fedtrellis.app_directory import flatten
 from fedtrellis.arrays import Layout, array_record, record_arrays
 from fedtrellis.callbacks import EarlyStop
 from fedtrellis.local import LocalGrid
+from fedtrellis.loop import RoundStrategy
 
 __all__ = [
     "Item",
@@ -112,11 +113,15 @@ class Run:
     curve : bool
         Whether the metrics of every evaluated round are kept.
     every : int
-        Rounds between evaluations.
+        Rounds between evaluations; 0: twelve to a factor of ten, for logarithmic axes.
     metric : str
         What ``stop`` is about; by default ‖∇F‖².
     point : bool
         Whether the run's result, a point of one array, is kept.
+    start : ndarray, optional
+        Where a model of one array starts, in the place of the task's own point.
+    strategy : callable
+        Makes the strategy, as :func:`sim.make_strategy` does.
     """
 
     key: tuple[Any, ...]
@@ -127,6 +132,14 @@ class Run:
     every: int = 1
     metric: str = "squared-gradient-norm"
     point: bool = False
+    start: Any = field(default=None, hash=False, compare=False)
+    strategy: Callable[..., RoundStrategy] = sim.make_strategy
+
+
+def evaluated_rounds(last: int) -> set[int]:
+    """Return 0, the last round, and twelve to a factor of ten between them."""
+    steps = int(12 * np.log10(max(last, 1))) + 1
+    return {0, last} | {round(10 ** (k / 12)) for k in range(steps)}
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -134,9 +147,10 @@ def read_config(path: Path) -> dict[str, Any]:
     return flatten(tomllib.loads(path.read_text(encoding="utf-8")))
 
 
-def _one_thread() -> None:
+def one_thread() -> None:
+    """Prepare a worker: one BLAS thread, no log lines."""
     # before a worker's first product; several workers share the cores
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = "1"
     logging.getLogger("flwr").setLevel(logging.ERROR)
 
 
@@ -151,7 +165,8 @@ def perform(run: Run) -> dict[str, Any]:
         and down) and ``bytes-up``, ``evaluations`` (function values the clients
         computed, for methods that count them), all metrics of the last evaluation
         such as ``loss``, ``passed``; with ``curve``, lists of the metrics and of the
-        ``bytes`` so far, by the rounds evaluated, from 0; with ``point``, the result.
+        ``bytes`` and ``seconds`` so far, by the rounds evaluated, from 0; with
+        ``point``, the result.
     """
     unknown = set(run.config) - set(sim.default_config())
     if unknown:
@@ -161,12 +176,19 @@ def perform(run: Run) -> dict[str, Any]:
     layout = Layout(tuple(setup.task.shapes()))
     stops = [EarlyStop(run.metric, run.stop)] if run.stop else []
     grid = LocalGrid(sim.client_app, run.nodes, seed=setup.run.seed, run_config=config)
-    strategy = sim.make_strategy(setup, callbacks=stops, evaluate_every=run.every)
+    wanted = set() if run.every else evaluated_rounds(setup.run.rounds)
+    strategy = run.strategy(setup, callbacks=stops, evaluate_every=run.every or 1)
 
-    def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+    def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+        if wanted and server_round not in wanted:
+            return None
         return MetricRecord(sim.evaluate(setup, layout, record_arrays(arrays)))
 
-    start = layout.layers(layout.point(setup.task.initial_point()))
+    start = setup.task.initial_point() if run.start is None else [run.start]
+    point = layout.point(start)
+    if setup.manifold is None and not setup.domain.contains(point):
+        point = setup.domain.project(point)
+    start = layout.layers(point)
     try:
         outcome = strategy.start(
             grid,
@@ -198,9 +220,15 @@ def perform(run: Run) -> dict[str, Any]:
             record.round: int(total)
             for record, total in zip(history, moved, strict=True)
         }
+        clock = np.cumsum([record.seconds for record in history])
+        passed = {
+            record.round: float(total)
+            for record, total in zip(history, clock, strict=True)
+        }
         result["curve"] = {
             "round": [record.round for record in evaluated],
             "bytes": [so_far[record.round] for record in evaluated],
+            "seconds": [passed[record.round] for record in evaluated],
             **{
                 name: [record.evaluation[name] for record in evaluated]
                 for name in evaluated[0].evaluation
@@ -221,7 +249,7 @@ def execute(
     if len({run.key for run in runs}) < len(runs):
         raise ValueError("two runs have one key")
     # consecutive chunks share their data, which a worker keeps
-    with ProcessPoolExecutor(jobs, initializer=_one_thread) as pool:
+    with ProcessPoolExecutor(jobs, initializer=one_thread) as pool:
         waiting = {pool.submit(perform, run): run for run in runs}
         for done in as_completed(waiting):
             results[waiting[done].key] = done.result()

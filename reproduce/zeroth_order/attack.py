@@ -10,9 +10,8 @@ import numpy as np
 import sim
 from reproduce.common import Options, Run, perform, read_config
 from reproduce.drawing import measured, new_figure, percent, save
+from reproduce.sweep import Point, seeds_and_time, sweep, sweep_picture
 from tasks import Attack, make_task
-
-from .sweep import Point, seeds_and_time, sweep, sweep_picture
 
 __all__ = [
     "compute_figure_3",

@@ -11,9 +11,8 @@ import numpy as np
 import sim
 from reproduce.common import Options, read_config
 from reproduce.drawing import color, new_figure, percent, save
+from reproduce.sweep import Point, seeds_and_time, sweep, sweep_picture
 from tasks import make_task
-
-from .sweep import Point, seeds_and_time, sweep, sweep_picture
 
 __all__ = [
     "compute_figure_7",

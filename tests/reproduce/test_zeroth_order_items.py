@@ -14,8 +14,8 @@ from fedtrellis.zeroth_order import evaluator
 from reproduce import zeroth_order
 from reproduce.__main__ import folder_of, main
 from reproduce.common import Run, load_results, perform, read_config
+from reproduce.sweep import rounds_until
 from reproduce.zeroth_order.estimators import DATA, STEP, variants
-from reproduce.zeroth_order.sweep import rounds_until
 from tasks import make_task
 
 HERE = folder_of("zeroth-order")

@@ -1,0 +1,31 @@
+"""Dadras et al., federated Frank-Wolfe, arXiv 2408.10090 and the workshop paper."""
+
+from reproduce.common import Item
+
+from . import (
+    ablations,
+    accuracy,
+    assignment,
+    beyond,
+    claims,
+    convergence,
+    leakage,
+    movielens,
+    traffic,
+)
+
+__all__ = ["ITEMS", "TITLE"]
+
+TITLE = "Federated Frank-Wolfe Algorithm, arXiv 2408.10090, and its 2022 workshop paper"
+
+ITEMS: dict[str, Item] = {
+    **accuracy.items(),
+    **leakage.ITEMS,
+    **ablations.ITEMS,
+    **convergence.ITEMS,
+    **movielens.ITEMS,
+    **assignment.ITEMS,
+    **beyond.ITEMS,
+    **traffic.ITEMS,
+    **claims.ITEMS,
+}

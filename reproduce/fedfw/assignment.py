@@ -1,0 +1,165 @@
+"""Workshop paper, figure 1d: quadratic assignment, chr12a of QAPLIB."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import quadratic_assignment
+
+import sim
+from reproduce.common import Item, Options, Run, execute, read_config
+from reproduce.drawing import measured, new_figure, save
+from tasks import QuadraticAssignment, make_task
+
+__all__ = ["ITEMS", "random_start"]
+
+HERE = Path(__file__).parent
+NODES = 72
+STARTS = 10
+
+#: The first two are the paper's λ_0; the others suit our split of the cost.
+RUNS: dict[str, dict[str, Any]] = {
+    "FedFW, λ_0 = 65": {"penalty": 65.0},
+    "FedFW+, λ_0 = 10": {"penalty": 10.0, "variant": "augmented"},
+    "FedFW, λ_0 = 1000": {"penalty": 1000.0},
+    "FedFW+, λ_0 = 100": {"penalty": 100.0, "variant": "augmented"},
+}
+
+
+def random_start(order: int, seed: int) -> NDArray[np.float64]:
+    """Half the barycentre and half a random doubly stochastic matrix.
+
+    As ``scipy.optimize.quadratic_assignment`` makes its randomised starts: Sinkhorn's
+    balancing of a uniform matrix.
+    """
+    matrix = np.random.default_rng(seed).uniform(size=(order, order))
+    for _ in range(200):
+        matrix /= matrix.sum(axis=1, keepdims=True)
+        matrix /= matrix.sum(axis=0, keepdims=True)
+    return np.asarray((matrix + 1.0 / order) / 2.0)
+
+
+def compute(options: Options) -> dict[str, Any]:
+    """Long runs from the barycentre, short ones from random starts, and FAQ."""
+    base = read_config(HERE / "chr12a.toml")
+    long, short = base["rounds"], 1000
+    starts = min(options.seeds, STARTS)
+    methods = RUNS
+    if options.quick:
+        long, short, starts = 20, 5, min(starts, 2)
+        methods = dict(list(RUNS.items())[1:3])
+    task = make_task("quadratic-assignment", sim.default_config() | base, NODES, 0)
+    assert isinstance(task, QuadraticAssignment)
+    A, B, optimum = task.instance()
+    points = [random_start(len(A), seed) for seed in range(starts)]
+    runs = [
+        Run(
+            (name, "long"),
+            base | settings | {"rounds": long},
+            NODES,
+            curve=True,
+            every=0,
+        )
+        for name, settings in methods.items()
+    ]
+    runs += [
+        Run(
+            (name, seed),
+            base | settings | {"rounds": short, "seed": seed},
+            NODES,
+            every=short,
+            start=point,
+        )
+        for name, settings in methods.items()
+        for seed, point in enumerate(points)
+    ]
+    results = execute(runs, options.jobs)
+    faq = []
+    for point in points:
+        found = quadratic_assignment(A, B, method="faq", options={"P0": point})
+        faq.append(float(found.fun))
+    rng = np.random.default_rng(0)
+    chance = [task.cost(rng.permutation(len(A))) for _ in range(1000)]
+    return {
+        "long": {name: results[name, "long"] for name in methods},
+        "short": {
+            name: {
+                "loss": [results[name, seed]["loss"] for seed in range(starts)],
+                "cost": [
+                    results[name, seed]["assignment-cost"] for seed in range(starts)
+                ],
+            }
+            for name in methods
+        },
+        "faq": faq,
+        "chance": float(np.mean(chance)),
+        "optimum": optimum,
+        "rounds": long,
+        "short-rounds": short,
+    }
+
+
+def render(results: dict[str, Any], out: Path) -> str:
+    """Draw objective and rounded cost, over rounds, seconds and bytes."""
+    figure, axes = new_figure(3, 2)
+    optimum = results["optimum"]
+    lines = [
+        "| method | F(x̄), from the barycentre | gap | rounded cost | seconds "
+        f"| F(x̄), {len(results['faq'])} starts | rounded cost: best | mean | worst |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for k, (name, run) in enumerate(results["long"].items()):
+        curve = run["curve"]
+        for column, (what, text, scale) in enumerate(
+            (
+                ("round", "communication round", 1.0),
+                ("seconds", "seconds", 1.0),
+                ("bytes", "megabytes of messages, both ways", 1e-6),
+            )
+        ):
+            for row, metric, label in (
+                (0, "loss", "relaxed objective F(x̄)"),
+                (1, "assignment-cost", "cost of the rounded x̄"),
+            ):
+                one = axes[row, column]
+                one.plot(
+                    scale * np.array(curve[what][1:]),
+                    curve[metric][1:],
+                    color=f"C{k}",
+                    label=name,
+                )
+                one.set_xlabel(text)
+                one.set_ylabel(label)
+                one.set_xscale("log")
+        short = results["short"][name]
+        costs = short["cost"]
+        lines.append(
+            f"| {name} | {run['loss']:,.0f} | {run['gap']:,.0f} "
+            f"| {run['assignment-cost']:,.0f} | {run['seconds']:,.0f} "
+            f"| {np.mean(short['loss']):,.0f} ± {np.std(short['loss']):,.0f} "
+            f"| {min(costs):,.0f} | {np.mean(costs):,.0f} | {max(costs):,.0f} |"
+        )
+    for one in axes.flat:
+        one.axhline(optimum, color="k", linestyle=":", label=f"optimum {optimum:g}")
+        one.legend(fontsize="small")
+    faq = results["faq"]
+    lines += [
+        f"| FAQ (SciPy), in one place | | | | | | {min(faq):,.0f} "
+        f"| {np.mean(faq):,.0f} | {max(faq):,.0f} |",
+        "",
+        f"{NODES} nodes; {results['rounds']:,} rounds from the barycentre and "
+        f"{results['short-rounds']:,} from each of {len(faq)} random starts, which FAQ "
+        f"has too. The optimum is {optimum:,.0f}; a random permutation costs "
+        f"{results['chance']:,.0f} on average. {measured(results)}",
+    ]
+    return f"{save(figure, out, 'workshop-chr12a')}\n\n" + "\n".join(lines)
+
+
+ITEMS = {
+    "workshop-chr12a": Item(
+        "2022, figure 1d: quadratic assignment, chr12a", compute, render
+    )
+}

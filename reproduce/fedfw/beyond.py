@@ -1,0 +1,334 @@
+"""What the papers leave open: local steps, mini-batches, the server's step."""
+
+from __future__ import annotations
+
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import sim
+from fedtrellis.arrays import Layout
+from fedtrellis.broadcast import Step
+from fedtrellis.loop import RoundStrategy
+from fedtrellis.schedules import FrankWolfeSchedule
+from reproduce.common import Item, Options, Run, execute, one_thread, read_config
+from reproduce.drawing import color, measured, new_figure, save
+from reproduce.sweep import Point
+from strategies import FedFW
+
+from .ablations import render_panels, sweep_panels
+
+__all__ = ["ITEMS", "AveragingFedFW", "averaging", "run_local"]
+
+HERE = Path(__file__).parent
+NODES = 10
+
+
+# ---------------------------------------------------------------- the server's step
+
+
+class AveragingFedFW(FedFW):
+    """FedFW whose server averages the atoms of those who answered.
+
+    x̄ ← (1 − η_t) x̄ + (η_t / |S|) Σ over S of s_i, in the place of the exact step, which
+    needs the x_i of those who answered. With everybody in S the two are one.
+    """
+
+    def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
+        """Average the atoms; replay the clients' steps, as FedFW does."""
+        kept = self.broadcast
+        # the exact step first, for the mirrors and the duals, on a copy of x̄
+        eta = self._schedule.step(server_round)
+        x_bar = kept.model.copy()
+        version = kept.version
+        super().aggregate(server_round, answers)
+        kept.model[...] = x_bar
+        kept.replace(x_bar)
+        kept.version = version
+        kept.advance(Step(1.0 - eta, eta / len(answers), tuple(answers.values())))
+        return {}
+
+
+def averaging(setup: sim.Setup, **options: Any) -> RoundStrategy:
+    """Return what :func:`sim.make_strategy` does, with :class:`AveragingFedFW`."""
+    method = setup.method
+    return AveragingFedFW(
+        setup.domain,
+        penalty=method.penalty,
+        variant=method.variant,
+        schedule=method.schedule,
+        participation=method.participation,
+        sampling=method.sampling,
+        seed=setup.run.seed,
+        **options,
+    )
+
+
+def compute_server_step(options: Options) -> dict[str, Any]:
+    """FedFW and FedFW+ with both steps, p = 0.5 and 0.1."""
+    base = read_config(HERE / "server-step.toml")
+    seeds = min(options.seeds, 3)
+    if options.quick:
+        base["rounds"], seeds = 100, 1
+    steps = {"exact": sim.make_strategy, "averaged atoms": averaging}
+    variants: dict[str, dict[str, Any]] = {
+        "FedFW": {"penalty": 5.0},
+        "FedFW+": {"penalty": 0.5, "variant": "augmented"},
+    }
+    runs = [
+        Run(
+            (p, name, step, seed),
+            base | settings | {"participation": p, "seed": seed},
+            NODES,
+            curve=True,
+            every=0,
+            strategy=make,
+        )
+        for p in (0.5, 0.1)
+        for name, settings in variants.items()
+        for step, make in steps.items()
+        for seed in range(seeds)
+    ]
+    results = execute(runs, options.jobs)
+    rows = []
+    for p, name, step, seed in results:
+        if seed:
+            continue
+        found = [results[p, name, step, k] for k in range(seeds)]
+        curves = np.array([run["curve"]["loss"] for run in found])
+        rows.append(
+            {
+                "p": p,
+                "method": name,
+                "step": step,
+                "round": found[0]["curve"]["round"],
+                "loss": curves.mean(axis=0).tolist(),
+                "start": float(curves[:, 0].mean()),
+                "last": curves[:, -1].tolist(),
+                "down": float(np.mean([r["bytes"] - r["bytes-up"] for r in found])),
+            }
+        )
+    return {"rows": rows, "rounds": base["rounds"], "seeds": seeds}
+
+
+def render_server_step(results: dict[str, Any], out: Path) -> str:
+    """Draw F over rounds, a panel for every p."""
+    shares = list(dict.fromkeys(row["p"] for row in results["rows"]))
+    figure, axes = new_figure(len(shares))
+    lines = [
+        "| p | method | server's step | F after them | by seed | F(0) | MB down |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for one, p in zip(axes[0], shares, strict=True):
+        for row in results["rows"]:
+            if row["p"] != p:
+                continue
+            one.plot(
+                row["round"][1:],
+                row["loss"][1:],
+                color="C0" if row["method"] == "FedFW" else "C1",
+                linestyle="-" if row["step"] == "exact" else "--",
+                label=f"{row['method']}, {row['step']}",
+            )
+            each = ", ".join(f"{value:.4g}" for value in row["last"])
+            lines.append(
+                f"| {p:g} | {row['method']} | {row['step']} "
+                f"| {np.mean(row['last']):.4g} | {each} | {row['start']:.4g} "
+                f"| {row['down'] / 1e6:.1f} |"
+            )
+        one.set_title(f"p = {p:g}")
+        one.set_xlabel("communication round")
+        one.set_ylabel("F(x̄) = F(x̄) − F*")
+        one.set_xscale("log")
+        one.set_yscale("log")
+        one.legend(fontsize="small")
+    lines += [
+        "",
+        f"After {results['rounds']:,} rounds, mean of {results['seeds']} seeds. "
+        f"{measured(results)}",
+    ]
+    return f"{save(figure, out, 'server-step')}\n\n" + "\n".join(lines)
+
+
+# --------------------------------------------------------------------- local steps
+
+
+def run_local(
+    config: dict[str, Any], nodes: int, steps: int, *, every: int = 1
+) -> dict[str, list[float]]:
+    """Run FedFW with several local steps a round, without messages.
+
+    Every client takes its steps against the x̄ of the round's beginning and sends the
+    atoms of all of them. The schedule counts local steps, τ = (t − 1) k + j, so that
+    with k = 1 this is FedFW; x̄ stays the mean of all x_i.
+
+    Parameters
+    ----------
+    config : dict
+        A whole run config of FedFW, full participation.
+    nodes : int
+    steps : int
+        k.
+    every : int
+        Rounds between evaluations.
+
+    Returns
+    -------
+    dict
+        Metrics by ``round``.
+    """
+    setup = sim.make_setup(config, nodes)
+    task, domain = setup.task, setup.domain
+    rounds, penalty = setup.run.rounds, setup.method.penalty
+    name = setup.method.schedule or task.schedule
+    schedule = FrankWolfeSchedule(name, penalty, num_rounds=rounds * steps)
+    layout = Layout(tuple(task.shapes()))
+    start = domain.project(layout.point(task.initial_point()))
+    objectives: list[Any] = [task.client_objective(i) for i in range(nodes)]
+    x_bar = np.array(start)
+    x = [np.array(start) for _ in range(nodes)]
+    curve: dict[str, list[float]] = {"round": []}
+    for t in range(rounds + 1):
+        if t % every == 0 or t == rounds:
+            known = sim.evaluate(setup, layout, layout.layers(x_bar))
+            for key, value in ({"round": t} | known).items():
+                curve.setdefault(key, []).append(float(value))
+        if t == rounds:
+            break
+        for i, objective in enumerate(objectives):
+            for j in range(1, steps + 1):
+                tau = t * steps + j
+                eta, weight = schedule.step(tau), schedule.penalty_weight(tau)
+                # g_i = (1/n) ∇f_i(x_i) + λ_τ (x_i − x̄)
+                g = layout.objective_gradient(
+                    objective.gradient(layout.objective_point(x[i]))
+                )
+                g = g / nodes + weight * (x[i] - x_bar)
+                x[i] = (1.0 - eta) * x[i]
+                domain.lmo(g).add_to(x[i], eta)
+        x_bar = np.mean(x, axis=0)
+    return curve
+
+
+#: Tasks of the item, all full participation.
+LOCAL: dict[str, dict[str, Any]] = {
+    "LASSO": {"task": "lasso", "rounds": 1000, "penalty": 5.0},
+    "MCLR, synthetic, ℓ1": {
+        "task": "classification",
+        "rounds": 200,
+        "penalty": 1e-3,
+        "domain": "l1-ball",
+        "classification.partition": "natural",
+    },
+    "MCLR, synthetic, ℓ2": {
+        "task": "classification",
+        "rounds": 200,
+        "penalty": 1e-2,
+        "domain": "l2-ball",
+        "classification.partition": "natural",
+    },
+}
+STEPS = (1, 2, 5, 20)
+
+
+def _local(arguments: tuple[dict[str, Any], int]) -> dict[str, list[float]]:
+    config, steps = arguments
+    return run_local(config, NODES, steps, every=max(1, config["rounds"] // 50))
+
+
+def compute_local_steps(options: Options) -> dict[str, Any]:
+    """All tasks with all k."""
+    counts = STEPS[::2] if options.quick else STEPS
+    cases = []
+    for name, settings in LOCAL.items():
+        config = sim.default_config() | settings
+        if options.quick:
+            config |= {"rounds": 10, "classification.train-limit": 500}
+        cases += [(name, k, config) for k in counts]
+    with ProcessPoolExecutor(options.jobs, initializer=one_thread) as pool:
+        found = pool.map(_local, [(config, k) for _, k, config in cases])
+        rows = [
+            {"task": name, "steps": k, "curve": curve}
+            for (name, k, _), curve in zip(cases, found, strict=True)
+        ]
+    return {"rows": rows}
+
+
+def render_local_steps(results: dict[str, Any], out: Path) -> str:
+    """Draw the loss over rounds, a panel for every task."""
+    names = list(dict.fromkeys(row["task"] for row in results["rows"]))
+    figure, axes = new_figure(len(names))
+    lines = [
+        "| task | local steps k | rounds | F | gap | test accuracy, % | atoms up, a "
+        "node and round |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for one, name in zip(axes[0], names, strict=True):
+        rows = [row for row in results["rows"] if row["task"] == name]
+        for k, row in enumerate(rows):
+            curve = row["curve"]
+            one.plot(
+                curve["round"][1:],
+                curve["loss"][1:],
+                color=color(k, len(rows)),
+                label=str(row["steps"]),
+            )
+            accuracy = curve.get("accuracy")
+            share = f"{100 * accuracy[-1]:.2f}" if accuracy else "–"
+            lines.append(
+                f"| {name} | {row['steps']} | {curve['round'][-1]:.0f} "
+                f"| {curve['loss'][-1]:.4g} | {curve['gap'][-1]:.3g} | {share} "
+                f"| {row['steps']} |"
+            )
+        one.set_title(name, fontsize="medium")
+        one.set_xlabel("communication round")
+        one.set_ylabel("loss F(x̄)")
+        one.set_xscale("log")
+        one.set_yscale("log")
+        one.legend(title="local steps k", fontsize="small")
+    lines += ["", f"{NODES} nodes, one seed. {measured(results)}"]
+    return f"{save(figure, out, 'local-steps')}\n\n" + "\n".join(lines)
+
+
+# ------------------------------------------------------- mini-batches and a network
+
+
+def compute_stochastic(options: Options) -> dict[str, Any]:
+    """FedFW-sto with two schedules and two batch sizes, beside FedFW."""
+    base = read_config(HERE / "figure-3.toml")
+    del base["dual-penalty"]
+    base |= {"participation": 1.0, "rounds": 300}
+    points = [Point("FedFW, all examples", {"schedule": "nonconvex"}, NODES)]
+    points += [
+        Point(
+            f"FedFW-sto, batch {size}, {schedule}",
+            {"variant": "stochastic", "schedule": schedule, "batch-size": size},
+            NODES,
+        )
+        for schedule in ("nonconvex", "stochastic")
+        for size in (64, 16)
+    ]
+    return sweep_panels(options, base, {"DNN, synthetic, ℓ2": points})
+
+
+ITEMS = {
+    "local-steps": Item(
+        "FedFW with several local steps; not in the papers",
+        compute_local_steps,
+        render_local_steps,
+    ),
+    "stochastic-nonconvex": Item(
+        "FedFW-sto on a network; not in the papers",
+        compute_stochastic,
+        lambda results, out: render_panels(
+            results, out, "stochastic-nonconvex", "method, schedule"
+        ),
+    ),
+    "server-step": Item(
+        "partial participation: the exact server step or averaged atoms",
+        compute_server_step,
+        render_server_step,
+    ),
+}

@@ -1,0 +1,256 @@
+"""A small run of every item of the Frank-Wolfe papers, and what they are made of."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sim
+from fedtrellis.domains import Simplex
+from reproduce import fedfw
+from reproduce.__main__ import folder_of, main
+from reproduce.common import (
+    Run,
+    evaluated_rounds,
+    load_results,
+    perform,
+    read_config,
+)
+from reproduce.fedfw import accuracy, beyond, claims, convergence, leakage, movielens
+from reproduce.fedfw.assignment import random_start
+from reproduce.fedfw.traffic import bytes_a_round
+
+HERE = folder_of("fedfw")
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Results by item of all that the data allows, and where their pictures are."""
+    out = tmp_path_factory.mktemp("fedfw")
+    page = HERE / "README.md"
+    before = page.read_bytes()
+    arguments = ["--quick", "--seeds", "1", "--jobs", "2", "--out", str(out)]
+    assert main(["fedfw", *arguments]) == 0
+    # only a full run changes the page
+    assert page.read_bytes() == before
+    results: dict[str, Any] = {
+        path.stem: load_results(path) for path in (out / "results").glob("*.json")
+    }
+    return results | {"out": out}
+
+
+@pytest.mark.timeout(900)
+def test_every_item_has_its_picture_and_its_table(quick: dict[str, Any]) -> None:
+    out: Path = quick["out"]
+    for item, definition in fedfw.ITEMS.items():
+        if item not in quick:
+            continue
+        picture = out / f"{item}.png"
+        assert picture.read_bytes().startswith(b"\x89PNG")
+        assert picture.stat().st_size > 5_000
+        text = definition.render(quick[item], out)
+        assert text.startswith(f"![{item}]({item}.png)\n\n")
+        assert item == "claims" or "Measured in" in text
+        assert "nan" not in text
+    # what needs no data is there in any case
+    for item in ("table-1-synthetic", "table-3-synthetic", "figure-2", "figure-3"):
+        assert item in quick
+    for item in ("workshop-lasso", "workshop-digits", "workshop-chr12a", "claims"):
+        assert item in quick
+    folder = os.environ.get("FEDTRELLIS_DATA")
+    if folder:
+        for item in ("table-1-mnist", "table-2-mnist", "figure-1", "figure-4-convex"):
+            assert item in quick
+
+
+def test_missing_data_is_named_and_no_failure(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("FEDTRELLIS_DATA", raising=False)
+    items = ["table-1-mnist", "workshop-movielens", "figure-4-convex", "claims"]
+    assert main(["fedfw", *items, "--quick", "--out", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "skipped: needs mnist; name its folder with --data" in out
+    assert "skipped: needs ml-100k/u.data" in out
+    assert "skipped: needs the results of other items" in out
+
+
+def test_tables_have_all_methods_and_the_papers_numbers(quick: dict[str, Any]) -> None:
+    for name in ("table-1-synthetic", "table-3-synthetic"):
+        table, rows = accuracy.TABLES[name], quick[name]["rows"]
+        assert len(rows) == 2 * len(table.balls) * len(table.methods)
+        for row in rows:
+            paper = accuracy.PAPER[name][row["partition"], row["ball"]][row["method"]]
+            text = accuracy.render(quick[name], quick["out"], name)
+            assert f"| {accuracy.spread(row['accuracy'])} | {paper:.2f} |" in text
+            # the same number of candidates for all, the best of them chosen
+            assert len(row["validation"]) == 2
+            best = int(np.argmax(row["validation"]))
+            candidates = table.methods[row["method"]][1][1:3]
+            assert row["chosen"] == candidates[best]
+    for name, table in accuracy.TABLES.items():
+        counts = {len(candidates) for _, candidates in table.methods.values()}
+        assert counts == {4}
+        assert len(accuracy.PAPER[name]) == len(table.partitions()) * len(table.balls)
+
+
+def test_the_page_has_a_place_for_every_item_and_what_was_measured() -> None:
+    page = (HERE / "README.md").read_text(encoding="utf-8")
+    for item, definition in fedfw.ITEMS.items():
+        match = re.search(rf"<!-- {item} -->\n(.*?)<!-- end {item} -->", page, re.S)
+        assert match, item
+        saved = HERE / "results" / f"{item}.json"
+        assert bool(match.group(1).strip()) == saved.is_file()
+        if saved.is_file():
+            assert definition.render(load_results(saved), HERE) in match.group(1)
+
+
+def test_committed_configs_are_known_settings() -> None:
+    known = set(sim.default_config())
+    for path in HERE.glob("*.toml"):
+        assert set(read_config(path)) <= known, path.name
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [{}, {"variant": "augmented", "penalty": 1e-2}],
+    ids=["plain", "augmented"],
+)
+def test_the_loop_without_messages_is_the_strategy(variant: dict[str, Any]) -> None:
+    """Oracles at 1e-12 pick the same atoms, so that x̄ differs by rounding alone."""
+    config = {
+        "task": "matrix-completion",
+        "schedule": "convex",
+        "penalty": 1e-3,
+        "radius": 700.0,
+        "rounds": 15,
+    } | variant
+    run = perform(Run((), config, 5, every=0, curve=True, point=True))
+    bare = movielens.run(sim.default_config() | config, 5, tolerance=1e-12)
+    np.testing.assert_allclose(bare["x-bar"], run["point"], atol=1e-6)
+    assert bare["curve"]["round"] == run["curve"]["round"]
+    np.testing.assert_allclose(bare["curve"]["rmse"], run["curve"]["rmse"], rtol=1e-6)
+    assert bare["nuclear-norm"] <= 700.0 * (1 + 1e-9)
+
+
+def test_the_leading_pair_is_the_leading_one() -> None:
+    rng = np.random.default_rng(0)
+    matrix = rng.standard_normal((80, 50))
+    left, values, right = np.linalg.svd(matrix)
+    u, v, products = movielens.leading_pair(matrix, rng.standard_normal(50), 1e-8)
+    assert abs(u @ left[:, 0]) == pytest.approx(1.0, abs=1e-8)
+    assert abs(v @ right[0]) == pytest.approx(1.0, abs=1e-8)
+    assert u @ matrix @ v == pytest.approx(values[0])
+    # a loose one takes less work, and is nearly as good
+    u, v, fewer = movielens.leading_pair(matrix, rng.standard_normal(50), 0.1)
+    assert fewer < products
+    assert u @ matrix @ v > 0.97 * values[0]
+
+
+def test_one_local_step_is_fedfw() -> None:
+    for settings in (
+        {"task": "lasso", "penalty": 5.0},
+        {"task": "classification", "penalty": 1e-3, "classification.train-limit": 300},
+    ):
+        config = settings | {"rounds": 12}
+        run = perform(Run((), config, 4, curve=True))
+        bare = beyond.run_local(sim.default_config() | config, 4, 1)
+        np.testing.assert_allclose(bare["loss"], run["curve"]["loss"], rtol=1e-9)
+    several = beyond.run_local(sim.default_config() | config, 4, 5)
+    assert several["loss"][-1] < bare["loss"][-1]
+
+
+def test_averaged_atoms_are_the_exact_step_when_all_answer() -> None:
+    config = {"task": "lasso", "schedule": "convex", "penalty": 5.0, "rounds": 30}
+    for variant in ("plain", "augmented"):
+        both = [
+            perform(
+                Run((), config | {"variant": variant}, 5, curve=True, strategy=strategy)
+            )
+            for strategy in (sim.make_strategy, beyond.averaging)
+        ]
+        assert both[0]["curve"]["loss"] == both[1]["curve"]["loss"]
+    # and not when half of them do: x̄ is the participants' mean atom from round 1 on
+    half = config | {"participation": 0.5, "rounds": 1}
+    exact, averaged = (
+        perform(Run((), half, 6, point=True, strategy=strategy))
+        for strategy in (sim.make_strategy, beyond.averaging)
+    )
+    assert np.linalg.norm(exact["point"]) < 0.99 * np.linalg.norm(averaged["point"])
+
+
+def test_starts_are_doubly_stochastic() -> None:
+    start = random_start(12, 3)
+    np.testing.assert_allclose(start.sum(axis=0), 1.0, atol=1e-9)
+    np.testing.assert_allclose(start.sum(axis=1), 1.0, atol=1e-9)
+    assert start.min() >= 0.5 / 12
+    assert Simplex(1.0).contains(start[0], 1e-6)
+    assert np.abs(start - random_start(12, 4)).max() > 0.01
+
+
+def test_bytes_are_those_of_the_history() -> None:
+    config = {"task": "lasso"}
+    moved = bytes_a_round(config, 4)
+    assert moved["parameters"] == 400
+    # the fourth round alone: the clients' introduction counts too
+    three, four = (
+        perform(Run((), config | {"rounds": rounds}, 4)) for rounds in (3, 4)
+    )
+    for what, name in ((1, "up"), (0, "down")):
+        before, after = (
+            run["bytes-up"] if what else run["bytes"] - run["bytes-up"]
+            for run in (three, four)
+        )
+        assert (after - before) / 4 == pytest.approx(moved[name], abs=1.0)
+    assert moved["up"] < 1200
+
+
+def test_psnr_and_a_leak() -> None:
+    pytest.importorskip("torch")
+    truth = np.full((3, 32, 32), 0.5)
+    assert leakage.psnr(truth + 0.1, truth) == pytest.approx(20.0)
+    image = np.random.default_rng(0).random((3, 32, 32))
+    found = leakage.attack(image, 3, "gradient", 40, 0)
+    assert found["image"].shape == image.shape
+    assert found["iteration"][-1] == 40
+    again = leakage.attack(image, 3, "l1", 40, 0)
+    assert np.isfinite(again["psnr"]).all()
+
+
+def test_slopes_and_rounds() -> None:
+    rounds = [0, *(10**k for k in range(6))]
+    assert convergence.slope(rounds, [9.0, *(t**-0.5 for t in rounds[1:])]) == (
+        pytest.approx(-0.5)
+    )
+    wanted = evaluated_rounds(1000)
+    assert {0, 1, 10, 100, 1000} <= wanted
+    assert len(wanted) < 40
+
+
+def test_claims_are_judged_by_the_numbers() -> None:
+    def table(feddr: float, fedfw: float) -> dict[str, Any]:
+        rows = [
+            {"partition": "iid", "ball": "l2-ball", "method": name, "accuracy": [value]}
+            for name, value in (("FedDR", feddr), ("FedFW", fedfw), ("FedFW+", fedfw))
+        ]
+        return {"rows": rows}
+
+    def verdicts(first: float, second: float) -> list[str]:
+        found = {
+            "table-1-mnist": table(0.8, first),
+            "table-1-cifar10": table(0.4, second),
+        }
+        rows = claims.judge(found)
+        assert rows[0]["missing"] == ["table-1-synthetic"]
+        return [row["holds"] for row in rows]
+
+    assert verdicts(0.9, 0.5) == ["holds", "holds"]
+    assert verdicts(0.9, 0.3) == ["in part", "holds"]
+    assert verdicts(0.7, 0.3) == ["does not hold", "holds"]
