@@ -26,14 +26,14 @@ def sweep_panels(
     """Run the points of all panels; ``panels`` of the result has them by name."""
     every = max(1, base["rounds"] // 50)
     if options.quick:
-        base = base | {"rounds": 10, "classification.test-limit": 1000}
-        base["classification.train-limit"] = 1000
+        base = base | {"rounds": 4, "classification.test-limit": 500}
+        base["classification.train-limit"] = 500
         every = 2
     results = {
         name: sweep(
             options,
             base,
-            points[::2] if options.quick else points,
+            points[::4] if options.quick else points,
             tuple(METRICS),
             seeds=min(options.seeds, 5),
             every=every,

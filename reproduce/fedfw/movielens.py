@@ -36,7 +36,12 @@ __all__ = ["ITEMS", "leading_pair", "run"]
 
 HERE = Path(__file__).parent
 NODES = 40
-VARIANTS = {"FedFW": "plain", "FedFW+": "augmented"}
+#: The first has the paper's λ_0.
+RUNS: dict[str, dict[str, Any]] = {
+    "FedFW, λ_0 = 1e-5": {"penalty": 1e-5},
+    "FedFW, λ_0 = 1e-9": {"penalty": 1e-9},
+    "FedFW+, λ_0 = 1e-9": {"penalty": 1e-9, "variant": "augmented"},
+}
 
 Array = NDArray[np.float64]
 
@@ -58,9 +63,10 @@ def leading_pair(
     """
     rows, columns = matrix.shape
     most = min(most, rows, columns)
-    left, right = np.empty((most, rows)), np.empty((most, columns))
+    left = np.empty((most, rows), matrix.dtype)
+    right = np.empty((most, columns), matrix.dtype)
     diagonal, above = np.zeros(most), np.zeros(most)
-    v = start / np.linalg.norm(start)
+    v = (start / np.linalg.norm(start)).astype(matrix.dtype)
     for k in range(most):
         right[k] = v
         # α_k u_k = A v_k − β_{k−1} u_{k−1};  β_k v_{k+1} = Aᵀ u_k − α_k v_k
@@ -78,11 +84,17 @@ def leading_pair(
         if above[k] * abs(p[-1, 0]) <= tolerance * values[0] or k == most - 1:
             break
         v /= above[k]
-    u, v = p[:, 0] @ left[: k + 1], q[0] @ right[: k + 1]
+    u = p[:, 0].astype(matrix.dtype) @ left[: k + 1]
+    v = q[0].astype(matrix.dtype) @ right[: k + 1]
     return u / np.linalg.norm(u), v / np.linalg.norm(v), 2 * (k + 1)
 
 
-def run(config: dict[str, Any], nodes: int, tolerance: float = 1e-2) -> dict[str, Any]:
+def run(
+    config: dict[str, Any],
+    nodes: int,
+    tolerance: float = 1e-2,
+    dtype: type[np.floating[Any]] = np.float64,
+) -> dict[str, Any]:
     """Run FedFW or FedFW+ on a matrix completion task; metrics by round.
 
     Parameters
@@ -92,6 +104,8 @@ def run(config: dict[str, Any], nodes: int, tolerance: float = 1e-2) -> dict[str
     nodes : int
     tolerance : float
         Of the oracle's singular vectors.
+    dtype : type
+        Of the clients' iterates, float64 or float32.
     """
     setup = sim.make_setup(config, nodes)
     task, domain = setup.task, setup.domain
@@ -102,16 +116,23 @@ def run(config: dict[str, Any], nodes: int, tolerance: float = 1e-2) -> dict[str
     objectives: list[Any] = [task.client_objective(i) for i in range(nodes)]
     (shape,) = task.shapes()
     x_bar = np.zeros(shape)
-    x = [np.zeros(shape) for _ in range(nodes)]
-    y = [np.zeros(shape) for _ in range(nodes if augmented else 0)]
-    g, scratch = np.empty(shape), np.empty(shape)
-    entries = []
+    x = [np.zeros(shape, dtype) for _ in range(nodes)]
+    y = [np.zeros(shape, dtype) for _ in range(nodes if augmented else 0)]
+    g, scratch = np.empty(shape, dtype), np.empty(shape, dtype)
+    rank_one, add = (
+        (blas.dger, blas.daxpy) if dtype is np.float64 else (blas.sger, blas.saxpy)
+    )
+    # f_i is quadratic, entry by entry: ∇f_i(x) = ∇f_i(0) + (∇f_i(1) − ∇f_i(0)) x
+    entries, at_zero, curvature = [], [], []
     for objective in objectives:
         pattern = objective.sparse_gradient(x_bar).tocoo()
         entries.append(pattern.row * shape[1] + pattern.col)
+        at_zero.append(pattern.data)
+        ones = objective.sparse_gradient(np.ones(shape)).tocoo()
+        curvature.append(ones.data - pattern.data)
     rng = np.random.default_rng(setup.run.seed)
     noise = rng.standard_normal(shape[1])
-    left, right = np.empty((shape[0], nodes)), np.empty((nodes, shape[1]))
+    left, right = np.empty((shape[0], nodes), dtype), np.empty((nodes, shape[1]), dtype)
     wanted = evaluated_rounds(rounds)
     curve: dict[str, list[float]] = {"round": [], "seconds": [], "loss": []}
     seconds = oracle = 0.0
@@ -126,17 +147,18 @@ def run(config: dict[str, Any], nodes: int, tolerance: float = 1e-2) -> dict[str
     for t in range(1, rounds + 1):
         began = time.perf_counter()
         eta, weight = schedule.step(t), schedule.penalty_weight(t)
-        for i, objective in enumerate(objectives):
+        centre = x_bar.astype(dtype)
+        for i in range(nodes):
             # the oracle does not mind a positive factor: g_i / λ_t
-            np.subtract(x[i], x_bar, out=g)
+            np.subtract(x[i], centre, out=g)
             if augmented:
                 # y_i ← y_i + λ_0 (x_i − x̄)
-                blas.daxpy(g.reshape(-1), y[i].reshape(-1), a=penalty)
+                add(g.reshape(-1), y[i].reshape(-1), a=penalty)
                 np.multiply(y[i], 1.0 / weight, out=scratch)
                 g += scratch
             # (1/n) ∇f_i has one entry a rating
-            sparse = objective.sparse_gradient(x[i]).data
-            g.reshape(-1)[entries[i]] += sparse / (nodes * weight)
+            sparse = at_zero[i] + curvature[i] * x[i].reshape(-1)[entries[i]]
+            g.reshape(-1)[entries[i]] += (sparse / (nodes * weight)).astype(dtype)
             before = time.perf_counter()
             # not from the last direction: g_i has just been pushed away from that, and
             # it would pass for a singular vector, though no longer for the leading one
@@ -146,7 +168,7 @@ def run(config: dict[str, Any], nodes: int, tolerance: float = 1e-2) -> dict[str
             left[:, i], right[i] = -domain.radius * u, v
             # x_i ← (1 − η_t) x_i + η_t s_i, in place
             x[i] *= 1.0 - eta
-            blas.dger(eta, v, left[:, i], a=x[i].T, overwrite_a=1)
+            rank_one(eta, v, left[:, i], a=x[i].T, overwrite_a=1)
         # x̄ ← (1 − η_t) x̄ + (η_t / n) Σ s_i
         x_bar *= 1.0 - eta
         x_bar += (eta / nodes) * (left @ right)
@@ -170,7 +192,7 @@ def run(config: dict[str, Any], nodes: int, tolerance: float = 1e-2) -> dict[str
 
 
 def _perform(config: dict[str, Any]) -> dict[str, Any]:
-    result = run(config, NODES)
+    result = run(config, NODES, dtype=np.float32)
     x_bar = result.pop("x-bar")
     # the product's oracle, converged to 1e-10, on a gradient of the same kind
     gradient = make_task("matrix-completion", config, NODES, config["seed"]).gradient(
@@ -187,17 +209,17 @@ def _perform(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def compute(options: Options) -> dict[str, Any]:
-    """FedFW and FedFW+, a process each."""
+    """All runs, the iterates in single precision, a process each."""
     config = sim.default_config() | read_config(HERE / "movielens.toml")
     config["matrix-completion.path"] = str(options.file("ml-100k/u.data"))
     if options.quick:
         config["rounds"] = 3
-    configs = [config | {"variant": variant} for variant in VARIANTS.values()]
+    configs = [config | settings for settings in RUNS.values()]
     with ProcessPoolExecutor(min(options.jobs, 2), initializer=one_thread) as pool:
-        runs = dict(zip(VARIANTS, pool.map(_perform, configs), strict=True))
+        runs = dict(zip(RUNS, pool.map(_perform, configs), strict=True))
     moved = {
         name: bytes_a_round(each, NODES, 2 if options.quick else 4)
-        for name, each in zip(VARIANTS, configs, strict=True)
+        for name, each in zip(RUNS, configs, strict=True)
     }
     dense = config | {"method": "projected-fedavg", "local-steps": 1}
     return {
