@@ -185,7 +185,7 @@ TABLES = {
         },
         "emnist",
         examples=40_000,
-        choice=20_000,
+        choice=30_000,
     ),
     "table-3-cifar10": _stochastic(
         "table 3, CIFAR-10", {"classification.dataset": "cifar10"}, "cifar10"
