@@ -104,7 +104,15 @@ def attack(
 
     start = np.random.default_rng(seed).standard_normal(truth.shape)
     image = torch.tensor(start, requires_grad=True)
-    optimizer: Any = torch.optim.LBFGS([image], lr=1.0, max_iter=20, history_size=100)
+    optimizer: Any = torch.optim.LBFGS(
+        [image],
+        lr=1.0,
+        max_iter=20,
+        history_size=100,
+        # what is minimised has another scale for each of the three: no early stop
+        tolerance_grad=0.0,
+        tolerance_change=0.0,
+    )
     best: dict[str, Any] = {"loss": np.inf, "image": start}
     curve: dict[str, list[float]] = {"iteration": [], "psnr": []}
     count = 0
