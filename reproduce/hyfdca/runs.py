@@ -1,0 +1,120 @@
+"""Runs of the app's methods on split data, several at once, measured against P*."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, MetricRecord
+
+import sim
+from fedtrellis.arrays import Layout, array_record, record_arrays
+from fedtrellis.local import LocalGrid
+from reproduce.common import Run
+from tasks import HybridTask
+
+__all__ = ["execute_hybrid", "optimum_of", "perform_hybrid"]
+
+
+def _quiet() -> None:
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+
+
+def optimum_of(config: dict[str, Any], nodes: int) -> dict[str, float]:
+    """P*, its certificate, and what a central solver took for it."""
+    setup = sim.make_setup(sim.default_config() | config, nodes)
+    task = setup.task
+    assert isinstance(task, HybridTask)
+    task.num_examples()  # the data is loaded before the clock starts
+    began = time.perf_counter()
+    best = task.optimum()
+    seconds = time.perf_counter() - began
+    return {
+        "value": best.value,
+        "gap": best.gap,
+        "seconds": seconds,
+        "samples": task.num_examples(),
+        "features": task.shapes()[0][0],
+        **task.metrics([best.w]),
+    }
+
+
+def perform_hybrid(run: Run) -> dict[str, Any]:
+    """Perform a run.
+
+    Returns
+    -------
+    dict
+        Lists by evaluated round: ``round``, ``loss`` P(w), ``accuracy`` on the test
+        samples (on the training samples where there are none), ``trips``, ``seconds``
+        (both so far); and ``failed``, the reason if it ended with an error.
+    """
+    config = sim.default_config() | run.config
+    setup = sim.make_setup(config, run.nodes)
+    task = setup.task
+    assert isinstance(task, HybridTask)
+    layout = Layout(tuple(task.shapes()))
+    grid = LocalGrid(sim.client_app, run.nodes, seed=setup.run.seed, run_config=config)
+    strategy = sim.make_strategy(
+        setup, evaluate_every=run.every, max_failed_rounds=setup.run.rounds
+    )
+
+    def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        return MetricRecord(sim.evaluate(setup, layout, record_arrays(arrays)))
+
+    failed = ""
+    with np.errstate(over="ignore", invalid="ignore"):
+        try:
+            strategy.start(
+                grid,
+                array_record([np.zeros(layout.shapes[0])]),
+                num_rounds=setup.run.rounds,
+                evaluate_fn=evaluate,
+            )
+        except (RuntimeError, FloatingPointError) as error:  # it diverged
+            failed = str(error)
+    result: dict[str, Any] = {"failed": failed}
+    lists: dict[str, list[float]] = {
+        name: [] for name in ("round", "loss", "accuracy", "trips", "seconds")
+    }
+    trips, seconds = 0, 0.0
+    for record in strategy.history:
+        trips += record.round_trips if record.round else 0
+        seconds += record.seconds
+        if not record.evaluation:
+            continue
+        accuracy = record.evaluation.get("accuracy")
+        if accuracy is None:
+            accuracy = record.evaluation["train-accuracy"]
+        for name, value in (
+            ("round", record.round),
+            ("loss", record.evaluation["loss"]),
+            ("accuracy", accuracy),
+            ("trips", trips),
+            ("seconds", seconds),
+        ):
+            lists[name].append(value)
+    return result | lists
+
+
+def execute_hybrid(
+    runs: Sequence[Run], jobs: int, say: Callable[[str], None] = print
+) -> dict[tuple[Any, ...], dict[str, Any]]:
+    """Perform runs, several at once; results by key."""
+    results: dict[tuple[Any, ...], dict[str, Any]] = {}
+    began, told = time.monotonic(), 0.0
+    with ProcessPoolExecutor(jobs, initializer=_quiet) as pool:
+        waiting = {pool.submit(perform_hybrid, run): run for run in runs}
+        for done in as_completed(waiting):
+            results[waiting[done].key] = done.result()
+            passed = time.monotonic() - began
+            if passed - told > 30.0 or len(results) == len(runs):
+                told = passed
+                say(f"  {len(results)}/{len(runs)} runs, {passed:.0f} s")
+    return {run.key: results[run.key] for run in runs}
