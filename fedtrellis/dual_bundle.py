@@ -38,6 +38,8 @@ IntArray = NDArray[np.int64]
 _PAIRWISE_SWEEPS = 4
 _STEPS_A_SWEEP = 4
 _MAX_FACES = 300
+_MAX_RETRIES = 20
+_RETRY_SWEEPS = 10
 
 
 def maximise_over_simplices(
@@ -80,6 +82,7 @@ def maximise_over_simplices(
     for i, block in enumerate(blocks):
         block_of[block] = i
     free = theta > 0.0
+    retries = 0
     for _ in range(_MAX_FACES):
         target = _maximum_on_face(G, b, free, block_of, len(blocks))
         negative = free & (target < 0.0)
@@ -94,7 +97,20 @@ def maximise_over_simplices(
             free &= ~stuck
         moved = _normalised(np.where(free, np.maximum(moved, 0.0), 0.0), blocks)
         if _objective(G, b, moved) < _objective(G, b, theta):
-            break  # rounding is all that is left
+            # rounding, or points of the face that are affinely dependent, so that its
+            # maximum is not where the KKT system says: pairwise steps go on from here
+            gradient = b - G @ theta
+            if (
+                retries == _MAX_RETRIES
+                or _difference(theta, gradient, blocks) <= enough
+            ):
+                break
+            retries += 1
+            for _ in range(_RETRY_SWEEPS):
+                for block in blocks:
+                    _pairwise_steps(G, theta, gradient, block, enough)
+            free = theta > 0.0
+            continue
         theta[:] = moved
         if step < 1.0:
             continue
@@ -172,6 +188,13 @@ def _entering(
         if outside[best] > level + enough:
             entering.append(block.start + best)
     return entering
+
+
+def _difference(theta: FloatArray, gradient: FloatArray, blocks: list[slice]) -> float:
+    """By how much a derivative exceeds the lowest in its simplex's support, at most."""
+    return max(
+        float(gradient[k].max() - gradient[k][theta[k] > 0.0].min()) for k in blocks
+    )
 
 
 def _normalised(theta: FloatArray, blocks: list[slice]) -> FloatArray:

@@ -33,6 +33,8 @@ ENCRYPTIONS = ("tenseal-bfv", "none")
 SLOTS = ("all", "chosen")
 
 Blobs = list[bytes]
+# How many rounds without a certificate the best certified model outlives.
+_CERTIFIED_ROUNDS = 50
 
 
 @dataclass
@@ -126,7 +128,7 @@ class HyFDCA(HybridStrategy):
     sample_ids, labels, loss, key)``. Metrics of a round: ``primal`` P(w) and ``dual``
     D(α) at the point that the round started from, ``duality-gap``, and ``dual-bound``
     after it. The result is the certified w with the lowest P of the run, or the last
-    one where P was not to be had.
+    one where P was not to be had for 50 rounds.
 
     What the server sees: w, each client's v_k (or only their sum, ``secure_sum``), who
     shares a slot with whom, sums of losses, and ciphertexts; no α, no inner product, no
@@ -243,7 +245,7 @@ class HyFDCA(HybridStrategy):
         self._steps: BundleSteps | PaperSteps | None = None
         self._best: tuple[float, FloatArray] | None = None
         self._best_dual = -inf
-        self._away_before: set[str] = set()
+        self._uncertified = 0  # rounds since P was last known
 
     @property
     def steps(self) -> BundleSteps | PaperSteps:
@@ -453,13 +455,13 @@ class HyFDCA(HybridStrategy):
             self._best_dual = max(self._best_dual, dual)
         if primal is not None and (self._best is None or primal < self._best[0]):
             self._best = (primal, self.steps.certified.copy())
-        self._certified_now = primal is not None
+        self._uncertified = 0 if primal is not None else self._uncertified + 1
         self.broadcast.replace(self.steps.w)
         return metrics if self._used else None
 
     def result_point(self) -> FloatArray:
-        """The certified w of lowest P; the last w where the last round has no P."""
-        if self._best is None or not self._certified_now:
+        """The certified w of lowest P; the last w where P is not known any more."""
+        if self._best is None or self._uncertified > _CERTIFIED_ROUNDS:
             return self.broadcast.model
         return self._best[1]
 
@@ -604,6 +606,7 @@ class HyFDCA(HybridStrategy):
         arrays: dict[str, NDArray[Any]] = {
             "context": _bytes(self.cipher.evaluation_bytes()),
             "best-dual": np.array(self._best_dual),
+            "uncertified": np.array(self._uncertified),
         }
         if self._best is not None:
             arrays["best-primal"] = np.array(self._best[0])
@@ -630,7 +633,7 @@ class HyFDCA(HybridStrategy):
         self._best_dual = float(state["best-dual"])
         if "best-w" in state:
             self._best = (float(state["best-primal"]), state["best-w"])
-        self._certified_now = False
+        self._uncertified = int(state["uncertified"])
         self._alignment = Alignment.from_state(_under(state, "alignment/"))
         self._labels = []
         for g, group in enumerate(self.alignment.groups):
