@@ -88,9 +88,10 @@ def _leakage(found: Results) -> Verdict:
 
 def _leakage_l2(found: Results) -> Verdict:
     rows = found["figure-1"]["images"]
-    margins = [row["gradient"]["psnr"][-1] - row["l2"]["psnr"][-1] for row in rows]
-    count = sum(margin > 3.0 for margin in margins)
-    text = "gradient − ℓ2: " + ", ".join(f"{margin:+.1f} dB" for margin in margins)
+    # hidden is what is no more than 3 dB nearer to the image than plain grey
+    margins = [row["l2"]["psnr"][-1] - row["grey"] for row in rows]
+    count = sum(margin < 3.0 for margin in margins)
+    text = "ℓ2 − plain grey: " + ", ".join(f"{margin:+.1f} dB" for margin in margins)
     return _judge(count, len(margins)), text
 
 

@@ -107,7 +107,8 @@ def test_the_page_has_a_place_for_every_item_and_what_was_measured() -> None:
         match = re.search(rf"<!-- {item} -->\n(.*?)<!-- end {item} -->", page, re.S)
         assert match, item
         saved = HERE / "results" / f"{item}.json"
-        assert bool(match.group(1).strip()) == saved.is_file()
+        unmeasured = match.group(1).startswith("Not measured in full yet: ")
+        assert unmeasured != saved.is_file()
         if saved.is_file():
             assert definition.render(load_results(saved), HERE) in match.group(1)
 
