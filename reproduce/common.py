@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import multiprocessing
 import os
 import platform
 import re
@@ -37,6 +38,7 @@ __all__ = [
     "read_config",
     "save_results",
     "update_page",
+    "workers",
 ]
 
 
@@ -240,6 +242,12 @@ def perform(run: Run) -> dict[str, Any]:
     return result
 
 
+def workers(jobs: int) -> ProcessPoolExecutor:
+    """Processes that start anew; a fork copies locks that PyTorch's threads hold."""
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(jobs, mp_context=context, initializer=one_thread)
+
+
 def execute(
     runs: Sequence[Run], jobs: int, say: Callable[[str], None] = print
 ) -> dict[tuple[Any, ...], dict[str, Any]]:
@@ -249,7 +257,7 @@ def execute(
     if len({run.key for run in runs}) < len(runs):
         raise ValueError("two runs have one key")
     # consecutive chunks share their data, which a worker keeps
-    with ProcessPoolExecutor(jobs, initializer=one_thread) as pool:
+    with workers(jobs) as pool:
         waiting = {pool.submit(perform, run): run for run in runs}
         for done in as_completed(waiting):
             results[waiting[done].key] = done.result()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from fedtrellis.arrays import Layout
 from fedtrellis.broadcast import Step
 from fedtrellis.loop import RoundStrategy
 from fedtrellis.schedules import FrankWolfeSchedule
-from reproduce.common import Item, Options, Run, execute, one_thread, read_config
+from reproduce.common import Item, Options, Run, execute, read_config, workers
 from reproduce.drawing import color, measured, new_figure, save
 from reproduce.sweep import Point
 from strategies import FedFW
@@ -247,7 +246,7 @@ def compute_local_steps(options: Options) -> dict[str, Any]:
         if options.quick:
             config |= {"rounds": 10, "classification.train-limit": 500}
         cases += [(name, k, config) for k in counts]
-    with ProcessPoolExecutor(options.jobs, initializer=one_thread) as pool:
+    with workers(options.jobs) as pool:
         found = pool.map(_local, [(config, k) for _, k, config in cases])
         rows = [
             {"task": name, "steps": k, "curve": curve}

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from reproduce.common import Item, Options, SkippedError, one_thread
+from reproduce.common import Item, Options, SkippedError, workers
 from reproduce.drawing import measured, new_figure, save
 from tasks.images import read_cifar
 
@@ -172,7 +171,7 @@ def compute(options: Options) -> dict[str, Any]:
         (truths[k], int(batch.labels[k]), what, iterations, seed)
         for k, what, seed in cases
     ]
-    with ProcessPoolExecutor(options.jobs, initializer=one_thread) as pool:
+    with workers(options.jobs) as pool:
         found = dict(zip(cases, pool.map(_perform, tasks), strict=True))
     images = []
     for k in chosen:

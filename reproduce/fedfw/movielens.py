@@ -9,7 +9,6 @@ from the strategy's own encoded Messages.
 from __future__ import annotations
 
 import time
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,8 @@ from reproduce.common import (
     Item,
     Options,
     evaluated_rounds,
-    one_thread,
     read_config,
+    workers,
 )
 from reproduce.drawing import measured, new_figure, save
 from tasks import make_task
@@ -215,7 +214,7 @@ def compute(options: Options) -> dict[str, Any]:
     if options.quick:
         config["rounds"] = 3
     configs = [config | settings for settings in RUNS.values()]
-    with ProcessPoolExecutor(min(options.jobs, 2), initializer=one_thread) as pool:
+    with workers(min(options.jobs, 2)) as pool:
         runs = dict(zip(RUNS, pool.map(_perform, configs), strict=True))
     moved = {
         name: bytes_a_round(each, NODES, 2 if options.quick else 4)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from fedtrellis.arrays import Layout, array_record
 from fedtrellis.callbacks import Callback, RoundRecord
 from fedtrellis.local import LocalGrid
 from fedtrellis.loop import RoundStrategy
-from reproduce.common import Item, Options, SkippedError, one_thread
+from reproduce.common import Item, Options, SkippedError, workers
 from reproduce.drawing import measured, new_figure, save
 
 __all__ = ["CASES", "ITEMS", "bytes_a_round"]
@@ -142,7 +141,7 @@ def compute(options: Options) -> dict[str, Any]:
             key = "matrix-completion" if data.startswith("ml") else "classification"
             config[f"{key}.path"] = path
         wanted[name] = (config, nodes)
-    with ProcessPoolExecutor(options.jobs, initializer=one_thread) as pool:
+    with workers(options.jobs) as pool:
         found = pool.map(_measure, wanted.values())
         for (name, (_, nodes)), moved in zip(wanted.items(), found, strict=True):
             rows.append({"task": name, "nodes": nodes, **moved})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -109,7 +110,8 @@ def execute_hybrid(
     """Perform runs, several at once; results by key."""
     results: dict[tuple[Any, ...], dict[str, Any]] = {}
     began, told = time.monotonic(), 0.0
-    with ProcessPoolExecutor(jobs, initializer=_quiet) as pool:
+    context = multiprocessing.get_context("spawn")  # as in reproduce.common.workers
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_quiet) as pool:
         waiting = {pool.submit(perform_hybrid, run): run for run in runs}
         for done in as_completed(waiting):
             results[waiting[done].key] = done.result()

@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedtrellis.random import generator
-from reproduce.common import Options, read_config
+from reproduce.common import Options, read_config, workers
 from reproduce.drawing import color, measured, new_figure, save
 
 from .one_place import (
@@ -160,7 +159,7 @@ def compute_steps(options: Options) -> dict[str, Any]:
         for scaling in SCALINGS
         for name in names
     ]
-    with ProcessPoolExecutor(options.jobs) as pool:
+    with workers(options.jobs) as pool:
         rows = list(pool.map(_step_row, jobs))
     tables = {scaling: load(_config(scaling), 16) for scaling in SCALINGS}
     return {
@@ -295,7 +294,7 @@ def compute_availability(options: Options) -> dict[str, Any]:
         for fraction in FRACTIONS
     ]
     jobs = [(*case, seed, iterations) for case in cases for seed in range(seeds)]
-    with ProcessPoolExecutor(options.jobs) as pool:
+    with workers(options.jobs) as pool:
         found = list(pool.map(_availability_row, jobs))
     rows = []
     for number, (scaling, features, fraction) in enumerate(cases):

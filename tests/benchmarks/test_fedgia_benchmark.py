@@ -58,11 +58,13 @@ def test_the_examples_have_a_minimum_where_fedgia_ends(
         for method in fedgia_stop.methods(example)
         if (method.name, method.local_steps) == ("FedGiA_D", 5)
     )
+    # others of this process may have asked the shared objectives for theirs
+    before = ["_lipschitz" in vars(f) for f in example.objectives]
     run = fedgia_stop.run(example, method, 300)
     assert run.arrived
     assert 0.0 <= run.excess < 1e-4
     # the shared objectives were copied: a factor or r_i kept there would be for free
-    assert not any("_lipschitz" in vars(f) for f in example.objectives)
+    assert ["_lipschitz" in vars(f) for f in example.objectives] == before
 
 
 @pytest.mark.parametrize("shape", [(9, 6), (6, 9)])

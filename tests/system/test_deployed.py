@@ -24,7 +24,7 @@ def deployment(flower: Flower) -> Iterator[Flower]:
     """A SuperLink and its SuperNodes; ``flwr run . trial`` reaches them."""
     port = free_port()
     temporary = flower.home / "tmp"
-    temporary.mkdir()
+    temporary.mkdir(exist_ok=True)
     (flower.home / "config.toml").write_text(
         '[superlink]\ndefault = "trial"\n'
         f'[superlink.trial]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
