@@ -37,7 +37,8 @@ def clean(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
     By uv, which comes with Flower and is what Flower itself installs with.
     """
     folder = tmp_path_factory.mktemp("clean")
-    uv = [sys.executable, "-m", "uv", "--quiet"]
+    # the system's certificates, which pip finds by itself and uv does not
+    uv = [sys.executable, "-m", "uv", "--quiet", "--native-tls"]
     subprocess.run(
         [*uv, "venv", "--python", sys.executable, str(folder / "env")], check=True
     )
