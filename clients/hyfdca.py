@@ -296,8 +296,10 @@ class HyFDCAClient(StatefulClient):
             q = self.state["norms"][slices[g]]
             drawn = self._drawn(config, g, version)
             z = np.zeros(len(alpha))
+            whole = np.array_equal(rows[g], np.arange(self.features.shape[0]))
+            part = self.features if whole else self.features[rows[g]]
             if g in local_row:
-                z = np.asarray(self.features @ w[local_row[g]])[rows[g]]
+                z = np.asarray(part @ w[local_row[g]])
                 kinds = config["local-proposals"]
             else:
                 only = config["slots"] == "chosen" and drawn is not None
@@ -337,9 +339,7 @@ class HyFDCAClient(StatefulClient):
                 new.append(loss.feasible(point, y))
             proposals = np.stack(new)
             # v_k = (1/λN) Σ_i α_i x_{k,i}
-            spread = np.zeros((self.features.shape[0], len(new)))
-            spread[rows[g]] = proposals.T
-            v = np.ascontiguousarray((self.features.T @ spread).T) / scale
+            v = np.ascontiguousarray((part.T @ proposals.T).T) / scale
             if "openers" in config:
                 secure = v if secure is None else secure + v
             else:
@@ -556,7 +556,7 @@ class HyFDCAClient(StatefulClient):
         blobs: list[bytes] = []
         for g in config["renew"]:
             label = self._label(config, "dual", g)
-            terms = config["renew-terms"]
+            terms = config["terms"]
             blobs += encrypt_vector(cipher, alpha[slices[g]], label, terms)
         v = np.asarray(self.features.T @ in_rows) / scale
         return [v, *_arrays(blobs)], 0, {}

@@ -213,7 +213,8 @@ class Method(Strategy):
     ) -> Message:
         """A message to one client, with the model and, if it has none, its state."""
         client = self._registry[name]
-        arrays, model_config = self.broadcast.encode(client.version)
+        numbers = dict(numbers)
+        arrays, model_config = self._model_for(name, numbers)
         config: dict[str, Any] = {
             "session": self._session,
             "server-round": server_round,
@@ -227,8 +228,7 @@ class Method(Strategy):
             config["used-round"] = client.used_round
             replace = self.replaces_state(name)
             if replace or not client.ready:
-                state = self.client_state(name)
-                restore, restore_config = pack_restore(state, self.broadcast.model)
+                restore, restore_config = self._state_for(name)
                 config.update(restore_config)
                 if replace or not self.keep_old_state:
                     config["restore-alone"] = True
@@ -245,6 +245,19 @@ class Method(Strategy):
             message_type=kind,
             group_id=str(server_round),
         )
+
+    def _model_for(
+        self, name: str, numbers: dict[str, Any]
+    ) -> tuple[ArrayRecord, dict[str, Any]]:
+        """The model as one client is sent it, and what to say of its encoding.
+
+        ``numbers`` are the request's; what they hold for the model is taken out.
+        """
+        return self.broadcast.encode(self._registry[name].version)
+
+    def _state_for(self, name: str) -> tuple[ArrayRecord, dict[str, Any]]:
+        """The state for a client that has none, and what to say of it."""
+        return pack_restore(self.client_state(name), self.broadcast.model)
 
     def _ask(
         self,

@@ -249,7 +249,10 @@ def workers(jobs: int) -> ProcessPoolExecutor:
 
 
 def execute(
-    runs: Sequence[Run], jobs: int, say: Callable[[str], None] = print
+    runs: Sequence[Run],
+    jobs: int,
+    say: Callable[[str], None] = print,
+    perform: Callable[[Run], dict[str, Any]] = perform,
 ) -> dict[tuple[Any, ...], dict[str, Any]]:
     """Perform runs, several at once; results by key."""
     results: dict[tuple[Any, ...], dict[str, Any]] = {}

@@ -51,8 +51,10 @@ def measured(results: dict[str, Any], *, jobs: bool = True) -> str:
     """How long an item took, and on what."""
     facts = results["machine"]
     processes = f", {results['jobs']} processes" if jobs else ""
+    busy = results.get("processor-minutes")
+    of_processors = f" ({busy:.1f} of processor time)" if busy is not None else ""
     return (
-        f"Measured in {results['minutes']:.1f} minutes{processes} on "
+        f"Measured in {results['minutes']:.1f} minutes{of_processors}{processes} on "
         f"{facts['cores']} cores, Python {facts['python']}, NumPy {facts['numpy']}, "
         f"flwr {facts['flwr']}."
     )

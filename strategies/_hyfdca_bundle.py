@@ -28,17 +28,16 @@ from numpy.typing import NDArray
 
 from fedtrellis.arrays import FloatArray
 from fedtrellis.dual_bundle import DualBundle, Mixture
-from fedtrellis.encryption import Cipher
 from fedtrellis.method import Answer
 
-from .hybrid import ROWS, add_shares
+from ._hyfdca_steps import Steps, as_array, read_blobs, split_blobs
+from .hybrid import ROWS, Blobs, add_shares
 
 if TYPE_CHECKING:
     from .hyfdca import HyFDCA
 
 __all__ = ["BundleSteps"]
 
-Blobs = list[bytes]
 # A search over more points than this would take longer than the clients do.
 _MAX_POINTS = 400
 _MAX_UNITS = 100
@@ -74,22 +73,20 @@ class Unit:
         self.opened.clear()
 
 
-class BundleSteps:
+class BundleSteps(Steps):
     """The server's side of an iteration; see the module."""
 
     def __init__(self, method: HyFDCA) -> None:
-        self.method = method
-        self.alignment = method.alignment
+        super().__init__(method)
         groups = range(len(self.alignment.groups))
         lists = [list(groups)] if method.secure_sum else self._lists()
         self.units = [Unit(group) for group in lists]
         self.unit_of = {g: u for u, unit in enumerate(self.units) for g in unit.groups}
-        memory = min(method.memory, max(3, _MAX_POINTS // len(self.units)))
         self.bundle = DualBundle(
             len(self.alignment.feature_names),
             len(self.units),
             method.regularization,
-            method.memory if method.step == "line-search" else memory,
+            min(method.memory, max(3, _MAX_POINTS // len(self.units))),
         )
         # holders that lost what they remembered of a group
         self.bare: set[tuple[str, int]] = set()
@@ -100,6 +97,15 @@ class BundleSteps:
         self.version = 0
         self.certified = self.w
         self.openers = self._choose_openers() if method.secure_sum else {}
+        # who has a share in the sum that each of them opens
+        self.contributors = {
+            opener: [
+                name
+                for name in method.clients
+                if np.isin(columns, self.alignment.columns[name]).any()
+            ]
+            for opener, columns in self.openers.items()
+        }
 
     def _lists(self) -> list[list[int]]:
         """The units' groups: one each, unless there are too many to search over."""
@@ -123,8 +129,7 @@ class BundleSteps:
         timeout: float,
     ) -> tuple[set[str], dict[str, float]]:
         """One iteration; returns whose answers were used, and the metrics."""
-        self._wave = (grid, server_round, timeout)
-        self._extra = {**extra, **self.method.phase_config()}
+        self._begin(grid, server_round, extra, timeout)
         for unit in self.units:
             if unit.snapshot is None:
                 unit.begin(self.w, self.version)
@@ -142,9 +147,8 @@ class BundleSteps:
         for name in available:
             wanted = [
                 g
-                for g in self.alignment.client_groups(name)
-                if self.alignment.groups[g].shared
-                and g not in self.units[self.unit_of[g]].scores
+                for g in self._shared_groups(name)
+                if g not in self.units[self.unit_of[g]].scores
                 and (name, g) not in self.units[self.unit_of[g]].products
             ]
             if wanted:
@@ -167,11 +171,10 @@ class BundleSteps:
             }
 
         def take(answer: Answer) -> None:
-            blobs = self._blobs(answer.arrays)
             wish = self._wished.get(answer.client, [])
             groups = missing[answer.client]
             counts = [self._blocks(g) for g in [*groups, *wish]]
-            parts = _split(blobs, counts)
+            parts = split_blobs(read_blobs(answer.arrays), counts)
             for g, part in zip(groups, parts[: len(groups)], strict=True):
                 unit = self.units[self.unit_of[g]]
                 unit.products[answer.client, g] = part
@@ -190,14 +193,11 @@ class BundleSteps:
     def _add_products(self, unit: Unit, g: int, holders: Sequence[str]) -> None:
         """enc(x_iᵀ w) = Σ over B_i of enc(x_{k,i}ᵀ w_k)."""
         shares = {name: unit.products[name, g] for name in holders}
-        total, spoilt = add_shares(self._cipher, shares)
-        for name, why in spoilt.items():
-            self.method._traffic.reject(name, why)
-            del unit.products[name, g]
+        total, spoilt = self._add(shares)
         if total is not None:
             unit.scores[g] = total
-            for name in holders:
-                del unit.products[name, g]
+        for name in spoilt or holders:
+            del unit.products[name, g]
 
     def _propose(self, available: Sequence[str]) -> set[str]:
         """Proposals of the groups whose inner products are known."""
@@ -284,20 +284,20 @@ class BundleSteps:
                         f"expected {(counts[g], p_k)} and float64"
                     )
                 found[g] = array
-        blobs = self._blobs(arrays)
+        blobs = read_blobs(arrays)
         if secure:
             count = max(counts.values(), default=0)
             sizes = self._opening_sizes(name)
             per_opener = [n for n in sizes.values() for _ in range(count)]
             if len(blobs) < sum(per_opener):
                 raise ValueError("the answer has too few ciphertexts")
-            parts = _split(blobs[: sum(per_opener)], per_opener)
+            parts = split_blobs(blobs[: sum(per_opener)], per_opener)
             for i, opener in enumerate(sizes):
                 shares[opener] = parts[i * count : (i + 1) * count]
             del blobs[: sum(per_opener)]
             found = {g: np.empty(0) for g in groups}
         wish = self._wished.get(name, [])
-        backups = _split(blobs, [self._blocks(g) for g in wish])
+        backups = split_blobs(blobs, [self._blocks(g) for g in wish])
         report = [g for g in groups if self._reporter(g) == name]
         lengths = [2 + counts[g] for g in report]
         if len(answer.numbers) != sum(lengths):
@@ -315,8 +315,7 @@ class BundleSteps:
         if secure and groups:
             self.units[self.unit_of[groups[0]]].shares[name] = shares
         self._keep_alphas(wish, backups)
-        client = self.method._registry[name]
-        client.used_round, client.ready = self._wave[1], True
+        self._used(name)
 
     def _search(self) -> dict[str, float]:
         """Put the complete units' proposals into the bundle, and move."""
@@ -390,38 +389,24 @@ class BundleSteps:
 
     def _opening_sizes(self, name: str) -> dict[str, int]:
         """How many ciphertexts a client's share of each opener's features takes."""
-        held = self.alignment.columns[name]
-        slots = self._cipher.slots
         return {
-            opener: -(-len(columns) // slots)
+            opener: self._cipher.blocks(len(columns))
             for opener, columns in self.openers.items()
-            if np.isin(columns, held).any()
+            if name in self.contributors[opener]
         }
 
     def _opening_of(self, name: str) -> dict[str, Any]:
         """Where a client's features stand in the vectors that are added up."""
         held = self.alignment.columns[name]
         where = {int(column): i for i, column in enumerate(held)}
-        config: dict[str, Any] = {
-            "openers": [],
-            "opener-sizes": [],
-            "opener-terms": [],
-        }
+        config: dict[str, Any] = {"openers": [], "opener-terms": []}
         for number, (opener, columns) in enumerate(self.openers.items()):
-            if not np.isin(columns, held).any():
-                continue
-            config["openers"].append(number)
-            config["opener-sizes"].append(len(columns))
-            config["opener-terms"].append(self._contributors(opener))
-            config[f"opener/{number}"] = [where.get(int(c), -1) for c in columns]
+            contributors = self.contributors[opener]
+            if name in contributors:
+                config["openers"].append(number)
+                config["opener-terms"].append(len(contributors))
+                config[f"opener/{number}"] = [where.get(int(c), -1) for c in columns]
         return config
-
-    def _contributors(self, opener: str) -> int:
-        columns = self.openers[opener]
-        return sum(
-            bool(np.isin(columns, self.alignment.columns[name]).any())
-            for name in self.method.clients
-        )
 
     def _open(self, available: Sequence[str]) -> set[str]:
         """Have the sums of all clients' v decrypted by those who hold the features."""
@@ -434,10 +419,8 @@ class BundleSteps:
         for opener in missing:
             for j in range(count):
                 own = {n: s[opener][j] for n, s in unit.shares.items() if opener in s}
-                total, spoilt = add_shares(self._cipher, own)
+                total, _ = self._add(own)
                 if total is None:
-                    for name, why in spoilt.items():
-                        self.method._traffic.reject(name, why)
                     unit.begin(self.w, self.version)
                     return set()
                 totals.setdefault(opener, []).append(total)
@@ -448,7 +431,7 @@ class BundleSteps:
                 **self._extra,
                 "opener": number[name],
                 "size": len(self.openers[name]),
-                "terms": self._contributors(name),
+                "terms": len(self.contributors[name]),
                 "version": unit.version,
                 "count": count,
             }
@@ -547,9 +530,8 @@ class BundleSteps:
 
         def take(answer: Answer) -> None:
             groups = wanted[answer.client]
-            parts = _split(
-                self._blobs(answer.arrays), [self._blocks(g) for g in groups]
-            )
+            counts = [self._blocks(g) for g in groups]
+            parts = split_blobs(read_blobs(answer.arrays), counts)
             self._keep_alphas(groups, parts)
 
         if wanted:
@@ -581,19 +563,6 @@ class BundleSteps:
         unit.begin(self.w, self.version)
 
     # ------------------------------------------------------------------------- helpers
-
-    @property
-    def _cipher(self) -> Cipher:
-        assert self.method.cipher is not None
-        return self.method.cipher
-
-    def _ask(
-        self, kind: str, numbers: Any, clients: Sequence[str], take: Any
-    ) -> set[str]:
-        grid, server_round, timeout = self._wave
-        return self.method.ask(
-            grid, server_round, kind, numbers, clients, take, timeout
-        )
 
     def _instructions(self, name: str) -> dict[str, Any]:
         """Where each of a client's groups stands: the mixture to apply, if it has not.
@@ -675,16 +644,6 @@ class BundleSteps:
             return False
         return not self.method.secure_sum or set(unit.opened) == set(self.openers)
 
-    def _blocks(self, g: int) -> int:
-        size = self.alignment.groups[g].size
-        return -(-size // self._cipher.slots)
-
-    def _blobs(self, arrays: Sequence[NDArray[Any]]) -> Blobs:
-        for array in arrays:
-            if array.dtype != np.uint8 or array.ndim != 1:
-                raise ValueError("the answer has arrays that are no ciphertexts")
-        return [array.tobytes() for array in arrays]
-
     # --------------------------------------------------------------------- checkpoints
 
     def state(self) -> dict[str, NDArray[Any]]:
@@ -708,7 +667,7 @@ class BundleSteps:
             for g, (step, blobs) in alphas.items():
                 for i, blob in enumerate(blobs):
                     key = f"{u}/backup/{g}/{step}/{i}"
-                    arrays[key] = np.frombuffer(blob, dtype=np.uint8)
+                    arrays[key] = as_array(blob)
             if v is not None:
                 arrays[f"{u}/backup-v"], arrays[f"{u}/backup-b"] = v, np.array(b)
         return arrays
@@ -739,16 +698,3 @@ class BundleSteps:
             if f"{u}/backup-v" in state:
                 v, b = state[f"{u}/backup-v"], float(state[f"{u}/backup-b"])
                 unit.backup, unit.alphas = (alphas, v, b), dict(alphas)
-
-
-def _split(blobs: Blobs, counts: Sequence[int]) -> list[Blobs]:
-    """Cut a list into lists of the given lengths; ValueError if they do not fit."""
-    if len(blobs) != sum(counts):
-        raise ValueError(
-            f"the answer has {len(blobs)} ciphertexts, expected {sum(counts)}"
-        )
-    parts, start = [], 0
-    for count in counts:
-        parts.append(blobs[start : start + count])
-        start += count
-    return parts

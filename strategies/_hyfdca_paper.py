@@ -20,23 +20,22 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedtrellis.arrays import FloatArray
-from fedtrellis.encryption import Cipher
 from fedtrellis.method import Answer
 
-from .hybrid import ROWS, add_shares
+from ._hyfdca_steps import Steps, as_array, read_blobs, split_blobs
+from .hybrid import ROWS, Blobs
 
 if TYPE_CHECKING:
     from .hyfdca import HyFDCA
 
 __all__ = ["PaperSteps"]
 
-Blobs = list[bytes]
 # Shares that may be added to a group's enc(α) before one of its holders makes it anew:
 # values have to leave room for the sum of so many.
 _MAX_SHARES = 2048
 
 
-class PaperSteps:
+class PaperSteps(Steps):
     """The server's side of algorithm 1; see the module.
 
     Attributes
@@ -50,8 +49,7 @@ class PaperSteps:
     """
 
     def __init__(self, method: HyFDCA) -> None:
-        self.method = method
-        self.alignment = method.alignment
+        super().__init__(method)
         self.alphas: dict[int, Blobs] = {}
         self.shares: dict[int, int] = {}
         self.products: dict[tuple[str, int], Blobs] = {}
@@ -74,14 +72,9 @@ class PaperSteps:
         timeout: float,
     ) -> tuple[set[str], dict[str, float]]:
         """One iteration; returns whose answers were used, and the metrics."""
-        self._wave = (grid, server_round, timeout)
         self.iteration += 1
-        self._extra = {
-            **extra,
-            **self.method.phase_config(),
-            "step-rule": self.method.step,
-            "iteration": self.iteration,
-        }
+        rule = {"step-rule": self.method.step, "iteration": self.iteration}
+        self._begin(grid, server_round, {**extra, **rule}, timeout)
         newcomers = [name for name in available if name not in self.current]
         if newcomers:
             self._primal(newcomers)
@@ -104,7 +97,7 @@ class PaperSteps:
             groups = self.alignment.client_groups(name)
             moved = [g for g in groups if g in self.alphas]
             config = {**self._extra, "moved": moved, "renew": wishes[name]}
-            config["renew-terms"] = self._terms()
+            config["terms"] = _MAX_SHARES
             for g in moved:
                 config[f"alpha/{g}"] = self.alphas[g]
             return config
@@ -115,17 +108,13 @@ class PaperSteps:
             arrays = list(answer.arrays)
             if not arrays or arrays[0].shape != (p_k,):
                 raise ValueError(f"the answer does not start with {p_k} weights")
-            blobs = _blobs(arrays[1:])
             counts = [self._blocks(g) for g in wishes[name]]
-            if len(blobs) != sum(counts):
-                raise ValueError("the answer has another number of ciphertexts")
-            for g, count in zip(wishes[name], counts, strict=True):
-                self.alphas[g], self.shares[g] = blobs[:count], 1
-                del blobs[:count]
+            parts = split_blobs(read_blobs(arrays[1:]), counts)
+            for g, part in zip(wishes[name], parts, strict=True):
+                self.alphas[g], self.shares[g] = part, 1
             self.contributions[name] = arrays[0]
             self.current.add(name)
-            client = self.method._registry[name]
-            client.used_round, client.ready = self._wave[1], True
+            self._used(name)
 
         taken = self._ask("train.primal", numbers, clients, take)
         # w_m = (1/λN) Σ over K_m of ŵ_{k,m}
@@ -147,14 +136,7 @@ class PaperSteps:
 
     def _inner_products(self, available: Sequence[str]) -> set[str]:
         """SecureInnerProduct; a client without shared samples has nothing to send."""
-        shared = {
-            name: [
-                g
-                for g in self.alignment.client_groups(name)
-                if self.alignment.groups[g].shared
-            ]
-            for name in available
-        }
+        shared = {name: self._shared_groups(name) for name in available}
 
         def numbers(name: str) -> dict[str, Any]:
             return {
@@ -170,13 +152,11 @@ class PaperSteps:
             }
 
         def take(answer: Answer) -> None:
-            blobs = _blobs(answer.arrays)
-            counts = [self._blocks(g) for g in shared[answer.client]]
-            if len(blobs) != sum(counts):
-                raise ValueError("the answer has another number of ciphertexts")
-            for g, count in zip(shared[answer.client], counts, strict=True):
-                self.products[answer.client, g] = blobs[:count]
-                del blobs[:count]
+            groups = shared[answer.client]
+            counts = [self._blocks(g) for g in groups]
+            parts = split_blobs(read_blobs(answer.arrays), counts)
+            for g, part in zip(groups, parts, strict=True):
+                self.products[answer.client, g] = part
 
         asked = [name for name in available if shared[name]]
         local = {name for name in available if not shared[name]}
@@ -204,7 +184,7 @@ class PaperSteps:
                 "c": c_k,
                 "dual": groups,
                 "moved": [g for g in groups if g in self.alphas],
-                "terms": self._terms(),
+                "terms": _MAX_SHARES,
                 "report": reporters.get(name, []),
                 ROWS: self.method.own(name, self.w),
             }
@@ -214,7 +194,7 @@ class PaperSteps:
                     k: self.products[k, g] for k in holders if (k, g) in self.products
                 }
                 if g not in scores and known:
-                    scores[g] = self._add(g, known)
+                    scores[g] = self._add_products(g, known)
                 if scores.get(g):
                     config[f"scores/{g}"] = scores[g]
             return config
@@ -224,26 +204,21 @@ class PaperSteps:
             report = reporters.get(answer.client, [])
             if len(answer.numbers) != 2 * len(report):
                 raise ValueError("the answer has another number of sums")
-            blobs = _blobs(answer.arrays)
             counts = [self._blocks(g) for g in groups]
-            if len(blobs) != sum(counts):
-                raise ValueError("the answer has another number of ciphertexts")
-            for g, count in zip(groups, counts, strict=True):
-                updates.setdefault(g, {})[answer.client] = blobs[:count]
-                del blobs[:count]
+            parts = split_blobs(read_blobs(answer.arrays), counts)
+            for g, part in zip(groups, parts, strict=True):
+                updates.setdefault(g, {})[answer.client] = part
             for i, g in enumerate(report):
                 sums[g] = answer.numbers[2 * i : 2 * i + 2]
 
         taken = self._ask("train.dual", numbers, clients, take)
         for g, shares in updates.items():
             before = {"": self.alphas[g]} if g in self.alphas else {}
-            total, spoilt = add_shares(self._cipher, before | shares)
-            for name, why in spoilt.items():
-                self.method._traffic.reject(name, why)
+            total, spoilt = self._add(before | shares)
             if total is None:
                 # the rest of them are good, and count
                 good = {k: s for k, s in (before | shares).items() if k not in spoilt}
-                total, _ = add_shares(self._cipher, good) if good else (None, {})
+                total = self._add(good)[0] if good else None
             if total is not None:
                 self.alphas[g] = total
                 self.shares[g] = self.shares.get(g, 0) + len(shares)
@@ -275,36 +250,16 @@ class PaperSteps:
         held = sum(len(rows) for rows in self.alignment.rows[name].values())
         return 1.0, held / self.alignment.num_samples
 
-    def _terms(self) -> int:
-        return _MAX_SHARES
-
     # ----------------------------------------------------------- what the steps share
 
     def restored(self, client: str) -> None:
         """A client that lost its state is a newcomer."""
         self.current.discard(client)
 
-    def _ask(
-        self, kind: str, numbers: Any, clients: Sequence[str], take: Any
-    ) -> set[str]:
-        grid, server_round, timeout = self._wave
-        return self.method.ask(
-            grid, server_round, kind, numbers, clients, take, timeout
-        )
-
-    def _blocks(self, g: int) -> int:
-        return -(-self.alignment.groups[g].size // self._cipher.slots)
-
-    @property
-    def _cipher(self) -> Cipher:
-        assert self.method.cipher is not None
-        return self.method.cipher
-
-    def _add(self, g: int, shares: Mapping[str, Blobs]) -> Blobs:
+    def _add_products(self, g: int, shares: Mapping[str, Blobs]) -> Blobs:
         """A group's inner products; empty if a share is spoilt, which is dropped."""
-        total, spoilt = add_shares(self._cipher, shares)
-        for name, why in spoilt.items():
-            self.method._traffic.reject(name, why)
+        total, spoilt = self._add(shares)
+        for name in spoilt:
             del self.products[name, g]
         return total or []
 
@@ -321,11 +276,11 @@ class PaperSteps:
         for g, blobs in self.alphas.items():
             arrays[f"shares/{g}"] = np.array(self.shares[g])
             for i, blob in enumerate(blobs):
-                arrays[f"alpha/{g}/{i}"] = np.frombuffer(blob, dtype=np.uint8)
+                arrays[f"alpha/{g}/{i}"] = as_array(blob)
         for (name, g), blobs in self.products.items():
             for i, blob in enumerate(blobs):
                 key = f"product/{names.index(name)}/{g}/{i}"
-                arrays[key] = np.frombuffer(blob, dtype=np.uint8)
+                arrays[key] = as_array(blob)
         return arrays
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
@@ -344,10 +299,3 @@ class PaperSteps:
             elif kind == "product":
                 owner = (names[int(rest[0])], int(rest[1]))
                 self.products.setdefault(owner, []).append(array.tobytes())
-
-
-def _blobs(arrays: Sequence[NDArray[Any]]) -> Blobs:
-    for array in arrays:
-        if array.dtype != np.uint8 or array.ndim != 1:
-            raise ValueError("the answer has arrays that are no ciphertexts")
-    return [array.tobytes() for array in arrays]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
@@ -16,7 +16,7 @@ from fedtrellis.broadcast import sparse_or_dense
 from fedtrellis.encryption import Cipher, EncryptionError, add_vectors
 from fedtrellis.loop import RoundStrategy
 from fedtrellis.method import Answer
-from fedtrellis.protocol import CONFIG, MODEL, RESTORE, identity_order
+from fedtrellis.protocol import identity_order
 from fedtrellis.settings import SettingsError
 
 __all__ = ["ROWS", "HybridStrategy", "add_shares"]
@@ -28,7 +28,7 @@ ROWS = "_rows"
 Blobs = list[bytes]
 
 # The clients have to agree before round 1, whatever is lost on the way.
-_SETUP_ATTEMPTS = 30
+SETUP_ATTEMPTS = 30
 
 
 class HybridStrategy(RoundStrategy):
@@ -99,48 +99,28 @@ class HybridStrategy(RoundStrategy):
         """What a client without state is given: arrays, and entries for its config."""
         return {}, {}
 
-    def _request(
-        self, server_round: int, name: str, kind: str, numbers: Mapping[str, Any]
-    ) -> Message:
-        """A message to one client, with its own features' weights and no others."""
-        client = self._registry[name]
-        numbers = dict(numbers)
-        rows = numbers.pop(ROWS, None)
-        if rows is None:
-            # a model has at least one array; this one takes the least room
-            rows = np.zeros((1, 0))
-        parts = sparse_or_dense(np.ascontiguousarray(rows))
-        config: dict[str, Any] = {
-            "session": self._session,
-            "server-round": server_round,
+    def _model_for(
+        self, name: str, numbers: dict[str, Any]
+    ) -> tuple[ArrayRecord, dict[str, Any]]:
+        """The weights of the client's own features and no others, if any are sent."""
+        # a model has at least one array; this one takes the least room
+        rows = np.ascontiguousarray(numbers.pop(ROWS, np.zeros((1, 0))))
+        parts = sparse_or_dense(rows)
+        return array_record(parts, join=True), {
             "model-encoding": "dense" if len(parts) == 1 else "sparse",
             "model-shapes": Layout.of([rows]).to_list(),
             "model-version": 0,
-            "keep-model": False,
-            **numbers,
         }
-        records: dict[str, Any] = {MODEL: array_record(parts, join=True)}
-        if kind != "evaluate" and self.stateful:
-            config["used-round"] = client.used_round
-            if not client.ready:
-                arrays, entries = self.restore(name)
-                config |= {"restore": True, "restore-alone": True, **entries}
-                # what earlier waves before round 1 left there is not complete
-                if server_round == 0 or not client.used_round:
-                    config["restore-over"] = True
-                if arrays:
-                    records[RESTORE] = filled(
-                        ArrayRecord(), {key: encode(a) for key, a in arrays.items()}
-                    )
-        content = filled(
-            RecordDict(), {CONFIG: filled(ConfigRecord(), config), **records}
-        )
-        return Message(
-            content,
-            dst_node_id=client.node_id,
-            message_type=kind,
-            group_id=str(server_round),
-        )
+
+    def replaces_state(self, client: str) -> bool:
+        """Before a client's first round: what earlier waves left is not complete."""
+        known = self._registry[client]
+        return not known.ready and not known.used_round
+
+    def _state_for(self, name: str) -> tuple[ArrayRecord, dict[str, Any]]:
+        arrays, entries = self.restore(name)
+        record = filled(ArrayRecord(), {key: encode(a) for key, a in arrays.items()})
+        return record, {"restore": True, **entries}
 
     def ask(
         self,
@@ -201,7 +181,7 @@ class HybridStrategy(RoundStrategy):
             A client never answered.
         """
         waiting = list(self.clients if clients is None else clients)
-        for _ in range(_SETUP_ATTEMPTS):
+        for _ in range(SETUP_ATTEMPTS):
             before = len(self._traffic.rejected)
             requests = {name: numbers(name) for name in waiting}
             answers = self._ask(grid, 0, kind, requests, timeout)

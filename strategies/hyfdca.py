@@ -24,7 +24,8 @@ from fedtrellis.settings import SettingsError, check_choice
 
 from ._hyfdca_bundle import BundleSteps
 from ._hyfdca_paper import PaperSteps
-from .hybrid import ROWS, HybridStrategy, add_shares
+from ._hyfdca_steps import Steps, as_array, read_blobs, split_blobs
+from .hybrid import ROWS, SETUP_ATTEMPTS, Blobs, HybridStrategy, add_shares
 
 __all__ = ["ENCRYPTIONS", "SLOTS", "STEPS", "HyFDCA"]
 
@@ -32,7 +33,6 @@ STEPS = ("bundle", "line-search", "practical", "theoretical")
 ENCRYPTIONS = ("tenseal-bfv", "none")
 SLOTS = ("all", "chosen")
 
-Blobs = list[bytes]
 # How many rounds without a certificate the best certified model outlives.
 _CERTIFIED_ROUNDS = 50
 
@@ -242,18 +242,18 @@ class HyFDCA(HybridStrategy):
         self.broadcast.replace(np.zeros_like(point))
         self.cipher: Cipher | None = None
         self._labels: list[Labels] = []
-        self._steps: BundleSteps | PaperSteps | None = None
+        self._steps: Steps | None = None
         self._best: tuple[float, FloatArray] | None = None
         self._best_dual = -inf
         self._uncertified = 0  # rounds since P was last known
 
     @property
-    def steps(self) -> BundleSteps | PaperSteps:
+    def steps(self) -> Steps:
         """The iteration, once the clients are aligned."""
         assert self._steps is not None
         return self._steps
 
-    def _make_steps(self) -> BundleSteps | PaperSteps:
+    def _make_steps(self) -> Steps:
         return BundleSteps(self) if self.safe else PaperSteps(self)
 
     def phase_config(self) -> dict[str, Any]:
@@ -348,21 +348,27 @@ class HyFDCA(HybridStrategy):
 
         def take(answer: Answer) -> None:
             own = alignment.client_groups(answer.client)
-            counts = [blocks(cipher, alignment.groups[g].size) for g in own]
+            counts = [cipher.blocks(alignment.groups[g].size) for g in own]
             tagged = len(overlaps.get(answer.client, []))
-            if len(answer.arrays) != 3 * sum(counts) + tagged:
-                raise ValueError("the answer has another number of ciphertexts")
-            blobs = [array.tobytes() for array in answer.arrays]
-            for g, count in zip(own, counts, strict=True):
-                three = [blobs[i * count : (i + 1) * count] for i in range(3)]
-                del blobs[: 3 * count]
-                shares.setdefault(g, {})[answer.client] = three
-            tags[answer.client] = [np.frombuffer(blob, dtype="<u8") for blob in blobs]
+            lengths = [*(count for count in counts for _ in range(3)), *[1] * tagged]
+            parts = split_blobs(read_blobs(answer.arrays), lengths)
+            for i, g in enumerate(own):
+                shares.setdefault(g, {})[answer.client] = parts[3 * i : 3 * i + 3]
+            tags[answer.client] = [
+                np.frombuffer(blob, dtype="<u8") for (blob,) in parts[3 * len(own) :]
+            ]
 
         waiting: list[str] = list(self.clients)
-        while waiting:
+        for _ in range(SETUP_ATTEMPTS):
             self.ask_everyone(grid, "train.labels", numbers, take, timeout, waiting)
             self._labels, waiting = self._add_labels(cipher, shares)
+            if not waiting:
+                break
+        else:
+            raise TimeoutError(
+                f"client {', '.join(waiting)} sent no ciphertexts that can be added "
+                "before round 1 (train.labels)"
+            )
         self._check_entries(overlaps, tags)
 
     def _add_labels(
@@ -414,7 +420,6 @@ class HyFDCA(HybridStrategy):
         }
         entries: dict[str, Any] = {
             "holders": [len(self.alignment.groups[g].holders) for g in groups],
-            "num-samples": self.alignment.num_samples,
         }
         if self._labels:
             for g in groups:
@@ -545,13 +550,10 @@ class HyFDCA(HybridStrategy):
 
         def take_products(answer: Answer) -> None:
             own = sorted(new.rows[answer.client])
-            counts = [blocks(cipher, new.groups[g].size) for g in own]
-            blobs = [array.tobytes() for array in answer.arrays]
-            if len(blobs) != sum(counts):
-                raise ValueError("the answer has another number of ciphertexts")
-            for g, count in zip(own, counts, strict=True):
-                shares.setdefault(g, {})[answer.client] = blobs[:count]
-                del blobs[:count]
+            counts = [cipher.blocks(new.groups[g].size) for g in own]
+            parts = split_blobs(read_blobs(answer.arrays), counts)
+            for g, part in zip(own, parts, strict=True):
+                shares.setdefault(g, {})[answer.client] = part
 
         self.ask(
             grid,
@@ -592,11 +594,11 @@ class HyFDCA(HybridStrategy):
 
     def check(self, answer: Answer) -> Any:
         """Not used: each phase checks its own answers."""
-        raise ValueError("HyFDCA has several waves a round; use strategy.start")
+        raise ValueError("HyFDCA has several waves a round: use strategy.start")
 
     def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
         """Not used: see :meth:`run_round`."""
-        raise NotImplementedError("HyFDCA has several waves a round")
+        raise NotImplementedError("HyFDCA has several waves a round: use start")
 
     # ---------------------------------------------------------------------- checkpoints
 
@@ -604,7 +606,7 @@ class HyFDCA(HybridStrategy):
         """The alignment, the ciphertexts to give back, and the steps' own state."""
         assert self.cipher is not None
         arrays: dict[str, NDArray[Any]] = {
-            "context": _bytes(self.cipher.evaluation_bytes()),
+            "context": as_array(self.cipher.evaluation_bytes()),
             "best-dual": np.array(self._best_dual),
             "uncertified": np.array(self._uncertified),
         }
@@ -616,7 +618,7 @@ class HyFDCA(HybridStrategy):
         for g, labels in enumerate(self._labels):
             for name in ("sums", "counts", "norms"):
                 for i, blob in enumerate(getattr(labels, name)):
-                    arrays[f"labels/{g}/{name}/{i}"] = _bytes(blob)
+                    arrays[f"labels/{g}/{name}/{i}"] = as_array(blob)
         for key, array in self.steps.state().items():
             arrays[f"steps/{key}"] = array
         return arrays
@@ -637,7 +639,7 @@ class HyFDCA(HybridStrategy):
         self._alignment = Alignment.from_state(_under(state, "alignment/"))
         self._labels = []
         for g, group in enumerate(self.alignment.groups):
-            count = blocks(self.cipher, group.size)
+            count = self.cipher.blocks(group.size)
             self._labels.append(
                 Labels(
                     *(
@@ -653,17 +655,8 @@ class HyFDCA(HybridStrategy):
         self._steps.load_state(_under(state, "steps/"))
 
 
-def blocks(cipher: Cipher, size: int) -> int:
-    """Number of ciphertexts of a vector."""
-    return -(-size // cipher.slots)
-
-
 def _source(context: str | Path | bytes) -> str | Path | bytes:
     return Path(context).expanduser() if isinstance(context, str) else context
-
-
-def _bytes(data: bytes) -> NDArray[np.uint8]:
-    return np.frombuffer(data, dtype=np.uint8)
 
 
 def _under(state: Mapping[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:

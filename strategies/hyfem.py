@@ -123,8 +123,7 @@ class HyFEM(HybridFedAvg):
         """w_k, which the server knows as well as the client."""
         if self._alignment is None:
             return {}, {}
-        # over what the wave before round 1 left there
-        return {"w": self._local[client]}, {"restore-over": True}
+        return {"w": self._local[client]}, {}
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         """The weights of the client's features, its local steps, and μ."""

@@ -161,6 +161,10 @@ class Cipher(ABC):
 
     # -- values ----------------------------------------------------------------------
 
+    def blocks(self, size: int) -> int:
+        """Return how many ciphertexts a vector of so many values takes."""
+        return -(-size // self.slots)
+
     def encrypt(self, values: ArrayLike, label: str, terms: int) -> bytes:
         """Encrypt a vector of at most ``slots`` real numbers.
 

@@ -102,7 +102,7 @@ def decrypt_vector(
     EncryptionError
         There are too few or too many blocks, or as :meth:`Cipher.decrypt`.
     """
-    blocks = -(-count // cipher.slots)
+    blocks = cipher.blocks(count)
     if count < 0 or len(blobs) != blocks:
         raise EncryptionError(
             f"a vector of {count} values has {blocks} ciphertexts, not {len(blobs)}"

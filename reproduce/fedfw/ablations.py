@@ -86,7 +86,8 @@ def render_panels(results: dict[str, Any], out: Path, name: str, title: str) -> 
                 f"| {np.mean(row['bytes']) / 1e6:.2f} |"
             )
     first = next(iter(panels.values()))
-    facts = {"machine": results["machine"], "minutes": results["minutes"]}
+    names = ("machine", "minutes", "processor-minutes")
+    facts = {name: results[name] for name in names if name in results}
     lines += [
         "",
         f"After {results['rounds']} rounds. "

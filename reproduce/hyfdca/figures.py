@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from reproduce.common import Options, Run
+from reproduce.common import Options, Run, execute
 from reproduce.drawing import color, measured, new_figure, save
 
 from .problems import (
@@ -21,7 +21,7 @@ from .problems import (
     inner_steps,
     present,
 )
-from .runs import execute_hybrid, optimum_of
+from .runs import optimum_of, perform_hybrid
 
 __all__ = [
     "compute_figure_3",
@@ -138,7 +138,7 @@ def tune(
                 run = _run(options, name, split, 0.5, settings, key)
                 run.config["rounds"] = max(6, run.config["rounds"] * 2 // 5)
                 runs.append(run)
-    results = execute_hybrid(runs, options.jobs)
+    results = execute(runs, options.jobs, perform=perform_hybrid)
     chosen: dict[str, dict[str, dict[str, Any]]] = {}
     for (name, method, number), result in results.items():
         best = chosen.setdefault(name, {}).setdefault(
@@ -187,7 +187,7 @@ def compute_figure_3(options: Options) -> dict[str, Any]:
                 for method, own in settings.items()
             ]
     runs.sort(key=lambda run: -run.nodes)
-    results = execute_hybrid(runs, options.jobs)
+    results = execute(runs, options.jobs, perform=perform_hybrid)
     panels = []
     for name, problem in problems.items():
         splits = _splits(problem, options)
@@ -341,7 +341,7 @@ def compute_figures_6_8(options: Options) -> dict[str, Any]:
                 key = (name, split.label, fraction)
                 runs.append(_run(options, name, split, fraction, {}, key, FEWER))
     runs.sort(key=lambda run: -run.nodes)
-    results = execute_hybrid(runs, options.jobs)
+    results = execute(runs, options.jobs, perform=perform_hybrid)
     rows = [
         {
             "problem": name,

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-import multiprocessing
-import os
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import Any
 
 import numpy as np
@@ -19,12 +14,7 @@ from fedtrellis.local import LocalGrid
 from reproduce.common import Run
 from tasks import HybridTask
 
-__all__ = ["execute_hybrid", "optimum_of", "perform_hybrid"]
-
-
-def _quiet() -> None:
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"
-    logging.getLogger("flwr").setLevel(logging.ERROR)
+__all__ = ["optimum_of", "perform_hybrid"]
 
 
 def optimum_of(config: dict[str, Any], nodes: int) -> dict[str, float]:
@@ -102,21 +92,3 @@ def perform_hybrid(run: Run) -> dict[str, Any]:
         ):
             lists[name].append(value)
     return result | lists
-
-
-def execute_hybrid(
-    runs: Sequence[Run], jobs: int, say: Callable[[str], None] = print
-) -> dict[tuple[Any, ...], dict[str, Any]]:
-    """Perform runs, several at once; results by key."""
-    results: dict[tuple[Any, ...], dict[str, Any]] = {}
-    began, told = time.monotonic(), 0.0
-    context = multiprocessing.get_context("spawn")  # as in reproduce.common.workers
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_quiet) as pool:
-        waiting = {pool.submit(perform_hybrid, run): run for run in runs}
-        for done in as_completed(waiting):
-            results[waiting[done].key] = done.result()
-            passed = time.monotonic() - began
-            if passed - told > 30.0 or len(results) == len(runs):
-                told = passed
-                say(f"  {len(results)}/{len(runs)} runs, {passed:.0f} s")
-    return {run.key: results[run.key] for run in runs}

@@ -1,0 +1,140 @@
+"""What both kinds of iteration of HyFDCA are made of."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from fedtrellis.arrays import FloatArray
+from fedtrellis.encryption import Cipher
+from fedtrellis.method import Answer
+
+from .hybrid import Blobs, add_shares
+
+if TYPE_CHECKING:
+    from .hyfdca import HyFDCA
+
+__all__ = ["Steps", "as_array", "read_blobs", "split_blobs"]
+
+
+class Steps(ABC):
+    """The server's side of an iteration.
+
+    Attributes
+    ----------
+    w : ndarray of shape (p,)
+        The weights.
+    certified : ndarray of shape (p,)
+        The weights that the last ``primal`` among the metrics is of.
+    """
+
+    w: FloatArray
+    certified: FloatArray
+
+    def __init__(self, method: HyFDCA) -> None:
+        self.method = method
+        self.alignment = method.alignment
+
+    @abstractmethod
+    def iterate(
+        self,
+        grid: Grid,
+        server_round: int,
+        extra: Mapping[str, Any],
+        available: Sequence[str],
+        timeout: float,
+    ) -> tuple[set[str], dict[str, float]]:
+        """One iteration; returns whose answers were used, and the metrics."""
+
+    @abstractmethod
+    def restored(self, client: str) -> None:
+        """Hear that a client has no state any more."""
+
+    @abstractmethod
+    def state(self) -> dict[str, NDArray[Any]]:
+        """All that the next iteration needs, as arrays, for a checkpoint."""
+
+    @abstractmethod
+    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Inverse of :meth:`state`."""
+
+    # ------------------------------------------------------------------------- helpers
+
+    def _begin(
+        self,
+        grid: Grid,
+        server_round: int,
+        extra: Mapping[str, Any],
+        timeout: float,
+    ) -> None:
+        """Note down what all waves of an iteration have in common."""
+        self._wave = (grid, server_round, timeout)
+        self._extra = {**extra, **self.method.phase_config()}
+
+    def _ask(
+        self,
+        kind: str,
+        numbers: Callable[[str], Mapping[str, Any]],
+        clients: Sequence[str],
+        take: Callable[[Answer], None],
+    ) -> set[str]:
+        grid, server_round, timeout = self._wave
+        return self.method.ask(
+            grid, server_round, kind, numbers, clients, take, timeout
+        )
+
+    def _used(self, client: str) -> None:
+        """An answer was used that changes the client's state."""
+        known = self.method._registry[client]
+        known.used_round, known.ready = self._wave[1], True
+
+    def _shared_groups(self, client: str) -> list[int]:
+        groups = self.alignment.groups
+        return [g for g in self.alignment.client_groups(client) if groups[g].shared]
+
+    @property
+    def _cipher(self) -> Cipher:
+        assert self.method.cipher is not None
+        return self.method.cipher
+
+    def _blocks(self, g: int) -> int:
+        """Number of ciphertexts of a group's numbers."""
+        return self._cipher.blocks(self.alignment.groups[g].size)
+
+    def _add(self, shares: Mapping[str, Blobs]) -> tuple[Blobs | None, set[str]]:
+        """The sum of shares; or None, and whose are to be had again."""
+        total, spoilt = add_shares(self._cipher, shares)
+        for name, why in spoilt.items():
+            self.method._traffic.reject(name, why)
+        return total, set(spoilt)
+
+
+def read_blobs(arrays: Sequence[NDArray[Any]]) -> Blobs:
+    """Ciphertexts from an answer's arrays; ValueError if they are none."""
+    for array in arrays:
+        if array.dtype != np.uint8 or array.ndim != 1:
+            raise ValueError("the answer has arrays that are no ciphertexts")
+    return [array.tobytes() for array in arrays]
+
+
+def split_blobs(blobs: Blobs, counts: Sequence[int]) -> list[Blobs]:
+    """Cut a list into lists of the given lengths; ValueError if they do not fit."""
+    if len(blobs) != sum(counts):
+        raise ValueError(
+            f"the answer has {len(blobs)} ciphertexts, expected {sum(counts)}"
+        )
+    parts, start = [], 0
+    for count in counts:
+        parts.append(blobs[start : start + count])
+        start += count
+    return parts
+
+
+def as_array(data: bytes) -> NDArray[np.uint8]:
+    """Bytes as an array, for a checkpoint."""
+    return np.frombuffer(data, dtype=np.uint8)
