@@ -93,6 +93,7 @@ def installing(clean: Path, wheel: Path) -> Iterator[Flower]:
     flower = Flower(
         home,
         clean,
+        FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION="0",
         UV_FIND_LINKS=",".join(find_links(wheel)),
         UV_LINK_MODE="symlink",
     )
