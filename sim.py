@@ -453,7 +453,7 @@ def _hybrid_strategy(
         "loss": task.make_loss().name,
         "regularization": task.regularization,
         "smoothing": getattr(task, "smoothing", 1.0),
-        "feature_names": task.feature_names(),
+        "feature_names": task.feature_names() or None,
         # dealt entry by entry, a column without any belongs to nobody
         "allow_unheld": task.partition == "entries" and not task.on_nodes,
     }

@@ -63,6 +63,9 @@ class NodeDataTask(Task):
         """
         raise NotImplementedError
 
+    def _read_node_file(self, path: Path) -> NodeTable:
+        return read_node_file(path, self.node_schema())
+
     def _build_node_objective(self, table: NodeTable, weight: float) -> Objective:
         """Make f_i: weight times the mean loss over a node's examples."""
         raise NotImplementedError
@@ -94,7 +97,7 @@ class NodeDataTask(Task):
         DataFileError
             Its message names file, row and column, and shows nothing of what is there.
         """
-        return _node_table(path, file_stamp(path), self.node_schema())
+        return _node_table(self, path, file_stamp(path))
 
     def node_objective(self, path: Path) -> Objective:
         """Return f_i of a node with its own file, made once per process.
@@ -104,7 +107,8 @@ class NodeDataTask(Task):
         DataFileError
             As of :meth:`node_table`.
         """
-        return _node_objective(self, path, file_stamp(path))
+        objective: Objective = _node_objective(self, path, file_stamp(path))
+        return objective
 
     def node_weight(self, examples: int) -> float:
         """Return n·d_i/d, or 1 where every node counts the same.
@@ -142,7 +146,8 @@ class NodeDataTask(Task):
         The server's mean of the nodes' losses, weighted by the second number, is F:
         that is the number of examples where each counts the same, else 1.
         """
-        table, objective = self.node_table(path), self.node_objective(path)
+        table = self.node_table(path)
+        objective: Any = self.node_objective(path)
         layout = Layout.of(parameters)
         x = layout.objective_point(layout.point(parameters))
         measured = objective.metrics(x) if self.node_metrics else {}
@@ -171,8 +176,8 @@ class NodeDataTask(Task):
 
 # A simulation has many nodes in one process, a deployed node's process has one.
 @lru_cache(maxsize=1024)
-def _node_table(path: Path, stamp: tuple[int, ...], schema: Schema) -> NodeTable:
-    return read_node_file(path, schema)
+def _node_table(task: NodeDataTask, path: Path, stamp: tuple[int, ...]) -> NodeTable:
+    return task._read_node_file(path)
 
 
 @lru_cache(maxsize=1024)
