@@ -133,10 +133,10 @@ class NodeDataTask(Task):
         A digest of its columns' names and the number of examples.
         """
         table = self.node_table(path)
-        return {
-            "data-columns": table.columns_digest(),
-            "num-examples": int(table.features.shape[0]),
-        }
+        told: dict[str, Any] = {"num-examples": int(table.features.shape[0])}
+        if table.names:
+            told["data-columns"] = table.columns_digest()
+        return told
 
     def evaluate_on_node(
         self, path: Path, parameters: Sequence[NDArray[Any]], config: Mapping[str, Any]
