@@ -13,7 +13,7 @@ import tomllib
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from logging import INFO, WARNING
 from math import sqrt
 from pathlib import Path
@@ -577,7 +577,7 @@ def _own_data_client(context: Context) -> NumPyClient:
     objective = task.node_objective(path)
     client = _client(context, setup, objective, setup.domain)
     client.announcement = task.announcement(path)
-    client.evaluation = partial(task.evaluate_on_node, path)
+    client.weigh_evaluation = task.weigh_evaluation
     return client
 
 

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
-from numpy.typing import NDArray
-
-from fedtrellis.arrays import Layout
 from fedtrellis.objectives import Objective
 from fedtrellis.settings import SettingsError
 
@@ -138,25 +134,29 @@ class NodeDataTask(Task):
             told["data-columns"] = table.columns_digest()
         return told
 
-    def evaluate_on_node(
-        self, path: Path, parameters: Sequence[NDArray[Any]], config: Mapping[str, Any]
+    def weigh_evaluation(
+        self, loss: float, examples: int, metrics: dict[str, Any]
     ) -> tuple[float, int, dict[str, Any]]:
-        """Return what a client's ``evaluate`` does, with weights that average to F.
+        """Return what a node's evaluation tells the server.
 
         The server's mean of the nodes' losses, weighted by the second number, is F:
         that is the number of examples where each counts the same, else 1.
+
+        Parameters
+        ----------
+        loss : float
+            f_i.
+        examples : int
+            d_i.
+        metrics : dict
+            The objective's.
         """
-        table = self.node_table(path)
-        objective: Any = self.node_objective(path)
-        layout = Layout.of(parameters)
-        x = layout.objective_point(layout.point(parameters))
-        measured = objective.metrics(x) if self.node_metrics else {}
-        extra = {name: float(measured[name]) for name in self.node_metrics}
-        loss = float(objective.value(x))
-        if not self.nodes.examples:
-            return loss, 1, extra
-        examples = int(table.features.shape[0])
-        return loss / self.node_weight(examples), examples, extra
+        kept = {name: metrics[name] for name in self.node_metrics}
+        total = self.nodes.examples
+        if not total:
+            return loss, 1, kept
+        # Σ (d_i/d) (d/(n·d_i)) f_i = (1/n) Σ f_i
+        return loss * total / (self.num_clients * examples), examples, kept
 
     def objective(self) -> Objective:  # noqa: D102
         self._need_central_data()

@@ -225,3 +225,26 @@ def test_a_node_without_a_name_or_a_file_is_refused(tmp_path: Path) -> None:
         run(tmp_path, config, [{"data": "here.csv"}] * N)
     with pytest.raises(RuntimeError, match="there is none"):
         run(tmp_path, config, [{"data": str(tmp_path / "no.csv")}] * N)
+
+
+def test_files_can_be_tried_from_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(2):
+        write_csv(tmp_path / f"part-{number}.csv", ["x", "label"], [[number, 3.0]])
+    config = (
+        'task="linear-regression" linear-regression.dataset="nodes" data.features=1 '
+        'method="fedavg-gd" rounds=2 evaluate-every=2 min-nodes=2'
+    )
+    arguments = ["--nodes", "2", "--out", str(tmp_path / "runs"), "-c", config]
+    entry = f'data="{tmp_path}/part-{{partition}}.csv"'
+    assert sim.command_line([*arguments, "--node-config", entry]) == 0
+    (record,) = (tmp_path / "runs").iterdir()
+    evaluated = [bool(line["client_evaluation"]) for line in history(record)]
+    assert evaluated == [False, True]
+    assert sim.command_line(arguments) == 1
+    assert "node config: data is missing" in capsys.readouterr().err
+    # a node may have a file, and a run not ask for it
+    other = ["--nodes", "2", "--out", str(tmp_path / "other")]
+    other += ["--node-config", entry, "-c", 'task="lasso" rounds=1']
+    assert sim.command_line(other) == 0
