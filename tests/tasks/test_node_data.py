@@ -14,7 +14,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from node_files import write_csv, write_libsvm
 
 import sim
 from fedtrellis import LocalGrid
@@ -23,6 +22,7 @@ from tasks import TASKS, DataFileError, DataSettings, NodeDataTask, make_task
 from tasks.node_data import read_node_file
 from tasks.node_ratings import read_node_ratings
 from tasks.node_settings import Schema
+from tests.tasks.node_files import write_csv, write_libsvm
 
 TWO = Schema(2, target="class", labels=("no", "yes"))
 NAMED = Schema(2, ("age", "weight"), "class", ("0", "1"))
@@ -252,7 +252,8 @@ def test_faults_of_npz(
     tmp_path: Path, content: dict[str, Any], schema: Schema, match: str
 ) -> None:
     path = tmp_path / "bad.npz"
-    np.savez(path, **{name: np.array(value) for name, value in content.items()})
+    made: dict[str, Any] = {name: np.array(value) for name, value in content.items()}
+    np.savez(path, **made)
     refused(path, schema, match)
 
 
@@ -364,10 +365,11 @@ def test_a_bad_file_tells_nobody_what_it_holds(
         config |= {f"{task}.users": 9, f"{task}.items": 9, "radius": 1.0}
     else:
         config |= {"data.features": 2}
-    config |= {
+    more: dict[str, dict[str, Any]] = {
         "hybrid-svm": {"method": "hyfdca", "hybrid-svm.bias": 0.0},
         "kernel-pca": {"kernel-pca.scale": False, "kernel-pca.components": 1},
-    }.get(task, {})
+    }
+    config |= more.get(task, {})
     nodes = [{"client-id": "A", "data": str(path)}]
     said: list[str] = []
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from node_files import write_csv, write_libsvm
 from numpy.typing import NDArray
 
 import sim
@@ -18,6 +17,7 @@ import tasks.logistic_regression
 from fedtrellis import LocalGrid
 from fedtrellis.settings import SettingsError
 from tasks import HybridTask, KernelPCA, LogisticRegression, make_task
+from tests.tasks.node_files import write_csv, write_libsvm
 
 N = 3
 
@@ -84,11 +84,7 @@ def test_files_cut_from_breast_cancer_give_its_model(
     config = {"task": "logistic-regression", "method": method, "rounds": 8}
     config |= {"sigma-scale": 0.02} if method == "fedgia" else {}
     expected = run(tmp_path, config, [{}] * N)
-    total = sum(
-        tasks.logistic_regression._data(make_task("logistic-regression", {}, N, 0))  # type: ignore[arg-type]
-        .starts[-1:]
-        .tolist()
-    )
+    total = make_task("logistic-regression", {}, N, 0).num_examples()
     columns = {"data.feature-names": NAMES} if ending == ".csv" else {}
     own = {**config, **OWN, **columns, "data.examples": total}
     own |= {} if columns else {"data.features": 30}
