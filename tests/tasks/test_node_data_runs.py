@@ -64,7 +64,7 @@ def breast_cancer(folder: Path, ending: str) -> list[dict[str, Any]]:
         elif ending == ".npz":
             np.savez(path, features=rows, labels=labels)
         else:
-            write_libsvm(path, labels, rows)
+            write_libsvm(path, labels.tolist(), rows)
         # no partition: a name and a file are all that a node needs
         configs.append({"client-id": str(i), "data": str(path)})
     return configs
