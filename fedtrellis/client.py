@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, cast
 
 from flwr.app import (
@@ -41,7 +42,20 @@ class MethodClient(NumPyClient):
 
     It works with :func:`client_app` only: Flower's ``ClientApp(client_fn=...)`` knows
     neither the messages of these methods nor where their clients keep state.
+
+    Attributes
+    ----------
+    announcement : mapping
+        Told to the server before round 1, beside what ``get_properties`` answers.
+    weigh_evaluation : callable or None
+        Given the loss, the number of examples and the metrics that ``evaluate``
+        returned, returns those to be sent: the server weights by the number.
     """
+
+    announcement: Mapping[str, Any] = MappingProxyType({})
+    weigh_evaluation: (
+        Callable[[float, int, dict[str, Any]], tuple[float, int, dict[str, Any]]] | None
+    ) = None
 
     def to_client(self) -> Client:
         """Refuse Flower's older API, which calls this itself, with the way out.
@@ -158,6 +172,8 @@ def client_app(
             if key == "num-partitions"
         }
         properties |= client.get_properties({})
+        if isinstance(client, MethodClient):
+            properties |= client.announcement
         content = RecordDict({STATUS: status, CONFIG: ConfigRecord(properties)})
         return Message(content, reply_to=message)
 
@@ -220,6 +236,8 @@ def _answer(
         metrics = MetricRecord()
         if method == "evaluate":
             loss, num_examples, extra = result
+            if isinstance(client, MethodClient) and client.weigh_evaluation is not None:
+                loss, num_examples, extra = client.weigh_evaluation(*result)
             metrics["loss"] = float(loss)
             metrics["num-examples"] = int(num_examples)
         else:
