@@ -39,7 +39,7 @@ __all__ = ["ITEMS", "leading_pairs", "run"]
 HERE = Path(__file__).parent
 NODES = 40
 #: λ_0 to choose from, for both methods, and the rounds of a run that helps to choose.
-CANDIDATES: tuple[float, ...] = (3e-7, 1e-6, 3e-6, 1e-5)
+CANDIDATES: tuple[float, ...] = (1e-7, 3e-7, 1e-6, 3e-6)
 TRIAL_ROUNDS = 400
 #: Radii to choose from, by Frank-Wolfe on all the training ratings in one place.
 RADII: tuple[float, ...] = (500.0, 1000.0, 2000.0, 4000.0)
