@@ -55,7 +55,10 @@ class MatrixCompletion(NodeDataTask):
 
     The ratings are shuffled by the seed; ``test-fraction`` of them are test data and
     the rest is dealt evenly. f_i is n·d_i/d times the mean over the client's d_i
-    ratings, so that F = (1/n) Σ f_i. (The mean is ours; the paper has no scale.)
+    ratings, so that F = (1/n) Σ f_i. (The mean is ours; the paper has the sum, so that
+    its λ_0 is d times ours.) With ``centred`` every rating has the training ratings'
+    mean taken off, one number that nodes get from their sums and counts; X is then
+    about deviations from it, and an RMSE is the same either way.
 
     Without a file the ratings are generated: half the entries of a 60 × 50 matrix of
     rank 3 with standard normal factors, plus noise of standard deviation 0.1.
@@ -70,7 +73,12 @@ class MatrixCompletion(NodeDataTask):
     name: ClassVar[str] = "matrix-completion"
     summary: ClassVar[str] = "low-rank matrix completion, generated or MovieLens-100k"
 
-    not_on_nodes: ClassVar[tuple[str, ...]] = ("path", "test_fraction")
+    not_on_nodes: ClassVar[tuple[str, ...]] = (
+        "path",
+        "test_fraction",
+        "validation_fraction",
+        "centred",
+    )
 
     dataset: str = setting(
         "auto",
@@ -81,6 +89,13 @@ class MatrixCompletion(NodeDataTask):
     test_fraction: float = setting(
         0.2, "share of the ratings kept for testing", above=0.0, maximum=0.9
     )
+    validation_fraction: float = setting(
+        0.0,
+        "share of the training ratings that takes the test ratings' place",
+        minimum=0.0,
+        maximum=0.9,
+    )
+    centred: bool = setting(False, "take the training ratings' mean off all ratings")
 
     users: int = setting(0, "users, with dataset = 'nodes' only", minimum=0)
     items: int = setting(0, "items, with dataset = 'nodes' only", minimum=0)
@@ -168,7 +183,7 @@ def _mean_squared_error(ratings: Ratings, weight: float = 1.0) -> MeanSquaredErr
 
 @lru_cache(maxsize=4)
 def _data(task: MatrixCompletion) -> tuple[Ratings, Ratings]:
-    """Return the training and the test ratings."""
+    """Return the training ratings, and the test or validation ratings."""
     if task.path:
         ratings = read_ratings(data_path("matrix-completion.path", task.path))
     else:
@@ -177,7 +192,15 @@ def _data(task: MatrixCompletion) -> tuple[Ratings, Ratings]:
     order = generator(task.seed, "matrix-completion split").permutation(count)
     # At least one on either side.
     held_out = min(max(1, round(task.test_fraction * count)), count - 1)
-    parts = ratings.select(order[held_out:]), ratings.select(order[:held_out])
+    held, kept = order[:held_out], order[held_out:]
+    if task.validation_fraction:
+        # the order is random: any share of it will do
+        count = min(max(1, round(task.validation_fraction * len(kept))), len(kept) - 1)
+        held, kept = kept[:count], kept[count:]
+    if task.centred:
+        mean = ratings.values[kept].mean()
+        ratings = ratings._replace(values=ratings.values - mean)
+    parts = ratings.select(kept), ratings.select(held)
     for part in parts:
         for array in part[:3]:
             array.setflags(write=False)

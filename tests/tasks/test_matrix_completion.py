@@ -1,5 +1,6 @@
 """The task ``matrix-completion``."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -58,6 +59,26 @@ def test_every_rating_is_used_once(tmp_path: Path, n: int) -> None:
     observed[train.rows, train.columns] = 1
     np.testing.assert_array_equal(np.sum(held, axis=0), observed)
     assert {int(h.sum()) for h in held} <= {162 // n, 162 // n + 1}
+
+
+def test_centred_ratings_and_a_share_for_validation(tmp_path: Path) -> None:
+    path = ratings_file(tmp_path / "u.data", 200)
+    plain = MatrixCompletion(num_clients=4, seed=0, path=path)
+    train, test = _data(plain)
+    centred, tested = _data(replace(plain, centred=True))
+    mean = train.values.mean()
+    # the test ratings' mean is not looked at
+    np.testing.assert_allclose(centred.values, train.values - mean)
+    np.testing.assert_allclose(tested.values, test.values - mean)
+    constant = np.full(train.shape, mean)
+    assert replace(plain, centred=True).metrics(0.0 * constant)["rmse"] == (
+        pytest.approx(plain.metrics(constant)["rmse"])
+    )
+    kept, validation = _data(replace(plain, validation_fraction=0.25))
+    assert (len(kept.values), len(validation.values)) == (120, 40)
+    cells = [part.rows * 20 + part.columns for part in (kept, validation, train)]
+    # both are of the training ratings
+    np.testing.assert_array_equal(np.sort(np.concatenate(cells[:2])), np.sort(cells[2]))
 
 
 def test_metrics_are_root_mean_squares(tmp_path: Path) -> None:
