@@ -30,8 +30,9 @@ __all__ = ["ModelBroadcast", "OutOfSyncError", "Step", "receive", "sparse_or_den
 
 # What an array costs on the wire beside its data: names, hashes, the .npy header.
 _ENVELOPE = 400
-# Steps up to this size are unpacked once for all clients of a process.
-_CACHED_BYTES = 65_536
+# Steps up to this size are unpacked once for all clients of a process; beyond, each of
+# n clients would unpack n atoms. A round of 10 000 with one entry each is 140 kB.
+_CACHED_BYTES = 1_048_576
 
 Config = dict[str, Any]
 
