@@ -40,6 +40,9 @@ class Case:
 QUICK = [Case(4, 1, 5)]
 FULL = [Case(4, 3, 8)]
 
+# How a round's line of JSON begins.
+_ROUND = '{"event": "round"'
+
 # A project as Flower's quickstarts have it, on the rows of LASSO that each node has
 # in a file: one gradient step a round, and no evaluation on the nodes, which would be
 # a second wave.
@@ -154,7 +157,7 @@ def round_seconds(output: str, rounds: int) -> list[float]:
     """
     ends: dict[int, datetime] = {}
     for text in output.splitlines():
-        if '{"event": "round"' not in text:
+        if _ROUND not in text:
             continue
         line = json.loads(text[text.index("{") :])
         if line.get("rejected"):
@@ -169,13 +172,13 @@ def round_seconds(output: str, rounds: int) -> list[float]:
 
 
 @contextmanager
-def deployment(nodes: int, folder: Path) -> Iterator[dict[str, str]]:
+def deployment(nodes: int, folder: Path) -> Iterator[tuple[dict[str, str], int]]:
     """Start a SuperLink and its SuperNodes; ``flwr run APP trial`` reaches them.
 
     Yields
     ------
-    dict
-        The environment to run ``flwr`` in.
+    (dict, int)
+        The environment to run ``flwr`` in, and the SuperLink's process id.
     """
     home, port = folder / "home", free_port()
     home.mkdir()
@@ -214,7 +217,7 @@ def deployment(nodes: int, folder: Path) -> Iterator[dict[str, str]]:
                 )
             if not number:
                 _wait_for(port)
-        yield variables
+        yield variables, processes[0].pid
     finally:
         for process in processes:
             process.terminate()
@@ -239,18 +242,36 @@ def _wait_for(port: int, timeout: float = 120.0) -> None:
     raise TimeoutError(f"nobody listens on port {port} after {timeout:g} s")
 
 
-def _run(app: Path, config: dict[str, Any], variables: dict[str, str]) -> str:
+def _cpu_seconds(pid: int) -> float:
+    """CPU time that a process has taken, user's and system's."""
+    # what follows the name, which may hold anything, in its parentheses
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _run(
+    app: Path, config: dict[str, Any], variables: dict[str, str], superlink: int
+) -> tuple[str, float]:
+    """What a run prints, and the SuperLink's CPU seconds from round 1 on, a round."""
     pairs = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
-    return subprocess.run(
-        ["flwr", "run", str(app), "trial", "--stream", "--run-config", pairs],
+    command = ["flwr", "run", str(app), "trial", "--stream", "--run-config", pairs]
+    lines: list[str] = []
+    cpu: list[float] = []
+    with subprocess.Popen(
+        command,
         cwd=app,
         env=variables,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=900,
-        check=False,
-    ).stdout
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line)
+            if _ROUND in line:
+                cpu.append(_cpu_seconds(superlink))
+    rounds = max(len(cpu) - 2, 1)
+    return "".join(lines), (cpu[-1] - cpu[1]) / rounds if len(cpu) > 2 else 0.0
 
 
 def _measure(case: Case, result: Comparison) -> None:
@@ -261,6 +282,7 @@ def _measure(case: Case, result: Comparison) -> None:
     # the same step for everybody, small enough for the steepest objective
     step = 1.0 / max(objective.lipschitz() for objective in least_squares)
     seconds: dict[str, list[list[float]]] = {"FedFW": [], "FedAvg": []}
+    server_cpu: dict[str, list[float]] = {side: [] for side in seconds}
     loads: list[float] = []
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder = Path(name)
@@ -286,11 +308,12 @@ def _measure(case: Case, result: Comparison) -> None:
                 },
             ),
         }
-        with deployment(case.nodes, folder) as variables:
+        with deployment(case.nodes, folder) as (variables, superlink):
             for run in range(case.runs):
                 # who goes first changes from run to run
                 for side in list(sides)[:: 1 if run % 2 else -1]:
-                    output = _run(*sides[side], variables)
+                    output, cpu = _run(*sides[side], variables, superlink)
+                    server_cpu[side].append(cpu)
                     seconds[side].append(round_seconds(output, case.rounds))
                     loads.append(os.getloadavg()[0])
     spreads = {
@@ -308,6 +331,10 @@ def _measure(case: Case, result: Comparison) -> None:
                 for side, runs in seconds.items()
             },
             "FedFW / FedAvg": ratio,
+            **{
+                f"{side}, SuperLink's CPU": Spread((min(cpu),), "ms")
+                for side, cpu in server_cpu.items()
+            },
             "load": f"{min(loads):.1f} to {max(loads):.1f}",
         }
     )
@@ -329,7 +356,8 @@ def compare(cases: Sequence[Case]) -> Comparison:
         "(p = 400), each node's rows the same for both. FedAvg takes one gradient "
         "step a round and has no evaluation on the nodes, which would be a second "
         "wave; both evaluate on the server. From one round's end to the next one's, "
-        "round 1 left out; the medians of runs in turns (min – max).",
+        "round 1 left out; the medians of runs in turns (min – max). The SuperLink's "
+        "CPU time is that of a round, the nodes' polling included.",
     )
     for case in cases:
         _measure(case, result)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import runpy
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -55,7 +56,7 @@ def test_the_app_of_fedavg_learns_from_the_tasks_own_rows(
     data = deployed.write_fedavg(tmp_path / "fedavg", rows)
     app = runpy.run_path(str(tmp_path / "fedavg" / "fedavg_app.py"))
     step = 1.0 / max(objective.lipschitz() for objective in rows)
-    config = {"rounds": 3, "nodes": 4, "data": str(data), "step": step}
+    config: dict[str, Any] = {"rounds": 3, "nodes": 4, "data": str(data), "step": step}
     grid = LocalGrid(app["client"], 4, run_config=config)
     app["server"](grid, Context(0, 0, {}, RecordDict(), config))
     printed = [
