@@ -43,7 +43,7 @@ from clients import (
 from clients.hyfdca import NewSamples
 from fedtrellis.app_directory import flatten, read_config
 from fedtrellis.arrays import FloatArray, Layout, array_record, record_arrays
-from fedtrellis.callbacks import Callback, EarlyStop, Progress
+from fedtrellis.callbacks import Callback, EarlyStop
 from fedtrellis.client import MethodClient
 from fedtrellis.client import client_app as make_client_app
 from fedtrellis.domains import DOMAINS, Domain, Product, WholeSpace, make_domain
@@ -51,6 +51,13 @@ from fedtrellis.enclosing import ENCLOSING, enclosing_ball
 from fedtrellis.local import LocalGrid
 from fedtrellis.loop import RoundStrategy
 from fedtrellis.manifolds import Euclidean, Manifold
+from fedtrellis.progress import (
+    LOG_FORMATS,
+    JsonLines,
+    Progress,
+    json_log,
+    print_json,
+)
 from fedtrellis.records import RunRecord, default_results_dir, summary_rows
 from fedtrellis.reference import certified_minimum, unconstrained_minimum
 from fedtrellis.settings import (
@@ -168,6 +175,9 @@ class RunSettings:
     )
     results_dir: str = setting(
         "", "where records go, an absolute path; empty: ~/.fedtrellis/runs"
+    )
+    log_format: str = setting(
+        "text", "a line a round for people, or JSON objects", choices=LOG_FORMATS
     )
 
 
@@ -700,7 +710,15 @@ class CheckNodeData(Callback):
 @server_app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run what the run config says, and print how it went."""
-    run(grid, context.run_config)
+    if parse(RunSettings, context.run_config).log_format == "text":
+        run(grid, context.run_config)
+        return
+    try:
+        with json_log():
+            run(grid, context.run_config)
+    except BaseException as error:
+        print_json("error", error=f"{type(error).__name__}: {error}")
+        raise
 
 
 def run(grid: Grid, config: Mapping[str, Any]) -> Path:
@@ -753,7 +771,9 @@ def run(grid: Grid, config: Mapping[str, Any]) -> Path:
     first: Callback = CheckPartitions()
     if isinstance(task, NodeDataTask) and task.on_nodes:
         first = CheckNodeData(settings.min_nodes, task.nodes.examples)
-    callbacks = [first, record, Progress()]
+    as_json = settings.log_format == "json"
+    progress = JsonLines(*_json_fields(record, config)) if as_json else Progress()
+    callbacks: list[Callback] = [first, record, progress]
     if settings.stop_metric:
         callbacks.append(EarlyStop(settings.stop_metric, settings.stop_tolerance))
     try:
@@ -781,8 +801,20 @@ def run(grid: Grid, config: Mapping[str, Any]) -> Path:
     except BaseException as error:
         record.fail(error, [])
         raise
-    _print_summary(record, strategy)
+    if not as_json:
+        _print_summary(record, strategy)
     return record.directory
+
+
+def _json_fields(
+    record: RunRecord, config: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the first and the last line of a JSON log have besides the strategy's."""
+    where = str(record.directory)
+    end: dict[str, Any] = {"record": where, "warnings": record.warnings}
+    if record.reference is not None:
+        end["reference_optimum"] = record.reference
+    return {"record": where, "settings": dict(config)}, end
 
 
 def _reference(setup: Setup) -> float | None:
@@ -839,7 +871,10 @@ def _checkpoint_of(resume: str, config: Mapping[str, Any]) -> Path:
     directory = Path(resume).expanduser()
     if not (directory / "config.toml").is_file():
         raise SettingsError(f"resume = {resume!r} is not the record of a run")
-    free = {"resume", "results-dir", "rounds", "timeout", "checkpoint-every"}
+    free = {
+        *("resume", "results-dir", "rounds", "timeout", "checkpoint-every"),
+        "log-format",
+    }
     saved = tomllib.loads((directory / "config.toml").read_text(encoding="utf-8"))
     for key, value in flatten(saved).items():
         if key not in free and config.get(key) != value:
@@ -978,14 +1013,21 @@ def command_line(arguments: Sequence[str] | None = None) -> int:
         "{partition} in a text becomes the node's number from 0",
     )
     parser.add_argument("--out", metavar="DIR", help="where the run's record goes")
+    parser.add_argument(
+        "--format",
+        choices=LOG_FORMATS,
+        help="text, or JSON objects, one a line: the setting log-format",
+    )
     parser.add_argument("--list", action="store_true", help="what can be set, and stop")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     options = parser.parse_args(arguments)
+    config = default_config()
+    if options.format is not None:
+        config["log-format"] = options.format
     try:
         if options.list:
             _list_everything()
             return 0
-        config = default_config()
         overrides = read_config(options.run_config)
         for key in overrides:
             if key not in config:
@@ -1001,6 +1043,8 @@ def command_line(arguments: Sequence[str] | None = None) -> int:
             if saved.is_file():
                 config |= read_config([str(saved)])
         config |= overrides
+        if options.format is not None:
+            config["log-format"] = options.format
         if options.out is not None:
             config["results-dir"] = str(Path(options.out).expanduser().resolve())
         if config["resume"]:
@@ -1028,7 +1072,10 @@ def command_line(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if options.debug:
             traceback.print_exc()
-        print(f"sim.py: error: {error}", file=sys.stderr)
+        if config["log-format"] == "json":
+            print_json("error", file=sys.stderr, error=f"{error}")
+        else:
+            print(f"sim.py: error: {error}", file=sys.stderr)
         return 1
     return 0
 

@@ -11,12 +11,15 @@ from rich.console import Console
 from threadpoolctl import threadpool_limits
 
 from . import (
+    deployed,
     encryption,
     fedavg,
     fedgia,
     hyfdca,
     messages,
     overhead,
+    round_trips,
+    scale,
     zeroth_order,
 )
 from .report import Comparison, machine, write_json
@@ -38,6 +41,13 @@ COMPARISONS: dict[str, Callable[[bool], Iterable[Comparison]]] = {
     "encryption": lambda quick: [
         encryption.compare(encryption.QUICK if quick else encryption.FULL)
     ],
+    "deployed": lambda quick: [
+        deployed.compare(deployed.QUICK if quick else deployed.FULL)
+    ],
+    "round-trips": lambda quick: [
+        round_trips.compare(round_trips.CASES, 5 if quick else 20)
+    ],
+    "scale": lambda quick: [scale.compare(scale.QUICK if quick else scale.FULL)],
     "hyfdca": lambda quick: hyfdca.compare(hyfdca.QUICK if quick else hyfdca.FULL),
 }
 

@@ -15,7 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["RayRun", "run_on_ray"]
+__all__ = [
+    "ROOT",
+    "RayRun",
+    "environment",
+    "free_port",
+    "run_on_ray",
+    "stop_processes",
+]
 
 ROOT = Path(__file__).resolve().parents[1]
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -29,19 +36,21 @@ class RayRun:
     wall_seconds: float
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port that nobody listens on."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return int(s.getsockname()[1])
 
 
-def _environment(home: Path) -> dict[str, str]:
+def environment(home: Path) -> dict[str, str]:
+    """Return an environment with a FLWR_HOME, ports and one BLAS thread of its own."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     return {
         **os.environ,
         "FLWR_HOME": str(home),
-        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(_free_port()),
-        "FLWR_LOCAL_CONTROL_API_PORT": str(_free_port()),
+        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(free_port()),
+        "FLWR_LOCAL_CONTROL_API_PORT": str(free_port()),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         # Flower looks for its own commands, such as flower-superlink, on the path
@@ -66,7 +75,7 @@ def _processes_of(home: Path) -> list[int]:
     return found
 
 
-def _stop(home: Path) -> None:
+def stop_processes(home: Path) -> None:
     """End what ``flwr run`` left running: a SuperLink, and Ray."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         for pid in _processes_of(home):
@@ -106,7 +115,7 @@ def run_on_ray(nodes: int, config: Mapping[str, Any], timeout: float = 900) -> R
             done = subprocess.run(
                 command,
                 cwd=ROOT,
-                env=_environment(home),
+                env=environment(home),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
@@ -115,7 +124,7 @@ def run_on_ray(nodes: int, config: Mapping[str, Any], timeout: float = 900) -> R
             )
             wall = time.perf_counter() - began
         finally:
-            _stop(home)
+            stop_processes(home)
         found = list(records.glob("*/history.jsonl"))
         summaries = [json.loads(p.read_text()) for p in records.glob("*/summary.json")]
         if len(found) != 1 or summaries[0]["status"] != "completed":

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import scipy  # its parts are loaded when first used
 from numpy.typing import NDArray
-from scipy.linalg import LinAlgError, cho_factor, cho_solve
 
 __all__ = ["interior_point"]
 
@@ -47,10 +47,12 @@ def _tall_system(matrix: Any, scale: float) -> _System:
             part = slice(start, start + size)
             block = _dense(matrix[part]) / roots[part, None]
             gram += block.T @ block
-        factor = cho_factor(gram, overwrite_a=True, check_finite=False)
+        factor = scipy.linalg.cho_factor(gram, overwrite_a=True, check_finite=False)
 
         def once(right: FloatArray) -> FloatArray:
-            inner = cho_solve(factor, matrix.T @ (right / diagonal), check_finite=False)
+            inner = scipy.linalg.cho_solve(
+                factor, matrix.T @ (right / diagonal), check_finite=False
+            )
             return np.asarray((right - matrix @ inner) / diagonal)
 
         def solve(right: FloatArray) -> FloatArray:
@@ -71,10 +73,10 @@ def _wide_system(matrix: Any, scale: float) -> _System:
     def system(diagonal: FloatArray) -> Callable[[FloatArray], FloatArray]:
         shifted = gram.copy()
         shifted[np.diag_indices(len(diagonal))] += diagonal
-        factor = cho_factor(shifted, overwrite_a=True, check_finite=False)
+        factor = scipy.linalg.cho_factor(shifted, overwrite_a=True, check_finite=False)
 
         def solve(right: FloatArray) -> FloatArray:
-            return np.asarray(cho_solve(factor, right, check_finite=False))
+            return np.asarray(scipy.linalg.cho_solve(factor, right, check_finite=False))
 
         return solve
 
@@ -128,7 +130,7 @@ def interior_point(
         mean = float(low @ beta + high @ room) / (2 * count)
         try:
             solve = system(curvature + low / beta + high / room)
-        except LinAlgError:
+        except np.linalg.LinAlgError:
             return
         # predictor: straight at the solution; the mean after it says how much to
         # centre the corrector

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import scipy.sparse
+import scipy  # its parts are loaded when first used
 
 from fedtrellis._linear_models import Array, check_array, check_number
 from fedtrellis.factor_file import FactorFile, fingerprint
@@ -55,7 +55,7 @@ def lipschitz_of(
 
 def is_sparse(matrix: Any) -> bool:
     """Whether it is a SciPy sparse matrix, for types that stay as they are."""
-    return bool(scipy.sparse.issparse(matrix))
+    return not isinstance(matrix, np.ndarray) and bool(scipy.sparse.issparse(matrix))
 
 
 def name_of(objective: Any) -> str:

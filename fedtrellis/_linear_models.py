@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import scipy.sparse
+import scipy  # its parts are loaded when first used
 from numpy.typing import ArrayLike, NDArray
-from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
+
+if TYPE_CHECKING:
+    from scipy.sparse.linalg import LinearOperator
 
 Array = NDArray[np.float64]
 IntArray = NDArray[np.intp]
@@ -54,7 +56,7 @@ def check_array(name: str, value: ArrayLike, ndim: int) -> Array:
 
 
 def _is_sparse(matrix: Any) -> bool:
-    return bool(scipy.sparse.issparse(matrix))
+    return not isinstance(matrix, np.ndarray) and bool(scipy.sparse.issparse(matrix))
 
 
 def check_examples(name: str, value: Any) -> Any:
@@ -137,6 +139,8 @@ def largest_eigenvalue(matrix: Array | LinearOperator[Any]) -> float:
         start = np.random.default_rng(0).standard_normal(order)
         if not np.any(matrix @ start):
             return 0.0  # ARPACK refuses the zero matrix
+        from scipy.sparse.linalg import ArpackNoConvergence, eigsh
+
         operator: Any = matrix
         for tolerance in (1e-10,) if order <= DENSE_ORDER else (1e-10, 1e-7, 1e-4):
             # The tolerance is on ‖Hv − λv‖/λ, which bounds the error of λ; that is
@@ -228,6 +232,8 @@ def symmetric_operator(order: int, product: Any) -> LinearOperator[Any]:
     def matvec(vector: Array) -> Array:
         result: Array = product(vector.reshape(order))
         return result
+
+    from scipy.sparse.linalg import LinearOperator
 
     return LinearOperator(
         (order, order), matvec=matvec, rmatvec=matvec, dtype=np.float64

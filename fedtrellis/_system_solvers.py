@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from scipy.linalg import cho_factor, cho_solve, eigh
-from scipy.sparse.linalg import cg
+import scipy  # its parts are loaded when first used
 
 from fedtrellis._hessians import is_sparse
 from fedtrellis._linear_models import Array, symmetric_operator
@@ -366,6 +365,8 @@ class ConjugateGradientSystem(ShiftedSystem):
         operator = symmetric_operator(
             len(u), lambda v: self.weight * self._product(v) + self.shift * v
         )
+        from scipy.sparse.linalg import cg
+
         d, info = cg(operator, u, rtol=self._rtol, atol=0.0, maxiter=self._maxiter)
         if info != 0:
             raise RuntimeError(
@@ -420,18 +421,20 @@ class UserSystem(ShiftedSystem):
 
 
 def _cholesky(M: Array) -> Array:
-    factor: Array = cho_factor(M, lower=True, overwrite_a=True, check_finite=False)[0]
+    factor: Array = scipy.linalg.cho_factor(
+        M, lower=True, overwrite_a=True, check_finite=False
+    )[0]
     return factor
 
 
 def _cholesky_solve(factor: Array, right: Array) -> Array:
-    result: Array = cho_solve((factor, True), right, check_finite=False)
+    result: Array = scipy.linalg.cho_solve((factor, True), right, check_finite=False)
     return result
 
 
 def _eigh(matrix: Array) -> tuple[Array, Array]:
     # "evd" takes three quarters of the time of the default driver
-    values, vectors = eigh(matrix, driver="evd", check_finite=False)
+    values, vectors = scipy.linalg.eigh(matrix, driver="evd", check_finite=False)
     return values, vectors
 
 

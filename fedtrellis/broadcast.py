@@ -30,8 +30,11 @@ __all__ = ["ModelBroadcast", "OutOfSyncError", "Step", "receive", "sparse_or_den
 
 # What an array costs on the wire beside its data: names, hashes, the .npy header.
 _ENVELOPE = 400
-# Steps up to this size are unpacked once for all clients of a process.
-_CACHED_BYTES = 65_536
+# Steps up to this size are unpacked once for all clients of a process; beyond, each of
+# n clients would unpack n atoms. A round of 10 000 with one entry each is 140 kB.
+_CACHED_BYTES = 1_048_576
+# One step of so few atoms is sent without a look at the whole model.
+_FEW_ATOMS = 100
 
 Config = dict[str, Any]
 
@@ -193,8 +196,9 @@ class ModelBroadcast:
     def _worth_sending(self, steps: Sequence[Step]) -> bool:
         """Whether the steps are smaller than the model whole."""
         size = sum(step.nbytes for step in steps) + 2 * _ENVELOPE
-        if len(steps) > 1 and size < self.model.nbytes:
-            # several steps may well touch the same few entries of the model
+        atoms = sum(len(step.atoms) for step in steps)
+        if (len(steps) > 1 or atoms > _FEW_ATOMS) and size < self.model.nbytes:
+            # several steps, or many clients, may well touch the same few entries
             whole = sparse_or_dense(self.model)
             return size < sum(array.nbytes for array in whole) + _ENVELOPE
         return not steps or size < self.model.nbytes

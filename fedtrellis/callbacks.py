@@ -1,21 +1,18 @@
-"""What is told of every round: the history, early stopping, progress."""
+"""What is told of every round: the history, early stopping."""
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from logging import INFO
 from typing import TYPE_CHECKING, Any
 
-from flwr.common.logger import log
 from flwr.serverapp.strategy import Result
 
 if TYPE_CHECKING:
     from fedtrellis.loop import RoundStrategy
 
-__all__ = ["Callback", "EarlyStop", "Progress", "RoundRecord", "format_bytes"]
+__all__ = ["Callback", "EarlyStop", "RoundRecord", "format_bytes"]
 
 
 #: What shows best how far a run has come, with and without a constraint, in order.
@@ -127,93 +124,17 @@ def format_bytes(count: float) -> str:
     raise AssertionError
 
 
-class Progress(Callback):
-    """Loss, bytes and time left: a live bar on a terminal, lines of the log elsewhere.
+def shortened(text: str, length: int = 80) -> str:
+    """A text on one line; of a long one the end, where an error says what it is."""
+    line = " ".join(text.split())
+    return line if len(line) <= length else "…" + line[1 - length :]
 
-    Parameters
-    ----------
-    lines : int
-        About how many lines to log where there is no terminal.
-    console : rich.console.Console, optional
-        Where to draw; by default the standard output.
-    """
 
-    def __init__(self, lines: int = 10, console: Any = None) -> None:
-        self.lines = lines
-        self._console = console
-        self._live: Any = None
-
-    def on_start(
-        self, strategy: RoundStrategy, first_round: int, num_rounds: int
-    ) -> None:
-        """Start the bar, if there is a terminal to draw it on."""
-        from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            TextColumn,
-            TimeElapsedColumn,
-            TimeRemainingColumn,
-        )
-        from rich.progress import Progress as Bar
-
-        # a resumed run's rounds so far count
-        self._up = sum(record.bytes_up for record in strategy.history)
-        self._down = sum(record.bytes_down for record in strategy.history)
-        self._last: dict[str, float] = {}
-        self._began, self._first, self._total = time.time(), first_round, num_rounds
-        self._every = max(1, num_rounds // self.lines)
-        console = self._console or Console()
-        if console.is_terminal:
-            self._live = Bar(
-                TextColumn("round"),
-                MofNCompleteColumn(),
-                BarColumn(bar_width=24),
-                TextColumn("{task.fields[text]}"),
-                TimeElapsedColumn(),
-                TextColumn("left"),
-                TimeRemainingColumn(),
-                console=console,
-                refresh_per_second=8,
-            )
-            self._task = self._live.add_task(
-                "", total=num_rounds, completed=first_round - 1, text=""
-            )
-            self._live.start()
-
-    def on_round(self, strategy: RoundStrategy, record: RoundRecord) -> None:
-        """Draw or log."""
-        self._up += record.bytes_up
-        self._down += record.bytes_down
-        self._last.update(record.metrics)
-        shown = [
-            f"{name} {self._last[name]:.4g}"
-            for name in (*CRITERIA, *QUALITIES)
-            if name in self._last
-        ]
-        shown.append(f"↑ {format_bytes(self._up)} ↓ {format_bytes(self._down)}")
-        if record.rejected:
-            shown.append(f"{len(record.rejected)} dropped")
-        if self._live is not None:
-            self._live.update(self._task, completed=record.round, text="  ".join(shown))
-        elif record.round in (0, 1, self._total) or record.round % self._every == 0:
-            done = record.round - self._first + 1
-            if done > 0:
-                left = (time.time() - self._began) / done * (self._total - record.round)
-                shown.append(f"{left:.0f} s left")
-            log(INFO, "round %d/%d  %s", record.round, self._total, "  ".join(shown))
-
-    def on_end(self, strategy: RoundStrategy, result: Result) -> None:
-        """Leave the bar as it is."""
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
-
-    def on_failure(self, strategy: RoundStrategy, error: BaseException) -> None:
-        """Leave the terminal in order."""
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+def listed(names: Sequence[str], length: int = 5) -> str:
+    """The first of many names, and how many more there are."""
+    rest = len(names) - length
+    more = f" and {rest} more" if rest > 0 else ""
+    return ", ".join(names[:length]) + more
 
 
 class Call(Callback):

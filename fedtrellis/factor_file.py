@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy.sparse
+import scipy  # its parts are loaded when first used
 from flwr.common.logger import log
 
 __all__ = ["FactorFile", "fingerprint"]
@@ -47,7 +47,7 @@ def fingerprint(kind: str, data: Any, *numbers: float) -> bytes:
     bytes
         32 bytes, equal in every process.
     """
-    sparse = bool(scipy.sparse.issparse(data))
+    sparse = not isinstance(data, np.ndarray) and bool(scipy.sparse.issparse(data))
     parts = [data.data, data.indices, data.indptr] if sparse else [data]
     arrays = [np.ascontiguousarray(part) for part in parts]
     header = (

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+import scipy  # its parts are loaded when first used
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import entr, expit
 
 from fedtrellis._linear_models import check_number
 from fedtrellis.settings import check_choice
@@ -305,11 +305,11 @@ class Logistic(_SignLoss):
 
     def conjugate(self, alpha: FloatArray, y: FloatArray) -> FloatArray:  # noqa: D102
         inside = y * self.feasible(alpha, y)
-        value = -entr(inside) - entr(1.0 - inside)
+        value = -scipy.special.entr(inside) - scipy.special.entr(1.0 - inside)
         return np.where(np.abs(y * alpha - inside) <= _ROUNDING, value, np.inf)
 
     def dual_point(self, z: FloatArray, y: FloatArray) -> FloatArray:  # noqa: D102
-        return np.asarray(y * expit(-y * z))
+        return np.asarray(y * scipy.special.expit(-y * z))
 
     def coordinate_step(  # noqa: D102
         self,
@@ -329,13 +329,13 @@ class Logistic(_SignLoss):
         lowest, highest = -offset - c, -offset
         theta = np.clip(np.zeros_like(offset), lowest, highest)
         for _ in range(_NEWTON_STEPS):
-            share = expit(theta)
-            slope = 1.0 + c * share * expit(-theta)
+            share = scipy.special.expit(theta)
+            slope = 1.0 + c * share * scipy.special.expit(-theta)
             step = (theta + c * share + offset) / slope
             theta = np.clip(theta - step, lowest, highest)
             if not np.any(np.abs(step) > 1e-15 * (1.0 + np.abs(theta))):
                 break
-        return np.asarray(y * expit(theta) - alpha)
+        return np.asarray(y * scipy.special.expit(theta) - alpha)
 
 
 #: Every loss by its name.

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from fedtrellis.arrays import FloatArray, Layout, filled, record_arrays
 from fedtrellis.broadcast import ModelBroadcast
+from fedtrellis.callbacks import listed
 from fedtrellis.protocol import (
     ARRAYS,
     CONFIG,
@@ -281,7 +282,7 @@ class Method(Strategy):
                 by_node[node] for node, reply in replies.items() if reply == NO_ANSWER
             ]
             if silent:
-                names = ", ".join(sorted(silent, key=identity_order))
+                names = listed(sorted(silent, key=identity_order), 20)
                 log(WARNING, "round %d: no answer from client %s", server_round, names)
             behind = []
             for node_id, reply in replies.items():

@@ -12,13 +12,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import scipy.sparse
+import scipy  # its parts are loaded when first used
 from numpy.typing import ArrayLike, NDArray
-from scipy.sparse.linalg import LinearOperator
-from scipy.special import expit
 
 from fedtrellis._linear_models import (
     DENSE_ORDER,
@@ -37,6 +35,9 @@ from fedtrellis._linear_models import (
     largest_eigenvalue,
     symmetric_operator,
 )
+
+if TYPE_CHECKING:
+    from scipy.sparse.linalg import LinearOperator
 
 __all__ = [
     "LeastSquares",
@@ -313,7 +314,7 @@ class Logistic(LinearModel, _FiniteSum):
     def _slope(self, scores: Array, rows: IntArray | None) -> Array:
         signed = self._signed(scores, rows, scores)
         # s / (1 + exp(−s z)), which is 1/(1 + e^{−z}) − b
-        return self._signed(expit(signed, out=signed), rows, signed)
+        return self._signed(scipy.special.expit(signed, out=signed), rows, signed)
 
     def predict(self, x: Array, A: Any = None) -> IntArray:
         """Return the labels 1[a_kᵀx > 0] of the rows of A, by default its own."""

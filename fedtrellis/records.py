@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
@@ -14,12 +15,15 @@ import numpy as np
 from flwr.serverapp.strategy import Result
 
 from fedtrellis.arrays import decode
-from fedtrellis.callbacks import Callback, RoundRecord, format_bytes
+from fedtrellis.callbacks import Callback, RoundRecord, format_bytes, shortened
 
 if TYPE_CHECKING:
     from fedtrellis.loop import RoundStrategy
 
-__all__ = ["RunRecord", "default_results_dir", "to_toml"]
+__all__ = ["RunRecord", "default_results_dir", "summarise", "summary_rows", "to_toml"]
+
+# Of the reasons why answers were dropped, so many end a run; the history has all.
+_REASONS = 5
 
 
 def default_results_dir() -> Path:
@@ -188,13 +192,17 @@ def summarise(history: list[RoundRecord]) -> dict[str, Any]:
     metrics: dict[str, float] = {}
     for record in history:
         metrics.update(record.metrics)
+    reasons = Counter(reason for record in history for _, reason in record.rejected)
     return {
         "rounds": history[-1].round if history else 0,
         "metrics": metrics,
         "bytes_up": sum(record.bytes_up for record in history),
         "bytes_down": sum(record.bytes_down for record in history),
         "seconds": sum(record.seconds for record in history),
+        "sampled": sum(record.sampled for record in history),
+        "used": sum(record.used for record in history),
         "rejected": sum(len(record.rejected) for record in history),
+        "rejected_by_reason": dict(reasons.most_common()),
     }
 
 
@@ -207,7 +215,12 @@ def summary_rows(history: list[RoundRecord]) -> list[tuple[str, str]]:
         ("bytes up", format_bytes(summary["bytes_up"])),
         ("bytes down", format_bytes(summary["bytes_down"])),
         ("seconds", f"{summary['seconds']:.2f}"),
+        ("answers used", f"{summary['used']} of {summary['sampled']}"),
     ]
     if summary["rejected"]:
         rows.append(("answers dropped", str(summary["rejected"])))
+        reasons = list(summary["rejected_by_reason"].items())
+        rows += [(f"  {shortened(why)}", str(n)) for why, n in reasons[:_REASONS]]
+        if rest := sum(count for _, count in reasons[_REASONS:]):
+            rows.append(("  for other reasons", str(rest)))
     return rows

@@ -21,6 +21,10 @@ __all__ = ["Client", "Registry", "Traffic", "exchange"]
 # Polling starts at this wait, in seconds, and grows to the other: an answer that is
 # there at once is taken at once, and a deployed wave of seconds costs few requests.
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.005, 0.25
+# A request names every message that is still waited for. A wave to n nodes lasts as
+# long as n messages take, so at a fixed wait it would cost n times n; at a share of the
+# wave's time so far it costs n log n.
+_WAIT_SHARE = 0.05
 _REASON_LENGTH = 500
 NO_ANSWER = "no answer"
 
@@ -75,7 +79,8 @@ def exchange(
             waiting[message_id] = request.metadata.dst_node_id
         else:
             result[request.metadata.dst_node_id] = "the request could not be sent"
-    deadline = time.monotonic() + timeout
+    began = time.monotonic()
+    deadline = began + timeout
     wait = _SHORTEST_WAIT
     settled = getattr(grid, "settled", None)
     while waiting:
@@ -95,10 +100,11 @@ def exchange(
                 result[node_id] = reply
         if not waiting or (settled is not None and settled(list(waiting))):
             break
-        if time.monotonic() > deadline:
+        now = time.monotonic()
+        if now > deadline:
             break
-        time.sleep(wait)
-        wait = min(1.5 * wait, _LONGEST_WAIT)
+        time.sleep(min(wait, max(deadline - now, _SHORTEST_WAIT)))
+        wait = min(1.5 * wait, max(_LONGEST_WAIT, _WAIT_SHARE * (now - began)))
     for node_id in waiting.values():
         result[node_id] = NO_ANSWER
     return result

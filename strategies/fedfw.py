@@ -236,14 +236,16 @@ class FedFW(RoundStrategy):
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Inverse of :meth:`state`."""
         self._start = np.array(state["start"])
+        mirrors: dict[str, dict[str, NDArray[Any]]] = {
+            name: {} for name in self.clients
+        }
+        for key, array in state.items():
+            # a name may hold a slash, what follows "/x/" may not
+            name, found, entry = key.rpartition("/x/")
+            if found and name in mirrors:
+                mirrors[name][entry] = array
         for name in self.clients:
-            prefix = f"{name}/x/"
-            saved = {
-                key.removeprefix(prefix): array
-                for key, array in state.items()
-                if key.startswith(prefix)
-            }
-            self._mirrors[name] = Mirror.from_state(self._start, saved)
+            self._mirrors[name] = Mirror.from_state(self._start, mirrors[name])
             self._steps_taken[name] = int(state[f"{name}/steps"])
             if self.variant == "augmented":
                 self._duals[name] = np.array(state[f"{name}/y"])

@@ -19,7 +19,7 @@ from fedtrellis.universal_perturbation import (
     UniversalPerturbation,
 )
 
-from .base import Array, Point, Task, data_path
+from .base import Array, Point, Task, data_path, even_share
 from .datasets import DATASETS, load_cifar10
 
 __all__ = ["Attack"]
@@ -191,7 +191,7 @@ class Attack(Task):
         images = self.images(held_out=False)
         self.check_clients(len(images), "images")
         order = generator(self.seed, "partition").permutation(len(images))
-        share = np.array_split(order, self.num_clients)[client]
+        share = order[even_share(len(order), self.num_clients, client)]
         weight = self.num_clients * len(share) / len(images)
         return self._make(images[share], weight)
 

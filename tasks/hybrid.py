@@ -400,7 +400,7 @@ def _as_csr(task: HybridTask) -> Any:
     return scipy.sparse.csr_array(features)
 
 
-@lru_cache(maxsize=8192)
+@lru_cache(maxsize=16_384)
 def _client_data(task: HybridTask, client: int, test: bool) -> ClientData:
     data = _data(task)
     share, labelled = _shares(task)[client]

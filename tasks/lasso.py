@@ -13,7 +13,7 @@ from fedtrellis.objectives import LeastSquares
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, setting
 
-from .base import Array, Point
+from .base import Array, Point, even_share
 from .node_settings import NODES, Schema
 from .node_table import NodeTable
 from .node_task import NodeDataTask
@@ -115,8 +115,8 @@ class Lasso(NodeDataTask):
     def _build_client_objective(self, client: int) -> LeastSquares:
         self.check()
         data = _data(self)
-        rows = np.array_split(np.arange(self.rows), self.num_clients)[client]
-        own = slice(rows[0], rows[-1] + 1)  # consecutive: views, not copies
+        # consecutive: views, not copies
+        own = even_share(self.rows, self.num_clients, client)
         return LeastSquares(data.A[own], data.b[own], weight=float(self.num_clients))
 
     def _build_node_objective(self, table: NodeTable, weight: float) -> LeastSquares:

@@ -15,7 +15,7 @@ from fedtrellis.objectives import MatrixCompletion as MeanSquaredError
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, setting
 
-from .base import Array, DataFileError, Point, data_path
+from .base import Array, DataFileError, Point, data_path, even_share
 from .node_ratings import read_node_ratings
 from .node_settings import NODES, DataSettings, Schema
 from .node_table import NodeTable
@@ -162,9 +162,9 @@ class MatrixCompletion(NodeDataTask):
         self.check()
         train = _data(self)[0]
         # The ratings are shuffled already: equal consecutive shares are random.
-        index = np.arange(len(train.values))
-        own = np.array_split(index, self.num_clients)[client]
-        weight = self.num_clients * len(own) / len(index)
+        share = even_share(len(train.values), self.num_clients, client)
+        own = np.arange(share.start, share.stop)
+        weight = self.num_clients * len(own) / len(train.values)
         return _mean_squared_error(train.select(own), weight)
 
     def metrics(self, x: Point) -> dict[str, float]:

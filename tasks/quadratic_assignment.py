@@ -17,7 +17,7 @@ from fedtrellis.objectives import QuadraticAssignment as Cost
 from fedtrellis.random import generator
 from fedtrellis.settings import setting
 
-from .base import Array, DataFileError, Point, Task, data_path
+from .base import Array, DataFileError, Point, Task, data_path, even_share
 
 __all__ = ["Instance", "QuadraticAssignment", "read_instance", "read_solution"]
 
@@ -91,7 +91,7 @@ class QuadraticAssignment(Task):
         matrix = self._dealt()[1]
         entries = np.flatnonzero(matrix)
         order = generator(self.seed, self.name).permutation(len(entries))
-        own = np.array_split(entries[order], self.num_clients)[client]
+        own = entries[order[even_share(len(order), self.num_clients, client)]]
         mask = np.zeros(matrix.shape, dtype=np.bool_)
         mask.flat[own] = True
         return mask

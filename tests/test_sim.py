@@ -68,6 +68,32 @@ def test_a_run_leaves_a_complete_record(
     assert "accuracy" in out
 
 
+def test_with_format_json_every_line_is_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--nodes", "3", "--out", str(tmp_path), "-c", "rounds=2"]
+    assert sim.command_line([*arguments, "--format", "json"]) == 0
+    (record,) = tmp_path.iterdir()
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    start, *rounds, end = (line for line in lines if line["event"] != "log")
+    assert (start["event"], start["settings"]["log-format"]) == ("start", "json")
+    assert [line["round"] for line in rounds] == [0, 1, 2]
+    assert (end["event"], end["record"]) == ("end", str(record))
+    written = [json.loads(x) for x in (record / "history.jsonl").open()]
+    assert [line["bytes_up"] for line in rounds] == [r["bytes_up"] for r in written]
+
+    # what the run cannot do is JSON as well, on both ways out
+    assert sim.command_line([*arguments, "-c", 'log-format="json" penalty=-0.5']) == 1
+    caught = capsys.readouterr()
+    for text in (caught.out, caught.err):
+        last = json.loads(text.splitlines()[-1])
+        assert last["event"] == "error"
+        assert "penalty = -0.5 must be" in last["error"]
+    assert sim.command_line([*arguments, "--format", "json", "-c", "a=1"]) == 1
+    last = json.loads(capsys.readouterr().err)
+    assert "'a' is not known" in last["error"]
+
+
 def test_the_loss_falls_and_the_digits_are_learnt(tmp_path: Path) -> None:
     status, record = run(tmp_path, "rounds=150 evaluate-every=150", nodes=10)
     assert status == 0

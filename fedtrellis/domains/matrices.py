@@ -6,9 +6,8 @@ from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
-import scipy.linalg
+import scipy  # its parts are loaded when first used
 from numpy.typing import ArrayLike
-from scipy.sparse.linalg import ArpackError, svds
 
 from fedtrellis.atoms import DenseAtom, RankOneAtom
 from fedtrellis.domains.base import Domain, FloatArray, Shape, positive, project_l1
@@ -145,6 +144,8 @@ def _svd(matrix: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
 def _leading_pair(matrix: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Return the unit singular vectors of the largest singular value."""
     if min(matrix.shape) >= _LANCZOS_FROM and matrix.any():
+        from scipy.sparse.linalg import ArpackError, svds
+
         scaled, _ = _scaled(matrix)
         try:
             left, values, right = svds(

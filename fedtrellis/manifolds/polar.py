@@ -3,7 +3,7 @@
 import math
 
 import numpy as np
-import scipy.linalg
+import scipy  # its parts are loaded when first used
 
 from fedtrellis.manifolds.base import FloatArray, power_of_two_scaled
 from fedtrellis.manifolds.vectors import unit_columns

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, MetricRecord
 from flwr.client import NumPyClient
+from flwr.common.logger import console_handler, log
 from flwr.serverapp.strategy import Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -31,6 +32,7 @@ from fedtrellis.arrays import Layout, encode
 from fedtrellis.callbacks import Call, format_bytes
 from fedtrellis.method import Answer
 from fedtrellis.plots import plot_convergence
+from fedtrellis.progress import JsonLines, json_log, why_dropped
 from fedtrellis.records import (
     RunRecord,
     default_results_dir,
@@ -281,7 +283,10 @@ def test_summaries_have_totals_and_last_metrics() -> None:
         "bytes_up": 150,
         "bytes_down": 1500,
         "seconds": 0.75,
+        "sampled": 4,
+        "used": 3,
         "rejected": 1,
+        "rejected_by_reason": {"late": 1},
     }
     assert summarise([])["rounds"] == 0
     rows = dict(summary_rows(HISTORY))
@@ -292,7 +297,9 @@ def test_summaries_have_totals_and_last_metrics() -> None:
         "bytes up": "150 B",
         "bytes down": "1.5 kB",
         "seconds": "0.75",
+        "answers used": "3 of 4",
         "answers dropped": "1",
+        "  late": "1",
     }
     assert "answers dropped" not in dict(summary_rows(HISTORY[:2]))
 
@@ -377,18 +384,37 @@ def logged() -> Iterator[list[str]]:
     logging.getLogger("flwr").removeHandler(handler)
 
 
-def test_without_a_terminal_some_rounds_are_logged(logged: list[str]) -> None:
+def test_without_a_terminal_every_round_is_a_line(logged: list[str]) -> None:
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=False)
-    run(rounds=40, callbacks=[Progress(lines=5, console=console)])
+    strategy, _ = run(rounds=40, callbacks=[Progress(console=console)])
     lines = [line for line in logged if line.startswith("round ")]
-    assert [line.split()[1] for line in lines] == [
-        f"{t}/40" for t in (0, 1, 8, 16, 24, 32, 40)
-    ]
+    assert [line.split()[1] for line in lines] == [f"{t}/40" for t in range(41)]
     assert all("loss " in line and "↑" in line and "↓" in line for line in lines)
+    assert "  2 of 2 used  " in lines[1]
+    assert f"  {strategy.history[1].seconds:.2f} s  " in lines[1]
     assert "gap" in lines[-1]
     assert "0 s left" in lines[-1]
     assert screen.getvalue() == ""
+    up = format_bytes(sum(record.bytes_up for record in strategy.history))
+    assert logged[-1].startswith("total: 40 rounds  80 of 80 used  0 lost  0 rejected")
+    assert f"↑ {up} ↓" in logged[-1]
+
+
+def test_many_quick_rounds_are_a_line_a_second(
+    logged: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("fedtrellis.progress.time.time", lambda: now[0])
+    console = Console(file=io.StringIO(), force_terminal=False)
+    progress = Progress(lines=20, console=console)
+    progress.on_start(STRATEGY, 1, 21)
+    for number in range(22):
+        progress.on_round(STRATEGY, RoundRecord(number))
+        now[0] += 0.25 if number < 16 else 3.0
+    numbers = [int(line.split()[1].split("/")[0]) for line in logged]
+    # four rounds a second; later each takes longer than that
+    assert numbers == [0, 1, 5, 9, 13, 17, 18, 19, 20, 21]
 
 
 def test_on_a_terminal_a_bar_is_drawn_and_nothing_logged(logged: list[str]) -> None:
@@ -419,19 +445,40 @@ def test_after_a_failure_the_terminal_is_in_order() -> None:
 
 def test_dropped_answers_are_shown(logged: list[str]) -> None:
     progress = Progress(console=Console(file=io.StringIO(), force_terminal=False))
-    progress.on_start(STRATEGY, 1, 2)
+    strategy = cast(RoundStrategy, SimpleNamespace(history=[]))
+    progress.on_start(strategy, 1, 2)
     for record in HISTORY:
-        progress.on_round(STRATEGY, record)
-    assert "1 dropped" in logged[-1]
+        progress.on_round(strategy, record)
+    assert "1 of 2 used" in logged[-1]
+    assert logged[-1].endswith("1 dropped (client 1: late)")
     assert "↑ 150 B ↓ 1.5 kB" in logged[-1]
     assert "dropped" not in logged[0]
+    strategy.history = HISTORY
+    progress.on_failure(strategy, RuntimeError())
+    assert logged[-1] == (
+        "total: 2 rounds  3 of 4 used  0 lost  1 rejected (late: 1)  "
+        "↑ 150 B ↓ 1.5 kB  0.75 s"
+    )
+
+
+def test_a_line_has_room_for_many_dropped_answers() -> None:
+    lost = [(str(client), "no answer") for client in range(100)]
+    error = "Traceback\n" + 30 * "  File ...\n" + "ValueError: the cause"
+    text = why_dropped([*lost, ("a", error), ("b", error)])
+    assert text.startswith(
+        "client 0, 1, 2, 3, 4 and 95 more: no answer; client a, b: …"
+    )
+    assert text.endswith("ValueError: the cause")
+    assert "\n" not in text
+    assert len(text) < 200
+    assert why_dropped([(str(n), f"reason {n}") for n in range(9)]).endswith("4; ...")
 
 
 def test_a_resumed_runs_time_left_counts_its_own_rounds(
     logged: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1000.0]
-    monkeypatch.setattr("fedtrellis.callbacks.time.time", lambda: now[0])
+    monkeypatch.setattr("fedtrellis.progress.time.time", lambda: now[0])
     progress = Progress(console=Console(file=io.StringIO(), force_terminal=False))
     progress.on_start(STRATEGY, 91, 100)
     now[0] += 20.0
@@ -445,6 +492,73 @@ def test_a_resumed_runs_time_left_counts_its_own_rounds(
     progress.on_round(STRATEGY, RoundRecord(15))
     # 5 rounds in 20 s, 15 to go
     assert "60 s left" in logged[-1]
+
+
+# ------------------------------------------------------------------------------- JSON
+
+
+def test_a_json_object_for_the_start_every_round_and_the_end(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    strategy, _ = run(
+        rounds=3, callbacks=[JsonLines({"settings": CONFIG}, {"record": "/a/b"})]
+    )
+    start, *rounds, end = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (start["event"], start["strategy"]) == ("start", "Halving")
+    assert (start["clients"], start["first_round"], start["rounds"]) == (2, 1, 3)
+    assert start["settings"] == CONFIG
+    for line, record in zip(rounds, strategy.history, strict=True):
+        assert (line["event"], line["round"]) == ("round", record.round)
+        assert line["metrics"] == record.metrics
+        for name in ("seconds", "sampled", "used", "bytes_up", "round_trips"):
+            assert line[name] == getattr(record, name)
+    assert (end["event"], end["status"], end["record"]) == ("end", "completed", "/a/b")
+    assert end["used"] == end["sampled"] == 6
+    assert end["rejected_by_reason"] == {}
+
+
+def test_json_has_the_reasons_and_no_nan(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = JsonLines()
+    strategy = cast(RoundStrategy, SimpleNamespace(history=HISTORY, num_clients=2))
+    lines.on_start(strategy, 1, 3)
+    rejected = [("1", 'no\n"answer"'), ("ü", "late")]
+    record = RoundRecord(3, rejected=rejected, train={"loss": np.nan, "gap": -np.inf})
+    lines.on_round(strategy, record)
+    lines.on_failure(strategy, ValueError("disk full"))
+
+    def strict(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    _, line, end = (
+        json.loads(text, parse_constant=strict)
+        for text in capsys.readouterr().out.splitlines()
+    )
+    assert line["rejected"] == [
+        {"client": "1", "reason": 'no\n"answer"'},
+        {"client": "ü", "reason": "late"},
+    ]
+    assert line["metrics"] == {"loss": None, "gap": None}
+    assert (end["status"], end["error"]) == ("failed", "ValueError: disk full")
+    assert end["rejected_by_reason"] == {"late": 1}
+
+
+def test_flowers_log_is_json_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(console_handler, "stream", stream)
+    with json_log():
+        log(logging.WARNING, "answer of client %s dropped: %s", 3, "not\nfinite")
+        try:
+            raise ValueError("why")
+        except ValueError:
+            log(logging.ERROR, "failed", exc_info=True)
+    log(logging.WARNING, "as before")
+    *lines, last = stream.getvalue().splitlines()
+    first, second = map(json.loads, lines)
+    assert (first["event"], first["level"]) == ("log", "WARNING")
+    assert first["message"] == "answer of client 3 dropped: not\nfinite"
+    assert second["traceback"].endswith("ValueError: why")
+    assert last.endswith("as before")
+    assert not last.startswith("{")
 
 
 # --------------------------------------------------------------------------- pictures

@@ -365,6 +365,43 @@ def test_late_replies_are_not_used() -> None:
     assert not strategy.broadcast.model.any()
 
 
+@pytest.mark.parametrize(("seconds", "most"), [(1, 25), (6, 50), (600, 140)])
+def test_a_long_wave_costs_few_requests(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, most: int
+) -> None:
+    """Each request names all that are waited for, so their number must not grow so."""
+    now, polls = [0.0], [0]
+
+    def sleep(wait: float) -> None:
+        # nobody waits for an answer that is there longer than this
+        assert wait <= max(0.25, 0.06 * now[0])
+        now[0] += wait
+
+    class Slow(LocalGrid):
+        def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+            polls[0] += 1
+            return super().pull_messages(message_ids) if now[0] >= seconds else []
+
+        def settled(self, message_ids: Iterable[str]) -> bool:
+            return False
+
+    monkeypatch.setattr("fedtrellis.wire.time.sleep", sleep)
+    monkeypatch.setattr("fedtrellis.wire.time.monotonic", lambda: now[0])
+    grid = Slow(app_with(), 1)
+    (node,) = grid.get_node_ids()
+    request = Message(RecordDict(), node, "train", group_id="1")
+    (reply,) = exchange(grid, [request], 1000.0, Traffic()).values()
+    assert isinstance(reply, Message) or "error" in reply
+    assert polls[0] <= most
+    # and a wait ends when it has to
+    polls[0], began = 0, now[0]
+    silent = Slow(app_with(), 1, reply_loss=1.0)
+    (node,) = silent.get_node_ids()
+    request = Message(RecordDict(), node, "train", group_id="1")
+    assert exchange(silent, [request], 100.0, Traffic()) == {node: "no answer"}
+    assert 100.0 <= now[0] - began < 100.1
+
+
 def test_repeated_replies_are_used_once() -> None:
     strategy = Steps()
     result = start(strategy, LocalGrid(app_with(), 3, duplicate=1.0), rounds=4)

@@ -289,3 +289,17 @@ def test_flowers_own_calls_restore_in_the_next_round() -> None:
     assert sets == [[0, 1, 2], [0, 1, 2], [0, 2], [0, 1, 2], [0, 1, 2], [0, 1, 2]]
     run.check_mean()
     run.check_loop(sets)
+
+
+def test_a_checkpoint_of_many_clients_is_gone_through_once() -> None:
+    run = Run("plain", {}, n=5, rounds=3)
+    passes = [0]
+
+    class Counting(dict[str, Any]):
+        def items(self) -> Any:
+            passes[0] += 1
+            return super().items()
+
+    run.strategy.load_state(Counting(run.strategy.state()))
+    assert passes[0] == 1
+    run.check_mean()

@@ -9,7 +9,7 @@ from fedtrellis.arrays import Layout
 from fedtrellis.domains import L1Ball, make_domain
 from fedtrellis.settings import SettingsError, describe, keys
 from tasks import TASKS, Task, make_task
-from tasks.base import Point
+from tasks.base import Point, even_share
 
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("digits", {}),
@@ -278,3 +278,13 @@ def test_the_scale_of_sigma_is_that_of_least_squares_by_default() -> None:
 
 def test_reference_optimum_is_none_by_default() -> None:
     assert make_task("digits", {}, 3, 0).reference_optimum(L1Ball(1.0)) is None
+
+
+@pytest.mark.parametrize(
+    ("total", "parts"), [(10, 3), (9, 3), (7, 7), (100, 1), (5, 4)]
+)
+def test_an_even_share_is_that_of_array_split(total: int, parts: int) -> None:
+    expected = np.array_split(np.arange(total), parts)
+    for index in range(parts):
+        share = np.arange(total)[even_share(total, parts, index)]
+        np.testing.assert_array_equal(share, expected[index])
