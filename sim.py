@@ -13,8 +13,8 @@ import tomllib
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from logging import INFO
+from functools import lru_cache, partial
+from logging import INFO, WARNING
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ from clients.hyfdca import NewSamples
 from fedtrellis.app_directory import flatten, read_config
 from fedtrellis.arrays import FloatArray, Layout, array_record, record_arrays
 from fedtrellis.callbacks import Callback, EarlyStop, Progress
+from fedtrellis.client import MethodClient
 from fedtrellis.client import client_app as make_client_app
 from fedtrellis.domains import DOMAINS, Domain, Product, WholeSpace, make_domain
 from fedtrellis.enclosing import ENCLOSING, enclosing_ball
@@ -77,7 +78,17 @@ from strategies import (
     ZerothOrderRFL,
 )
 from strategies.settings import MethodSettings
-from tasks import TASKS, HybridTask, Task, make_task
+from tasks import (
+    NODES,
+    TASKS,
+    ClientData,
+    DataSettings,
+    HybridTask,
+    NodeDataTask,
+    Task,
+    make_task,
+    node_path,
+)
 
 METHODS = {
     "fedfw": "federated Frank-Wolfe: FedFW, FedFW+, FedFW-sto",
@@ -142,7 +153,10 @@ class RunSettings:
         False, "solve a convex task centrally first, to show the distance to F*"
     )
     client_evaluate_every: int = setting(
-        0, "rounds between evaluations on the clients; 0: never", minimum=0
+        0,
+        "rounds between evaluations on the clients; 0: never, but with nodes' own data "
+        "as evaluate-every says",
+        minimum=0,
     )
     stop_metric: str = setting("", "metric to stop on, such as gap; empty: none")
     stop_tolerance: float = setting(0.0, "stop when the metric is at most this")
@@ -163,6 +177,7 @@ class RunSettings:
 def default_config() -> dict[str, Any]:
     """Every key of a run config with its default, as in pyproject.toml."""
     groups: list[tuple[type[Any], str]] = [(RunSettings, ""), (MethodSettings, "")]
+    groups.append((DataSettings, "data."))
     groups += [(task, f"{name}.") for name, task in TASKS.items()]
     return {
         key: field.default
@@ -238,11 +253,41 @@ def _make_setup(items: tuple[tuple[str, Any], ...], num_clients: int) -> Setup:
     if run.method in RIEMANNIAN:
         manifold = task.manifold() or Euclidean(layout.point_shape)
     setup = Setup(run, method, task, domain, layout.point_shape, manifold)
+    if task.on_nodes:
+        _check_for_nodes(setup)
     if run.outer_domain:
         if run.method not in FRANK_WOLFE:
             raise SettingsError(f"outer-domain is not for method {run.method!r}")
         enclosing_ball(run.outer_domain, domain, layout.point_shape)
     return setup
+
+
+def _check_for_nodes(setup: Setup) -> None:
+    """Refuse what needs data on the server, which has none."""
+    run, task = setup.run, setup.task
+    assert isinstance(task, NodeDataTask)
+    where = f"does not fit {task.name}.dataset = {NODES!r}"
+    if run.reference:
+        raise SettingsError(
+            f"reference = true {where}: F* would be that of data which only the nodes "
+            "have; allowed: false"
+        )
+    if run.outer_domain:
+        raise SettingsError(
+            f"outer-domain = {run.outer_domain!r} {where}: the nodes have no order; a "
+            "node's own config may have outer-domain"
+        )
+    if isinstance(task, HybridTask):
+        known: tuple[str, ...] = ("primal", "dual", "duality-gap")
+        if run.method != "hyfdca":
+            known = ()
+    else:
+        known = ("loss", *task.node_metrics)
+    if run.stop_metric and run.stop_metric not in known:
+        raise SettingsError(
+            f"stop-metric = {run.stop_metric!r} {where}: nobody can measure it; "
+            f"allowed: {', '.join(known) or 'none'}"
+        )
 
 
 def _make_domain(run: RunSettings, task: Task, layout: Layout) -> Domain:
@@ -343,7 +388,8 @@ def make_strategy(setup: Setup, **options: Any) -> RoundStrategy:
     if setup.run.method == "fedgia":
         return FedGiA(
             sigma=method.sigma or None,
-            sigma_scale=method.sigma_scale or setup.task.sigma_scale(),
+            sigma_scale=method.sigma_scale
+            or (1.0 if method.sigma else setup.task.sigma_scale()),
             local_steps=method.local_steps,
             selected_fraction=method.selected_fraction,
             hessian=method.hessian,
@@ -409,7 +455,7 @@ def _hybrid_strategy(
         "smoothing": getattr(task, "smoothing", 1.0),
         "feature_names": task.feature_names(),
         # dealt entry by entry, a column without any belongs to nobody
-        "allow_unheld": task.partition == "entries",
+        "allow_unheld": task.partition == "entries" and not task.on_nodes,
     }
     if setup.run.method == "hyfdca":
         return HyFDCA(
@@ -444,6 +490,10 @@ def _hybrid_strategy(
 def client_fn(context: Context) -> NumPyClient:
     """The client of one node; its data is loaded once per process."""
     node = context.node_config
+    if _on_nodes(context.run_config):
+        return _own_data_client(context)
+    if "data" in node:
+        log(WARNING, "node config: data is not used, as this run brings its own")
     for key in ("partition-id", "num-partitions"):
         if not isinstance(node.get(key), int):
             raise SettingsError(
@@ -453,13 +503,20 @@ def client_fn(context: Context) -> NumPyClient:
     index, n = int(node["partition-id"]), int(node["num-partitions"])
     setup = make_setup(context.run_config, n)
     if isinstance(setup.task, HybridTask):
-        return _hybrid_client(context, setup, setup.task, index)
+        test = setup.task.test_client_data(index)
+        return _hybrid_client(context, setup, setup.task.client_data(index), test)
     objective = setup.task.client_objective(index)
-    domain = setup.client_domain(index)
-    if "outer-domain" in node:  # this node asks for a larger set of its own
-        name = str(node["outer-domain"])
+    return _client(context, setup, objective, setup.client_domain(index))
+
+
+def _client(
+    context: Context, setup: Setup, objective: Any, domain: Domain
+) -> MethodClient:
+    if "outer-domain" in context.node_config:
+        # this node asks for a larger set of its own
+        name = str(context.node_config["outer-domain"])
         domain = enclosing_ball(name, setup.domain, setup.shape)
-    client: NumPyClient
+    client: MethodClient
     if setup.run.method == "fedfw":
         client = FedFWClient(context, objective, domain)
     elif setup.run.method == "naive-frank-wolfe":
@@ -477,19 +534,55 @@ def client_fn(context: Context) -> NumPyClient:
     return client
 
 
+def _on_nodes(config: Mapping[str, Any]) -> bool:
+    """Whether every node has its own data, by the run config alone."""
+    name = config.get("task", RunSettings.task)
+    return bool(config.get(f"{name}.dataset") == NODES)
+
+
+def _own_data_client(context: Context) -> NumPyClient:
+    """The client of a node that has its own data."""
+    node = context.node_config
+    if "client-id" not in node and "partition-id" not in node:
+        raise SettingsError(
+            "node config: client-id is missing; with data of its own a node needs a "
+            "name that stays the same over restarts: "
+            '--node-config \'client-id="NAME" data="/absolute/path"\''
+        )
+    path = node_path(node)
+    # n is that of the run config: a node does not know how many are connected
+    setup = make_setup(
+        context.run_config, parse(RunSettings, context.run_config).min_nodes
+    )
+    task = setup.task
+    assert isinstance(task, NodeDataTask)
+    if isinstance(task, HybridTask):
+        new = None
+        if "test-data" in node:
+            new = task.node_client_data(node_path(node, "test-data"))
+        return _hybrid_client(context, setup, task.node_client_data(path), new)
+    if "test-data" in node:
+        raise SettingsError("node config: test-data is for hybrid tasks")
+    objective = task.node_objective(path)
+    client = _client(context, setup, objective, setup.domain)
+    client.announcement = task.announcement(path)
+    client.evaluation = partial(task.evaluate_on_node, path)
+    return client
+
+
 def _hybrid_client(
-    context: Context, setup: Setup, task: HybridTask, index: int
+    context: Context, setup: Setup, data: ClientData, test: ClientData | None
 ) -> NumPyClient:
-    data = task.client_data(index)
     if setup.run.method != "hyfdca":
         kind = HyFEMClient if setup.run.method == "hyfem" else HybridFedAvgClient
         return kind(context, *data)
-    test = task.test_client_data(index)
-    new = NewSamples(test.features, test.sample_ids, test.labels)
+    new = None
+    if test is not None and len(test.sample_ids):
+        new = NewSamples(test.features, test.sample_ids, test.labels)
     return HyFDCAClient(
         context,
         *data,
-        new_samples=new if len(test.sample_ids) else None,
+        new_samples=new,
         on_scores=_score_writer(context.node_config.get("scores-file")),
     )
 
@@ -508,7 +601,7 @@ def _score_writer(path: Any) -> Callable[[Sequence[str], FloatArray], None] | No
     return write
 
 
-_OTHER_CLIENTS: dict[str, Callable[[Context, Any], NumPyClient]] = {
+_OTHER_CLIENTS: dict[str, Callable[[Context, Any], MethodClient]] = {
     "projected-fedavg": ProjectedFedAvgClient,
     "feddr": FedDRClient,
     "fedavg-gd": FedAvgGDClient,
@@ -542,6 +635,56 @@ class CheckPartitions(Callback):
                 )
 
 
+class CheckNodeData(Callback):
+    """Stop a run whose nodes' own data does not go together, before round 1.
+
+    Parameters
+    ----------
+    min_nodes : int
+        How many nodes have to be usable.
+    examples : int
+        Of all of them together; 0: that does not matter.
+    """
+
+    def __init__(self, min_nodes: int, examples: int) -> None:
+        self.min_nodes = min_nodes
+        self.examples = examples
+
+    def on_start(
+        self, strategy: RoundStrategy, first_round: int, num_rounds: int
+    ) -> None:
+        """Compare what the nodes say of their data."""
+        n = strategy.num_clients
+        if n < self.min_nodes:
+            reasons = "; ".join(f"{who}: {why}" for who, why in strategy.refused)
+            raise SettingsError(
+                f"min-nodes = {self.min_nodes}, and {n} nodes can be used: {reasons}"
+            )
+        told = {name: strategy.client_properties(name) for name in strategy.clients}
+        first = strategy.clients[0]
+        for name, properties in told.items():
+            digest = properties.get("data-columns")
+            if digest != told[first].get("data-columns"):
+                raise SettingsError(
+                    f"the files of clients {first} and {name} have other feature "
+                    "columns, or in another order; with data.feature-names every node "
+                    "puts them in one order"
+                )
+        if not self.examples:
+            return
+        if n != self.min_nodes:
+            raise SettingsError(
+                f"min-nodes = {self.min_nodes}, and {n} nodes are connected: with "
+                "data.examples a node's weight depends on their number, and min-nodes "
+                "must be it"
+            )
+        total = sum(int(p.get("num-examples", 0)) for p in told.values())
+        if total != self.examples:
+            raise SettingsError(
+                f"data.examples = {self.examples}, and the nodes have {total} examples"
+            )
+
+
 @server_app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run what the run config says, and print how it went."""
@@ -570,7 +713,10 @@ def run(grid: Grid, config: Mapping[str, Any]) -> Path:
         point = setup.manifold.project(point)
     elif not domain.contains(point):
         point = domain.project(point)
-    if settings.stop_metric and not settings.client_evaluate_every:
+    client_evaluate_every = settings.client_evaluate_every
+    if task.on_nodes and not isinstance(task, HybridTask):
+        client_evaluate_every = client_evaluate_every or settings.evaluate_every
+    if settings.stop_metric and not (task.on_nodes or client_evaluate_every):
         known = evaluate(setup, layout, layout.layers(point))
         check_choice("stop-metric", settings.stop_metric, known)
 
@@ -592,7 +738,10 @@ def run(grid: Grid, config: Mapping[str, Any]) -> Path:
             record.warnings.append(
                 "NOTHING WAS ENCRYPTED: encryption = 'none' is for debugging"
             )
-    callbacks: list[Callback] = [CheckPartitions(), record, Progress()]
+    first: Callback = CheckPartitions()
+    if isinstance(task, NodeDataTask) and task.on_nodes:
+        first = CheckNodeData(settings.min_nodes, task.nodes.examples)
+    callbacks = [first, record, Progress()]
     if settings.stop_metric:
         callbacks.append(EarlyStop(settings.stop_metric, settings.stop_tolerance))
     try:
@@ -603,7 +752,7 @@ def run(grid: Grid, config: Mapping[str, Any]) -> Path:
             checkpoint_every=settings.checkpoint_every,
             resume=resume,
             evaluate_every=settings.evaluate_every,
-            client_evaluate_every=settings.client_evaluate_every,
+            client_evaluate_every=client_evaluate_every,
             min_nodes=settings.min_nodes,
         )
 
@@ -615,7 +764,7 @@ def run(grid: Grid, config: Mapping[str, Any]) -> Path:
             array_record(layout.layers(point)),
             num_rounds=settings.rounds,
             timeout=settings.timeout,
-            evaluate_fn=evaluate_fn,
+            evaluate_fn=None if task.on_nodes else evaluate_fn,
         )
     except BaseException as error:
         record.fail(error, [])
@@ -741,6 +890,7 @@ def _list_everything() -> None:
     groups: list[tuple[str, type[Any], str]] = [
         ("Settings of the run", RunSettings, ""),
         ("Settings of the methods", MethodSettings, ""),
+        ("Settings of nodes' own data", DataSettings, "data."),
     ]
     groups += [(f"Settings of task {n}", t, f"{n}.") for n, t in TASKS.items()]
     for title, group, prefix in groups:
@@ -753,6 +903,22 @@ def _list_everything() -> None:
             for key, default, text in rows3:
                 table.add_row(key, default, text)
             console.print(table)
+
+
+def _node_configs(arguments: Sequence[str], nodes: int) -> list[dict[str, Any]] | None:
+    """The entries of ``--node-config``, with each node's number in the texts."""
+    if not arguments or nodes < 1:
+        return None
+    entries = read_config(arguments)
+    return [
+        {
+            key: value.replace("{partition}", str(number))
+            if isinstance(value, str)
+            else value
+            for key, value in entries.items()
+        }
+        for number in range(nodes)
+    ]
 
 
 def _domain_rows() -> list[tuple[str, str]]:
@@ -791,6 +957,14 @@ def command_line(arguments: Sequence[str] | None = None) -> int:
         metavar="'key=value ...'|FILE.toml",
         help="settings; may be given several times",
     )
+    parser.add_argument(
+        "--node-config",
+        action="append",
+        default=[],
+        metavar="'key=value ...'",
+        help="entries of every node's config, as flower-supernode takes them; "
+        "{partition} in a text becomes the node's number from 0",
+    )
     parser.add_argument("--out", metavar="DIR", help="where the run's record goes")
     parser.add_argument("--list", action="store_true", help="what can be set, and stop")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
@@ -821,7 +995,13 @@ def command_line(arguments: Sequence[str] | None = None) -> int:
             config["resume"] = str(Path(str(config["resume"])).expanduser().resolve())
         # checked here, so that a bad value is reported before anything is built
         seed = parse(RunSettings, config).seed
-        grid = LocalGrid(client_app, options.nodes, seed=seed, run_config=config)
+        grid = LocalGrid(
+            client_app,
+            options.nodes,
+            seed=seed,
+            run_config=config,
+            node_configs=_node_configs(options.node_config, options.nodes),
+        )
         context = Context(
             run_id=0,
             node_id=0,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, cast
 
 from flwr.app import (
@@ -41,7 +42,17 @@ class MethodClient(NumPyClient):
 
     It works with :func:`client_app` only: Flower's ``ClientApp(client_fn=...)`` knows
     neither the messages of these methods nor where their clients keep state.
+
+    Attributes
+    ----------
+    announcement : mapping
+        Told to the server before round 1, beside what ``get_properties`` answers.
+    evaluation : callable or None
+        Takes the place of ``evaluate`` where it is set; same parameters and results.
     """
+
+    announcement: Mapping[str, Any] = MappingProxyType({})
+    evaluation: Callable[..., tuple[float, int, dict[str, Any]]] | None = None
 
     def to_client(self) -> Client:
         """Refuse Flower's older API, which calls this itself, with the way out.
@@ -158,6 +169,8 @@ def client_app(
             if key == "num-partitions"
         }
         properties |= client.get_properties({})
+        if isinstance(client, MethodClient):
+            properties |= client.announcement
         content = RecordDict({STATUS: status, CONFIG: ConfigRecord(properties)})
         return Message(content, reply_to=message)
 
@@ -210,6 +223,8 @@ def _answer(
             client.state = {k: decode(v) for k, v in memory.committed.items()}
         layers = memory.model.layout.layers(memory.model.point)
         function = getattr(client, method, None)
+        if method == "evaluate" and isinstance(client, MethodClient):
+            function = client.evaluation or function
         if function is None:
             raise TypeError(f"{type(client).__name__} has no method {method}")
         try:

@@ -69,6 +69,12 @@ class RoundStrategy(Method):
     max_failed_rounds : int
         Rounds in a row without one usable answer after which the run ends with an
         error.
+
+    Attributes
+    ----------
+    history : list of RoundRecord
+    refused : list of (str, str)
+        Nodes that could not introduce themselves before round 1, and why.
     """
 
     def __init__(
@@ -114,6 +120,7 @@ class RoundStrategy(Method):
         self.start_timeout = start_timeout
         self.max_failed_rounds = max_failed_rounds
         self.history: list[RoundRecord] = []
+        self.refused: list[tuple[str, str]] = []
         self.num_rounds = 0
         self._registry = Registry()
         self._traffic = Traffic()
@@ -345,6 +352,7 @@ class RoundStrategy(Method):
 
         self._registry.wait_for(grid, self.min_nodes, self.start_timeout)
         self._registry.introduce(grid, self.start_timeout, self._traffic, started=False)
+        self.refused = list(self._traffic.rejected)
         self.broadcast = ModelBroadcast(layout, point)
         self.setup(point, layout)
         result, first_round = Result(), 1

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from fedtrellis.settings import check_choice, parse
+from fedtrellis.settings import SettingsError, check_choice, keys, parse
 
 from .attack import Attack
 from .base import DataFileError, Task
@@ -18,14 +18,19 @@ from .linear_regression import LinearRegression
 from .logistic_regression import LogisticRegression
 from .low_rank_network import LowRankNetwork
 from .matrix_completion import MatrixCompletion
+from .node_data import node_path
+from .node_settings import NODES, DataSettings
+from .node_task import NodeDataTask
 from .quadratic_assignment import QuadraticAssignment
 
 __all__ = [
+    "NODES",
     "TASKS",
     "Attack",
     "Classification",
     "ClientData",
     "DataFileError",
+    "DataSettings",
     "Digits",
     "HybridLogistic",
     "HybridSVM",
@@ -36,9 +41,11 @@ __all__ = [
     "LogisticRegression",
     "LowRankNetwork",
     "MatrixCompletion",
+    "NodeDataTask",
     "QuadraticAssignment",
     "Task",
     "make_task",
+    "node_path",
 ]
 
 #: Every task by its name in run configurations; the first is the default.
@@ -71,7 +78,8 @@ def make_task(
     name : str
         A key of :data:`TASKS`, e.g. ``"lasso"``.
     config : mapping
-        The run config; the task's keys start with its name and a dot.
+        The run config; the task's keys start with its name and a dot, those of data
+        that lies on the nodes with ``data.``.
     num_clients : int
     seed : int
 
@@ -80,5 +88,17 @@ def make_task(
     SettingsError
         An unknown name, or a setting that is not allowed.
     """
-    task = TASKS[check_choice("task", name, TASKS)]
-    return parse(task, config, prefix=f"{name}.", num_clients=num_clients, seed=seed)
+    kind = TASKS[check_choice("task", name, TASKS)]
+    nodes = parse(DataSettings, config, "data.")
+    fixed: dict[str, Any] = {"num_clients": num_clients, "seed": seed}
+    if issubclass(kind, NodeDataTask):
+        fixed["nodes"] = nodes
+    task = parse(kind, config, f"{name}.", **fixed)
+    if not task.on_nodes:
+        for key, field in keys(DataSettings, "data.").items():
+            if getattr(nodes, field.name) != field.default:
+                raise SettingsError(
+                    f"{key} = {getattr(nodes, field.name)!r} is for data that lies on "
+                    f"the nodes, and {name}.dataset is not {NODES!r}"
+                )
+    return task

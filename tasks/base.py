@@ -98,6 +98,11 @@ class Task(ABC):
                 f"has {available} {what}, and every client needs at least one"
             )
 
+    @property
+    def on_nodes(self) -> bool:
+        """Whether every node has its own data, and the server none."""
+        return False
+
     # -- what a task supplies
 
     @abstractmethod

@@ -8,7 +8,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import scipy  # its parts are loaded when first used
@@ -20,7 +21,7 @@ from fedtrellis.random import generator
 from fedtrellis.regularized_loss import Optimum, RegularizedLoss, central_optimum
 from fedtrellis.settings import SettingsError, setting
 
-from .base import Point, Task, data_path
+from .base import Point, data_path
 from .hybrid_data import DATASETS
 from .hybrid_partition import (
     Share,
@@ -34,6 +35,8 @@ from .hybrid_partition import (
 )
 from .hybrid_partition_file import read_partition_file
 from .hybrid_samples import Samples, load_samples
+from .node_settings import NODES, Schema
+from .node_task import NodeDataTask
 
 __all__ = ["ClientData", "HybridTask"]
 
@@ -63,7 +66,7 @@ class ClientData(NamedTuple):
 
 
 @dataclass(frozen=True)
-class HybridTask(Task):
+class HybridTask(NodeDataTask):
     """A linear model of data that is split over the clients by samples and features.
 
     P(w) = (λ/2)‖w‖² + (1/N) Σ l(x_iᵀw; y_i) over all N training samples. It has no f_i:
@@ -97,7 +100,16 @@ class HybridTask(Task):
     ten classes two is not said.
     """
 
-    dataset: str = setting("digits", "the data set", choices=tuple(DATASETS))
+    not_on_nodes: ClassVar[tuple[str, ...]] = (
+        *("path", "positive_class", "partition", "sample_groups", "feature_groups"),
+        *("partition_file", "test_fraction", "labels_on", "train_limit"),
+    )
+
+    dataset: str = setting(
+        "digits",
+        "the data set; 'nodes': every node's own file",
+        choices=(*DATASETS, NODES),
+    )
     path: str = setting(
         "", "the data set's file or folder; not for digits and breast-cancer"
     )
@@ -146,15 +158,63 @@ class HybridTask(Task):
     )
 
     def check(self) -> None:  # noqa: D102
+        if self.on_nodes:
+            self._check_split_nodes()
+            return
         # Nothing can be dealt to none, so this comes before the data.
         self.check_clients(max(self.num_clients, 1), "samples")
         _shares(self)
         _objective(self)
 
+    def _check_split_nodes(self) -> None:
+        for key, value, off in (
+            ("bias", self.bias, 0.0),
+            ("row-scaling", self.row_scaling, "none"),
+        ):
+            if value != off:
+                raise SettingsError(
+                    f"{self.name}.{key} = {value!r} does not fit {self.name}.dataset = "
+                    f"{NODES!r}: it concerns a sample's features on all nodes that "
+                    "have some (a bias is a constant column in one of their files); "
+                    f"allowed: {off!r}"
+                )
+        if self.nodes.examples:
+            raise SettingsError(
+                f"data.examples = {self.nodes.examples} is not for task {self.name!r}, "
+                "whose nodes agree on the number of samples; allowed: 0"
+            )
+        self.check_nodes()
+
+    def node_schema(self) -> Schema:
+        """Return the schema: some of the features, of some samples, by their ids."""
+        return Schema(
+            self.nodes.num_features(),
+            self.nodes.names(),
+            "class",
+            self.nodes.class_labels(("-1", "1")),
+            self.nodes.label_column,
+            split=True,
+        )
+
+    def node_client_data(self, path: Path) -> ClientData:
+        """Return what a node with its own file holds; class 0 is −1, class 1 is +1.
+
+        Raises
+        ------
+        DataFileError
+            Its message names file, row and column, and shows nothing of what is there.
+        """
+        table = self.node_table(path)
+        labels = None if table.targets is None else 2.0 * table.targets - 1.0
+        return ClientData(table.features, table.names, table.ids, labels)
+
     def num_examples(self) -> int:  # noqa: D102
+        self._need_central_data()
         return _data(self).num_train
 
     def shapes(self) -> list[tuple[int, ...]]:  # noqa: D102
+        if self.on_nodes:
+            return [(self.nodes.num_features(),)]
         return [(len(_data(self).names),)]
 
     def domains(self) -> dict[str, float]:
@@ -165,8 +225,13 @@ class HybridTask(Task):
     def make_loss(self) -> Loss:
         """Return l."""
 
-    def feature_names(self) -> tuple[str, ...]:
-        """Return the names of the model's p features, in its order."""
+    def feature_names(self) -> tuple[str, ...] | None:
+        """Return the names of the model's p features, in its order.
+
+        None where only the nodes know them.
+        """
+        if self.on_nodes:
+            return self.nodes.names() or None
         return _data(self).names
 
     def client_data(self, client: int) -> ClientData:

@@ -20,7 +20,10 @@ from fedtrellis.principal_components import PrincipalComponents
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, setting
 
-from .base import Array, DataFileError, Point, Task, data_path
+from .base import Array, DataFileError, Point, data_path
+from .node_settings import NODES, Schema
+from .node_table import NodeTable
+from .node_task import NodeDataTask
 
 __all__ = ["KernelPCA", "read_matrix"]
 
@@ -36,7 +39,7 @@ class _Data(NamedTuple):
 
 
 @dataclass(frozen=True)
-class KernelPCA(Task):
+class KernelPCA(NodeDataTask):
     """F(x) = −(1/2N) Σ_j Tr(xᵀ H_j x) over the p × r matrices with xᵀx = I.
 
     H_j = a_j a_jᵀ, a_j the centred examples, so that F(x) = −½ Tr(xᵀ C x) with C their
@@ -64,7 +67,13 @@ class KernelPCA(Task):
     schedule: ClassVar[str] = "nonconvex"
     bounded_below: ClassVar[bool] = False
 
-    dataset: str = setting("digits", "the data set", choices=("digits", "iris", "file"))
+    not_on_nodes: ClassVar[tuple[str, ...]] = ("path", "samples", "partition")
+
+    dataset: str = setting(
+        "digits",
+        "the data set; 'nodes': every node's own file",
+        choices=("digits", "iris", "file", NODES),
+    )
     path: str = setting("", "a matrix, .npy, .npz or .csv; with dataset = 'file' only")
     components: int = setting(4, "r, the number of components", minimum=1)
     samples: int = setting(0, "take the first examples only; 0 for all", minimum=0)
@@ -74,24 +83,43 @@ class KernelPCA(Task):
     )
 
     def check(self) -> None:  # noqa: D102
+        if self.on_nodes:
+            self.check_nodes()
+            if self.scale:
+                raise SettingsError(
+                    "kernel-pca.scale = true does not fit kernel-pca.dataset = "
+                    f"{NODES!r}: ‖C‖₂ is that of the examples of all nodes; allowed: "
+                    "false"
+                )
         if self.dataset == "file" and not self.path:
             raise SettingsError(
                 "kernel-pca.path is empty; for kernel-pca.dataset = 'file' it must "
                 "name a file"
             )
-        features = _examples(self)[0].shape[1]
+        features = self.shapes()[0][0]
         if self.components > features:
             raise SettingsError(
                 f"kernel-pca.components = {self.components} is too many: "
                 f"the examples have {features} features"
             )
+        if self.on_nodes:
+            return
         super().check()
         _data(self)
 
+    def node_schema(self) -> Schema:
+        """Return the schema: features, centred by whoever made the files."""
+        label = self.nodes.label_column
+        return Schema(self.nodes.num_features(), self.nodes.names(), label_column=label)
+
     def num_examples(self) -> int:  # noqa: D102
+        if self.on_nodes:
+            return self.nodes.examples
         return len(_examples(self)[0])
 
     def shapes(self) -> list[tuple[int, ...]]:  # noqa: D102
+        if self.on_nodes:
+            return [(self.nodes.num_features(), self.components)]
         return [(_examples(self)[0].shape[1], self.components)]
 
     def domains(self) -> dict[str, float]:
@@ -112,6 +140,8 @@ class KernelPCA(Task):
 
     def reference_optimum(self, domain: Domain) -> float | None:
         """Return the minimum over the two domains, which F attains at their rims."""
+        if self.on_nodes:
+            return None
         if isinstance(domain, SpectralNormBall):
             # concave: at an extreme point of the ball, ρ times one with xᵀx = I
             return domain.radius**2 * self.optimum()
@@ -142,6 +172,11 @@ class KernelPCA(Task):
         # n d_i/N times the mean over the client's rows
         weight = self.num_clients * len(share) / len(rows)
         return PrincipalComponents(share, self.components, weight=weight)
+
+    def _build_node_objective(
+        self, table: NodeTable, weight: float
+    ) -> PrincipalComponents:
+        return PrincipalComponents(table.features, self.components, weight=weight)
 
 
 @lru_cache(maxsize=4)

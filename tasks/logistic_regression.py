@@ -18,6 +18,8 @@ from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, setting
 
 from .base import Point, data_path, derived_seed
+from .node_settings import NODES, Schema
+from .node_table import NodeTable
 from .partition import Indices, PartitionedTask
 from .tables import Table, load_libsvm, load_qsar, load_santander
 
@@ -85,13 +87,20 @@ class LogisticRegression(PartitionedTask):
         "logistic regression: breast cancer, QSAR, Santander, a file"
     )
     penalty: ClassVar[float] = 1e-3
+    not_on_nodes: ClassVar[tuple[str, ...]] = (
+        *("path", "partition", "labels_per_client", "alpha", "test_fraction"),
+        "weighting",
+    )
+    node_metrics: ClassVar[tuple[str, ...]] = ("accuracy",)
 
     # There are two labels: a base class's 3 would never do.
     labels_per_client: int = setting(
         1, "labels a client holds, with partition = 'labels'", minimum=1
     )
     dataset: str = setting(
-        "breast-cancer", "the data set", choices=("breast-cancer", *_LOADERS)
+        "breast-cancer",
+        "the data set; 'nodes': every node's own file",
+        choices=("breast-cancer", *_LOADERS, NODES),
     )
     path: str = setting("", "the data set's file; not for breast-cancer")
     partition: str = setting(
@@ -134,6 +143,9 @@ class LogisticRegression(PartitionedTask):
 
     def check(self) -> None:  # noqa: D102
         _scaling(self)
+        if self.on_nodes:
+            self.check_nodes()
+            return
         if self.dataset in _LOADERS and not self.path:
             raise SettingsError(
                 f"logistic-regression.path is empty; for {self.dataset!r} it must name "
@@ -144,9 +156,22 @@ class LogisticRegression(PartitionedTask):
         super().check()
 
     def num_examples(self) -> int:  # noqa: D102
+        if self.on_nodes:
+            return self.nodes.examples
         return len(_data(self).labels)
 
+    def node_schema(self) -> Schema:  # noqa: D102
+        return Schema(
+            self.nodes.num_features(),
+            self.nodes.names(),
+            "class",
+            self.nodes.class_labels(("0", "1")),
+            self.nodes.label_column,
+        )
+
     def shapes(self) -> list[tuple[int, ...]]:  # noqa: D102
+        if self.on_nodes:
+            return [(self.nodes.num_features() + self.intercept,)]
         return [(_data(self).features.shape[1],)]
 
     def domains(self) -> dict[str, float]:  # noqa: D102
@@ -161,7 +186,12 @@ class LogisticRegression(PartitionedTask):
         """
         if self.dataset == "breast-cancer":
             return 0.02
-        examples, features = _data(self).features.shape
+        (features,), examples = self.shapes()[0], self.num_examples()
+        if not examples:
+            raise SettingsError(
+                "sigma-scale = 0 asks for the task's own, which depends on the number "
+                "of examples of all nodes: set sigma-scale, sigma or data.examples"
+            )
         return max(0.1, 8.0 / int(features) * math.log(int(examples)))
 
     def metrics(self, x: Point) -> dict[str, float]:
@@ -217,9 +247,26 @@ class LogisticRegression(PartitionedTask):
             weight = self.num_clients * len(labels) / len(data.labels)
         return self._loss(features, labels, weight, len(labels))
 
+    def _build_node_objective(self, table: NodeTable, weight: float) -> Logistic:
+        assert table.targets is not None
+        features, labels = table.features, table.targets.astype(np.intp)
+        if _scaling(self) == "unit-rows":
+            features = _divide(features.copy(), _norms(features, 0), 0)
+        if self.intercept:
+            features = _with_ones(features)
+        return self._loss(features, labels, weight, len(labels))
+
 
 def _scaling(task: LogisticRegression) -> str:
     """Return the scaling that ``auto`` stands for, or the one that was chosen."""
+    if task.on_nodes:
+        if task.scaling in ("standard", "unit-columns"):
+            raise SettingsError(
+                f"logistic-regression.scaling = {task.scaling!r} does not fit "
+                f"logistic-regression.dataset = {NODES!r}: it is measured on the "
+                "examples of all nodes; allowed: auto, none, unit-rows"
+            )
+        return "none" if task.scaling == "auto" else task.scaling
     if task.scaling == "auto":
         return "standard" if task.dataset == "breast-cancer" else "unit-rows"
     if task.scaling == "standard" and task.dataset in _SPARSE:

@@ -19,7 +19,8 @@ from fedtrellis.objectives import MultinomialLogistic
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, setting
 
-from .base import Task, derived_seed
+from .base import derived_seed
+from .node_task import NodeDataTask
 
 __all__ = ["LabelledData", "PartitionedTask", "arrange"]
 
@@ -106,7 +107,7 @@ def arrange(
 
 
 @dataclass(frozen=True)
-class PartitionedTask(Task):
+class PartitionedTask(NodeDataTask):
     """A task whose labelled examples are dealt to the clients by a setting.
 
     - ``iid``: shuffled, then equal consecutive shares, which is the

@@ -1,0 +1,156 @@
+"""What a run config says of data that lies on the nodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fedtrellis.settings import SettingsError, setting
+
+__all__ = ["NODES", "DataSettings", "Schema"]
+
+#: The value of a task's ``dataset`` with which every node has a file of its own.
+NODES = "nodes"
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """What the server, which has no data, and every node go by.
+
+    Stated once, in the run config; a node refuses a file that says something else.
+    """
+
+    features: int = setting(
+        0,
+        "features of an example, with dataset = 'nodes'; 0: as many as feature-names",
+        minimum=0,
+    )
+    feature_names: str = setting(
+        "",
+        "their names with commas between, in the model's order; empty: the columns in "
+        "the order of the nodes' files",
+    )
+    classes: int = setting(0, "classes; 0: as many as data.labels", minimum=0)
+    labels: str = setting(
+        "",
+        "the classes' labels in the nodes' files, with commas between; empty: 0, 1, …, "
+        "for hybrid tasks -1, 1",
+    )
+    label_column: str = setting("label", "the csv column with the label or the target")
+    examples: int = setting(
+        0,
+        "examples of all nodes together, to count every example the same; "
+        "0: every node counts the same",
+        minimum=0,
+    )
+
+    def names(self) -> tuple[str, ...]:
+        """Return the features' names; none where they go by their number.
+
+        Raises
+        ------
+        SettingsError
+            A name is empty, is there twice or is another column's, or there are more
+            or fewer than ``features`` says.
+        """
+        names = _listed("data.feature-names", self.feature_names)
+        for reserved in (self.label_column, "id"):
+            if reserved in names:
+                raise SettingsError(
+                    f"data.feature-names has {reserved!r}, which is the name of "
+                    "another column"
+                )
+        if names and self.features not in (0, len(names)):
+            raise SettingsError(
+                f"data.features = {self.features} does not suit data.feature-names, "
+                f"which has {len(names)} names; one of the two is enough"
+            )
+        return names
+
+    def num_features(self) -> int:
+        """Return p.
+
+        Raises
+        ------
+        SettingsError
+            Neither number nor names are given.
+        """
+        count = self.features or len(self.names())
+        if not count:
+            raise SettingsError(
+                "data.features = 0 and data.feature-names is empty: the server has no "
+                "data to see it from; say how many features an example has, or their "
+                "names"
+            )
+        return count
+
+    def class_labels(self, default: tuple[str, ...] = ()) -> tuple[str, ...]:
+        """Return the labels of the classes, in their order.
+
+        Parameters
+        ----------
+        default : tuple of str
+            The labels of a task that has a fixed number of classes.
+
+        Raises
+        ------
+        SettingsError
+            There are not as many as classes, or fewer than two.
+        """
+        labels = _listed("data.labels", self.labels)
+        fixed = len(default) or None
+        if labels and self.classes not in (0, len(labels)):
+            raise SettingsError(
+                f"data.classes = {self.classes} does not suit data.labels, which has "
+                f"{len(labels)}; one of the two is enough"
+            )
+        count = len(labels) or self.classes or fixed or 0
+        if fixed and count != fixed:
+            key = "data.labels" if labels else "data.classes"
+            raise SettingsError(f"{key}: {count} classes; the task has {fixed}")
+        if count < 2:
+            raise SettingsError(
+                f"data.classes = {self.classes} and data.labels = {self.labels!r}: say "
+                "how many classes there are, at least 2, or their labels"
+            )
+        return labels or default or tuple(str(index) for index in range(count))
+
+
+def _listed(key: str, text: str) -> tuple[str, ...]:
+    if not text.strip():
+        return ()
+    parts = tuple(part.strip() for part in text.split(","))
+    if not all(part.isprintable() and part for part in parts):
+        raise SettingsError(f"{key}: between two commas there must be a name")
+    if len(set(parts)) < len(parts):
+        twice = next(part for part in parts if parts.count(part) > 1)
+        raise SettingsError(f"{key} has {twice!r} twice")
+    return parts
+
+
+@dataclass(frozen=True)
+class Schema:
+    """What a node's file must hold.
+
+    Attributes
+    ----------
+    features : int
+        p; of all nodes together where ``split``.
+    names : tuple of str
+        The features' names in the model's order; none: by their number.
+    target : {"class", "number", "none"}
+        What the label column holds; ``"none"``: it is not needed, and not read.
+    labels : tuple of str
+        Those allowed, for ``"class"``; the first is class 0.
+    label_column : str
+    split : bool
+        Whether the nodes have some of the features and some of the samples: then
+        examples have ids, and the label may be missing.
+    """
+
+    features: int
+    names: tuple[str, ...] = ()
+    target: Literal["class", "number", "none"] = "none"
+    labels: tuple[str, ...] = ()
+    label_column: str = "label"
+    split: bool = False

@@ -1,0 +1,182 @@
+"""Tasks whose data may lie on the nodes, a file of its own on each."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+from numpy.typing import NDArray
+
+from fedtrellis.arrays import Layout
+from fedtrellis.objectives import Objective
+from fedtrellis.settings import SettingsError
+
+from .base import Task
+from .node_data import file_stamp, read_node_file
+from .node_settings import NODES, DataSettings, Schema
+from .node_table import NodeTable
+
+__all__ = ["NodeDataTask"]
+
+
+@dataclass(frozen=True)
+class NodeDataTask(Task):
+    """A task with a setting ``dataset``, which may be ``"nodes"``.
+
+    Then every node reads its own file, the server has none, and what it has to know of
+    the data is in the run config, :class:`DataSettings`. A file is taken as it is:
+    settings that deal, limit or hold out examples must be as they are by default.
+
+    F = (1/n) Σ f_i with f_i the mean loss over the node's examples; with
+    ``data.examples`` = d it is n·d_i/d times that, so that every example of all nodes
+    together counts the same, and F is that of the same data on one computer.
+
+    Attributes
+    ----------
+    not_on_nodes : tuple of str
+        Fields that have no meaning with nodes' own data.
+    node_metrics : tuple of str
+        Those of an objective's metrics whose mean over nodes means something.
+    """
+
+    nodes: DataSettings = field(default=DataSettings(), kw_only=True)
+
+    not_on_nodes: ClassVar[tuple[str, ...]] = ()
+    node_metrics: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def on_nodes(self) -> bool:
+        """Whether every node has its own data."""
+        return getattr(self, "dataset", "") == NODES
+
+    def node_schema(self) -> Schema:
+        """Return what a node's file must hold.
+
+        Raises
+        ------
+        SettingsError
+            The run config does not say enough, or contradicts itself.
+        """
+        raise NotImplementedError
+
+    def _build_node_objective(self, table: NodeTable, weight: float) -> Objective:
+        """Make f_i: weight times the mean loss over a node's examples."""
+        raise NotImplementedError
+
+    def check_nodes(self) -> None:
+        """Find out before anything starts whether the settings suit nodes' own data.
+
+        Raises
+        ------
+        SettingsError
+        """
+        for entry in dataclasses.fields(self):
+            value = getattr(self, entry.name)
+            # what is switched off does no harm
+            if entry.name in self.not_on_nodes and value not in (entry.default, 0):
+                key = f"{self.name}.{entry.name.replace('_', '-')}"
+                raise SettingsError(
+                    f"{key} = {value!r} has no meaning with {self.name}.dataset = "
+                    f"{NODES!r}: every node's file is taken as it is; allowed: "
+                    f"{entry.default!r}"
+                )
+        self.node_schema()
+
+    def node_table(self, path: Path) -> NodeTable:
+        """Return a node's file, read and checked once per process.
+
+        Raises
+        ------
+        DataFileError
+            Its message names file, row and column, and shows nothing of what is there.
+        """
+        return _node_table(path, file_stamp(path), self.node_schema())
+
+    def node_objective(self, path: Path) -> Objective:
+        """Return f_i of a node with its own file, made once per process.
+
+        Raises
+        ------
+        DataFileError
+            As of :meth:`node_table`.
+        """
+        return _node_objective(self, path, file_stamp(path))
+
+    def node_weight(self, examples: int) -> float:
+        """Return n·d_i/d, or 1 where every node counts the same.
+
+        Raises
+        ------
+        SettingsError
+            The node alone has more examples than ``data.examples`` says.
+        """
+        total = self.nodes.examples
+        if not total:
+            return 1.0
+        if examples > total:
+            raise SettingsError(
+                f"data.examples = {total}, and one node alone has {examples} examples"
+            )
+        return self.num_clients * examples / total
+
+    def announcement(self, path: Path) -> dict[str, Any]:
+        """Return what a node tells the server of its file before round 1.
+
+        A digest of its columns' names and the number of examples.
+        """
+        table = self.node_table(path)
+        return {
+            "data-columns": table.columns_digest(),
+            "num-examples": int(table.features.shape[0]),
+        }
+
+    def evaluate_on_node(
+        self, path: Path, parameters: Sequence[NDArray[Any]], config: Mapping[str, Any]
+    ) -> tuple[float, int, dict[str, Any]]:
+        """Return what a client's ``evaluate`` does, with weights that average to F.
+
+        The server's mean of the nodes' losses, weighted by the second number, is F:
+        that is the number of examples where each counts the same, else 1.
+        """
+        table, objective = self.node_table(path), self.node_objective(path)
+        layout = Layout.of(parameters)
+        x = layout.objective_point(layout.point(parameters))
+        measured = objective.metrics(x) if self.node_metrics else {}
+        extra = {name: float(measured[name]) for name in self.node_metrics}
+        loss = float(objective.value(x))
+        if not self.nodes.examples:
+            return loss, 1, extra
+        examples = int(table.features.shape[0])
+        return loss / self.node_weight(examples), examples, extra
+
+    def objective(self) -> Objective:  # noqa: D102
+        self._need_central_data()
+        return super().objective()
+
+    def client_objective(self, client: int) -> Objective:  # noqa: D102
+        self._need_central_data()
+        return super().client_objective(client)
+
+    def _need_central_data(self) -> None:
+        if self.on_nodes:
+            raise SettingsError(
+                f"{self.name}.dataset = {NODES!r}: the data lies on the nodes, and "
+                "there is none here to measure anything on"
+            )
+
+
+# A simulation has many nodes in one process, a deployed node's process has one.
+@lru_cache(maxsize=1024)
+def _node_table(path: Path, stamp: tuple[int, ...], schema: Schema) -> NodeTable:
+    return read_node_file(path, schema)
+
+
+@lru_cache(maxsize=1024)
+def _node_objective(task: NodeDataTask, path: Path, stamp: tuple[int, ...]) -> Any:
+    table = task.node_table(path)
+    weight = task.node_weight(table.features.shape[0])
+    return task._build_node_objective(table, weight)
