@@ -1,10 +1,14 @@
-"""What the trial runs, and the nodes' files that it cuts for that."""
+"""What the trial runs, and the nodes' files that it cuts for that.
+
+``python -m deploy.cases FOLDER`` writes the files alone.
+"""
 
 from __future__ import annotations
 
 import csv
+import sys
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from sklearn.datasets import load_breast_cancer
 
@@ -60,22 +64,42 @@ def write_data(folder: Path) -> None:
     """
     data = load_breast_cancer()
     features = (data.data - data.data.mean(axis=0)) / data.data.std(axis=0)
-    names, half = list(data.feature_names), len(data.feature_names) // 2
+    names = [str(name) for name in data.feature_names]
     for index, node in enumerate(NODES):
-        row, column = divmod(index, 2)
-        for kind, patients, chosen in (
-            ("rows", range(index, len(features), len(NODES)), slice(None)),
-            ("blocks", range(row, len(features), 2), slice(column * half, None))
-            if column
-            else ("blocks", range(row, len(features), 2), slice(half)),
-        ):
-            path = folder / kind / f"{node}.csv"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("w", newline="") as file:
-                writer = csv.writer(file)
-                writer.writerow(["id", *names[chosen], "label"])
-                for patient in patients:
-                    # repr() of a float is read back as the same float
-                    values = [repr(float(x)) for x in features[patient, chosen]]
-                    label = int(data.target[patient])
-                    writer.writerow([f"patient-{patient}", *values, label])
+        _write(
+            folder / "rows" / f"{node}.csv",
+            [*names, "label"],
+            [
+                [*_texts(features[patient]), data.target[patient]]
+                for patient in range(index, len(features), len(NODES))
+            ],
+        )
+        # examples that are on several nodes are known by their ids
+        half = slice(index // 2, None, 2)
+        _write(
+            folder / "blocks" / f"{node}.csv",
+            ["id", *names[half], "label"],
+            [
+                [
+                    f"patient-{patient}",
+                    *_texts(features[patient, half]),
+                    data.target[patient],
+                ]
+                for patient in range(index % 2, len(features), 2)
+            ],
+        )
+
+
+def _texts(numbers: Any) -> list[str]:
+    """Return numbers as texts that are read back as the same numbers."""
+    return [repr(float(number)) for number in numbers]
+
+
+def _write(path: Path, header: list[str], rows: list[list[Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([header, *rows])
+
+
+if __name__ == "__main__":  # python -m deploy.cases FOLDER
+    write_data(Path(sys.argv[1]))

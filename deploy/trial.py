@@ -47,7 +47,10 @@ def run(deployment: Deployment, method: str, rounds: int) -> float:
         One of the two did not end as it should.
     """
     files, settings = METHODS[method]
-    config = f'method="{method}" {settings} rounds={rounds} min-nodes={len(NODES)}'
+    config = (
+        f'method="{method}" {settings} rounds={rounds} evaluate-every={rounds} '
+        f"min-nodes={len(NODES)}"
+    )
     if method == "hyfdca":
         context = deployment.folder / "secrets" / "server.context"
         config += f' context-file="{context}"'
@@ -105,7 +108,11 @@ def trial(folder: Path, methods: Sequence[str], rounds: int) -> None:
         for method in sorted(methods, key=lambda name: METHODS[name][0], reverse=True):
             files = METHODS[method][0]
             if files != running:
-                deployment.stop_nodes()
+                if running is not None:
+                    deployment.stop_nodes()
+                    deployment.stop_superlink()
+                    deployment.start_superlink()
+                    say("SuperLink stopped and started: it knows its nodes and runs")
                 deployment.start_nodes(files)
                 say(f"{len(NODES)} SuperNodes online, each with its own {files} file")
                 if running is None:
