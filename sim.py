@@ -13,7 +13,7 @@ import tomllib
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from logging import INFO, WARNING
 from math import sqrt
 from pathlib import Path
@@ -453,7 +453,7 @@ def _hybrid_strategy(
         "loss": task.make_loss().name,
         "regularization": task.regularization,
         "smoothing": getattr(task, "smoothing", 1.0),
-        "feature_names": task.feature_names(),
+        "feature_names": task.feature_names() or None,
         # dealt entry by entry, a column without any belongs to nobody
         "allow_unheld": task.partition == "entries" and not task.on_nodes,
     }
@@ -493,7 +493,7 @@ def client_fn(context: Context) -> NumPyClient:
     if _on_nodes(context.run_config):
         return _own_data_client(context)
     if "data" in node:
-        log(WARNING, "node config: data is not used, as this run brings its own")
+        _warn_of_unused_data()
     for key in ("partition-id", "num-partitions"):
         if not isinstance(node.get(key), int):
             raise SettingsError(
@@ -507,6 +507,11 @@ def client_fn(context: Context) -> NumPyClient:
         return _hybrid_client(context, setup, setup.task.client_data(index), test)
     objective = setup.task.client_objective(index)
     return _client(context, setup, objective, setup.client_domain(index))
+
+
+@lru_cache(maxsize=1)
+def _warn_of_unused_data() -> None:
+    log(WARNING, "node config: data is not used, as this run brings its own")
 
 
 def _client(
@@ -560,13 +565,19 @@ def _own_data_client(context: Context) -> NumPyClient:
         new = None
         if "test-data" in node:
             new = task.node_client_data(node_path(node, "test-data"))
-        return _hybrid_client(context, setup, task.node_client_data(path), new)
+        data = task.node_client_data(path)
+        if new is not None and new.feature_names != data.feature_names:
+            raise SettingsError(
+                f"{node['test-data']}: the feature columns must be those of "
+                f"{node['data']}, in one order"
+            )
+        return _hybrid_client(context, setup, data, new)
     if "test-data" in node:
         raise SettingsError("node config: test-data is for hybrid tasks")
     objective = task.node_objective(path)
     client = _client(context, setup, objective, setup.domain)
     client.announcement = task.announcement(path)
-    client.evaluation = partial(task.evaluate_on_node, path)
+    client.weigh_evaluation = task.weigh_evaluation
     return client
 
 
@@ -661,10 +672,11 @@ class CheckNodeData(Callback):
                 f"min-nodes = {self.min_nodes}, and {n} nodes can be used: {reasons}"
             )
         told = {name: strategy.client_properties(name) for name in strategy.clients}
-        first = strategy.clients[0]
-        for name, properties in told.items():
-            digest = properties.get("data-columns")
-            if digest != told[first].get("data-columns"):
+        # files in LIBSVM's or MNIST's formats have no names to compare
+        named = {n: p["data-columns"] for n, p in told.items() if "data-columns" in p}
+        first = next(iter(named), "")
+        for name, digest in named.items():
+            if digest != named[first]:
                 raise SettingsError(
                     f"the files of clients {first} and {name} have other feature "
                     "columns, or in another order; with data.feature-names every node "

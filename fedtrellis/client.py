@@ -47,12 +47,15 @@ class MethodClient(NumPyClient):
     ----------
     announcement : mapping
         Told to the server before round 1, beside what ``get_properties`` answers.
-    evaluation : callable or None
-        Takes the place of ``evaluate`` where it is set; same parameters and results.
+    weigh_evaluation : callable or None
+        Given the loss, the number of examples and the metrics that ``evaluate``
+        returned, returns those to be sent: the server weights by the number.
     """
 
     announcement: Mapping[str, Any] = MappingProxyType({})
-    evaluation: Callable[..., tuple[float, int, dict[str, Any]]] | None = None
+    weigh_evaluation: (
+        Callable[[float, int, dict[str, Any]], tuple[float, int, dict[str, Any]]] | None
+    ) = None
 
     def to_client(self) -> Client:
         """Refuse Flower's older API, which calls this itself, with the way out.
@@ -223,8 +226,6 @@ def _answer(
             client.state = {k: decode(v) for k, v in memory.committed.items()}
         layers = memory.model.layout.layers(memory.model.point)
         function = getattr(client, method, None)
-        if method == "evaluate" and isinstance(client, MethodClient):
-            function = client.evaluation or function
         if function is None:
             raise TypeError(f"{type(client).__name__} has no method {method}")
         try:
@@ -235,6 +236,8 @@ def _answer(
         metrics = MetricRecord()
         if method == "evaluate":
             loss, num_examples, extra = result
+            if isinstance(client, MethodClient) and client.weigh_evaluation is not None:
+                loss, num_examples, extra = client.weigh_evaluation(*result)
             metrics["loss"] = float(loss)
             metrics["num-examples"] = int(num_examples)
         else:

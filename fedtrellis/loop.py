@@ -203,10 +203,15 @@ class RoundStrategy(Method):
 
     @staticmethod
     def _mean_metrics(metrics: Sequence[Mapping[str, Any]]) -> MetricRecord | None:
-        # a client may answer anything: one that names no number has no weight
-        metrics = [m for m in metrics if _is_number(m.get("num-examples"))]
+        # a client may answer anything: one that names no number has no weight, and one
+        # without weight (no labels, say) does not take metrics away from the others
+        metrics = [
+            m
+            for m in metrics
+            if _is_number(m.get("num-examples")) and m["num-examples"] > 0
+        ]
         weights = np.array([float(m["num-examples"]) for m in metrics])
-        if not weights.sum() > 0:
+        if not metrics:
             return None
         names = set.intersection(
             *({n for n, v in m.items() if _is_number(v)} for m in metrics)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, ClassVar
 
 import numpy as np
 
-from fedtrellis.objectives import Objective
+from fedtrellis.objectives import MultinomialLogistic, Objective
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, setting
 
@@ -23,6 +24,8 @@ from .datasets import (
     load_mnist,
     synthetic,
 )
+from .node_settings import NODES, Schema
+from .node_table import NodeTable
 from .partition import LabelledData, PartitionedTask, arrange
 
 __all__ = ["Classification"]
@@ -51,7 +54,17 @@ class Classification(PartitionedTask):
     name: ClassVar[str] = "classification"
     summary: ClassVar[str] = "MNIST, EMNIST, CIFAR-10 or synthetic; linear, DNN or CNN"
 
-    dataset: str = setting("synthetic", "the data set", choices=tuple(DATASETS))
+    not_on_nodes: ClassVar[tuple[str, ...]] = (
+        *("path", "split", "partition", "labels_per_client", "alpha", "train_limit"),
+        *("test_limit", "validation_fraction", "partial"),
+    )
+    node_metrics: ClassVar[tuple[str, ...]] = ("accuracy",)
+
+    dataset: str = setting(
+        "synthetic",
+        "the data set; 'nodes': every node's own file",
+        choices=(*DATASETS, NODES),
+    )
     model: str = setting("mclr", "the model", choices=("mclr", "dnn", "cnn"))
     path: str = setting("", "the folder of the data set's files; not for synthetic")
     split: str = setting("mnist", "EMNIST's split", choices=tuple(EMNIST_CLASSES))
@@ -83,6 +96,10 @@ class Classification(PartitionedTask):
                 f"classification.model = {self.model!r} needs PyTorch: "
                 'pip install "fedtrellis[torch]"'
             )
+        if self.on_nodes:
+            self.check_nodes()
+            self._shape()
+            return
         if self.dataset == "synthetic":
             if self.model == "cnn":
                 raise SettingsError(
@@ -104,7 +121,18 @@ class Classification(PartitionedTask):
         super().check()
 
     def num_examples(self) -> int:  # noqa: D102
+        if self.on_nodes:
+            return self.nodes.examples
         return len(_data(self).labels)
+
+    def node_schema(self) -> Schema:  # noqa: D102
+        return Schema(
+            self.nodes.num_features(),
+            self.nodes.names(),
+            "class",
+            self.nodes.class_labels(),
+            self.nodes.label_column,
+        )
 
     def shapes(self) -> list[tuple[int, ...]]:  # noqa: D102
         return [array.shape for array in self._initial()]
@@ -125,11 +153,26 @@ class Classification(PartitionedTask):
         return _test_objective(self).metrics(self.argument(x))
 
     def _initial(self) -> list[Array]:
-        return _initial_point(
-            self.model, DATASETS[self.dataset], self._classes(), self.seed
-        )
+        return _initial_point(self.model, self._shape(), self._classes(), self.seed)
+
+    def _shape(self) -> tuple[int, ...]:
+        """Return the shape of an example, as the model takes it."""
+        if not self.on_nodes:
+            return DATASETS[self.dataset]
+        features = self.nodes.num_features()
+        if self.model != "cnn":
+            return (features,)
+        images = {math.prod(shape): shape for shape in DATASETS.values()}
+        if len(images.get(features, ())) != 3:
+            raise SettingsError(
+                f"classification.model = 'cnn' with data.features = {features}: images "
+                "of 1 x 28 x 28 or 3 x 32 x 32 pixels, 784 or 3072 features, are needed"
+            )
+        return images[features]
 
     def _classes(self) -> int:
+        if self.on_nodes:
+            return len(self.nodes.class_labels())
         return EMNIST_CLASSES[self.split] if self.dataset == "emnist" else 10
 
     def _build_objective(self) -> Objective:
@@ -144,6 +187,16 @@ class Classification(PartitionedTask):
             return data.client_objective(client)
         return self._torch_objective(*data.share(client), data.weight(client))
 
+    def _build_node_objective(self, table: NodeTable, weight: float) -> Objective:
+        assert table.targets is not None
+        labels = table.targets.astype(np.intp)
+        if self.model == "mclr":
+            classes = self._classes()
+            features = _dense(table)
+            return MultinomialLogistic(features, labels, classes, weight=weight)
+        inputs = _dense(table).astype(np.float32).reshape(-1, *self._shape())
+        return self._torch_objective(inputs, labels, weight)
+
     def _build_test_objective(self) -> Objective:
         data = _data(self)
         if self.model == "mclr":
@@ -155,11 +208,14 @@ class Classification(PartitionedTask):
 
         from fedtrellis.torch_objective import TorchObjective
 
-        model = _make_model(
-            self.model, DATASETS[self.dataset], self._classes(), self.seed
-        )
+        model = _make_model(self.model, self._shape(), self._classes(), self.seed)
         data = (features, labels)
         return TorchObjective(model, CrossEntropyLoss(), data, weight=weight)
+
+
+def _dense(table: NodeTable) -> Array:
+    features = table.features
+    return features if isinstance(features, np.ndarray) else features.toarray()
 
 
 def _make_model(name: str, shape: tuple[int, ...], classes: int, seed: int) -> Any:

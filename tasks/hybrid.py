@@ -225,13 +225,13 @@ class HybridTask(NodeDataTask):
     def make_loss(self) -> Loss:
         """Return l."""
 
-    def feature_names(self) -> tuple[str, ...] | None:
+    def feature_names(self) -> tuple[str, ...]:
         """Return the names of the model's p features, in its order.
 
-        None where only the nodes know them.
+        None of them where only the nodes know them.
         """
         if self.on_nodes:
-            return self.nodes.names() or None
+            return self.nodes.names()
         return _data(self).names
 
     def client_data(self, client: int) -> ClientData:

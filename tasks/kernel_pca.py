@@ -6,6 +6,7 @@ import math
 import warnings
 import zipfile
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -176,7 +177,10 @@ class KernelPCA(NodeDataTask):
     def _build_node_objective(
         self, table: NodeTable, weight: float
     ) -> PrincipalComponents:
-        return PrincipalComponents(table.features, self.components, weight=weight)
+        features = table.features
+        if not isinstance(features, np.ndarray):
+            features = features.toarray()
+        return PrincipalComponents(features, self.components, weight=weight)
 
 
 @lru_cache(maxsize=4)
@@ -291,11 +295,20 @@ def _read_csv(path: Path) -> Any:
         lines = lines[1:]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # NumPy warns of a file without numbers
-        try:
+        with suppress(ValueError):  # which quotes what it could not read
             return np.loadtxt(lines, delimiter=",", ndmin=2, comments=None)
-        except ValueError as error:
-            reason = str(error).split(";")[0].splitlines()[0]
-            raise DataFileError(f"{path}: not a matrix of numbers: {reason}") from error
+    width = lines[0].count(",") + 1
+    for row, line in enumerate(lines, start=1):
+        fields = line.split(",")
+        wrong = [n for n, f in enumerate(fields, start=1) if not _is_number(f)]
+        if len(fields) != width:
+            kind = f"row {row} has {len(fields)} columns, the first {width}"
+        elif wrong:
+            kind = f"row {row}, column {wrong[0]}: must be a number"
+        else:
+            continue
+        raise DataFileError(f"{path}: not a matrix of numbers: {kind}")
+    raise DataFileError(f"{path}: not a matrix of numbers")
 
 
 def _is_number(text: str) -> bool:

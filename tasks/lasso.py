@@ -13,7 +13,10 @@ from fedtrellis.objectives import LeastSquares
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, setting
 
-from .base import Array, Point, Task
+from .base import Array, Point
+from .node_settings import NODES, Schema
+from .node_table import NodeTable
+from .node_task import NodeDataTask
 
 __all__ = ["Lasso"]
 
@@ -25,7 +28,7 @@ class _Data(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Lasso(Task):
+class Lasso(NodeDataTask):
     """F(x) = ‖Ax − b‖² with b = Ax* + noise, x* sparse.
 
     A is Gaussian with a diagonal covariance drawn from U[1, 2], x* has standard normal
@@ -41,13 +44,22 @@ class Lasso(Task):
     name: ClassVar[str] = "lasso"
     summary: ClassVar[str] = "sparse linear regression on generated data"
     penalty: ClassVar[float] = 5.0
+    not_on_nodes: ClassVar[tuple[str, ...]] = ("rows", "columns", "nonzeros", "noise")
 
+    dataset: str = setting(
+        "generated",
+        "the data set; 'nodes': every node's own file",
+        choices=("generated", NODES),
+    )
     rows: int = setting(200, "examples, the rows of A", minimum=1)
     columns: int = setting(400, "unknowns, the columns of A", minimum=1)
     nonzeros: int = setting(20, "non-zero entries of the true x*", minimum=1)
     noise: float = setting(0.0, "standard deviation of the noise on b", minimum=0.0)
 
     def check(self) -> None:  # noqa: D102
+        if self.on_nodes:
+            self.check_nodes()
+            return
         if self.nonzeros > self.columns:
             raise SettingsError(
                 f"lasso.nonzeros = {self.nonzeros} must be at most lasso.columns "
@@ -56,13 +68,35 @@ class Lasso(Task):
         super().check()
 
     def num_examples(self) -> int:  # noqa: D102
-        return self.rows
+        return self.nodes.examples if self.on_nodes else self.rows
+
+    def node_schema(self) -> Schema:
+        """Return the schema: rows of A, and b as the label."""
+        return Schema(
+            self.nodes.num_features(),
+            self.nodes.names(),
+            "number",
+            label_column=self.nodes.label_column,
+        )
+
+    def node_weight(self, examples: int) -> float:
+        """Return n, so that F = ‖Ax − b‖², or 1 where d is not given: F is 1/n of it.
+
+        Either way every example counts the same, as f_i is a sum.
+        """
+        super().node_weight(examples)
+        return float(self.num_clients) if self.nodes.examples else 1.0
 
     def shapes(self) -> list[tuple[int, ...]]:  # noqa: D102
-        return [(self.columns,)]
+        return [(self.nodes.num_features() if self.on_nodes else self.columns,)]
 
     def domains(self) -> dict[str, float]:
-        """Return balls with x* on their boundary; the default is ‖x‖₁ ≤ ‖x*‖₁."""
+        """Return balls with x* on their boundary; the default is ‖x‖₁ ≤ ‖x*‖₁.
+
+        Without radii for nodes' own data, whose x* nobody knows.
+        """
+        if self.on_nodes:
+            return dict.fromkeys(("l1-ball", "l2-ball", "linf-ball"), 0.0)
         truth = self.solution()
         return {
             "l1-ball": float(np.abs(truth).sum()),
@@ -85,6 +119,10 @@ class Lasso(Task):
         own = slice(rows[0], rows[-1] + 1)  # consecutive: views, not copies
         return LeastSquares(data.A[own], data.b[own], weight=float(self.num_clients))
 
+    def _build_node_objective(self, table: NodeTable, weight: float) -> LeastSquares:
+        assert table.targets is not None
+        return LeastSquares(table.features, table.targets, weight=weight)
+
     def metrics(self, x: Point) -> dict[str, float]:
         """Return ``{"solution-error": ‖x − x*‖₂}``."""
         error = self.argument(x) - self.solution()
@@ -92,7 +130,7 @@ class Lasso(Task):
 
     def reference_optimum(self, domain: Domain) -> float | None:
         """Return 0 where b has no noise and the domain contains x*."""
-        if self.noise == 0.0 and domain.contains(self.solution()):
+        if not self.on_nodes and self.noise == 0.0 and domain.contains(self.solution()):
             return 0.0
         return None
 

@@ -14,7 +14,10 @@ from fedtrellis.objectives import LeastSquares
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, setting
 
-from .base import Array, Point, Task
+from .base import Array, Point
+from .node_settings import NODES, Schema
+from .node_table import NodeTable
+from .node_task import NodeDataTask
 
 __all__ = ["LinearRegression"]
 
@@ -30,7 +33,7 @@ class _Data(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LinearRegression(Task):
+class LinearRegression(NodeDataTask):
     """F(x) = (1/n) Σ f_i(x), least squares on generated samples.
 
     Client i has d_i samples (a, b), d_i uniform among the whole numbers from
@@ -57,7 +60,15 @@ class LinearRegression(Task):
     name: ClassVar[str] = "linear-regression"
     summary: ClassVar[str] = "least squares on generated data of three distributions"
     penalty: ClassVar[float] = 0.1
+    not_on_nodes: ClassVar[tuple[str, ...]] = (
+        *("features", "rows_min", "rows_max", "partition", "weighting"),
+    )
 
+    dataset: str = setting(
+        "generated",
+        "the data set; 'nodes': every node's own file",
+        choices=("generated", NODES),
+    )
     features: int = setting(100, "unknowns, the features of a sample", minimum=1)
     rows_min: int = setting(50, "the fewest examples of a client", minimum=1)
     rows_max: int = setting(150, "the most examples of a client", minimum=1)
@@ -73,6 +84,9 @@ class LinearRegression(Task):
     )
 
     def check(self) -> None:  # noqa: D102
+        if self.on_nodes:
+            self.check_nodes()
+            return
         if self.rows_min > self.rows_max:
             raise SettingsError(
                 f"linear-regression.rows-min = {self.rows_min} must be at most "
@@ -81,13 +95,28 @@ class LinearRegression(Task):
         super().check()
 
     def num_examples(self) -> int:  # noqa: D102
+        if self.on_nodes:
+            return self.nodes.examples
         return int(_sizes(self).sum())
 
+    def node_schema(self) -> Schema:  # noqa: D102
+        return Schema(
+            self.nodes.num_features(),
+            self.nodes.names(),
+            "number",
+            label_column=self.nodes.label_column,
+        )
+
     def shapes(self) -> list[tuple[int, ...]]:  # noqa: D102
-        return [(self.features,)]
+        return [(self.nodes.num_features() if self.on_nodes else self.features,)]
 
     def domains(self) -> dict[str, float]:
-        """Return balls with the minimiser x* on their boundary; ‖x‖₁ ≤ ‖x*‖₁ first."""
+        """Return balls with the minimiser x* on their boundary; ‖x‖₁ ≤ ‖x*‖₁ first.
+
+        Without radii for nodes' own data, whose minimiser nobody knows.
+        """
+        if self.on_nodes:
+            return dict.fromkeys(("l1-ball", "l2-ball", "linf-ball"), 0.0)
         solution = self.solution()
         return {
             "l1-ball": float(np.abs(solution).sum()),
@@ -121,6 +150,12 @@ class LinearRegression(Task):
             weight = float(self.num_clients * size / len(data.b))
         return LeastSquares(data.A[own], data.b[own], weight=weight, scale="half-mean")
 
+    def _build_node_objective(self, table: NodeTable, weight: float) -> LeastSquares:
+        assert table.targets is not None
+        return LeastSquares(
+            table.features, table.targets, weight=weight, scale="half-mean"
+        )
+
     def sigma_scale(self) -> float:
         """Return 0.15, FedGiA's t in the paper's table II.
 
@@ -136,6 +171,8 @@ class LinearRegression(Task):
 
     def reference_optimum(self, domain: Domain) -> float | None:
         """Return F(x*) where the domain contains x*, as all of space does."""
+        if self.on_nodes:
+            return None
         return self.value(self.solution()) if domain.contains(self.solution()) else None
 
 

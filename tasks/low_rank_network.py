@@ -16,6 +16,8 @@ from fedtrellis.settings import SettingsError, setting
 from .base import Array, Point, data_path
 from .datasets import Examples, load_mnist
 from .digits import split_digits
+from .node_settings import NODES, Schema
+from .node_table import NodeTable
 from .partition import LabelledData, PartitionedTask, arrange
 
 __all__ = ["LowRankNetwork"]
@@ -50,8 +52,17 @@ class LowRankNetwork(PartitionedTask):
     name: ClassVar[str] = "low-rank-network"
     summary: ClassVar[str] = "digits or MNIST by a perceptron of low rank"
     schedule: ClassVar[str] = "nonconvex"
+    not_on_nodes: ClassVar[tuple[str, ...]] = (
+        *("path", "partition", "labels_per_client", "alpha"),
+        *("train_limit", "test_limit"),
+    )
+    node_metrics: ClassVar[tuple[str, ...]] = ("accuracy",)
 
-    dataset: str = setting("digits", "the data set", choices=tuple(_INPUTS))
+    dataset: str = setting(
+        "digits",
+        "the data set; 'nodes': every node's own file",
+        choices=(*_INPUTS, NODES),
+    )
     path: str = setting("", "the folder of MNIST's files; not for digits")
     train_limit: int = setting(
         0, "the most training examples, drawn by the seed; 0 for all", minimum=0
@@ -71,26 +82,50 @@ class LowRankNetwork(PartitionedTask):
     l2: float = setting(0.0, "the factor of ‖x‖²/2 in F", minimum=0.0)
 
     def check(self) -> None:  # noqa: D102
-        largest = min(_INPUTS[self.dataset], self.hidden)
+        if self.on_nodes:
+            self.check_nodes()
+        largest = min(self._inputs(), self.hidden)
         if not self.full_rank and self.rank > largest:
             raise SettingsError(
                 f"low-rank-network.rank = {self.rank} is too high: the hidden matrix "
-                f"is {_INPUTS[self.dataset]} x {self.hidden}, so at most {largest}"
+                f"is {self._inputs()} x {self.hidden}, so at most {largest}"
             )
         if self.dataset == "mnist" and not self.path:
             raise SettingsError(
                 "low-rank-network.path is empty; for low-rank-network.dataset = "
                 "'mnist' it must name the folder of its files"
             )
-        super().check()
+        if not self.on_nodes:
+            super().check()
+
+    def _inputs(self) -> int:
+        """Return the number of features."""
+        if self.on_nodes:
+            return self.nodes.num_features()
+        return _INPUTS[self.dataset]
+
+    def _classes(self) -> int:
+        return len(self.nodes.class_labels()) if self.on_nodes else _CLASSES
 
     def num_examples(self) -> int:  # noqa: D102
+        if self.on_nodes:
+            return self.nodes.examples
         return len(_data(self).labels)
 
     def shapes(self) -> list[tuple[int, ...]]:  # noqa: D102
         rank = self.rank if self.factored and not self.full_rank else None
-        inputs = _INPUTS[self.dataset]
-        return LowRankPerceptron.layer_shapes(inputs, _CLASSES, self.hidden, rank)
+        return LowRankPerceptron.layer_shapes(
+            self._inputs(), self._classes(), self.hidden, rank
+        )
+
+    def node_schema(self) -> Schema:  # noqa: D102
+        return Schema(
+            self.nodes.num_features(),
+            self.nodes.names(),
+            "class",
+            self.nodes.class_labels(),
+            self.nodes.label_column,
+        )
 
     def domains(self) -> dict[str, float]:
         """Return the balls that the task ``classification`` has for its networks."""
@@ -117,7 +152,7 @@ class LowRankNetwork(PartitionedTask):
 
     def _template(self) -> LowRankPerceptron:
         """Return the network on an example made up, so that no data is loaded."""
-        return self._make(np.zeros((1, _INPUTS[self.dataset])), [0], 1.0)
+        return self._make(np.zeros((1, self._inputs())), [0], 1.0)
 
     def _build_objective(self) -> LowRankPerceptron:
         data = _data(self)
@@ -127,12 +162,21 @@ class LowRankNetwork(PartitionedTask):
         data = _data(self)
         return self._make(*data.share(client), data.weight(client))
 
+    def _build_node_objective(
+        self, table: NodeTable, weight: float
+    ) -> LowRankPerceptron:
+        assert table.targets is not None
+        features = table.features
+        if not isinstance(features, np.ndarray):
+            features = features.toarray()
+        return self._make(features, table.targets.astype(np.intp), weight)
+
     def _make(self, features: Any, labels: Any, weight: float) -> LowRankPerceptron:
         # The penalty counts once whatever the weight of a client's examples.
         return LowRankPerceptron(
             features,
             labels,
-            _CLASSES,
+            self._classes(),
             self.hidden,
             None if self.full_rank else self.rank,
             factored=self.factored,

@@ -13,9 +13,13 @@ from numpy.typing import NDArray
 
 from fedtrellis.objectives import MatrixCompletion as MeanSquaredError
 from fedtrellis.random import generator
-from fedtrellis.settings import setting
+from fedtrellis.settings import SettingsError, setting
 
-from .base import Array, DataFileError, Point, Task, data_path
+from .base import Array, DataFileError, Point, data_path
+from .node_ratings import read_node_ratings
+from .node_settings import NODES, DataSettings, Schema
+from .node_table import NodeTable
+from .node_task import NodeDataTask
 
 __all__ = ["MatrixCompletion", "Ratings", "read_ratings", "synthetic_ratings"]
 
@@ -46,7 +50,7 @@ class Ratings(NamedTuple):
 
 
 @dataclass(frozen=True)
-class MatrixCompletion(Task):
+class MatrixCompletion(NodeDataTask):
     """F(X) = mean over the training ratings of (X_user,item − rating)².
 
     The ratings are shuffled by the seed; ``test-fraction`` of them are test data and
@@ -66,26 +70,74 @@ class MatrixCompletion(Task):
     name: ClassVar[str] = "matrix-completion"
     summary: ClassVar[str] = "low-rank matrix completion, generated or MovieLens-100k"
 
+    not_on_nodes: ClassVar[tuple[str, ...]] = ("path", "test_fraction")
+
+    dataset: str = setting(
+        "auto",
+        "'auto': path's ratings, or generated ones; 'nodes': every node's own file",
+        choices=("auto", NODES),
+    )
     path: str = setting("", "u.data of MovieLens-100k; empty for generated ratings")
     test_fraction: float = setting(
         0.2, "share of the ratings kept for testing", above=0.0, maximum=0.9
     )
 
+    users: int = setting(0, "users, with dataset = 'nodes' only", minimum=0)
+    items: int = setting(0, "items, with dataset = 'nodes' only", minimum=0)
+
     def check(self) -> None:  # noqa: D102
+        if self.on_nodes:
+            self.check_nodes()
+            return
         self.check_clients(self.num_examples(), "training ratings")
 
     def num_examples(self) -> int:  # noqa: D102
+        if self.on_nodes:
+            return self.nodes.examples
         return len(_data(self)[0].values)
 
+    def check_nodes(self) -> None:  # noqa: D102
+        for name, count in (("users", self.users), ("items", self.items)):
+            if not count:
+                raise SettingsError(
+                    f"matrix-completion.{name} = 0: the server has no data to see it "
+                    f"from; say how many {name} there are"
+                )
+        if self.nodes != DataSettings(examples=self.nodes.examples):
+            raise SettingsError(
+                "task 'matrix-completion' takes data.examples and no other of the "
+                "settings data.*: a node's file has users, items and ratings"
+            )
+        super().check_nodes()
+
+    def node_schema(self) -> Schema:
+        """Return the schema of one rating: a user and an item, and the rating."""
+        return Schema(2, ("user", "item"), "number")
+
+    def _read_node_file(self, path: Path) -> NodeTable:
+        return read_node_ratings(path, self.users, self.items)
+
+    def _build_node_objective(
+        self, table: NodeTable, weight: float
+    ) -> MeanSquaredError:
+        assert table.targets is not None
+        rows, columns = table.features.astype(np.intp).T
+        shape = (self.users, self.items)
+        return MeanSquaredError(rows, columns, table.targets, shape, weight=weight)
+
     def shapes(self) -> list[tuple[int, ...]]:  # noqa: D102
+        if self.on_nodes:
+            return [(self.users, self.items)]
         return [_data(self)[0].shape]
 
     def domains(self) -> dict[str, float]:
         """Return the nuclear norm ball.
 
         Its radius is 7000 for a file, the nuclear norm of the noiseless matrix for
-        generated ratings.
+        generated ratings; nodes' own have none.
         """
+        if self.on_nodes:
+            return {"nuclear-norm-ball": 0.0}
         return {"nuclear-norm-ball": _data(self)[0].radius}
 
     def _build_objective(self) -> MeanSquaredError:
@@ -180,7 +232,7 @@ def read_ratings(path: Path) -> Ratings:
             if not good or max(user, item) > 10**6 or not math.isfinite(rating):
                 raise DataFileError(
                     f"{path}, line {count}: must be user, item (whole numbers from 1), "
-                    f"rating and time with tabs between, not {line.rstrip()[:60]!r}"
+                    "rating and time with tabs between"
                 )
             ids.append((user - 1, item - 1))
             values.append(rating)

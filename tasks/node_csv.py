@@ -12,10 +12,10 @@ import io
 import math
 import zlib
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -45,16 +45,10 @@ class _Columns(NamedTuple):
 def _opened(path: Path) -> Iterator[io.TextIOBase]:
     # What is no UTF-8 becomes surrogates, which are no numbers: a decoder's error
     # would not name the row.
-    raw = gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
-    with (
-        raw,
-        io.TextIOWrapper(
-            raw,  # type: ignore[type-var]
-            encoding="utf-8-sig",
-            errors="surrogateescape",
-            newline="",
-        ) as text,
-    ):
+    opener: Callable[..., Any] = gzip.open if path.suffix == ".gz" else open
+    with opener(
+        path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline=""
+    ) as text:
         yield text
 
 
@@ -109,7 +103,8 @@ def _read(path: Path, schema: Schema, lines: _Lines) -> NodeTable:
     columns = _columns(path, _next(path, reader, 0) or [], schema)
     codes = label_codes(schema)
     width, other = len(columns.header), columns.other
-    values, targets, ids = array("d"), array("d"), {}
+    values, targets = array("d"), array("d")
+    ids: dict[str, int] = {}
     blank = row = 0
     lines.odd = False
     while (fields := _next(path, reader, row + 1)) is not None:
@@ -285,7 +280,7 @@ def _take_id(path: Path, text: str, row: int, ids: dict[str, int]) -> None:
         fault(path, f"is the id of row {first}, too", row, _ID)
 
 
-def _bad_number(path: Path, row: int, fields: list[str], columns: _Columns) -> None:
+def _bad_number(path: Path, row: int, fields: list[str], columns: _Columns) -> NoReturn:
     for index, field in zip(columns.features, fields, strict=True):
         name = columns.header[index]
         if not field.strip():

@@ -9,12 +9,21 @@ from typing import Any
 from fedtrellis.settings import SettingsError
 
 from .node_csv import read_csv
+from .node_formats import read_idx_folder, read_libsvm_file, read_npz
 from .node_settings import Schema
 from .node_table import NodeTable, fault
 
 __all__ = ["file_stamp", "node_path", "read_node_file"]
 
-_READERS = {".csv": read_csv, ".csv.gz": read_csv}
+_READERS = {
+    **dict.fromkeys((".csv", ".csv.gz"), read_csv),
+    ".npz": read_npz,
+    **{
+        suffix + packed: read_libsvm_file
+        for suffix in (".svm", ".libsvm", ".txt")
+        for packed in ("", ".gz", ".bz2")
+    },
+}
 
 
 def node_path(node_config: Mapping[str, Any], key: str = "data") -> Path:
@@ -46,8 +55,11 @@ def node_path(node_config: Mapping[str, Any], key: str = "data") -> Path:
 
 def file_stamp(path: Path) -> tuple[int, ...]:
     """Return what tells that a file is the one that was read before."""
-    stat = path.stat()
-    return stat.st_mtime_ns, stat.st_size
+    stamp: list[int] = []
+    for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+        stat = file.stat()
+        stamp += [stat.st_mtime_ns, stat.st_size]
+    return tuple(stamp)
 
 
 def read_node_file(path: Path, schema: Schema) -> NodeTable:
@@ -58,8 +70,14 @@ def read_node_file(path: Path, schema: Schema) -> NodeTable:
     DataFileError
         The file does not hold what it should; names file, row and column.
     """
+    if path.is_dir():
+        return read_idx_folder(path, schema)
     name = path.name.lower()
     for suffix, read in _READERS.items():
         if name.endswith(suffix):
             return read(path, schema)
-    fault(path, f"the name must end in {', '.join(_READERS)}")
+    fault(
+        path,
+        "the name must end in .csv, .csv.gz, .npz, .svm, .libsvm or .txt, or be that "
+        "of a folder of idx files",
+    )

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
-from numpy.typing import NDArray
-
-from fedtrellis.arrays import Layout
 from fedtrellis.objectives import Objective
 from fedtrellis.settings import SettingsError
 
@@ -63,6 +59,9 @@ class NodeDataTask(Task):
         """
         raise NotImplementedError
 
+    def _read_node_file(self, path: Path) -> NodeTable:
+        return read_node_file(path, self.node_schema())
+
     def _build_node_objective(self, table: NodeTable, weight: float) -> Objective:
         """Make f_i: weight times the mean loss over a node's examples."""
         raise NotImplementedError
@@ -94,7 +93,7 @@ class NodeDataTask(Task):
         DataFileError
             Its message names file, row and column, and shows nothing of what is there.
         """
-        return _node_table(path, file_stamp(path), self.node_schema())
+        return _node_table(self, path, file_stamp(path))
 
     def node_objective(self, path: Path) -> Objective:
         """Return f_i of a node with its own file, made once per process.
@@ -104,7 +103,8 @@ class NodeDataTask(Task):
         DataFileError
             As of :meth:`node_table`.
         """
-        return _node_objective(self, path, file_stamp(path))
+        objective: Objective = _node_objective(self, path, file_stamp(path))
+        return objective
 
     def node_weight(self, examples: int) -> float:
         """Return n·d_i/d, or 1 where every node counts the same.
@@ -129,29 +129,34 @@ class NodeDataTask(Task):
         A digest of its columns' names and the number of examples.
         """
         table = self.node_table(path)
-        return {
-            "data-columns": table.columns_digest(),
-            "num-examples": int(table.features.shape[0]),
-        }
+        told: dict[str, Any] = {"num-examples": int(table.features.shape[0])}
+        if table.names:
+            told["data-columns"] = table.columns_digest()
+        return told
 
-    def evaluate_on_node(
-        self, path: Path, parameters: Sequence[NDArray[Any]], config: Mapping[str, Any]
+    def weigh_evaluation(
+        self, loss: float, examples: int, metrics: dict[str, Any]
     ) -> tuple[float, int, dict[str, Any]]:
-        """Return what a client's ``evaluate`` does, with weights that average to F.
+        """Return what a node's evaluation tells the server.
 
         The server's mean of the nodes' losses, weighted by the second number, is F:
         that is the number of examples where each counts the same, else 1.
+
+        Parameters
+        ----------
+        loss : float
+            f_i.
+        examples : int
+            d_i.
+        metrics : dict
+            The objective's.
         """
-        table, objective = self.node_table(path), self.node_objective(path)
-        layout = Layout.of(parameters)
-        x = layout.objective_point(layout.point(parameters))
-        measured = objective.metrics(x) if self.node_metrics else {}
-        extra = {name: float(measured[name]) for name in self.node_metrics}
-        loss = float(objective.value(x))
-        if not self.nodes.examples:
-            return loss, 1, extra
-        examples = int(table.features.shape[0])
-        return loss / self.node_weight(examples), examples, extra
+        kept = {name: metrics[name] for name in self.node_metrics}
+        total = self.nodes.examples
+        if not total:
+            return loss, 1, kept
+        # Σ (d_i/d) (d/(n·d_i)) f_i = (1/n) Σ f_i
+        return loss * total / (self.num_clients * examples), examples, kept
 
     def objective(self) -> Objective:  # noqa: D102
         self._need_central_data()
@@ -171,8 +176,8 @@ class NodeDataTask(Task):
 
 # A simulation has many nodes in one process, a deployed node's process has one.
 @lru_cache(maxsize=1024)
-def _node_table(path: Path, stamp: tuple[int, ...], schema: Schema) -> NodeTable:
-    return read_node_file(path, schema)
+def _node_table(task: NodeDataTask, path: Path, stamp: tuple[int, ...]) -> NodeTable:
+    return task._read_node_file(path)
 
 
 @lru_cache(maxsize=1024)

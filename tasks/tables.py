@@ -294,20 +294,24 @@ def read_libsvm(path: Path) -> tuple[Any, NDArray[np.float64]]:
     # half a second that other loaders need not spend
     from sklearn.datasets import load_svmlight_file
 
+    loaded = None
     try:
-        matrix, targets = load_svmlight_file(str(path))
+        loaded = load_svmlight_file(str(path))
     except MemoryError:
         raise
-    except Exception as error:
-        _bad_libsvm_line(path, error)
+    except Exception:  # whatever it is, its message may quote the file
+        pass
+    if loaded is None:
+        _bad_libsvm_line(path)
+    matrix, targets = loaded
     if not matrix.nnz:
         raise DataFileError(f"{path}: the file has no examples with features")
     if not (np.isfinite(matrix.data).all() and np.isfinite(targets).all()):
-        _bad_libsvm_line(path, None)
+        _bad_libsvm_line(path)
     return scipy.sparse.csr_array(matrix), targets
 
 
-def _bad_libsvm_line(path: Path, cause: Exception | None) -> NoReturn:
+def _bad_libsvm_line(path: Path) -> NoReturn:
     """Say which line is wrong, after scikit-learn has found that one is."""
     openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open}
     try:
@@ -317,10 +321,10 @@ def _bad_libsvm_line(path: Path, cause: Exception | None) -> NoReturn:
                     raise DataFileError(
                         f"{path}, line {count}: must be a label and index:value pairs "
                         "of finite numbers, the indices whole and ascending"
-                    ) from cause
+                    )
     except (OSError, EOFError, zlib.error) as error:
         raise DataFileError(f"{path}: the file cannot be read or unpacked") from error
-    raise DataFileError(f"{path}: cannot be read as LIBSVM's text format") from cause
+    raise DataFileError(f"{path}: cannot be read as LIBSVM's text format")
 
 
 def _is_libsvm(fields: list[bytes]) -> bool:
