@@ -1,0 +1,105 @@
+"""What the trial runs, and the nodes' files that it cuts for that.
+
+``python -m deploy.cases FOLDER`` writes the files alone.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+from sklearn.datasets import load_breast_cancer
+
+__all__ = ["FAMILIES", "METHODS", "NODES", "Files", "write_data"]
+
+#: The nodes' names: their ``client-id``, and those of their keys and files.
+NODES = ("node-1", "node-2", "node-3", "node-4")
+
+#: Whole rows of a table, or blocks of it that are split by rows and columns.
+Files = Literal["rows", "blocks"]
+
+_ROWS = (
+    'task="logistic-regression" logistic-regression.dataset="nodes" '
+    "data.features=30 data.examples=569"
+)
+_COMPONENTS = (
+    'task="kernel-pca" kernel-pca.dataset="nodes" kernel-pca.scale=false '
+    "data.features=30"
+)
+_BLOCKS = (
+    'task="hybrid-svm" hybrid-svm.dataset="nodes" hybrid-svm.bias=0.0 '
+    'data.features=30 data.labels="0,1"'
+)
+
+#: Each method's files and run config.
+METHODS: dict[str, tuple[Files, str]] = {
+    "fedfw": ("rows", f'{_ROWS} variant="augmented"'),
+    "naive-frank-wolfe": ("rows", _ROWS),
+    "projected-fedavg": ("rows", _ROWS),
+    "feddr": ("rows", _ROWS),
+    "fedgia": ("rows", f'{_ROWS} hessian="gram"'),
+    "fedavg-gd": ("rows", _ROWS),
+    "local-sgd": ("rows", _ROWS),
+    "fedprox": ("rows", _ROWS),
+    "first-order-rfl": ("rows", _COMPONENTS),
+    "zeroth-order-rfl": ("rows", f"{_COMPONENTS} samples=10"),
+    "hyfdca": ("blocks", _BLOCKS),
+    "hyfem": ("blocks", _BLOCKS),
+    "hybrid-fedavg": ("blocks", _BLOCKS),
+}
+
+#: One method of each family.
+FAMILIES = ("fedfw", "fedgia", "zeroth-order-rfl", "hyfdca")
+
+
+def write_data(folder: Path) -> None:
+    """Cut scikit-learn's breast cancer data into files, one for each node.
+
+    ``rows/NODE.csv`` has a quarter of the patients with all that was measured,
+    ``blocks/NODE.csv`` half of the patients with half of it, and their ids. The scaling
+    is by the means and deviations of all patients: nodes of several owners would have
+    to agree on such numbers beforehand.
+    """
+    data = load_breast_cancer()
+    features = (data.data - data.data.mean(axis=0)) / data.data.std(axis=0)
+    names = [str(name) for name in data.feature_names]
+    for index, node in enumerate(NODES):
+        _write(
+            folder / "rows" / f"{node}.csv",
+            [*names, "label"],
+            [
+                [*_texts(features[patient]), data.target[patient]]
+                for patient in range(index, len(features), len(NODES))
+            ],
+        )
+        # examples that are on several nodes are known by their ids
+        half = slice(index // 2, None, 2)
+        _write(
+            folder / "blocks" / f"{node}.csv",
+            ["id", *names[half], "label"],
+            [
+                [
+                    f"patient-{patient}",
+                    *_texts(features[patient, half]),
+                    data.target[patient],
+                ]
+                for patient in range(index % 2, len(features), 2)
+            ],
+        )
+
+
+def _texts(numbers: Any) -> list[str]:
+    """Return numbers as texts that are read back as the same numbers."""
+    return [repr(float(number)) for number in numbers]
+
+
+def _write(path: Path, header: list[str], rows: list[list[Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([header, *rows])
+
+
+if __name__ == "__main__":  # python -m deploy.cases FOLDER
+    write_data(Path(sys.argv[1]))

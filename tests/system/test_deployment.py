@@ -1,0 +1,248 @@
+"""The scripts of ``deploy/``: files, a whole trial, and who is kept out of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from flower_process import ROOT, processes_of
+
+from deploy.cases import FAMILIES, METHODS, NODES
+from sim import METHODS as ALL_METHODS
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(1500)]
+
+DEPLOY = ROOT / "deploy"
+
+
+def script(
+    name: str, *arguments: object, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(DEPLOY / name), *map(str, arguments)],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+# ------------------------------------------------------------------------------- files
+
+
+def test_certificate_is_for_the_names_and_signed_by_the_authority(
+    tmp_path: Path,
+) -> None:
+    done = script("certificates.sh", tmp_path, "link.example.org", "10.0.0.7", "::1")
+    assert done.returncode == 0, done.stdout
+    authority, certificate = tmp_path / "ca.crt", tmp_path / "server.crt"
+    for name in ("verify_hostname link.example.org", "verify_ip 10.0.0.7"):
+        for other, good in ((name, True), (f"{name}9", False)):
+            command = ["openssl", "verify", "-x509_strict", "-CAfile", str(authority)]
+            command += [f"-{word}" if "_" in word else word for word in other.split()]
+            verified = subprocess.run(
+                [*command, str(certificate)], capture_output=True, check=False
+            )
+            assert (verified.returncode == 0) == good, verified.stderr
+    for secret in ("ca.key", "server.key"):
+        assert (tmp_path / secret).stat().st_mode & 0o777 == 0o600
+
+
+def test_existing_certificates_stay(tmp_path: Path) -> None:
+    assert script("certificates.sh", tmp_path, "localhost").returncode == 0
+    before = contents(tmp_path)
+    again = script("certificates.sh", tmp_path, "localhost")
+    assert again.returncode == 1
+    assert "server.key exists and is not overwritten" in again.stdout
+    assert contents(tmp_path) == before
+    # moved away, a certificate is made anew; the authority, which nodes have, stays
+    (tmp_path / "server.key").unlink()
+    (tmp_path / "server.crt").unlink()
+    assert script("certificates.sh", tmp_path, "localhost").returncode == 0
+    after = contents(tmp_path)
+    assert {name for name in before if before[name] == after[name]} == {
+        "ca.key",
+        "ca.crt",
+    }
+    # half an authority is no reason to make another
+    (tmp_path / "ca.key").unlink()
+    (tmp_path / "server.key").unlink()
+    (tmp_path / "server.crt").unlink()
+    assert script("certificates.sh", tmp_path, "localhost").returncode == 1
+    assert list(contents(tmp_path)) == ["ca.crt"]
+
+
+def test_existing_node_keys_stay(tmp_path: Path) -> None:
+    assert script("node-keys.sh", tmp_path, "b").returncode == 0
+    before = contents(tmp_path)
+    again = script("node-keys.sh", tmp_path, "a", "b")
+    assert again.returncode == 1
+    assert "b exists and is not overwritten" in again.stdout
+    assert contents(tmp_path) == before  # none of a, either
+    assert (tmp_path / "b").stat().st_mode & 0o777 == 0o600
+
+
+def arguments_of(command: list[str], folder: Path) -> list[str]:
+    """What a script passes on to Flower's program."""
+    for name in ("flower-superlink", "flower-supernode"):
+        program = folder / name
+        program.write_text('#!/bin/sh\nprintf "%s\\0" "$0" "$@"\n')
+        program.chmod(0o755)
+    done = script(
+        Path(command[0]).name,
+        *command[1:],
+        PATH=f"{folder}{os.pathsep}{os.environ['PATH']}",
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout.split("\0")[:-1]
+
+
+def test_compose_file_starts_what_the_scripts_start(tmp_path: Path) -> None:
+    from flwr.common.config import parse_config_args
+    from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
+    from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
+
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    services: dict[str, Any] = compose["services"]
+    assert set(services) == {"superlink", *NODES}
+    for name, service in services.items():
+        command = [
+            part.replace("/certificates", str(tmp_path)).replace(
+                "/state", str(tmp_path)
+            )
+            for part in service["command"]
+        ]
+        assert command[0] in (DEPLOY / "Dockerfile").read_text()
+        program, *arguments = arguments_of(command, tmp_path)
+        targets = {volume.split(":")[-2] for volume in service["volumes"][:3]}
+        if name == "superlink":
+            assert Path(program).name == "flower-superlink"
+            parsed = _parse_args_run_superlink().parse_args(arguments)
+            assert parsed.enable_supernode_auth
+            assert not parsed.insecure
+            assert (parsed.host, parsed.port) == ("0.0.0.0", 8000)
+            used = {parsed.ssl_ca_certfile, parsed.ssl_certfile, parsed.ssl_keyfile}
+            assert {f"/certificates/{Path(path).name}" for path in used} == targets
+            assert service["volumes"][3] == "state:/state"
+            assert parsed.database.startswith(str(tmp_path))
+            continue
+        assert Path(program).name == "flower-supernode"
+        parsed = _parse_args_run_supernode().parse_args(arguments)
+        assert not parsed.insecure
+        assert parsed.superlink == "superlink:8000"
+        config = parse_config_args([parsed.node_config])
+        assert config == {"client-id": name, "data": "/node/data.csv"}
+        assert {
+            parsed.root_certificates,
+            parsed.auth_supernode_private_key,
+            config["data"],
+        } == targets
+        assert f"keys/{name}:" in service["volumes"][1]
+
+
+def test_docker_takes_the_compose_file() -> None:
+    docker = shutil.which("docker")
+    command = [docker or "", "compose"]
+    if (
+        docker is None
+        or subprocess.run(
+            [*command, "version"], capture_output=True, check=False
+        ).returncode
+    ):
+        pytest.skip("no docker compose here")
+    subprocess.run([*command, "-f", str(DEPLOY / "compose.yaml"), "config"], check=True)
+
+
+# ----------------------------------------------------------------------- the processes
+
+
+@pytest.fixture(scope="module")
+def trial(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A folder that the one command has filled, and what it printed."""
+    folder = tmp_path_factory.mktemp("deployment") / "trial"
+    done = subprocess.run(
+        [sys.executable, "-m", "deploy.trial", "--keep", str(folder)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=1400,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-6000:]
+    return folder, done.stdout
+
+
+def test_one_command_runs_a_method_of_each_family_on_the_nodes_files(
+    trial: tuple[Path, str],
+) -> None:
+    folder, output = trial
+    for method in FAMILIES:
+        assert f"{method}: 2 rounds, at most" in output
+        (deployed,) = (folder / "records" / "deployed" / method).iterdir()
+        (local,) = (folder / "records" / "local" / method).iterdir()
+        with (
+            np.load(deployed / "model.npz") as model,
+            np.load(local / "model.npz") as expected,
+        ):
+            assert np.abs(model["0"]).sum() > 0.1
+            np.testing.assert_allclose(model["0"], expected["0"], rtol=0, atol=1e-9)
+    # on their own data: no node was told which part of some data set is its own
+    assert "partition" not in (folder / "logs" / "node-1.log").read_text()
+    # nothing but files is left
+    assert not processes_of(folder / "flower")
+
+
+def test_nobody_else_gets_in(trial: tuple[Path, str]) -> None:
+    folder, output = trial
+    assert "kept out: an unregistered key, a node without a key" in output
+    logs = {path.stem: path.read_text() for path in (folder / "logs").iterdir()}
+    assert "[code: 2004] Failed to activate" in logs["unregistered-key"]
+    assert "[code: 2001] SuperNode authentication is enabled" in logs["no-key"]
+    assert "Connection attempt failed" in logs["plain-http"]
+    for name in NODES:
+        assert "SuperNode ID:" in logs[name]
+    for name in ("unregistered-key", "no-key", "plain-http"):
+        assert "SuperNode ID:" not in logs[name]
+
+
+def test_an_interrupted_trial_leaves_nothing(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "deploy.trial", "--methods", "fedfw"],
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    end = time.monotonic() + 400
+    while not list(tmp_path.glob("*/logs/node-4.log")):
+        assert process.poll() is None
+        assert time.monotonic() < end
+        time.sleep(0.2)
+    (folder,) = tmp_path.glob("fedtrellis-trial-*")
+    assert len(processes_of(folder / "flower")) >= 5
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=200)
+    assert process.returncode == 130, output
+    assert not processes_of(folder / "flower")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_trial_knows_every_method() -> None:
+    assert set(METHODS) == set(ALL_METHODS)
