@@ -148,6 +148,9 @@ class RunSettings:
     stop_tolerance: float = setting(0.0, "stop when the metric is at most this")
     timeout: float = setting(600.0, "seconds to wait for answers", above=0.0)
     min_nodes: int = setting(1, "nodes to wait for before the start", minimum=1)
+    max_failed_rounds: int = setting(
+        5, "rounds in a row without a usable answer that end the run", minimum=1
+    )
     checkpoint_every: int = setting(10, "rounds between checkpoints", minimum=1)
     resume: str = setting(
         "", "record of a run to go on from, as an absolute path; empty: none"
@@ -605,6 +608,7 @@ def run(grid: Grid, config: Mapping[str, Any]) -> Path:
             evaluate_every=settings.evaluate_every,
             client_evaluate_every=settings.client_evaluate_every,
             min_nodes=settings.min_nodes,
+            max_failed_rounds=settings.max_failed_rounds,
         )
 
         def evaluate_fn(server_round: int, arrays: ArrayRecord) -> MetricRecord:
@@ -678,7 +682,10 @@ def _checkpoint_of(resume: str, config: Mapping[str, Any]) -> Path:
     directory = Path(resume).expanduser()
     if not (directory / "config.toml").is_file():
         raise SettingsError(f"resume = {resume!r} is not the record of a run")
+    # what says how long and where to run, but not what is computed; the strategy
+    # compares the key of the context-file itself
     free = {"resume", "results-dir", "rounds", "timeout", "checkpoint-every"}
+    free |= {"min-nodes", "max-failed-rounds", "context-file"}
     saved = tomllib.loads((directory / "config.toml").read_text(encoding="utf-8"))
     for key, value in flatten(saved).items():
         if key not in free and config.get(key) != value:
