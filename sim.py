@@ -7,6 +7,7 @@ messages, no Ray.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import sys
 import tomllib
@@ -44,6 +45,7 @@ from clients.hyfdca import NewSamples
 from fedtrellis.app_directory import flatten, read_config
 from fedtrellis.arrays import FloatArray, Layout, array_record, record_arrays
 from fedtrellis.callbacks import Callback, EarlyStop, Progress
+from fedtrellis.checkpoint import checkpoint_clients
 from fedtrellis.client import client_app as make_client_app
 from fedtrellis.domains import DOMAINS, Domain, Product, WholeSpace, make_domain
 from fedtrellis.enclosing import ENCLOSING, enclosing_ball
@@ -562,10 +564,12 @@ def run(grid: Grid, config: Mapping[str, Any]) -> Path:
         if value and not Path(value).expanduser().is_absolute():
             raise SettingsError(f"{key} = {value!r} must be an absolute path")
     Registry().wait_for(grid, settings.min_nodes, timeout=600.0)
+    resume = _checkpoint_of(settings.resume, config) if settings.resume else None
+    if resume is not None:
+        _wait_for_all(grid, resume)
     setup = make_setup(config, len(list(grid.get_node_ids())))
     make_strategy(setup)  # for what only it can find wrong, before there is a record
     task, domain = setup.task, setup.domain
-    resume = _checkpoint_of(settings.resume, config) if settings.resume else None
     reference = _reference(setup)
     layout = Layout(tuple(task.shapes()))
     point = layout.point(task.initial_point())
@@ -700,6 +704,19 @@ def _checkpoint_of(resume: str, config: Mapping[str, Any]) -> Path:
             f"checkpoint-every = {saved.get('checkpoint-every')} rounds"
         )
     return checkpoint
+
+
+def _wait_for_all(grid: Grid, checkpoint: Path) -> None:
+    """Wait for as many nodes as a run to go on with had.
+
+    After a SuperLink was started anew its nodes come back one by one. If there are
+    still too few then, the strategy says so.
+    """
+    # nodes in this process are there or will never be
+    if not isinstance(grid, LocalGrid):
+        count = len(checkpoint_clients(checkpoint))
+        with contextlib.suppress(TimeoutError):
+            Registry().wait_for(grid, count, timeout=90.0)
 
 
 def _print_summary(record: RunRecord, strategy: RoundStrategy) -> None:

@@ -629,7 +629,7 @@ class HyFDCAClient(StatefulClient):
         raise NotImplementedError("HyFDCA has several waves a round: fit_NAME each")
 
     def _cipher(self, config: dict[str, Any]) -> Cipher:
-        """This client's key, if it is the run's (once the server knows which)."""
+        """The client's key, if it is the run's (once the server knows which)."""
         expected = config.get("key")
         cipher = self._own_cipher(config, expected)
         if expected not in (None, cipher.fingerprint):

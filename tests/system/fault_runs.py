@@ -1,4 +1,4 @@
-"""A SuperLink and SuperNodes that a test kills, and the run that it should have been."""
+"""A SuperLink and SuperNodes that tests kill, and what runs there should come to."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,10 +25,34 @@ from fedtrellis.app_directory import read_config
 from fedtrellis.protocol import client_identity
 from fedtrellis.records import to_toml
 
-__all__ = ["Deployment", "Record", "ScriptedGrid", "make_bundle", "simulated"]
+__all__ = [
+    "FAMILIES",
+    "Deployment",
+    "Record",
+    "ScriptedGrid",
+    "Where",
+    "check_same",
+    "make_bundle",
+    "simulated",
+    "wait_for",
+]
 
-#: Strikes on a client's messages, by client, round and message type.
-Script = Mapping[tuple[str, int, str], Iterable[str]]
+#: A small problem of each family of methods.
+FAMILIES = {
+    "fedfw": 'task="lasso" lasso.rows=30 lasso.columns=20',
+    "fedgia": 'method="fedgia" task="linear-regression" linear-regression.features=9 '
+    "linear-regression.rows-min=20 linear-regression.rows-max=30 tolerance=0.0 "
+    "selected-fraction=1.0",
+    "first-order": 'method="first-order-rfl" task="kernel-pca" '
+    'kernel-pca.dataset="iris" kernel-pca.components=2 local-step-size=0.01',
+    "zeroth-order": 'method="zeroth-order-rfl" task="kernel-pca" '
+    'kernel-pca.dataset="iris" kernel-pca.components=2 local-step-size=0.01 samples=20',
+    "hyfdca": 'method="hyfdca" task="hybrid-svm" hybrid-svm.dataset="breast-cancer" '
+    'hybrid-svm.partition="vertical" gap-tolerance=0.0 backup-every=2',
+}
+
+#: A client, a round and a message type.
+Where = tuple[str, int, str]
 
 
 def make_bundle(folder: Path) -> Path:
@@ -86,8 +110,17 @@ class Record:
             if not str(who).startswith("on node")
         }
 
-    def config(self) -> dict[str, Any]:
-        return read_config([str(self.directory / "config.toml")])
+    @property
+    def checkpoint_round(self) -> int:
+        with np.load(self.directory / "checkpoint.npz") as file:
+            return int(json.loads(file["meta"].tobytes())["round"])
+
+    def resume_file(self, results: Path, **changes: Any) -> Path:
+        """What ``--run-config`` takes to go on, with the new record elsewhere."""
+        path = self.directory / "resume-elsewhere.toml"
+        again = read_config([str(self.directory / "resume.toml")])
+        path.write_text(to_toml(again | {"results-dir": str(results)} | changes))
+        return path
 
 
 class Deployment:
@@ -98,11 +131,8 @@ class Deployment:
     flower : Flower
         The home and the ports.
     num_nodes : int
-    keys : sequence of Path, optional
-        The nodes' private keys; with ``certificates`` the SuperLink then knows a node
-        by its key, whatever process it is.
-    certificates : Path, optional
-        Folder of ``ca.crt``, ``server.pem`` and ``server.key``.
+    folder : Path
+        Where everything goes, the processes' logs among it.
     """
 
     def __init__(self, flower: Flower, num_nodes: int, folder: Path) -> None:
@@ -114,13 +144,14 @@ class Deployment:
         self.bundle = make_bundle(folder / "bundle")
         self.port = free_port()
         self.control = free_port()
-        temporary = folder / "tmp"
-        temporary.mkdir()
+        #: Where HyFDCA's clients keep a run's key, also those in this process.
+        self.temporary = folder / "tmp"
+        self.temporary.mkdir()
         paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
         flower.environment |= {
             "FEDTRELLIS_FAULTS": str(self.faults),
             "PYTHONPATH": os.pathsep.join(path for path in paths if path),
-            "TMPDIR": str(temporary),
+            "TMPDIR": str(self.temporary),
         }
         (flower.home / "config.toml").write_text(
             '[superlink]\ndefault = "trial"\n'
@@ -152,7 +183,7 @@ class Deployment:
             *("--control-api-address", f"127.0.0.1:{self.control}"),
             *("--database", str(self.memory / "state.db")),
         )
-        wait_for(lambda: listening(self.port), 120, "the SuperLink does not listen")
+        wait_for(lambda: listening(self.port), 300, "the SuperLink does not listen")
         return link
 
     def _start_node(self, k: int) -> subprocess.Popen[bytes]:
@@ -197,21 +228,22 @@ class Deployment:
     # --------------------------------------------------------------------------- runs
 
     def start(self, config: str, parent: Path) -> Record:
-        """Start a run, and wait until it has a record."""
-        output = self.flower(
-            *("run", str(self.bundle), "trial", "--run-config"),
-            f'{config} min-nodes={self.num_nodes} results-dir="{parent}"',
-        )
+        """Start a run, by its settings or by a file of them; wait for its record."""
         before = set(parent.glob("*"))
+        if not config.endswith(".toml"):
+            config += f' min-nodes={self.num_nodes} results-dir="{parent}"'
+        output = self.flower("run", str(self.bundle), "trial", "--run-config", config)
+        found: set[Path] = set()
 
         def begun() -> bool:
-            return bool(set(parent.glob("*/summary.json")))
+            found.update(set(parent.glob("*")) - before)
+            return any((path / "summary.json").is_file() for path in found)
 
-        wait_for(begun, 120, f"no record: {output[-2000:]}")
-        (directory,) = set(parent.glob("*")) - before or set(parent.glob("*"))
+        wait_for(begun, 400, f"no record: {output[-2000:]}")
+        (directory,) = found
         return Record(directory)
 
-    def finish(self, record: Record, limit: float = 400) -> None:
+    def finish(self, record: Record, limit: float = 1200) -> None:
         """Wait for the end of a run, which has to be a good one."""
         wait_for(lambda: record.summary["status"] != "running", limit, "it goes on")
         assert record.summary["status"] == "completed", record.summary
@@ -248,27 +280,31 @@ def wait_for(condition: Callable[[], bool], limit: float, what: str) -> None:
 
 
 class ScriptedGrid(LocalGrid):
-    """Faults strike where a script says, once each."""
+    """Faults strike where a script says: each entry's sets, one message after another.
 
-    script: dict[tuple[str, int, str], list[set[str]]]
+    A message type of ``""`` is a client's first message of a round, whatever its type.
+    """
+
+    script: dict[Where, list[set[str]]]
 
     def _strikes(self, message: Message) -> set[str]:
         context = self._contexts[message.metadata.dst_node_id]
         config = cast(ConfigRecord, message.content.get("config", ConfigRecord()))
-        where = (
-            client_identity(context),
-            cast(int, config.get("server-round", 0)),
-            message.metadata.message_type,
-        )
-        strikes = self.script.get(where, [])
-        return strikes.pop(0) if strikes else set()
+        client = client_identity(context)
+        server_round = cast(int, config.get("server-round", 0))
+        strikes: set[str] = set()
+        for kind in ("", message.metadata.message_type):
+            planned = self.script.get((client, server_round, kind))
+            if planned:
+                strikes |= planned.pop(0)
+        return strikes
 
 
 def simulated(
     config: str,
     num_nodes: int,
     parent: Path,
-    script: Mapping[tuple[str, int, str], Iterable[str]] | None = None,
+    script: Mapping[Where, Sequence[set[str]]] | None = None,
 ) -> Record:
     """The same run in this process, with the faults of a script."""
     full = sim.default_config() | read_config([config])
@@ -276,7 +312,14 @@ def simulated(
     grid = ScriptedGrid(
         sim.client_app, num_nodes, seed=int(full["seed"]), run_config=full
     )
-    grid.script = {where: [set(what)] for where, what in (script or {}).items()}
+    grid.script = {where: list(what) for where, what in (script or {}).items()}
     directory = sim.run(grid, full)
     assert not any(grid.script.values()), f"never struck: {grid.script}"
     return Record(directory)
+
+
+def check_same(record: Record, expected: Record, tolerance: float = 1e-9) -> None:
+    """The models of two runs agree, and are some."""
+    model = expected.model
+    assert np.abs(model).sum() > 0.1
+    np.testing.assert_allclose(record.model, model, rtol=0, atol=tolerance)

@@ -91,8 +91,7 @@ def strike(
             # its state: this is in between
             run_clientapp.push_task_output = die
         case "slow":
-            while not (FOLDER / f"over-{argument}").exists():
-                time.sleep(0.2)
+            time.sleep(float(argument))
         case "raise":
             raise RuntimeError("injected: after the state was written")
         case "garbage":
