@@ -124,9 +124,9 @@ def exchange(
     for node_id in waiting.values():
         result[node_id] = NO_ANSWER
     for client in clients:
-        reply = result[client.node_id]
-        if isinstance(reply, str):
-            client.behind |= reply == NO_ANSWER or reply.startswith(_CRASHED)
+        why = result[client.node_id]
+        if isinstance(why, str):
+            client.behind |= why == NO_ANSWER or why.startswith(_CRASHED)
     return result
 
 

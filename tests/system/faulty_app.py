@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -93,10 +92,6 @@ def strike(
             run_clientapp.push_task_output = die
         case "slow":
             time.sleep(float(argument))
-        case "freeze":
-            wake = f"sleep {argument}; kill -CONT {os.getpid()}"
-            subprocess.Popen(["sh", "-c", wake], start_new_session=True)
-            os.kill(os.getpid(), signal.SIGSTOP)
         case "raise":
             raise RuntimeError("injected: after the state was written")
         case "garbage":
