@@ -7,6 +7,7 @@ messages, no Ray.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import sys
 import tomllib
@@ -44,6 +45,7 @@ from clients.hyfdca import NewSamples
 from fedtrellis.app_directory import flatten, read_config
 from fedtrellis.arrays import FloatArray, Layout, array_record, record_arrays
 from fedtrellis.callbacks import Callback, EarlyStop
+from fedtrellis.checkpoint import checkpoint_clients
 from fedtrellis.client import MethodClient
 from fedtrellis.client import client_app as make_client_app
 from fedtrellis.domains import DOMAINS, Domain, Product, WholeSpace, make_domain
@@ -169,6 +171,9 @@ class RunSettings:
     stop_tolerance: float = setting(0.0, "stop when the metric is at most this")
     timeout: float = setting(600.0, "seconds to wait for answers", above=0.0)
     min_nodes: int = setting(1, "nodes to wait for before the start", minimum=1)
+    max_failed_rounds: int = setting(
+        5, "rounds in a row without a usable answer that end the run", minimum=1
+    )
     checkpoint_every: int = setting(10, "rounds between checkpoints", minimum=1)
     resume: str = setting(
         "", "record of a run to go on from, as an absolute path; empty: none"
@@ -732,10 +737,12 @@ def run(grid: Grid, config: Mapping[str, Any]) -> Path:
         if value and not Path(value).expanduser().is_absolute():
             raise SettingsError(f"{key} = {value!r} must be an absolute path")
     Registry().wait_for(grid, settings.min_nodes, timeout=600.0)
+    resume = _checkpoint_of(settings.resume, config) if settings.resume else None
+    if resume is not None:
+        _wait_for_all(grid, resume)
     setup = make_setup(config, len(list(grid.get_node_ids())))
     make_strategy(setup)  # for what only it can find wrong, before there is a record
     task, domain = setup.task, setup.domain
-    resume = _checkpoint_of(settings.resume, config) if settings.resume else None
     reference = _reference(setup)
     layout = Layout(tuple(task.shapes()))
     point = layout.point(task.initial_point())
@@ -786,6 +793,7 @@ def run(grid: Grid, config: Mapping[str, Any]) -> Path:
             evaluate_every=settings.evaluate_every,
             client_evaluate_every=client_evaluate_every,
             min_nodes=settings.min_nodes,
+            max_failed_rounds=settings.max_failed_rounds,
         )
 
         def evaluate_fn(server_round: int, arrays: ArrayRecord) -> MetricRecord:
@@ -871,10 +879,10 @@ def _checkpoint_of(resume: str, config: Mapping[str, Any]) -> Path:
     directory = Path(resume).expanduser()
     if not (directory / "config.toml").is_file():
         raise SettingsError(f"resume = {resume!r} is not the record of a run")
-    free = {
-        *("resume", "results-dir", "rounds", "timeout", "checkpoint-every"),
-        "log-format",
-    }
+    # what says how long and where to run, but not what is computed; the strategy
+    # compares the key of the context-file itself
+    free = {"resume", "results-dir", "rounds", "timeout", "checkpoint-every"}
+    free |= {"min-nodes", "max-failed-rounds", "context-file", "log-format"}
     saved = tomllib.loads((directory / "config.toml").read_text(encoding="utf-8"))
     for key, value in flatten(saved).items():
         if key not in free and config.get(key) != value:
@@ -889,6 +897,19 @@ def _checkpoint_of(resume: str, config: Mapping[str, Any]) -> Path:
             f"checkpoint-every = {saved.get('checkpoint-every')} rounds"
         )
     return checkpoint
+
+
+def _wait_for_all(grid: Grid, checkpoint: Path) -> None:
+    """Wait for as many nodes as a run to go on with had.
+
+    After a SuperLink was started anew its nodes come back one by one. If there are
+    still too few then, the strategy says so.
+    """
+    # nodes in this process are there or will never be
+    if not isinstance(grid, LocalGrid):
+        count = len(checkpoint_clients(checkpoint))
+        with contextlib.suppress(TimeoutError):
+            Registry().wait_for(grid, count, timeout=90.0)
 
 
 def _print_summary(record: RunRecord, strategy: RoundStrategy) -> None:

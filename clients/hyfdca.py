@@ -18,6 +18,7 @@ from fedtrellis.arrays import FloatArray
 from fedtrellis.client import StatefulClient
 from fedtrellis.encryption import (
     Cipher,
+    EncryptionError,
     decrypt_vector,
     encrypt_vector,
     load_key,
@@ -192,7 +193,8 @@ class HyFDCAClient(StatefulClient):
     def fit_ready(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
     ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
-        """Check the labels of all holders against each other."""
+        """Check the key, and the labels of all holders against each other."""
+        self._cipher(config)
         self._learn(config, check=True)
         return [], 0, {}
 
@@ -627,6 +629,17 @@ class HyFDCAClient(StatefulClient):
         raise NotImplementedError("HyFDCA has several waves a round: fit_NAME each")
 
     def _cipher(self, config: dict[str, Any]) -> Cipher:
+        """The client's key, if it is the run's (once the server knows which)."""
+        expected = config.get("key")
+        cipher = self._own_cipher(config, expected)
+        if expected not in (None, cipher.fingerprint):
+            raise EncryptionError(
+                f"this client's key has fingerprint {cipher.fingerprint}, that of the "
+                f"run has {expected}"
+            )
+        return cipher
+
+    def _own_cipher(self, config: dict[str, Any], expected: str | None) -> Cipher:
         if isinstance(self.key, Cipher):
             return self.key
         path = self.key or self.context.node_config.get("key-file")
@@ -637,7 +650,9 @@ class HyFDCAClient(StatefulClient):
                 f"client {self.client_id} has no key: start the node with "
                 "--node-config 'key-file=\"PATH\"', a key made by fedtrellis-keys"
             )
-        return shared_run_key(config["session"], config["encryption"])
+        return shared_run_key(
+            config["session"], config["encryption"], make=expected is None
+        )
 
     def _groups(self) -> list[int]:
         groups: list[int] = self.state["groups"].astype(int).tolist()

@@ -28,7 +28,7 @@ from fedtrellis.settings import SettingsError
 if TYPE_CHECKING:
     from fedtrellis.loop import RoundStrategy
 
-__all__ = ["load_checkpoint", "save_checkpoint"]
+__all__ = ["checkpoint_clients", "load_checkpoint", "save_checkpoint"]
 
 _FORMAT = 1
 
@@ -102,23 +102,15 @@ def _read_history(path: Path, last_round: int) -> list[RoundRecord]:
     raise ValueError(f"{path.name} ends before round {last_round}")
 
 
-def load_checkpoint(
-    path: Path, strategy: RoundStrategy, grid: Grid, result: Result
-) -> int:
-    """Put a strategy that has been set up where the checkpoint was; return its round.
-
-    Raises
-    ------
-    SettingsError
-        If the file is none, or is of another method, model, seed or set of clients.
-    """
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The arrays of a checkpoint and what is said of them; SettingsError if none is."""
     if not path.is_file():
         raise SettingsError(f"resume = {str(path)!r}: there is no such checkpoint")
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         meta = json.loads(arrays.pop("meta").tobytes())
-        layout = Layout.from_list(meta["layout"])
+        Layout.from_list(meta["layout"])
     except (
         OSError,
         EOFError,
@@ -130,6 +122,32 @@ def load_checkpoint(
         raise SettingsError(
             f"resume = {str(path)!r} is no checkpoint: {error}"
         ) from None
+    return arrays, meta
+
+
+def checkpoint_clients(path: Path) -> list[str]:
+    """Identities of the clients of the run that a checkpoint is of.
+
+    Raises
+    ------
+    SettingsError
+        If the file is none.
+    """
+    return list(_read(path)[1]["clients"])
+
+
+def load_checkpoint(
+    path: Path, strategy: RoundStrategy, grid: Grid, result: Result
+) -> int:
+    """Put a strategy that has been set up where the checkpoint was; return its round.
+
+    Raises
+    ------
+    SettingsError
+        If the file is none, or is of another method, model, seed or set of clients.
+    """
+    arrays, meta = _read(path)
+    layout = Layout.from_list(meta["layout"])
     for what, saved, now in (
         ("format", meta["format"], _FORMAT),
         ("strategy", meta["strategy"], type(strategy).__name__),

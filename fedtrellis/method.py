@@ -277,7 +277,8 @@ class Method(Strategy):
             ]
             by_node = {self._registry[name].node_id: name for name in todo}
             self._traffic.waves += 1
-            replies = exchange(grid, requests, timeout, self._traffic)
+            asked = [self._registry[name] for name in todo]
+            replies = exchange(grid, requests, timeout, self._traffic, asked)
             silent = [
                 by_node[node] for node, reply in replies.items() if reply == NO_ANSWER
             ]

@@ -9,6 +9,7 @@ from logging import WARNING
 from typing import Any, cast
 
 from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
@@ -27,6 +28,11 @@ _SHORTEST_WAIT, _LONGEST_WAIT = 0.005, 0.25
 _WAIT_SHARE = 0.05
 _REASON_LENGTH = 500
 NO_ANSWER = "no answer"
+# Seconds until a client that may be behind is nudged: by then it should be done, as two
+# ClientApps at a time would overwrite each other's state.
+_NUDGE_AFTER = 15.0
+# How exchange() words it that a SuperNode has given its ClientApp up.
+_CRASHED = f"error {ErrorCode.CLIENT_APP_CRASHED}:"
 
 
 @dataclass
@@ -46,7 +52,11 @@ class Traffic:
 
 
 def exchange(
-    grid: Grid, requests: Sequence[Message], timeout: float, traffic: Traffic
+    grid: Grid,
+    requests: Sequence[Message],
+    timeout: float,
+    traffic: Traffic,
+    clients: Sequence[Client] = (),
 ) -> dict[int, Message | str]:
     """Send one wave and wait for the replies.
 
@@ -62,12 +72,18 @@ def exchange(
         Seconds.
     traffic : Traffic
         Counts the bytes.
+    clients : sequence of Client
+        Those that the requests are for. Who may be a message behind is noted down, and
+        gets a second message later on, which pushes the answer to the first one out.
 
     Returns
     -------
     dict
         For each node its reply, or the reason why there is none.
     """
+    settled = getattr(grid, "settled", None)
+    # in this process there is nobody in between who could keep an answer back
+    behind = [] if settled else _still_behind(grid, clients)
     sizes: dict[int, Any] = {}
     traffic.down += sum(message_bytes(request, sizes) for request in requests)
     message_ids = list(grid.push_messages(list(requests)))
@@ -81,8 +97,8 @@ def exchange(
             result[request.metadata.dst_node_id] = "the request could not be sent"
     began = time.monotonic()
     deadline = began + timeout
+    nudge_at = began + min(_NUDGE_AFTER, timeout / 2)
     wait = _SHORTEST_WAIT
-    settled = getattr(grid, "settled", None)
     while waiting:
         for reply in grid.pull_messages(list(waiting)):
             # an unavailable node's error names another node: the id is what counts
@@ -103,11 +119,49 @@ def exchange(
         now = time.monotonic()
         if now > deadline:
             break
+        if behind and now > nudge_at:
+            late = [c for c in behind if c.node_id in waiting.values()]
+            if late:
+                _nudge(grid, late)
+            behind = []
         time.sleep(min(wait, max(deadline - now, _SHORTEST_WAIT)))
         wait = min(1.5 * wait, max(_LONGEST_WAIT, _WAIT_SHARE * (now - began)))
     for node_id in waiting.values():
         result[node_id] = NO_ANSWER
+    for client in clients:
+        why = result[client.node_id]
+        if isinstance(why, str):
+            client.behind |= why == NO_ANSWER or why.startswith(_CRASHED)
     return result
+
+
+def _nudge(grid: Grid, clients: Sequence[Client]) -> None:
+    """Send clients that are behind a message whose answer nobody needs."""
+    nudges = grid.push_messages([_hello(client.node_id) for client in clients])
+    for client, nudge in zip(clients, nudges, strict=False):
+        client.nudge = nudge or ""
+
+
+def _hello(node_id: int) -> Message:
+    return Message(RecordDict(), dst_node_id=node_id, message_type=HELLO, group_id="0")
+
+
+def _still_behind(grid: Grid, clients: Sequence[Client]) -> list[Client]:
+    """The clients that are behind, less those whose nudge has been answered.
+
+    A SuperNode handles a message and sends whatever answer it has then. One that gave
+    a ClientApp up (it looked dead for a minute) has told the SuperLink so; if that
+    ClientApp answers all the same, its answer goes out in place of the next one, that
+    one in place of the one after, and no answer is ever in time again. A second
+    message pushes the answer to the first one out.
+    """
+    nudged = {client.nudge: client for client in clients if client.nudge}
+    if nudged:
+        for reply in grid.pull_messages(list(nudged)):
+            client = nudged.get(reply.metadata.reply_to_message_id)
+            if client is not None:
+                client.behind, client.nudge = False, ""
+    return [client for client in clients if client.behind]
 
 
 @dataclass
@@ -118,6 +172,8 @@ class Client:
     used_round: int = 0  # the last of its rounds whose answer was used; 0: none yet
     version: int | None = None  # the model version that it is known to have
     ready: bool = False  # whether it is known to have state of this session
+    behind: bool = False  # whether its node may send each answer a message late
+    nudge: str = ""  # the last message that was sent to push an answer out
     properties: dict[str, Any] = field(default_factory=dict)
 
 
@@ -165,10 +221,7 @@ class Registry:
         new = sorted(connected - self._known_nodes - self._left_out)
         if not new:
             return
-        requests = [
-            Message(RecordDict(), dst_node_id=node_id, message_type=HELLO, group_id="0")
-            for node_id in new
-        ]
+        requests = [_hello(node_id) for node_id in new]
         reasons = []
         for node_id, reply in exchange(grid, requests, timeout, traffic).items():
             if isinstance(reply, Message):
@@ -199,6 +252,7 @@ class Registry:
         if known is not None:
             self._known_nodes.discard(known.node_id)
             known.node_id = node_id
+            known.behind, known.nudge = False, ""
         elif started:
             self._left_out.add(node_id)
             log(WARNING, "client %s came after the start and is left out", name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -297,12 +298,14 @@ def add_shares(
 
 
 # What a client raises when its data or its settings do not fit: asking again is no use.
-_REFUSALS = ("AlignmentError: ", "EncryptionError: ", "LabelError: ", "SettingsError: ")
+# Ray quotes the end of a traceback, "SettingsError: why"; a deployed SuperNode says
+# "<class 'fedtrellis.settings.SettingsError'>:<'why'>".
+_REFUSAL = re.compile(
+    r"(?:Alignment|Encryption|Label|Settings)Error(?:: |'>:<')(?P<why>[^\n]*)"
+)
 
 
 def _refusal(reason: str) -> str:
     """The message of a client's refusal in an error's reason; empty if it is none."""
-    for name in _REFUSALS:
-        if name in reason:
-            return reason.rpartition(name)[2].strip().splitlines()[0]
-    return ""
+    found = list(_REFUSAL.finditer(reason))
+    return found[-1]["why"].strip().removesuffix("'>") if found else ""

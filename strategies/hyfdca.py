@@ -267,6 +267,8 @@ class HyFDCA(HybridStrategy):
             "local-fraction": self.local_fraction,
             "num-clients": self.num_clients,
         }
+        if self.cipher is not None:
+            config["key"] = self.cipher.fingerprint
         if self._alignment is not None:
             config["num-samples-all"] = self.alignment.num_samples
         return config
@@ -274,19 +276,15 @@ class HyFDCA(HybridStrategy):
     def prepare(self, grid: Grid, timeout: float) -> None:
         """Match samples and features, and share labels and norms under encryption."""
         if self._steps is not None:
-            return  # a run that goes on
+            # a run that goes on, if its key is still there
+            self._ask_ready(grid, timeout)
+            return
         contexts = self._ask_alignment(grid, timeout)
         self.cipher = self._settle_cipher(contexts)
         if self.encryption == "none" or self.cipher.name == "none":
             log(WARNING, "NOTHING IS ENCRYPTED: encryption = 'none' is for debugging")
         self._ask_labels(grid, timeout)
-        self.ask_everyone(
-            grid,
-            "train.ready",
-            lambda name: self.phase_config(),
-            lambda answer: None,
-            timeout,
-        )
+        self._ask_ready(grid, timeout)
         for name in self.clients:
             self._registry[name].ready = True
         groups = self.alignment.groups
@@ -299,6 +297,16 @@ class HyFDCA(HybridStrategy):
             self.kind,
         )
         self._steps = self._make_steps()
+
+    def _ask_ready(self, grid: Grid, timeout: float) -> None:
+        """Let every client check its key and, if it was just given them, its labels."""
+        self.ask_everyone(
+            grid,
+            "train.ready",
+            lambda name: self.phase_config(),
+            lambda answer: None,
+            timeout,
+        )
 
     @property
     def kind(self) -> str:
@@ -478,8 +486,12 @@ class HyFDCA(HybridStrategy):
         return primal - self._best_dual <= self.tolerance * abs(primal)
 
     def finish(self, grid: Grid) -> None:
-        """Let the clients of a simulation remove the key that they made."""
-        if self._given_cipher is not None or self.cipher is None:
+        """Let the clients of a simulation remove the key that they made.
+
+        A run with a checkpoint can go on, and needs it then.
+        """
+        made_by_clients = self._given_cipher is None and self.cipher is not None
+        if not made_by_clients or self.checkpoint is not None:
             return
         try:
             numbers = {name: {"forget-key": True} for name in self.clients}

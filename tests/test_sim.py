@@ -555,6 +555,97 @@ def test_resume_with_more_rounds(tmp_path: Path) -> None:
     assert [line["round"] for line in history(second)] == list(range(6))
 
 
+def test_resume_may_wait_for_other_nodes_and_give_up_elsewhere(tmp_path: Path) -> None:
+    """What says where and how long to run may differ from engine to engine."""
+    _, first = run(tmp_path / "first", 'task="lasso" rounds=3')
+    config = f'resume="{first}" rounds=4 min-nodes=4 max-failed-rounds=2 timeout=9.0'
+    status, second = run(tmp_path / "second", config)
+    assert status == 0
+    assert second is not None
+    assert len(history(second)) == 5
+
+
+def test_resume_with_too_few_nodes_says_so_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, first = run(tmp_path / "first", 'task="lasso" rounds=3')
+    status, _ = run(tmp_path / "second", f'resume="{first}" rounds=5', nodes=3)
+    assert status == 1
+    assert "its number of clients is 4, this run's is 3" in capsys.readouterr().err
+
+
+class ComesBack(LocalGrid):
+    """Two of the nodes are connected later than the others, as with a SuperLink."""
+
+    asked = 0
+
+    def get_node_ids(self) -> list[int]:
+        self.asked += 1
+        return super().get_node_ids()[: 2 if self.asked < 5 else None]
+
+
+def test_resume_waits_for_the_nodes_that_the_run_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, first = run(tmp_path / "first", 'task="lasso" rounds=3')
+    config = sim.default_config() | read_config([str(first / "resume.toml")])  # type: ignore[operator]
+    config |= {"rounds": 5, "results-dir": str(tmp_path / "second")}
+    grid = ComesBack(sim.client_app, 4, run_config=config)
+    # the other grids are not of this class
+    monkeypatch.setattr(sim, "LocalGrid", type(None))
+    assert len(history(sim.run(grid, config))) == 6
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_hyfdca_goes_on_with_its_own_key_or_says_that_it_is_gone(
+    gone: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("tenseal")
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    config = (
+        f'{HYBRID} hybrid-svm.dataset="breast-cancer" hybrid-svm.partition="vertical" '
+        "gap-tolerance=0.0"
+    )
+    _, whole = run(tmp_path / "whole", config + " rounds=6", nodes=2)
+    _, first = run(tmp_path / "first", config + " rounds=3", nodes=2)
+    assert whole is not None
+    # in a process of its own nothing would be remembered
+    monkeypatch.setattr("fedtrellis.encryption.run_key._run_keys", {})
+    if gone:
+        for key in temporary.rglob("*.key"):
+            key.unlink()
+    capsys.readouterr()
+    status, rest = run(tmp_path / "rest", f'resume="{first}" rounds=6', nodes=2)
+    if gone:
+        assert status == 1
+        error = capsys.readouterr().err
+        assert "sim.py: error: client 0: the key that this run's clients made" in error
+        assert not list(temporary.rglob("*.key"))
+        return
+    assert status == 0
+    assert rest is not None
+    assert [line["round"] for line in history(rest)] == list(range(7))
+    difference = np.load(rest / "model.npz")["0"] - np.load(whole / "model.npz")["0"]
+    assert np.abs(difference).max() < 1e-12
+
+
+def test_a_run_without_answers_ends_after_the_rounds_that_are_set(
+    tmp_path: Path,
+) -> None:
+    grid = LocalGrid(sim.client_app, 2, reply_loss=1.0)
+    config = sim.default_config() | {"task": "lasso", "results-dir": str(tmp_path)}
+    with pytest.raises(RuntimeError, match="no usable answer in 3 rounds in a row"):
+        sim.run(grid, config | {"max-failed-rounds": 3})
+    (record,) = tmp_path.iterdir()
+    assert json.loads((record / "summary.json").read_text())["status"] == "failed"
+    assert [line["used"] for line in history(record)] == [0, 0, 0, 0]
+
+
 def test_nodes_that_disagree_on_the_partition_stop_the_run(tmp_path: Path) -> None:
     from fedtrellis import LocalGrid
 

@@ -79,7 +79,7 @@ def _remove_left_behind(directory: Path) -> None:
 
 
 def shared_run_key(
-    session: str, backend: str = "tenseal-bfv", bits: int = 40
+    session: str, backend: str = "tenseal-bfv", bits: int = 40, *, make: bool = True
 ) -> Cipher:
     """Return the key that the clients of one run on one machine share.
 
@@ -95,12 +95,14 @@ def shared_run_key(
     backend : str
     bits : int
         Fractional bits of the fixed point.
+    make : bool
+        Whether to make the key if there is none; else that is an error.
 
     Raises
     ------
     EncryptionError
         The session's name is malformed, its key is of another backend or of other
-        bits, or the directory is not private.
+        bits or (without ``make``) not there, or the directory is not private.
     """
     path = _run_key_path(session)
     cipher = _run_keys.get((os.getpid(), session))
@@ -109,6 +111,12 @@ def shared_run_key(
             break
         try:
             if not path.exists():
+                if not make:
+                    raise EncryptionError(
+                        f"the key that this run's clients made is gone ({path}): it is "
+                        "kept for a week, where the run was. A run that goes on later "
+                        "or elsewhere needs a key pair (fedtrellis-keys)"
+                    )
                 _make_run_key(path, backend, bits)
             cipher = load_key(path)
         except (OSError, EncryptionError) as error:

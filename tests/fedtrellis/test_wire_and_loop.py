@@ -1050,3 +1050,74 @@ def test_a_registry_counts_the_introductions() -> None:
     assert (traffic.up, traffic.down) == (grid.bytes_up, grid.bytes_down)
     registry.introduce(grid, 5.0, traffic, started=True)  # nobody new
     assert traffic.down == grid.bytes_down
+
+
+class OneBehind:
+    """A grid one of whose SuperNodes sends each answer when the next message comes."""
+
+    def __init__(self, grid: LocalGrid) -> None:
+        self.grid = grid
+        self.node_id = min(grid.get_node_ids())
+        self.stale: list[str] = []
+        self.late: set[str] = set()
+        self.nudges = 0
+
+    def get_node_ids(self) -> list[int]:
+        return self.grid.get_node_ids()
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        messages = list(messages)
+        ids = self.grid.push_messages(messages)
+        for message_id, message in zip(ids, messages, strict=True):
+            if message.metadata.dst_node_id != self.node_id:
+                continue
+            hello = message.metadata.message_type.startswith("query")
+            self.nudges += hello
+            if not hello or self.late:
+                self.late -= set(self.stale)
+                self.late.add(message_id)
+                self.stale = [message_id]
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        return self.grid.pull_messages(i for i in message_ids if i not in self.late)
+
+
+def test_a_node_that_is_a_message_behind_is_nudged() -> None:
+    """As a SuperNode is once it has given up a ClientApp that answers all the same."""
+    grid = OneBehind(LocalGrid(app_with(), 3, seed=1))
+    strategy = Steps()
+    start(strategy, cast(LocalGrid, grid), 4, timeout=0.6)
+    rounds = [record for record in strategy.history if record.round]
+    # found out in the first round; from then on every answer is in time
+    assert [record.used for record in rounds] == [2, 3, 3, 3]
+    assert [why for _, why in rounds[0].rejected] == ["no answer"]
+    assert grid.nudges == 1 + 3  # it was introduced first
+
+
+def test_a_client_that_was_only_slow_once_is_nudged_once() -> None:
+    class SlowOnce(OneBehind):
+        def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+            found = list(super().pull_messages(message_ids))
+            if len(strategy.history) > 0:
+                self.late.clear()
+                self.stale = []
+            return found
+
+        def push_messages(self, messages: Iterable[Message]) -> list[str]:
+            ids = super().push_messages(messages)
+            if len(strategy.history) > 0:
+                self.late.clear()
+            return ids
+
+    strategy = Steps()
+    grid = SlowOnce(LocalGrid(app_with(), 3, seed=1))
+    start(strategy, cast(LocalGrid, grid), 5, timeout=0.4)
+    assert [record.used for record in strategy.history if record.round] == [
+        2,
+        3,
+        3,
+        3,
+        3,
+    ]
+    assert grid.nudges == 1  # an answer that is there at once needs none

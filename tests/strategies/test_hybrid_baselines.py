@@ -24,6 +24,7 @@ from fedtrellis.protocol import ClientMemory
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError
 from strategies import HybridFedAvg, HyFEM
+from strategies import hybrid as hybrid_module
 from tasks import HybridSVM
 
 Array = NDArray[np.float64]
@@ -799,3 +800,25 @@ def test_neither_reaches_the_central_optimum_of_digits(
     assert min(gaps) > 0.05
     # they have learnt all the same
     assert min(gaps) < 0.5 * (objective.value(np.zeros(p)) / optimum - 1.0)
+
+
+@pytest.mark.parametrize(
+    ("reason", "why"),
+    [
+        ("error 2: SettingsError: no key: start it", "no key: start it"),
+        (
+            "error 2: <class 'fedtrellis.encryption.fixed_point.EncryptionError'>"
+            ":<'the key of 'a' is gone'>",
+            "the key of 'a' is gone",
+        ),
+        (
+            "ray::x(pid=1)\nfedtrellis.settings.SettingsError: too short\n\n"
+            "Message: LabelError: 3 samples\nmore",
+            "3 samples",
+        ),
+        ("error 2: ValueError: something else", ""),
+        ("no answer", ""),
+    ],
+)
+def test_refusals_are_known_in_the_words_of_every_engine(reason: str, why: str) -> None:
+    assert hybrid_module._refusal(reason) == why

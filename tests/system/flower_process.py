@@ -94,14 +94,18 @@ class Flower:
 
     def status(self) -> str:
         """Status of the newest run, once it has finished."""
-        for _ in range(60):
+        status = "no run"
+        for _ in range(120):
             text = self("list", "--format", "json")
-            runs = json.loads(text[text.index("{") :])["runs"]
-            newest = max(runs, key=lambda run: run["pending-at"])
-            if str(newest["status"]).startswith("finished"):
-                return str(newest["status"])
+            listed = json.loads(text[text.index("{") :])
+            # a busy SuperLink may not have answered in time
+            if listed.get("runs"):
+                newest = max(listed["runs"], key=lambda run: run["pending-at"])
+                status = str(newest["status"])
+                if status.startswith("finished"):
+                    break
             time.sleep(1)
-        return str(newest["status"])
+        return status
 
     def stop(self) -> None:
         for number in (signal.SIGTERM, signal.SIGKILL):

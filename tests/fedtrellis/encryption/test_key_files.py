@@ -154,6 +154,15 @@ def test_a_run_has_one_key_until_it_is_removed(temporary: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
+def test_a_key_that_has_to_be_there_is_not_made(temporary: Path) -> None:
+    with pytest.raises(EncryptionError, match="is gone .*fedtrellis-keys"):
+        shared_run_key("run", "none", make=False)
+    assert not list(temporary.rglob("*.key"))
+    key = shared_run_key("run", "none")
+    assert shared_run_key("run", "none", make=False) is key
+    remove_run_key("run")
+
+
 @pytest.mark.parametrize("name", ["", "a/b", "..", "a.b", "a\n", "ä", "x" * 101, 3])
 def test_names_of_sessions_are_checked(temporary: Path, name: str) -> None:
     for action in (shared_run_key, remove_run_key):

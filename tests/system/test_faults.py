@@ -1,0 +1,275 @@
+"""Processes killed, slow and spoilt: the model is that of a run without those replies.
+
+Every method's family goes through every fault, on a SuperLink and two SuperNodes. What
+should come out is computed in this process by a ``LocalGrid`` which loses the replies
+that the deployed run says it did not use, and the states that died with a process.
+Nothing depends on how long anything took: an answer that a busy machine gave too late
+is one more that was lost, on both sides.
+
+All of them: ``python -m pytest -n 0 -m faults tests/system``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fault_runs import (
+    FAMILIES,
+    Deployment,
+    Record,
+    Where,
+    check_same,
+    simulated,
+    wait_for,
+)
+from flower_process import Flower
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(1500)]
+
+NODES = 2
+every_family = pytest.mark.parametrize("family", FAMILIES)
+# One family of those with one wave a round is enough for every run of CI.
+most_families = pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(name, marks=[] if name == "fedfw" else pytest.mark.faults)
+        for name in FAMILIES
+    ],
+)
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    flower = Flower(tmp_path_factory.mktemp("home"))
+    started = Deployment(flower, NODES, tmp_path_factory.mktemp("deployment") / "it")
+    yield started
+    started.stop()
+    flower.stop()
+
+
+@pytest.fixture(autouse=True)
+def one_place_for_keys(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is begun in this process and goes on deployed needs the clients' key."""
+    monkeypatch.setattr("tempfile.tempdir", str(deployment.temporary))
+
+
+def lost(record: Record, family: str) -> dict[Where, list[set[str]]]:
+    """What a grid has to lose for its run to have used the same answers.
+
+    HyFDCA asks again within an iteration, so there a script is written by hand.
+    """
+    if family == "hyfdca":
+        return {}
+    dropped = record.dropped()
+    return {(who, t, "train"): [{"reply_loss"}] for who, t in dropped}
+
+
+def add(script: dict[Where, list[set[str]]], where: Where, strike: str) -> None:
+    """Another strike on the first of these messages."""
+    first, *rest = script.get(where, [set()])
+    script[where] = [first | {strike}, *rest]
+
+
+# ------------------------------------------------ answers lost, states kept or set back
+
+
+@most_families
+def test_raising_and_garbage_and_a_client_killed_before_it_kept_its_state(
+    deployment: Deployment, family: str, tmp_path: Path
+) -> None:
+    """Three faults, one a round, on alternating nodes."""
+    waves = ["train"] * 3
+    if family == "hyfdca":
+        waves = ["train.propose", "train.inner_product", "train.propose"]
+    faults = [
+        f"0-2-{waves[0]}-raise",
+        f"1-3-{waves[1]}-garbage",
+        f"0-4-{waves[2]}-kill-after-push",
+    ]
+    deployment.plan(faults[0], faults[2])
+    deployment.plan(faults[1], argument="nan")
+    config = f"{FAMILIES[family]} rounds=6 timeout=120.0"
+    record = deployment.run(config, tmp_path / "deployed")
+    assert deployment.struck() == set(faults)
+    dropped = record.dropped()
+    assert "after the state was written" in dropped["0", 2]
+    assert ("1", 3) in dropped
+    script = lost(record, family)
+    add(script, ("0", 4, waves[2]), "state_loss")
+    check_same(record, simulated(config, NODES, tmp_path / "local", script))
+    if family == "hyfdca":  # every iteration was whole in the end
+        check_same(record, simulated(config, NODES, tmp_path / "calm"))
+
+
+@pytest.mark.faults
+@every_family
+def test_a_late_answer(deployment: Deployment, family: str, tmp_path: Path) -> None:
+    """The client has computed, and its state is one that the server never used."""
+    wave = "train.propose" if family == "hyfdca" else "train"
+    timeout = 45.0
+    # whatever the machine is busy with, this answer comes when nobody waits any more
+    deployment.plan(f"0-2-{wave}-slow", argument=str(timeout + 5))
+    config = f"{FAMILIES[family]} rounds=4 timeout={timeout}"
+    record = deployment.run(config, tmp_path / "deployed")
+    assert deployment.struck() == {f"0-2-{wave}-slow"}
+    assert record.dropped()["0", 2] == "no answer"
+    script = lost(record, family)
+    check_same(record, simulated(config, NODES, tmp_path / "local", script))
+
+
+@pytest.mark.faults
+def test_a_supernode_that_gives_up_the_wrong_client_app_is_brought_back(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    """A minute after a ClientApp died its SuperNode gives up the one that runs then.
+
+    That one answers all the same, and its answer takes the place of the next one: from
+    then on the node sends every answer with the next message only.
+    """
+    faults = ["1-2-train-kill-after-push", "1-3-train-slow"]
+    deployment.plan(faults[0])
+    deployment.plan(faults[1], argument="75")
+    config = f"{FAMILIES['fedfw']} rounds=9 timeout=120.0"
+    record = deployment.run(config, tmp_path / "deployed")
+    assert deployment.struck() == set(faults)
+    dropped = record.dropped()
+    assert "stopped responding" in dropped["1", 3]
+    assert [line["used"] for line in record.history[-2:]] == [2, 2]
+    script = lost(record, "fedfw")
+    add(script, ("1", 2, "train"), "state_loss")
+    check_same(record, simulated(config, NODES, tmp_path / "local", script))
+
+
+# ------------------------------------------------------------------- SuperNodes killed
+
+
+@pytest.mark.faults
+@every_family
+def test_a_supernode_killed_between_computing_and_answering(
+    deployment: Deployment, family: str, tmp_path: Path
+) -> None:
+    """It comes back under a new node id, without any state."""
+    wave = "train.propose" if family == "hyfdca" else "train"
+    deployment.plan(f"0-2-{wave}-kill-node")
+    config = f"{FAMILIES[family]} rounds=6 timeout=120.0"
+    record = deployment.start(config, tmp_path / "deployed")
+    deployment.restart_node(0)
+    deployment.finish(record)
+    assert deployment.struck() == {f"0-2-{wave}-kill-node"}
+    gone = [t for (who, t), _ in record.dropped().items() if who == "0"]
+    assert gone[0] == 2
+    script = lost(record, family)
+    if family == "hyfdca":  # asked three times for each answer
+        script = {("0", t, wave): [{"reply_loss"}] * 3 for t in gone}
+    add(script, ("0", back(gone), ""), "wipe")
+    check_same(record, simulated(config, NODES, tmp_path / "local", script))
+
+
+def back(gone: list[int]) -> int:
+    """The first round after an absence that began with the first of these."""
+    return next(t for t in range(gone[0] + 1, 1000) if t not in gone)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "hyfdca"])
+def test_a_supernode_that_never_comes_back(
+    deployment: Deployment, family: str, tmp_path: Path
+) -> None:
+    """The others go on, with what the server last had from it."""
+    deployment.plan("1-3-train-kill-node")
+    config = f"{FAMILIES[family]} rounds=6 timeout=120.0"
+    record = deployment.run(config, tmp_path / "deployed")
+    deployment.restart_node(1)
+    gone = {t for (who, t), _ in record.dropped().items() if who == "1"}
+    assert gone == {3, 4, 5, 6}
+    script = lost(record, family)
+    check_same(record, simulated(config, NODES, tmp_path / "local", script))
+
+
+@pytest.mark.faults
+def test_hyfdca_without_a_holder_of_every_sample_ends_with_an_error(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    """It cannot go on without its features; when it is back, the run is resumed."""
+    deployment.plan("1-3-train.propose-kill-node")
+    config = (
+        f"{FAMILIES['hyfdca']} rounds=7 timeout=120.0 max-failed-rounds=2 "
+        "checkpoint-every=1"
+    )
+    record = deployment.start(config, tmp_path / "deployed")
+    wait_for(lambda: record.summary["status"] != "running", 900, "it goes on")
+    assert record.summary["status"] == "failed"
+    assert "no usable answer in 2 rounds in a row" in record.summary["error"]
+    assert "client 1" in record.summary["error"]
+    deployment.restart_node(1)
+    again = tmp_path / "again"
+    rest = deployment.run(str(record.resume_file(again)), again)
+    wiped = {(who, record.checkpoint_round + 1, ""): [{"wipe"}] for who in ("0", "1")}
+    waiting = {
+        ("1", t, "train.propose"): [{"reply_loss"}] * 3
+        for t in range(3, record.checkpoint_round + 1)
+    }
+    check_same(rest, simulated(config, NODES, tmp_path / "local", waiting | wiped))
+
+
+# ------------------------------------------------------- SuperLink and ServerApp killed
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("victim", ["superlink", "server-app"])
+@every_family
+def test_a_server_killed_and_the_run_resumed(
+    deployment: Deployment, family: str, victim: str, tmp_path: Path
+) -> None:
+    """The run has failed; a new one goes on, with clients whose states are gone."""
+    config = f"{FAMILIES[family]} rounds=6 timeout=120.0 checkpoint-every=1"
+    record = deployment.start(config, tmp_path / "deployed")
+    wait_for(lambda: record.rounds >= 3, 400, "no third round")
+    if victim == "superlink":
+        deployment.restart_link()
+    else:
+        deployment.kill_server_app()
+    assert deployment.flower.status() == "finished:failed"
+    assert record.summary["status"] == "running"  # nobody could say otherwise
+    t = record.checkpoint_round
+    assert 2 <= t < 6
+    wiped: dict[Where, list[set[str]]] = {
+        (who, t + 1, ""): [{"wipe"}] for who in ("0", "1")
+    }
+    expected = simulated(config, NODES, tmp_path / "local", wiped)
+    # in this process, where no node has the states either
+    again = tmp_path / "here"
+    here = simulated(str(record.resume_file(again)), NODES, again)
+    check_same(here, expected)
+    again = tmp_path / "again"
+    rest = deployment.run(str(record.resume_file(again)), again)
+    assert [line["round"] for line in rest.history] == list(range(7))
+    assert not rest.dropped()
+    check_same(rest, expected)
+    if family not in ("fedgia", "hyfdca"):
+        # the strategy gives its clients back all that they had
+        check_same(rest, simulated(config, NODES, tmp_path / "calm"))
+
+
+# -------------------------------------------------------------- from engine to engine
+
+
+@pytest.mark.faults
+@every_family
+def test_a_run_of_this_process_goes_on_deployed(
+    deployment: Deployment, family: str, tmp_path: Path
+) -> None:
+    """What ``python sim.py`` began; the nodes have nothing of its clients' states."""
+    config = f"{FAMILIES[family]} timeout=120.0 checkpoint-every=1"
+    first = simulated(f"{config} rounds=3", NODES, tmp_path / "first")
+    again = tmp_path / "deployed"
+    resume = first.resume_file(again, **{"rounds": 5, "min-nodes": NODES})
+    rest = deployment.run(str(resume), again)
+    assert not rest.dropped()
+    wiped: dict[Where, list[set[str]]] = {
+        (who, 4, ""): [{"wipe"}] for who in ("0", "1")
+    }
+    expected = simulated(f"{config} rounds=5", NODES, tmp_path / "local", wiped)
+    check_same(rest, expected)

@@ -1,0 +1,129 @@
+"""A Ray actor killed in a simulation, and runs that go on from engine to engine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fault_runs import FAMILIES, Record, Where, check_same, make_bundle, simulated
+from flower_process import Flower
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(1500)]
+
+NODES = 2
+# One of the families is enough for every run of CI.
+some_families = pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(name, marks=[] if name == "fedgia" else pytest.mark.faults)
+        for name in FAMILIES
+    ],
+)
+
+
+class Simulation:
+    """``flwr run`` on Ray with one actor, of an app with faults."""
+
+    def __init__(self, folder: Path) -> None:
+        self.faults = folder / "faults"
+        self.temporary = folder / "tmp"
+        home = folder / "home"
+        for path in (self.faults, self.temporary, home):
+            path.mkdir(parents=True)
+        self.bundle = make_bundle(folder / "bundle")
+        paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+        self.flower = Flower(
+            home,
+            FEDTRELLIS_FAULTS=str(self.faults),
+            PYTHONPATH=os.pathsep.join(path for path in paths if path),
+            # Ray lets its actors run after everything else on the machine
+            RAY_worker_niceness="0",
+            # a path to a socket of Ray's may not be long
+            TMPDIR=str(self.temporary),
+        )
+
+    def run(self, config: str, parent: Path) -> Record:
+        """Run to whatever end."""
+        if not config.endswith(".toml"):
+            config += f' results-dir="{parent}"'
+        federation = (
+            f"num-supernodes={NODES} client-resources-num-cpus={os.cpu_count()}"
+        )
+        output = self.flower(
+            *("run", str(self.bundle), "--stream"),
+            *("--federation-config", federation, "--run-config", config),
+            timeout=1200,
+        )
+        records = sorted(parent.glob("*"))
+        assert len(records) == 1, output[-3000:]
+        return Record(records[0])
+
+
+@pytest.fixture(scope="module")
+def simulation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulation]:
+    started = Simulation(tmp_path_factory.mktemp("ray") / "it")
+    yield started
+    started.flower.stop()
+
+
+@pytest.fixture(autouse=True)
+def one_place_for_keys(simulation: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is begun in this process and goes on there needs the clients' key."""
+    monkeypatch.setattr("tempfile.tempdir", str(simulation.temporary))
+
+
+def wiped_at(t: int) -> dict[Where, list[set[str]]]:
+    """All clients' states are gone before a round."""
+    return {(who, t, ""): [{"wipe"}] for who in ("0", "1")}
+
+
+@some_families
+def test_a_ray_actor_killed_and_the_run_resumed(
+    simulation: Simulation, family: str, tmp_path: Path
+) -> None:
+    """It never comes back: the run ends with an error, and another one goes on."""
+    wave = "train.propose" if family == "hyfdca" else "train"
+    (simulation.faults / f"0-3-{wave}-kill").touch()
+    config = (
+        f"{FAMILIES[family]} rounds=6 timeout=60.0 checkpoint-every=1 "
+        "max-failed-rounds=2"
+    )
+    record = simulation.run(config, tmp_path / "ray")
+    assert simulation.flower.status() == "finished:failed"
+    assert record.summary["status"] == "failed"
+    assert "no usable answer in 2 rounds in a row" in record.summary["error"]
+    t = record.checkpoint_round
+    assert 3 <= t < 5
+    script: dict[Where, list[set[str]]] = {
+        (who, round_, wave): [{"reply_loss"}] * (3 if family == "hyfdca" else 1)
+        for (who, round_) in record.dropped()
+        if round_ <= t
+    }
+    expected = simulated(config, NODES, tmp_path / "local", script | wiped_at(t + 1))
+    again = tmp_path / "again"
+    rest = simulation.run(str(record.resume_file(again)), again)
+    assert rest.summary["status"] == "completed"
+    check_same(rest, expected)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("family", FAMILIES)
+def test_resumed_on_the_other_engine(
+    simulation: Simulation, family: str, tmp_path: Path
+) -> None:
+    """From this process to Ray and back, where nobody has the clients' states."""
+    config = f"{FAMILIES[family]} timeout=60.0"
+    first = simulated(f"{config} rounds=2", NODES, tmp_path / "first")
+    there = tmp_path / "there"
+    second = simulation.run(str(first.resume_file(there, rounds=4)), there)
+    back = tmp_path / "back"
+    third = simulated(str(second.resume_file(back, rounds=6)), NODES, back)
+    assert [line["round"] for line in third.history] == list(range(7))
+    script = wiped_at(3) | wiped_at(5)
+    expected = simulated(f"{config} rounds=6", NODES, tmp_path / "local", script)
+    check_same(third, expected)
+    if family not in ("fedgia", "hyfdca"):
+        # the strategy gives its clients back all that they had
+        check_same(third, simulated(f"{config} rounds=6", NODES, tmp_path / "calm"))
