@@ -204,6 +204,10 @@ def test_one_command_runs_a_method_of_each_family_on_the_nodes_files(
             np.testing.assert_allclose(model["0"], expected["0"], rtol=0, atol=1e-9)
     # on their own data: no node was told which part of some data set is its own
     assert "partition" not in (folder / "logs" / "node-1.log").read_text()
+    # the bundle that went to the nodes has the app, and not these scripts
+    (bundle,) = (folder / "flower" / "apps").iterdir()
+    assert (bundle / "sim.py").is_file()
+    assert not (bundle / "deploy").exists()
     # nothing but files is left
     assert not processes_of(folder / "flower")
 
