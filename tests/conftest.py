@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 os.environ["FLWR_DISABLE_UPDATE_CHECK"] = "1"
@@ -24,9 +26,33 @@ def flower_logger() -> Iterator[None]:
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    """Leave out the tests that kill processes, unless ``-m`` names them."""
+    """Leave out the tests that kill processes, unless ``-m`` names them.
+
+    What starts Flower's processes takes minutes, and comes first: no worker is left
+    alone with it in the end.
+    """
+    items.sort(key=lambda item: item.get_closest_marker("system") is None)
     if "faults" in config.getoption("markexpr"):
         return
-    kept = [item for item in items if item.get_closest_marker("faults") is None]
-    config.hook.pytest_deselected(items=[i for i in items if i not in kept])
+    kept: list[pytest.Item] = []
+    left: list[pytest.Item] = []
+    for item in items:
+        (kept if item.get_closest_marker("faults") is None else left).append(item)
+    config.hook.pytest_deselected(items=left)
     items[:] = kept
+
+
+class OneFlowerAtATime(LoadFileScheduling):  # type: ignore[misc]
+    """Each worker takes whole files, and one takes all that start Flower's processes.
+
+    Where several deployments share few cores, heartbeats get lost.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return "tests/system" if file.startswith("tests/system/") else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
+    """Deal out the tests."""
+    return OneFlowerAtATime(config, log)

@@ -631,7 +631,8 @@ def test_hyfdca_goes_on_with_its_own_key_or_says_that_it_is_gone(
     assert rest is not None
     assert [line["round"] for line in history(rest)] == list(range(7))
     difference = np.load(rest / "model.npz")["0"] - np.load(whole / "model.npz")["0"]
-    assert np.abs(difference).max() < 1e-12
+    # by its key each run puts the samples in an order of its own, and rounds by that
+    assert np.abs(difference).max() < 1e-9
 
 
 def test_a_run_without_answers_ends_after_the_rounds_that_are_set(

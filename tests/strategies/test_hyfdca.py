@@ -410,26 +410,6 @@ def test_the_practical_step_converges_only_for_few_samples_on_unit_rows() -> Non
     assert wild.metric("primal")[-10:].mean() > 2.0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("H", "rounds", "lowest", "highest"),
-    [
-        (2, 1500, DIGITS_UNIT, 0.42),
-        (5, 600, 0.5, 1.2),
-        (12, 400, 1.2, 3.0),
-        (113, 60, 10.0, 100.0),
-    ],
-)
-def test_the_practical_step_as_measured(
-    H: int, rounds: int, lowest: float, highest: float
-) -> None:
-    run = Run(
-        digits_split(unit=True), rounds, step="practical", local_fraction=H / 449.2
-    )
-    last = run.metric("primal")[-50:].mean()
-    assert lowest <= last <= highest
-
-
 def test_the_theoretical_step_ascends_slowly() -> None:
     run = Run(digits_split(2, 2, unit=True, limit=200), 40, step="theoretical")
     assert (np.diff(run.metric("dual")) > 0.0).all()
