@@ -36,6 +36,20 @@ __all__ = ["HyFDCAClient", "LabelError", "NewSamples"]
 
 IntArray = NDArray[np.int64]
 
+# Entries of a request that list groups of this client's samples.
+_GROUPS = (
+    "groups",
+    "products",
+    "backup",
+    "propose",
+    "local",
+    "report",
+    "dual",
+    "moved",
+    "renew",
+    "tag-groups",
+)
+
 
 class LabelError(ValueError):
     """The clients' labels do not fit together."""
@@ -117,6 +131,7 @@ class HyFDCAClient(StatefulClient):
         self.key = key
         self.new_samples = new_samples
         self.on_scores = on_scores
+        self._aligned = False  # whether the state's alignment has been looked at
 
     # ------------------------------------------------------------------ before round 1
 
@@ -154,6 +169,7 @@ class HyFDCAClient(StatefulClient):
                 label = self._label(config, what, g)
                 blobs += encrypt_vector(cipher, values[rows], label, terms[g])
         answer = _arrays(blobs)
+        self._check_groups(config)
         for g in config.get("tag-groups", []):
             answer.append(self._entry_tags(cipher, self._rows()[g]))
         return answer, 0, {}
@@ -200,6 +216,7 @@ class HyFDCAClient(StatefulClient):
 
     def _learn(self, config: dict[str, Any], check: bool = False) -> None:
         """Take labels and norms from the sums over the holders, if they came along."""
+        self._check_groups(config)
         if "labels" in self.state:
             return
         if not any(k.startswith("labels/") for k in config):
@@ -288,6 +305,9 @@ class HyFDCAClient(StatefulClient):
         points = self._points(config)
         backups = self._backups(cipher, config, points)
         local_row = dict(zip(config["local"], config["rows"], strict=True))
+        for kinds in (config["proposals"], config["local-proposals"]):
+            if len(set(kinds)) != len(kinds):
+                raise ValueError(f"the same is to be proposed twice: {kinds}")
         answer: list[NDArray[Any]] = []
         numbers: list[float] = []
         secure: FloatArray | None = None
@@ -579,7 +599,8 @@ class HyFDCAClient(StatefulClient):
     ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
         """enc(x_{k,i}ᵀ w_k) of the new samples."""
         cipher = self._cipher(config)
-        assert self.new_samples is not None
+        if self.new_samples is None:
+            raise ValueError("this client has no new samples")
         (w,) = parameters
         products = np.asarray(self.new_samples.features @ w[0])
         blobs: list[bytes] = []
@@ -597,7 +618,8 @@ class HyFDCAClient(StatefulClient):
         ``on_scores`` is given all scores that could be had.
         """
         cipher = self._cipher(config)
-        assert self.new_samples is not None
+        if self.new_samples is None:
+            raise ValueError("this client has no new samples")
         n = len(self.new_samples.sample_ids)
         scores = np.full(n, np.nan)
         for g, terms in zip(config["groups"], config["holders"], strict=True):
@@ -658,12 +680,21 @@ class HyFDCAClient(StatefulClient):
         groups: list[int] = self.state["groups"].astype(int).tolist()
         return groups
 
+    def _check_groups(self, config: dict[str, Any]) -> None:
+        """Raise ValueError if the server asks for samples that this client has not."""
+        own = set(self._groups())
+        for key in _GROUPS:
+            strange = [g for g in config.get(key, []) if g not in own]
+            if strange:
+                raise ValueError(f"{key} names group {strange[0]!r}, not held here")
+
     def _holders(self) -> dict[int, int]:
         holders = self.state["holders"].astype(int).tolist()
         return dict(zip(self._groups(), holders, strict=True))
 
     def _slices(self) -> dict[int, slice]:
         """Where each group's samples stand in the state's vectors."""
+        self._check_alignment()
         stops = np.cumsum(self.state["sizes"].astype(int)).tolist()
         return {
             g: slice(stop - int(size), stop)
@@ -671,6 +702,28 @@ class HyFDCAClient(StatefulClient):
                 self._groups(), self.state["sizes"], stops, strict=True
             )
         }
+
+    def _check_alignment(self) -> None:
+        """Raise ValueError unless rows, groups and sizes are those of an alignment.
+
+        They come from the server, and say how long this client's vectors are.
+        """
+        if self._aligned:
+            return
+        rows, sizes = self.state["rows"], self.state["sizes"]
+        groups, n = self.state["groups"], self.features.shape[0]
+        if (
+            any(a.dtype.kind not in "iu" or a.ndim != 1 for a in (rows, sizes, groups))
+            or len(np.unique(groups)) != len(groups)
+            or len(sizes) != len(groups)
+            or (sizes < 0).any()
+            or sum(sizes.tolist()) != n
+            or not np.array_equal(np.sort(rows), np.arange(n))
+        ):
+            raise ValueError(
+                f"rows, groups and sizes do not deal out this client's {n} samples"
+            )
+        self._aligned = True
 
     def _rows(self) -> dict[int, IntArray]:
         """Each group's samples as rows of the features, in the group's order."""

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import islice
+from math import isfinite, prod
 from typing import Any, cast
 
 import numpy as np
@@ -30,6 +31,8 @@ __all__ = ["ModelBroadcast", "OutOfSyncError", "Step", "receive", "sparse_or_den
 
 # What an array costs on the wire beside its data: names, hashes, the .npy header.
 _ENVELOPE = 400
+#: Parameters that a message may declare without bringing them, see :func:`receive`.
+MAX_PARAMETERS = 10**8
 # Steps up to this size are unpacked once for all clients of a process; beyond, each of
 # n clients would unpack n atoms. A round of 10 000 with one entry each is 140 kB.
 _CACHED_BYTES = 1_048_576
@@ -103,12 +106,14 @@ def from_sparse_or_dense(
     """Inverse of :func:`sparse_or_dense`; the result may be a read-only view."""
     if len(arrays) == 1:
         return np.asarray(arrays[0], dtype=np.float64).reshape(shape)
+    if len(arrays) != 2:
+        raise ValueError(f"a sparse array has 2 arrays, not {len(arrays)}")
     indices, values = arrays
-    point = np.zeros(shape)
-    if indices.shape != values.shape or indices.dtype.kind != "u":
+    if indices.shape != values.shape or indices.dtype.kind != "u" or indices.ndim != 1:
         raise ValueError("indices and values of a sparse array do not fit together")
-    if indices.size and int(indices.max()) >= point.size:
+    if indices.size and int(indices.max()) >= prod(shape):
         raise ValueError(f"an index lies outside an array of shape {shape}")
+    point = np.zeros(shape)
     point.reshape(-1)[indices] = values
     return point
 
@@ -218,7 +223,14 @@ def unpack_steps(arrays: Sequence[NDArray[Any]], shape: tuple[int, ...]) -> list
     if not arrays:
         return []
     table = arrays[0]
-    if table.ndim != 2 or table.shape[1] != 3 or not np.isfinite(table).all():
+    if (
+        table.ndim != 2
+        or table.shape[1] != 3
+        or table.dtype != np.float64
+        or not np.isfinite(table).all()
+        or (table[:, 2] < 0.0).any()
+        or (table[:, 2] % 1.0).any()
+    ):
         raise ValueError("the table of steps is malformed")
     atoms = unpack_atoms(arrays[1:], shape) if len(arrays) > 1 else []
     if table[:, 2].sum() != len(atoms):
@@ -259,10 +271,54 @@ def _unpack_joined(
     return tuple(unpack_steps(record_arrays(record), shape))
 
 
+def _layout(
+    config: Mapping[str, Any], stored: ReceivedModel | None, max_parameters: int
+) -> Layout | None:
+    """The shapes that a message declares, which are no more than it may declare."""
+    shapes = config.get("model-shapes")
+    if shapes is None:
+        return None
+    layout = Layout.from_list(shapes)
+    if stored is not None and layout != stored.layout:
+        raise ValueError(
+            f"the model has shapes {list(layout.shapes)}; in this session it had "
+            f"{list(stored.layout.shapes)}"
+        )
+    # a dense model brings all of its entries, whatever it declares
+    if config["model-encoding"] != "dense" and layout.size > max_parameters:
+        raise ValueError(
+            f"model-shapes declare {layout.size} parameters; this client takes at "
+            f"most {max_parameters} (client_app's max_parameters)"
+        )
+    return layout
+
+
+def _finite(point: FloatArray) -> FloatArray:
+    # one pass and no memory; of a sum that overflows nothing good would come either
+    with np.errstate(over="ignore", invalid="ignore"):
+        if not isfinite(point.sum()):
+            raise ValueError("the model is not finite")
+    return point
+
+
 def receive(
-    record: ArrayRecord, config: Mapping[str, Any], stored: ReceivedModel | None
+    record: ArrayRecord,
+    config: Mapping[str, Any],
+    stored: ReceivedModel | None,
+    max_parameters: int = MAX_PARAMETERS,
 ) -> ReceivedModel:
     """Make the model out of what the server sent and what the client had.
+
+    Parameters
+    ----------
+    record : ArrayRecord
+    config : mapping
+        What :meth:`ModelBroadcast.encode` said, of the right types.
+    stored : ReceivedModel or None
+        What the client has of this session. A model of other shapes is refused.
+    max_parameters : int
+        How many parameters a model may have that comes as its non-zero entries or as
+        steps: a few bytes could declare any number.
 
     Raises
     ------
@@ -273,16 +329,18 @@ def receive(
     """
     encoding = config["model-encoding"]
     version = cast(int, config["model-version"])
-    shapes = config.get("model-shapes")
-    layout = Layout.from_list(shapes) if shapes is not None else None
+    layout = _layout(config, stored, max_parameters)
     if encoding in ("dense", "sparse"):
         if layout is None:
             raise ValueError("a whole model came without its shapes")
-        point = from_sparse_or_dense(record_arrays(record), layout.point_shape)
-        return ReceivedModel(layout, point, version)
+        arrays = record_arrays(record)
+        if len(arrays) != (1 if encoding == "dense" else 2):
+            raise ValueError(f"a {encoding} model came in {len(arrays)} arrays")
+        point = from_sparse_or_dense(arrays, layout.point_shape)
+        return ReceivedModel(layout, _finite(point), version)
     if encoding != "steps":
         raise ValueError(f"model-encoding is {encoding!r}")
-    base = cast(int, config["model-base"])
+    base = cast(int, config.get("model-base", -1))
     if stored is not None and base <= stored.version <= version:
         if stored.version == version:
             return stored
@@ -307,4 +365,4 @@ def receive(
     first.add_atoms(point)
     for step in rest:
         step.apply(point)
-    return ReceivedModel(layout, point, version)
+    return ReceivedModel(layout, _finite(point), version)

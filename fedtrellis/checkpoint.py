@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -46,11 +47,16 @@ def save_checkpoint(
         "strategy": type(strategy).__name__,
         "round": server_round,
         "session": strategy._session,
+        "epoch": strategy._epoch,
         "seed": strategy.seed,
         "version": strategy.broadcast.version,
         "layout": strategy.broadcast.layout.to_list(),
         "clients": {
-            name: {"used-round": client.used_round, "ready": client.ready}
+            name: {
+                "used-round": client.used_round,
+                "epoch": client.epoch,
+                "ready": client.ready,
+            }
             for name, client in strategy._registry.clients.items()
         },
     }
@@ -178,6 +184,10 @@ def load_checkpoint(
     for name, saved_client in meta["clients"].items():
         # its version of the model is left open: whoever has one, has it whole anyway
         strategy._registry[name].used_round = saved_client["used-round"]
+        strategy._registry[name].epoch = saved_client.get("epoch", "")
+    # clients that are not set back too may have been through the rounds to come
+    # already, with a server that got further: those are to be told apart from these
+    strategy._epoch = secrets.token_hex(4)
     load = getattr(grid, "load_client_states", None)
     if load is not None:
         states = {
@@ -190,6 +200,8 @@ def load_checkpoint(
             if name in strategy.clients:
                 # one that never took part has no state to go on from
                 strategy._registry[name].ready = meta["clients"][name]["ready"]
+        if all(name in states for name in strategy.clients):
+            strategy._epoch = str(meta.get("epoch", ""))
     last_round = cast(int, meta["round"])
     try:
         strategy.history = _read_history(_history_path(path), last_round)

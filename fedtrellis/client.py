@@ -20,7 +20,7 @@ from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
 from fedtrellis.arrays import FloatArray, Layout, array_record, decode, encode, filled
-from fedtrellis.broadcast import OutOfSyncError
+from fedtrellis.broadcast import MAX_PARAMETERS, OutOfSyncError
 from fedtrellis.protocol import (
     ARRAYS,
     CONFIG,
@@ -28,13 +28,18 @@ from fedtrellis.protocol import (
     PHASES,
     STATUS,
     ClientMemory,
+    Named,
     RestoreNeededError,
     client_identity,
+    read_request,
 )
 
 __all__ = ["MethodClient", "StatefulClient", "client_app", "evaluate_objective"]
 
 ClientFn = Callable[[Context], Any]
+
+#: Local steps, samples and the like that a request may ask for, see :func:`client_app`.
+MAX_COUNT = 10**6
 
 
 class MethodClient(NumPyClient):
@@ -127,6 +132,8 @@ def client_app(
     *,
     phases: Sequence[str] = (),
     mods: list[Any] | None = None,
+    max_parameters: int = MAX_PARAMETERS,
+    max_count: int = MAX_COUNT,
 ) -> ClientApp:
     """Make a Flower ``ClientApp`` of a function that makes NumPy clients.
 
@@ -142,6 +149,12 @@ def client_app(
         ``fit_NAME(parameters, config)``.
     mods : list, optional
         Flower mods around every message.
+    max_parameters : int
+        The largest model that a message may declare without bringing all its entries,
+        as steps and sparse models do: what is beyond is refused unallocated.
+    max_count : int
+        The largest number of local steps, samples, passes or examples of a mini-batch
+        that a request may ask for.
 
     Returns
     -------
@@ -153,7 +166,9 @@ def client_app(
 
     def handler(method: str) -> Callable[[Message, Context], Message]:
         def handle(message: Message, context: Context) -> Message:
-            return _answer(client_fn, method, message, context)
+            return _answer(
+                client_fn, method, message, context, max_parameters, max_count
+            )
 
         return handle
 
@@ -193,13 +208,18 @@ def _make(client_fn: ClientFn, context: Context) -> NumPyClient:
 
 
 def _answer(
-    client_fn: ClientFn, method: str, message: Message, context: Context
+    client_fn: ClientFn,
+    method: str,
+    message: Message,
+    context: Context,
+    max_parameters: int,
+    max_count: int,
 ) -> Message:
     """Handle one train or evaluate message, and keep the state protocol."""
     before = {key: record.copy() for key, record in context.state.items()}
     try:
         content = message.content
-        config: dict[str, Any] = dict(cast(ConfigRecord, content[CONFIG]))
+        config = read_request(content, max_count)
         memory = ClientMemory.load(context.state, config["session"])
         status = filled(
             ConfigRecord(),
@@ -212,7 +232,7 @@ def _answer(
         )
         answer = filled(RecordDict(), {STATUS: status})
         try:
-            memory.take_request(content, config)
+            memory.take_request(content, config, max_parameters)
         except (OutOfSyncError, RestoreNeededError):
             # nothing has changed; the server sends everything in the same round
             status["in-sync"] = False
@@ -223,7 +243,8 @@ def _answer(
 
         client = _make(client_fn, context)
         if isinstance(client, StatefulClient):
-            client.state = {k: decode(v) for k, v in memory.committed.items()}
+            state = {k: decode(v) for k, v in memory.committed.items()}
+            client.state = Named("the client's state", state)
         layers = memory.model.layout.layers(memory.model.point)
         function = getattr(client, method, None)
         if function is None:
@@ -250,6 +271,7 @@ def _answer(
             if isinstance(client, StatefulClient) and "used-round" in config:
                 memory.provisional = _encode_state(client.state)
                 memory.provisional_round = cast(int, config["server-round"])
+                memory.provisional_epoch = config.get("epoch", "")
         for name, value in extra.items():
             metrics[name] = value
         if metrics:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from logging import INFO
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -24,7 +24,7 @@ from fedtrellis.arrays import Layout, encode, record_arrays
 from fedtrellis.broadcast import ModelBroadcast
 from fedtrellis.callbacks import Callback, RoundRecord
 from fedtrellis.checkpoint import load_checkpoint, save_checkpoint
-from fedtrellis.method import Answer, Method
+from fedtrellis.method import LARGEST, Answer, Method
 from fedtrellis.protocol import METRICS
 from fedtrellis.settings import SettingsError, check_choice
 from fedtrellis.wire import Registry, Traffic
@@ -188,9 +188,9 @@ class RoundStrategy(Method):
     ) -> MetricRecord | None:
         """Mean of the clients' metrics, weighted by their numbers of examples."""
         metrics = [
-            dict(cast(MetricRecord, reply.content[METRICS]))
+            dict(reply.content.metric_records[METRICS])
             for reply in replies
-            if reply.has_content() and METRICS in reply.content
+            if reply.has_content() and METRICS in reply.content.metric_records
         ]
         return self._mean_metrics(metrics)
 
@@ -241,13 +241,16 @@ class RoundStrategy(Method):
                 checked[answer.client] = self.check(answer)
             except ValueError as error:
                 self._traffic.reject(answer.client, str(error))
+            else:
+                self._note_version(answer)
         self._used = list(checked)
         if not checked:
             return None
         metrics = self.aggregate(server_round, checked)
         for name in checked:
             client = self._registry[name]
-            client.used_round, client.ready = server_round, True
+            client.used_round, client.epoch = server_round, self._epoch
+            client.ready = True
         return metrics
 
     def run_round(
@@ -288,6 +291,8 @@ class RoundStrategy(Method):
             name: dict(config) for name in self.clients
         }
         answers = self._ask(grid, server_round, "evaluate", numbers, timeout)
+        for answer in answers:
+            self._note_version(answer)
         return self._mean_metrics([answer.metrics for answer in answers])
 
     def start(
@@ -351,7 +356,8 @@ class RoundStrategy(Method):
         train_config = train_config or ConfigRecord()
         evaluate_config = evaluate_config or ConfigRecord()
         self.history, self._history_saved, self._registry = [], 0, Registry()
-        self._session, self._traffic = secrets.token_hex(4), Traffic()
+        self._session, self._epoch = secrets.token_hex(4), ""
+        self._traffic = Traffic()
         log(INFO, "Starting %s: %d rounds", type(self).__name__, num_rounds)
         self.summary()
 
@@ -465,7 +471,8 @@ class RoundStrategy(Method):
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and np.isfinite(value)
+    # sums of what is larger would not be finite
+    return isinstance(value, int | float) and abs(value) <= LARGEST
 
 
 def _plain(metrics: MetricRecord | None) -> dict[str, float]:

@@ -39,6 +39,16 @@ from fedtrellis.wire import NO_ANSWER, Registry, Traffic, exchange
 
 __all__ = ["Answer", "Method"]
 
+#: The largest number of an answer: sums of any number of squares stay finite.
+LARGEST = 1e100
+
+
+def _moderate(array: NDArray[Any]) -> bool:
+    # NaN is not between anything
+    return not array.size or (
+        float(array.min()) >= -LARGEST and float(array.max()) <= LARGEST
+    )
+
 
 @dataclass
 class Answer:
@@ -54,12 +64,15 @@ class Answer:
         Its metrics.
     numbers : ndarray of float64
         The vector that it left in ``self.numbers``; empty if none.
+    version : int or None
+        The model version that the client has now, if it keeps the model.
     """
 
     client: str
     arrays: list[NDArray[Any]]
     metrics: dict[str, Any]
     numbers: FloatArray = field(default_factory=lambda: np.empty(0))
+    version: int | None = None
 
 
 class Method(Strategy):
@@ -83,6 +96,7 @@ class Method(Strategy):
     _registry: Registry
     _traffic: Traffic
     _session: str
+    _epoch: str
 
     # ------------------------------------------------------------------ the method
 
@@ -227,6 +241,11 @@ class Method(Strategy):
             config["keep-model"] = False
         if kind != "evaluate" and self.stateful:
             config["used-round"] = client.used_round
+            # without a server that was started again, neither is there
+            if client.epoch:
+                config["used-epoch"] = client.epoch
+            if self._epoch:
+                config["epoch"] = self._epoch
             replace = self.replaces_state(name)
             if replace or not client.ready:
                 restore, restore_config = self._state_for(name)
@@ -311,10 +330,23 @@ class Method(Strategy):
         return sorted(answers, key=lambda answer: identity_order(answer.client))
 
     def _open(self, reply: Message, server_round: int, name: str) -> Answer | None:
-        """Check an answer's envelope; None if the client has to be restored."""
+        """Check an answer's envelope; None if the client has to be restored.
+
+        Nothing changes here: what an answer says counts once it is used.
+        """
         content = reply.content
         if STATUS not in content:
             raise ValueError("the answer has no status")
+        for record, kind in (
+            (STATUS, ConfigRecord),
+            (ARRAYS, ArrayRecord),
+            (METRICS, MetricRecord),
+        ):
+            if record in content and not isinstance(content[record], kind):
+                raise ValueError(
+                    f"the answer's {record!r} is a {type(content[record]).__name__}, "
+                    f"expected {kind.__name__}"
+                )
         status = cast(ConfigRecord, content[STATUS])
         for key, expected in (
             ("client-id", name),
@@ -325,27 +357,38 @@ class Method(Strategy):
                 raise ValueError(
                     f"the answer has {key} {status.get(key)!r}, not {expected!r}"
                 )
-        if not status["in-sync"]:
+        in_sync = status.get("in-sync")
+        if not isinstance(in_sync, bool):
+            raise ValueError(f"the answer has in-sync {in_sync!r}")
+        if not in_sync:
             return None
-        client = self._registry[name]
-        if self.keep_model:
-            version = cast(int, status["model-version"])
-            if version != self.broadcast.version:
-                raise ValueError(f"the answer is for model version {version}")
-            client.version = version
+        version = status.get("model-version")
+        if self.keep_model and (
+            type(version) is not int or version != self.broadcast.version
+        ):
+            raise ValueError(f"the answer is for model version {version!r}")
         arrays: list[NDArray[Any]] = []
         if ARRAYS in content:
             arrays = record_arrays(cast(ArrayRecord, content[ARRAYS]))
-        for array in arrays:
-            if array.dtype.kind == "f" and not np.isfinite(array).all():
-                raise ValueError("the answer is not finite")
-        numbers = np.frombuffer(cast(bytes, status.get("numbers", b"")), dtype="<f8")
-        if not np.isfinite(numbers).all():
-            raise ValueError("the answer is not finite")
+        data = status.get("numbers", b"")
+        if not isinstance(data, bytes) or len(data) % 8:
+            raise ValueError("the answer's numbers are not numbers of 8 bytes each")
+        numbers = np.frombuffer(data, dtype="<f8")
+        for array in (*arrays, numbers):
+            if array.dtype.kind == "f" and not _moderate(array):
+                raise ValueError(
+                    f"the answer is not finite, or has numbers beyond ±{LARGEST:g}"
+                )
         metrics: dict[str, Any] = {}
         if METRICS in content:
             metrics = dict(cast(MetricRecord, content[METRICS]))
-        return Answer(name, arrays, metrics, numbers)
+        version = cast(int, version) if self.keep_model else None
+        return Answer(name, arrays, metrics, numbers, version)
+
+    def _note_version(self, answer: Answer) -> None:
+        """Remember which model a client has, of an answer that is used."""
+        if answer.version is not None:
+            self._registry[answer.client].version = answer.version
 
     def _numbers(self, server_round: int, name: str) -> dict[str, Any]:
         return {

@@ -18,7 +18,10 @@ becomes the client's state; if it is the one before, the provisional one is drop
 client that has neither (its process died before it stored its state, or it is new, or
 lost everything) asks to be restored, and is sent its state in the same round.
 
-A session is one call of ``strategy.start``: state of another session is never used.
+A session is one call of ``strategy.start``: state of another session is never used. A
+server that goes on from a checkpoint goes on with the session, but in a new *epoch*:
+the rounds since the checkpoint happen again, and clients may have state of the first
+time, which another ``epoch`` beside the round gives away.
 """
 
 from __future__ import annotations
@@ -31,13 +34,22 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
 
 from fedtrellis.arrays import FloatArray, Layout, decode, encode, filled
 from fedtrellis.broadcast import (
+    MAX_PARAMETERS,
     ReceivedModel,
     from_sparse_or_dense,
     receive,
     sparse_or_dense,
 )
 
-__all__ = ["HELLO", "PHASES", "ClientMemory", "client_identity", "identity_order"]
+__all__ = [
+    "HELLO",
+    "PHASES",
+    "ClientMemory",
+    "Named",
+    "client_identity",
+    "identity_order",
+    "read_request",
+]
 
 HELLO = "query.hello"
 #: Phases of the rounds of methods that need several: message types ``train.NAME``.
@@ -63,6 +75,98 @@ _META, _STORED = "fedtrellis.meta", "fedtrellis.arrays"
 _MODEL, _COMMITTED, _PROVISIONAL = "model", "committed/", "provisional/"
 
 NO_ROUND = -1
+
+# What a request's config may say of the protocol, and of which type it is.
+_REQUIRED: dict[str, type] = {
+    "session": str,
+    "server-round": int,
+    "model-encoding": str,
+    "model-version": int,
+}
+_OPTIONAL: dict[str, type] = {
+    "model-base": int,
+    "model-shapes": list,
+    "keep-model": bool,
+    "used-round": int,
+    "used-epoch": str,
+    "epoch": str,
+    "restore": bool,
+    "restore-alone": bool,
+    "restore-over": bool,
+    "restore-as-model": list,
+}
+_TYPES = _REQUIRED | _OPTIONAL
+_KINDS = {CONFIG: ConfigRecord, MODEL: ArrayRecord, RESTORE: ArrayRecord}
+# How often a client is to do something, or how many numbers it is to draw.
+_COUNTS = ("local-steps", "samples", "batch-size", "local-passes")
+# A restored array may come as its non-zero entries, and then grows to the model's size.
+_MAX_SPARSE = 8
+
+
+class Named(dict[str, Any]):
+    """A dict that says what it is when something is missing in it (a KeyError).
+
+    Parameters
+    ----------
+    what : str
+        Such as ``"the request's config"``.
+    items : mapping
+    """
+
+    def __init__(self, what: str, items: Mapping[str, Any]) -> None:
+        super().__init__(items)
+        self._what = what
+
+    def __missing__(self, key: str) -> Any:
+        raise KeyError(f"{self._what} has no {key!r}")
+
+
+def read_request(content: RecordDict, max_count: int) -> Named:
+    """A request's config, once its records and what the protocol needs are right.
+
+    Parameters
+    ----------
+    content : RecordDict
+        What arrived. Nothing in it is trusted.
+    max_count : int
+        The largest number of local steps, samples or examples that it may ask for.
+
+    Raises
+    ------
+    ValueError, KeyError
+        A record or an entry is missing or of the wrong type, or a number too large.
+    """
+    for name, kind in _KINDS.items():
+        record = content.get(name)
+        if record is None and name != RESTORE:
+            raise ValueError(f"the request has no {name!r}")
+        if record is not None and not isinstance(record, kind):
+            raise ValueError(
+                f"the request's {name!r} is a {type(record).__name__}, expected "
+                f"{kind.__name__}"
+            )
+    config = Named("the request's config", cast(ConfigRecord, content[CONFIG]))
+    for key in _REQUIRED:
+        config[key]  # which says so if it is missing
+    for key, value in config.items():
+        expected = _TYPES.get(key)
+        # True is an int too, but no round
+        if expected is not None and type(value) is not expected:
+            raise ValueError(
+                f"the request has {key} = {value!r}, expected {expected.__name__}"
+            )
+    for key, of in (("model-shapes", int), ("restore-as-model", str)):
+        if not all(type(item) is of for item in config.get(key, [])):
+            raise ValueError(f"the request has {key} = {config[key]!r}")
+    for key in _COUNTS:
+        if key in config and not (
+            type(config[key]) is int and 0 <= config[key] <= max_count
+        ):
+            raise ValueError(
+                f"the request has {key} = {config[key]!r}; this client takes whole "
+                f"numbers up to {max_count} (client_app's max_count)"
+            )
+    return config
 
 
 def client_identity(context: Context) -> str:
@@ -115,12 +219,18 @@ def unpack_restore(
     record: ArrayRecord, config: Mapping[str, Any], model: ReceivedModel
 ) -> dict[str, Array]:
     """Inverse of :func:`pack_restore`, encoded as the client stores it."""
-    state = {name: encode(model.point) for name in config.get("restore-as-model", [])}
+    names = config.get("restore-as-model", [])
+    # encoded once, however often it is named
+    state = dict.fromkeys(names, encode(model.point)) if names else {}
+    if sum(name.endswith(".indices") for name in record) > _MAX_SPARSE:
+        raise ValueError(f"more than {_MAX_SPARSE} sparse arrays are to be restored")
     for name, array in record.items():
         if name.endswith(".values"):
             continue
         if name.endswith(".indices"):
             name = name.removesuffix(".indices")
+            if name + ".values" not in record:
+                raise ValueError(f"the values of {name!r} are missing")
             pair = [decode(array), decode(record[name + ".values"])]
             point = from_sparse_or_dense(pair, model.layout.point_shape)
             state[name] = encode(point)
@@ -142,14 +252,18 @@ class ClientMemory:
     committed, provisional : dict of str to Array
         The method's state after ``committed_round``, which the server used, and after
         ``provisional_round``, of which that is not known yet (``-1``: there is none).
+    committed_epoch, provisional_epoch : str
+        The epochs of these rounds.
     """
 
     session: str = ""
     model: ReceivedModel | None = None
     committed: dict[str, Array] = field(default_factory=dict)
     committed_round: int = NO_ROUND
+    committed_epoch: str = ""
     provisional: dict[str, Array] = field(default_factory=dict)
     provisional_round: int = NO_ROUND
+    provisional_epoch: str = ""
 
     @classmethod
     def load(cls, state: RecordDict, session: str) -> ClientMemory:
@@ -161,6 +275,8 @@ class ClientMemory:
             session,
             committed_round=cast(int, meta["committed-round"]),
             provisional_round=cast(int, meta["provisional-round"]),
+            committed_epoch=cast(str, meta.get("committed-epoch", "")),
+            provisional_epoch=cast(str, meta.get("provisional-epoch", "")),
         )
         for name, array in cast(ArrayRecord, state[_STORED]).items():
             if name == _MODEL:
@@ -184,6 +300,8 @@ class ClientMemory:
             "session": self.session,
             "committed-round": self.committed_round,
             "provisional-round": self.provisional_round,
+            "committed-epoch": self.committed_epoch,
+            "provisional-epoch": self.provisional_epoch,
         }
         stored: dict[str, Array] = {}
         if self.model is not None and keep_model:
@@ -202,8 +320,16 @@ class ClientMemory:
         }
         filled(state, records)
 
-    def take_request(self, content: RecordDict, config: Mapping[str, Any]) -> None:
+    def take_request(
+        self,
+        content: RecordDict,
+        config: Mapping[str, Any],
+        max_parameters: int = MAX_PARAMETERS,
+    ) -> None:
         """Bring model and state to where the server's request wants them.
+
+        ``content`` and ``config`` are as :func:`read_request` wants them;
+        ``max_parameters`` is that of :func:`~fedtrellis.broadcast.receive`.
 
         Raises
         ------
@@ -212,17 +338,24 @@ class ClientMemory:
         ValueError
             If the request is malformed; nothing has changed.
         """
-        model = receive(cast(ArrayRecord, content[MODEL]), config, self.model)
+        model = receive(
+            cast(ArrayRecord, content[MODEL]), config, self.model, max_parameters
+        )
         used = config.get("used-round", None)
         if used is None:  # the method's clients have no state
             self.model = model
             return
+        epoch = config.get("used-epoch", "")
         # whatever this client has, the server's word may count more
         own_counts = not config.get("restore-over", False)
-        if own_counts and used == self.provisional_round != NO_ROUND:
+        provisional = self.provisional_round, self.provisional_epoch
+        if own_counts and (used, epoch) == provisional and used != NO_ROUND:
             # the server used the round that was in doubt
-            committed, self.committed_round = self.provisional, used
-        elif own_counts and used == self.committed_round:
+            committed = self.provisional
+        elif own_counts and (used, epoch) == (
+            self.committed_round,
+            self.committed_epoch,
+        ):
             committed = self.committed
         elif config.get("restore", False):
             record = cast(ArrayRecord, content.get(RESTORE, ArrayRecord()))
@@ -230,7 +363,6 @@ class ClientMemory:
             if not config.get("restore-alone", False):
                 # what only this client knows, and the server cannot give back, stays
                 committed = {**self.committed, **committed}
-            self.committed_round = used
         else:
             raise RestoreNeededError(
                 f"the server used round {used}; this client is at round "
@@ -238,4 +370,6 @@ class ClientMemory:
             )
         self.model = model
         self.committed = committed
+        self.committed_round, self.committed_epoch = used, epoch
         self.provisional, self.provisional_round = {}, NO_ROUND
+        self.provisional_epoch = ""

@@ -45,7 +45,12 @@ class Traffic:
     waves: int = 0  # round trips of the round itself, without introductions
 
     def reject(self, who: str, reason: str) -> None:
-        """Note down why an answer is dropped, and log it (lost ones by the wave)."""
+        """Note down why an answer is dropped, and log it (lost ones by the wave).
+
+        A reason may quote what a client sent, which may be of any length.
+        """
+        if len(reason) > _REASON_LENGTH:
+            reason = reason[:_REASON_LENGTH] + " ..."
         self.rejected.append((who, reason))
         if reason != NO_ANSWER:
             log(WARNING, "answer of client %s dropped: %s", who, reason)
@@ -170,6 +175,7 @@ class Client:
 
     node_id: int
     used_round: int = 0  # the last of its rounds whose answer was used; 0: none yet
+    epoch: str = ""  # the epoch of that round
     version: int | None = None  # the model version that it is known to have
     ready: bool = False  # whether it is known to have state of this session
     behind: bool = False  # whether its node may send each answer a message late
@@ -224,14 +230,15 @@ class Registry:
         requests = [_hello(node_id) for node_id in new]
         reasons = []
         for node_id, reply in exchange(grid, requests, timeout, traffic).items():
-            if isinstance(reply, Message):
+            why = reply if isinstance(reply, str) else _spoilt(reply.content)
+            if isinstance(reply, Message) and not why:
                 self._take_in(node_id, reply.content, connected, started)
             else:
-                reasons.append(reply)
-                traffic.reject(f"on node {node_id}", reply)
+                reasons.append(why)
+                traffic.reject(f"on node {node_id}", why)
         if not self.clients:
-            why = f": {reasons[0]}{_advice(reasons[0])}" if reasons else ""
-            raise RuntimeError(f"none of {len(new)} nodes can be used{why}")
+            first = f": {reasons[0]}{_advice(reasons[0])}" if reasons else ""
+            raise RuntimeError(f"none of {len(new)} nodes can be used{first}")
         self.names = sorted(self.clients, key=identity_order)
 
     def _take_in(
@@ -261,6 +268,17 @@ class Registry:
             properties = dict(cast(ConfigRecord, content[CONFIG]))
             self.clients[name] = Client(node_id, properties=properties)
         self._known_nodes.add(node_id)
+
+
+def _spoilt(content: RecordDict) -> str:
+    """What is wrong with an introduction; empty if nothing is."""
+    status, properties = content.get(STATUS), content.get(CONFIG)
+    name = status.get("client-id") if isinstance(status, ConfigRecord) else None
+    if not isinstance(name, str) or not name:
+        return f"the introduction names {name!r}, which is no client-id"
+    if not isinstance(properties, ConfigRecord):
+        return "the introduction has no properties"
+    return ""
 
 
 def _advice(reason: str) -> str:

@@ -441,9 +441,12 @@ class BundleSteps(Steps):
 
         def take(answer: Answer) -> None:
             shape = (count, len(self.openers[answer.client]))
-            if len(answer.arrays) != 1 or answer.arrays[0].shape != shape:
+            arrays = answer.arrays
+            if len(arrays) != 1 or arrays[0].shape != shape:
                 raise ValueError(f"the answer is not one array of shape {shape}")
-            unit.opened[answer.client] = answer.arrays[0]
+            if arrays[0].dtype != np.float64:
+                raise ValueError(f"the answer has dtype {arrays[0].dtype}")
+            unit.opened[answer.client] = arrays[0]
 
         return self._ask("train.open", numbers, missing, take)
 

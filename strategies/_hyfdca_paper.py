@@ -106,7 +106,7 @@ class PaperSteps(Steps):
             name = answer.client
             p_k = len(self.alignment.columns[name])
             arrays = list(answer.arrays)
-            if not arrays or arrays[0].shape != (p_k,):
+            if not arrays or arrays[0].shape != (p_k,) or arrays[0].dtype != np.float64:
                 raise ValueError(f"the answer does not start with {p_k} weights")
             counts = [self._blocks(g) for g in wishes[name]]
             parts = split_blobs(read_blobs(arrays[1:]), counts)

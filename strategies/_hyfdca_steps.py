@@ -91,7 +91,8 @@ class Steps(ABC):
     def _used(self, client: str) -> None:
         """An answer was used that changes the client's state."""
         known = self.method._registry[client]
-        known.used_round, known.ready = self._wave[1], True
+        known.used_round, known.epoch = self._wave[1], self.method._epoch
+        known.ready = True
 
     def _shared_groups(self, client: str) -> list[int]:
         groups = self.alignment.groups

@@ -69,9 +69,10 @@ class FirstOrderRFL(RoundStrategy):
     The matching client is ``FirstOrderRFLClient(context, objective, manifold)``.
     Metrics of a round: ``step-norm``, the left side of the stop rule.
 
-    Partial participation is our extension (the c_i sum to zero for full participation
-    only): who sat out keeps its c_i. The server can replay every c_i from what it
-    sent and got, so a client that comes back, or lost its state, is sent its own.
+    Partial participation is our extension: who sat out keeps its c_i. Over all clients
+    the c_i still sum to zero, over those of a round they need not. The server can
+    replay every c_i from what it sent and got, so a client that comes back, or lost its
+    state, is sent its own.
     """
 
     keep_model = False

@@ -319,6 +319,13 @@ class HyFDCA(HybridStrategy):
         numbers = {**self.phase_config(), "send-context": self._given_cipher is None}
         return self.align_clients(grid, timeout, numbers, self.parts)
 
+    def check_rest(self, rest: list[NDArray[Any]]) -> None:
+        """Check that it is a fingerprint, and where it was asked for a context."""
+        expected = 1 if self._given_cipher is not None else 2
+        if len(rest) != expected or any(a.dtype != np.uint8 for a in rest):
+            raise ValueError("the answer to the alignment is malformed")
+        rest[0].tobytes().decode()  # one that is no text raises a ValueError
+
     def _settle_cipher(self, rest: Mapping[str, list[NDArray[Any]]]) -> Cipher:
         """The evaluation context, the same for all, and never a secret key."""
         prints: dict[str, list[str]] = {}
@@ -523,7 +530,7 @@ class HyFDCA(HybridStrategy):
 
         def take_hashes(answer: Answer) -> None:
             (own,) = answer.arrays
-            if own.ndim != 2:
+            if own.ndim != 2 or own.dtype != np.uint8:
                 raise ValueError("the hashes of the new samples are malformed")
             if len(own):
                 hashes[answer.client] = own

@@ -41,6 +41,7 @@ from fedtrellis.encryption.fixed_point import (
 )
 from fedtrellis.encryption.key_format import KeyFile
 from fedtrellis.encryption.tenseal_format import (
+    check_expansion,
     refuse_secret,
     scratch_file,
     unwrap,
@@ -62,6 +63,8 @@ _PARAMETERS_HASH = [
 # A ciphertext of two polynomials over two primes has 131 kB without compression.
 _PAYLOAD_BYTES = range(64, 140_000)
 _SEAL_HEADER = 16
+# The most that its decompression may take; zstd works in blocks of 128 KiB.
+_EXPANDED_BYTES = 4 * 2**17
 
 T = TypeVar("T")
 
@@ -189,6 +192,7 @@ class BfvCipher(Cipher):
         stated = int.from_bytes(payload[8:_SEAL_HEADER], "little")
         if payload[:3] != b"\x5e\xa1\x10" or stated != len(payload):
             raise EncryptionError("ciphertext is cut off or damaged")
+        check_expansion(payload[5], payload[_SEAL_HEADER:], _EXPANDED_BYTES)
         vector = _translate(
             "ciphertext cannot be read",
             lambda: self._cpp.BFVVector(self._context, wrap(payload, DEGREE)),

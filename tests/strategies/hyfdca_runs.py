@@ -96,49 +96,15 @@ class Watch(Callback):
         return bool(self.function(strategy, record)) if record.round else False
 
 
-class Run:
-    """One run, and what its clients and its server have at the end."""
+class View:
+    """What the clients and the server of a run have."""
 
-    def __init__(
-        self,
-        split: Split,
-        rounds: int,
-        *,
-        grid: LocalGrid | None = None,
-        faults: dict[str, float] | None = None,
-        each: Callable[[Run, int], Any] | None = None,
-        client: dict[str, Any] | None = None,
-        strategy: type[HyFDCA] = HyFDCA,
-        grid_seed: int = 0,
-        **options: Any,
-    ) -> None:
-        self.split = split
-        self.grid = grid or LocalGrid(
-            split.app(**(client or {})),
-            split.num_clients,
-            seed=grid_seed,
-            **(faults or {}),  # type: ignore[arg-type]
-        )
-        self.duals: list[float] = []
-        settings: dict[str, Any] = {
-            "encryption": "none",
-            "tolerance": 0.0,
-            "feature_names": split.names,
-            "max_failed_rounds": 10**6,
-            "smoothing": split.smoothing,
-            **options,
-        }
-        callbacks = list(settings.pop("callbacks", []))
-        if each is not None:
-            look = each
-            callbacks.append(Watch(lambda _, record: look(self, record.round)))
-        self.strategy = strategy(
-            split.loss, split.regularization, callbacks=callbacks, **settings
-        )
-        result = self.strategy.start(
-            self.grid, ArrayRecord([np.zeros(split.p)]), num_rounds=rounds
-        )
-        self.model: Array = result.arrays.to_numpy_ndarrays()[0]
+    split: Split
+    grid: LocalGrid
+    strategy: HyFDCA
+
+    def __init__(self, split: Split, grid: LocalGrid, strategy: HyFDCA) -> None:
+        self.split, self.grid, self.strategy = split, grid, strategy
 
     @property
     def steps(self) -> Any:
@@ -239,6 +205,51 @@ class Run:
             known = np.nan_to_num(alpha[rows])
             w[columns] += self.split.X[rows][:, columns].T @ known / scale
         assert np.abs(w - self.steps.w).max() < tolerance
+
+
+class Run(View):
+    """One run, and what its clients and its server have at the end."""
+
+    def __init__(
+        self,
+        split: Split,
+        rounds: int,
+        *,
+        grid: LocalGrid | None = None,
+        faults: dict[str, float] | None = None,
+        each: Callable[[Run, int], Any] | None = None,
+        client: dict[str, Any] | None = None,
+        strategy: type[HyFDCA] = HyFDCA,
+        grid_seed: int = 0,
+        **options: Any,
+    ) -> None:
+        self.split = split
+        self.grid = grid or LocalGrid(
+            split.app(**(client or {})),
+            split.num_clients,
+            seed=grid_seed,
+            **(faults or {}),  # type: ignore[arg-type]
+        )
+        self.duals: list[float] = []
+        settings: dict[str, Any] = {
+            "encryption": "none",
+            "tolerance": 0.0,
+            "feature_names": split.names,
+            "max_failed_rounds": 10**6,
+            "smoothing": split.smoothing,
+            **options,
+        }
+        callbacks = list(settings.pop("callbacks", []))
+        if each is not None:
+            look = each
+            callbacks.append(Watch(lambda _, record: look(self, record.round)))
+        self.strategy = strategy(
+            split.loss, split.regularization, callbacks=callbacks, **settings
+        )
+        result = self.strategy.start(
+            self.grid, ArrayRecord([np.zeros(split.p)]), num_rounds=rounds
+        )
+        self.model: Array = result.arrays.to_numpy_ndarrays()[0]
 
     def note_dual(self) -> None:
         """D of the clients' α, exactly."""

@@ -1,0 +1,306 @@
+"""Long runs of every method under faults, with what they violate and what they keep.
+
+``python -m tests.strategies.soak_runs`` runs 2 000 rounds of each and prints a table;
+``--rounds``, and names of cases, make it shorter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import gc
+import logging
+import os
+import sys
+import tempfile
+import time
+from collections import Counter, deque
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, RecordDict
+
+from fedtrellis import Callback, LocalGrid, RoundRecord
+from tests.strategies.soak_cases import CASES, Case, Errors, context_of, node_states
+
+#: A message is lost with probability 1 − 0.84 · 0.9 · 0.926 = 0.3.
+FAULTS: dict[str, Any] = {
+    "request_loss": 0.16,
+    "reply_loss": 0.1,
+    "late_reply": 0.074,
+    "garbage": 0.05,
+    "duplicate": 0.05,
+    # not asked for, but what deployed nodes do: they answer, and store nothing
+    "state_loss": 0.01,
+}
+TOLERANCE = 1e-9
+#: Blocks of Python's memory that a round may leave behind beside its record (its
+#: metrics in Flower's Result are some ten), and all rounds together.
+KEPT_A_ROUND, KEPT_AT_ALL = 15, 1_000
+#: By how much all arrays of server and nodes may grow between the samples, in bytes.
+KEPT_ARRAYS = 20_000
+
+_WIPE_EVERY, _CALM, _CHECKPOINT_EVERY, _AHEAD = 50, 10, 10, 3
+
+
+class ServerDiedError(Exception):
+    """The server's process ends in the middle of a run."""
+
+
+class Nodes(LocalGrid):
+    """A grid whose nodes' states are no part of a checkpoint, as with a SuperLink."""
+
+    def client_states(self) -> dict[str, bytes]:
+        """None: the nodes are on other machines."""
+        return {}
+
+
+@dataclass
+class Sample:
+    """What a process holds at one moment: bytes, blocks of memory, bytes, counts."""
+
+    rss: int
+    blocks: int
+    arrays: int
+    history: int
+    items: int
+    objects: Counter[str]
+
+
+@dataclass
+class Report:
+    """What came of a run."""
+
+    name: str
+    rounds: int
+    errors: Errors
+    seconds: float
+    wipes: int
+    faults: dict[str, int]
+    samples: list[Sample] = field(default_factory=list)
+
+    @property
+    def error(self) -> float:
+        """The worst violation of an invariant."""
+        return max(self.errors.values())
+
+    def growth(self, name: str) -> int:
+        """By how much something grew from the first sample to the last."""
+        first, last = self.samples[0], self.samples[-1]
+        return int(getattr(last, name) - getattr(first, name))
+
+    @property
+    def kept(self) -> int:
+        """Blocks that the second half left behind, beside the history's records."""
+        return self.growth("blocks") - self.growth("history")
+
+    def problems(self) -> list[str]:
+        """What is wrong with this run; empty if nothing is."""
+        found = [
+            f"{what}: violated by {error:.2g}"
+            for what, error in self.errors.items()
+            if not error < TOLERANCE
+        ]
+        half = self.rounds // 2
+        if self.kept > KEPT_AT_ALL + KEPT_A_ROUND * half:
+            found.append(f"{self.kept} blocks are kept after {half} rounds")
+        if self.growth("arrays") > KEPT_ARRAYS:
+            found.append(f"{self.growth('arrays')} bytes of arrays are kept")
+        if self.growth("items") > 50:
+            found.append(f"server and grid hold {self.growth('items')} items more")
+        more = self.samples[-1].objects - self.samples[0].objects
+        found += [
+            f"{count} objects more of {name}"
+            for name, count in more.items()
+            if count > 50
+        ]
+        return found
+
+    def row(self) -> str:
+        """A row of the table."""
+        return (
+            f"| {self.name} | {self.error:.1e} | {self.growth('rss') / 1024:.0f} | "
+            f"{self.kept / (self.rounds // 2):.1f} | {self.growth('arrays')} | "
+            f"{self.growth('items'):+d} | {self.seconds:.0f} |"
+        )
+
+
+HEADER = (
+    "| method | worst violation | process, kB | blocks a round | arrays, bytes | "
+    "items | CPU seconds |\n| --- | --- | --- | --- | --- | --- | --- |"
+)
+
+
+# ---------------------------------------------------------------------------- measuring
+
+
+def _walk(root: Any, skip: frozenset[str]) -> Iterator[Any]:
+    """Everything that can be reached from an object of ours, each once."""
+    seen: set[int] = set()
+    waiting = [root]
+    while waiting:
+        item = waiting.pop()
+        if id(item) in seen or isinstance(item, type):
+            continue
+        seen.add(id(item))
+        yield item
+        if isinstance(item, dict):
+            waiting += [*item.keys(), *item.values()]
+        elif isinstance(item, list | tuple | set | frozenset | deque):
+            waiting += item
+        elif not callable(item) or hasattr(item, "configure_train"):
+            attributes = getattr(item, "__dict__", {})
+            waiting += [v for k, v in attributes.items() if k not in skip]
+
+
+def held(strategy: Any, grid: LocalGrid) -> tuple[int, int]:
+    """What server and nodes hold, but for the history.
+
+    Returns
+    -------
+    (int, int)
+        How many items their collections have, and how many bytes their arrays.
+    """
+    skip = frozenset({"history", "callbacks", "client_app"})
+    items = nbytes = 0
+    for item in _walk([strategy, grid], skip):
+        if isinstance(item, dict | list | set | deque | tuple):
+            items += len(item)
+        elif isinstance(item, np.ndarray):
+            nbytes += item.nbytes
+        elif isinstance(item, Array):
+            nbytes += len(item.data)
+    return items, nbytes
+
+
+def _clear_caches() -> None:
+    """Empty the caches, which have a bound each, and are full at different times."""
+    for item in gc.get_objects():
+        if isinstance(item, functools._lru_cache_wrapper):
+            module = str(getattr(item, "__module__", ""))
+            if module.split(".")[0] in ("fedtrellis", "strategies", "clients"):
+                item.cache_clear()
+
+
+def take_sample(strategy: Any, grid: LocalGrid) -> Sample:
+    """Measure, after collecting garbage."""
+    strategy.state()  # steps that were only noted down are worked in
+    _clear_caches()
+    gc.collect()
+    blocks = sys.getallocatedblocks()
+    objects = Counter(
+        type(item).__qualname__
+        for item in gc.get_objects()
+        # rounds' records and metrics, which a run keeps, are made of these
+        if type(item) not in (dict, list, tuple)
+        and type(item).__name__ not in ("RoundRecord", "MetricRecord")
+    )
+    items, arrays = held(strategy, grid)
+    return Sample(
+        rss=_resident(),
+        blocks=blocks,
+        arrays=arrays,
+        history=sum(1 for _ in _walk(strategy.history, frozenset())),
+        items=items,
+        objects=objects,
+    )
+
+
+def _resident() -> int:
+    """Bytes of memory that the process has; 0 where the system does not say."""
+    path = Path("/proc/self/statm")
+    if not path.is_file():
+        return 0
+    return int(path.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+# ------------------------------------------------------------------------------ the run
+
+
+class Conduct(Callback):
+    """Wipes nodes, lets the server die, ends the faults, and takes the samples."""
+
+    def __init__(self, grid: Nodes, nodes: int, rounds: int) -> None:
+        self.grid, self.nodes, self.rounds = grid, nodes, rounds
+        self.wipes = 0
+        self.dies_at = 2 * rounds // 5 // _CHECKPOINT_EVERY * _CHECKPOINT_EVERY + _AHEAD
+        self.samples: list[Sample] = []
+
+    def on_round(self, strategy: Any, record: RoundRecord) -> None:
+        """After every round."""
+        t = record.round
+        if t == self.rounds - _CALM:
+            self.grid.faults = dict.fromkeys(self.grid.faults, 0.0)
+        elif t % _WIPE_EVERY == 0 and 0 < t < self.rounds - _CALM:
+            name = strategy.clients[self.wipes % self.nodes]
+            context_of(self.grid, name).state = RecordDict()
+            self.wipes += 1
+        if t == self.dies_at:
+            self.dies_at = -1
+            raise ServerDiedError
+        if t in (self.rounds // 2, self.rounds):
+            self.samples.append(take_sample(strategy, self.grid))
+
+
+def soak(case: Case, rounds: int, folder: Path, seed: int = 1) -> Report:
+    """Run a method for so many rounds, with a new server once in between."""
+    grid = Nodes(case.app, case.nodes, seed=seed, **FAULTS)
+    conduct = Conduct(grid, case.nodes, rounds)
+    path = folder / "checkpoint.npz"
+    options: dict[str, Any] = {
+        "callbacks": [conduct],
+        "checkpoint": path,
+        "checkpoint_every": _CHECKPOINT_EVERY,
+        "client_evaluate_every": 10 if case.evaluates else 0,
+    }
+    began = time.process_time()
+    arrays = ArrayRecord([case.start])
+    with suppress(ServerDiedError):
+        case.strategy(**options).start(grid, arrays, num_rounds=rounds)
+    # a new process knows the checkpoint; the nodes are some rounds ahead of it
+    strategy = case.strategy(resume=path, **options)
+    result = strategy.start(grid, arrays, num_rounds=rounds)
+    (model,) = result.arrays.to_numpy_ndarrays()
+    errors = case.errors(strategy, grid)
+    if strategy.stateful:
+        left_out = case.nodes - len(node_states(strategy, grid))
+        errors["every node's state is compared"] = float(left_out)
+    errors["the model is finite"] = 0.0 if np.isfinite(model).all() else np.inf
+    everybody = strategy.history[-1].used == strategy.history[-1].sampled
+    errors["in the end all take part"] = 0.0 if everybody else np.inf
+    return Report(
+        name=case.name,
+        rounds=len(strategy.history),
+        errors=errors,
+        seconds=time.process_time() - began,
+        wipes=conduct.wipes,
+        faults=dict(grid.fault_counts),
+        samples=conduct.samples,
+    )
+
+
+def main() -> int:
+    """Print the table; 1 if a run had a problem."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(CASES)}")
+    parser.add_argument("--rounds", type=int, default=2000)
+    arguments = parser.parse_args()
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    failed = False
+    print(HEADER, flush=True)
+    for name in arguments.names or CASES:
+        with tempfile.TemporaryDirectory() as folder:
+            report = soak(CASES[name], arguments.rounds, Path(folder))
+        print(report.row(), flush=True)
+        for problem in report.problems():
+            failed = True
+            print(f"{name}: {problem}", file=sys.stderr, flush=True)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

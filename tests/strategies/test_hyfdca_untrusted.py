@@ -1,0 +1,154 @@
+"""HyFDCA's messages, of which nothing is believed that can be checked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+
+from fedtrellis import LocalGrid
+from fedtrellis.arrays import array_record, encode, record_arrays
+from tests.strategies.fuzz_runs import Exchange, record
+from tests.strategies.hyfdca_runs import Run, small
+from tests.strategies.soak_cases import CASES
+
+RUNS: dict[str, list[Exchange]] = {}
+
+
+def exchanges(name: str, kind: str) -> list[Exchange]:
+    if name not in RUNS:
+        RUNS[name] = record(CASES[name])
+    return [e for e in RUNS[name] if e.request.metadata.message_type == kind]
+
+
+def give(name: str, exchange: Exchange, content: RecordDict) -> Message:
+    """Let the client answer a changed request, where the real one came."""
+    message = Message(
+        content,
+        exchange.request.metadata.dst_node_id,
+        exchange.request.metadata.message_type,
+    )
+    node: Any = {
+        "partition-id": int(exchange.name),
+        "num-partitions": CASES[name].nodes,
+    }
+    context = Context(1, 1, node, RecordDict(dict(exchange.state)), {})
+    return CASES[name].app(message, context)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("sizes", np.array([10**12])),
+        ("sizes", np.array([-1])),
+        ("sizes", np.array([32.0])),
+        ("rows", np.zeros(32, dtype=np.int64)),
+        ("rows", np.arange(1, 33)),
+    ],
+)
+def test_an_alignment_that_does_not_deal_out_the_samples(key: str, value: Any) -> None:
+    """A group of 10¹² samples was a vector of 8 TB."""
+    exchange = exchanges("hyfdca bundle", "train.labels")[0]
+    content = RecordDict(dict(exchange.request.content))
+    restore = dict(content.array_records["restore"])
+    assert key in restore
+    content["restore"] = ArrayRecord({**restore, key: encode(value)})
+    with pytest.raises(ValueError, match="do not deal out this client's 32 samples"):
+        give("hyfdca bundle", exchange, content)
+    give("hyfdca bundle", exchange, exchange.request.content)
+
+
+def test_the_same_proposal_a_million_times() -> None:
+    exchange = exchanges("hyfdca bundle", "train.propose")[0]
+    config = dict(exchange.request.content.config_records["config"])
+    config["proposals"] = ["dual-point"] * 50
+    content = RecordDict(dict(exchange.request.content))
+    content["config"] = ConfigRecord(config)
+    with pytest.raises(ValueError, match="proposed twice"):
+        give("hyfdca bundle", exchange, content)
+
+
+@pytest.mark.parametrize("kind", ["train.new_products", "evaluate"])
+def test_a_client_without_new_samples_says_so(kind: str) -> None:
+    exchange = exchanges("hyfdca bundle", kind)[0]
+    stranger = Exchange("4", exchange.request, exchange.state, None)
+    with pytest.raises(ValueError, match="no new samples"):
+        give("hyfdca bundle", stranger, exchange.request.content)
+
+
+class Spoils(LocalGrid):
+    """Client 0's first answer of one kind is changed on its way."""
+
+    kind = ""
+    change: Callable[[RecordDict], None]
+    struck = False
+
+    def _strikes(self, message: Message) -> set[str]:
+        node = self._contexts[message.metadata.dst_node_id].node_config
+        if message.metadata.message_type != self.kind or node["partition-id"] != 0:
+            return set()
+        first, self.struck = not self.struck, True
+        return {"garbage"} if first else set()
+
+    def _spoil(self, reply: Message, message: Message) -> Message:
+        self.change(reply.content)
+        return reply
+
+
+def rewrite(content: RecordDict, change: Callable[[list[Any]], list[Any]]) -> None:
+    arrays = record_arrays(content.array_records["arrays"])
+    content["arrays"] = array_record(change(arrays))
+
+
+def as_float32(content: RecordDict) -> None:
+    """The first array's numbers, in another dtype."""
+    rewrite(content, lambda arrays: [arrays[0].astype(np.float32), *arrays[1:]])
+
+
+def no_text(content: RecordDict) -> None:
+    spoilt = np.full(16, 0xFF, dtype=np.uint8)
+    rewrite(content, lambda arrays: [*arrays[:2], spoilt, *arrays[3:]])
+
+
+def nothing_more(content: RecordDict) -> None:
+    rewrite(content, lambda arrays: arrays[:2])
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "options", "reason"),
+    [
+        ("train.primal", as_float32, {"step": "practical"}, "does not start with"),
+        ("train.open", as_float32, {"secure_sum": True}, "dtype float32"),
+        ("train.propose", as_float32, {}, "dtype float32"),
+        ("train.align", no_text, {}, "codec can't decode"),
+        ("train.align", nothing_more, {}, "malformed"),
+    ],
+)
+def test_answers_are_dropped_with_a_reason_and_asked_for_again(
+    kind: str, change: Any, options: dict[str, Any], reason: str
+) -> None:
+    """Those to the alignment ended the run with an error of Python's."""
+    split = small()
+    grid = Spoils(split.app(), split.num_clients)
+    grid.kind, grid.change = kind, change
+    options = {"local_fraction": 0.1 if "step" in options else 1.0, **options}
+    run = Run(split, 5, grid=grid, **options)
+    assert grid.struck
+    ((name, why),) = run.rejected
+    assert name == "0"
+    assert re.search(reason, why)
+    run.check()
+
+
+def test_groups_that_a_client_does_not_hold() -> None:
+    exchange = exchanges("hyfdca bundle", "train.inner_product")[0]
+    config = dict(exchange.request.content.config_records["config"])
+    config["products"] = [10**9]
+    content = RecordDict(dict(exchange.request.content))
+    content["config"] = ConfigRecord(config)
+    with pytest.raises(ValueError, match="products names group 1000000000, not held"):
+        give("hyfdca bundle", exchange, content)

@@ -1,0 +1,32 @@
+"""150 rounds of every method under losses, garbage, duplicates and restarts.
+
+The long form, 2 000 rounds, is ``python -m tests.strategies.soak_runs``.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+import sim
+from tests.strategies.soak_cases import CASES
+from tests.strategies.soak_runs import soak
+
+ROUNDS = 150
+
+
+def test_every_method_of_the_app_is_soaked() -> None:
+    assert {case.method for case in CASES.values()} == set(sim.METHODS)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_invariants_hold_and_nothing_is_kept(name: str, tmp_path: Path) -> None:
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    report = soak(CASES[name], ROUNDS, tmp_path)
+    assert report.rounds == ROUNDS
+    assert report.wipes == 2
+    for fault in ("request_loss", "reply_loss", "late_reply", "garbage", "duplicate"):
+        assert report.faults[fault] > 5
+    assert report.problems() == []
