@@ -233,6 +233,8 @@ class Conduct(Callback):
     def on_round(self, strategy: Any, record: RoundRecord) -> None:
         """After every round."""
         t = record.round
+        if t in (self.rounds // 2, self.rounds):
+            self.samples.append(take_sample(strategy, self.grid))
         if t == self.rounds - _CALM:
             self.grid.faults = dict.fromkeys(self.grid.faults, 0.0)
         elif t % _WIPE_EVERY == 0 and 0 < t < self.rounds - _CALM:
@@ -242,8 +244,6 @@ class Conduct(Callback):
         if t == self.dies_at:
             self.dies_at = -1
             raise ServerDiedError
-        if t in (self.rounds // 2, self.rounds):
-            self.samples.append(take_sample(strategy, self.grid))
 
 
 def soak(case: Case, rounds: int, folder: Path, seed: int = 1) -> Report:
