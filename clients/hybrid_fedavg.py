@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from math import isfinite, sqrt
+from math import sqrt
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fedtrellis.arrays import FloatArray
 from fedtrellis.client import StatefulClient
 from fedtrellis.losses import make_loss
+from fedtrellis.protocol import LARGEST
 from fedtrellis.random import generator
 
 from ._split_data import check_split_data
@@ -142,8 +143,9 @@ class HybridFedAvgClient(StatefulClient):
                 if pull is not None:
                     # w_k ← (w_k + γ_t μ w̄) / (1 + γ_t μ)
                     w += closer * (pull - w)
-            # its norm, not its entries: so the sum of all w_k is finite as well
-            if not isfinite(float(w @ w)):
+            # beyond that the server would drop the answer, and not know why; NaN is no
+            # less either
+            if not float(w @ w) <= LARGEST**2:
                 raise FloatingPointError(
                     f"the local steps diverged: step-size = {config['step-size']} "
                     "is too long"

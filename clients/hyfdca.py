@@ -682,6 +682,8 @@ class HyFDCAClient(StatefulClient):
 
     def _check_groups(self, config: dict[str, Any]) -> None:
         """Raise ValueError if the server asks for samples that this client has not."""
+        if "groups" not in self.state:
+            raise RestoreNeededError("this client has no alignment")
         own = set(self._groups())
         for key in _GROUPS:
             strange = [g for g in config.get(key, []) if g not in own]

@@ -24,8 +24,8 @@ from fedtrellis.arrays import Layout, encode, record_arrays
 from fedtrellis.broadcast import ModelBroadcast
 from fedtrellis.callbacks import Callback, RoundRecord
 from fedtrellis.checkpoint import load_checkpoint, save_checkpoint
-from fedtrellis.method import LARGEST, Answer, Method
-from fedtrellis.protocol import METRICS
+from fedtrellis.method import Answer, Method
+from fedtrellis.protocol import LARGEST, METRICS
 from fedtrellis.settings import SettingsError, check_choice
 from fedtrellis.wire import Registry, Traffic
 

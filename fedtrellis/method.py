@@ -27,6 +27,7 @@ from fedtrellis.callbacks import listed
 from fedtrellis.protocol import (
     ARRAYS,
     CONFIG,
+    LARGEST,
     METRICS,
     MODEL,
     RESTORE,
@@ -38,9 +39,6 @@ from fedtrellis.random import generator
 from fedtrellis.wire import NO_ANSWER, Registry, Traffic, exchange
 
 __all__ = ["Answer", "Method"]
-
-#: The largest number of an answer: sums of any number of squares stay finite.
-LARGEST = 1e100
 
 
 def _moderate(array: NDArray[Any]) -> bool:

@@ -43,6 +43,7 @@ from fedtrellis.broadcast import (
 
 __all__ = [
     "HELLO",
+    "LARGEST",
     "PHASES",
     "ClientMemory",
     "Named",
@@ -75,6 +76,9 @@ _META, _STORED = "fedtrellis.meta", "fedtrellis.arrays"
 _MODEL, _COMMITTED, _PROVISIONAL = "model", "committed/", "provisional/"
 
 NO_ROUND = -1
+
+#: The largest number of an answer: sums of any number of squares stay finite.
+LARGEST = 1e100
 
 # What a request's config may say of the protocol, and of which type it is.
 _REQUIRED: dict[str, type] = {
