@@ -196,6 +196,16 @@ class Deployment:
         (self.faults / f"{k}.pid").write_text(str(node.pid))
         return node
 
+    def revive(self) -> None:
+        """Start what a test has left dead, and forget faults that it never met."""
+        if self.link.poll() is not None:
+            self.link = self._start_link()
+        for k, node in self.nodes.items():
+            if node.poll() is not None:
+                self.nodes[k] = self._start_node(k)
+        for path in self.faults.glob("*-*"):
+            path.unlink()
+
     # ------------------------------------------------------------------------- faults
 
     def plan(self, *faults: str, argument: str = "") -> None:
@@ -211,8 +221,8 @@ class Deployment:
         return {path.name.removeprefix("struck-") for path in found}
 
     def restart_node(self, k: int) -> None:
-        """Start a SuperNode in place of one that is dead."""
-        self.nodes[k].wait(timeout=60)
+        """Start a SuperNode in place of one, once that is dead."""
+        self.nodes[k].wait(timeout=900)
         self.nodes[k] = self._start_node(k)
 
     def restart_link(self) -> None:

@@ -50,8 +50,12 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
 
 
 @pytest.fixture(autouse=True)
-def one_place_for_keys(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is begun in this process and goes on deployed needs the clients' key."""
+def ready(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start what the test before left dead; keep HyFDCA's keys in one place.
+
+    What is begun in this process and goes on deployed needs the clients' key.
+    """
+    deployment.revive()
     monkeypatch.setattr("tempfile.tempdir", str(deployment.temporary))
 
 
