@@ -53,6 +53,8 @@ def environment(home: Path) -> dict[str, str]:
         "FLWR_LOCAL_CONTROL_API_PORT": str(free_port()),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
+        # Ray's workers give way to everybody else by default
+        "RAY_worker_niceness": "0",
         # Flower looks for its own commands, such as flower-superlink, on the path
         "PATH": path,
         # as many BLAS threads as this process uses
