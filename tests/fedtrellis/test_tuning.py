@@ -387,6 +387,8 @@ def test_an_interrupted_search_keeps_what_was_done(
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # a shell's background jobs ignore it, and so would this one
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and process.poll() is None:

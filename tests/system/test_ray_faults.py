@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,7 +33,7 @@ class Simulation:
         self.temporary = folder / "tmp"
         home = folder / "home"
         for path in (self.faults, self.temporary, home):
-            path.mkdir(parents=True)
+            path.mkdir()
         self.bundle = make_bundle(folder / "bundle")
         paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
         self.flower = Flower(
@@ -62,10 +64,13 @@ class Simulation:
 
 
 @pytest.fixture(scope="module")
-def simulation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulation]:
-    started = Simulation(tmp_path_factory.mktemp("ray") / "it")
+def simulation() -> Iterator[Simulation]:
+    # pytest's own folders are too deep for Ray's sockets
+    folder = Path(tempfile.mkdtemp())
+    started = Simulation(folder)
     yield started
     started.flower.stop()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)
