@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from fedtrellis.arrays import FloatArray
 from fedtrellis.dual_bundle import DualBundle, Mixture
 from fedtrellis.method import Answer
+from fedtrellis.protocol import identity_order
 
 from ._hyfdca_steps import Steps, as_array, read_blobs, split_blobs
 from .hybrid import ROWS, Blobs, add_shares
@@ -142,20 +143,34 @@ class BundleSteps(Steps):
         return used, metrics
 
     def _collect(self, available: Sequence[str]) -> set[str]:
-        """Inner products of the units' snapshots, for the groups that are shared."""
-        missing: dict[str, list[int]] = {}
-        for name in available:
-            wanted = [
-                g
-                for g in self._shared_groups(name)
-                if g not in self.units[self.unit_of[g]].scores
-                and (name, g) not in self.units[self.unit_of[g]].products
-            ]
-            if wanted:
-                missing[name] = wanted
-        if not missing:
-            return set()
+        """Inner products of the units' snapshots, for the groups that are shared.
 
+        Whether a ciphertext is whole is seen when it is added to the others: those
+        that are not are asked for again at once, as if they had been lost.
+        """
+        taken: set[str] = set()
+        asked: Sequence[str] = available
+        for _ in range(1 + self.method.retries):
+            missing = {name: self._missing_products(name) for name in asked}
+            missing = {name: groups for name, groups in missing.items() if groups}
+            if not missing:
+                break
+            taken |= self._ask_products(missing, available)
+            asked = sorted(self._add_complete_products(), key=identity_order)
+        return taken
+
+    def _missing_products(self, name: str) -> list[int]:
+        """The groups of which a client's inner products are not at hand."""
+        missing = []
+        for g in self._shared_groups(name):
+            unit = self.units[self.unit_of[g]]
+            if g not in unit.scores and (name, g) not in unit.products:
+                missing.append(g)
+        return missing
+
+    def _ask_products(
+        self, missing: Mapping[str, list[int]], available: Sequence[str]
+    ) -> set[str]:
         def numbers(name: str) -> dict[str, Any]:
             groups = missing[name]
             vectors, rows = self._snapshots(groups)
@@ -180,17 +195,21 @@ class BundleSteps(Steps):
                 unit.products[answer.client, g] = part
             self._keep_alphas(wish, parts[len(groups) :])
 
-        taken = self._ask("train.inner_product", numbers, list(missing), take)
+        return self._ask("train.inner_product", numbers, list(missing), take)
+
+    def _add_complete_products(self) -> set[str]:
+        """Add up what is complete; returns whose products have to be had again."""
+        again: set[str] = set()
         for unit in self.units:
             for g in unit.groups:
                 holders = self.alignment.groups[g].holders
                 if g not in unit.scores and all(
                     (name, g) in unit.products for name in holders
                 ):
-                    self._add_products(unit, g, holders)
-        return taken
+                    again |= self._add_products(unit, g, holders)
+        return again
 
-    def _add_products(self, unit: Unit, g: int, holders: Sequence[str]) -> None:
+    def _add_products(self, unit: Unit, g: int, holders: Sequence[str]) -> set[str]:
         """enc(x_iᵀ w) = Σ over B_i of enc(x_{k,i}ᵀ w_k)."""
         shares = {name: unit.products[name, g] for name in holders}
         total, spoilt = self._add(shares)
@@ -198,6 +217,7 @@ class BundleSteps(Steps):
             unit.scores[g] = total
         for name in spoilt or holders:
             del unit.products[name, g]
+        return spoilt
 
     def _propose(self, available: Sequence[str]) -> set[str]:
         """Proposals of the groups whose inner products are known."""

@@ -34,7 +34,8 @@ def sim(*arguments: str) -> subprocess.CompletedProcess[str]:
     "config",
     [
         "rounds=30 participation=0.6 seed=3",
-        'method="fedgia" task="linear-regression" rounds=30 tolerance=0.0 seed=3',
+        'method="fedgia" task="linear-regression" rounds=30 tolerance=0.0 seed=3 '
+        'log-format="json"',
         'method="zeroth-order-rfl" task="kernel-pca" rounds=30 participation=0.6 '
         "local-step-size=0.01 seed=3",
         'method="hyfdca" task="hybrid-svm" rounds=30 seed=3 '
@@ -56,7 +57,15 @@ def test_flwr_run_and_sim_end_in_the_same_model(
         f'{config} results-dir="{ray}"',
     )
     assert flower.status() == "finished:completed", output[-3000:]
-    assert "Record: " in output
+    if "log-format" in config:
+        objects = [x for x in output.splitlines() if x.startswith("{")]
+        lines = [json.loads(x) for x in objects]
+        start, *rounds, end = (x for x in lines if x["event"] != "log")
+        assert (start["event"], start["settings"]["num-nodes"]) == ("start", 5)
+        assert [line["round"] for line in rounds] == list(range(31))
+        assert (end["event"], end["record"]) == ("end", str(record_in(ray)))
+    else:
+        assert "Record: " in output
     done = sim("--nodes", "5", "-c", config, "--out", str(local))
     assert done.returncode == 0, done.stderr
     ray_model = np.load(record_in(ray) / "model.npz")["0"]
