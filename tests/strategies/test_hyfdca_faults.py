@@ -11,6 +11,7 @@ import pytest
 from flwr.app import Message
 
 from fedtrellis import Callback, LocalGrid, RoundRecord
+from fedtrellis.arrays import array_record, record_arrays
 from fedtrellis.encryption.plain import PlainCipher
 from fedtrellis.settings import SettingsError
 from strategies import HyFDCA
@@ -195,6 +196,31 @@ def test_lost_replies_leave_the_same_model() -> None:
     calm = Run(split, 30, **same)
     rough = Run(split, 30, faults={"reply_loss": 0.2}, retries=30, **same)
     assert rough.grid.fault_counts["reply_loss"] > 50
+    assert np.abs(calm.strategy.steps.w - rough.strategy.steps.w).max() < 1e-12
+    assert np.abs(calm.metric("dual") - rough.metric("dual")).max() < 1e-12
+
+
+class CutsOff(LosesInPhase):
+    """Every ciphertext of an answer is cut short."""
+
+    phase = "inner_product"
+
+    def _spoil(self, reply: Message, message: Message) -> Message:
+        cut = [a[:-9] for a in record_arrays(reply.content.array_records["arrays"])]
+        reply.content["arrays"] = array_record(cut)
+        return reply
+
+
+def test_damaged_ciphertexts_leave_the_same_model() -> None:
+    """That one is damaged is seen when it is added to the others: not too late."""
+    key = PlainCipher.generate()
+    same: Any = {"client": {"key": key}, "context": key.evaluation_bytes()}
+    split = small()
+    calm = Run(split, 30, **same)
+    grid = CutsOff(split.app(key=key), split.num_clients, garbage=0.2)
+    rough = Run(split, 30, grid=grid, retries=30, **same)
+    assert grid.lost > 20
+    assert len(rough.rejected) == grid.lost
     assert np.abs(calm.strategy.steps.w - rough.strategy.steps.w).max() < 1e-12
     assert np.abs(calm.metric("dual") - rough.metric("dual")).max() < 1e-12
 
