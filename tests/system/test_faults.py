@@ -211,12 +211,14 @@ def test_hyfdca_without_a_holder_of_every_sample_ends_with_an_error(
     deployment.restart_node(1)
     again = tmp_path / "again"
     rest = deployment.run(str(record.resume_file(again)), again)
-    wiped = {(who, record.checkpoint_round + 1, ""): [{"wipe"}] for who in ("0", "1")}
-    waiting = {
-        ("1", t, "train.propose"): [{"reply_loss"}] * 3
-        for t in range(3, record.checkpoint_round + 1)
-    }
-    check_same(rest, simulated(config, NODES, tmp_path / "local", waiting | wiped))
+    # in this process: the same rounds in vain, then on from there without any states
+    t = record.checkpoint_round
+    waiting = {("1", k, "train.propose"): [{"reply_loss"}] * 3 for k in range(3, t + 1)}
+    config = f"{FAMILIES['hyfdca']} rounds={t} checkpoint-every=1"
+    first = simulated(config, NODES, tmp_path / "first", waiting)
+    resume = first.resume_file(tmp_path / "local", rounds=7)
+    wiped = {(who, t + 1, ""): [{"wipe"}] for who in ("0", "1")}
+    check_same(rest, simulated(str(resume), NODES, tmp_path / "local", wiped))
 
 
 # ------------------------------------------------------- SuperLink and ServerApp killed
@@ -237,7 +239,9 @@ def test_a_server_killed_and_the_run_resumed(
     else:
         deployment.kill_server_app()
     assert deployment.flower.status() == "finished:failed"
-    assert record.summary["status"] == "running"  # nobody could say otherwise
+    # nobody could say otherwise, but a ServerApp that sees its SuperLink go
+    said = ("running", "failed") if victim == "superlink" else ("running",)
+    assert record.summary["status"] in said
     t = record.checkpoint_round
     assert 2 <= t < 6
     wiped: dict[Where, list[set[str]]] = {
