@@ -478,8 +478,8 @@ def render(results: dict[str, Any], out: Path) -> str:
         one.axhline(1.0, color="grey", linewidth=0.8)
         one.set_yticks([0.8, 1, 1.5, 2, 3, 4], ["0.8", "1", "1.5", "2", "3", "4"])
         one.set_yticks([], minor=True)
-    for row in axes:
-        row[0].legend(fontsize="small")
+    axes[0][0].legend(fontsize="small")
+    axes[1][0].legend(fontsize="small", loc="center")  # between the curves
     some = next(iter(results["runs"].values()))
     dense, known = results["dense"], results["runs"]
     chosen = "; ".join(
