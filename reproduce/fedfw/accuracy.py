@@ -107,6 +107,8 @@ class Table:
         Training examples, of all nodes; 0: all there are.
     choice : int
         Training examples where hyper-parameters are chosen; a fifth is for validation.
+    trial_rounds : int
+        Of the runs that hyper-parameters are chosen on; 0: as many as the others have.
     balls : tuple of str
     methods : dict
     """
@@ -119,6 +121,7 @@ class Table:
     seeds: int = 5
     examples: int = 0
     choice: int = 5000
+    trial_rounds: int = 0
     balls: tuple[str, ...] = ("l2-ball", "l1-ball")
     methods: dict[str, tuple[dict[str, Any], list[dict[str, float]]]] = field(
         default_factory=lambda: METHODS
@@ -139,6 +142,7 @@ def _stochastic(title: str, dataset: dict[str, Any], folder: str, **more: Any) -
         nodes=100,
         balls=("l2-ball",),
         methods=STOCHASTIC,
+        trial_rounds=100,
         **{"examples": 20_000, "choice": 10_000} | more,
     )
 
@@ -184,6 +188,7 @@ TABLES = {
             "classification.test-limit": 10_000,
         },
         "emnist",
+        seeds=3,
         examples=40_000,
         choice=30_000,
     ),
@@ -218,6 +223,7 @@ def compute(options: Options, name: str) -> dict[str, Any]:
         partitions = partitions[:1] if table.nodes > 10 else partitions[-1:]
     seeds = min(seeds, table.seeds)
     rounds = base["rounds"]
+    trial_rounds = min(table.trial_rounds or rounds, rounds)
     cases = [
         (partition, ball, method)
         for partition in partitions
@@ -231,10 +237,11 @@ def compute(options: Options, name: str) -> dict[str, Any]:
             config = base | settings | candidate | _case(case)
             config |= {
                 "seed": CHOICE_SEED,
+                "rounds": trial_rounds,
                 "classification.train-limit": choice,
                 "classification.validation-fraction": 0.2,
             }
-            runs.append(Run((*case, i), config, table.nodes, every=rounds))
+            runs.append(Run((*case, i), config, table.nodes, every=trial_rounds))
     tried = execute(runs, jobs)
     chosen = {}
     for case in cases:
