@@ -655,9 +655,11 @@ class CheckPartitions(Callback):
         for name in strategy.clients:
             parts = strategy.client_properties(name).get("num-partitions")
             if parts != n:
+                reasons = "".join(f"; {who}: {why}" for who, why in strategy.refused)
                 raise SettingsError(
                     f"client {name} has one of {parts} parts of the data, but {n} "
                     f"clients can be used; num-partitions must be {n} on every node"
+                    f"{reasons}"
                 )
 
 

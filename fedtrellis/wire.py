@@ -28,8 +28,8 @@ _SHORTEST_WAIT, _LONGEST_WAIT = 0.005, 0.25
 _WAIT_SHARE = 0.05
 _REASON_LENGTH = 500
 NO_ANSWER = "no answer"
-# Seconds until a client that may be behind is nudged: by then it should be done, as two
-# ClientApps at a time would overwrite each other's state.
+# Seconds without any answer until a client that may be behind is nudged: by then it
+# should be done, as two ClientApps at a time would overwrite each other's state.
 _NUDGE_AFTER = 15.0
 # How exchange() words it that a SuperNode has given its ClientApp up.
 _CRASHED = f"error {ErrorCode.CLIENT_APP_CRASHED}:"
@@ -79,7 +79,8 @@ def exchange(
         Counts the bytes.
     clients : sequence of Client
         Those that the requests are for. Who may be a message behind is noted down, and
-        gets a second message later on, which pushes the answer to the first one out.
+        gets a second message later on, which pushes the answer to the first one out:
+        when 15 s have gone by without any answer, or half of the timeout.
 
     Returns
     -------
@@ -102,9 +103,10 @@ def exchange(
             result[request.metadata.dst_node_id] = "the request could not be sent"
     began = time.monotonic()
     deadline = began + timeout
-    nudge_at = began + min(_NUDGE_AFTER, timeout / 2)
+    quiet_since = began
     wait = _SHORTEST_WAIT
     while waiting:
+        before = len(waiting)
         for reply in grid.pull_messages(list(waiting)):
             # an unavailable node's error names another node: the id is what counts
             reply_to = reply.metadata.reply_to_message_id
@@ -124,7 +126,8 @@ def exchange(
         now = time.monotonic()
         if now > deadline:
             break
-        if behind and now > nudge_at:
+        quiet_since = now if len(waiting) < before else quiet_since
+        if behind and now > min(quiet_since + _NUDGE_AFTER, began + timeout / 2):
             late = [c for c in behind if c.node_id in waiting.values()]
             if late:
                 _nudge(grid, late)
@@ -227,12 +230,17 @@ class Registry:
         new = sorted(connected - self._known_nodes - self._left_out)
         if not new:
             return
+        # an earlier run may have left any of them a message behind
+        strangers = {node_id: Client(node_id, behind=True) for node_id in new}
         requests = [_hello(node_id) for node_id in new]
+        replies = exchange(grid, requests, timeout, traffic, list(strangers.values()))
         reasons = []
-        for node_id, reply in exchange(grid, requests, timeout, traffic).items():
+        for node_id, reply in replies.items():
             why = reply if isinstance(reply, str) else _spoilt(reply.content)
             if isinstance(reply, Message) and not why:
-                self._take_in(node_id, reply.content, connected, started)
+                stranger = strangers[node_id]
+                stranger.behind = bool(stranger.nudge)
+                self._take_in(stranger, reply.content, connected, started)
             else:
                 reasons.append(why)
                 traffic.reject(f"on node {node_id}", why)
@@ -242,8 +250,9 @@ class Registry:
         self.names = sorted(self.clients, key=identity_order)
 
     def _take_in(
-        self, node_id: int, content: RecordDict, connected: set[int], started: bool
+        self, stranger: Client, content: RecordDict, connected: set[int], started: bool
     ) -> None:
+        node_id = stranger.node_id
         name = str(cast(ConfigRecord, content[STATUS])["client-id"])
         known = self.clients.get(name)
         if known is not None and known.node_id in connected:
@@ -259,14 +268,14 @@ class Registry:
         if known is not None:
             self._known_nodes.discard(known.node_id)
             known.node_id = node_id
-            known.behind, known.nudge = False, ""
+            known.behind, known.nudge = stranger.behind, stranger.nudge
         elif started:
             self._left_out.add(node_id)
             log(WARNING, "client %s came after the start and is left out", name)
             return
         else:
-            properties = dict(cast(ConfigRecord, content[CONFIG]))
-            self.clients[name] = Client(node_id, properties=properties)
+            stranger.properties = dict(cast(ConfigRecord, content[CONFIG]))
+            self.clients[name] = stranger
         self._known_nodes.add(node_id)
 
 

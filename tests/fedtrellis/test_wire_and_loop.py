@@ -1095,6 +1095,25 @@ def test_a_node_that_is_a_message_behind_is_nudged() -> None:
     assert grid.nudges == 1 + 3  # it was introduced first
 
 
+def test_a_node_that_an_earlier_run_left_behind_takes_part_from_the_start() -> None:
+    class AlwaysBehind(OneBehind):
+        """Every message's answer goes out with the next one."""
+
+        def push_messages(self, messages: Iterable[Message]) -> list[str]:
+            messages = list(messages)
+            self.late.add("another run's")
+            return super().push_messages(messages)
+
+    grid = AlwaysBehind(LocalGrid(app_with(), 3, seed=1))
+    strategy = Steps(start_timeout=0.6)
+    start(strategy, cast(LocalGrid, grid), 4, timeout=0.6)
+    assert not strategy.refused
+    assert strategy.num_clients == 3
+    used = [record.used for record in strategy.history if record.round]
+    assert used == [3, 3, 3, 3]
+    assert grid.nudges == 2 + 4
+
+
 def test_a_client_that_was_only_slow_once_is_nudged_once() -> None:
     class SlowOnce(OneBehind):
         def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:

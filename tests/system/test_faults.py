@@ -145,6 +145,11 @@ def test_a_supernode_that_gives_up_the_wrong_client_app_is_brought_back(
     script = lost(record, "fedfw")
     add(script, ("1", 2, "train"), "state_loss")
     check_same(record, simulated(config, NODES, tmp_path / "local", script))
+    # the node is still behind when the next run begins
+    config = f"{FAMILIES['fedfw']} rounds=2 timeout=120.0"
+    record = deployment.run(config, tmp_path / "next")
+    assert [line["used"] for line in record.history[1:]] == [2, 2]
+    check_same(record, simulated(config, NODES, tmp_path / "calm"))
 
 
 # ------------------------------------------------------------------- SuperNodes killed
