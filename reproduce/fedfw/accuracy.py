@@ -157,7 +157,9 @@ TABLES = {
     "table-1-cifar10": Table(
         "table 1, CIFAR-10", "table-1", CIFAR, "cifar10", examples=10000
     ),
-    "table-2-synthetic": Table("table 2, DNN, synthetic data", "table-2", SYNTHETIC),
+    "table-2-synthetic": Table(
+        "table 2, DNN, synthetic data", "table-2", SYNTHETIC, trial_rounds=33
+    ),
     "table-2-mnist": Table(
         "table 2, CNN, MNIST",
         "table-2",
@@ -172,6 +174,7 @@ TABLES = {
         seeds=3,
         examples=1000,
         choice=500,
+        trial_rounds=33,
     ),
     "table-3-synthetic": _stochastic("table 3, synthetic data", SYNTHETIC, ""),
     "table-3-emnist10": _stochastic(
