@@ -157,9 +157,7 @@ TABLES = {
     "table-1-cifar10": Table(
         "table 1, CIFAR-10", "table-1", CIFAR, "cifar10", examples=10000
     ),
-    "table-2-synthetic": Table(
-        "table 2, DNN, synthetic data", "table-2", SYNTHETIC, trial_rounds=33
-    ),
+    "table-2-synthetic": Table("table 2, DNN, synthetic data", "table-2", SYNTHETIC),
     "table-2-mnist": Table(
         "table 2, CNN, MNIST",
         "table-2",
