@@ -316,7 +316,16 @@ def compute(options: Options) -> dict[str, Any]:
     paths = [p for p in sorted(folder.glob("*.json")) if p.stem != "claims"]
     if not paths:
         raise SkippedError("needs the results of other items")
-    return {"rows": judge({path.stem: load_results(path) for path in paths})}
+    found = {path.stem: load_results(path) for path in paths}
+    return {
+        "rows": judge(found),
+        "items": len(found),
+        # where processor time was not noted down: no more than this
+        "total-processor-minutes": sum(
+            item.get("processor-minutes", item["minutes"] * item["jobs"])
+            for item in found.values()
+        ),
+    }
 
 
 def render(results: dict[str, Any], out: Path) -> str:
@@ -338,6 +347,12 @@ def render(results: dict[str, Any], out: Path) -> str:
     axes.grid(False)
     axes.set_xticks([])
     axes.set_xlim(0, 1)
+    hours = results["total-processor-minutes"] / 60.0
+    lines += [
+        "",
+        f"The {results['items']} items that these are from took {hours:.1f} hours of "
+        f"processor time, {hours / 2:.1f} hours on two cores.",
+    ]
     return f"{save(figure, out, 'claims')}\n\n" + "\n".join(lines)
 
 
