@@ -312,11 +312,11 @@ def test_the_line_search_as_measured() -> None:
     """METHODS: P = 0.2723 after 500 iterations on unscaled rows, 0.26875 at best.
 
     P jumps, and what rounding leaves grows to 1e-3 in 200 iterations: the bounds are
-    those of P at its best and of D.
+    those of P at its best and of D, which ends anywhere from 0.2598 to 0.2655.
     """
     run = Run(digits_split(1, 4), 501, step="line-search")
     assert DIGITS < run.metric("primal").min() < 0.2735
-    assert 0.260 < run.metric("dual")[500] < DIGITS
+    assert 0.255 < run.metric("dual")[500] < DIGITS
     assert (np.diff(run.metric("dual")) >= -1e-13).all()
 
 

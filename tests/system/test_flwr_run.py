@@ -61,7 +61,8 @@ def test_flwr_run_and_sim_end_in_the_same_model(
         objects = [x for x in output.splitlines() if x.startswith("{")]
         lines = [json.loads(x) for x in objects]
         start, *rounds, end = (x for x in lines if x["event"] != "log")
-        assert (start["event"], start["settings"]["num-nodes"]) == ("start", 5)
+        assert (start["event"], start["clients"]) == ("start", 5)
+        assert start["settings"]["log-format"] == "json"
         assert [line["round"] for line in rounds] == list(range(31))
         assert (end["event"], end["record"]) == ("end", str(record_in(ray)))
     else:
