@@ -318,13 +318,7 @@ def test_the_line_search_as_measured() -> None:
     secret = bytes(SECRET_BYTES)
     mark = fingerprint_of(secret, "none", 40, b"")
     key = PlainCipher(KeyFile("none", 40, mark, b"", secret))
-    run = Run(
-        digits_split(1, 4),
-        501,
-        step="line-search",
-        client={"key": key},
-        context=key.evaluation_bytes(),
-    )
+    run = Run(digits_split(1, 4), 501, step="line-search", **_keyed(key))
     assert DIGITS < run.metric("primal").min() < 0.2735
     assert 0.260 < run.metric("dual")[500] < DIGITS
     assert (np.diff(run.metric("dual")) >= -1e-13).all()
