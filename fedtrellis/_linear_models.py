@@ -24,6 +24,8 @@ IntArray = NDArray[np.intp]
 # Up to this order a matrix is formed and decomposed densely (32 MiB, seconds);
 # above it only its products are used.
 DENSE_ORDER = 2048
+# Most columns of a factor that multiplies a dense A from the left, transposed.
+NARROW = 128
 
 # Up to this order the largest eigenvalue comes from all of them (under a millisecond);
 # above it from the Lanczos iteration, whose products are far cheaper.
@@ -189,18 +191,33 @@ class DesignMatrix:
     def apply(self, x: Array) -> Array:
         """Return A x, for x of shape (p,) or (p, c)."""
         if not self.intercept:
-            product: Array = self.matrix @ x
-            return product
-        scores: Array = self.matrix @ x[:-1]
+            return self._product(x)
+        scores = self._product(x[:-1])
         scores += x[-1]
         return scores
 
+    def _product(self, x: Array) -> Array:
+        """Return A x for the columns of A that are stored."""
+        if x.ndim == 1 or x.shape[1] > NARROW or _is_sparse(self.matrix):
+            product: Array = self.matrix @ x
+            return product
+        # (xᵀ Aᵀ)ᵀ: a BLAS takes a narrow factor better on the left, in its own order
+        transposed: Array = np.ascontiguousarray(x.T) @ self.matrix.T
+        return transposed.T
+
     def adjoint(self, y: Array) -> Array:
         """Return Aᵀ y, for y of shape (d,) or (d, c)."""
-        product: Array = self.matrix.T @ y
+        product: Array
+        if y.ndim == 1 or y.shape[1] > NARROW or _is_sparse(self.matrix):
+            product = self.matrix.T @ y
+        else:
+            product = (y.T @ self.matrix).T  # as in _product
         if not self.intercept:
             return product
-        return np.concatenate([product, y.sum(axis=0)[None]])
+        whole = np.empty((self.shape[1], *y.shape[1:]))
+        whole[:-1] = product
+        whole[-1] = y.sum(axis=0)
+        return whole
 
     def gram(self) -> Array:
         """Return AᵀA, a dense p × p matrix."""

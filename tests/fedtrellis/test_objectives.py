@@ -203,6 +203,31 @@ def test_a_full_batch_gives_the_gradient_and_seeds_repeat(name: str) -> None:
         objective.values(x[None], batch_size=2)
 
 
+@pytest.mark.parametrize("columns", [None, 1, 3, 128, 129])
+@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.parametrize("layout", ["C", "F", "csr"])
+def test_products_with_the_data_are_those_of_the_dense_matrix(
+    columns: int | None, intercept: bool, layout: str
+) -> None:
+    rng = np.random.default_rng(0)
+    data = rng.standard_normal((40, 7))
+    dense = np.column_stack([data, np.ones(40)]) if intercept else data
+    kept = (
+        scipy.sparse.csr_array(data) if layout == "csr" else np.array(data, order="C")
+    )
+    if layout == "F":
+        kept = np.asfortranarray(data)
+    design = _linear_models.DesignMatrix(kept, intercept=intercept)
+    tail = () if columns is None else (columns,)
+    x = rng.standard_normal((dense.shape[1], *tail))
+    y = rng.standard_normal((40, *tail))
+    before = x.copy(), y.copy()
+    np.testing.assert_allclose(design.apply(x), dense @ x, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(design.adjoint(y), dense.T @ y, rtol=1e-12, atol=1e-12)
+    np.testing.assert_array_equal(x, before[0])
+    np.testing.assert_array_equal(y, before[1])
+
+
 def test_batches_are_drawn_evenly_and_without_replacement() -> None:
     rng = np.random.default_rng(0)
     counts: dict[frozenset[int], int] = {}
