@@ -62,28 +62,29 @@ BLOCK = 4
 KEPT = 64
 
 Array = NDArray[Any]
-Product = Callable[[Array], Array]
+Product = Callable[[Array, Array], Array]
 
 
 def leading_pairs(
     forward: Product,
     backward: Product,
     start: Array,
-    tolerance: float = 0.1,
+    tolerance: float = 0.07,
     most: int = 20,
-) -> tuple[Array, Array, Array, int]:
+) -> tuple[Array, Array, Array, Array]:
     """Return the leading singular triples of n matrices A_i of shape (p, q), nearly.
 
     Subspace iteration with Rayleigh and Ritz' projection, on all matrices in step. It
-    ends when the triple of the subspace that an iteration began with had
-    ‖A_iᵀ u − σ v‖ at most ``tolerance`` · σ for every i; the triple returned is of one
-    iteration later. A subspace is followed and not a vector: a node's last atom is what
-    its gradient has just been pushed away from.
+    ends for a matrix when the triple of the subspace that an iteration began with had
+    ‖A_iᵀ u − σ v‖ at most ``tolerance`` · σ; the triple returned is of one iteration
+    later. A subspace is followed and not a vector: a node's last atom is what its
+    gradient has just been pushed away from.
 
     Parameters
     ----------
     forward, backward : callable
-        V ↦ A V and U ↦ Aᵀ U for arrays of shape (n, q, b) and (n, p, b).
+        V, I ↦ A_i V_i and U, I ↦ A_iᵀ U_i for the matrices i in the array I, of shape
+        (k,), and arrays of shape (k, q, b) and (k, p, b).
     start : ndarray of shape (n, q, b)
         Orthonormal columns.
     tolerance : float
@@ -97,23 +98,30 @@ def leading_pairs(
     v : ndarray of shape (n, q, b)
         Its first columns belong to ``u``; all together are a start for similar
         matrices.
-    iterations : int
-        Each with one product with A and one with Aᵀ, for b vectors at once.
+    iterations : ndarray of shape (n,)
+        Each with one product with A_i and one with A_iᵀ, for b vectors at once.
     """
-    v, count, ended = start, 0, False
-    while not ended:
-        count += 1
-        left, small = np.linalg.qr(forward(v))
+    v, going = start.copy(), np.arange(len(start))
+    found, iterations = np.zeros(len(start)), np.zeros(len(start), np.intp)
+    u: Array = np.empty(0)
+    while len(going):
+        now = going
+        iterations[now] += 1
+        left, small = np.linalg.qr(forward(v[now], now))
         p, values, q = np.linalg.svd(small)
         left = left @ p
-        image = backward(left)
-        before = np.einsum("nqb,nb->nq", v, q[:, 0])
+        image = backward(left, now)
+        before = np.einsum("nqb,nb->nq", v[now], q[:, 0])
         residual = np.linalg.norm(image[:, :, 0] - values[:, :1] * before, axis=1)
-        v, small = np.linalg.qr(image)
+        right, small = np.linalg.qr(image)
         p, improved, q = np.linalg.svd(small)
-        v = v @ p
-        ended = count == most or bool(np.all(residual <= tolerance * values[:, 0]))
-    return np.einsum("npb,nb->np", left, q[:, 0]), improved[:, 0], v, count
+        v[now], found[now] = right @ p, improved[:, 0]
+        if not u.size:
+            u = np.empty(left.shape[:2], left.dtype)
+        u[now] = np.einsum("npb,nb->np", left, q[:, 0])
+        ended = (residual <= tolerance * values[:, 0]) | (iterations[now] == most)
+        going = now[~ended]
+    return u, found, v, iterations
 
 
 class _Iterates:
@@ -180,33 +188,34 @@ class _Iterates:
     def products(
         self, weight: float, x_bar: Array, gradients: list[Any]
     ) -> tuple[Product, Product]:
-        """V ↦ G V, U ↦ Gᵀ U; G_i = (1/n) ∇f_i(x_i) + λ_t (x_i − x̄) + y_i."""
+        """V, I ↦ G_i V_i, U, I ↦ G_iᵀ U_i; G_i = ∇f_i(x_i)/n + λ_t (x_i − x̄) + y_i."""
         k = self.kept
         own = self.dtype(weight * self.scale + self.dual_scale)
         left = self.dtype(weight) * self.left[:, :, :k] + self.dual_left[:, :, :k]
         right = self.right[:, :k]
         common = (weight * x_bar + self.shift).astype(self.dtype)
 
-        def forward(v: Array) -> Array:
+        def forward(v: Array, nodes: Array) -> Array:
             n, q, b = v.shape
             # the part that all nodes share is one product for all of them
             shared = common @ v.transpose(1, 0, 2).reshape(q, n * b)
-            result = left @ (right @ v) - shared.reshape(-1, n, b).transpose(1, 0, 2)
-            for i, gradient in enumerate(gradients):
-                result[i] += own * (self.base[i] @ v[i]) + gradient @ v[i]
+            result = -shared.reshape(-1, n, b).transpose(1, 0, 2)
+            for out, one, i in zip(result, v, nodes, strict=True):
+                out += own * (self.base[i] @ one) + gradients[i] @ one
+                out += left[i] @ (right[i] @ one)
                 if self.dual is not None:
-                    result[i] += self.dual[i] @ v[i]
+                    out += self.dual[i] @ one
             return np.asarray(result)
 
-        def backward(u: Array) -> Array:
+        def backward(u: Array, nodes: Array) -> Array:
             n, p, b = u.shape
             rows = np.ascontiguousarray(u.transpose(0, 2, 1))
-            result = (rows @ left) @ right
-            result -= (rows.reshape(n * b, p) @ common).reshape(n, b, -1)
-            for i, gradient in enumerate(gradients):
-                result[i] += own * (rows[i] @ self.base[i]) + (gradient.T @ u[i]).T
+            result = -(rows.reshape(n * b, p) @ common).reshape(n, b, -1)
+            for out, one, i in zip(result, rows, nodes, strict=True):
+                out += own * (one @ self.base[i]) + (gradients[i].T @ one.T).T
+                out += (one @ left[i]) @ right[i]
                 if self.dual is not None:
-                    result[i] += rows[i] @ self.dual[i]
+                    out += one @ self.dual[i]
             return np.asarray(result.transpose(0, 2, 1))
 
         return forward, backward
@@ -215,7 +224,7 @@ class _Iterates:
 def run(
     config: dict[str, Any],
     nodes: int,
-    tolerance: float = 0.1,
+    tolerance: float = 0.07,
     most: int = 20,
     dtype: type[np.floating[Any]] = np.float64,
 ) -> dict[str, Any]:
@@ -259,7 +268,7 @@ def run(
     wanted = evaluated_rounds(rounds)
     curve: dict[str, list[float]] = {"round": [], "seconds": [], "loss": []}
     seconds = oracle = 0.0
-    iterations, found = 0, 1.0
+    iterations, found = 0.0, 1.0
 
     def note(t: int) -> None:
         known = {"round": t, "seconds": seconds, "loss": task.value(x_bar)}
@@ -279,7 +288,7 @@ def run(
         products = iterates.products(weight, x_bar, gradients)
         u, values, block, count = leading_pairs(*products, block, tolerance, most)
         oracle += time.process_time() - before
-        iterations += count
+        iterations += float(count.mean())
         left, right = -domain.radius * u, block[:, :, 0]
         seconds += time.process_time() - began
         if t in wanted and min(shape) > 100:

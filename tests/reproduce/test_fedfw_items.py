@@ -150,10 +150,10 @@ def test_the_leading_pairs_are_the_leading_ones() -> None:
     matrices = rng.standard_normal((3, 80, 50))
     start = np.linalg.qr(rng.standard_normal((3, 50, 4)))[0]
 
-    def pairs(tolerance: float) -> tuple[Any, Any, Any, int]:
+    def pairs(tolerance: float) -> tuple[Any, Any, Any, Any]:
         return movielens.leading_pairs(
-            lambda v: matrices @ v,
-            lambda u: matrices.transpose(0, 2, 1) @ u,
+            lambda v, which: matrices[which] @ v,
+            lambda u, which: matrices[which].transpose(0, 2, 1) @ u,
             start,
             tolerance,
             2000,
@@ -168,8 +168,8 @@ def test_the_leading_pairs_are_the_leading_ones() -> None:
         np.einsum("np,npq,nq->n", u, matrices, v[:, :, 0]), found
     )
     # a loose one takes less work, and is nearly as good
-    _, found, _, fewer = pairs(0.1)
-    assert fewer < count
+    _, found, _, fewer = pairs(0.07)
+    assert np.all(fewer < count)
     assert np.all(found > 0.97 * values[:, 0])
 
 
