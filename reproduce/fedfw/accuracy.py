@@ -172,7 +172,6 @@ TABLES = {
         seeds=3,
         examples=1000,
         choice=500,
-        trial_rounds=33,
     ),
     "table-3-synthetic": _stochastic("table 3, synthetic data", SYNTHETIC, ""),
     "table-3-emnist10": _stochastic(
