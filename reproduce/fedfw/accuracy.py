@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 # Of the runs that hyper-parameters are chosen on; no seed of a result is near it.
 CHOICE_SEED = 1000
 BALLS = {"l2-ball": "ℓ2", "l1-ball": "ℓ1"}
-PARTITIONS = {"iid": "IID", "labels": "3 labels a node", "natural": "natural"}
+PARTITIONS = {"iid": "IID", "labels": "{} labels a node", "natural": "natural"}
 
 FRANK_WOLFE = [{"penalty": value} for value in (1e-1, 1e-2, 1e-3, 1e-4)]
 DOUGLAS_RACHFORD = [
@@ -131,6 +131,11 @@ class Table:
         """How the examples are dealt."""
         synthetic = self.dataset["classification.dataset"] == "synthetic"
         return ["iid", "natural"] if synthetic else ["iid", "labels"]
+
+    def describe(self, partition: str) -> str:
+        """How the examples are dealt, in words."""
+        labels = self.dataset.get("classification.labels-per-client", 3)
+        return PARTITIONS[partition].format(labels)
 
 
 def _stochastic(title: str, dataset: dict[str, Any], folder: str, **more: Any) -> Table:
@@ -336,7 +341,7 @@ def render(results: dict[str, Any], out: Path, name: str) -> str:
                         markersize=5,
                         label="the paper's" if first else None,
                     )
-        one.set_xticks(range(len(parts)), [PARTITIONS[part] for part in parts])
+        one.set_xticks(range(len(parts)), [table.describe(part) for part in parts])
         one.set_ylabel("test accuracy, last round (%)")
         one.set_ylim(0, 118)
         one.set_yticks(range(0, 101, 20))
@@ -354,7 +359,8 @@ def render(results: dict[str, Any], out: Path, name: str) -> str:
             value = published.get((row["partition"], ball), {}).get(row["method"])
             tried = " / ".join(f"{100 * v:.1f}" for v in row["validation"])
             lines.append(
-                f"| {BALLS[ball]} | {PARTITIONS[row['partition']]} | {row['method']} "
+                f"| {BALLS[ball]} | {table.describe(row['partition'])} "
+                f"| {row['method']} "
                 f"| {spread(row['accuracy'])} "
                 f"| {'–' if value is None else f'{value:.2f}'} "
                 f"| {_settings(row['chosen'])} | {tried} | {row['bytes']:,.0f} |"
