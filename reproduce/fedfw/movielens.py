@@ -489,7 +489,8 @@ def render(results: dict[str, Any], out: Path) -> str:
         one.set_yticks([0.8, 1, 1.5, 2, 3, 4], ["0.8", "1", "1.5", "2", "3", "4"])
         one.set_yticks([], minor=True)
     axes[0][0].legend(fontsize="small")
-    axes[1][0].legend(fontsize="small", loc="center")  # between the curves
+    # between the curves
+    axes[1][0].legend(fontsize="small", loc="center", bbox_to_anchor=(0.5, 0.41))
     some = next(iter(results["runs"].values()))
     dense, known = results["dense"], results["runs"]
     chosen = "; ".join(
