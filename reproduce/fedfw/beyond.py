@@ -1,4 +1,4 @@
-"""What the papers leave open: local steps, mini-batches, the server's step."""
+"""What the papers leave open: local steps, mini-batches, server's step, rounding."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from reproduce.common import Item, Options, Run, execute, read_config, workers
 from reproduce.drawing import color, measured, new_figure, save
 from reproduce.sweep import Point
 from strategies import FedFW
+from tasks import make_task
 
 from .ablations import render_panels, sweep_panels
 
@@ -312,7 +313,110 @@ def compute_stochastic(options: Options) -> dict[str, Any]:
     return sweep_panels(options, base, {"DNN, synthetic, ℓ2": points})
 
 
+# ------------------------------------------------------------ what rounding becomes
+
+#: The change of the start: every entry by so much times a standard normal number.
+CHANGE = 1e-12
+ROUNDS: tuple[int, ...] = (5, 10, 20, 40, 70, 100)
+SENSITIVITY: dict[str, tuple[str, dict[str, Any]]] = {
+    "CIFAR-10, ℓ2, FedFW": ("cifar10", {"penalty": 1e-2}),
+    "CIFAR-10, ℓ1, FedFW": ("cifar10", {"penalty": 1e-3, "domain": "l1-ball"}),
+    "CIFAR-10, ℓ2, FedDR": ("cifar10", {"method": "feddr"}),
+    "MNIST, ℓ2, FedFW": ("mnist", {"penalty": 1e-2}),
+    "MNIST, ℓ1, FedFW": ("mnist", {"penalty": 1e-3, "domain": "l1-ball"}),
+    "MNIST, ℓ2, FedDR": ("mnist", {"method": "feddr"}),
+}
+
+
+def compute_sensitivity(options: Options) -> dict[str, Any]:
+    """Every case twice, from the start and from one that hardly differs."""
+    base = read_config(HERE / "table-1.toml") | {
+        "domain": "l2-ball",
+        "classification.train-limit": 5000,
+        # FedDR: η and γ that table 1 tries, 20 steps on a twentieth of the examples
+        "proximal-step": 1000.0,
+        "local-step-size": 0.1,
+        "local-batch-size": 25,
+    }
+    rounds = ROUNDS
+    if options.quick:
+        rounds = (2, 5)
+        base |= {"classification.train-limit": 500, "classification.test-limit": 200}
+    runs = []
+    for name, (dataset, settings) in SENSITIVITY.items():
+        config = base | settings | {"classification.dataset": dataset}
+        config["classification.path"] = str(options.file(dataset))
+        whole = sim.default_config() | config
+        (shape,) = make_task("classification", whole, NODES, 0).shapes()
+        change = CHANGE * np.random.default_rng(0).standard_normal(shape)
+        runs += [
+            Run(
+                (name, last, changed),
+                config | {"rounds": last},
+                NODES,
+                every=last,
+                point=True,
+                start=changed * change,
+            )
+            for last in rounds
+            for changed in (0, 1)
+        ]
+    results = execute(runs, options.jobs)
+    cases = []
+    for name in SENSITIVITY:
+        apart = []
+        for last in rounds:
+            x, moved = (np.array(results[name, last, k]["point"]) for k in (0, 1))
+            apart.append(float(np.linalg.norm(x - moved) / np.linalg.norm(x)))
+        accuracies = [results[name, rounds[-1], k]["accuracy"] for k in (0, 1)]
+        cases.append({"case": name, "apart": apart, "accuracy": accuracies})
+    return {"rows": cases, "rounds": list(rounds), "change": CHANGE}
+
+
+def render_sensitivity(results: dict[str, Any], out: Path) -> str:
+    """Draw the distance of the two runs over rounds."""
+    figure, axes = new_figure(1)
+    figure.set_size_inches(6.4, 3.9)
+    one, rounds = axes[0][0], results["rounds"]
+    lines = [
+        "| case | "
+        + " | ".join(f"after {last} rounds" for last in rounds)
+        + " | accuracies, % |",
+        "| --- |" + " --- |" * (len(rounds) + 1),
+    ]
+    for k, row in enumerate(results["rows"]):
+        style = "--" if "ℓ1" in row["case"] else ":" if "FedDR" in row["case"] else "-"
+        one.plot(
+            rounds,
+            row["apart"],
+            style,
+            color="C0" if "CIFAR" in row["case"] else "C1",
+            marker="os^"[k % 3],
+            markersize=4,
+            # 0 has no place on the axis
+            label=row["case"] + ("" if any(row["apart"]) else ": 0"),
+        )
+        apart = " | ".join(f"{value:.0e}" for value in row["apart"])
+        first, second = (f"{100 * value:.2f}" for value in row["accuracy"])
+        lines.append(f"| {row['case']} | {apart} | {first} and {second} |")
+    one.set_yscale("log")
+    one.set_xlabel("communication round")
+    one.set_ylabel("distance of the two x̄ / ‖x̄‖")
+    one.legend(fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
+    lines += [
+        "",
+        f"Start changed by {results['change']:g} an entry; {NODES} nodes, IID, one "
+        f"seed. {measured(results)}",
+    ]
+    return f"{save(figure, out, 'sensitivity')}\n\n" + "\n".join(lines)
+
+
 ITEMS = {
+    "sensitivity": Item(
+        "how far a change of the start by 1e-12 grows; not in the papers",
+        compute_sensitivity,
+        render_sensitivity,
+    ),
     "local-steps": Item(
         "FedFW with several local steps; not in the papers",
         compute_local_steps,
