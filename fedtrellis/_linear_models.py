@@ -198,20 +198,22 @@ class DesignMatrix:
 
     def _product(self, x: Array) -> Array:
         """Return A x for the columns of A that are stored."""
-        if x.ndim == 1 or x.shape[1] > NARROW or _is_sparse(self.matrix):
-            product: Array = self.matrix @ x
-            return product
-        # (xᵀ Aᵀ)ᵀ: a BLAS takes a narrow factor better on the left, in its own order
-        transposed: Array = np.ascontiguousarray(x.T) @ self.matrix.T
-        return transposed.T
+        product: Array
+        if self._goes_left(x):
+            product = (np.ascontiguousarray(x.T) @ self.matrix.T).T
+        else:
+            product = self.matrix @ x
+        return product
+
+    def _goes_left(self, factor: Array) -> bool:
+        """Whether (factorᵀ Aᵀ)ᵀ is faster: a BLAS likes a narrow factor on the left."""
+        narrow = factor.ndim == 2 and factor.shape[1] <= NARROW
+        return narrow and not _is_sparse(self.matrix)
 
     def adjoint(self, y: Array) -> Array:
         """Return Aᵀ y, for y of shape (d,) or (d, c)."""
-        product: Array
-        if y.ndim == 1 or y.shape[1] > NARROW or _is_sparse(self.matrix):
-            product = self.matrix.T @ y
-        else:
-            product = (y.T @ self.matrix).T  # as in _product
+        left = self._goes_left(y)
+        product: Array = (y.T @ self.matrix).T if left else self.matrix.T @ y
         if not self.intercept:
             return product
         whole = np.empty((self.shape[1], *y.shape[1:]))

@@ -101,11 +101,10 @@ def leading_pairs(
     iterations : ndarray of shape (n,)
         Each with one product with A_i and one with A_iᵀ, for b vectors at once.
     """
-    v, going = start.copy(), np.arange(len(start))
+    v, now = start.copy(), np.arange(len(start))
     found, iterations = np.zeros(len(start)), np.zeros(len(start), np.intp)
     u: Array = np.empty(0)
-    while len(going):
-        now = going
+    while len(now):
         iterations[now] += 1
         left, small = np.linalg.qr(forward(v[now], now))
         p, values, q = np.linalg.svd(small)
@@ -120,7 +119,7 @@ def leading_pairs(
             u = np.empty(left.shape[:2], left.dtype)
         u[now] = np.einsum("npb,nb->np", left, q[:, 0])
         ended = (residual <= tolerance * values[:, 0]) | (iterations[now] == most)
-        going = now[~ended]
+        now = now[~ended]
     return u, found, v, iterations
 
 
