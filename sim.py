@@ -42,26 +42,22 @@ from clients import (
     ZerothOrderRFLClient,
 )
 from clients.hyfdca import NewSamples
-from fedtrellis.app_directory import flatten, read_config
-from fedtrellis.arrays import FloatArray, Layout, array_record, record_arrays
-from fedtrellis.callbacks import Callback, EarlyStop
-from fedtrellis.checkpoint import checkpoint_clients
-from fedtrellis.client import MethodClient
-from fedtrellis.client import client_app as make_client_app
+from fedtrellis.app.directory import flatten, read_config
 from fedtrellis.domains import DOMAINS, Domain, Product, WholeSpace, make_domain
-from fedtrellis.enclosing import ENCLOSING, enclosing_ball
-from fedtrellis.local import LocalGrid
-from fedtrellis.loop import RoundStrategy
+from fedtrellis.domains.enclosing import ENCLOSING, enclosing_ball
 from fedtrellis.manifolds import Euclidean, Manifold
-from fedtrellis.progress import (
+from fedtrellis.objectives.reference import certified_minimum, unconstrained_minimum
+from fedtrellis.server.callbacks import Callback, EarlyStop
+from fedtrellis.server.checkpoint import checkpoint_clients
+from fedtrellis.server.loop import RoundStrategy
+from fedtrellis.server.progress import (
     LOG_FORMATS,
     JsonLines,
     Progress,
     json_log,
     print_json,
 )
-from fedtrellis.records import RunRecord, default_results_dir, summary_rows
-from fedtrellis.reference import certified_minimum, unconstrained_minimum
+from fedtrellis.server.records import RunRecord, default_results_dir, summary_rows
 from fedtrellis.settings import (
     SettingsError,
     check_choice,
@@ -70,7 +66,11 @@ from fedtrellis.settings import (
     parse,
     setting,
 )
-from fedtrellis.wire import Registry
+from fedtrellis.wire.arrays import FloatArray, Layout, array_record, record_arrays
+from fedtrellis.wire.client import MethodClient
+from fedtrellis.wire.client import client_app as make_client_app
+from fedtrellis.wire.exchange import Registry
+from fedtrellis.wire.local_grid import LocalGrid
 from strategies import (
     FedAvgGD,
     FedDR,

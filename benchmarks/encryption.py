@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from fedtrellis.arrays import FloatArray
 from fedtrellis.encryption import (
     PLAIN_MODULUS,
     FixedPoint,
@@ -28,6 +27,7 @@ from fedtrellis.encryption import (
     encrypt_vector,
     load_evaluation,
 )
+from fedtrellis.wire.arrays import FloatArray
 
 from .report import Aim, Comparison, Row, Spread, machine, ratios
 from .runs import quiet

@@ -14,10 +14,10 @@ from flwr.app import ArrayRecord, Context, Message
 from flwr.clientapp import ClientApp
 
 from clients import FedGiAClient
-from fedtrellis.arrays import FloatArray
-from fedtrellis.client import client_app
-from fedtrellis.local import LocalGrid
 from fedtrellis.objectives import Logistic
+from fedtrellis.wire.arrays import FloatArray
+from fedtrellis.wire.client import client_app
+from fedtrellis.wire.local_grid import LocalGrid
 from strategies import FedGiA
 
 from .report import Aim, Comparison, Spread

@@ -12,8 +12,8 @@ from flwr.app import Context, RecordDict
 from scipy.linalg import cho_factor, cho_solve
 
 from clients import FedGiAClient
-from fedtrellis.arrays import FloatArray
 from fedtrellis.objectives import LeastSquares
+from fedtrellis.wire.arrays import FloatArray
 
 from .report import Aim, Comparison, Spread, ratios
 

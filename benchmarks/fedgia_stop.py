@@ -14,13 +14,13 @@ from flwr.app import ArrayRecord, Context, MetricRecord
 
 import sim
 from clients import FedAvgGDClient, FedGiAClient, LocalSGDClient
-from fedtrellis.callbacks import Callback, EarlyStop
-from fedtrellis.client import client_app
 from fedtrellis.domains import WholeSpace
-from fedtrellis.local import LocalGrid
-from fedtrellis.loop import RoundStrategy
 from fedtrellis.objectives import Objective
-from fedtrellis.reference import unconstrained_minimum
+from fedtrellis.objectives.reference import unconstrained_minimum
+from fedtrellis.server.callbacks import Callback, EarlyStop
+from fedtrellis.server.loop import RoundStrategy
+from fedtrellis.wire.client import client_app
+from fedtrellis.wire.local_grid import LocalGrid
 from strategies import FedAvgGD, FedGiA, LocalSGD
 
 from .report import Aim, Comparison, Row, Spread, ratios

@@ -15,11 +15,11 @@ from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 
 from clients import HybridFedAvgClient, HyFDCAClient, HyFEMClient
-from fedtrellis.arrays import FloatArray, array_record, record_arrays
-from fedtrellis.callbacks import Callback, RoundRecord
-from fedtrellis.client import client_app
-from fedtrellis.losses import Hinge
-from fedtrellis.regularized_loss import RegularizedLoss, central_optimum
+from fedtrellis.dual.regularized_loss import RegularizedLoss, central_optimum
+from fedtrellis.objectives.losses import Hinge
+from fedtrellis.server.callbacks import Callback, RoundRecord
+from fedtrellis.wire.arrays import FloatArray, array_record, record_arrays
+from fedtrellis.wire.client import client_app
 from strategies import HybridFedAvg, HyFDCA, HyFEM
 from strategies.hybrid import HybridStrategy
 from tasks.hybrid import ClientData, HybridTask

@@ -13,10 +13,10 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 import clients.hyfdca
-import fedtrellis.local
+import fedtrellis.wire.local_grid
 import strategies.hybrid
 from clients import HybridFedAvgClient, HyFDCAClient, HyFEMClient
-from fedtrellis.local import LocalGrid
+from fedtrellis.wire.local_grid import LocalGrid
 from strategies._hyfdca_bundle import BundleSteps
 
 __all__ = ["PARTS", "Clock", "IterationTimes", "SplitGrid", "instrumented"]
@@ -78,7 +78,7 @@ def instrumented(clock: Clock) -> Iterator[None]:
         (clients.hyfdca, "encrypt_vector", "encrypt"),
         (clients.hyfdca, "decrypt_vector", "decrypt"),
         (strategies.hybrid, "add_vectors", "add"),
-        (fedtrellis.local, "encode_message", "messages"),
+        (fedtrellis.wire.local_grid, "encode_message", "messages"),
         (BundleSteps, "_search", "search"),
     ]
     before = [(owner, name, vars(owner)[name]) for owner, name, _ in targets]

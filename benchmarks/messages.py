@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import sim
-from fedtrellis.arrays import Layout, array_record
-from fedtrellis.local import LocalGrid
+from fedtrellis.wire.arrays import Layout, array_record
+from fedtrellis.wire.local_grid import LocalGrid
 
 from .ray import run_on_ray
 from .report import Aim, Comparison, Row, Spread, ratios

@@ -10,10 +10,10 @@ from math import sqrt
 
 import numpy as np
 
-from fedtrellis.arrays import FloatArray
-from fedtrellis.callbacks import Callback, RoundRecord
-from fedtrellis.local import LocalGrid
-from fedtrellis.loop import RoundStrategy
+from fedtrellis.server.callbacks import Callback, RoundRecord
+from fedtrellis.server.loop import RoundStrategy
+from fedtrellis.wire.arrays import FloatArray
+from fedtrellis.wire.local_grid import LocalGrid
 from strategies import FedFW
 
 from .report import Aim, Comparison, Spread, ratios

@@ -14,11 +14,11 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import Strategy
 
 from clients import FedFWClient
-from fedtrellis.arrays import FloatArray
-from fedtrellis.client import client_app
 from fedtrellis.domains import Domain, L1Ball
-from fedtrellis.local import LocalGrid
 from fedtrellis.objectives import LeastSquares, Objective
+from fedtrellis.wire.arrays import FloatArray
+from fedtrellis.wire.client import client_app
+from fedtrellis.wire.local_grid import LocalGrid
 
 __all__ = [
     "Problem",

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from fedtrellis.callbacks import Call, RoundRecord
 from fedtrellis.domains import L1Ball
-from fedtrellis.local import LocalGrid
 from fedtrellis.objectives import Objective
+from fedtrellis.server.callbacks import Call, RoundRecord
+from fedtrellis.wire.local_grid import LocalGrid
 from strategies import FedFW
 
 from .ray import run_on_ray

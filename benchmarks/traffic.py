@@ -15,7 +15,6 @@ from rich.table import Table
 
 from clients import FedFWClient, ProjectedFedAvgClient
 from fedtrellis import LocalGrid, client_app
-from fedtrellis.callbacks import format_bytes
 from fedtrellis.domains import (
     BirkhoffPolytope,
     Domain,
@@ -26,6 +25,7 @@ from fedtrellis.domains import (
     NuclearNormBall,
 )
 from fedtrellis.random import generator
+from fedtrellis.server.callbacks import format_bytes
 from strategies import FedFW, ProjectedFedAvg
 
 NODES, ROUNDS = 10, 5

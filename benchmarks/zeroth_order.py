@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 import sim
-from fedtrellis.arrays import FloatArray, Layout
 from fedtrellis.manifolds import FixedRank, Manifold, Oblique, Product, Sphere, Stiefel
 from fedtrellis.objectives import Objective
+from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.zeroth_order import directions, evaluator, projection_estimate
 
 from .report import Aim, Comparison, Spread, ratios

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtrellis.losses import make_loss
+from fedtrellis.objectives.losses import make_loss
 from fedtrellis.settings import SettingsError
 
 __all__ = ["check_split_data"]

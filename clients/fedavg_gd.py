@@ -9,10 +9,10 @@ import numpy as np
 from flwr.app import Context
 from numpy.typing import NDArray
 
-from fedtrellis.arrays import FloatArray, Layout
-from fedtrellis.client import MethodClient, evaluate_objective
 from fedtrellis.local_steps import ScheduledSteps, gradient_at
-from fedtrellis.protocol import LARGEST, client_identity
+from fedtrellis.wire.arrays import FloatArray, Layout
+from fedtrellis.wire.client import MethodClient, evaluate_objective
+from fedtrellis.wire.protocol import LARGEST, client_identity
 
 __all__ = ["FedAvgGDClient"]
 

@@ -8,11 +8,11 @@ import numpy as np
 from flwr.app import Context
 from numpy.typing import NDArray
 
-from fedtrellis.arrays import FloatArray, Layout
-from fedtrellis.atoms import pack_atoms
-from fedtrellis.client import StatefulClient, evaluate_objective
 from fedtrellis.domains import Domain
+from fedtrellis.domains.atoms import pack_atoms
 from fedtrellis.random import generator
+from fedtrellis.wire.arrays import FloatArray, Layout
+from fedtrellis.wire.client import StatefulClient, evaluate_objective
 
 __all__ = ["FedFWClient"]
 

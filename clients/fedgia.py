@@ -7,10 +7,10 @@ from typing import Any
 from flwr.app import Context
 from numpy.typing import NDArray
 
-from fedtrellis.arrays import Layout
-from fedtrellis.client import StatefulClient, evaluate_objective
+from fedtrellis.admm.shifted_systems import cached_system, lipschitz_of
 from fedtrellis.local_steps import gradient_at
-from fedtrellis.shifted_systems import cached_system, lipschitz_of
+from fedtrellis.wire.arrays import Layout
+from fedtrellis.wire.client import StatefulClient, evaluate_objective
 
 __all__ = ["FedGiAClient"]
 

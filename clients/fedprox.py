@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fedtrellis.arrays import FloatArray, Layout
+from fedtrellis.wire.arrays import FloatArray, Layout
 
 from .fedavg_gd import FedAvgGDClient
 

@@ -9,11 +9,11 @@ import numpy as np
 from flwr.app import Context
 from numpy.typing import NDArray
 
-from fedtrellis.arrays import FloatArray, Layout
-from fedtrellis.client import StatefulClient, evaluate_objective
 from fedtrellis.local_steps import gradient_at
 from fedtrellis.manifolds import Manifold
 from fedtrellis.random import generator
+from fedtrellis.wire.arrays import FloatArray, Layout
+from fedtrellis.wire.client import StatefulClient, evaluate_objective
 from fedtrellis.zeroth_order import riemannian_gradient
 
 __all__ = ["FirstOrderRFLClient"]

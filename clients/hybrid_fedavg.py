@@ -10,11 +10,11 @@ import numpy as np
 from flwr.app import Context
 from numpy.typing import NDArray
 
-from fedtrellis.arrays import FloatArray
-from fedtrellis.client import StatefulClient
-from fedtrellis.losses import make_loss
-from fedtrellis.protocol import LARGEST
+from fedtrellis.objectives.losses import make_loss
 from fedtrellis.random import generator
+from fedtrellis.wire.arrays import FloatArray
+from fedtrellis.wire.client import StatefulClient
+from fedtrellis.wire.protocol import LARGEST
 
 from ._split_data import check_split_data
 

@@ -13,9 +13,8 @@ import numpy as np
 from flwr.app import Context
 from numpy.typing import NDArray
 
-from fedtrellis.alignment import HASH_BYTES
-from fedtrellis.arrays import FloatArray
-from fedtrellis.client import StatefulClient
+from fedtrellis.dual.alignment import HASH_BYTES
+from fedtrellis.dual.local_passes import local_dual_passes
 from fedtrellis.encryption import (
     Cipher,
     EncryptionError,
@@ -25,10 +24,11 @@ from fedtrellis.encryption import (
     remove_run_key,
     shared_run_key,
 )
-from fedtrellis.local_dual_passes import local_dual_passes
-from fedtrellis.losses import Loss, make_loss
-from fedtrellis.protocol import RestoreNeededError
+from fedtrellis.objectives.losses import Loss, make_loss
 from fedtrellis.settings import SettingsError
+from fedtrellis.wire.arrays import FloatArray
+from fedtrellis.wire.client import StatefulClient
+from fedtrellis.wire.protocol import RestoreNeededError
 
 from ._split_data import check_split_data
 

@@ -7,10 +7,10 @@ from typing import Any
 from flwr.app import Context
 from numpy.typing import NDArray
 
-from fedtrellis.arrays import Layout
-from fedtrellis.atoms import pack_atoms
-from fedtrellis.client import MethodClient, evaluate_objective
 from fedtrellis.domains import Domain
+from fedtrellis.domains.atoms import pack_atoms
+from fedtrellis.wire.arrays import Layout
+from fedtrellis.wire.client import MethodClient, evaluate_objective
 
 __all__ = ["NaiveFrankWolfeClient"]
 

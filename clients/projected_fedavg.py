@@ -7,10 +7,10 @@ from typing import Any
 from flwr.app import Context
 from numpy.typing import NDArray
 
-from fedtrellis.arrays import Layout
-from fedtrellis.client import MethodClient, evaluate_objective
 from fedtrellis.local_steps import gradient_at
-from fedtrellis.protocol import client_identity
+from fedtrellis.wire.arrays import Layout
+from fedtrellis.wire.client import MethodClient, evaluate_objective
+from fedtrellis.wire.protocol import client_identity
 
 __all__ = ["ProjectedFedAvgClient"]
 

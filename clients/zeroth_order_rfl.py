@@ -9,8 +9,8 @@ import numpy as np
 from flwr.app import Context
 from numpy.typing import NDArray
 
-from fedtrellis.arrays import FloatArray, Layout
 from fedtrellis.manifolds import Manifold
+from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.zeroth_order import evaluator, projection_estimate
 
 from .first_order_rfl import FirstOrderRFLClient

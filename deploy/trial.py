@@ -27,8 +27,8 @@ from typing import Any
 import numpy as np
 
 import sim
-from fedtrellis.app_directory import read_config
-from fedtrellis.local import LocalGrid
+from fedtrellis.app.directory import read_config
+from fedtrellis.wire.local_grid import LocalGrid
 
 from .cases import FAMILIES, METHODS, NODES, Files
 from .deployment import Deployment, TrialError

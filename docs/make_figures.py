@@ -15,12 +15,12 @@ sys.path.insert(0, str(ROOT))
 from flwr.app import ArrayRecord, MetricRecord  # noqa: E402
 
 import sim  # noqa: E402
-from fedtrellis.app_directory import read_config  # noqa: E402
-from fedtrellis.arrays import Layout, array_record, record_arrays  # noqa: E402
-from fedtrellis.callbacks import RoundRecord  # noqa: E402
-from fedtrellis.local import LocalGrid  # noqa: E402
-from fedtrellis.plots import plot_convergence  # noqa: E402
-from fedtrellis.reference import certified_minimum  # noqa: E402
+from fedtrellis.app.directory import read_config  # noqa: E402
+from fedtrellis.objectives.reference import certified_minimum  # noqa: E402
+from fedtrellis.server.callbacks import RoundRecord  # noqa: E402
+from fedtrellis.server.plots import plot_convergence  # noqa: E402
+from fedtrellis.wire.arrays import Layout, array_record, record_arrays  # noqa: E402
+from fedtrellis.wire.local_grid import LocalGrid  # noqa: E402
 
 RUNS = {
     "FedFW": 'variant="plain"',

@@ -1,14 +1,17 @@
 """Constrained and structured federated optimisation for Flower."""
 
-from fedtrellis.callbacks import Callback, EarlyStop, RoundRecord
-from fedtrellis.client import StatefulClient, client_app
-from fedtrellis.local import LocalGrid
-from fedtrellis.loop import RoundStrategy
-from fedtrellis.method import Answer
-from fedtrellis.progress import JsonLines, Progress
+from fedtrellis import _moved
+from fedtrellis.server.callbacks import Callback, EarlyStop, RoundRecord
+from fedtrellis.server.loop import RoundStrategy
+from fedtrellis.server.method import Answer
+from fedtrellis.server.progress import JsonLines, Progress
 from fedtrellis.settings import SettingsError
+from fedtrellis.wire.client import StatefulClient, client_app
+from fedtrellis.wire.local_grid import LocalGrid
 
 __version__ = "0.1.0"
+
+_moved.install()
 
 __all__ = [
     "Answer",

@@ -1,7 +1,7 @@
 """``fedtrellis``: what the console script does.
 
 ``fedtrellis tune`` searches for the settings of a Flower app: it runs trials on a grid
-in this process, measures each by the metrics of :mod:`fedtrellis.tuning`, and
+in this process, measures each by the metrics of :mod:`fedtrellis.tune.ranking`, and
 recommends one by grey relational analysis. ``docs/tuning.md`` shows it.
 """
 
@@ -18,12 +18,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from fedtrellis.app_directory import load_app, read_config
-from fedtrellis.records import default_results_dir
-from fedtrellis.search_space import SearchSpace, check_key
+from fedtrellis.app.directory import load_app, read_config
+from fedtrellis.server.records import default_results_dir
 from fedtrellis.settings import SettingsError
-from fedtrellis.trials import Job, perform_all
-from fedtrellis.tuning import Trial, rank
+from fedtrellis.tune.ranking import Trial, rank
+from fedtrellis.tune.search_space import SearchSpace, check_key
+from fedtrellis.tune.trials import Job, perform_all
 
 __all__ = ["main"]
 
@@ -106,7 +106,7 @@ def _termination_interrupts() -> Iterator[None]:
 def _tune(options: argparse.Namespace) -> None:
     from rich.console import Console
 
-    from fedtrellis.tuning_report import plot_front, show, write_best
+    from fedtrellis.tune.report import plot_front, show, write_best
 
     for name, least in (("nodes", 1), ("trials", 1), ("jobs", 1), ("seed", 0)):
         value = getattr(options, name)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from math import ceil, inf, log2, sqrt
 from typing import Any
 
-from fedtrellis.arrays import FloatArray, Layout
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, check_choice
+from fedtrellis.wire.arrays import FloatArray, Layout
 
 __all__ = [
     "STEP_SCHEDULES",

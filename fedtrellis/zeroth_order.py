@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedtrellis.arrays import FloatArray, Layout
 from fedtrellis.manifolds import Manifold
-from fedtrellis.objectives import Objective
+from fedtrellis.objectives.smooth import Objective
+from fedtrellis.wire.arrays import FloatArray, Layout
 
 __all__ = [
     "RETRACTIONS",

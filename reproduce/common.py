@@ -21,11 +21,11 @@ import numpy as np
 from flwr.app import ArrayRecord, MetricRecord
 
 import sim
-from fedtrellis.app_directory import flatten
-from fedtrellis.arrays import Layout, array_record, record_arrays
-from fedtrellis.callbacks import EarlyStop
-from fedtrellis.local import LocalGrid
-from fedtrellis.loop import RoundStrategy
+from fedtrellis.app.directory import flatten
+from fedtrellis.server.callbacks import EarlyStop
+from fedtrellis.server.loop import RoundStrategy
+from fedtrellis.wire.arrays import Layout, array_record, record_arrays
+from fedtrellis.wire.local_grid import LocalGrid
 
 __all__ = [
     "Item",

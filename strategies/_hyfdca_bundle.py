@@ -26,10 +26,10 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from fedtrellis.arrays import FloatArray
-from fedtrellis.dual_bundle import DualBundle, Mixture
-from fedtrellis.method import Answer
-from fedtrellis.protocol import identity_order
+from fedtrellis.dual.bundle import DualBundle, Mixture
+from fedtrellis.server.method import Answer
+from fedtrellis.wire.arrays import FloatArray
+from fedtrellis.wire.protocol import identity_order
 
 from ._hyfdca_steps import Steps, as_array, read_blobs, split_blobs
 from .hybrid import ROWS, Blobs, add_shares

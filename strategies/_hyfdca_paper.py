@@ -19,8 +19,8 @@ import numpy as np
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from fedtrellis.arrays import FloatArray
-from fedtrellis.method import Answer
+from fedtrellis.server.method import Answer
+from fedtrellis.wire.arrays import FloatArray
 
 from ._hyfdca_steps import Steps, as_array, read_blobs, split_blobs
 from .hybrid import ROWS, Blobs

@@ -10,9 +10,9 @@ import numpy as np
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from fedtrellis.arrays import FloatArray
 from fedtrellis.encryption import Cipher
-from fedtrellis.method import Answer
+from fedtrellis.server.method import Answer
+from fedtrellis.wire.arrays import FloatArray
 
 from .hybrid import Blobs, add_shares
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from fedtrellis.arrays import FloatArray, Layout
 from fedtrellis.local_steps import ScheduledSteps
-from fedtrellis.loop import RoundStrategy
-from fedtrellis.method import Answer
+from fedtrellis.server.loop import RoundStrategy
+from fedtrellis.server.method import Answer
+from fedtrellis.wire.arrays import FloatArray, Layout
 
 from .projected_fedavg import one_point
 
@@ -52,7 +52,7 @@ class FedAvgGD(RoundStrategy):
         In (0, 1]. Below 1 every step takes a mini-batch of ⌈batch_fraction · d_i⌉ of
         the client's d_i examples, drawn without replacement; 1: the full gradient.
     **options
-        Those of :class:`~fedtrellis.loop.RoundStrategy`.
+        Those of :class:`~fedtrellis.server.loop.RoundStrategy`.
 
     Raises
     ------

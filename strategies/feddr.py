@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtrellis.arrays import FloatArray, Layout
 from fedtrellis.domains import Domain
 from fedtrellis.local_steps import LocalSteps
-from fedtrellis.loop import RoundStrategy
-from fedtrellis.method import Answer
+from fedtrellis.server.loop import RoundStrategy
+from fedtrellis.server.method import Answer
 from fedtrellis.settings import SettingsError
+from fedtrellis.wire.arrays import FloatArray, Layout
 
 from .projected_fedavg import one_point
 
@@ -50,7 +50,7 @@ class FedDR(RoundStrategy):
     batch_size : int
         Examples in a local mini-batch; 0: all.
     **options
-        Those of :class:`~fedtrellis.loop.RoundStrategy`.
+        Those of :class:`~fedtrellis.server.loop.RoundStrategy`.
 
     Notes
     -----

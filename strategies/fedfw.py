@@ -10,15 +10,15 @@ import numpy as np
 from flwr.common.logger import log
 from numpy.typing import NDArray
 
-from fedtrellis.arrays import FloatArray, Layout
-from fedtrellis.atoms import Atom, unpack_atoms
-from fedtrellis.broadcast import Step
 from fedtrellis.domains import Domain
-from fedtrellis.loop import RoundStrategy
-from fedtrellis.method import Answer
-from fedtrellis.mirror import Mirror
+from fedtrellis.domains.atoms import Atom, unpack_atoms
 from fedtrellis.schedules import FrankWolfeSchedule
+from fedtrellis.server.loop import RoundStrategy
+from fedtrellis.server.method import Answer
 from fedtrellis.settings import SettingsError, check_choice
+from fedtrellis.wire.arrays import FloatArray, Layout
+from fedtrellis.wire.broadcast import Step
+from fedtrellis.wire.replay import Mirror
 
 __all__ = ["VARIANTS", "FedFW", "one_atom"]
 
@@ -81,7 +81,7 @@ class FedFW(RoundStrategy):
         Standard deviation of Gaussian noise on g_i, added by the client before its
         oracle; 0: none.
     **options
-        Those of :class:`~fedtrellis.loop.RoundStrategy`.
+        Those of :class:`~fedtrellis.server.loop.RoundStrategy`.
 
     Notes
     -----

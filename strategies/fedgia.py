@@ -11,12 +11,12 @@ import numpy as np
 from flwr.common.logger import log
 from numpy.typing import NDArray
 
-from fedtrellis.arrays import FloatArray, Layout
-from fedtrellis.loop import RoundStrategy
-from fedtrellis.method import Answer
+from fedtrellis.admm.shifted_systems import HESSIANS
 from fedtrellis.random import generator
+from fedtrellis.server.loop import RoundStrategy
+from fedtrellis.server.method import Answer
 from fedtrellis.settings import SettingsError, check_choice
-from fedtrellis.shifted_systems import HESSIANS
+from fedtrellis.wire.arrays import FloatArray, Layout
 
 from .projected_fedavg import one_point
 
@@ -70,7 +70,7 @@ class FedGiA(RoundStrategy):
         parameters; 0: never. It stands in for the paper's ‖∇f(x)‖² ≤ n · 10⁻⁹, (30),
         which the server cannot see; it was never found to hold earlier than that.
     **options
-        Those of :class:`~fedtrellis.loop.RoundStrategy`.
+        Those of :class:`~fedtrellis.server.loop.RoundStrategy`.
 
     Notes
     -----

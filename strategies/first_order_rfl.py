@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtrellis.arrays import FloatArray, Layout
-from fedtrellis.loop import RoundStrategy
 from fedtrellis.manifolds import Manifold
-from fedtrellis.method import Answer
+from fedtrellis.server.loop import RoundStrategy
+from fedtrellis.server.method import Answer
 from fedtrellis.settings import SettingsError
+from fedtrellis.wire.arrays import FloatArray, Layout
 
 from .projected_fedavg import one_point
 
@@ -62,7 +62,7 @@ class FirstOrderRFL(RoundStrategy):
         never. It is the paper's measure ‖G_η̃(P_M(x^k))‖ with the round's mean estimate
         in the place of the gradient.
     **options
-        Those of :class:`~fedtrellis.loop.RoundStrategy`.
+        Those of :class:`~fedtrellis.server.loop.RoundStrategy`.
 
     Notes
     -----

@@ -11,14 +11,14 @@ from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from fedtrellis.alignment import HASH_BYTES, Alignment, align
-from fedtrellis.arrays import FloatArray, Layout, array_record, encode, filled
-from fedtrellis.broadcast import sparse_or_dense
+from fedtrellis.dual.alignment import HASH_BYTES, Alignment, align
 from fedtrellis.encryption import Cipher, EncryptionError, add_vectors
-from fedtrellis.loop import RoundStrategy
-from fedtrellis.method import Answer
-from fedtrellis.protocol import identity_order
+from fedtrellis.server.loop import RoundStrategy
+from fedtrellis.server.method import Answer
 from fedtrellis.settings import SettingsError
+from fedtrellis.wire.arrays import FloatArray, Layout, array_record, encode, filled
+from fedtrellis.wire.broadcast import sparse_or_dense
+from fedtrellis.wire.protocol import identity_order
 
 __all__ = ["ROWS", "HybridStrategy", "add_shares"]
 
@@ -51,7 +51,7 @@ class HybridStrategy(RoundStrategy):
         How often a request of a round is sent again to clients that did not answer it:
         the others of their group wait for them.
     **options
-        Those of :class:`~fedtrellis.loop.RoundStrategy`.
+        Those of :class:`~fedtrellis.server.loop.RoundStrategy`.
     """
 
     keep_model = False

@@ -12,11 +12,11 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from fedtrellis.alignment import Alignment
-from fedtrellis.arrays import FloatArray, Layout
-from fedtrellis.losses import LOSSES
-from fedtrellis.method import Answer
+from fedtrellis.dual.alignment import Alignment
+from fedtrellis.objectives.losses import LOSSES
+from fedtrellis.server.method import Answer
 from fedtrellis.settings import SettingsError, check_choice
+from fedtrellis.wire.arrays import FloatArray, Layout
 
 from .hybrid import ROWS, HybridStrategy
 from .projected_fedavg import one_point
@@ -64,7 +64,7 @@ class HybridFedAvg(HybridStrategy):
     feature_names : sequence of str, optional
         The model's features, as in :class:`~strategies.hybrid.HybridStrategy`.
     **options
-        Those of :class:`~fedtrellis.loop.RoundStrategy`.
+        Those of :class:`~fedtrellis.server.loop.RoundStrategy`.
 
     Raises
     ------

@@ -15,12 +15,12 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from fedtrellis.alignment import Alignment, align
-from fedtrellis.arrays import FloatArray, Layout
+from fedtrellis.dual.alignment import Alignment, align
 from fedtrellis.encryption import Cipher, load_evaluation
-from fedtrellis.losses import LOSSES
-from fedtrellis.method import Answer
+from fedtrellis.objectives.losses import LOSSES
+from fedtrellis.server.method import Answer
 from fedtrellis.settings import SettingsError, check_choice
+from fedtrellis.wire.arrays import FloatArray, Layout
 
 from ._hyfdca_bundle import BundleSteps
 from ._hyfdca_paper import PaperSteps
@@ -67,7 +67,7 @@ class HyFDCA(HybridStrategy):
 
     Source: Overman, Blum and Klabjan, "A Primal-Dual Algorithm for Hybrid Federated
     Learning", AAAI 2024, arXiv 2210.08106, algorithms 1 to 5; the steps ``bundle`` and
-    ``line-search`` are ours (:mod:`fedtrellis.dual_bundle`).
+    ``line-search`` are ours (:mod:`fedtrellis.dual.bundle`).
 
     Parameters
     ----------
@@ -120,7 +120,7 @@ class HyFDCA(HybridStrategy):
         to those that lose their state.
     feature_names, allow_unheld, retries, **options
         Those of :class:`~strategies.hybrid.HybridStrategy` and
-        :class:`~fedtrellis.loop.RoundStrategy`.
+        :class:`~fedtrellis.server.loop.RoundStrategy`.
 
     Notes
     -----

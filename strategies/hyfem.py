@@ -10,8 +10,8 @@ import numpy as np
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from fedtrellis.arrays import FloatArray
 from fedtrellis.settings import SettingsError
+from fedtrellis.wire.arrays import FloatArray
 
 from .hybrid_fedavg import HybridFedAvg
 

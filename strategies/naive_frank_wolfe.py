@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedtrellis.arrays import FloatArray, Layout
-from fedtrellis.atoms import Atom
-from fedtrellis.broadcast import Step
 from fedtrellis.domains import Domain
-from fedtrellis.loop import RoundStrategy
-from fedtrellis.method import Answer
+from fedtrellis.domains.atoms import Atom
 from fedtrellis.schedules import FrankWolfeSchedule
+from fedtrellis.server.loop import RoundStrategy
+from fedtrellis.server.method import Answer
+from fedtrellis.wire.arrays import FloatArray, Layout
+from fedtrellis.wire.broadcast import Step
 
 from .fedfw import one_atom
 
@@ -40,7 +40,7 @@ class NaiveFrankWolfe(RoundStrategy):
     step_size : float
         η of the constant schedule.
     **options
-        Those of :class:`~fedtrellis.loop.RoundStrategy`.
+        Those of :class:`~fedtrellis.server.loop.RoundStrategy`.
 
     Notes
     -----

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from fedtrellis.arrays import FloatArray, Layout
 from fedtrellis.domains import Domain
 from fedtrellis.local_steps import LocalSteps
-from fedtrellis.loop import RoundStrategy
-from fedtrellis.method import Answer
+from fedtrellis.server.loop import RoundStrategy
+from fedtrellis.server.method import Answer
+from fedtrellis.wire.arrays import FloatArray, Layout
 
 __all__ = ["ProjectedFedAvg", "one_point"]
 
@@ -51,7 +51,7 @@ class ProjectedFedAvg(RoundStrategy):
     batch_size : int
         Examples in a local mini-batch; 0: all.
     **options
-        Those of :class:`~fedtrellis.loop.RoundStrategy`.
+        Those of :class:`~fedtrellis.server.loop.RoundStrategy`.
 
     Notes
     -----

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fedtrellis.admm.shifted_systems import HESSIANS
 from fedtrellis.local_steps import STEP_SCHEDULES
-from fedtrellis.loop import SAMPLINGS
 from fedtrellis.schedules import SCHEDULES
+from fedtrellis.server.loop import SAMPLINGS
 from fedtrellis.settings import setting
-from fedtrellis.shifted_systems import HESSIANS
 
 from .fedfw import VARIANTS
 from .hyfdca import ENCRYPTIONS, SLOTS, STEPS

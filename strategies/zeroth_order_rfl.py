@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from fedtrellis.arrays import FloatArray
 from fedtrellis.manifolds import Manifold
-from fedtrellis.method import Answer
 from fedtrellis.random import generator
+from fedtrellis.server.method import Answer
 from fedtrellis.settings import SettingsError, check_choice
+from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.zeroth_order import combine
 
 from .first_order_rfl import FirstOrderRFL

@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtrellis.manifolds import Sphere
-from fedtrellis.random import generator
-from fedtrellis.settings import SettingsError, setting
-from fedtrellis.universal_perturbation import (
+from fedtrellis.objectives.universal_perturbation import (
     Classifier,
     PerceptronClassifier,
     UniversalPerturbation,
 )
+from fedtrellis.random import generator
+from fedtrellis.settings import SettingsError, setting
 
 from .base import Array, Point, Task, data_path, even_share
 from .datasets import DATASETS, load_cifar10

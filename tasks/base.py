@@ -144,7 +144,8 @@ class Task(ABC):
         """Return the manifold that the model lives on; None: the task has none.
 
         Its points are shaped as one array stands for the model
-        (:class:`fedtrellis.arrays.Layout`), and :meth:`initial_point` is one of them.
+        (:class:`fedtrellis.wire.arrays.Layout`), and :meth:`initial_point` is one of
+        them.
         """
         return None
 

@@ -206,7 +206,7 @@ class Classification(PartitionedTask):
     def _torch_objective(self, features: Any, labels: Any, weight: float) -> Objective:
         from torch.nn import CrossEntropyLoss
 
-        from fedtrellis.torch_objective import TorchObjective
+        from fedtrellis.objectives.torch_objective import TorchObjective
 
         model = _make_model(self.model, self._shape(), self._classes(), self.seed)
         data = (features, labels)

@@ -15,10 +15,10 @@ import numpy as np
 import scipy  # its parts are loaded when first used
 from numpy.typing import NDArray
 
-from fedtrellis.losses import Loss
+from fedtrellis.dual.regularized_loss import Optimum, RegularizedLoss, central_optimum
 from fedtrellis.objectives import Objective
+from fedtrellis.objectives.losses import Loss
 from fedtrellis.random import generator
-from fedtrellis.regularized_loss import Optimum, RegularizedLoss, central_optimum
 from fedtrellis.settings import SettingsError, setting
 
 from .base import Point, data_path

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedtrellis.losses import Loss, make_loss
+from fedtrellis.objectives.losses import Loss, make_loss
 
 from .hybrid import HybridTask
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fedtrellis.domains import Domain, L2Ball, SpectralNormBall
 from fedtrellis.manifolds import Stiefel
-from fedtrellis.principal_components import PrincipalComponents
+from fedtrellis.objectives.principal_components import PrincipalComponents
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, setting
 
@@ -154,8 +154,8 @@ class KernelPCA(NodeDataTask):
     def metrics(self, x: Point) -> dict[str, float]:
         """Return ``{"optimality-gap": F(x) − F*, "subspace-error": ...}``.
 
-        See :meth:`fedtrellis.principal_components.PrincipalComponents.metrics`; both
-        are meant for points of the manifold.
+        See :class:`fedtrellis.objectives.principal_components.PrincipalComponents`;
+        both are meant for points of the manifold.
         """
         return self.objective().metrics(self.argument(x))
 

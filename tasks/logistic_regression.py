@@ -11,9 +11,9 @@ import numpy as np
 import scipy  # its parts are loaded when first used
 from numpy.typing import NDArray
 
-from fedtrellis.mean_objective import MeanObjective
-from fedtrellis.nonconvex_logistic import NonconvexLogistic
 from fedtrellis.objectives import Logistic, Objective
+from fedtrellis.objectives.mean_objective import MeanObjective
+from fedtrellis.objectives.nonconvex_logistic import NonconvexLogistic
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, setting
 

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedtrellis.low_rank_network import LowRankPerceptron
 from fedtrellis.manifolds import Product
+from fedtrellis.objectives.low_rank_network import LowRankPerceptron
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, setting
 

@@ -24,8 +24,8 @@ def check(what, allowed=()):
     assert not loaded, f"{what} loads {', '.join(loaded)}"
 
 import sim
-from fedtrellis.arrays import Layout, array_record
-from fedtrellis.local import LocalGrid
+from fedtrellis.wire.arrays import Layout, array_record
+from fedtrellis.wire.local_grid import LocalGrid
 check("the app")
 
 def run(method, task, **settings):

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 import sim
-from fedtrellis.app_directory import flatten, read_config
-from fedtrellis.local import LocalGrid
+from fedtrellis.app.directory import flatten, read_config
 from fedtrellis.settings import SettingsError
+from fedtrellis.wire.local_grid import LocalGrid
 from tasks import TASKS, HybridTask
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedtrellis.atoms import Atom
+from fedtrellis.domains.atoms import Atom
 
 __all__ = ["Domain", "FloatArray", "Shape"]
 

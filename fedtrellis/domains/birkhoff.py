@@ -8,7 +8,7 @@ import numpy as np
 import scipy  # its parts are loaded when first used
 from numpy.typing import ArrayLike
 
-from fedtrellis.atoms import PermutationAtom
+from fedtrellis.domains.atoms import PermutationAtom
 from fedtrellis.domains.base import Domain, FloatArray, Shape
 
 __all__ = ["BirkhoffPolytope"]

@@ -9,7 +9,7 @@ import numpy as np
 import scipy  # its parts are loaded when first used
 from numpy.typing import ArrayLike
 
-from fedtrellis.atoms import DenseAtom, RankOneAtom
+from fedtrellis.domains.atoms import DenseAtom, RankOneAtom
 from fedtrellis.domains.base import Domain, FloatArray, Shape, positive, project_l1
 
 __all__ = ["NuclearNormBall", "SpectralNormBall"]

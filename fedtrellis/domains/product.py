@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedtrellis.atoms import ProductAtom
+from fedtrellis.domains.atoms import ProductAtom
 from fedtrellis.domains.base import Domain, FloatArray, Shape
 
 __all__ = ["Product"]

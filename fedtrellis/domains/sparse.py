@@ -9,7 +9,7 @@ import numpy as np
 import scipy  # its parts are loaded when first used
 from numpy.typing import ArrayLike, NDArray
 
-from fedtrellis.atoms import SparseAtom
+from fedtrellis.domains.atoms import SparseAtom
 from fedtrellis.domains.base import (
     Domain,
     FloatArray,

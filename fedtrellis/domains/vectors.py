@@ -7,7 +7,7 @@ from typing import ClassVar, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedtrellis.atoms import Atom, DenseAtom, SignAtom, SparseAtom
+from fedtrellis.domains.atoms import Atom, DenseAtom, SignAtom, SparseAtom
 from fedtrellis.domains.base import (
     Domain,
     FloatArray,

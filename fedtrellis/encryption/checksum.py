@@ -19,8 +19,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from fedtrellis.arrays import FloatArray
 from fedtrellis.encryption.fixed_point import IntArray
+from fedtrellis.wire.arrays import FloatArray
 
 __all__ = ["Checksum"]
 

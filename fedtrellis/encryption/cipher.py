@@ -10,7 +10,6 @@ from typing import ClassVar, NoReturn, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedtrellis.arrays import FloatArray
 from fedtrellis.encryption.blob import Header, split_blob
 from fedtrellis.encryption.checksum import Checksum
 from fedtrellis.encryption.fixed_point import (
@@ -28,6 +27,7 @@ from fedtrellis.encryption.key_format import (
     pack_key,
     unpack_key,
 )
+from fedtrellis.wire.arrays import FloatArray
 
 __all__ = ["Cipher"]
 

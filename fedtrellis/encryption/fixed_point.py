@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedtrellis.arrays import FloatArray
+from fedtrellis.wire.arrays import FloatArray
 
 __all__ = [
     "MAX_TERMS",

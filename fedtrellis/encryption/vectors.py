@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedtrellis.arrays import FloatArray
 from fedtrellis.encryption.cipher import Cipher
 from fedtrellis.encryption.fixed_point import EncryptionError
+from fedtrellis.wire.arrays import FloatArray
 
 __all__ = ["add_vectors", "block_label", "decrypt_vector", "encrypt_vector"]
 

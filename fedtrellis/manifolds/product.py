@@ -17,7 +17,7 @@ class Product(Manifold):
     """M_1 × … × M_k for one flat vector, the ravelled pieces one after the other.
 
     The manifold of a model with a constraint for each layer, joined as
-    :class:`fedtrellis.arrays.Layout` does. Everything separates over the pieces.
+    :class:`fedtrellis.wire.arrays.Layout` does. Everything separates over the pieces.
 
     Parameters
     ----------

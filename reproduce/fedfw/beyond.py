@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 import sim
-from fedtrellis.arrays import Layout
-from fedtrellis.broadcast import Step
-from fedtrellis.loop import RoundStrategy
 from fedtrellis.schedules import FrankWolfeSchedule
+from fedtrellis.server.loop import RoundStrategy
+from fedtrellis.wire.arrays import Layout
+from fedtrellis.wire.broadcast import Step
 from reproduce.common import Item, Options, Run, execute, read_config, workers
 from reproduce.drawing import color, measured, new_figure, save
 from reproduce.sweep import Point

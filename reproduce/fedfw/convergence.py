@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import sim
-from fedtrellis.reference import certified_minimum
+from fedtrellis.objectives.reference import certified_minimum
 from reproduce.common import Item, Options, Run, execute, read_config
 from reproduce.drawing import measured, new_figure, save
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import sim
-from fedtrellis.arrays import Layout, array_record
-from fedtrellis.callbacks import Callback, RoundRecord
-from fedtrellis.local import LocalGrid
-from fedtrellis.loop import RoundStrategy
+from fedtrellis.server.callbacks import Callback, RoundRecord
+from fedtrellis.server.loop import RoundStrategy
+from fedtrellis.wire.arrays import Layout, array_record
+from fedtrellis.wire.local_grid import LocalGrid
 from reproduce.common import Item, Options, SkippedError, workers
 from reproduce.drawing import measured, new_figure, save
 

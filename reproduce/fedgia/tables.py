@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import sim
-from fedtrellis.reference import unconstrained_minimum
+from fedtrellis.objectives.reference import unconstrained_minimum
 from reproduce.common import Options, Run, execute, read_config
 from reproduce.drawing import measured
 from tasks import make_task

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 import sim
-from fedtrellis.arrays import FloatArray
-from fedtrellis.dual_bundle import DualBundle
-from fedtrellis.losses import Hinge
+from fedtrellis.dual.bundle import DualBundle
+from fedtrellis.objectives.losses import Hinge
+from fedtrellis.wire.arrays import FloatArray
 from tasks import HybridTask
 
 __all__ = [

@@ -9,8 +9,8 @@ import numpy as np
 from flwr.app import ArrayRecord, MetricRecord
 
 import sim
-from fedtrellis.arrays import Layout, array_record, record_arrays
-from fedtrellis.local import LocalGrid
+from fedtrellis.wire.arrays import Layout, array_record, record_arrays
+from fedtrellis.wire.local_grid import LocalGrid
 from reproduce.common import Run
 from tasks import HybridTask
 

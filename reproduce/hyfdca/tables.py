@@ -10,8 +10,8 @@ import numpy as np
 
 import sim
 from benchmarks.hyfdca_split import Clock, IterationTimes, SplitGrid, instrumented
-from fedtrellis.arrays import array_record
-from fedtrellis.callbacks import Callback, RoundRecord
+from fedtrellis.server.callbacks import Callback, RoundRecord
+from fedtrellis.wire.arrays import array_record
 from reproduce.common import Options, Run, SkippedError
 from reproduce.drawing import measured
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 import sim
-from fedtrellis.arrays import FloatArray, Layout
 from fedtrellis.manifolds import Manifold
 from fedtrellis.random import generator
+from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.zeroth_order import (
     Values,
     evaluator,

@@ -13,7 +13,7 @@ from benchmarks import __main__, encryption, hyfdca
 from benchmarks.hyfdca_split import ENCRYPTION, PARTS, Clock, instrumented
 from benchmarks.report import Spread
 from clients import HyFDCAClient
-from fedtrellis.alignment import align
+from fedtrellis.dual.alignment import align
 from strategies import hybrid
 from tasks.hybrid_svm import HybridSVM
 

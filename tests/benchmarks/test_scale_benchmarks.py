@@ -14,8 +14,8 @@ from flwr.app import Context, RecordDict
 import sim
 from benchmarks import deployed, round_trips, scale
 from benchmarks.report import Spread
-from fedtrellis.local import LocalGrid
 from fedtrellis.objectives import LeastSquares
+from fedtrellis.wire.local_grid import LocalGrid
 
 
 def lines(*seconds: float) -> list[str]:

@@ -13,7 +13,6 @@ import pytest
 from numpy.typing import NDArray
 
 from fedtrellis import zeroth_order
-from fedtrellis.arrays import Layout
 from fedtrellis.manifolds import (
     Euclidean,
     FixedRank,
@@ -24,6 +23,7 @@ from fedtrellis.manifolds import (
     Stiefel,
 )
 from fedtrellis.objectives import LeastSquares, MultinomialLogistic, Objective
+from fedtrellis.wire.arrays import Layout
 from fedtrellis.zeroth_order import (
     Estimate,
     combine,
@@ -720,7 +720,7 @@ def test_a_matrix_keeps_its_shape() -> None:
 
 def test_several_layers_through_torch_equal_a_loop() -> None:
     torch = pytest.importorskip("torch")
-    from fedtrellis.torch_objective import TorchObjective
+    from fedtrellis.objectives.torch_objective import TorchObjective
 
     torch.manual_seed(0)
     nn = torch.nn
@@ -759,7 +759,7 @@ def test_several_layers_through_torch_equal_a_loop() -> None:
 
 def test_torch_models_are_evaluated_without_a_loop_over_points() -> None:
     torch = pytest.importorskip("torch")
-    from fedtrellis.torch_objective import TorchObjective
+    from fedtrellis.objectives.torch_objective import TorchObjective
 
     losses = []
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import sim
-from fedtrellis.arrays import array_record
-from fedtrellis.local import LocalGrid
+from fedtrellis.wire.arrays import array_record
+from fedtrellis.wire.local_grid import LocalGrid
 from reproduce import hyfdca
 from reproduce.__main__ import folder_of, main
 from reproduce.common import Options, Run, SkippedError, load_results, read_config

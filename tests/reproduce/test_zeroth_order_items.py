@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import sim
-from fedtrellis.arrays import Layout
+from fedtrellis.wire.arrays import Layout
 from fedtrellis.zeroth_order import evaluator
 from reproduce import zeroth_order
 from reproduce.__main__ import folder_of, main

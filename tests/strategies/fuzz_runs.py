@@ -29,9 +29,9 @@ from flwr.app import ArrayRecord, Context, Message, RecordDict
 
 from fedtrellis import Callback, LocalGrid, RoundRecord
 from fedtrellis.encryption import Cipher
-from fedtrellis.local import FAULTS
 from fedtrellis.settings import SettingsError
-from fedtrellis.sizes import message_bytes
+from fedtrellis.wire.local_grid import FAULTS
+from fedtrellis.wire.message_size import message_bytes
 from tests.strategies.mutations import choose, mutate_bytes, mutate_content
 from tests.strategies.soak_cases import CASES, Case, context_of
 from tests.strategies.soak_runs import _walk

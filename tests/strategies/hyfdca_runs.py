@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from clients import HyFDCAClient
 from fedtrellis import Callback, LocalGrid, RoundRecord, client_app
-from fedtrellis.arrays import decode
-from fedtrellis.losses import make_loss
-from fedtrellis.protocol import ClientMemory
-from fedtrellis.regularized_loss import RegularizedLoss, central_optimum
+from fedtrellis.dual.regularized_loss import RegularizedLoss, central_optimum
+from fedtrellis.objectives.losses import make_loss
+from fedtrellis.wire.arrays import decode
+from fedtrellis.wire.protocol import ClientMemory
 from strategies import HyFDCA
 
 Array = NDArray[np.float64]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from fedtrellis.arrays import encode
+from fedtrellis.wire.arrays import encode
 
 Rng = np.random.Generator
 Items = dict[str, Any]

@@ -33,12 +33,12 @@ from clients import (
 )
 from clients.hyfdca import NewSamples
 from fedtrellis import LocalGrid, client_app
-from fedtrellis.arrays import decode
 from fedtrellis.domains import L1Ball, L2Ball
 from fedtrellis.encryption.plain import PlainCipher
 from fedtrellis.manifolds import Stiefel
 from fedtrellis.objectives import LeastSquares
-from fedtrellis.protocol import ClientMemory
+from fedtrellis.wire.arrays import decode
+from fedtrellis.wire.protocol import ClientMemory
 from strategies import (
     FedAvgGD,
     FedDR,

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from clients import FedDRClient, NaiveFrankWolfeClient, ProjectedFedAvgClient
 from fedtrellis import LocalGrid, client_app
-from fedtrellis.callbacks import Callback, RoundRecord
 from fedtrellis.domains import Box, Domain, L1Ball, L2Ball
 from fedtrellis.objectives import LeastSquares
 from fedtrellis.random import generator
+from fedtrellis.server.callbacks import Callback, RoundRecord
 from strategies import FedDR, NaiveFrankWolfe, ProjectedFedAvg
 
 Array = NDArray[np.float64]

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from clients import FedAvgGDClient, FedProxClient, LocalSGDClient
 from fedtrellis import LocalGrid, client_app
-from fedtrellis.callbacks import Callback, RoundRecord
 from fedtrellis.local_steps import (
     STEP_SCHEDULES,
     LocalSteps,
@@ -23,6 +22,7 @@ from fedtrellis.local_steps import (
 )
 from fedtrellis.objectives import LeastSquares, Logistic, Objective
 from fedtrellis.random import generator
+from fedtrellis.server.callbacks import Callback, RoundRecord
 from strategies import FedAvgGD, FedProx, LocalSGD
 
 Array = NDArray[np.float64]

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from clients import FedFWClient
 from fedtrellis import LocalGrid, client_app
-from fedtrellis.arrays import decode
-from fedtrellis.callbacks import Callback, RoundRecord
 from fedtrellis.domains import L1Ball
-from fedtrellis.local import FAULTS
 from fedtrellis.objectives import LeastSquares
-from fedtrellis.protocol import ClientMemory
 from fedtrellis.random import generator
+from fedtrellis.server.callbacks import Callback, RoundRecord
+from fedtrellis.wire.arrays import decode
+from fedtrellis.wire.local_grid import FAULTS
+from fedtrellis.wire.protocol import ClientMemory
 from strategies import FedFW
 
 Array = NDArray[np.float64]

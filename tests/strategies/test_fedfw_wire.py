@@ -13,18 +13,6 @@ from numpy.typing import NDArray
 
 from clients import FedFWClient, NaiveFrankWolfeClient
 from fedtrellis import LocalGrid, client_app
-from fedtrellis.arrays import Layout, record_arrays
-from fedtrellis.atoms import (
-    Atom,
-    DenseAtom,
-    PermutationAtom,
-    ProductAtom,
-    RankOneAtom,
-    SignAtom,
-    SparseAtom,
-    unpack_atoms,
-)
-from fedtrellis.broadcast import ModelBroadcast, Step, receive, unpack_steps
 from fedtrellis.domains import (
     BirkhoffPolytope,
     Box,
@@ -37,8 +25,20 @@ from fedtrellis.domains import (
     Product,
     Simplex,
 )
-from fedtrellis.local import encode_message
-from fedtrellis.protocol import ARRAYS, CONFIG, MODEL, RESTORE, STATUS
+from fedtrellis.domains.atoms import (
+    Atom,
+    DenseAtom,
+    PermutationAtom,
+    ProductAtom,
+    RankOneAtom,
+    SignAtom,
+    SparseAtom,
+    unpack_atoms,
+)
+from fedtrellis.wire.arrays import Layout, record_arrays
+from fedtrellis.wire.broadcast import ModelBroadcast, Step, receive, unpack_steps
+from fedtrellis.wire.local_grid import encode_message
+from fedtrellis.wire.protocol import ARRAYS, CONFIG, MODEL, RESTORE, STATUS
 from strategies import FedFW, NaiveFrankWolfe
 
 Array = NDArray[np.float64]

@@ -15,11 +15,11 @@ from scipy.special import expit
 
 from clients import FedGiAClient
 from fedtrellis import Callback, LocalGrid, RoundRecord, client_app
-from fedtrellis.arrays import decode
-from fedtrellis.nonconvex_logistic import NonconvexLogistic
 from fedtrellis.objectives import LeastSquares, Logistic, Objective
-from fedtrellis.protocol import ClientMemory
+from fedtrellis.objectives.nonconvex_logistic import NonconvexLogistic
 from fedtrellis.settings import SettingsError
+from fedtrellis.wire.arrays import decode
+from fedtrellis.wire.protocol import ClientMemory
 from strategies import FedGiA
 from tasks.linear_regression import LinearRegression
 

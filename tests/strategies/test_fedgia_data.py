@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from clients import FedGiAClient
 from fedtrellis import Callback, LocalGrid, RoundRecord, client_app
+from fedtrellis.admm.shifted_systems import ConjugateGradientSystem, make_system
 from fedtrellis.objectives import Logistic
-from fedtrellis.shifted_systems import ConjugateGradientSystem, make_system
 from strategies import FedGiA
 from tasks import Task, make_task
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from clients import FedGiAClient
 from fedtrellis import Callback, LocalGrid, RoundRecord, client_app
-from fedtrellis.local import FAULTS
 from fedtrellis.objectives import LeastSquares
+from fedtrellis.wire.local_grid import FAULTS
 from strategies import FedGiA
 
 Array = NDArray[np.float64]

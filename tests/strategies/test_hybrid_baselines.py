@@ -18,11 +18,11 @@ from scipy.sparse import coo_array, csc_array, csr_array
 
 from clients import HybridFedAvgClient, HyFEMClient
 from fedtrellis import Callback, LocalGrid, RoundRecord, client_app
-from fedtrellis.arrays import decode
-from fedtrellis.local import FAULTS
-from fedtrellis.protocol import ClientMemory
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError
+from fedtrellis.wire.arrays import decode
+from fedtrellis.wire.local_grid import FAULTS
+from fedtrellis.wire.protocol import ClientMemory
 from strategies import HybridFedAvg, HyFEM
 from strategies import hybrid as hybrid_module
 from tasks import HybridSVM

@@ -11,11 +11,11 @@ from flwr.app import ArrayRecord
 from scipy import sparse
 
 from fedtrellis import LocalGrid
+from fedtrellis.dual.regularized_loss import central_optimum
 from fedtrellis.encryption import Cipher, backend_class
 from fedtrellis.encryption.key_format import SECRET_BYTES, KeyFile, fingerprint_of
 from fedtrellis.encryption.plain import PlainCipher
-from fedtrellis.losses import LOSSES, make_loss
-from fedtrellis.regularized_loss import central_optimum
+from fedtrellis.objectives.losses import LOSSES, make_loss
 from fedtrellis.settings import SettingsError
 from strategies import HyFDCA
 from tests.strategies.hyfdca_runs import (

@@ -11,9 +11,9 @@ import pytest
 from flwr.app import Message
 
 from fedtrellis import Callback, LocalGrid, RoundRecord
-from fedtrellis.arrays import array_record, record_arrays
 from fedtrellis.encryption.plain import PlainCipher
 from fedtrellis.settings import SettingsError
+from fedtrellis.wire.arrays import array_record, record_arrays
 from strategies import HyFDCA
 from tests.strategies.hyfdca_runs import Run, irregular, small
 

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from clients import HyFDCAClient
 from fedtrellis import LocalGrid, client_app
-from fedtrellis.alignment import HASH_BYTES
-from fedtrellis.arrays import decode, record_arrays
+from fedtrellis.dual.alignment import HASH_BYTES
 from fedtrellis.encryption import (
     Cipher,
     EncryptionError,
@@ -27,8 +26,9 @@ from fedtrellis.encryption import (
     write_key_pair,
 )
 from fedtrellis.encryption.plain import PlainCipher
-from fedtrellis.protocol import ARRAYS, CONFIG, MODEL, RESTORE
 from fedtrellis.settings import SettingsError
+from fedtrellis.wire.arrays import decode, record_arrays
+from fedtrellis.wire.protocol import ARRAYS, CONFIG, MODEL, RESTORE
 from strategies import HyFDCA
 from tests.strategies.hyfdca_runs import Array, Run, Split, irregular, small
 

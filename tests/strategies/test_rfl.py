@@ -15,7 +15,6 @@ from sklearn.datasets import load_digits
 
 from clients import FirstOrderRFLClient, ZerothOrderRFLClient
 from fedtrellis import Callback, LocalGrid, RoundRecord, client_app
-from fedtrellis.local import FAULTS
 from fedtrellis.manifolds import (
     Euclidean,
     FixedRank,
@@ -27,6 +26,7 @@ from fedtrellis.manifolds import (
 )
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError
+from fedtrellis.wire.local_grid import FAULTS
 from fedtrellis.zeroth_order import directions
 from strategies import FirstOrderRFL, ZerothOrderRFL
 from tasks.kernel_pca import KernelPCA

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 import sim
 from fedtrellis import LocalGrid
-from fedtrellis.app_directory import read_config
-from fedtrellis.protocol import client_identity
-from fedtrellis.records import to_toml
+from fedtrellis.app.directory import read_config
+from fedtrellis.server.records import to_toml
+from fedtrellis.wire.protocol import client_identity
 
 __all__ = [
     "FAMILIES",

@@ -14,11 +14,11 @@ import pytest
 from scipy.ndimage import correlate
 
 from fedtrellis.manifolds import Sphere
-from fedtrellis.settings import SettingsError
-from fedtrellis.universal_perturbation import (
+from fedtrellis.objectives.universal_perturbation import (
     PerceptronClassifier,
     UniversalPerturbation,
 )
+from fedtrellis.settings import SettingsError
 from tasks import Attack
 from tasks.attack import _digits_of, _victim
 from tests.tasks.cifar_folder import write_cifar

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_array, issparse, random_array
 from sklearn.datasets import load_breast_cancer, load_digits
 
-from fedtrellis.losses import Hinge, Logistic, SmoothedHinge, Squared
+from fedtrellis.objectives.losses import Hinge, Logistic, SmoothedHinge, Squared
 from fedtrellis.settings import SettingsError
 from tasks import (
     ClientData,

@@ -10,9 +10,9 @@ from scipy.optimize import minimize
 from sklearn.datasets import load_breast_cancer
 from sklearn.linear_model import LogisticRegression as SklearnLogistic
 
-from fedtrellis.mean_objective import MeanObjective
-from fedtrellis.nonconvex_logistic import NonconvexLogistic
 from fedtrellis.objectives import Logistic
+from fedtrellis.objectives.mean_objective import MeanObjective
+from fedtrellis.objectives.nonconvex_logistic import NonconvexLogistic
 from fedtrellis.settings import SettingsError, parse
 from tasks import LogisticRegression
 from tasks.logistic_regression import _data

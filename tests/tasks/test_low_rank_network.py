@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedtrellis.arrays import Layout
 from fedtrellis.manifolds import Euclidean, FixedRank, Product, Stiefel
 from fedtrellis.settings import SettingsError
+from fedtrellis.wire.arrays import Layout
 from tasks import Digits, LowRankNetwork
 
 

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedtrellis.arrays import Layout
 from fedtrellis.domains import L1Ball, make_domain
 from fedtrellis.settings import SettingsError, describe, keys
+from fedtrellis.wire.arrays import Layout
 from tasks import TASKS, Task, make_task
 from tasks.base import Point, even_share
 

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import isotonic_regression
 
-from fedtrellis.atoms import SparseAtom
 from fedtrellis.domains import Domain
+from fedtrellis.domains.atoms import SparseAtom
 
 Array = NDArray[np.float64]
 

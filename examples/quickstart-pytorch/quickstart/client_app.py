@@ -5,7 +5,7 @@ from torch.nn import CrossEntropyLoss
 from fedtrellis import client_app
 from fedtrellis.clients import FedFWClient
 from fedtrellis.domains import L1Ball
-from fedtrellis.torch_objective import TorchObjective
+from fedtrellis.objectives.torch_objective import TorchObjective
 from quickstart.task import Net, load_data
 
 

@@ -8,17 +8,6 @@ import numpy as np
 import pytest
 
 from fedtrellis import domains
-from fedtrellis.atoms import (
-    Atom,
-    DenseAtom,
-    PermutationAtom,
-    ProductAtom,
-    RankOneAtom,
-    SignAtom,
-    SparseAtom,
-    pack_atoms,
-    unpack_atoms,
-)
 from fedtrellis.domains import (
     DOMAINS,
     BirkhoffPolytope,
@@ -34,6 +23,17 @@ from fedtrellis.domains import (
     Simplex,
     SpectralNormBall,
     make_domain,
+)
+from fedtrellis.domains.atoms import (
+    Atom,
+    DenseAtom,
+    PermutationAtom,
+    ProductAtom,
+    RankOneAtom,
+    SignAtom,
+    SparseAtom,
+    pack_atoms,
+    unpack_atoms,
 )
 
 EXAMPLES: list[tuple[Domain, tuple[int, ...], type[Atom]]] = [

@@ -10,7 +10,6 @@ import pytest
 from numpy.typing import NDArray
 
 from fedtrellis import manifolds
-from fedtrellis.arrays import Layout
 from fedtrellis.manifolds import (
     MANIFOLDS,
     Euclidean,
@@ -23,6 +22,7 @@ from fedtrellis.manifolds import (
     Stiefel,
     make_manifold,
 )
+from fedtrellis.wire.arrays import Layout
 
 Array = NDArray[np.float64]
 

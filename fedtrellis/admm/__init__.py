@@ -1,0 +1,1 @@
+"""FedGiA's shifted linear systems: factors, closed forms, conjugate gradients."""

@@ -1,0 +1,1 @@
+"""The app: what methods, tasks and domains declare, and a run made of it."""

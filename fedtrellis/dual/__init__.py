@@ -1,0 +1,1 @@
+"""HyFDCA's mathematics: samples aligned, dual steps, mixtures of proposals."""

@@ -1,0 +1,390 @@
+"""A perceptron whose hidden weight matrix has low rank, in NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedtrellis.manifolds import Euclidean, FixedRank, Manifold, Product, Stiefel
+from fedtrellis.objectives.linear_models import (
+    Array,
+    IntArray,
+    check_examples,
+    check_integers,
+    check_number,
+    inverse_fraction,
+)
+from fedtrellis.objectives.smooth import _FiniteSum
+
+__all__ = ["LowRankPerceptron"]
+
+Point = Array | Sequence[Array]
+
+
+class _Layers(NamedTuple):
+    """Views of a batch of m flat points."""
+
+    left: Array  # U: (m, p, R); or W: (m, p, h)
+    values: Array | None  # s: (m, R)
+    right: Array | None  # V: (m, h, R)
+    bias: Array  # (m, h)
+    output: Array  # (m, h, c)
+    output_bias: Array  # (m, c)
+
+
+class LowRankPerceptron(_FiniteSum):
+    """The mean cross-entropy of a perceptron with one hidden layer of low rank.
+
+    f(x) = weight · ((1/d) Σ_k [ln Σ_c exp(z_kc) − z_k,y_k] + (l2/2)‖x‖²) with scores
+    z_k = φ(a_kᵀW + b) B + e, where W is p × h, b the hidden bias, B the h × c output
+    layer and e its bias.
+
+    ``factored``: W = U diag(s) Vᵀ, and the model's arrays are U (p × R), s (R),
+    V (h × R), b, B, e, so that a model of low rank also travels as one; else they are
+    W, b, B, e. On the manifold l2 acts on W through ‖W‖ = ‖s‖, as ‖U‖ and ‖V‖ are
+    constant there.
+
+    A point is a list of these arrays or the flat vector of all their entries, each in C
+    order; every method accepts both, and a gradient has the form of the point given.
+
+    Parameters
+    ----------
+    features : array_like of shape (d, p)
+    labels : array_like of shape (d,)
+        Whole numbers in [0, classes).
+    classes : int
+        c, at least 2.
+    hidden : int
+        h, the width of the hidden layer.
+    rank : int, optional
+        R, at most min(p, h); None puts no bound on the rank.
+    factored : bool, default True
+        Whether W is kept as its factors; nothing without ``rank``.
+    activation : {"tanh", "relu"}
+        φ; f is smooth with tanh only.
+    l2 : float, default 0.0
+    weight : float, default 1.0
+        A positive factor on the whole function.
+
+    Raises
+    ------
+    ValueError
+        If shapes disagree, an entry is not finite, or a label or parameter is not
+        allowed.
+
+    Notes
+    -----
+    §5.3 of arXiv 2507.22855, which keeps W as one matrix.
+    """
+
+    def __init__(
+        self,
+        features: ArrayLike,
+        labels: ArrayLike,
+        classes: int,
+        hidden: int,
+        rank: int | None = None,
+        *,
+        factored: bool = True,
+        activation: str = "tanh",
+        l2: float = 0.0,
+        weight: float = 1.0,
+    ) -> None:
+        self._features = check_examples("features", np.asarray(features))
+        self.num_examples, inputs = self._features.shape
+        for name, size, least in (("classes", classes, 2), ("hidden", hidden, 1)):
+            if int(size) != size or size < least:
+                raise ValueError(
+                    f"{name} is {size!r}; it must be a whole number >= {least}"
+                )
+        self._labels = check_integers("labels", labels, self.num_examples, classes)
+        bound = min(inputs, hidden)
+        if rank is not None and (int(rank) != rank or not 1 <= rank <= bound):
+            raise ValueError(
+                f"rank is {rank!r}; it must be a whole number from 1 to {bound}"
+            )
+        if activation not in ("tanh", "relu"):
+            raise ValueError(f"activation is {activation!r}; allowed: 'relu', 'tanh'")
+        self.classes, self.hidden, self.inputs = int(classes), int(hidden), inputs
+        self.bound_on_rank = rank
+        self.factored = bool(factored) and rank is not None
+        self.activation = activation
+        self.l2 = check_number("l2", l2)
+        self.weight = check_number("weight", weight, positive=True)
+        self.shapes = self.layer_shapes(
+            inputs, self.classes, self.hidden, rank if self.factored else None
+        )
+        self._sizes = [prod(shape) for shape in self.shapes]
+        self.shape = (sum(self._sizes),)
+
+    @staticmethod
+    def layer_shapes(
+        inputs: int, classes: int, hidden: int, rank: int | None
+    ) -> list[tuple[int, ...]]:
+        """Return the shapes of the model's arrays; with a rank, W as its factors."""
+        first: list[tuple[int, ...]] = [(inputs, hidden)]
+        if rank is not None:
+            first = [(inputs, rank), (rank,), (hidden, rank)]
+        return [*first, (hidden,), (hidden, classes), (classes,)]
+
+    def manifold(self) -> Product:
+        """Return the manifold of the flat points.
+
+        U and V have orthonormal columns, or W the rank R; the rest is free. s may have
+        zeros, so that the rank of W is at most R where it is factored.
+        """
+        first: list[Manifold]
+        if self.factored:
+            U, s, V = (shape for shape in self.shapes[:3])
+            first = [Stiefel(U), Euclidean(s), Stiefel(V)]
+        elif self.bound_on_rank is not None:
+            first = [FixedRank(self.shapes[0], self.bound_on_rank)]
+        else:
+            first = [Euclidean(self.shapes[0])]
+        return Product([*first, *(Euclidean(shape) for shape in self.shapes[-3:])])
+
+    # -- points
+
+    def initial_point(self, rng: np.random.Generator) -> list[Array]:
+        """Draw a model on the manifold.
+
+        W and B have the variance 2/(rows + columns) of Glorot and Bengio (AISTATS
+        2010), before W is cut to rank R, and the biases are zero. One state of the
+        generator gives the same network for either way to keep W.
+        """
+        W, B = (
+            np.sqrt(2.0 / (rows + columns)) * rng.standard_normal((rows, columns))
+            for rows, columns in (
+                (self.inputs, self.hidden),
+                (self.hidden, self.classes),
+            )
+        )
+        first = [W]
+        if self.bound_on_rank is not None:
+            low_rank = FixedRank(W.shape, self.bound_on_rank)
+            U, s, Vt = low_rank.factors(W)
+            first = [low_rank.from_factors(U, s, Vt)]
+            if self.factored:
+                first = [U.copy(), s.copy(), Vt.T.copy()]
+        return [*first, np.zeros(self.hidden), B, np.zeros(self.classes)]
+
+    def hidden_matrix(self, x: Point) -> Array:
+        """Return W, of shape (p, h)."""
+        layers = self._split(self._flat(x)[None])
+        W: Array = layers.left[0].copy()
+        if layers.values is not None and layers.right is not None:
+            # W = U diag(s) Vᵀ
+            W = (W * layers.values[0]) @ layers.right[0].T
+        return W
+
+    def rank(self, x: Point) -> int:
+        """Return the numerical rank of W."""
+        return int(np.linalg.matrix_rank(self.hidden_matrix(x)))
+
+    def _flat(self, x: Point, *, batch: bool = False) -> Array:
+        """Return a point, or a batch of them, as float64 of shape (q,) or (m, q)."""
+        if isinstance(x, np.ndarray):
+            array = np.asarray(x, dtype=np.float64)
+            if array.ndim != 1 + batch or array.shape[-1] != self.shape[0]:
+                wanted = ("m", *self.shape) if batch else self.shape
+                raise ValueError(f"x has shape {array.shape}; it must be {wanted}")
+            return array
+        parts = [np.asarray(part, dtype=np.float64) for part in x]
+        lead = parts[0].shape[:1] if batch and parts else ()
+        wanted_shapes = [(*lead, *shape) for shape in self.shapes]
+        if [part.shape for part in parts] != wanted_shapes:
+            given = [part.shape for part in parts]
+            raise ValueError(f"x has shapes {given}; they must be {wanted_shapes}")
+        flat: Array = np.concatenate(
+            [part.reshape(*lead, -1) for part in parts], axis=-1
+        )
+        return flat
+
+    def _parts(self, flat: Array) -> list[Array]:
+        """Return the arrays of flat points, the last axis of ``flat``, as views."""
+        pieces = np.split(flat, np.cumsum(self._sizes)[:-1], axis=-1)
+        lead = flat.shape[:-1]
+        return [
+            piece.reshape(*lead, *shape)
+            for piece, shape in zip(pieces, self.shapes, strict=True)
+        ]
+
+    def _split(self, points: Array) -> _Layers:
+        parts = self._parts(points)
+        if self.factored:
+            return _Layers(*parts)
+        return _Layers(parts[0], None, None, *parts[1:])
+
+    def _like(self, x: Point, flat: Array) -> Any:
+        return flat if isinstance(x, np.ndarray) else self._parts(flat)
+
+    # -- evaluation: examples are on the last axis, m points on the first
+
+    def _scores(self, x: _Layers, features: Array) -> tuple[Array | None, Array, Array]:
+        """Return Uᵀaᵀ (m, R, d) if factored, φ(…) (m, h, d) and z (m, c, d)."""
+        count, examples = len(x.bias), len(features)
+        # the points' columns below each other: one product for all of them
+        columns = x.left.swapaxes(1, 2).reshape(-1, self.inputs)
+        first = (columns @ features.T).reshape(count, -1, examples)
+        inner = None
+        if x.values is not None and x.right is not None:
+            inner = first
+            # V diag(s) (Uᵀ aᵀ)
+            first = (x.right * x.values[:, None, :]) @ inner
+        first += x.bias[:, :, None]
+        if self.activation == "tanh":
+            np.tanh(first, out=first)
+        else:
+            np.maximum(first, 0.0, out=first)
+        scores = x.output.swapaxes(1, 2) @ first
+        scores += x.output_bias[:, :, None]
+        return inner, first, scores
+
+    def _chosen(self, rows: IntArray | None) -> tuple[Array, IntArray]:
+        if rows is None:
+            return self._features, self._labels
+        return self._features[rows], self._labels[rows]
+
+    def _penalty(self, points: Array) -> Any:
+        # (l2/2)‖x‖²
+        return 0.5 * self.l2 * np.einsum("...q,...q->...", points, points)
+
+    def _entries_per_point(self, rows: IntArray | None) -> int:
+        # slices of an eighth of the usual stay in the processor's caches
+        examples = self.num_examples if rows is None else len(rows)
+        return 8 * examples * max(self.hidden, self.classes)
+
+    def _values(self, points: Array, rows: IntArray | None) -> Array:
+        features, labels = self._chosen(rows)
+        scores = self._scores(self._split(points), features)[2]
+        # With the largest score taken off, the exponentials lie in (0, 1].
+        scores -= scores.max(axis=1, keepdims=True)
+        chosen = scores[:, labels, np.arange(len(labels))]
+        # (1/d) Σ_k [ln Σ_c exp(z_kc) − z_k,y_k]
+        sums = np.exp(scores, out=scores).sum(axis=1)
+        losses: Array = (np.log(sums) - chosen).mean(axis=1)
+        if self.l2:
+            losses += self._penalty(points)
+        losses *= self.weight
+        return losses
+
+    def _value_and_gradient(
+        self, x: Array, rows: IntArray | None, *, value: bool, gradient: bool
+    ) -> tuple[float, Array]:
+        if not gradient:
+            return float(self._values(x[None], rows)[0]), x
+        features, labels = self._chosen(rows)
+        layers = self._split(x[None])
+        inner, active, scores = self._scores(layers, features)
+        z, columns = scores[0], np.arange(len(labels))
+        z -= z.max(axis=0)
+        chosen = z[labels, columns]
+        np.exp(z, out=z)
+        sums = z.sum(axis=0)
+        total = 0.0
+        if value:
+            total = float((np.log(sums) - chosen).mean()) + float(self._penalty(x))
+        # ∂f/∂z = weight/d (softmax(z) − e_y)
+        z /= sums
+        z[labels, columns] -= 1.0
+        z *= self.weight * inverse_fraction(rows, self.num_examples) / self.num_examples
+        hidden = active[0]
+        slope = layers.output[0] @ z
+        # through φ: tanh′ = 1 − tanh², relu′ = 1[· > 0]
+        slope *= (hidden > 0.0) if self.activation == "relu" else 1.0 - hidden**2
+        if inner is None:
+            # ∂f/∂W = Σ_k a_k slope_kᵀ
+            first = [features.T @ slope.T]
+        else:
+            assert layers.values is not None
+            assert layers.right is not None
+            s, V, projected = layers.values[0], layers.right[0], inner[0]
+            back = V.T @ slope
+            # ∂f/∂U = Σ_k a_k (s ∘ Vᵀ slope_k)ᵀ,  ∂f/∂s = Σ_k Uᵀa_k ∘ Vᵀ slope_k,
+            # ∂f/∂V = Σ_k slope_k (s ∘ Uᵀa_k)ᵀ
+            first = [
+                features.T @ (s[:, None] * back).T,
+                np.einsum("rk,rk->r", projected, back),
+                slope @ (s[:, None] * projected).T,
+            ]
+        parts = [*first, slope.sum(axis=1), hidden @ z.T, z.sum(axis=1)]
+        result = np.concatenate([part.ravel() for part in parts])
+        if self.l2:
+            result += (self.weight * self.l2) * x
+        return self.weight * total, result
+
+    def value(self, x: Point) -> float:
+        """Return f(x)."""
+        return float(self.values(self._flat(x)[None])[0])
+
+    @overload
+    def gradient(self, x: Array) -> Array: ...
+    @overload
+    def gradient(self, x: Sequence[Array]) -> list[Array]: ...
+    def gradient(self, x: Point) -> Array | list[Array]:
+        """Return ∇f(x), in the form of x."""
+        gradient: Array | list[Array] = self._like(x, super().gradient(self._flat(x)))
+        return gradient
+
+    @overload
+    def value_and_gradient(self, x: Array) -> tuple[float, Array]: ...
+    @overload
+    def value_and_gradient(self, x: Sequence[Array]) -> tuple[float, list[Array]]: ...
+    def value_and_gradient(self, x: Point) -> tuple[float, Array | list[Array]]:
+        """Return f(x) and ∇f(x), at the price of ∇f(x)."""
+        value, gradient = super().value_and_gradient(self._flat(x))
+        return value, self._like(x, gradient)
+
+    @overload
+    def stochastic_gradient(
+        self, x: Array, rng: np.random.Generator, batch_size: int
+    ) -> Array: ...
+    @overload
+    def stochastic_gradient(
+        self, x: Sequence[Array], rng: np.random.Generator, batch_size: int
+    ) -> list[Array]: ...
+    def stochastic_gradient(
+        self, x: Point, rng: np.random.Generator, batch_size: int
+    ) -> Array | list[Array]:
+        """Return the gradient on a mini-batch that ``rng`` draws, in the form of x."""
+        flat = super().stochastic_gradient(self._flat(x), rng, batch_size)
+        gradient: Array | list[Array] = self._like(x, flat)
+        return gradient
+
+    def values(
+        self,
+        points: Point,
+        rng: np.random.Generator | None = None,
+        *,
+        batch_size: int | None = None,
+    ) -> Array:
+        """Return f at each of m points, in a few products for all of them.
+
+        Parameters
+        ----------
+        points : ndarray of shape (m, q), or list of ndarrays of shape (m, *array shape)
+        rng : numpy.random.Generator, optional
+            Draws the mini-batch; not used without ``batch_size``.
+        batch_size : int, optional
+            Estimate all m values from one mini-batch that they share.
+
+        Returns
+        -------
+        ndarray of shape (m,)
+        """
+        flat = self._flat(points, batch=True)
+        return super().values(flat, rng, batch_size=batch_size)
+
+    def predict(self, x: Point) -> IntArray:
+        """Return the class of the largest score of each example."""
+        layers = self._split(self._flat(x)[None])
+        scores = self._scores(layers, self._features)[2][0]
+        return np.asarray(np.argmax(scores, axis=0), dtype=np.intp)
+
+    def metrics(self, x: Point) -> dict[str, float]:
+        """Return ``{"accuracy": ...}``, the fraction of labels predicted correctly."""
+        return {"accuracy": float(np.mean(self.predict(x) == self._labels))}

@@ -1,0 +1,220 @@
+"""A run's state in one file, replaced in one step.
+
+The file is a ``.npz`` of arrays and one JSON text: the model, the method's state, who
+the clients are and which of their rounds were used. The rounds themselves, which only
+ever grow, are appended to a file beside it. A grid in this process has its clients'
+states saved too, so that such a run goes on exactly as it would have; clients on other
+machines keep theirs, or are given back what the server can replay.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+from flwr.app import MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
+
+from fedtrellis.server.callbacks import RoundRecord
+from fedtrellis.settings import SettingsError
+from fedtrellis.wire.arrays import Layout
+from fedtrellis.wire.broadcast import ModelBroadcast
+
+if TYPE_CHECKING:
+    from fedtrellis.server.loop import RoundStrategy
+
+__all__ = ["checkpoint_clients", "load_checkpoint", "save_checkpoint"]
+
+_FORMAT = 1
+
+
+def _history_path(path: Path) -> Path:
+    return path.with_name(path.name + ".history.jsonl")
+
+
+def save_checkpoint(
+    path: Path, strategy: RoundStrategy, grid: Grid, server_round: int
+) -> None:
+    """Write the state after ``server_round``; a crash leaves the file before it."""
+    meta = {
+        "format": _FORMAT,
+        "strategy": type(strategy).__name__,
+        "round": server_round,
+        "session": strategy._session,
+        "epoch": strategy._epoch,
+        "seed": strategy.seed,
+        "version": strategy.broadcast.version,
+        "layout": strategy.broadcast.layout.to_list(),
+        "clients": {
+            name: {
+                "used-round": client.used_round,
+                "epoch": client.epoch,
+                "ready": client.ready,
+            }
+            for name, client in strategy._registry.clients.items()
+        },
+    }
+    arrays: dict[str, Any] = {
+        "meta": np.frombuffer(json.dumps(meta).encode(), dtype=np.uint8),
+        "model": strategy.broadcast.model,
+    }
+    for name, array in strategy.state().items():
+        arrays["state/" + name] = array
+    snapshot = getattr(grid, "client_states", None)
+    if snapshot is not None:
+        for name, data in snapshot().items():
+            arrays["client/" + name] = np.frombuffer(data, dtype=np.uint8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _append_history(_history_path(path), strategy)
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("wb") as file:
+        np.savez(file, **arrays)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def _append_history(path: Path, strategy: RoundStrategy) -> None:
+    """Add the rounds since the last time; the first time, write a new file."""
+    saved = strategy._history_saved
+    target = path if saved else path.with_name(path.name + ".tmp")
+    with target.open("a" if saved else "w", encoding="utf-8") as file:
+        for record in strategy.history[saved:]:
+            file.write(json.dumps(record.to_dict()) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    if not saved:
+        # a resumed run may be writing over the history that it was resumed from
+        os.replace(target, path)
+    strategy._history_saved = len(strategy.history)
+
+
+def _read_history(path: Path, last_round: int) -> list[RoundRecord]:
+    """The rounds up to ``last_round``; later ones were never part of a checkpoint."""
+    records = []
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            record = RoundRecord(**json.loads(line))
+            record.rejected = [(who, why) for who, why in record.rejected]
+            records.append(record)
+            if record.round == last_round:
+                return records
+    raise ValueError(f"{path.name} ends before round {last_round}")
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The arrays of a checkpoint and what is said of them; SettingsError if none is."""
+    if not path.is_file():
+        raise SettingsError(f"resume = {str(path)!r}: there is no such checkpoint")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        meta = json.loads(arrays.pop("meta").tobytes())
+        Layout.from_list(meta["layout"])
+    except (
+        OSError,
+        EOFError,
+        TypeError,  # say a single array, which is no archive
+        ValueError,
+        KeyError,
+        zipfile.BadZipFile,
+    ) as error:
+        raise SettingsError(
+            f"resume = {str(path)!r} is no checkpoint: {error}"
+        ) from None
+    return arrays, meta
+
+
+def checkpoint_clients(path: Path) -> list[str]:
+    """Identities of the clients of the run that a checkpoint is of.
+
+    Raises
+    ------
+    SettingsError
+        If the file is none.
+    """
+    return list(_read(path)[1]["clients"])
+
+
+def load_checkpoint(
+    path: Path, strategy: RoundStrategy, grid: Grid, result: Result
+) -> int:
+    """Put a strategy that has been set up where the checkpoint was; return its round.
+
+    Raises
+    ------
+    SettingsError
+        If the file is none, or is of another method, model, seed or set of clients.
+    """
+    arrays, meta = _read(path)
+    layout = Layout.from_list(meta["layout"])
+    for what, saved, now in (
+        ("format", meta["format"], _FORMAT),
+        ("strategy", meta["strategy"], type(strategy).__name__),
+        ("seed", meta["seed"], strategy.seed),
+        ("model shapes", layout.shapes, strategy.broadcast.layout.shapes),
+        ("clients", sorted(meta["clients"]), sorted(strategy.clients)),
+    ):
+        if saved != now:
+            hint = ""
+            if what == "clients":
+                if len(meta["clients"]) != strategy.num_clients:
+                    what = "number of clients"
+                    saved, now = len(meta["clients"]), strategy.num_clients
+                hint = "; start as many nodes, with the same client-ids"
+            raise SettingsError(
+                f"resume = {str(path)!r}: its {what} is {saved}, this run's is {now}"
+                + hint
+            )
+    strategy._session = meta["session"]
+    strategy.broadcast = ModelBroadcast(layout, arrays.pop("model"), meta["version"])
+    strategy.load_state(
+        {
+            name.removeprefix("state/"): array
+            for name, array in arrays.items()
+            if name.startswith("state/")
+        }
+    )
+    for name, saved_client in meta["clients"].items():
+        # its version of the model is left open: whoever has one, has it whole anyway
+        strategy._registry[name].used_round = saved_client["used-round"]
+        strategy._registry[name].epoch = saved_client.get("epoch", "")
+    # clients that are not set back too may have been through the rounds to come
+    # already, with a server that got further: those are to be told apart from these
+    strategy._epoch = secrets.token_hex(4)
+    load = getattr(grid, "load_client_states", None)
+    if load is not None:
+        states = {
+            name.removeprefix("client/"): array.tobytes()
+            for name, array in arrays.items()
+            if name.startswith("client/")
+        }
+        load(states)
+        for name in states:
+            if name in strategy.clients:
+                # one that never took part has no state to go on from
+                strategy._registry[name].ready = meta["clients"][name]["ready"]
+        if all(name in states for name in strategy.clients):
+            strategy._epoch = str(meta.get("epoch", ""))
+    last_round = cast(int, meta["round"])
+    try:
+        strategy.history = _read_history(_history_path(path), last_round)
+    except (OSError, ValueError, TypeError) as error:
+        raise SettingsError(
+            f"resume = {str(path)!r}: its history cannot be read: {error}"
+        ) from None
+    for record in strategy.history:
+        for metrics, by_round in (
+            (record.train, result.train_metrics_clientapp),
+            (record.client_evaluation, result.evaluate_metrics_clientapp),
+            (record.evaluation, result.evaluate_metrics_serverapp),
+        ):
+            if metrics:
+                by_round[record.round] = MetricRecord({**metrics})
+    return last_round

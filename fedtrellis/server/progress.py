@@ -1,0 +1,321 @@
+"""How a run goes, for people and for machines: a bar, a line a round, JSON."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from logging import INFO
+from typing import TYPE_CHECKING, Any, TextIO
+
+from flwr.common.logger import LOGGER_NAME, ConsoleHandler, log
+from flwr.serverapp.strategy import Result
+
+from fedtrellis.server.callbacks import (
+    CRITERIA,
+    QUALITIES,
+    Callback,
+    RoundRecord,
+    format_bytes,
+    listed,
+    shortened,
+)
+from fedtrellis.server.records import summarise
+from fedtrellis.wire.exchange import NO_ANSWER
+
+if TYPE_CHECKING:
+    from fedtrellis.server.loop import RoundStrategy
+
+__all__ = ["LOG_FORMATS", "JsonLines", "Progress", "json_log", "print_json"]
+
+LOG_FORMATS = ("text", "json")
+
+# Reasons that a line of the log names; the history has all.
+_NAMED = 5
+
+
+def why_dropped(rejected: Sequence[tuple[str, str]]) -> str:
+    """A round's dropped answers on one line: whose they were, reason by reason."""
+    clients: dict[str, list[str]] = defaultdict(list)
+    for who, reason in rejected:
+        clients[shortened(reason)].append(who)
+    parts = []
+    for reason, names in clients.items():
+        parts.append(f"client {listed(names)}: {reason}")
+    return "; ".join([*parts[:_NAMED], *(["..."] if len(parts) > _NAMED else [])])
+
+
+class Progress(Callback):
+    """Loss, bytes and time left: a live bar on a terminal, a line a round elsewhere.
+
+    Where there is no terminal each round is a line of the log, with the clients whose
+    answers were dropped and why, and the totals end the run. A run of many rounds has
+    at most one line a second: deployed, where a round takes seconds, that is still
+    every round, and 10 000 quick ones do not fill a screen each.
+
+    Parameters
+    ----------
+    lines : int
+        Runs of up to this many rounds have a line for every round, however quick.
+    console : rich.console.Console, optional
+        Where to draw; by default the standard output.
+    """
+
+    def __init__(self, lines: int = 1000, console: Any = None) -> None:
+        self.lines = lines
+        self._console = console
+        self._live: Any = None
+
+    def on_start(
+        self, strategy: RoundStrategy, first_round: int, num_rounds: int
+    ) -> None:
+        """Start the bar, if there is a terminal to draw it on."""
+        # a resumed run's rounds so far count
+        self._up = sum(record.bytes_up for record in strategy.history)
+        self._down = sum(record.bytes_down for record in strategy.history)
+        self._last: dict[str, float] = {}
+        self._began, self._first, self._total = time.time(), first_round, num_rounds
+        self._logged = -math.inf
+        if self._on_terminal():
+            self._draw()
+
+    def _on_terminal(self) -> bool:
+        if self._console is None:
+            from rich.console import Console
+
+            self._console = Console()
+        return bool(self._console.is_terminal)
+
+    def _draw(self) -> None:
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+        from rich.progress import Progress as Bar
+
+        self._live = Bar(
+            TextColumn("round"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[text]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=self._console,
+            refresh_per_second=8,
+        )
+        self._task = self._live.add_task(
+            "", total=self._total, completed=self._first - 1, text=""
+        )
+        self._live.start()
+
+    def on_round(self, strategy: RoundStrategy, record: RoundRecord) -> None:
+        """Draw or log."""
+        self._up += record.bytes_up
+        self._down += record.bytes_down
+        self._last.update(record.metrics)
+        if self._live is not None:
+            shown = self._shown()
+            if record.rejected:
+                shown.append(f"{len(record.rejected)} dropped")
+            self._live.update(self._task, completed=record.round, text="  ".join(shown))
+        elif self._is_logged(record):
+            log(INFO, "%s", self._line(record))
+
+    def _is_logged(self, record: RoundRecord) -> bool:
+        if self._total <= self.lines or record.round in (0, 1, self._total):
+            return True
+        return time.time() - self._logged >= 1.0
+
+    def _shown(self) -> list[str]:
+        shown = [
+            f"{name} {self._last[name]:.4g}"
+            for name in (*CRITERIA, *QUALITIES)
+            if name in self._last
+        ]
+        shown.append(f"↑ {format_bytes(self._up)} ↓ {format_bytes(self._down)}")
+        return shown
+
+    def _line(self, record: RoundRecord) -> str:
+        self._logged = time.time()
+        parts = [f"round {record.round}/{self._total}"]
+        if record.round:
+            parts.append(f"{record.used} of {record.sampled} used")
+        parts += self._shown()
+        if record.round:
+            parts.append(f"{record.seconds:.2f} s")
+        done = record.round - self._first + 1
+        if done > 0:
+            rounds = self._total - record.round
+            parts.append(f"{(self._logged - self._began) / done * rounds:.0f} s left")
+        if record.rejected:
+            parts.append(
+                f"{len(record.rejected)} dropped ({why_dropped(record.rejected)})"
+            )
+        return "  ".join(parts)
+
+    def on_end(self, strategy: RoundStrategy, result: Result) -> None:
+        """Log the totals; leave the bar as it is."""
+        self._finish(strategy)
+
+    def on_failure(self, strategy: RoundStrategy, error: BaseException) -> None:
+        """Log the totals so far; leave the terminal in order."""
+        self._finish(strategy)
+
+    def _finish(self, strategy: RoundStrategy) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+            return
+        totals = summarise(strategy.history)
+        reasons = dict(totals["rejected_by_reason"])
+        lost = reasons.pop(NO_ANSWER, 0)
+        refused = f"{totals['rejected'] - lost} rejected"
+        if reasons:
+            counts = [f"{shortened(why)}: {n}" for why, n in reasons.items()]
+            refused += f" ({'; '.join(counts[:_NAMED])})"
+        log(
+            INFO,
+            "total: %d rounds  %d of %d used  %d lost  %s  ↑ %s ↓ %s  %.2f s",
+            totals["rounds"],
+            totals["used"],
+            totals["sampled"],
+            lost,
+            refused,
+            format_bytes(totals["bytes_up"]),
+            format_bytes(totals["bytes_down"]),
+            totals["seconds"],
+        )
+
+
+# ----------------------------------------------------------------------------- JSON
+
+
+def _finite(value: Any) -> Any:
+    """A value without NaN and infinities, which JSON does not have: null instead."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(name): _finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
+
+def _to_json(event: str, fields: Mapping[str, Any]) -> str:
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    line = {"event": event, "time": now, **_finite(fields)}
+    return json.dumps(line, ensure_ascii=False, allow_nan=False, default=str)
+
+
+def print_json(event: str, file: TextIO | None = None, **fields: Any) -> None:
+    """Print one event as one line of JSON, to the standard output by default."""
+    # one write: under flwr run others write to the same log
+    print(_to_json(event, fields) + "\n", end="", file=file, flush=True)
+
+
+class JsonLines(Callback):
+    """Prints a JSON object a line: ``start``, ``round`` for every round, ``end``.
+
+    =========== ======================================================================
+    ``start``   ``strategy``, ``clients``, ``first_round``, ``rounds``
+    ``round``   ``round``, ``rounds``, ``seconds``, ``sampled``, ``used``,
+                ``rejected`` (a list of ``client`` and ``reason``), ``bytes_up``,
+                ``bytes_down``, ``round_trips``, ``metrics``
+    ``end``     ``status`` (completed or failed), ``error`` if it failed, ``rounds``,
+                ``metrics`` (the last of each), ``sampled``, ``used``, ``rejected``,
+                ``rejected_by_reason``, ``bytes_up``, ``bytes_down``, ``seconds``
+    =========== ======================================================================
+
+    Each has its ``event`` and the ``time`` (ISO 8601, UTC); a number that is not
+    finite is null.
+
+    Parameters
+    ----------
+    start, end : mapping, optional
+        More fields of the first and of the last object; what ``end`` holds when the
+        run ends counts.
+    """
+
+    def __init__(
+        self,
+        start: Mapping[str, Any] | None = None,
+        end: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.start = {} if start is None else start
+        self.end = {} if end is None else end
+
+    def on_start(
+        self, strategy: RoundStrategy, first_round: int, num_rounds: int
+    ) -> None:
+        """Print ``start``."""
+        self._rounds = num_rounds
+        print_json(
+            "start",
+            strategy=type(strategy).__name__,
+            clients=strategy.num_clients,
+            first_round=first_round,
+            rounds=num_rounds,
+            **self.start,
+        )
+
+    def on_round(self, strategy: RoundStrategy, record: RoundRecord) -> None:
+        """Print ``round``; round 0 is the model that the run starts from."""
+        print_json(
+            "round",
+            round=record.round,
+            rounds=self._rounds,
+            seconds=record.seconds,
+            sampled=record.sampled,
+            used=record.used,
+            rejected=[{"client": who, "reason": why} for who, why in record.rejected],
+            bytes_up=record.bytes_up,
+            bytes_down=record.bytes_down,
+            round_trips=record.round_trips,
+            metrics=record.metrics,
+        )
+
+    def on_end(self, strategy: RoundStrategy, result: Result) -> None:
+        """Print ``end``."""
+        totals = summarise(strategy.history)
+        print_json("end", status="completed", **totals, **self.end)
+
+    def on_failure(self, strategy: RoundStrategy, error: BaseException) -> None:
+        """Print ``end`` with what failed."""
+        message = f"{type(error).__name__}: {error}"
+        totals = summarise(strategy.history)
+        print_json("end", status="failed", error=message, **totals, **self.end)
+
+
+@contextmanager
+def json_log() -> Iterator[None]:
+    """Make Flower's log lines in this process JSON objects too, with event ``log``."""
+
+    def as_json(record: logging.LogRecord) -> str:
+        fields = {"level": record.levelname, "message": record.getMessage().strip()}
+        if record.exc_info:
+            fields["traceback"] = logging.Formatter().formatException(record.exc_info)
+        return _to_json("log", fields)
+
+    consoles = [
+        handler
+        for handler in logging.getLogger(LOGGER_NAME).handlers
+        if isinstance(handler, ConsoleHandler)
+    ]
+    for handler in consoles:
+        # Flower's handler does its own formatting and takes no Formatter; the stream
+        # it writes to changes over time, so the handler has to stay
+        handler.format = as_json  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for handler in consoles:
+            del handler.format

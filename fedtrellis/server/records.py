@@ -1,0 +1,226 @@
+"""The record of a run: one directory with its settings, history, model and picture."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+from flwr.serverapp.strategy import Result
+
+from fedtrellis.server.callbacks import Callback, RoundRecord, format_bytes, shortened
+from fedtrellis.wire.arrays import decode
+
+if TYPE_CHECKING:
+    from fedtrellis.server.loop import RoundStrategy
+
+__all__ = ["RunRecord", "default_results_dir", "summarise", "summary_rows", "to_toml"]
+
+# Of the reasons why answers were dropped, so many end a run; the history has all.
+_REASONS = 5
+
+
+def default_results_dir() -> Path:
+    """Where records go if nothing else is said.
+
+    Under the user's home: a relative path would mean a bundle's directory, or that of
+    a long-lived SuperLink.
+    """
+    return Path.home() / ".fedtrellis" / "runs"
+
+
+def to_toml(config: Mapping[str, Any]) -> str:
+    """Write a flat run config as TOML that ``--run-config`` takes."""
+    lines = []
+    for key in sorted(config):
+        value = config[key]
+        if isinstance(value, bool):
+            text = "true" if value else "false"
+        elif isinstance(value, str):
+            # a TOML basic string; JSON leaves U+007F as it is, TOML does not
+            text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        else:
+            text = repr(value)
+        lines.append(f"{key} = {text}")
+    return "\n".join(lines) + "\n"
+
+
+def _replace(path: Path, text: str) -> None:
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
+
+
+class RunRecord(Callback):
+    """Writes a run down while it goes on.
+
+    ============================ =====================================================
+    ``config.toml``              all settings; ``--run-config`` takes the file
+    ``resume.toml``              the same, and ``resume``: goes on from the checkpoint
+    ``history.jsonl``            a line a round, see ``RoundRecord``
+    ``summary.json``             status, rounds, last metrics, totals, error if any
+    ``model.npz``                the model's arrays, by the names they had
+    ``checkpoint.npz``           what ``resume`` needs
+    ``convergence.png``          loss, gap and quality over rounds and bytes
+    ============================ =====================================================
+
+    Parameters
+    ----------
+    directory : path
+        The run's own directory; made if it is not there.
+    config : mapping
+        The run config, flat.
+    reference : float, optional
+        F*, for the picture and the summary.
+    title : str
+        Of the picture.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        config: Mapping[str, Any],
+        reference: float | None = None,
+        title: str = "",
+    ) -> None:
+        self.directory = Path(directory).expanduser().resolve()
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.reference = reference
+        self.title = title
+        #: What a reader of the summary must not overlook.
+        self.warnings: list[str] = []
+        self._file: IO[str] | None = None
+        self._began = time.time()
+        text = to_toml(config)
+        (self.directory / "config.toml").write_text(text, encoding="utf-8")
+        again = to_toml({**config, "resume": str(self.directory)})
+        (self.directory / "resume.toml").write_text(again, encoding="utf-8")
+        self._write_summary("running", [], None)
+
+    @classmethod
+    def create(cls, parent: Path, name: str, config: Mapping[str, Any]) -> RunRecord:
+        """Make a record in a new directory ``TIME-NAME`` under ``parent``."""
+        stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+        for number in range(1, 1000):
+            suffix = "" if number == 1 else f"-{number}"
+            directory = parent.expanduser() / f"{stamp}-{name}{suffix}"
+            try:
+                directory.mkdir(parents=True)
+            except FileExistsError:
+                continue
+            return cls(directory, config)
+        raise FileExistsError(f"{parent} has a thousand records of this second")
+
+    @property
+    def checkpoint(self) -> Path:
+        """Where the run's checkpoint belongs."""
+        return self.directory / "checkpoint.npz"
+
+    def on_start(
+        self, strategy: RoundStrategy, first_round: int, num_rounds: int
+    ) -> None:
+        """Open the history; a resumed run's begins with the rounds it goes on from."""
+        path = self.directory / "history.jsonl"
+        self._file = path.open("w", encoding="utf-8")
+        for record in strategy.history:
+            self._write_line(record)
+
+    def _write_line(self, record: RoundRecord) -> None:
+        assert self._file is not None
+        self._file.write(json.dumps(record.to_dict()) + "\n")
+
+    def on_round(self, strategy: RoundStrategy, record: RoundRecord) -> None:
+        """Append a line."""
+        self._write_line(record)
+        assert self._file is not None
+        self._file.flush()
+
+    def on_end(self, strategy: RoundStrategy, result: Result) -> None:
+        """Write model, summary and picture."""
+        arrays: dict[str, Any] = {
+            name: decode(array) for name, array in result.arrays.items()
+        }
+        np.savez(self.directory / "model.npz", **arrays)
+        self._close()
+        self._write_summary("completed", strategy.history, None)
+        from fedtrellis.server.plots import plot_convergence
+
+        plot_convergence(
+            {self.title or type(strategy).__name__: strategy.history},
+            self.directory / "convergence.png",
+            reference=self.reference,
+        )
+
+    def on_failure(self, strategy: RoundStrategy, error: BaseException) -> None:
+        """Mark the run as failed."""
+        self.fail(error, strategy.history)
+
+    def fail(self, error: BaseException, history: list[RoundRecord]) -> None:
+        """Mark the run as failed, for whatever reason."""
+        self._close()
+        self._write_summary("failed", history, f"{type(error).__name__}: {error}")
+
+    def _close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _write_summary(
+        self, status: str, history: list[RoundRecord], error: str | None
+    ) -> None:
+        summary: dict[str, Any] = {"status": status, **summarise(history)}
+        if self.reference is not None:
+            summary["reference_optimum"] = self.reference
+            if "loss" in summary["metrics"]:
+                summary["residual"] = summary["metrics"]["loss"] - self.reference
+        if self.warnings:
+            summary["warnings"] = self.warnings
+        if error is not None:
+            summary["error"] = error
+        summary["wall_seconds"] = round(time.time() - self._began, 3)
+        _replace(self.directory / "summary.json", json.dumps(summary, indent=2) + "\n")
+
+
+def summarise(history: list[RoundRecord]) -> dict[str, Any]:
+    """Totals and last metrics of a history."""
+    metrics: dict[str, float] = {}
+    for record in history:
+        metrics.update(record.metrics)
+    reasons = Counter(reason for record in history for _, reason in record.rejected)
+    return {
+        "rounds": history[-1].round if history else 0,
+        "metrics": metrics,
+        "bytes_up": sum(record.bytes_up for record in history),
+        "bytes_down": sum(record.bytes_down for record in history),
+        "seconds": sum(record.seconds for record in history),
+        "sampled": sum(record.sampled for record in history),
+        "used": sum(record.used for record in history),
+        "rejected": sum(len(record.rejected) for record in history),
+        "rejected_by_reason": dict(reasons.most_common()),
+    }
+
+
+def summary_rows(history: list[RoundRecord]) -> list[tuple[str, str]]:
+    """The short table that ends a run: names and values as people read them."""
+    summary = summarise(history)
+    rows = [("rounds", str(summary["rounds"]))]
+    rows += [(name, f"{value:.6g}") for name, value in summary["metrics"].items()]
+    rows += [
+        ("bytes up", format_bytes(summary["bytes_up"])),
+        ("bytes down", format_bytes(summary["bytes_down"])),
+        ("seconds", f"{summary['seconds']:.2f}"),
+        ("answers used", f"{summary['used']} of {summary['sampled']}"),
+    ]
+    if summary["rejected"]:
+        rows.append(("answers dropped", str(summary["rejected"])))
+        reasons = list(summary["rejected_by_reason"].items())
+        rows += [(f"  {shortened(why)}", str(n)) for why, n in reasons[:_REASONS]]
+        if rest := sum(count for _, count in reasons[_REASONS:]):
+            rows.append(("  for other reasons", str(rest)))
+    return rows

@@ -1,0 +1,1 @@
+"""``fedtrellis tune``: a search for settings, judged by grey relational analysis."""

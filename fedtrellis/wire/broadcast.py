@@ -1,0 +1,368 @@
+"""The server's model on its way to the clients, in the smallest form that will do.
+
+A projection-free method changes its model by a few atoms a round,
+
+    x̄ ← decay · x̄ + weight · Σ_j s_j,
+
+so a client that has an earlier x̄ is sent the steps it lacks. One that has none, or for
+whom the steps would be larger, is sent x̄ whole: its non-zero entries, or all of them,
+whichever is smaller. Both sides apply the same operations in the same order, so the
+client's x̄ is the server's bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import islice
+from math import isfinite, prod
+from typing import Any, cast
+
+import numpy as np
+from flwr.app import Array, ArrayRecord
+from numpy.typing import NDArray
+
+from fedtrellis.domains.atoms import Atom, SparseAtom, pack_atoms, unpack_atoms
+from fedtrellis.wire.arrays import FloatArray, Layout, array_record, record_arrays
+
+__all__ = ["ModelBroadcast", "OutOfSyncError", "Step", "receive", "sparse_or_dense"]
+
+# What an array costs on the wire beside its data: names, hashes, the .npy header.
+_ENVELOPE = 400
+#: Parameters that a message may declare without bringing them, see :func:`receive`.
+MAX_PARAMETERS = 10**8
+# Steps up to this size are unpacked once for all clients of a process; beyond, each of
+# n clients would unpack n atoms. A round of 10 000 with one entry each is 140 kB.
+_CACHED_BYTES = 1_048_576
+# One step of so few atoms is sent without a look at the whole model.
+_FEW_ATOMS = 100
+
+Config = dict[str, Any]
+
+
+class OutOfSyncError(Exception):
+    """The client has not the model version that the server's steps start from."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One change of the model, x̄ ← decay · x̄ + weight · Σ_j s_j."""
+
+    decay: float
+    weight: float
+    atoms: tuple[Atom, ...]
+
+    def apply(self, point: FloatArray) -> None:
+        """Change ``point``, a C-contiguous array, in place."""
+        if self.decay == 0.0:
+            point.fill(0.0)  # also where the point was not finite
+        elif self.decay != 1.0:
+            point *= self.decay
+        self.add_atoms(point)
+
+    def add_atoms(self, point: FloatArray) -> None:
+        """Do only point += weight · Σ_j s_j, in place."""
+        if self._entries is None:
+            for atom in self.atoms:
+                atom.add_to(point, self.weight)
+        else:
+            # one after the other, as the atoms would: the same bits on both sides
+            indices, values = self._entries
+            np.add.at(point.reshape(-1), indices, self.weight * values)
+
+    @cached_property
+    def _entries(self) -> tuple[NDArray[np.int64], FloatArray] | None:
+        """All entries of sparse atoms, which one call adds; None for other atoms."""
+        sparse = [atom for atom in self.atoms if isinstance(atom, SparseAtom)]
+        if not sparse or len(sparse) < len(self.atoms):
+            return None
+        indices = [atom.indices.astype(np.int64) for atom in sparse]
+        return np.concatenate(indices), np.concatenate([a.values for a in sparse])
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes of the atoms on the wire, without envelope."""
+        # a row of three numbers, and with each atom its kind and number of entries
+        return 24 + sum(atom.nbytes + 2 for atom in self.atoms)
+
+
+def sparse_or_dense(point: FloatArray) -> list[NDArray[Any]]:
+    """The smaller of [indices, values] of the non-zeros and [the array itself]."""
+    flat = point.reshape(-1)
+    bits = flat.view(np.uint64)  # −0.0 is no zero here: it arrives as what it was
+    index_dtype = np.min_scalar_type(max(flat.size - 1, 0))
+    count = np.count_nonzero(bits)
+    if count * (index_dtype.itemsize + 8) + _ENVELOPE >= flat.nbytes:
+        return [point]
+    indices = np.flatnonzero(bits)
+    return [indices.astype(index_dtype), flat[indices]]
+
+
+def from_sparse_or_dense(
+    arrays: Sequence[NDArray[Any]], shape: tuple[int, ...]
+) -> FloatArray:
+    """Inverse of :func:`sparse_or_dense`; the result may be a read-only view."""
+    if len(arrays) == 1:
+        return np.asarray(arrays[0], dtype=np.float64).reshape(shape)
+    if len(arrays) != 2:
+        raise ValueError(f"a sparse array has 2 arrays, not {len(arrays)}")
+    indices, values = arrays
+    if indices.shape != values.shape or indices.dtype.kind != "u" or indices.ndim != 1:
+        raise ValueError("indices and values of a sparse array do not fit together")
+    if indices.size and int(indices.max()) >= prod(shape):
+        raise ValueError(f"an index lies outside an array of shape {shape}")
+    point = np.zeros(shape)
+    point.reshape(-1)[indices] = values
+    return point
+
+
+class ModelBroadcast:
+    """The server's half: the model, its version, and the steps that led to it.
+
+    Parameters
+    ----------
+    layout : Layout
+        Shapes of the model's arrays.
+    model : ndarray of shape ``layout.point_shape``
+        The model to start from; it is copied.
+    version : int
+        Its version number.
+    """
+
+    def __init__(self, layout: Layout, model: FloatArray, version: int = 0) -> None:
+        self.layout = layout
+        self.model: FloatArray = np.array(model, dtype=np.float64, order="C")
+        self.version = version
+        self._steps: deque[Step] = deque()  # the last of them leads to self.version
+        self._steps_nbytes = 0
+        self._encoded: dict[int | None, tuple[ArrayRecord, Config]] = {}
+
+    def advance(self, step: Step) -> None:
+        """Apply a step, and remember it for clients that have an earlier version."""
+        step.apply(self.model)
+        self.version += 1
+        self._encoded.clear()
+        if step.decay == 0.0:
+            self._forget_steps()  # nobody needs what came before
+        self._steps.append(step)
+        self._steps_nbytes += step.nbytes
+        # steps that together are larger than the model itself would never be sent
+        while self._steps and self._steps_nbytes > self.model.nbytes:
+            self._steps_nbytes -= self._steps.popleft().nbytes
+
+    def replace(self, model: FloatArray) -> None:
+        """Set the model to something that is not a step from the one before."""
+        self.model = np.array(model, dtype=np.float64, order="C")
+        self.version += 1
+        self._encoded.clear()
+        self._forget_steps()
+
+    def _forget_steps(self) -> None:
+        self._steps.clear()
+        self._steps_nbytes = 0
+
+    def encode(self, base: int | None) -> tuple[ArrayRecord, Config]:
+        """The model for a client that has version ``base`` (None: has none).
+
+        Returns
+        -------
+        (ArrayRecord, dict)
+            The arrays, and the keys that :func:`receive` needs beside them. What is
+            returned is shared between the clients it is for: not to be changed.
+        """
+        if base is not None and base < self.version - len(self._steps):
+            base = None
+        if base not in self._encoded:
+            self._encoded[base] = self._encode(base)
+        return self._encoded[base]
+
+    def _encode(self, base: int | None) -> tuple[ArrayRecord, Config]:
+        config: Config = {"model-version": self.version}
+        steps: Sequence[Step] | None = None
+        if base is not None:
+            first = len(self._steps) - (self.version - base)
+            steps = list(islice(self._steps, first, None))
+        elif self._steps and self._steps[0].decay == 0.0:
+            # the first step forgets what was there before, so anyone can start there
+            steps = list(self._steps)
+        if steps is not None and self._worth_sending(steps):
+            config["model-encoding"] = "steps"
+            config["model-base"] = self.version - len(steps)
+            if base is None:
+                config["model-shapes"] = self.layout.to_list()
+            return array_record(pack_steps(steps), join=True), config
+        arrays = sparse_or_dense(self.model)
+        config["model-encoding"] = "dense" if len(arrays) == 1 else "sparse"
+        config["model-shapes"] = self.layout.to_list()
+        return array_record(arrays, join=True), config
+
+    def _worth_sending(self, steps: Sequence[Step]) -> bool:
+        """Whether the steps are smaller than the model whole."""
+        size = sum(step.nbytes for step in steps) + 2 * _ENVELOPE
+        atoms = sum(len(step.atoms) for step in steps)
+        if (len(steps) > 1 or atoms > _FEW_ATOMS) and size < self.model.nbytes:
+            # several steps, or many clients, may well touch the same few entries
+            whole = sparse_or_dense(self.model)
+            return size < sum(array.nbytes for array in whole) + _ENVELOPE
+        return not steps or size < self.model.nbytes
+
+
+def pack_steps(steps: Sequence[Step]) -> list[NDArray[Any]]:
+    """Steps as a few arrays: (decay, weight, number of atoms) each, then the atoms."""
+    if not steps:
+        return []
+    table = np.array([[s.decay, s.weight, len(s.atoms)] for s in steps])
+    atoms = [atom for step in steps for atom in step.atoms]
+    return [table, *pack_atoms(atoms)] if atoms else [table]
+
+
+def unpack_steps(arrays: Sequence[NDArray[Any]], shape: tuple[int, ...]) -> list[Step]:
+    """Inverse of :func:`pack_steps`; ValueError if the arrays are malformed."""
+    if not arrays:
+        return []
+    table = arrays[0]
+    if (
+        table.ndim != 2
+        or table.shape[1] != 3
+        or table.dtype != np.float64
+        or not np.isfinite(table).all()
+        or (table[:, 2] < 0.0).any()
+        or (table[:, 2] % 1.0).any()
+    ):
+        raise ValueError("the table of steps is malformed")
+    atoms = unpack_atoms(arrays[1:], shape) if len(arrays) > 1 else []
+    if table[:, 2].sum() != len(atoms):
+        raise ValueError(f"{len(atoms)} atoms for steps of {table[:, 2].tolist()}")
+    steps, start = [], 0
+    for decay, weight, count in table.tolist():
+        stop = start + int(count)
+        steps.append(Step(decay, weight, tuple(atoms[start:stop])))
+        start = stop
+    return steps
+
+
+@dataclass(frozen=True)
+class ReceivedModel:
+    """The client's half: the model it was sent, and which version that is."""
+
+    layout: Layout
+    point: FloatArray  # may be read-only
+    version: int
+
+
+def _received_steps(record: ArrayRecord, shape: tuple[int, ...]) -> Sequence[Step]:
+    """Unpack steps; the clients of one process are all sent the same few."""
+    if len(record) == 1:
+        (array,) = record.values()
+        if len(array.data) <= _CACHED_BYTES:
+            return _unpack_joined(array.stype, array.data, "joined" in record, shape)
+    return unpack_steps(record_arrays(record), shape)
+
+
+@lru_cache(maxsize=2)  # a round's, which all clients get; atoms may unpack to megabytes
+def _unpack_joined(
+    stype: str, data: bytes, joined: bool, shape: tuple[int, ...]
+) -> tuple[Step, ...]:
+    record = ArrayRecord()
+    record["joined" if joined else "0"] = Array("", (), stype, data)
+    # steps and their atoms are never changed, so they can be shared
+    return tuple(unpack_steps(record_arrays(record), shape))
+
+
+def _layout(
+    config: Mapping[str, Any], stored: ReceivedModel | None, max_parameters: int
+) -> Layout | None:
+    """The shapes that a message declares, which are no more than it may declare."""
+    shapes = config.get("model-shapes")
+    if shapes is None:
+        return None
+    layout = Layout.from_list(shapes)
+    if stored is not None and layout != stored.layout:
+        raise ValueError(
+            f"the model has shapes {list(layout.shapes)}; in this session it had "
+            f"{list(stored.layout.shapes)}"
+        )
+    # a dense model brings all of its entries, whatever it declares
+    if config["model-encoding"] != "dense" and layout.size > max_parameters:
+        raise ValueError(
+            f"model-shapes declare {layout.size} parameters; this client takes at "
+            f"most {max_parameters} (client_app's max_parameters)"
+        )
+    return layout
+
+
+def _finite(point: FloatArray) -> FloatArray:
+    # one pass and no memory; of a sum that overflows nothing good would come either
+    with np.errstate(over="ignore", invalid="ignore"):
+        if not isfinite(point.sum()):
+            raise ValueError("the model is not finite")
+    return point
+
+
+def receive(
+    record: ArrayRecord,
+    config: Mapping[str, Any],
+    stored: ReceivedModel | None,
+    max_parameters: int = MAX_PARAMETERS,
+) -> ReceivedModel:
+    """Make the model out of what the server sent and what the client had.
+
+    Parameters
+    ----------
+    record : ArrayRecord
+    config : mapping
+        What :meth:`ModelBroadcast.encode` said, of the right types.
+    stored : ReceivedModel or None
+        What the client has of this session. A model of other shapes is refused.
+    max_parameters : int
+        How many parameters a model may have that comes as its non-zero entries or as
+        steps: a few bytes could declare any number.
+
+    Raises
+    ------
+    OutOfSyncError
+        If the steps start from a version that the client does not have.
+    ValueError
+        If what arrived is malformed.
+    """
+    encoding = config["model-encoding"]
+    version = cast(int, config["model-version"])
+    layout = _layout(config, stored, max_parameters)
+    if encoding in ("dense", "sparse"):
+        if layout is None:
+            raise ValueError("a whole model came without its shapes")
+        arrays = record_arrays(record)
+        if len(arrays) != (1 if encoding == "dense" else 2):
+            raise ValueError(f"a {encoding} model came in {len(arrays)} arrays")
+        point = from_sparse_or_dense(arrays, layout.point_shape)
+        return ReceivedModel(layout, _finite(point), version)
+    if encoding != "steps":
+        raise ValueError(f"model-encoding is {encoding!r}")
+    base = cast(int, config.get("model-base", -1))
+    if stored is not None and base <= stored.version <= version:
+        if stored.version == version:
+            return stored
+        layout = stored.layout
+        steps = _received_steps(record, layout.point_shape)
+        if len(steps) != version - base:
+            raise ValueError(f"{len(steps)} steps from version {base} to {version}")
+        steps = steps[stored.version - base :]
+        if steps[0].decay:
+            point = stored.point * steps[0].decay
+        else:
+            point = np.zeros(layout.point_shape)
+    elif layout is not None:
+        steps = _received_steps(record, layout.point_shape)
+        point = np.zeros(layout.point_shape)
+        if not steps or steps[0].decay != 0.0:
+            raise ValueError("steps without a base do not start from nothing")
+    else:
+        have = "none" if stored is None else str(stored.version)
+        raise OutOfSyncError(f"steps start at version {base}, the client has {have}")
+    first, *rest = steps
+    first.add_atoms(point)
+    for step in rest:
+        step.apply(point)
+    return ReceivedModel(layout, _finite(point), version)

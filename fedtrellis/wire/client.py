@@ -1,0 +1,306 @@
+"""The client's side: from a ``client_fn`` to a ``ClientApp`` on the Message API."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, cast
+
+from flwr.app import (
+    Array,
+    ConfigRecord,
+    Context,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
+from flwr.client import Client, NumPyClient
+from flwr.clientapp import ClientApp
+from numpy.typing import NDArray
+
+from fedtrellis.wire.arrays import (
+    FloatArray,
+    Layout,
+    array_record,
+    decode,
+    encode,
+    filled,
+)
+from fedtrellis.wire.broadcast import MAX_PARAMETERS, OutOfSyncError
+from fedtrellis.wire.protocol import (
+    ARRAYS,
+    CONFIG,
+    METRICS,
+    PHASES,
+    STATUS,
+    ClientMemory,
+    Named,
+    RestoreNeededError,
+    client_identity,
+    read_request,
+)
+
+__all__ = ["MethodClient", "StatefulClient", "client_app", "evaluate_objective"]
+
+ClientFn = Callable[[Context], Any]
+
+#: Local steps, samples and the like that a request may ask for, see :func:`client_app`.
+MAX_COUNT = 10**6
+
+
+class MethodClient(NumPyClient):
+    """A NumPy client of one of fedtrellis's methods.
+
+    It works with :func:`client_app` only: Flower's ``ClientApp(client_fn=...)`` knows
+    neither the messages of these methods nor where their clients keep state.
+
+    Attributes
+    ----------
+    announcement : mapping
+        Told to the server before round 1, beside what ``get_properties`` answers.
+    weigh_evaluation : callable or None
+        Given the loss, the number of examples and the metrics that ``evaluate``
+        returned, returns those to be sent: the server weights by the number.
+    """
+
+    announcement: Mapping[str, Any] = MappingProxyType({})
+    weigh_evaluation: (
+        Callable[[float, int, dict[str, Any]], tuple[float, int, dict[str, Any]]] | None
+    ) = None
+
+    def to_client(self) -> Client:
+        """Refuse Flower's older API, which calls this itself, with the way out.
+
+        Raises
+        ------
+        TypeError
+            Always.
+        """
+        name = type(self).__name__
+        raise TypeError(
+            f"{name} cannot be converted with .to_client(), and "
+            "flwr.client.ClientApp(client_fn=...) cannot run it: return the "
+            f"{name} itself from client_fn, make the ClientApp with "
+            "app = fedtrellis.client_app(client_fn), and start a strategy of "
+            "fedtrellis.strategies on the server"
+        )
+
+
+class StatefulClient(MethodClient):
+    """A NumPy client whose method keeps state from one round to the next.
+
+    Parameters
+    ----------
+    context : Context
+        The context that ``client_fn`` was given.
+
+    Attributes
+    ----------
+    state : dict of str to ndarray
+        What the method keeps. Read-only arrays when :meth:`fit` starts: the state
+        after the last of this client's rounds that the server used. What ``fit``
+        leaves here is the state after this round, should the server use it.
+    numbers : ndarray of float64 or None
+        A short vector that ``fit`` may leave here to be sent beside its arrays: it
+        travels without the half kilobyte that an array has around it.
+    client_id : str
+        The stable identity, see :func:`fedtrellis.wire.protocol.client_identity`.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.client_id = client_identity(context)
+        self.state: dict[str, FloatArray] = {}
+        self.numbers: FloatArray | None = None
+
+
+def evaluate_objective(
+    objective: Any, parameters: Sequence[NDArray[Any]]
+) -> tuple[float, int, dict[str, Any]]:
+    """What ``NumPyClient.evaluate`` returns: value, examples, metrics of an objective.
+
+    Parameters
+    ----------
+    objective : object
+        With ``value(x)`` and ``num_examples``, and if it has any, ``metrics(x)``.
+    parameters : list of ndarray
+        The model's arrays.
+    """
+    layout = Layout.of(parameters)
+    x = layout.objective_point(layout.point(parameters))
+    metrics = getattr(objective, "metrics", None)
+    extra = metrics(x) if metrics is not None else {}
+    return float(objective.value(x)), int(objective.num_examples), extra
+
+
+def client_app(
+    client_fn: ClientFn,
+    *,
+    phases: Sequence[str] = (),
+    mods: list[Any] | None = None,
+    max_parameters: int = MAX_PARAMETERS,
+    max_count: int = MAX_COUNT,
+) -> ClientApp:
+    """Make a Flower ``ClientApp`` of a function that makes NumPy clients.
+
+    Parameters
+    ----------
+    client_fn : callable
+        Takes the ``Context`` and returns a client of :mod:`fedtrellis.clients`, or any
+        ``NumPyClient``. Called for every message, so what is expensive belongs behind
+        a module-level ``functools.lru_cache``.
+    phases : sequence of str
+        Names of additional phases of a round, beside those of fedtrellis's own methods:
+        a message of type ``train.NAME`` calls the client's method
+        ``fit_NAME(parameters, config)``.
+    mods : list, optional
+        Flower mods around every message.
+    max_parameters : int
+        The largest model that a message may declare without bringing all its entries,
+        as steps and sparse models do: what is beyond is refused unallocated.
+    max_count : int
+        The largest number of local steps, samples, passes or examples of a mini-batch
+        that a request may ask for.
+
+    Returns
+    -------
+    ClientApp
+        An exception in the client leaves its state as it was before the message and
+        reaches the server as an error reply.
+    """
+    app = ClientApp(mods=mods)
+
+    def handler(method: str) -> Callable[[Message, Context], Message]:
+        def handle(message: Message, context: Context) -> Message:
+            return _answer(
+                client_fn, method, message, context, max_parameters, max_count
+            )
+
+        return handle
+
+    app.train()(handler("fit"))
+    app.evaluate()(handler("evaluate"))
+    for phase in dict.fromkeys((*PHASES, *phases)):
+        app.train(phase)(handler(f"fit_{phase}"))
+
+    def hello(message: Message, context: Context) -> Message:
+        client = _make(client_fn, context)
+        status = ConfigRecord({"client-id": client_identity(context)})
+        # how many parts the node thinks that the data has, for whoever wants to check
+        properties: dict[str, Any] = {
+            key: value
+            for key, value in context.node_config.items()
+            if key == "num-partitions"
+        }
+        properties |= client.get_properties({})
+        if isinstance(client, MethodClient):
+            properties |= client.announcement
+        content = RecordDict({STATUS: status, CONFIG: ConfigRecord(properties)})
+        return Message(content, reply_to=message)
+
+    app.query("hello")(hello)
+    return app
+
+
+def _make(client_fn: ClientFn, context: Context) -> NumPyClient:
+    client = client_fn(context)
+    if not isinstance(client, NumPyClient):
+        hint = "; return it without .to_client()" if hasattr(client, "fit") else ""
+        raise TypeError(
+            f"client_fn returned a {type(client).__name__}, "
+            f"expected a flwr.client.NumPyClient{hint}"
+        )
+    return client
+
+
+def _answer(
+    client_fn: ClientFn,
+    method: str,
+    message: Message,
+    context: Context,
+    max_parameters: int,
+    max_count: int,
+) -> Message:
+    """Handle one train or evaluate message, and keep the state protocol."""
+    before = {key: record.copy() for key, record in context.state.items()}
+    try:
+        content = message.content
+        config = read_request(content, max_count)
+        memory = ClientMemory.load(context.state, config["session"])
+        status = filled(
+            ConfigRecord(),
+            {
+                "client-id": client_identity(context),
+                "session": config["session"],
+                "server-round": config["server-round"],
+                "in-sync": True,
+            },
+        )
+        answer = filled(RecordDict(), {STATUS: status})
+        try:
+            memory.take_request(content, config, max_parameters)
+        except (OutOfSyncError, RestoreNeededError):
+            # nothing has changed; the server sends everything in the same round
+            status["in-sync"] = False
+            return Message(answer, reply_to=message)
+        assert memory.model is not None
+        if config.get("keep-model", True):
+            status["model-version"] = memory.model.version
+
+        client = _make(client_fn, context)
+        if isinstance(client, StatefulClient):
+            state = {k: decode(v) for k, v in memory.committed.items()}
+            client.state = Named("the client's state", state)
+        layers = memory.model.layout.layers(memory.model.point)
+        function = getattr(client, method, None)
+        if function is None:
+            raise TypeError(f"{type(client).__name__} has no method {method}")
+        try:
+            result = function(layers, config)
+        except RestoreNeededError:  # what the method found its state to be
+            status["in-sync"] = False
+            return Message(answer, reply_to=message)
+        metrics = MetricRecord()
+        if method == "evaluate":
+            loss, num_examples, extra = result
+            if isinstance(client, MethodClient) and client.weigh_evaluation is not None:
+                loss, num_examples, extra = client.weigh_evaluation(*result)
+            metrics["loss"] = float(loss)
+            metrics["num-examples"] = int(num_examples)
+        else:
+            arrays, num_examples, extra = result
+            filled(answer, {ARRAYS: array_record(arrays, join=True)})
+            if num_examples:  # a method that reveals nothing of its data returns 0
+                metrics["num-examples"] = int(num_examples)
+            if isinstance(client, StatefulClient) and client.numbers is not None:
+                status["numbers"] = client.numbers.astype("<f8").tobytes()
+            if isinstance(client, StatefulClient) and "used-round" in config:
+                memory.provisional = _encode_state(client.state)
+                memory.provisional_round = cast(int, config["server-round"])
+                memory.provisional_epoch = config.get("epoch", "")
+        for name, value in extra.items():
+            metrics[name] = value
+        if metrics:
+            answer[METRICS] = metrics
+        reply = Message(answer, reply_to=message)
+        # the state is written last: whatever raised before has changed nothing
+        memory.save(context.state, keep_model=config.get("keep-model", True))
+    except BaseException:
+        # Flower keeps what an exception left behind when deployed, and drops it in
+        # simulation; a client that failed is as it was before, everywhere
+        for key in set(context.state) - set(before):
+            del context.state[key]
+        for key, record in before.items():
+            context.state[key] = record
+        raise
+    return reply
+
+
+def _encode_state(state: dict[str, FloatArray]) -> dict[str, Array]:
+    encoded = {}
+    for name, value in state.items():
+        if value.dtype.kind == "f" and not math.isfinite(value.sum()):
+            raise FloatingPointError(f"the client's state {name!r} is not finite")
+        encoded[name] = encode(value)
+    return encoded

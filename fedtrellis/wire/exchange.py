@@ -1,0 +1,304 @@
+"""One wave of messages: push, poll, match, count; and who the nodes are."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from logging import WARNING
+from typing import Any, cast
+
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.common.constant import ErrorCode
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+
+from fedtrellis.settings import SettingsError
+from fedtrellis.wire.message_size import message_bytes
+from fedtrellis.wire.protocol import CONFIG, HELLO, STATUS, identity_order
+
+__all__ = ["Client", "Registry", "Traffic", "exchange"]
+
+# Polling starts at this wait, in seconds, and grows to the other: an answer that is
+# there at once is taken at once, and a deployed wave of seconds costs few requests.
+_SHORTEST_WAIT, _LONGEST_WAIT = 0.005, 0.25
+# A request names every message that is still waited for. A wave to n nodes lasts as
+# long as n messages take, so at a fixed wait it would cost n times n; at a share of the
+# wave's time so far it costs n log n.
+_WAIT_SHARE = 0.05
+_REASON_LENGTH = 500
+NO_ANSWER = "no answer"
+# Seconds without any answer until a client that may be behind is nudged: by then it
+# should be done, as two ClientApps at a time would overwrite each other's state.
+_NUDGE_AFTER = 15.0
+# How exchange() words it that a SuperNode has given its ClientApp up.
+_CRASHED = f"error {ErrorCode.CLIENT_APP_CRASHED}:"
+
+
+@dataclass
+class Traffic:
+    """What a round moved, and which answers were dropped with what reason."""
+
+    up: int = 0
+    down: int = 0
+    rejected: list[tuple[str, str]] = field(default_factory=list)
+    waves: int = 0  # round trips of the round itself, without introductions
+
+    def reject(self, who: str, reason: str) -> None:
+        """Note down why an answer is dropped, and log it (lost ones by the wave).
+
+        A reason may quote what a client sent, which may be of any length.
+        """
+        if len(reason) > _REASON_LENGTH:
+            reason = reason[:_REASON_LENGTH] + " ..."
+        self.rejected.append((who, reason))
+        if reason != NO_ANSWER:
+            log(WARNING, "answer of client %s dropped: %s", who, reason)
+
+
+def exchange(
+    grid: Grid,
+    requests: Sequence[Message],
+    timeout: float,
+    traffic: Traffic,
+    clients: Sequence[Client] = (),
+) -> dict[int, Message | str]:
+    """Send one wave and wait for the replies.
+
+    Parameters
+    ----------
+    grid : Grid
+        One that has a method ``settled(message_ids)`` is asked whether waiting for
+        the rest makes sense at all (a message that was lost in this process will not
+        come).
+    requests : sequence of Message
+        At most one to a node.
+    timeout : float
+        Seconds.
+    traffic : Traffic
+        Counts the bytes.
+    clients : sequence of Client
+        Those that the requests are for. Who may be a message behind is noted down, and
+        gets a second message later on, which pushes the answer to the first one out:
+        when 15 s have gone by without any answer, or half of the timeout.
+
+    Returns
+    -------
+    dict
+        For each node its reply, or the reason why there is none.
+    """
+    settled = getattr(grid, "settled", None)
+    # in this process there is nobody in between who could keep an answer back
+    behind = [] if settled else _still_behind(grid, clients)
+    sizes: dict[int, Any] = {}
+    traffic.down += sum(message_bytes(request, sizes) for request in requests)
+    message_ids = list(grid.push_messages(list(requests)))
+    result: dict[int, Message | str] = {}
+    waiting: dict[str, int] = {}
+    for index, request in enumerate(requests):
+        message_id = message_ids[index] if index < len(message_ids) else None
+        if message_id:
+            waiting[message_id] = request.metadata.dst_node_id
+        else:
+            result[request.metadata.dst_node_id] = "the request could not be sent"
+    began = time.monotonic()
+    deadline = began + timeout
+    quiet_since = began
+    wait = _SHORTEST_WAIT
+    while waiting:
+        before = len(waiting)
+        for reply in grid.pull_messages(list(waiting)):
+            # an unavailable node's error names another node: the id is what counts
+            reply_to = reply.metadata.reply_to_message_id
+            if reply_to not in waiting:
+                continue  # late, or a copy of one that was taken
+            node_id = waiting.pop(reply_to)
+            traffic.up += message_bytes(reply)
+            if reply.has_error():
+                reason = (reply.error.reason or "no reason given").strip()
+                result[node_id] = (
+                    f"error {reply.error.code}: {reason[-_REASON_LENGTH:]}"
+                )
+            else:
+                result[node_id] = reply
+        if not waiting or (settled is not None and settled(list(waiting))):
+            break
+        now = time.monotonic()
+        if now > deadline:
+            break
+        quiet_since = now if len(waiting) < before else quiet_since
+        if behind and now > min(quiet_since + _NUDGE_AFTER, began + timeout / 2):
+            late = [c for c in behind if c.node_id in waiting.values()]
+            if late:
+                _nudge(grid, late)
+            behind = []
+        time.sleep(min(wait, max(deadline - now, _SHORTEST_WAIT)))
+        wait = min(1.5 * wait, max(_LONGEST_WAIT, _WAIT_SHARE * (now - began)))
+    for node_id in waiting.values():
+        result[node_id] = NO_ANSWER
+    for client in clients:
+        why = result[client.node_id]
+        if isinstance(why, str):
+            client.behind |= why == NO_ANSWER or why.startswith(_CRASHED)
+    return result
+
+
+def _nudge(grid: Grid, clients: Sequence[Client]) -> None:
+    """Send clients that are behind a message whose answer nobody needs."""
+    nudges = grid.push_messages([_hello(client.node_id) for client in clients])
+    for client, nudge in zip(clients, nudges, strict=False):
+        client.nudge = nudge or ""
+
+
+def _hello(node_id: int) -> Message:
+    return Message(RecordDict(), dst_node_id=node_id, message_type=HELLO, group_id="0")
+
+
+def _still_behind(grid: Grid, clients: Sequence[Client]) -> list[Client]:
+    """The clients that are behind, less those whose nudge has been answered.
+
+    A SuperNode handles a message and sends whatever answer it has then. One that gave
+    a ClientApp up (it looked dead for a minute) has told the SuperLink so; if that
+    ClientApp answers all the same, its answer goes out in place of the next one, that
+    one in place of the one after, and no answer is ever in time again. A second
+    message pushes the answer to the first one out.
+    """
+    nudged = {client.nudge: client for client in clients if client.nudge}
+    if nudged:
+        for reply in grid.pull_messages(list(nudged)):
+            client = nudged.get(reply.metadata.reply_to_message_id)
+            if client is not None:
+                client.behind, client.nudge = False, ""
+    return [client for client in clients if client.behind]
+
+
+@dataclass
+class Client:
+    """What the server knows of one client."""
+
+    node_id: int
+    used_round: int = 0  # the last of its rounds whose answer was used; 0: none yet
+    epoch: str = ""  # the epoch of that round
+    version: int | None = None  # the model version that it is known to have
+    ready: bool = False  # whether it is known to have state of this session
+    behind: bool = False  # whether its node may send each answer a message late
+    nudge: str = ""  # the last message that was sent to push an answer out
+    properties: dict[str, Any] = field(default_factory=dict)
+
+
+class Registry:
+    """The run's clients by their stable identities, whatever nodes they are on."""
+
+    def __init__(self) -> None:
+        self.clients: dict[str, Client] = {}
+        self.names: list[str] = []
+        self._known_nodes: set[int] = set()
+        self._left_out: set[int] = set()
+
+    def __getitem__(self, name: str) -> Client:
+        return self.clients[name]
+
+    def wait_for(self, grid: Grid, count: int, timeout: float) -> None:
+        """Wait until ``count`` nodes are connected; TimeoutError if they are not."""
+        deadline = time.monotonic() + timeout
+        wait = _SHORTEST_WAIT
+        while len(found := list(grid.get_node_ids())) < count:
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"{len(found)} of {count} nodes connected within {timeout:g} s"
+                )
+            time.sleep(wait)
+            wait = min(2 * wait, _LONGEST_WAIT)
+
+    def introduce(
+        self, grid: Grid, timeout: float, traffic: Traffic, started: bool
+    ) -> None:
+        """Ask nodes that are not known yet who they are.
+
+        Before the start every node becomes a client. Afterwards the number of clients
+        and each one's part of F are fixed: only a known client that comes back on
+        another node is taken in.
+
+        Raises
+        ------
+        SettingsError
+            If two connected nodes have one identity.
+        RuntimeError
+            If no node can be used at all.
+        """
+        connected = set(grid.get_node_ids())
+        new = sorted(connected - self._known_nodes - self._left_out)
+        if not new:
+            return
+        # an earlier run may have left any of them a message behind
+        strangers = {node_id: Client(node_id, behind=True) for node_id in new}
+        requests = [_hello(node_id) for node_id in new]
+        replies = exchange(grid, requests, timeout, traffic, list(strangers.values()))
+        reasons = []
+        for node_id, reply in replies.items():
+            why = reply if isinstance(reply, str) else _spoilt(reply.content)
+            if isinstance(reply, Message) and not why:
+                stranger = strangers[node_id]
+                stranger.behind = bool(stranger.nudge)
+                self._take_in(stranger, reply.content, connected, started)
+            else:
+                reasons.append(why)
+                traffic.reject(f"on node {node_id}", why)
+        if not self.clients:
+            first = f": {reasons[0]}{_advice(reasons[0])}" if reasons else ""
+            raise RuntimeError(f"none of {len(new)} nodes can be used{first}")
+        self.names = sorted(self.clients, key=identity_order)
+
+    def _take_in(
+        self, stranger: Client, content: RecordDict, connected: set[int], started: bool
+    ) -> None:
+        node_id = stranger.node_id
+        name = str(cast(ConfigRecord, content[STATUS])["client-id"])
+        known = self.clients.get(name)
+        if known is not None and known.node_id in connected:
+            if started:
+                # a node that died counts as connected for a while; its successor is
+                # asked again in the next round
+                log(WARNING, "client %s came back while its old node is there", name)
+                return
+            raise SettingsError(
+                f"client-id = {name!r} is used by two nodes ({known.node_id} and "
+                f"{node_id}); every node needs a client-id or partition-id of its own"
+            )
+        if known is not None:
+            self._known_nodes.discard(known.node_id)
+            known.node_id = node_id
+            known.behind, known.nudge = stranger.behind, stranger.nudge
+        elif started:
+            self._left_out.add(node_id)
+            log(WARNING, "client %s came after the start and is left out", name)
+            return
+        else:
+            stranger.properties = dict(cast(ConfigRecord, content[CONFIG]))
+            self.clients[name] = stranger
+        self._known_nodes.add(node_id)
+
+
+def _spoilt(content: RecordDict) -> str:
+    """What is wrong with an introduction; empty if nothing is."""
+    status, properties = content.get(STATUS), content.get(CONFIG)
+    name = status.get("client-id") if isinstance(status, ConfigRecord) else None
+    if not isinstance(name, str) or not name:
+        return f"the introduction names {name!r}, which is no client-id"
+    if not isinstance(properties, ConfigRecord):
+        return "the introduction has no properties"
+    return ""
+
+
+def _advice(reason: str) -> str:
+    """What to do about a ClientApp that Flower says has nothing for the introduction.
+
+    Flower words it in one way for ``ClientApp(client_fn=...)`` and in another for an
+    app of functions.
+    """
+    if f"Invalid message type: {HELLO}" in reason or "No query function" in reason:
+        return (
+            " (the nodes' ClientApp was not made by fedtrellis; make it with "
+            "app = fedtrellis.client_app(client_fn))"
+        )
+    return ""

@@ -1,0 +1,340 @@
+"""A Flower ``Grid`` in this process: same strategy, same ClientApp, same Messages.
+
+No Ray and no SuperLink: a message is handled when it is pushed. The grid can encode
+every message to bytes and back, as a SuperLink would, and can lose, delay, repeat and
+spoil messages and set clients back, so that tests of the wire and of faults need no
+cluster.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    no_object_id_recompute,
+)
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+from numpy.typing import NDArray
+
+from fedtrellis.random import generator
+from fedtrellis.settings import SettingsError
+from fedtrellis.wire.arrays import array_record, record_arrays
+from fedtrellis.wire.protocol import client_identity
+
+__all__ = ["FAULTS", "LocalGrid", "encode_message"]
+
+#: Probabilities, by message, of what can go wrong, and when it strikes.
+FAULTS = {
+    "request_loss": "the node never sees the request",
+    "wipe": "the node lost all state before the request",
+    "crash": "the client raises after it has written its state",
+    "state_loss": "the reply arrives, but the node did not store its new state",
+    "reply_loss": "the node handled the request, the reply is lost",
+    "late_reply": "the reply arrives one wave too late",
+    "garbage": "the reply arrives spoilt",
+    "duplicate": "the reply arrives twice",
+}
+# As long as those that Flower draws, so that messages have the bytes they have there.
+_RUN_ID = 2**63 - 1
+
+
+def encode_message(message: Message) -> tuple[Message, int]:
+    """Encode a message to bytes as Flower does, and decode it again.
+
+    Returns
+    -------
+    (Message, int)
+        The decoded message, and how many bytes its objects took.
+    """
+    with no_object_id_recompute():
+        objects = get_all_nested_objects(message)
+        contents = {name: item.deflate() for name, item in objects.items()}
+        size = sum(len(content) for content in contents.values())
+        decoded = inflate_object_from_contents(message.object_id, contents)
+    assert isinstance(decoded, Message)
+    decoded.metadata.__dict__["_message_id"] = message.metadata.message_id
+    return decoded, size
+
+
+class LocalGrid(Grid):
+    """Flower's grid without Flower's processes.
+
+    Parameters
+    ----------
+    client_app : ClientApp
+        Flower's, for example one made by :func:`fedtrellis.client_app`.
+    num_nodes : int
+        Number of simulated nodes; each has a ``partition-id`` from 0 and
+        ``num-partitions`` in its node config, as in Flower's simulation.
+    seed : int
+        Of the node ids and of the faults.
+    run_config : mapping, optional
+        The nodes' ``context.run_config``.
+    node_configs : sequence of mapping, optional
+        More entries for each node's config.
+    encode : bool
+        Whether messages travel as bytes. ``bytes_down`` and ``bytes_up`` then count
+        them.
+    **faults : float
+        Probabilities in [0, 1] of the faults of :data:`FAULTS`, drawn for every train
+        and evaluate message on its own. Introductions (queries) are spared.
+
+    Raises
+    ------
+    SettingsError
+        If a number is out of range or a fault is not known.
+    """
+
+    def __init__(
+        self,
+        client_app: ClientApp,
+        num_nodes: int,
+        *,
+        seed: int = 0,
+        run_config: Mapping[str, Any] | None = None,
+        node_configs: Sequence[Mapping[str, Any]] | None = None,
+        encode: bool = False,
+        **faults: float,
+    ) -> None:
+        if num_nodes < 1:
+            raise SettingsError(f"num_nodes = {num_nodes} must be at least 1")
+        if node_configs is not None and len(node_configs) != num_nodes:
+            raise SettingsError(
+                f"node_configs has {len(node_configs)} entries for {num_nodes} nodes"
+            )
+        for name, probability in faults.items():
+            if name not in FAULTS:
+                raise SettingsError(
+                    f"{name!r} is no fault; allowed: {', '.join(FAULTS)}"
+                )
+            if not 0.0 <= probability <= 1.0:
+                raise SettingsError(
+                    f"{name} = {probability!r} must be at least 0 and at most 1"
+                )
+        self.client_app = client_app
+        self.encode = encode
+        self.faults = {name: float(faults.get(name, 0.0)) for name in FAULTS}
+        self.fault_counts = dict.fromkeys(FAULTS, 0)
+        self.bytes_up = 0
+        self.bytes_down = 0
+        self._seed = seed
+        # ids that look as arbitrary as Flower's, so that nobody counts on their order
+        ids = generator(seed, "node ids").choice(2**62, size=num_nodes, replace=False)
+        self._contexts = {
+            int(node_id): Context(
+                run_id=_RUN_ID,
+                node_id=int(node_id),
+                node_config={
+                    "partition-id": index,
+                    "num-partitions": num_nodes,
+                    **(node_configs[index] if node_configs else {}),
+                },
+                state=RecordDict(),
+                run_config=dict(run_config or {}),
+            )
+            for index, node_id in enumerate(ids)
+        }
+        self._handled = 0  # numbers the messages, for their ids and their faults
+        self._replies: dict[str, Message] = {}
+        self._late: list[Message] = []
+        self._run = Run.create_empty(run_id=_RUN_ID)
+        if TaskIdentity._run_id is None:
+            # Messages can be made only in a process that has a place in a run
+            TaskIdentity.run_id = _RUN_ID
+            TaskIdentity.node_id = SUPERLINK_NODE_ID
+            TaskIdentity.task_id = 1
+
+    # ------------------------------------------------------------- Flower's interface
+
+    def set_run(self, run: Run) -> None:
+        """Set what :attr:`run` returns."""
+        self._run = run
+
+    @property
+    def run(self) -> Run:
+        """Run information."""
+        return self._run
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Make a message (Flower's older way to say ``Message(...)``)."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> list[int]:
+        """Node ids, in no order that means anything."""
+        return list(self._contexts)
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        """Nodes as Flower describes them."""
+        return [NodeInfo(node_id=node_id) for node_id in self._contexts]
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Let every node handle its message; the replies wait to be pulled."""
+        late, self._late = self._late, []
+        message_ids = []
+        for message in messages:
+            self._handled += 1
+            message_id = f"{self._handled:036d}"  # as long as a UUID
+            message.metadata.__dict__["_message_id"] = message_id
+            message_ids.append(message_id)
+            self._deliver(message)
+        for reply in late:
+            self._replies[reply.metadata.message_id] = reply
+        return message_ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Replies to the given messages, and late ones that nobody asks for any more.
+
+        Flower would not show the latter; a strategy has to cope with them anyway.
+        """
+        asked = set(message_ids)
+        taken = [
+            key
+            for key, reply in self._replies.items()
+            if reply.metadata.reply_to_message_id in asked or "late" in key
+        ]
+        return [self._replies.pop(key) for key in taken]
+
+    def settled(self, message_ids: Iterable[str]) -> bool:
+        """Whether nothing more will come for these messages."""
+        asked = set(message_ids)
+        return not any(
+            reply.metadata.reply_to_message_id in asked
+            for reply in self._replies.values()
+        )
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        """Push, and pull whatever came back."""
+        return self.pull_messages(self.push_messages(messages))
+
+    # -------------------------------------------------------------------- the nodes
+
+    def _deliver(self, message: Message) -> None:
+        context = self._contexts.get(message.metadata.dst_node_id)
+        if context is None:
+            error = Error(ErrorCode.NODE_UNAVAILABLE, "no such node")
+            self._post(Message(error, reply_to=message), "")
+            return
+        strikes = self._strikes(message)
+        if "request_loss" in strikes:
+            return
+        if "wipe" in strikes:
+            context.state = RecordDict()
+        before: RecordDict | None = None
+        if "state_loss" in strikes:
+            before = RecordDict({k: v.copy() for k, v in context.state.items()})
+        if self.encode:
+            message, size = encode_message(message)
+            self.bytes_down += size
+        try:
+            reply = self.client_app(message, context)
+            if "crash" in strikes:
+                raise RuntimeError("injected: the client raised after writing state")
+        except Exception as error:
+            code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+            reason = f"{type(error).__name__}: {error}"
+            reply = Message(Error(code, reason), reply_to=message)
+        if before is not None:
+            context.state = before
+        if "reply_loss" in strikes:
+            return
+        if "garbage" in strikes and reply.has_content():
+            reply = self._spoil(reply, message)
+        if self.encode:
+            reply, size = encode_message(reply)
+            self.bytes_up += size
+        if "late_reply" in strikes:
+            reply.metadata.__dict__["_message_id"] = f"late-{self._handled}"
+            self._late.append(reply)
+            return
+        self._post(reply, "")
+        if "duplicate" in strikes:
+            self._post(reply, "-again")
+
+    def _post(self, reply: Message, suffix: str) -> None:
+        if not suffix:
+            reply_id = f"{reply.metadata.reply_to_message_id}-reply"
+            reply.metadata.__dict__["_message_id"] = reply_id
+        self._replies[reply.metadata.message_id + suffix] = reply
+
+    def _strikes(self, message: Message) -> set[str]:
+        if not any(self.faults.values()):
+            return set()
+        if message.metadata.message_type.startswith("query"):
+            return set()
+        draws = generator(self._seed, "faults", self._handled).random(len(FAULTS))
+        strikes = {
+            name
+            for name, draw in zip(FAULTS, draws, strict=True)
+            if draw < self.faults[name]
+        }
+        for name in strikes:
+            self.fault_counts[name] += 1
+        return strikes
+
+    def _spoil(self, reply: Message, message: Message) -> Message:
+        """A reply with one thing wrong: NaN, a cut array, no records, another round."""
+        rng = generator(self._seed, "garbage", self._handled)
+        records: dict[str, Any] = {k: v.copy() for k, v in reply.content.items()}
+        status = [r for r in records.values() if isinstance(r, ConfigRecord)]
+        kind = int(rng.integers(4))
+        if kind == 1 and status:
+            status[0]["server-round"] = 10**9
+        elif kind < 2 or not any(isinstance(r, ArrayRecord) for r in records.values()):
+            records = {}
+        else:
+            for name, record in records.items():
+                if isinstance(record, ArrayRecord):
+                    arrays = [self._spoilt(a, kind == 2) for a in record_arrays(record)]
+                    records[name] = array_record(arrays, join="joined" in record)
+        return Message(RecordDict(records), reply_to=message)
+
+    @staticmethod
+    def _spoilt(array: NDArray[Any], nan: bool) -> NDArray[Any]:
+        if nan and array.dtype.kind == "f":
+            return np.full_like(array, np.nan)
+        return array.reshape(-1)[:-1]
+
+    # ------------------------------------------------------------------- checkpoints
+
+    def client_states(self) -> dict[str, bytes]:
+        """Every node's state as bytes, by client identity; for a checkpoint."""
+        states = {
+            client_identity(context): recorddict_to_proto(
+                context.state
+            ).SerializeToString()
+            for context in self._contexts.values()
+        }
+        return {**states, "": json.dumps({"handled": self._handled}).encode()}
+
+    def load_client_states(self, states: Mapping[str, bytes]) -> None:
+        """Inverse of :meth:`client_states`; nodes that are not named keep theirs."""
+        if "" in states:
+            # the faults to come are those that would have come
+            self._handled = json.loads(states[""])["handled"]
+        for context in self._contexts.values():
+            data = states.get(client_identity(context))
+            if data is not None:
+                proto = ProtoRecordDict.FromString(data)
+                context.state = recorddict_from_proto(proto)

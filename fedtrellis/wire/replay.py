@@ -1,0 +1,154 @@
+"""A client's iterate as the server replays it, x ← decay · x + weight · s each round.
+
+Full participation never reads the mirrors, so a step with a small atom is only noted
+down; what was noted is worked in when somebody asks. Sparse atoms over a long vector
+are kept as their non-zero entries, everything else as a dense array, and the decay is
+one number held beside it, so a step costs what its atom costs, not what x costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtrellis.domains.atoms import Atom, PermutationAtom, RankOneAtom, SparseAtom
+from fedtrellis.wire.arrays import FloatArray
+
+__all__ = ["Mirror"]
+
+# Below this size a dense array beats any bookkeeping of its non-zero entries.
+_DENSE_SIZE = 16_384
+# Steps noted down before they are worked in, if nobody asks before.
+_MAX_PENDING = 256
+# Atoms that may wait: hundreds of any other kind would take hundreds of times x.
+_SMALL = (SparseAtom, RankOneAtom, PermutationAtom)
+# Far above the smallest float, so that entries / scale keep all their digits.
+_MIN_SCALE = 1e-100
+
+
+class Mirror:
+    """x = base_weight · base + scale · entries + the steps still pending.
+
+    Parameters
+    ----------
+    base : ndarray
+        The point x starts at; shared between mirrors, never changed.
+    """
+
+    def __init__(self, base: FloatArray) -> None:
+        self._base = base
+        self._base_is_zero = not base.any()
+        self._base_weight = 1.0
+        self._scale = 1.0
+        self._array: FloatArray | None = None
+        self._indices: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+        self._values: FloatArray = np.empty(0)
+        self._pending: list[tuple[Atom, float]] = []
+        if base.size <= _DENSE_SIZE:
+            self._make_dense()
+
+    def step(self, decay: float, weight: float, atom: Atom) -> None:
+        """Note down x ← decay · x + weight · atom."""
+        if decay == 0.0:
+            self._pending.clear()
+            self._base_weight, self._scale = 0.0, 1.0
+            self._indices, self._values = np.empty(0, dtype=np.int64), np.empty(0)
+            if self._array is not None:
+                self._array.fill(0.0)
+        else:
+            self._base_weight *= decay
+            self._scale *= decay
+            if self._scale < _MIN_SCALE:
+                self._flush()
+                self._rescale()
+        self._pending.append((atom, weight / self._scale))
+        if len(self._pending) >= _MAX_PENDING or not isinstance(atom, _SMALL):
+            self._flush()
+
+    def _rescale(self) -> None:
+        if self._array is not None:
+            self._array *= self._scale
+        self._values = self._values * self._scale
+        self._scale = 1.0
+
+    def _make_dense(self) -> None:
+        array = np.array(self._base, dtype=np.float64, order="C")
+        array *= self._base_weight / self._scale
+        array.reshape(-1)[self._indices] += self._values
+        self._array, self._base_weight = array, 0.0
+        self._indices, self._values = np.empty(0, dtype=np.int64), np.empty(0)
+
+    def _flush(self) -> None:
+        if not self._pending:
+            return
+        pending, self._pending = self._pending, []
+        sparse = [(atom, w) for atom, w in pending if isinstance(atom, SparseAtom)]
+        if self._array is None and len(sparse) == len(pending):
+            self._merge(
+                np.concatenate([atom.indices.astype(np.int64) for atom, _ in sparse]),
+                np.concatenate([atom.values * w for atom, w in sparse]),
+            )
+            if 4 * self._indices.size > self._base.size:
+                self._make_dense()
+            return
+        if self._array is None:
+            self._make_dense()
+        assert self._array is not None
+        for atom, weight in pending:
+            atom.add_to(self._array, weight)
+
+    def _merge(self, indices: NDArray[Any], values: FloatArray) -> None:
+        """Add entries, of which several may have one index, to the stored ones."""
+        merged, where = np.unique(
+            np.concatenate([self._indices, indices]), return_inverse=True
+        )
+        summed = np.bincount(
+            where.reshape(-1),
+            weights=np.concatenate([self._values, values]),
+            minlength=merged.size,
+        )
+        self._indices = merged.astype(np.int64)
+        self._values = summed.astype(np.float64)
+
+    def add_to(self, array: FloatArray, weight: float = 1.0) -> None:
+        """Do array += weight · x, in place."""
+        self._flush()
+        if self._array is not None:
+            array += (weight * self._scale) * self._array
+            return
+        flat = array.reshape(-1)
+        flat[self._indices] += (weight * self._scale) * self._values
+        if self._base_weight and not self._base_is_zero:
+            array += (weight * self._base_weight) * self._base
+
+    def dense(self) -> FloatArray:
+        """X as a new array."""
+        array = np.zeros(self._base.shape)
+        self.add_to(array)
+        return array
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """What a checkpoint needs to bring x back."""
+        self._flush()
+        if self._array is not None:
+            return {"array": self._scale * self._array}
+        return {
+            "indices": self._indices,
+            "values": self._scale * self._values,
+            "base-weight": np.array(self._base_weight),
+        }
+
+    @classmethod
+    def from_state(cls, base: FloatArray, state: Mapping[str, NDArray[Any]]) -> Mirror:
+        """Inverse of :meth:`state`, given the same base."""
+        mirror = cls(base)
+        if "array" in state:
+            mirror._array, mirror._base_weight = np.array(state["array"]), 0.0
+            return mirror
+        mirror._indices = np.array(state["indices"], dtype=np.int64)
+        mirror._values = np.array(state["values"], dtype=np.float64)
+        mirror._base_weight = float(state["base-weight"])
+        return mirror

@@ -1,0 +1,305 @@
+"""The search over proposals: against CVXPY, and against clients that hold α."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from fedtrellis.dual.bundle import DualBundle, Mixture, maximise_over_simplices
+from fedtrellis.objectives.losses import make_loss
+
+Array = NDArray[np.float64]
+
+
+def _objective(G: Array, b: Array, theta: Array) -> float:
+    return float(b @ theta - 0.5 * theta @ G @ theta)
+
+
+def _optimum(V: Array, b: Array, blocks: list[slice]) -> float:
+    """Maximum of bᵀθ − ½‖Vᵀθ‖² over the simplices, by CVXPY."""
+    cp = pytest.importorskip("cvxpy")
+    theta = cp.Variable(len(b), nonneg=True)
+    problem = cp.Problem(
+        cp.Maximize(b @ theta - 0.5 * cp.sum_squares(V.T @ theta)),
+        [cp.sum(theta[block]) == 1 for block in blocks],
+    )
+    problem.solve(
+        solver="CLARABEL", tol_gap_abs=1e-11, tol_gap_rel=1e-11, tol_feas=1e-11
+    )
+    return float(problem.value)
+
+
+@pytest.mark.parametrize("rank", [1, 3, 40], ids=["line", "singular", "definite"])
+@pytest.mark.parametrize("seed", range(6))
+def test_the_maximum_is_cvxpys(seed: int, rank: int) -> None:
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(1, 9, rng.integers(1, 6))
+    stops = np.cumsum(sizes)
+    blocks = [slice(int(e - s), int(e)) for s, e in zip(sizes, stops, strict=True)]
+    n = int(stops[-1])
+    V = rng.standard_normal((n, rank)) * 10.0 ** rng.uniform(-1, 1)
+    b = rng.standard_normal(n)
+    if n > 2:
+        V[n // 2], b[n // 2] = V[0], b[0]  # the same point twice
+    G = V @ V.T
+    # from the corners, and from anywhere inside
+    corner = np.zeros(n)
+    corner[[block.start for block in blocks]] = 1.0
+    inside = rng.random(n)
+    for block in blocks:
+        inside[block] /= inside[block].sum()
+    best = _optimum(V, b, blocks)
+    for start in (corner, inside):
+        theta = start.copy()
+        assert maximise_over_simplices(G, b, theta, blocks) is theta
+        assert (theta >= 0.0).all()
+        for block in blocks:
+            assert theta[block].sum() == pytest.approx(1.0, abs=1e-12)
+        found = _objective(G, b, theta)
+        assert found >= _objective(G, b, start) - 1e-14 * (1.0 + abs(found))
+        assert found == pytest.approx(best, abs=1e-8 * (1.0 + abs(best)))
+        # again from there: nothing gets worse
+        again = maximise_over_simplices(G, b, theta.copy(), blocks)
+        assert _objective(G, b, again) >= found - 1e-14 * (1.0 + abs(found))
+
+
+def test_one_proposal_without_memory_is_a_line_search() -> None:
+    """θ = (1 − γ, γ) with γ = (b₂ − b₁ − λ v₁ᵀ(v₂ − v₁)) / (λ‖v₂ − v₁‖²), clipped."""
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        V, b = rng.standard_normal((2, 3)), 3.0 * rng.standard_normal(2)
+        d = V[1] - V[0]
+        gamma = np.clip((b[1] - b[0] - V[0] @ d) / (d @ d), 0.0, 1.0)
+        theta = np.array([1.0, 0.0])
+        maximise_over_simplices(V @ V.T, b, theta, [slice(0, 2)])
+        assert theta == pytest.approx([1.0 - gamma, gamma], abs=1e-10)
+
+
+def test_no_difference_and_no_curvature() -> None:
+    zero = np.zeros((3, 3))
+    theta = maximise_over_simplices(zero, np.zeros(3), np.eye(3)[1], [slice(0, 3)])
+    assert theta.sum() == pytest.approx(1.0)
+    theta = maximise_over_simplices(
+        zero, np.array([1.0, 3.0, 2.0]), np.eye(3)[0], [slice(0, 3)]
+    )
+    assert theta == pytest.approx([0.0, 1.0, 0.0])
+
+
+# ------------------------------------------------------------- the bundle, and clients
+
+
+@dataclass
+class Clients:
+    """What the clients of one unit hold: whole dual vectors under their ids."""
+
+    X: Array
+    y: Array
+    points: dict[int, Array] = field(default_factory=dict)
+    alpha_id: int = 0
+
+    def __post_init__(self) -> None:
+        self.points = {0: np.zeros(len(self.y))}
+
+    @property
+    def alpha(self) -> Array:
+        return self.points[self.alpha_id]
+
+    def take(self, mixture: Mixture) -> None:
+        """α ← Σ_j θ_j a_j, and forget what is not to be kept."""
+        ids = mixture.ids.tolist()
+        alpha = sum(
+            theta * self.points[i]
+            for i, theta in zip(ids, mixture.weights, strict=True)
+        )
+        kept = {i: self.points[i] for i in mixture.keep.tolist()}
+        self.points = {**kept, mixture.alpha_id: np.asarray(alpha)}
+        self.alpha_id = mixture.alpha_id
+
+
+class World:
+    """Units of a problem; everything that the bundle says is computed anew from α."""
+
+    def __init__(
+        self, seed: int, units: int = 3, memory: int = 6, loss: str = "hinge"
+    ) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.n, self.p, self.regularization = 12 * units, 5, 0.05
+        self.loss = make_loss(loss)
+        X = self.rng.standard_normal((self.n, self.p))
+        y = np.where(self.rng.random(self.n) < 0.5, 1.0, -1.0)
+        self.clients = [
+            Clients(a, b)
+            for a, b in zip(np.split(X, units), np.split(y, units), strict=True)
+        ]
+        self.bundle = DualBundle(self.p, units, self.regularization, memory)
+        self.memory = memory
+
+    def v(self, client: Clients, alpha: Array) -> Array:
+        found: Array = alpha @ client.X / (self.regularization * self.n)
+        return found
+
+    def b(self, client: Clients, alpha: Array) -> float:
+        return -float(self.loss.conjugate(alpha, client.y).sum()) / self.n
+
+    def dual(self) -> float:
+        """D(α), exactly."""
+        w = np.sum([self.v(c, c.alpha) for c in self.clients], axis=0)
+        linear = sum(self.b(c, c.alpha) for c in self.clients)
+        return linear - 0.5 * self.regularization * float(w @ w)
+
+    def propose(self, unit: int, count: int) -> tuple[Array, Array]:
+        """Random ones, and the cutting plane at w."""
+        client = self.clients[unit]
+        new = [client.y * self.rng.random(len(client.y)) for _ in range(count - 1)]
+        new.append(self.loss.dual_point(client.X @ self.bundle.w, client.y))
+        ids = self.bundle.new_ids(unit, count)
+        client.points.update(zip(ids, new, strict=True))
+        V = np.stack([self.v(client, a) for a in new])
+        return V, np.array([self.b(client, a) for a in new])
+
+    def exact(self) -> None:
+        for unit, client in enumerate(self.clients):
+            self.bundle.set_alpha_value(unit, self.b(client, client.alpha))
+
+    def search(self, units: list[int], count: int) -> None:
+        proposals = {unit: self.propose(unit, count) for unit in units}
+        for unit, mixture in self.bundle.search(units, proposals).items():
+            assert (mixture.weights > 0.0).all()
+            assert mixture.weights.sum() == pytest.approx(1.0, abs=1e-12)
+            assert len(mixture.keep) <= max(self.memory - 1 - count, 0)
+            self.clients[unit].take(mixture)
+
+    def check(self) -> None:
+        """V, b and D of the bundle are those of the clients' points."""
+        bundle = self.bundle
+        for unit, client in enumerate(self.clients):
+            assert bundle.alpha_id(unit) == client.alpha_id
+            rows = np.flatnonzero(bundle.unit == unit)
+            assert set(bundle.ids[rows].tolist()) == set(client.points)
+            for row in rows:
+                a = client.points[int(bundle.ids[row])]
+                assert np.abs(bundle.V[row] - self.v(client, a)).max() < 1e-11
+                exact = self.b(client, a)
+                if self.loss.name == "hinge":
+                    assert bundle.b[row] == pytest.approx(exact, abs=1e-12)
+                else:  # of a mixture a lower bound is known
+                    assert bundle.b[row] <= exact + 1e-12
+            v, b = bundle.contribution(unit)
+            assert np.abs(v - self.v(client, client.alpha)).max() < 1e-11
+            assert b <= self.b(client, client.alpha) + 1e-12
+        w = sum(self.v(c, c.alpha) for c in self.clients)
+        assert np.abs(bundle.w - w).max() < 1e-11
+        assert bundle.dual_value() <= self.dual() + 1e-12
+        assert np.abs(bundle._gram - bundle.V @ bundle.V.T).max() < 1e-11
+
+
+@pytest.mark.parametrize("loss", ["hinge", "logistic", "smoothed-hinge"])
+@pytest.mark.parametrize("memory", [3, 6, 30])
+def test_bundle_and_clients_agree_and_the_dual_never_falls(
+    memory: int, loss: str
+) -> None:
+    world = World(memory, memory=memory, loss=loss)
+    value = world.dual()
+    for t in range(40):
+        everybody = t % 3 == 0
+        some = [u for u in range(3) if everybody or world.rng.random() < 0.5]
+        world.exact()
+        if some:
+            world.search(some, count=1 + t % 2)
+        if t % 11 == 10:
+            world.bundle.only_alpha(0)
+            client = world.clients[0]
+            client.points = {client.alpha_id: client.alpha}
+        world.check()
+        assert world.dual() >= value - 1e-13
+        value = world.dual()
+    assert value > 0.1
+
+
+def test_each_search_is_the_best_over_all_that_is_remembered() -> None:
+    world = World(1, memory=8)
+    for t in range(12):
+        units = [0, 1, 2] if t % 2 else [t % 3]
+        proposals = {unit: world.propose(unit, 2) for unit in units}
+        bundle = world.bundle
+        points: list[Array] = []
+        values: list[float] = []
+        blocks, rest = [], np.zeros(world.p)
+        for u in range(3):
+            rows = np.flatnonzero(bundle.unit == u)
+            if u not in units:
+                rest = rest + bundle.contribution(u)[0]
+                continue
+            start = len(values)
+            points += [*bundle.V[rows], *proposals[u][0]]
+            values += [*bundle.b[rows], *proposals[u][1]]
+            blocks.append(slice(start, len(values)))
+        V, root = np.array(points), np.sqrt(world.regularization)
+        b = np.array(values) - world.regularization * V @ rest
+        best = _optimum(root * V, b, blocks)
+        still = sum(bundle.contribution(u)[1] for u in range(3) if u not in units)
+        best += still - 0.5 * world.regularization * float(rest @ rest)
+        for unit, mixture in bundle.search(units, proposals).items():
+            world.clients[unit].take(mixture)
+        assert bundle.dual_value() == pytest.approx(best, abs=1e-9)
+        world.check()
+
+
+def test_another_alpha_in_the_place_of_one_that_was_lost() -> None:
+    world = World(2)
+    for _ in range(6):
+        world.search([0, 1, 2], 1)
+    client = world.clients[1]
+    old = client.y * world.rng.random(len(client.y))
+    world.bundle.only_alpha(1, world.v(client, old), world.b(client, old))
+    client.points = {client.alpha_id: old}
+    world.check()
+    value = world.dual()
+    world.search([0, 1, 2], 1)
+    world.check()
+    assert world.dual() >= value
+
+
+def test_the_gram_matrix_does_not_drift() -> None:
+    world = World(3, units=4, memory=8)
+    for _ in range(200):
+        world.search([u for u in range(4) if world.rng.random() < 0.8] or [0], 1)
+    bundle = world.bundle
+    fresh = bundle.V @ bundle.V.T
+    assert np.abs(bundle._gram - fresh).max() < 1e-12 * np.abs(fresh).max()
+    world.check()
+
+
+def test_ids_are_the_same_until_the_search_and_never_come_back() -> None:
+    world = World(4)
+    seen: set[int] = set()
+    for _ in range(10):
+        ids = world.bundle.new_ids(0, 2)
+        assert ids == world.bundle.new_ids(0, 2)
+        assert not seen & set(ids)
+        seen |= set(ids)
+        world.search([0], 2)
+        assert world.bundle.alpha_id(0) not in seen
+        seen.add(world.bundle.alpha_id(0))
+
+
+def test_state_round_trip() -> None:
+    one, other = World(5), World(5)
+    for _ in range(5):
+        one.search([0, 1, 2], 2)
+        other.search([0, 1, 2], 2)
+    fresh = DualBundle(one.p, 3, one.regularization, one.memory)
+    state: dict[str, Array] = {}
+    for key, array in one.bundle.state().items():
+        state[key] = np.array(array.tolist())  # dtypes may differ
+    fresh.load_state(state)
+    one.bundle = fresh
+    one.check()
+    for world in (one, other):
+        for _ in range(5):
+            world.search([0, 2], 1)
+    assert np.abs(one.bundle.w - other.bundle.w).max() < 1e-9
+    assert one.dual() == pytest.approx(other.dual(), abs=1e-12)

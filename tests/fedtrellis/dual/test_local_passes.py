@@ -1,0 +1,109 @@
+"""Local passes against a plain loop over whole vectors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy import sparse
+
+from fedtrellis.dual.local_passes import local_dual_passes
+from fedtrellis.objectives.losses import LOSSES, Loss, make_loss
+
+Array = NDArray[np.float64]
+N, P, SCALE = 30, 7, 0.4
+ROWS = np.random.default_rng(5).permutation(N)[:22]
+
+
+def _data(loss: Loss) -> tuple[Array, Array, Array, Array]:
+    """Features with zeros and an empty row, and labels, α and z of ROWS."""
+    rng = np.random.default_rng(1)
+    X = rng.standard_normal((N, P)) * (rng.random((N, P)) < 0.6)
+    X[ROWS[3]] = 0.0
+    y = np.where(rng.random(len(ROWS)) < 0.5, 1.0, -1.0)
+    alpha = y * rng.random(len(ROWS))
+    if loss.labels == "real":
+        y, alpha = rng.standard_normal((2, len(ROWS)))
+    return X, y, alpha, X[ROWS] @ rng.standard_normal(P)
+
+
+def _passes(
+    loss: Loss, X: Any, y: Array, alpha: Array, z: Array, sigma: float, passes: int
+) -> Array:
+    dense = X if isinstance(X, np.ndarray) else X.toarray()
+    q: Array = (dense[ROWS] ** 2).sum(axis=1)
+    return local_dual_passes(
+        loss,
+        X,
+        ROWS,
+        alpha,
+        z,
+        y,
+        q,
+        SCALE,
+        aggregation=sigma,
+        passes=passes,
+        rng=np.random.default_rng(9),
+    )
+
+
+def _subproblem(
+    loss: Loss, X: Array, y: Array, z: Array, sigma: float, start: Array, alpha: Array
+) -> float:
+    """CoCoA+'s equation (9): −Σ l*(−α') − zᵀΔ − (σ'/2λN) ‖XᵀΔ‖²."""
+    delta = alpha - start
+    moved = X[ROWS].T @ delta
+    inside = loss.conjugate(alpha, y).sum()
+    return float(-inside - z @ delta - sigma / (2 * SCALE) * moved @ moved)
+
+
+@pytest.mark.parametrize("sigma", [1.0, 4.0])
+@pytest.mark.parametrize("name", sorted(LOSSES))
+def test_it_is_a_plain_loop_in_that_order(name: str, sigma: float) -> None:
+    loss = make_loss(name)
+    X, y, start, z = _data(loss)
+    before = start.copy()
+    found = _passes(loss, X, y, start, z, sigma, 3)
+    assert np.array_equal(start, before)  # it works on a copy
+    rng, alpha, S = np.random.default_rng(9), start.copy(), X[ROWS]
+    for _ in range(3):
+        for i in rng.permutation(len(ROWS)):
+            # the gradient of the quadratic term, from all coordinates' changes anew
+            score = z[i] + sigma / SCALE * S[i] @ (S.T @ (alpha - start))
+            alpha[i] += loss.coordinate_step(
+                alpha[[i]], np.array([score]), sigma * S[i] @ S[i], y[[i]], SCALE
+            )[0]
+    assert np.abs(found - alpha).max() < 1e-12
+    assert np.abs(found - start).max() > 0.1
+
+
+@pytest.mark.parametrize("sigma", [1.0, 6.0])
+@pytest.mark.parametrize("name", sorted(LOSSES))
+def test_the_subproblem_never_falls(name: str, sigma: float) -> None:
+    loss = make_loss(name)
+    X, y, start, z = _data(loss)
+    values = [
+        _subproblem(
+            loss, X, y, z, sigma, start, _passes(loss, X, y, start, z, sigma, passes)
+        )
+        for passes in (0, 1, 2, 3, 5, 8, 20, 60)
+    ]
+    assert (np.diff(values) >= -1e-12).all()
+    assert values[1] > values[0]
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+def test_sparse_is_dense(name: str) -> None:
+    loss = make_loss(name)
+    X, y, start, z = _data(loss)
+    dense = _passes(loss, X, y, start, z, 3.0, 4)
+    thin = _passes(loss, sparse.csr_array(X), y, start, z, 3.0, 4)
+    assert np.abs(dense - thin).max() < 1e-13
+
+
+def test_no_passes_change_nothing() -> None:
+    loss = make_loss("hinge")
+    X, y, start, z = _data(loss)
+    assert np.array_equal(_passes(loss, X, y, start, z, 1.0, 0), start)

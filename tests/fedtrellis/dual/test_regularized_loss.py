@@ -1,0 +1,292 @@
+"""The primal, the dual and the central optimum, against scikit-learn and cvxpy."""
+
+import re
+from typing import Any
+
+import cvxpy as cp
+import numpy as np
+import pytest
+from scipy.sparse import csr_array, random_array
+from sklearn.datasets import load_digits
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.svm import LinearSVC
+
+from fedtrellis.dual.regularized_loss import Optimum, RegularizedLoss, central_optimum
+from fedtrellis.objectives.losses import (
+    LOSSES,
+    Hinge,
+    Logistic,
+    Loss,
+    SmoothedHinge,
+    Squared,
+    make_loss,
+)
+
+
+def digits(*, unit: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    pixels, classes = load_digits(return_X_y=True)
+    features = np.hstack([pixels / 16.0, np.ones((len(pixels), 1))])
+    if unit:
+        features /= np.linalg.norm(features, axis=1)[:, None]
+    return features, np.where(classes >= 5, 1.0, -1.0)
+
+
+def small(n: int = 60, p: int = 5, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    features = rng.standard_normal((n, p))
+    y = np.where(features @ rng.standard_normal(p) + rng.normal(size=n) > 0, 1.0, -1.0)
+    return features, y
+
+
+def certified(problem: RegularizedLoss, optimum: Optimum, tolerance: float) -> None:
+    """Check a certificate by the formulas, written once more."""
+    X, y, regularization = problem.features, problem.labels, problem.regularization
+    loss = problem.loss
+    primal = regularization / 2 * optimum.w @ optimum.w
+    primal += loss.value(X @ optimum.w, y).mean()
+    point = X.T @ optimum.alpha / (regularization * len(y))
+    dual = -regularization / 2 * point @ point
+    dual -= loss.conjugate(optimum.alpha, y).mean()
+    assert optimum.value == pytest.approx(primal, rel=1e-12)
+    assert optimum.gap == pytest.approx(primal - dual, abs=1e-14)
+    assert optimum.gap <= tolerance * primal
+
+
+# -- the objective
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("sparse", [False, True])
+def test_the_formulas(name: str, sparse: bool) -> None:
+    X, y = small()
+    loss, regularization = make_loss(name, 0.5), 0.3
+    problem = RegularizedLoss(csr_array(X) if sparse else X, y, loss, regularization)
+    assert problem.shape == (5,)
+    assert problem.num_examples == 60
+    rng = np.random.default_rng(1)
+    w, alpha = rng.standard_normal(5), y * rng.random(60)
+    np.testing.assert_allclose(problem.scores(w), X @ w)
+    expected = 0.15 * w @ w + loss.value(X @ w, y).mean()
+    assert problem.value(w) == pytest.approx(expected, rel=1e-14)
+    gradient = 0.3 * w - X.T @ loss.dual_point(X @ w, y) / 60
+    np.testing.assert_allclose(problem.gradient(w), gradient, atol=1e-14)
+    both = problem.value_and_gradient(w)
+    assert both[0] == problem.value(w)
+    np.testing.assert_array_equal(both[1], problem.gradient(w))
+    point = X.T @ alpha / (0.3 * 60)
+    np.testing.assert_allclose(problem.primal_of(alpha), point)
+    dual = -0.15 * point @ point - loss.conjugate(alpha, y).mean()
+    assert problem.dual_value(alpha) == pytest.approx(dual, rel=1e-14)
+    assert dual <= expected
+    assert problem.metrics(w) == {"accuracy": np.mean((X @ w > 0) == (y > 0))}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_gradient_is_the_derivative(name: str) -> None:
+    X, y = small()
+    problem = RegularizedLoss(X, y, make_loss(name), 0.1)
+    rng = np.random.default_rng(2)
+    for _ in range(5):
+        w, direction = rng.standard_normal((2, 5))
+        step = 1e-6
+        slope = problem.value(w + step * direction)
+        slope -= problem.value(w - step * direction)
+        assert slope / (2 * step) == pytest.approx(
+            problem.gradient(w) @ direction, rel=1e-5, abs=1e-7
+        )
+
+
+def test_duals_outside_their_domain() -> None:
+    X, y = small()
+    problem = RegularizedLoss(X, y, Hinge(), 0.1)
+    assert problem.dual_value(-y) == -np.inf
+    real = RegularizedLoss(X, np.linspace(0, 1, 60), Squared(), 0.1)
+    assert np.isfinite(real.dual_value(-3 * y))
+    assert real.metrics(np.zeros(5)) == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"labels": np.zeros(60)}, "label 0 is 0; .* -1 or"),
+        ({"labels": np.ones(59)}, "59 entries; it must have 60"),
+        ({"regularization": 0.0}, "regularization is 0.0"),
+        ({"regularization": np.nan}, "regularization is nan"),
+        ({"features": np.full((60, 2), np.inf)}, "NaN or infinite"),
+        ({"features": np.ones(60)}, "must have 2 axes"),
+    ],
+)
+def test_what_is_refused(change: dict[str, Any], match: str) -> None:
+    X, y = small()
+    arguments: dict[str, Any] = {
+        "features": X,
+        "labels": y,
+        "loss": Hinge(),
+        "regularization": 0.1,
+    }
+    with pytest.raises(ValueError, match=match) as caught:
+        RegularizedLoss(**(arguments | change))
+    assert "\n" not in str(caught.value)
+
+
+def test_points_of_another_shape() -> None:
+    problem = RegularizedLoss(*small(), Hinge(), 0.1)
+    with pytest.raises(ValueError, match=re.escape("must be (5,)")):
+        problem.value(np.zeros(6))
+    with pytest.raises(ValueError, match=re.escape("must be (60,)")):
+        problem.dual_value(np.zeros(5))
+
+
+# -- the optimum
+
+
+@pytest.mark.parametrize(("unit", "expected"), [(False, 0.2687529), (True, 0.4076158)])
+def test_the_known_minima_of_digits(unit: bool, expected: float) -> None:
+    problem = RegularizedLoss(*digits(unit=unit), Hinge(), 1e-3)
+    optimum = central_optimum(problem)
+    certified(problem, optimum, 1e-9)
+    assert optimum.value == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("regularization", [1e-5, 1e-3, 1.0])
+@pytest.mark.parametrize("loss", [Hinge(), SmoothedHinge(0.3), Logistic(), Squared()])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_certificates(regularization: float, loss: Loss, sparse: bool) -> None:
+    X, y = digits()
+    problem = RegularizedLoss(csr_array(X) if sparse else X, y, loss, regularization)
+    optimum = central_optimum(problem)
+    certified(problem, optimum, 1e-9)
+    assert optimum.w.shape == (65,)
+    assert optimum.alpha.shape == (1797,)
+    # w = (1/λN) Σ α_i x_i up to what the gap leaves: (λ/2)‖w − w_α‖² ≤ gap
+    distance = np.linalg.norm(problem.primal_of(optimum.alpha) - optimum.w)
+    assert distance <= np.sqrt(2 * optimum.gap / regularization) + 1e-6
+
+
+def by_scikit_learn(
+    loss: Loss, X: np.ndarray, y: np.ndarray, regularization: float
+) -> np.ndarray:
+    scale = regularization * len(y)
+    model: Any
+    if isinstance(loss, Hinge):
+        model = LinearSVC(
+            loss="hinge", C=1 / scale, fit_intercept=False, tol=1e-10, max_iter=10**6
+        )
+    elif isinstance(loss, Logistic):
+        model = LogisticRegression(
+            C=1 / scale, fit_intercept=False, tol=1e-12, max_iter=10_000
+        )
+    else:
+        model = Ridge(alpha=scale, fit_intercept=False, tol=1e-12)
+    coefficients: np.ndarray = model.fit(X, y).coef_.ravel()
+    return coefficients
+
+
+@pytest.mark.parametrize("loss", [Hinge(), Logistic(), Squared()])
+@pytest.mark.parametrize("regularization", [1e-3, 0.1])
+def test_scikit_learns_minima(loss: Loss, regularization: float) -> None:
+    X, y = digits(unit=True)
+    problem = RegularizedLoss(X, y, loss, regularization)
+    optimum = central_optimum(problem)
+    theirs = by_scikit_learn(loss, X, y, regularization)
+    assert problem.value(theirs) == pytest.approx(optimum.value, rel=1e-7)
+    assert problem.value(theirs) >= optimum.value - optimum.gap - 1e-14
+    np.testing.assert_allclose(optimum.w, theirs, atol=1e-3)
+
+
+@pytest.mark.parametrize("smoothing", [1e-4, 0.1, 1.0])
+def test_the_smoothed_hinge_between_two_of_scikit_learns(smoothing: float) -> None:
+    # It lies between the hinge loss and g/2 less; for a g above all margins it is the
+    # squared hinge of LinearSVC over 2g.
+    X, y = digits(unit=True)
+    smooth = RegularizedLoss(X, y, SmoothedHinge(smoothing), 1e-2)
+    optimum = central_optimum(smooth)
+    certified(smooth, optimum, 1e-9)
+    hinge = RegularizedLoss(X, y, Hinge(), 1e-2)
+    value = hinge.value(by_scikit_learn(Hinge(), X, y, 1e-2))
+    assert value - smoothing / 2 - 1e-7 <= optimum.value <= value + 1e-7
+
+
+def test_a_wide_smoothed_hinge_is_scikit_learns_squared_one() -> None:
+    X, y = digits(unit=True)
+    g, regularization = 10.0, 1e-2
+    problem = RegularizedLoss(X, y, SmoothedHinge(g), regularization)
+    optimum = central_optimum(problem)
+    model = LinearSVC(
+        loss="squared_hinge",
+        C=1 / (2 * g * regularization * len(y)),
+        fit_intercept=False,
+        tol=1e-10,
+        max_iter=10**6,
+    )
+    theirs = model.fit(X, y).coef_.ravel()
+    assert np.max(1 - y * (X @ theirs)) < g
+    assert problem.value(theirs) == pytest.approx(optimum.value, rel=1e-7)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_cvxpys_minima(name: str) -> None:
+    X, y = small()
+    loss, regularization = make_loss(name, 0.4), 0.05
+    w = cp.Variable(5)
+    margins = cp.multiply(y, X @ w)
+    losses = {
+        "hinge": cp.sum(cp.pos(1 - margins)),
+        # m²/2g up to g and m − g/2 beyond is half of Huber's over g
+        "smoothed-hinge": cp.sum(cp.huber(cp.pos(1 - margins), 0.4)) / 0.8,
+        "logistic": cp.sum(cp.logistic(-margins)),
+        "squared": cp.sum_squares(X @ w - y) / 2,
+    }
+    objective = losses[name] / 60 + regularization / 2 * cp.sum_squares(w)
+    theirs = cp.Problem(cp.Minimize(objective)).solve()
+    ours = central_optimum(RegularizedLoss(X, y, loss, regularization))
+    assert ours.value == pytest.approx(theirs, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_more_features_than_examples(name: str) -> None:
+    X, y = small(30, 200)
+    problem = RegularizedLoss(X, y, make_loss(name, 0.2), 1e-3)
+    certified(problem, central_optimum(problem), 1e-9)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_wide_sparse_data(name: str) -> None:
+    rng = np.random.default_rng(0)
+    X = csr_array(random_array((400, 3000), density=0.01, rng=rng))
+    X.indices, X.indptr = X.indices.astype(np.int64), X.indptr.astype(np.int64)
+    y = rng.choice([-1.0, 1.0], 400)
+    problem = RegularizedLoss(X, y, make_loss(name), 1e-4)
+    certified(problem, central_optimum(problem), 1e-9)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_examples_that_repeat_and_examples_of_zeros(name: str) -> None:
+    # the duals are not unique, and the Gram matrix is singular
+    X, y = small(40, 4)
+    X = np.vstack([X, X, X, np.zeros((3, 4))])
+    y = np.concatenate([y, y, -y, np.ones(3)])
+    problem = RegularizedLoss(X, y, make_loss(name, 0.5), 1e-3)
+    certified(problem, central_optimum(problem), 1e-9)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_degenerate_problems(name: str) -> None:
+    loss = make_loss(name)
+    X, _ = small(20, 3)
+    same = RegularizedLoss(X, np.ones(20), loss, 0.1)
+    certified(same, central_optimum(same), 1e-9)
+    zeros = RegularizedLoss(np.zeros((20, 3)), np.ones(20), loss, 0.1)
+    optimum = central_optimum(zeros)
+    np.testing.assert_array_equal(optimum.w, np.zeros(3))
+    assert optimum.value == loss.value(np.zeros(1), np.ones(1))[0]
+    one = RegularizedLoss(np.ones((1, 1)), -np.ones(1), loss, 2.0)
+    certified(one, central_optimum(one), 1e-9)
+
+
+def test_a_gap_that_cannot_be_reached() -> None:
+    problem = RegularizedLoss(*digits(), Hinge(), 1e-3)
+    with pytest.raises(RuntimeError, match=r"gap of the hinge problem .* not below"):
+        central_optimum(problem, tolerance=1e-18)
+    with pytest.raises(ValueError, match="tolerance is 0"):
+        central_optimum(problem, tolerance=0.0)

@@ -1,0 +1,208 @@
+"""The perceptron with a hidden matrix of low rank."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.special import log_softmax
+
+from fedtrellis.objectives.low_rank_network import LowRankPerceptron
+from fedtrellis.wire.arrays import Layout
+
+KINDS: dict[str, dict[str, Any]] = {
+    "factored": {"rank": 2},
+    "factored-relu-l2": {"rank": 2, "activation": "relu", "l2": 0.1, "weight": 1.7},
+    "matrix": {"rank": 2, "factored": False, "l2": 0.3},
+    "full": {"rank": None, "weight": 0.4},
+}
+
+
+def data(d: int = 23) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return rng.standard_normal((d, 6)), np.arange(d) % 3
+
+
+def network(kind: str, **changes: Any) -> LowRankPerceptron:
+    features, labels = data()
+    return LowRankPerceptron(features, labels, 3, 4, **(KINDS[kind] | changes))
+
+
+def batch(f: LowRankPerceptron, m: int, seed: int = 1) -> np.ndarray:
+    return 0.5 * np.random.default_rng(seed).standard_normal((m, *f.shape))
+
+
+def by_definition(f: LowRankPerceptron, x: np.ndarray) -> float:
+    """An independent evaluation, example by example."""
+    arrays = Layout(tuple(f.shapes)).layers(x)
+    if f.factored:
+        U, s, V = arrays[:3]
+        W = U @ np.diag(s) @ V.T
+    else:
+        W = arrays[0]
+    b, B, e = arrays[-3:]
+    features, labels = data()
+    total = 0.0
+    for a, y in zip(features, labels, strict=True):
+        pre = W.T @ a + b
+        hidden = np.tanh(pre) if f.activation == "tanh" else np.maximum(pre, 0.0)
+        total -= log_softmax(B.T @ hidden + e)[y]
+    return float(f.weight * (total / len(labels) + 0.5 * f.l2 * (x @ x)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_are_those_of_the_definition(kind: str) -> None:
+    f = network(kind)
+    points = batch(f, 9)
+    expected = [by_definition(f, x) for x in points]
+    np.testing.assert_allclose(f.values(points), expected, rtol=1e-12)
+    assert [f.value(x) for x in points] == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_gradient_is_that_of_differences(kind: str) -> None:
+    f = network(kind)
+    x = batch(f, 1)[0]
+    step = 1e-6
+    offsets = step * np.eye(len(x))
+    slopes = (f.values(x + offsets) - f.values(x - offsets)) / (2 * step)
+    gradient = f.gradient(x)
+    np.testing.assert_allclose(gradient, slopes, rtol=1e-6, atol=1e-8)
+    value, same = f.value_and_gradient(x)
+    assert value == pytest.approx(f.value(x), rel=1e-13)
+    np.testing.assert_array_equal(same, gradient)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_lists_and_flat_vectors_are_the_same_points(kind: str) -> None:
+    f = network(kind)
+    layout = Layout(tuple(f.shapes))
+    assert layout.point_shape == f.shape
+    points = batch(f, 5)
+    x, listed = points[0], layout.objective_point(points[0])
+    assert isinstance(listed, list)
+    assert f.value(listed) == f.value(x)
+    gradient = f.gradient(listed)
+    assert isinstance(gradient, list)
+    np.testing.assert_array_equal(layout.objective_gradient(gradient), f.gradient(x))
+    value, gradient = f.value_and_gradient(listed)
+    assert value == f.value_and_gradient(x)[0]
+    assert [g.shape for g in gradient] == f.shapes
+    estimate = f.stochastic_gradient(listed, np.random.default_rng(0), 5)
+    flat = f.stochastic_gradient(x, np.random.default_rng(0), 5)
+    np.testing.assert_array_equal(layout.objective_gradient(estimate), flat)
+    stacked = [np.stack(part) for part in zip(*map(layout.layers, points), strict=True)]
+    np.testing.assert_array_equal(f.values(stacked), f.values(points))
+    np.testing.assert_array_equal(f.predict(listed), f.predict(x))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_mini_batches_are_shared(kind: str) -> None:
+    f, (features, labels) = network(kind), data()
+    rows = np.random.default_rng(3).choice(23, size=5, replace=False, shuffle=False)
+    part = LowRankPerceptron(features[rows], labels[rows], 3, 4, **KINDS[kind])
+    points = batch(f, 4)
+    values = f.values(points, np.random.default_rng(3), batch_size=5)
+    np.testing.assert_allclose(values, part.values(points), rtol=1e-12)
+    gradient = f.stochastic_gradient(points[0], np.random.default_rng(3), 5)
+    np.testing.assert_allclose(gradient, part.gradient(points[0]), rtol=1e-11)
+    whole = f.stochastic_gradient(points[0], np.random.default_rng(3), 23)
+    np.testing.assert_array_equal(whole, f.gradient(points[0]))
+
+
+def test_many_points_are_evaluated_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    f = network("factored")
+    points = batch(f, 11)
+    expected = f.values(points)
+    monkeypatch.setattr("fedtrellis.objectives.smooth._SLICE_ENTRIES", 3 * 8 * 23 * 4)
+    np.testing.assert_allclose(f.values(points), expected, rtol=1e-13)
+
+
+def test_scores_that_overflow_the_exponential() -> None:
+    f = network("full")
+    x = 1e4 * batch(f, 1)[0]
+    assert np.isfinite(f.value(x))
+    assert np.isfinite(f.gradient(x)).all()
+
+
+def test_the_start_is_one_network_on_each_manifold() -> None:
+    nets = {kind: network(kind) for kind in ("factored", "matrix", "full")}
+    starts = {
+        kind: f.initial_point(np.random.default_rng(5)) for kind, f in nets.items()
+    }
+    for kind, f in nets.items():
+        assert [array.shape for array in starts[kind]] == f.shapes
+        flat = np.concatenate([array.ravel() for array in starts[kind]])
+        assert f.manifold().shape == f.shape
+        assert f.manifold().contains(flat, 1e-12)
+    W = nets["full"].hidden_matrix(starts["full"])
+    U, s, Vt = np.linalg.svd(W)
+    best = (U[:, :2] * s[:2]) @ Vt[:2]
+    for kind in ("factored", "matrix"):
+        near = nets[kind].hidden_matrix(starts[kind])
+        np.testing.assert_allclose(near, best, atol=1e-13)
+        assert nets[kind].rank(starts[kind]) == 2
+    assert nets["full"].rank(starts["full"]) == 4
+    plain = [network(kind, l2=0.0) for kind in ("factored", "matrix")]
+    values = [
+        f.value(starts[kind])
+        for f, kind in zip(plain, ("factored", "matrix"), strict=True)
+    ]
+    assert values[0] == pytest.approx(values[1], rel=1e-13)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_manifold_holds_what_it_says(kind: str) -> None:
+    f = network(kind)
+    x = f.manifold().project(batch(f, 1)[0])
+    arrays = Layout(tuple(f.shapes)).layers(x)
+    if f.factored:
+        for factor in (arrays[0], arrays[2]):
+            np.testing.assert_allclose(factor.T @ factor, np.eye(2), atol=1e-12)
+    assert f.rank(x) == (4 if kind == "full" else 2)
+    # what is free is left alone
+    free = sum(array.size for array in arrays[-3:])
+    np.testing.assert_array_equal(x[-free:], batch(f, 1)[0][-free:])
+
+
+def test_accuracy_is_that_of_the_predictions() -> None:
+    f = network("full")
+    x = batch(f, 1)[0]
+    W, b, B, e = Layout(tuple(f.shapes)).layers(x)
+    features, labels = data()
+    predicted = (np.tanh(features @ W + b) @ B + e).argmax(axis=1)
+    np.testing.assert_array_equal(f.predict(x), predicted)
+    assert f.metrics(x) == {"accuracy": np.mean(predicted == labels)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"rank": 5}, "from 1 to 4"),
+        ({"rank": 0}, "from 1 to 4"),
+        ({"activation": "sigmoid"}, "'relu', 'tanh'"),
+        ({"l2": -1.0}, "l2 is -1.0"),
+        ({"weight": 0.0}, "weight is 0.0"),
+    ],
+)
+def test_what_is_refused(changes: dict[str, Any], match: str) -> None:
+    with pytest.raises(ValueError, match=match) as caught:
+        network("factored", **changes)
+    assert "\n" not in str(caught.value)
+
+
+def test_points_that_do_not_fit() -> None:
+    f, (features, labels) = network("factored"), data()
+    with pytest.raises(ValueError, match="must be"):
+        f.value(np.zeros(3))
+    with pytest.raises(ValueError, match="must be"):
+        f.value([np.zeros(3)])
+    with pytest.raises(ValueError, match="must be"):
+        f.values(np.zeros(f.shape))
+    with pytest.raises(ValueError, match="hidden"):
+        LowRankPerceptron(features, labels, 3, 0)
+    with pytest.raises(ValueError, match="classes"):
+        LowRankPerceptron(features, labels, 1, 4)
+    with pytest.raises(ValueError, match="from 0 to 1"):
+        LowRankPerceptron(features, labels, 2, 4)
+    with pytest.raises(ValueError, match="rng"):
+        f.values(batch(f, 2), batch_size=3)

@@ -1,0 +1,324 @@
+"""TorchObjective against the NumPy objectives, loops and finite differences."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor, nn  # noqa: E402
+
+from fedtrellis.objectives import MultinomialLogistic  # noqa: E402
+from fedtrellis.objectives.torch_objective import TorchObjective  # noqa: E402
+
+Array = NDArray[np.float64]
+RNG = np.random.default_rng(5)
+INPUTS = RNG.standard_normal((23, 6))
+LABELS = RNG.integers(0, 4, 23)
+cross_entropy: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy
+
+
+def network(dtype: Any = torch.float64) -> nn.Module:
+    """Return a small network with every kind of layer that needs care."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Dropout(0.5), nn.Linear(5, 4)
+    ).to(dtype)
+    norm = model[1]
+    assert isinstance(norm, nn.BatchNorm1d)
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    norm.running_mean.copy_(torch.linspace(-1, 1, 5))
+    norm.running_var.copy_(torch.linspace(0.5, 2, 5))
+    return model
+
+
+def objective(**options: Any) -> TorchObjective:
+    model = options.pop("model", None) or network()
+    return TorchObjective(model, cross_entropy, (INPUTS, LABELS), **options)
+
+
+def random_point(target: TorchObjective, seed: int = 0) -> list[Array]:
+    rng = np.random.default_rng([seed, 78])
+    return [rng.standard_normal(shape) for shape in target.shapes]
+
+
+def linear_pair(l2: float, weight: float) -> tuple[TorchObjective, MultinomialLogistic]:
+    model = nn.Linear(6, 4).double()
+    return (
+        TorchObjective(model, cross_entropy, (INPUTS, LABELS), l2=l2, weight=weight),
+        MultinomialLogistic(INPUTS, LABELS, 4, l2=l2, weight=weight),
+    )
+
+
+@pytest.mark.parametrize(("l2", "weight"), [(0.0, 1.0), (0.3, 2.5)])
+def test_a_linear_module_is_multinomial_logistic(l2: float, weight: float) -> None:
+    ours, expected = linear_pair(l2, weight)
+    W = np.random.default_rng(1).standard_normal((7, 4))
+    layers = [W[:-1].T, W[-1]]  # a Linear's weight is (classes, features)
+    value, gradient = ours.value_and_gradient(layers)
+    assert value == pytest.approx(expected.value(W), rel=1e-13)
+    assert ours.value(layers) == pytest.approx(value, rel=1e-14)
+    reference = expected.gradient(W)
+    np.testing.assert_allclose(gradient[0], reference[:-1].T, rtol=1e-11, atol=1e-14)
+    np.testing.assert_allclose(gradient[1], reference[-1], rtol=1e-11, atol=1e-14)
+    assert ours.metrics(layers) == expected.metrics(W)
+    mine = ours.stochastic_gradient(layers, np.random.default_rng(3), 8)
+    theirs = expected.stochastic_gradient(W, np.random.default_rng(3), 8)
+    np.testing.assert_allclose(mine[0], theirs[:-1].T, rtol=1e-11, atol=1e-14)
+
+
+def test_multinomial_is_torchs_cross_entropy() -> None:
+    W = np.random.default_rng(1).standard_normal((7, 4))
+    tensor = torch.tensor(W, requires_grad=True)
+    scores = torch.tensor(INPUTS) @ tensor[:-1] + tensor[-1]
+    loss = cross_entropy(scores, torch.tensor(LABELS))
+    (gradient,) = torch.autograd.grad(loss, [tensor])
+    ours = MultinomialLogistic(INPUTS, LABELS, 4)
+    assert ours.value(W) == pytest.approx(float(loss.detach()), rel=1e-13)
+    np.testing.assert_allclose(ours.gradient(W), gradient.numpy(), atol=1e-15)
+
+
+def test_gradient_is_that_of_central_differences() -> None:
+    target = objective(l2=0.1, weight=3.0, batch_size_limit=9)
+    x = target.parameters_to_vector(random_point(target))
+    expected = np.zeros_like(x)
+    for i, unit in enumerate(np.eye(len(x))):
+        up, down = target.value(x + 1e-5 * unit), target.value(x - 1e-5 * unit)
+        expected[i] = (up - down) / 2e-5
+    error = np.linalg.norm(target.gradient(x) - expected)
+    assert error <= 1e-6 * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("limit", [1, 5, 22, 23, 1000])
+def test_chunks_do_not_change_the_result(limit: int) -> None:
+    whole, chunked = objective(), objective(batch_size_limit=limit)
+    x = random_point(whole)
+    value, gradient = whole.value_and_gradient(x)
+    chunked_value, chunked_gradient = chunked.value_and_gradient(x)
+    assert chunked_value == pytest.approx(value, rel=1e-13)
+    assert chunked.value(x) == pytest.approx(value, rel=1e-13)
+    for ours, expected in zip(chunked_gradient, gradient, strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=1e-10, atol=1e-14)
+    assert chunked.metrics(x) == whole.metrics(x)
+    stacked = [np.stack([part, -part]) for part in x]
+    np.testing.assert_allclose(
+        chunked.values(stacked), whole.values(stacked), rtol=1e-13
+    )
+
+
+@pytest.mark.parametrize("vectorize", [True, False])
+@pytest.mark.parametrize("limit", [1, 4, 50, 1000])
+def test_values_are_those_of_a_loop(vectorize: bool, limit: int) -> None:
+    target = objective(batch_size_limit=limit, vectorize=vectorize, l2=0.2, weight=2.0)
+    points = [random_point(target, seed) for seed in range(7)]
+    expected = [target.value(x) for x in points]
+    stacked = [np.stack(layer) for layer in zip(*points, strict=True)]
+    flat = np.stack([target.parameters_to_vector(x) for x in points])
+    np.testing.assert_allclose(target.values(stacked), expected, rtol=1e-13)
+    np.testing.assert_allclose(target.values(flat), expected, rtol=1e-13)
+    assert target.values(flat[:0]).shape == (0,)
+
+
+@pytest.mark.parametrize("vectorize", [True, False])
+def test_mini_batch_values_share_the_batch_of_the_gradient(vectorize: bool) -> None:
+    target = objective(vectorize=vectorize, batch_size_limit=6)
+    x = target.parameters_to_vector(random_point(target))
+    direction = np.random.default_rng(0).standard_normal(x.shape)
+    steps = np.stack([x + 1e-5 * direction, x - 1e-5 * direction])
+    up, down = target.values(steps, np.random.default_rng(9), batch_size=8)
+    gradient = target.stochastic_gradient(x, np.random.default_rng(9), 8)
+    assert (up - down) / 2e-5 == pytest.approx(gradient @ direction, rel=1e-6)
+    with pytest.raises(ValueError, match="rng is None"):
+        target.values(steps, batch_size=8)
+
+
+def test_mini_batches_average_to_the_gradient() -> None:
+    class FixedBatch(np.random.Generator):
+        def __init__(self, batch: tuple[int, ...]) -> None:
+            super().__init__(np.random.PCG64(0))
+            self.batch = np.array(batch)
+
+        def choice(self, *args: Any, **kwargs: Any) -> Any:
+            return self.batch
+
+    data = (INPUTS[:5], LABELS[:5])
+    target = TorchObjective(network(), cross_entropy, data, l2=0.1, weight=2.0)
+    x = target.parameters_to_vector(random_point(target))
+    gradients = [
+        target.stochastic_gradient(x, FixedBatch(batch), 2)
+        for batch in itertools.combinations(range(5), 2)
+    ]
+    np.testing.assert_allclose(
+        np.mean(gradients, axis=0), target.gradient(x), rtol=1e-10, atol=1e-13
+    )
+    full = target.stochastic_gradient(x, np.random.default_rng(0), 5)
+    np.testing.assert_array_equal(full, target.gradient(x))
+
+
+def test_points_are_lists_or_vectors() -> None:
+    target = objective(l2=0.1)
+    layers = random_point(target)
+    vector = target.parameters_to_vector(layers)
+    assert vector.shape == target.shape == (sum(p.size for p in layers),)
+    for back, layer in zip(target.vector_to_parameters(vector), layers, strict=True):
+        np.testing.assert_array_equal(back, layer)
+    assert target.value(vector) == target.value(layers)
+    assert target.metrics(vector) == target.metrics(layers)
+    from_vector, from_layers = target.gradient(vector), target.gradient(layers)
+    assert isinstance(from_vector, np.ndarray)
+    assert isinstance(from_layers, list)
+    assert from_vector.dtype == from_layers[0].dtype == np.float64
+    np.testing.assert_array_equal(from_vector, target.parameters_to_vector(from_layers))
+
+
+def test_one_parameter_may_be_one_array_of_its_shape() -> None:
+    model = nn.Linear(6, 4, bias=False).double()
+    target = objective(model=model)
+    (x,) = random_point(target)
+    assert target.value(x) == target.value([x]) == target.value(x.ravel())
+    assert target.gradient(x).shape == (4, 6)
+    assert target.gradient(x.ravel()).shape == (24,)
+    np.testing.assert_allclose(
+        target.values(np.stack([x, -x])), [target.value(x), target.value(-x)]
+    )
+
+
+def test_the_module_and_torchs_random_state_are_left_alone() -> None:
+    model = network().train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    state = torch.random.get_rng_state()
+    target = objective(model=model)
+    x = random_point(target)
+    x[0].flags.writeable = False  # as arrays from a Message are
+    first = target.value_and_gradient(x)
+    target.values([part[None] for part in x])
+    second = target.value_and_gradient(x)
+    assert first[0] == second[0]  # no dropout
+    assert model.training
+    assert all(p.grad is None for p in model.parameters())
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name])
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_the_initial_point_is_the_modules_own() -> None:
+    model = network()
+    target = objective(model=model)
+    model.eval()
+    loss = cross_entropy(model(torch.tensor(INPUTS)), torch.tensor(LABELS))
+    x = target.initial_point()
+    assert target.value(x) == pytest.approx(float(loss.detach()), rel=1e-14)
+    assert target.shapes == [tuple(p.shape) for p in model.parameters()]
+    x[0][:] = 0.0  # a copy: changing it changes nothing
+    assert np.abs(target.initial_point()[0]).max() > 0
+
+
+def test_frozen_parameters_stay() -> None:
+    model = network()
+    first = next(model.children())
+    first.requires_grad_(False)
+    target = objective(model=model)
+    assert target.shapes == [(5,), (5,), (4, 5), (4,)]
+    whole = objective()
+    layers = whole.initial_point()
+    assert target.value(layers[2:]) == whole.value(layers)
+    np.testing.assert_array_equal(
+        target.gradient(layers[2:])[0], whole.gradient(layers)[2]
+    )
+
+
+def test_single_precision_modules_give_float64_arrays() -> None:
+    single = objective(model=network(torch.float32))
+    double = objective(model=network(torch.float64))
+    x = random_point(single)
+    value, gradient = single.value_and_gradient(x)
+    expected_value, expected = double.value_and_gradient(x)
+    assert value == pytest.approx(expected_value, rel=1e-5)
+    assert value != expected_value
+    assert all(part.dtype == np.float64 for part in gradient)
+    np.testing.assert_allclose(gradient[0], expected[0], rtol=1e-3, atol=1e-6)
+
+
+def test_parameters_that_the_loss_ignores_have_a_zero_gradient() -> None:
+    class Unused(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.unused = nn.Linear(6, 4), nn.Linear(2, 2)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            outputs: Tensor = self.used(inputs)
+            return outputs
+
+    target = objective(model=Unused())
+    gradient = target.gradient(random_point(target))
+    assert np.abs(gradient[0]).max() > 0
+    assert not gradient[2].any()
+
+
+def test_regression_has_no_accuracy() -> None:
+    model = nn.Linear(6, 1).double()
+    data = (torch.tensor(INPUTS), INPUTS[:, :1])
+    target = TorchObjective(model, nn.functional.mse_loss, data)
+    x = random_point(target)
+    expected = np.mean((INPUTS @ x[0].T + x[1] - INPUTS[:, :1]) ** 2)
+    assert target.value(x) == pytest.approx(expected, rel=1e-13)
+    assert target.metrics(x) == {}
+
+
+def test_a_convolution_runs_in_one_batched_call() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32, 4))
+    images = np.random.default_rng(0).standard_normal((9, 1, 6, 6)).astype(np.float32)
+    labels = np.arange(9, dtype=np.uint8) % 4
+    target = TorchObjective(model, nn.CrossEntropyLoss(), (images, labels))
+    points = [random_point(target, seed) for seed in range(3)]
+    stacked = [np.stack(layer) for layer in zip(*points, strict=True)]
+    expected = [target.value(x) for x in points]
+    np.testing.assert_allclose(target.values(stacked), expected, rtol=1e-5)
+    assert "accuracy" in target.metrics(points[0])
+
+
+def sum_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+
+def frozen() -> nn.Module:
+    return nn.Linear(6, 4).requires_grad_(False)
+
+
+def make(model: nn.Module | None = None, **options: Any) -> TorchObjective:
+    data = options.pop("data", (INPUTS, LABELS))
+    loss = options.pop("loss", cross_entropy)
+    return TorchObjective(model or network(), loss, data, **options)
+
+
+REFUSED: list[tuple[str, Callable[[], object]]] = [
+    ("model has no parameter", lambda: make(frozen())),
+    ("inputs has 22 examples and targets 23", lambda: make(data=(INPUTS[1:], LABELS))),
+    ("inputs has 0 examples", lambda: make(data=(INPUTS[:0], LABELS[:0]))),
+    ("inputs has NaN", lambda: make(data=(INPUTS * np.nan, LABELS))),
+    ("targets is a scalar", lambda: make(data=(INPUTS, np.float64(1.0)))),
+    ("data has 1 parts", lambda: make(data=(INPUTS,))),
+    ("batch_size_limit is 0", lambda: make(batch_size_limit=0)),
+    ("weight is -1", lambda: make(weight=-1)),
+    ("l2 is -1", lambda: make(l2=-1)),
+    (r"loss returned shape \(23,\)", lambda: make(loss=sum_loss).value(np.zeros(69))),
+    (r"x has shape \(3,\); it must be \(69,\)", lambda: make().value(np.zeros(3))),
+    ("x has shapes", lambda: make().gradient([np.zeros(3)])),
+    ("x has shapes", lambda: make().values([])),
+    ("x has shape", lambda: make().values(np.zeros(69))),
+    ("batch_size is 0", lambda: make().stochastic_gradient(np.zeros(69), RNG, 0)),
+]
+
+
+@pytest.mark.parametrize(("message", "run"), REFUSED, ids=[r[0] for r in REFUSED])
+def test_what_does_not_fit_is_refused(message: str, run: Callable[[], object]) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        run()
+    assert "\n" not in str(caught.value)

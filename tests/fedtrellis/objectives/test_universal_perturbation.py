@@ -1,0 +1,159 @@
+"""The objective of an attack by one perturbation for all images."""
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.special import log_softmax
+
+from fedtrellis.objectives.universal_perturbation import (
+    DifferentiableClassifier,
+    PerceptronClassifier,
+    UniversalPerturbation,
+)
+
+
+def perceptron(seed: int = 0) -> PerceptronClassifier:
+    rng = np.random.default_rng(seed)
+    sizes = [6, 9, 8, 4]
+    pairs = list(pairwise(sizes))
+    return PerceptronClassifier(
+        [rng.standard_normal(pair) for pair in pairs],
+        [rng.standard_normal(outputs) for _, outputs in pairs],
+    )
+
+
+def images(d: int = 17) -> np.ndarray:
+    return np.random.default_rng(1).uniform(size=(d, 2, 3))
+
+
+def made(**changes: Any) -> UniversalPerturbation:
+    settings = {"balance": 0.3, "weight": 1.4, "confidence": 2.0} | changes
+    return UniversalPerturbation(perceptron(), images(), 2, **settings)
+
+
+def points(m: int) -> np.ndarray:
+    return 0.5 * np.random.default_rng(2).standard_normal((m, 2, 3))
+
+
+class OutputsOnly:
+    """A black box, that counts what it is asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def logits(self, images: np.ndarray) -> np.ndarray:
+        self.asked += len(images)
+        return perceptron().logits(images)
+
+
+def test_the_perceptron_is_that_of_scikit_learn() -> None:
+    from sklearn.neural_network import MLPClassifier
+
+    rng = np.random.default_rng(0)
+    X, y = rng.standard_normal((80, 6)), np.arange(80) % 4
+    model = MLPClassifier((9, 5), max_iter=30, random_state=0)
+    with pytest.warns(UserWarning, match="converge"):
+        model.fit(X, y)
+    ours = PerceptronClassifier(model.coefs_, model.intercepts_)
+    expected = model.predict_log_proba(X)
+    np.testing.assert_allclose(log_softmax(ours.logits(X), axis=1), expected, rtol=1e-9)
+    np.testing.assert_array_equal(ours.logits(X.reshape(80, 2, 3)), ours.logits(X))
+
+
+def test_the_pullback_is_the_derivative() -> None:
+    model, a = perceptron(), images(3)
+    cotangents = np.random.default_rng(5).standard_normal((3, 4))
+    slopes = model.pullback(a, cotangents)
+    assert slopes.shape == a.shape
+    for index in np.ndindex(a.shape):
+        step = np.zeros(a.shape)
+        step[index] = 1e-6
+        change = model.logits(a + step) - model.logits(a - step)
+        slope = np.vdot(cotangents, change) / 2e-6
+        assert slopes[index] == pytest.approx(slope, rel=1e-6, abs=1e-8)
+
+
+@pytest.mark.parametrize("clip", [False, True])
+def test_values_are_those_of_the_definition(clip: bool) -> None:
+    f, batch = made(clip=clip), points(5)
+    expected = []
+    for delta in batch:
+        losses = []
+        for a in images():
+            seen = np.clip(a + delta, 0, 1) if clip else a + delta
+            # the scores' differences are those of the log-probabilities
+            p = log_softmax(perceptron().logits(seen[None])[0])
+            rival = max(p[k] for k in range(4) if k != 2)
+            losses.append(max(p[2] - rival, -2.0))
+        expected.append(1.4 * (np.mean(losses) + 0.3 * (delta**2).sum()))
+    np.testing.assert_allclose(f.values(batch), expected, rtol=1e-12)
+    assert [f.value(delta) for delta in batch] == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("clip", [False, True])
+def test_the_gradient_is_that_of_differences(clip: bool) -> None:
+    # no kink is near this point: a wrong one would be off by far more
+    f, delta = made(clip=clip), points(1)[0]
+    offsets = 1e-7 * np.eye(6).reshape(6, 2, 3)
+    slopes = (f.values(delta + offsets) - f.values(delta - offsets)) / 2e-7
+    gradient = f.gradient(delta)
+    np.testing.assert_allclose(gradient.ravel(), slopes, rtol=1e-5, atol=1e-7)
+    assert f.value_and_gradient(delta)[0] == f.value(delta)
+
+
+def test_mini_batches_are_shared() -> None:
+    f, batch = made(), points(4)
+    rows = np.random.default_rng(3).choice(17, size=5, replace=False, shuffle=False)
+    part = UniversalPerturbation(
+        perceptron(), images()[rows], 2, balance=0.3, weight=1.4, confidence=2.0
+    )
+    values = f.values(batch, np.random.default_rng(3), batch_size=5)
+    np.testing.assert_allclose(values, part.values(batch), rtol=1e-12)
+    gradient = f.stochastic_gradient(batch[0], np.random.default_rng(3), 5)
+    np.testing.assert_allclose(gradient, part.gradient(batch[0]), rtol=1e-12)
+
+
+def test_values_need_outputs_only() -> None:
+    box = OutputsOnly()
+    f = UniversalPerturbation(box, images(), 2, balance=0.3, weight=1.4, confidence=2.0)
+    box.asked = 0
+    np.testing.assert_array_equal(f.values(points(5)), made().values(points(5)))
+    assert box.asked == 5 * 17
+    assert not isinstance(box, DifferentiableClassifier)
+    with pytest.raises(NotImplementedError, match="OutputsOnly has no pullback"):
+        f.gradient(points(1)[0])
+
+
+def test_the_margin_ends_at_the_confidence() -> None:
+    # a direction that makes the scores of class 2 as low as one likes
+    W = np.zeros((6, 4))
+    W[:, 2] = -1.0
+    model = PerceptronClassifier([W], [np.zeros(4)])
+    f = UniversalPerturbation(model, images(), 2, confidence=0.5, balance=0.0)
+    far = np.full((2, 3), 10.0)
+    assert f.value(far) == -0.5
+    np.testing.assert_array_equal(f.gradient(far), np.zeros((2, 3)))
+    assert f.metrics(far) == {"misclassified": 1.0}
+    assert f.metrics(-far) == {"misclassified": 0.0}
+
+
+def test_metrics_count_other_labels() -> None:
+    f, delta = made(), points(1)[0]
+    labels = perceptron().logits(images() + delta).argmax(axis=1)
+    assert f.metrics(delta) == {"misclassified": np.mean(labels != 2)}
+
+
+def test_what_is_refused() -> None:
+    for label in (-1, 4, 1.5):
+        with pytest.raises(ValueError, match="from 0 to 3"):
+            UniversalPerturbation(perceptron(), images(), label)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="at least 1"):
+        UniversalPerturbation(perceptron(), images()[:0], 0)
+    with pytest.raises(ValueError, match="confidence"):
+        made(confidence=-1.0)
+    with pytest.raises(ValueError, match="do not make a perceptron"):
+        PerceptronClassifier([np.ones((2, 3)), np.ones((2, 3))], [np.ones(3)] * 2)
+    with pytest.raises(ValueError, match="do not make a perceptron"):
+        PerceptronClassifier([np.ones((2, 3))], [np.ones(2)])

@@ -1,0 +1,214 @@
+"""Grey relational analysis, against values worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+from numpy.typing import NDArray
+
+from fedtrellis.tune.grey_relational import (
+    grey_relational_grades,
+    pareto_front,
+    recommended,
+)
+
+
+def test_grades_of_three_points_worked_out_by_hand() -> None:
+    """A cost to minimise and a yield to maximise.
+
+    Cost 10, 20, 30 scales to F = 1, 1/2, 0 and yield 1, 4, 5 to F = 0, 3/4, 1. The
+    ideal is (1, 1), so Δ = (0, 1), (1/2, 1/4), (1, 0), Δmin = 0 and Δmax = 1. The
+    coefficients 1/(Δ + 1) are (1, 1/2), (2/3, 4/5), (1/2, 1), and their means
+    3/4, 11/15, 3/4.
+    """
+    metrics, senses = np.array([[10, 1], [20, 4], [30, 5]]), ["min", "max"]
+    assert_allclose(
+        grey_relational_grades(metrics, senses), [3 / 4, 11 / 15, 3 / 4], rtol=1e-15
+    )
+    assert recommended(metrics, senses) == 0  # the first of equal grades
+
+
+def test_a_good_compromise_beats_the_extremes() -> None:
+    """Yield 4.6 instead of 4.
+
+    F = (0.5, 0.9), Δ = (0.5, 0.1), and the grade is (1/1.5 + 1/1.1)/2 = 26/33 > 3/4.
+    """
+    metrics, senses = np.array([[10, 1], [20, 4.6], [30, 5]]), ["min", "max"]
+    assert_allclose(grey_relational_grades(metrics, senses)[1], 26 / 33, rtol=1e-15)
+    assert recommended(metrics, senses) == 1
+
+
+def test_three_objectives_one_of_them_constant() -> None:
+    """The constant one has Δ = 0 everywhere: it adds 1/3 to every grade.
+
+    The other two are (0, 1) and (1, 0) for the points, and (1/4, 1/2) for the third:
+    Δ = F⁺ − F with F = 1 − value, coefficients (1, 1/2), (1/2, 1), (4/5, 2/3). Grades
+    (1 + 3/2)/3 = 5/6, 5/6 and (1 + 22/15)/3 = 37/45.
+    """
+    metrics = np.array([[0, 1, 7], [1, 0, 7], [0.25, 0.5, 7]])
+    assert_allclose(
+        grey_relational_grades(metrics, ["min"] * 3), [5 / 6, 5 / 6, 37 / 45], 1e-15
+    )
+
+
+def test_points_that_are_not_finite_are_left_out_of_everything() -> None:
+    metrics = np.array(
+        [[10, 1], [np.nan, 100], [20, 4], [30, 5], [-np.inf, 9], [0, np.inf]]
+    )
+    senses = ["min", "max"]
+    grades = grey_relational_grades(metrics, senses)
+    assert_allclose(grades[[0, 2, 3]], [3 / 4, 11 / 15, 3 / 4])
+    assert np.isnan(grades[[1, 4, 5]]).all()
+    assert_array_equal(pareto_front(metrics, senses), [1, 0, 1, 1, 0, 0])
+    assert recommended(metrics, senses) == 0
+
+
+def test_one_point_and_equal_points_have_grade_one() -> None:
+    assert grey_relational_grades([[3.0, 4.0]], ["min", "max"]).tolist() == [1.0]
+    assert grey_relational_grades([[3.0], [3.0]], ["max"]).tolist() == [1.0, 1.0]
+    assert pareto_front([[3.0], [3.0]], ["max"]).tolist() == [True, True]
+
+
+def test_a_dominated_point_has_no_say_in_the_recommendation() -> None:
+    """Without the third point the grades are 3/4, 11/15 and 3/4, as above.
+
+    A dominated point of cost 1000 would squeeze the costs of the others together
+    (F of 30 becomes 970/990), and the largest yield would win.
+    """
+    front = np.array([[10, 1], [20, 4], [30, 5]])
+    metrics = np.vstack([front, [1000, 0.9]])
+    senses = ["min", "max"]
+    assert int(np.argmax(grey_relational_grades(metrics, senses))) == 2
+    assert recommended(metrics, senses) == recommended(front, senses) == 0
+
+
+def test_a_front_by_hand() -> None:
+    """(1, 5), (2, 2), (4, 1) trade one for the other; the rest is dominated."""
+    metrics = np.array([[1, 5], [2, 2], [4, 1], [2, 3], [5, 5], [4, 1.5]])
+    assert_array_equal(pareto_front(metrics, ["min", "min"]), [1, 1, 1, 0, 0, 0])
+    assert_array_equal(pareto_front(metrics, ["max", "max"]), [0, 0, 0, 0, 1, 0])
+
+
+@pytest.mark.parametrize("scale", [1e300, 1e-300, 5e307])
+def test_large_and_small_numbers_neither_overflow_nor_vanish(scale: float) -> None:
+    metrics = np.array([[-3.0, 1.0], [0.0, 2.0], [3.0, 3.0]])
+    with np.errstate(all="raise"):
+        grades = grey_relational_grades(metrics * [scale, 1.0], ["min", "max"])
+    assert_allclose(grades, [3 / 4, 2 / 3, 3 / 4], rtol=1e-12)
+
+
+def test_what_does_not_fit_is_named() -> None:
+    with pytest.raises(ValueError, match=r"senses\[1\] = 'up'; allowed: min, max"):
+        pareto_front([[1.0, 2.0]], ["min", "up"])
+    with pytest.raises(ValueError, match=r"shape \(1, 2\) .* senses, 1"):
+        grey_relational_grades([[1.0, 2.0]], ["min"])
+    with pytest.raises(ValueError, match="no point has finite values"):
+        recommended([[np.nan]], ["min"])
+    assert grey_relational_grades(np.empty((0, 2)), ["min", "max"]).shape == (0,)
+
+
+# ------------------------------------------------------------------------ properties
+
+# short numbers: a difference of two is exact, so rounding can make no two equal
+NUMBERS = st.integers(-1000, 1000).map(lambda n: n / 8)
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[NDArray[np.float64], list[str]]:
+    m, n = draw(st.integers(1, 12)), draw(st.integers(1, 5))
+    rows = draw(
+        st.lists(st.lists(NUMBERS, min_size=n, max_size=n), min_size=m, max_size=m)
+    )
+    senses = draw(st.lists(st.sampled_from(["min", "max"]), min_size=n, max_size=n))
+    return np.array(rows), senses
+
+
+@given(problems(), st.data())
+def test_scales_and_offsets_change_no_grade(
+    problem: tuple[NDArray[np.float64], list[str]], data: st.DataObject
+) -> None:
+    metrics, senses = problem
+    n = len(senses)
+    factors = st.lists(st.floats(1e-3, 1e3), min_size=n, max_size=n)
+    offsets = st.lists(NUMBERS, min_size=n, max_size=n)
+    moved = metrics * data.draw(factors) + data.draw(offsets)
+    # a constant column stays constant, as all of its entries round alike
+    assert_allclose(
+        grey_relational_grades(moved, senses),
+        grey_relational_grades(metrics, senses),
+        rtol=1e-6,
+    )
+
+
+@given(problems())
+def test_a_turned_objective_with_the_other_sense_is_the_same(
+    problem: tuple[NDArray[np.float64], list[str]],
+) -> None:
+    metrics, senses = problem
+    turned = ["min" if sense == "max" else "max" for sense in senses]
+    assert_array_equal(
+        grey_relational_grades(-metrics, turned),
+        grey_relational_grades(metrics, senses),
+    )
+
+
+@given(problems())
+def test_a_point_that_dominates_all_others_wins(
+    problem: tuple[NDArray[np.float64], list[str]],
+) -> None:
+    metrics, senses = problem
+    better = np.where(np.array(senses) == "max", 1.0, -1.0)
+    signed = metrics * better
+    best = signed.max(axis=0)
+    best[0] += 1.0
+    everyone = np.vstack([metrics, best * better])
+    winner = len(metrics)
+    grades = grey_relational_grades(everyone, senses)
+    assert grades[winner] == 1.0
+    assert (grades[:winner] < 1.0).all()
+    assert recommended(everyone, senses) == winner
+    assert pareto_front(everyone, senses).tolist() == [False] * winner + [True]
+
+
+@given(problems())
+def test_a_dominating_point_has_the_larger_grade(
+    problem: tuple[NDArray[np.float64], list[str]],
+) -> None:
+    metrics, senses = problem
+    signed = metrics * np.where(np.array(senses) == "max", 1.0, -1.0)
+    grades = grey_relational_grades(metrics, senses)
+    front = pareto_front(metrics, senses)
+    assert front.any()
+    for i, one in enumerate(signed):
+        dominated = [(one >= other).all() and (one > other).any() for other in signed]
+        assert (grades[i] > grades[dominated]).all()
+        assert not front[dominated].any()
+    # and whoever is not on the front has somebody there who dominates it
+    for other in signed[~front]:
+        assert any(
+            (one >= other).all() and (one > other).any() for one in signed[front]
+        )
+    assert front[int(np.argmax(grades))]
+    assert ((grades >= 0.5) & (grades <= 1.0)).all()
+
+
+@given(problems())
+def test_the_order_of_points_and_objectives_does_not_matter(
+    problem: tuple[NDArray[np.float64], list[str]],
+) -> None:
+    metrics, senses = problem
+    rng = np.random.default_rng(len(metrics))
+    rows, columns = rng.permutation(len(metrics)), rng.permutation(len(senses))
+    shuffled = metrics[rows][:, columns]
+    names = [senses[column] for column in columns]
+    assert_allclose(
+        grey_relational_grades(shuffled, names),
+        grey_relational_grades(metrics, senses)[rows],
+        rtol=1e-13,
+    )
+    assert_array_equal(
+        pareto_front(shuffled, names), pareto_front(metrics, senses)[rows]
+    )

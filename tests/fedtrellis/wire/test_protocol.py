@@ -1,0 +1,256 @@
+"""A client's memory: what the server used stays, everything else is dropped."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
+from numpy.typing import NDArray
+
+from fedtrellis.wire.arrays import Layout, decode, encode
+from fedtrellis.wire.broadcast import (
+    ModelBroadcast,
+    OutOfSyncError,
+    ReceivedModel,
+    Step,
+)
+from fedtrellis.wire.protocol import (
+    MODEL,
+    NO_ROUND,
+    RESTORE,
+    ClientMemory,
+    RestoreNeededError,
+    client_identity,
+    identity_order,
+    pack_restore,
+    unpack_restore,
+)
+
+SIZE = 500
+State = Mapping[str, NDArray[Any]]
+
+
+def context(node_config: dict[str, Any], node_id: int = 5) -> Context:
+    return Context(1, node_id, node_config, RecordDict(), {})
+
+
+def request(
+    used: int | None,
+    server: ModelBroadcast | None = None,
+    base: int | None = None,
+    restore: dict[str, NDArray[Any]] | None = None,
+) -> tuple[RecordDict, dict[str, Any]]:
+    server = server or ModelBroadcast(Layout(((SIZE,),)), np.ones(SIZE))
+    record, config = server.encode(base)
+    content = RecordDict({MODEL: record})
+    if used is not None:
+        config = {**config, "used-round": used}
+    if restore is not None:
+        content[RESTORE], more = pack_restore(restore, server.model)
+        config = {**config, **more}
+    return content, config
+
+
+def memory_at(committed: int, provisional: int = NO_ROUND) -> ClientMemory:
+    memory = ClientMemory("s")
+    memory.committed = {"x": encode(np.full(SIZE, float(committed)))}
+    memory.committed_round = committed
+    if provisional != NO_ROUND:
+        memory.provisional = {"x": encode(np.full(SIZE, float(provisional)))}
+        memory.provisional_round = provisional
+    return memory
+
+
+def value(memory: ClientMemory) -> float:
+    return float(decode(memory.committed["x"])[0])
+
+
+def test_a_provisional_round_that_was_used_becomes_the_state() -> None:
+    memory = memory_at(3, provisional=5)
+    memory.take_request(*request(used=5))
+    assert (value(memory), memory.committed_round) == (5.0, 5)
+    assert (memory.provisional, memory.provisional_round) == ({}, NO_ROUND)
+
+
+def test_a_provisional_round_that_was_not_used_is_dropped() -> None:
+    memory = memory_at(3, provisional=5)
+    memory.take_request(*request(used=3))
+    assert (value(memory), memory.committed_round) == (3.0, 3)
+    assert (memory.provisional, memory.provisional_round) == ({}, NO_ROUND)
+
+
+@pytest.mark.parametrize("used", [0, 2, 4, 6])
+def test_a_client_at_neither_round_asks_for_its_state_and_changes_nothing(
+    used: int,
+) -> None:
+    memory = memory_at(3, provisional=5)
+    memory.model = ReceivedModel(Layout(((SIZE,),)), np.zeros(SIZE), 9)
+    with pytest.raises(RestoreNeededError):
+        memory.take_request(*request(used=used))
+    assert (value(memory), memory.committed_round) == (3.0, 3)
+    assert memory.provisional_round == 5
+    assert memory.model.version == 9
+
+
+def test_an_empty_client_asks_for_its_state() -> None:
+    memory = ClientMemory("s")
+    for used in (0, 1, NO_ROUND + 5):
+        with pytest.raises(RestoreNeededError):
+            memory.take_request(*request(used=used))
+
+
+def test_a_round_number_that_stands_for_none_is_never_used() -> None:
+    # the provisional state of a client that has none is not "used"
+    memory = memory_at(3)
+    with pytest.raises(RestoreNeededError):
+        memory.take_request(*request(used=NO_ROUND))
+
+
+def test_an_empty_client_is_given_its_state() -> None:
+    memory = ClientMemory("s")
+    memory.take_request(*request(used=4, restore={"x": np.full(SIZE, 4.0)}))
+    assert (value(memory), memory.committed_round) == (4.0, 4)
+
+
+def test_a_client_in_step_does_not_take_the_state_it_is_sent() -> None:
+    # the server could not know that the client is where it should be
+    memory = memory_at(3, provisional=5)
+    memory.committed["own"] = encode(np.zeros(1))
+    memory.take_request(*request(used=3, restore={"x": np.full(SIZE, -1.0)}))
+    assert value(memory) == 3.0
+    assert "own" in memory.committed
+
+
+def test_what_only_the_client_knows_survives_being_restored() -> None:
+    memory = memory_at(3)
+    memory.committed["d"] = encode(np.full(2, 8.0))
+    memory.take_request(*request(used=7, restore={"x": np.full(SIZE, 7.0)}))
+    assert value(memory) == 7.0
+    assert decode(memory.committed["d"]).tolist() == [8.0, 8.0]
+
+
+def test_without_a_used_round_only_the_model_changes() -> None:
+    memory = memory_at(3, provisional=5)
+    memory.take_request(*request(used=None))
+    assert memory.model is not None
+    assert (memory.committed_round, memory.provisional_round) == (3, 5)
+
+
+def test_steps_for_a_model_that_is_not_there_change_nothing() -> None:
+    server = ModelBroadcast(Layout(((SIZE,),)), np.ones(SIZE))
+    server.advance(Step(0.5, 1.0, ()))
+    memory = memory_at(3, provisional=5)
+    with pytest.raises(OutOfSyncError):
+        memory.take_request(*request(used=5, server=server, base=0))
+    assert (value(memory), memory.provisional_round) == (3.0, 5)
+
+
+def test_the_memory_survives_being_stored() -> None:
+    memory = memory_at(3, provisional=5)
+    memory.model = ReceivedModel(Layout(((20, 5), (400,))), np.arange(500.0), 11)
+    state = RecordDict()
+    memory.save(state)
+    again = ClientMemory.load(state, "s")
+    assert again.session == "s"
+    assert (again.committed_round, again.provisional_round) == (3, 5)
+    assert value(again) == 3.0
+    assert decode(again.provisional["x"])[0] == 5.0
+    assert again.model is not None
+    assert again.model.layout == memory.model.layout
+    assert again.model.version == 11
+    assert np.array_equal(again.model.point, np.arange(500.0))
+
+
+def test_the_model_is_not_stored_where_it_is_always_sent_whole() -> None:
+    memory = memory_at(3)
+    memory.model = ReceivedModel(Layout(((SIZE,),)), np.ones(SIZE), 1)
+    state = RecordDict()
+    memory.save(state, keep_model=False)
+    again = ClientMemory.load(state, "s")
+    assert again.model is None
+    assert value(again) == 3.0
+
+
+def test_what_was_stored_before_is_replaced() -> None:
+    state = RecordDict({"of-the-user": ConfigRecord({"a": 1})})
+    memory_at(3, provisional=5).save(state)
+    memory_at(6).save(state)
+    again = ClientMemory.load(state, "s")
+    assert (again.committed_round, again.provisional) == (6, {})
+    assert "of-the-user" in state
+
+
+def test_state_of_another_session_counts_as_none() -> None:
+    state = RecordDict()
+    memory_at(3, provisional=5).save(state)
+    again = ClientMemory.load(state, "another")
+    assert (again.committed_round, again.provisional_round) == (NO_ROUND, NO_ROUND)
+    assert (again.committed, again.provisional, again.model) == ({}, {}, None)
+    assert again.session == "another"
+
+
+# ------------------------------------------------------------------------ restoring
+
+
+def roundtrip(
+    state: State, model: NDArray[np.float64]
+) -> tuple[dict[str, NDArray[Any]], ArrayRecord]:
+    record, config = pack_restore(state, model)
+    received = ReceivedModel(Layout((model.shape,)), model, 0)
+    restored = unpack_restore(record, config, received)
+    return {name: decode(array) for name, array in restored.items()}, record
+
+
+def test_an_array_that_is_the_model_is_only_named() -> None:
+    model = np.random.default_rng(0).standard_normal(SIZE)
+    restored, record = roundtrip({"x": model, "y": np.arange(float(SIZE))}, model)
+    assert list(record) == ["y"]
+    assert np.array_equal(restored["x"], model)
+    assert np.array_equal(restored["y"], np.arange(float(SIZE)))
+
+
+def test_sparse_state_travels_as_its_non_zero_entries() -> None:
+    x = np.zeros((20, 25))
+    x[3, 4], x[19, 24] = 1.5, -0.0
+    restored, record = roundtrip({"x": x}, np.ones((20, 25)))
+    assert sum(len(array.data) for array in record.values()) < 400
+    assert restored["x"].tobytes() == x.tobytes()
+    assert restored["x"].shape == (20, 25)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.zeros((30, 40)),
+        np.zeros(SIZE, dtype=np.float32),
+        np.zeros(SIZE, dtype=np.int64),
+        np.array(3.0),
+        np.zeros(0),
+        np.arange(7),
+    ],
+)
+def test_state_of_another_shape_or_dtype_than_the_model_comes_back(
+    array: NDArray[Any],
+) -> None:
+    restored, _ = roundtrip({"c": array}, np.ones(SIZE))
+    assert restored["c"].dtype == array.dtype
+    assert restored["c"].shape == array.shape
+    assert np.array_equal(restored["c"], array)
+
+
+# ------------------------------------------------------------------------ identities
+
+
+def test_a_client_is_known_by_its_client_id_else_its_partition_else_its_node() -> None:
+    both = context({"client-id": "clinic", "partition-id": 3})
+    assert client_identity(both) == "clinic"
+    assert client_identity(context({"partition-id": 0})) == "0"
+    assert client_identity(context({}, node_id=77)) == "node-77"
+
+
+def test_identities_are_in_the_order_of_people() -> None:
+    names = ["10", "b", "9", "a10", "007", "a9", "-1"]
+    ordered = sorted(names, key=identity_order)
+    assert ordered == ["007", "9", "10", "-1", "a10", "a9", "b"]
+    assert identity_order("7") != identity_order("007")
