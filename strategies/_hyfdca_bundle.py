@@ -87,7 +87,7 @@ class BundleSteps(Steps):
             len(self.alignment.feature_names),
             len(self.units),
             method.regularization,
-            min(method.memory, max(3, _MAX_POINTS // len(self.units))),
+            min(method.remembered, max(3, _MAX_POINTS // len(self.units))),
         )
         # holders that lost what they remembered of a group
         self.bare: set[tuple[str, int]] = set()

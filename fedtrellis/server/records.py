@@ -35,10 +35,10 @@ def default_results_dir() -> Path:
     return Path.home() / ".fedtrellis" / "runs"
 
 
-def to_toml(config: Mapping[str, Any]) -> str:
-    """Write a flat run config as TOML that ``--run-config`` takes."""
+def to_toml(config: Mapping[str, Any], in_order: bool = False) -> str:
+    """Write a flat run config as TOML that ``--run-config`` takes, sorted or not."""
     lines = []
-    for key in sorted(config):
+    for key in config if in_order else sorted(config):
         value = config[key]
         if isinstance(value, bool):
             text = "true" if value else "false"
