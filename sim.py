@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord, Context, MetricRecord, RecordDict
 from flwr.client import NumPyClient
-from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
 from clients import (
@@ -70,6 +69,7 @@ from fedtrellis.wire.arrays import FloatArray, Layout, array_record, record_arra
 from fedtrellis.wire.client import MethodClient
 from fedtrellis.wire.client import client_app as make_client_app
 from fedtrellis.wire.exchange import Registry
+from fedtrellis.wire.flower_internals import log
 from fedtrellis.wire.local_grid import LocalGrid
 from strategies import (
     FedAvgGD,

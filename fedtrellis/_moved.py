@@ -51,6 +51,9 @@ _MOVED = {
     "universal_perturbation": "objectives.universal_perturbation",
 }
 
+# What has another name in the new place.
+_RENAMED = {"mirror": {"Mirror": "ReplayedIterate"}}
+
 
 class _OldNames(MetaPathFinder, Loader):
     """Finds ``fedtrellis.OLD`` where it is now."""
@@ -64,13 +67,16 @@ class _OldNames(MetaPathFinder, Loader):
         return ModuleSpec(name, self)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        new = f"fedtrellis.{_MOVED[spec.name.removeprefix('fedtrellis.')]}"
+        old = spec.name.removeprefix("fedtrellis.")
+        new = f"fedtrellis.{_MOVED[old]}"
         warnings.warn(
             f"{spec.name} is now {new}; the old name goes with the next version",
             FutureWarning,
             stacklevel=2,
         )
         module = importlib.import_module(new)
+        for old_name, new_name in _RENAMED.get(old, {}).items():
+            setattr(module, old_name, getattr(module, new_name))
         # one module under two names, which must go on saying the same of itself
         self._kept = module.__spec__, module.__loader__
         return module

@@ -8,7 +8,6 @@ from math import inf
 from typing import Any
 
 import numpy as np
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
@@ -17,6 +16,7 @@ from fedtrellis.objectives.losses import LOSSES
 from fedtrellis.server.method import Answer
 from fedtrellis.settings import SettingsError, check_choice
 from fedtrellis.wire.arrays import FloatArray, Layout
+from fedtrellis.wire.flower_internals import log
 
 from .hybrid import ROWS, HybridStrategy
 from .projected_fedavg import one_point

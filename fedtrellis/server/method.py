@@ -16,7 +16,6 @@ from typing import Any, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
@@ -26,6 +25,7 @@ from fedtrellis.server.callbacks import listed
 from fedtrellis.wire.arrays import FloatArray, Layout, filled, record_arrays
 from fedtrellis.wire.broadcast import ModelBroadcast
 from fedtrellis.wire.exchange import NO_ANSWER, Registry, Traffic, exchange
+from fedtrellis.wire.flower_internals import log
 from fedtrellis.wire.protocol import (
     ARRAYS,
     CONFIG,
