@@ -11,10 +11,10 @@ from __future__ import annotations
 import importlib
 import sys
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 
 __all__ = ["Alias", "unify_roots"]
 
@@ -26,12 +26,20 @@ class Alias(MetaPathFinder, Loader):
     ----------
     old, new : str
         Full names.
+    renamed : mapping
+        Old names of what has another in the module.
     warn : bool
         Whether to say that the old name will go.
     """
 
-    def __init__(self, old: str, new: str, warn: bool = False) -> None:
-        self.old, self.new, self.warn = old, new, warn
+    def __init__(
+        self,
+        old: str,
+        new: str,
+        renamed: Mapping[str, str] = MappingProxyType({}),
+        warn: bool = False,
+    ) -> None:
+        self.old, self.new, self.renamed, self.warn = old, new, renamed, warn
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -51,6 +59,8 @@ class Alias(MetaPathFinder, Loader):
                 stacklevel=2,
             )
         module = importlib.import_module(new)
+        for before, now in self.renamed.items():
+            setattr(module, before, getattr(module, now))
         # one module under two names, which must go on saying the same of itself
         self._kept = module.__spec__, module.__loader__
         return module

@@ -47,10 +47,15 @@ _MOVED = {
     "universal_perturbation": "objectives.universal_perturbation",
 }
 
+# What has another name in the new place.
+_RENAMED = {"mirror": {"Mirror": "ReplayedIterate"}}
+
 
 def install() -> None:
     """Let old names be imported."""
     if not any(isinstance(f, Alias) and f.warn for f in sys.meta_path):
         for old, new in _MOVED.items():
-            finder = Alias(f"fedtrellis.{old}", f"fedtrellis.{new}", warn=True)
-            sys.meta_path.append(finder)
+            renamed = _RENAMED.get(old, {})
+            sys.meta_path.append(
+                Alias(f"fedtrellis.{old}", f"fedtrellis.{new}", renamed, warn=True)
+            )

@@ -7,7 +7,6 @@ from logging import WARNING
 from typing import Any
 
 import numpy as np
-from flwr.common.logger import log
 from numpy.typing import NDArray
 
 from fedtrellis.domains import Domain
@@ -18,7 +17,8 @@ from fedtrellis.server.method import Answer
 from fedtrellis.settings import given, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.broadcast import Step
-from fedtrellis.wire.replay import Mirror
+from fedtrellis.wire.flower_internals import log
+from fedtrellis.wire.replay import ReplayedIterate
 
 __all__ = ["VARIANTS", "FedFW", "one_atom"]
 
@@ -130,7 +130,7 @@ class FedFW(RoundStrategy):
         if not self.domain.contains(point):
             log(WARNING, "The initial model lies outside %r", self.domain)
         self._start = self.broadcast.model.copy()
-        self._mirrors = {name: Mirror(self._start) for name in self.clients}
+        self._mirrors = {name: ReplayedIterate(self._start) for name in self.clients}
         self._duals: dict[str, FloatArray] = {}
         if self.variant == "augmented":
             self._duals = {name: np.zeros(point.shape) for name in self.clients}
@@ -225,7 +225,7 @@ class FedFW(RoundStrategy):
             if found and name in mirrors:
                 mirrors[name][entry] = array
         for name in self.clients:
-            self._mirrors[name] = Mirror.from_state(self._start, mirrors[name])
+            self._mirrors[name] = ReplayedIterate.from_state(self._start, mirrors[name])
             self._steps_taken[name] = int(state[f"{name}/steps"])
             if self.variant == "augmented":
                 self._duals[name] = np.array(state[f"{name}/y"])

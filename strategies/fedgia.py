@@ -8,7 +8,6 @@ from math import inf, isfinite
 from typing import Any
 
 import numpy as np
-from flwr.common.logger import log
 from numpy.typing import NDArray
 
 from fedtrellis.admm.shifted_systems import HESSIANS
@@ -17,6 +16,7 @@ from fedtrellis.server.loop import RoundStrategy
 from fedtrellis.server.method import Answer
 from fedtrellis.settings import SettingsError, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
+from fedtrellis.wire.flower_internals import log
 
 from .projected_fedavg import one_point
 

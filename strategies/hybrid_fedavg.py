@@ -7,7 +7,6 @@ from logging import WARNING
 from typing import Any
 
 import numpy as np
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
@@ -16,6 +15,7 @@ from fedtrellis.objectives.losses import LOSSES
 from fedtrellis.server.method import Answer
 from fedtrellis.settings import SettingsError, given, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
+from fedtrellis.wire.flower_internals import log
 
 from .hybrid import ROWS, HybridStrategy
 from .projected_fedavg import one_point

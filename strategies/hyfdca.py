@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 from flwr.app import ConfigRecord, MetricRecord
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
@@ -21,6 +20,7 @@ from fedtrellis.objectives.losses import LOSSES
 from fedtrellis.server.method import Answer
 from fedtrellis.settings import SettingsError, given, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
+from fedtrellis.wire.flower_internals import log
 
 from ._hyfdca_bundle import BundleSteps
 from ._hyfdca_paper import PaperSteps

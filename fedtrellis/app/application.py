@@ -67,7 +67,9 @@ class App:
         """Every key of a run config with its default."""
         return self.registry.default_config()
 
-    def experiment(self, config: Mapping[str, Any], num_clients: int = 10) -> Experiment:
+    def experiment(
+        self, config: Mapping[str, Any], num_clients: int = 10
+    ) -> Experiment:
         """A run config, checked and made into the run's parts; kept for a while.
 
         Parameters

@@ -14,9 +14,9 @@ from fedtrellis.app.listing import print_list, write_config_block
 from fedtrellis.app.old_keys import translate
 from fedtrellis.app.run import read_record, run_and_report
 from fedtrellis.server.interruption import DEFAULT_NODES, sim_command
-from fedtrellis.server.progress import LOG_FORMATS, print_json
 from fedtrellis.server.loop import RoundStrategy
-from fedtrellis.settings import SettingsError, keys, parse_values
+from fedtrellis.server.progress import LOG_FORMATS, print_json
+from fedtrellis.settings import keys, parse_values
 from fedtrellis.signals import Interrupted
 from fedtrellis.wire.local_grid import LocalGrid
 

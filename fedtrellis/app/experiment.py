@@ -163,7 +163,7 @@ class Experiment:
         return metrics | task.metrics(x)
 
     def _measuring_step(self) -> float:
-        step: float = getattr(self._strategy, "measuring_step")(self.task.num_clients)
+        step: float = self._strategy.measuring_step(self.task.num_clients)
         return step
 
     def evaluate_fn(self, server_round: int, arrays: ArrayRecord) -> MetricRecord:
@@ -227,7 +227,9 @@ class Experiment:
         start = task.initial_point()[0]
         if not self.domain.bounded:
             lowest = unconstrained_minimum(task.objective(), start)
-            log(INFO, "F* = %.9g, where ‖∇F‖ = %.1e", lowest.value, lowest.gradient_norm)
+            log(
+                INFO, "F* = %.9g, where ‖∇F‖ = %.1e", lowest.value, lowest.gradient_norm
+            )
             return lowest.value
         best = certified_minimum(task.objective(), self.domain, start, tolerance=1e-7)
         log(INFO, "F* = %.9g, certified to %.1e", best.value, best.gap)
@@ -260,7 +262,9 @@ class Experiment:
             **self.client_settings,
         }
         wanted = self.entry.client_arguments
-        missing = [name for name, needed in wanted.items() if needed and name not in there]
+        missing = [
+            name for name, needed in wanted.items() if needed and name not in there
+        ]
         if missing:
             raise SettingsError(
                 f"the client of method {self.name!r} needs {', '.join(missing)}, which "
@@ -371,8 +375,7 @@ def changed(group: Group, config: Mapping[str, Any]) -> list[str]:
         key
         for part, fields in hints
         for key, f in fields.items()
-        if key in config
-        and parse_values({key: f}, part, config)[f.name] != f.default
+        if key in config and parse_values({key: f}, part, config)[f.name] != f.default
     ]
 
 
@@ -429,7 +432,9 @@ def _make_domain(
             f"{chosen.name!r}; set one above 0"
         )
     if run.radius and not chosen.has_radius():
-        raise SettingsError(f"radius = {run.radius}: {chosen.name} has none; allowed: 0")
+        raise SettingsError(
+            f"radius = {run.radius}: {chosen.name} has none; allowed: 0"
+        )
     _refuse_foreign(registry, config, {k: d.name for k, d in domains.items()})
     try:
         domain = chosen.from_config(config, radius)

@@ -76,9 +76,7 @@ def translate(
             translated[old] = value
             continue
         used = [
-            group
-            for group in owners
-            if group.kind == "domain" or group.owner == method
+            group for group in owners if group.kind == "domain" or group.owner == method
         ]
         for group in used:
             for key, field in group.fields.items():

@@ -178,9 +178,7 @@ def read_record(registry: Registry, directory: Path) -> dict[str, Any]:
     return translate(registry, saved, drop=True)
 
 
-def _checkpoint_of(
-    registry: Registry, resume: str, config: Mapping[str, Any]
-) -> Path:
+def _checkpoint_of(registry: Registry, resume: str, config: Mapping[str, Any]) -> Path:
     """The checkpoint in a record's directory, if it is of a run like this one."""
     directory = Path(resume).expanduser()
     if not (directory / "config.toml").is_file():

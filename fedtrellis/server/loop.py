@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
@@ -27,6 +26,7 @@ from fedtrellis.settings import SettingsError, given, setting
 from fedtrellis.wire.arrays import Layout, encode, record_arrays
 from fedtrellis.wire.broadcast import ModelBroadcast
 from fedtrellis.wire.exchange import Registry, Traffic
+from fedtrellis.wire.flower_internals import log
 from fedtrellis.wire.protocol import LARGEST, METRICS
 
 __all__ = ["RoundStrategy"]

@@ -16,7 +16,6 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
@@ -27,6 +26,7 @@ from fedtrellis.settings import Declared, setting
 from fedtrellis.wire.arrays import FloatArray, Layout, filled, record_arrays
 from fedtrellis.wire.broadcast import ModelBroadcast
 from fedtrellis.wire.exchange import NO_ANSWER, Registry, Traffic, exchange
+from fedtrellis.wire.flower_internals import log
 from fedtrellis.wire.protocol import (
     ARRAYS,
     CONFIG,
