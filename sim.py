@@ -41,7 +41,6 @@ from clients import (
     ProjectedFedAvgClient,
     ZerothOrderRFLClient,
 )
-from clients.hyfdca import NewSamples
 from fedtrellis.app.directory import flatten, read_config
 from fedtrellis.domains import DOMAINS, Domain, Product, WholeSpace, make_domain
 from fedtrellis.domains.enclosing import ENCLOSING, enclosing_ball
@@ -90,13 +89,9 @@ from strategies.settings import MethodSettings
 from tasks import (
     NODES,
     TASKS,
-    ClientData,
     DataSettings,
-    HybridTask,
-    NodeDataTask,
     Task,
     make_task,
-    node_path,
 )
 
 METHODS = {
@@ -221,7 +216,7 @@ class Setup:
     @property
     def convex(self) -> bool:
         """Whether F is known to be convex."""
-        return self.task.schedule == "convex" and len(self.task.shapes()) == 1
+        return self.task.convex and len(self.task.shapes()) == 1
 
     def client_domain(self, client: int) -> Domain:
         """D, or the larger set of one of the last ⌊fraction · n⌋ clients."""
@@ -254,9 +249,9 @@ def _make_setup(items: tuple[tuple[str, Any], ...], num_clients: int) -> Setup:
             f"{run.outer_fraction} go together: set both or none"
         )
     task = make_task(run.task, config, num_clients, run.seed)
-    if isinstance(task, HybridTask) != (run.method in HYBRID):
+    if task.split_data != (run.method in HYBRID):
         hybrid = run.method in HYBRID
-        fitting = [n for n, t in TASKS.items() if issubclass(t, HybridTask) == hybrid]
+        fitting = [name for name, kind in TASKS.items() if kind.split_data == hybrid]
         raise SettingsError(
             f"task = {run.task!r} does not fit method {run.method!r}; allowed: "
             f"{', '.join(fitting)}"
@@ -280,7 +275,6 @@ def _make_setup(items: tuple[tuple[str, Any], ...], num_clients: int) -> Setup:
 def _check_for_nodes(setup: Setup) -> None:
     """Refuse what needs data on the server, which has none."""
     run, task = setup.run, setup.task
-    assert isinstance(task, NodeDataTask)
     where = f"does not fit {task.name}.dataset = {NODES!r}"
     if run.reference:
         raise SettingsError(
@@ -292,7 +286,7 @@ def _check_for_nodes(setup: Setup) -> None:
             f"outer-domain = {run.outer_domain!r} {where}: the nodes have no order; a "
             "node's own config may have outer-domain"
         )
-    if isinstance(task, HybridTask):
+    if task.split_data:
         known: tuple[str, ...] = ("primal", "dual", "duality-gap")
         if run.method != "hyfdca":
             known = ()
@@ -377,7 +371,11 @@ def _whole_space(run: RunSettings, task: Task) -> WholeSpace:
 def make_strategy(setup: Setup, **options: Any) -> RoundStrategy:
     """The server's half of the run's method."""
     method, domain = setup.method, setup.domain
-    schedule = method.schedule or setup.task.schedule
+    suggested = setup.task.suggestions(
+        setup.run.method,
+        given=("sigma", "sigma_scale") if method.sigma or method.sigma_scale else (),
+    )
+    schedule = method.schedule or suggested.get("schedule", "convex")
     options |= {
         "participation": method.participation,
         "sampling": method.sampling,
@@ -386,7 +384,9 @@ def make_strategy(setup: Setup, **options: Any) -> RoundStrategy:
     if setup.run.method == "fedfw":
         return FedFW(
             domain,
-            penalty=setup.task.penalty if method.penalty < 0 else method.penalty,
+            penalty=suggested.get("penalty", 1e-3)
+            if method.penalty < 0
+            else method.penalty,
             variant=method.variant,
             schedule=schedule,
             step_size=method.step_size,
@@ -403,8 +403,7 @@ def make_strategy(setup: Setup, **options: Any) -> RoundStrategy:
     if setup.run.method == "fedgia":
         return FedGiA(
             sigma=method.sigma or None,
-            sigma_scale=method.sigma_scale
-            or (1.0 if method.sigma else setup.task.sigma_scale()),
+            sigma_scale=method.sigma_scale or suggested.get("sigma_scale", 1.0),
             local_steps=method.local_steps,
             selected_fraction=method.selected_fraction,
             hessian=method.hessian,
@@ -441,8 +440,8 @@ def make_strategy(setup: Setup, **options: Any) -> RoundStrategy:
         if setup.run.method == "fedprox":
             return FedProx(proximal_weight=method.proximal_weight, **options)
         return FedAvgGD(**options)
-    if isinstance(setup.task, HybridTask):
-        return _hybrid_strategy(setup, setup.task, options)
+    if setup.task.split_data:
+        return _hybrid_strategy(setup, options)
     local: dict[str, Any] = {
         "local_steps": method.local_steps,
         "local_step_size": method.local_step_size,
@@ -459,19 +458,10 @@ def make_strategy(setup: Setup, **options: Any) -> RoundStrategy:
     )
 
 
-def _hybrid_strategy(
-    setup: Setup, task: HybridTask, options: dict[str, Any]
-) -> RoundStrategy:
+def _hybrid_strategy(setup: Setup, options: dict[str, Any]) -> RoundStrategy:
     """The methods for data that is split by samples and features."""
     method = setup.method
-    options |= {
-        "loss": task.make_loss().name,
-        "regularization": task.regularization,
-        "smoothing": getattr(task, "smoothing", 1.0),
-        "feature_names": task.feature_names() or None,
-        # dealt entry by entry, a column without any belongs to nobody
-        "allow_unheld": task.partition == "entries" and not task.on_nodes,
-    }
+    options |= setup.task.method_options()
     if setup.run.method == "hyfdca":
         return HyFDCA(
             step=method.dual_step,
@@ -517,11 +507,10 @@ def client_fn(context: Context) -> NumPyClient:
             )
     index, n = int(node["partition-id"]), int(node["num-partitions"])
     setup = make_setup(context.run_config, n)
-    if isinstance(setup.task, HybridTask):
-        test = setup.task.test_client_data(index)
-        return _hybrid_client(context, setup, setup.task.client_data(index), test)
-    objective = setup.task.client_objective(index)
-    return _client(context, setup, objective, setup.client_domain(index))
+    parts = setup.task.client_parts(index)
+    if setup.task.split_data:
+        return _hybrid_client(context, setup, parts)
+    return _client(context, setup, parts["objective"], setup.client_domain(index))
 
 
 @lru_cache(maxsize=1)
@@ -569,48 +558,29 @@ def _own_data_client(context: Context) -> NumPyClient:
             "name that stays the same over restarts: "
             '--node-config \'client-id="NAME" data="/absolute/path"\''
         )
-    path = node_path(node)
     # n is that of the run config: a node does not know how many are connected
     setup = make_setup(
         context.run_config, parse(RunSettings, context.run_config).min_nodes
     )
     task = setup.task
-    assert isinstance(task, NodeDataTask)
-    if isinstance(task, HybridTask):
-        new = None
-        if "test-data" in node:
-            new = task.node_client_data(node_path(node, "test-data"))
-        data = task.node_client_data(path)
-        if new is not None and new.feature_names != data.feature_names:
-            raise SettingsError(
-                f"{node['test-data']}: the feature columns must be those of "
-                f"{node['data']}, in one order"
-            )
-        return _hybrid_client(context, setup, data, new)
-    if "test-data" in node:
-        raise SettingsError("node config: test-data is for hybrid tasks")
-    objective = task.node_objective(path)
-    client = _client(context, setup, objective, setup.domain)
-    client.announcement = task.announcement(path)
-    client.weigh_evaluation = task.weigh_evaluation
+    parts = task.node_parts(node)
+    if task.split_data:
+        return _hybrid_client(context, setup, parts)
+    client = _client(context, setup, parts["objective"], setup.domain)
+    for name, value in task.node_attributes(node).items():
+        setattr(client, name, value)
     return client
 
 
 def _hybrid_client(
-    context: Context, setup: Setup, data: ClientData, test: ClientData | None
+    context: Context, setup: Setup, parts: dict[str, Any]
 ) -> NumPyClient:
     if setup.run.method != "hyfdca":
         kind = HyFEMClient if setup.run.method == "hyfem" else HybridFedAvgClient
-        return kind(context, *data)
-    new = None
-    if test is not None and len(test.sample_ids):
-        new = NewSamples(test.features, test.sample_ids, test.labels)
-    return HyFDCAClient(
-        context,
-        *data,
-        new_samples=new,
-        on_scores=_score_writer(context.node_config.get("scores-file")),
-    )
+        del parts["new_samples"]
+        return kind(context, **parts)
+    scores_file = context.node_config.get("scores-file")
+    return HyFDCAClient(context, **parts, on_scores=_score_writer(scores_file))
 
 
 def _score_writer(path: Any) -> Callable[[Sequence[str], FloatArray], None] | None:
@@ -753,7 +723,7 @@ def run(grid: Grid, config: Mapping[str, Any]) -> Path:
     elif not domain.contains(point):
         point = domain.project(point)
     client_evaluate_every = settings.client_evaluate_every
-    if task.on_nodes and not isinstance(task, HybridTask):
+    if task.on_nodes and not task.split_data:
         client_evaluate_every = client_evaluate_every or settings.evaluate_every
     if settings.stop_metric and not (task.on_nodes or client_evaluate_every):
         known = evaluate(setup, layout, layout.layers(point))
@@ -770,16 +740,16 @@ def run(grid: Grid, config: Mapping[str, Any]) -> Path:
         ) from None
     record.reference = reference
     record.title = f"{settings.method} on {settings.task}, {setup.manifold or domain!r}"
-    if isinstance(task, HybridTask):
-        loss = task.make_loss().name
+    if task.split_data:
+        loss = task.method_options()["loss"]
         record.title = f"{settings.method} on {settings.task}, {loss} loss"
         if settings.method == "hyfdca" and setup.method.encryption == "none":
             record.warnings.append(
                 "NOTHING WAS ENCRYPTED: encryption = 'none' is for debugging"
             )
     first: Callback = CheckPartitions()
-    if isinstance(task, NodeDataTask) and task.on_nodes:
-        first = CheckNodeData(settings.min_nodes, task.nodes.examples)
+    if task.on_nodes:
+        first = CheckNodeData(settings.min_nodes, task.node_examples)
     as_json = settings.log_format == "json"
     progress = JsonLines(*_json_fields(record, config)) if as_json else Progress()
     callbacks: list[Callback] = [first, record, progress]
@@ -830,8 +800,8 @@ def _json_fields(
 def _reference(setup: Setup) -> float | None:
     """F* where the task knows it, or by a central solver if that is asked for."""
     task = setup.task
-    if isinstance(task, HybridTask) and setup.run.reference:
-        optimum = task.optimum()
+    optimum = task.certified_optimum() if setup.run.reference else None
+    if optimum is not None:
         log(INFO, "P* = %.9g, certified to %.1e", optimum.value, optimum.gap)
         return optimum.value
     known = task.reference_optimum(setup.domain)
@@ -867,7 +837,7 @@ def evaluate(setup: Setup, layout: Layout, arrays: list[Any]) -> dict[str, Any]:
             moved = setup.manifold.project(point - setup.step * tangent)
             norm = float(np.linalg.norm(point - moved)) / setup.step
             metrics["gradient-map-norm"] = norm
-        elif isinstance(task, HybridTask):
+        elif task.split_data:
             pass  # P need not be smooth: its certificate is the duality gap
         elif isinstance(setup.domain, WholeSpace):
             metrics["squared-gradient-norm"] = float(np.vdot(gradient, gradient))
