@@ -8,6 +8,9 @@ from fedtrellis.settings import SettingsError, check_choice, keys, parse
 from .attack import Attack
 from .base import DataFileError, Task
 from .classification import Classification
+from .data.node_file import node_path
+from .data.node_task import NodeDataTask
+from .data.settings import NODES, DataSettings
 from .digits import Digits
 from .hybrid import ClientData, HybridTask
 from .hybrid_logistic import HybridLogistic
@@ -18,9 +21,6 @@ from .linear_regression import LinearRegression
 from .logistic_regression import LogisticRegression
 from .low_rank_network import LowRankNetwork
 from .matrix_completion import MatrixCompletion
-from .node_data import node_path
-from .node_settings import NODES, DataSettings
-from .node_task import NodeDataTask
 from .quadratic_assignment import QuadraticAssignment
 
 __all__ = [

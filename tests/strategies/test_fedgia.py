@@ -507,7 +507,7 @@ def test_rounds_on_example_v1(hessian: str, k0: int, expected: float) -> None:
         strategy = FedGiA(
             hessian=hessian,
             local_steps=k0,
-            sigma_scale=task.sigma_scale(),
+            sigma_scale=task.suggestions("fedgia")["sigma_scale"],
             seed=seed,
             callbacks=[Exact()],
         )

@@ -272,8 +272,9 @@ def test_few_tasks_need_a_constraint() -> None:
 
 
 def test_the_scale_of_sigma_is_that_of_least_squares_by_default() -> None:
-    assert make_task("lasso", {}, 3, 0).sigma_scale() == 1.0
-    assert make_task("linear-regression", {}, 3, 0).sigma_scale() == 0.15
+    assert make_task("lasso", {}, 3, 0).suggestions("fedgia") == {}
+    suggested = make_task("linear-regression", {}, 3, 0).suggestions("fedgia")
+    assert suggested == {"sigma_scale": 0.15}
 
 
 def test_reference_optimum_is_none_by_default() -> None:

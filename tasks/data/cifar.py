@@ -1,131 +1,29 @@
-"""Strict readers of image files: MNIST's and EMNIST's idx, CIFAR-10's two formats.
+"""CIFAR-10's two formats.
 
 A file that is not exactly what it says is refused with one line that names it. No more
-is decompressed than the header or the format allows, and pickles may only make arrays.
+is decompressed than the format allows, and pickles may only make arrays.
 """
 
 from __future__ import annotations
 
-import gzip
 import io
-import lzma
 import math
 import pickle
-import zlib
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from .base import DataFileError
+from ..base import DataFileError
+from .idx import Images
+from .packed import read_at_most
 
-__all__ = ["Images", "read_cifar", "read_idx", "read_idx_pair", "restricted_load"]
-
-Bytes = NDArray[np.uint8]
+__all__ = ["read_cifar", "restricted_load"]
 
 _CIFAR_SHAPE = (3, 32, 32)
 _CIFAR_RECORD = 1 + math.prod(_CIFAR_SHAPE)
 # A batch file of CIFAR-10 has 10 000 images; nothing larger is read.
 _CIFAR_BATCH = 10_000
-# No idx file of MNIST or EMNIST is larger (byclass has 697 932 training images).
-_IDX_LIMIT = 2**30
-
-
-class Images(NamedTuple):
-    """Images of shape (d, channels, height, width) and their labels, of shape (d,)."""
-
-    pixels: Bytes
-    labels: Bytes
-
-
-def _open(path: Path) -> IO[bytes]:
-    if path.suffix == ".gz":
-        return gzip.open(path, "rb")  # type: ignore[return-value]
-    return lzma.open(path, "rb") if path.suffix == ".xz" else path.open("rb")
-
-
-def _read(path: Path, limit: int) -> bytes:
-    """Return at most ``limit`` bytes of what a file holds, decompressed."""
-    try:
-        with _open(path) as stream:
-            return stream.read(limit)
-    except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
-        raise DataFileError(f"{path}: cannot be decompressed: {error}") from error
-
-
-def read_idx(path: Path, ndim: int) -> Bytes:
-    """Read an idx file of unsigned bytes, raw or compressed with gzip.
-
-    The format, from http://yann.lecun.com/exdb/mnist: two zero bytes, the type 0x08,
-    the number of dimensions, each dimension as a big-endian 32-bit integer, the data.
-
-    Parameters
-    ----------
-    path : pathlib.Path
-    ndim : int
-        The number of dimensions it must have: 3 for images, 1 for labels.
-
-    Returns
-    -------
-    ndarray of uint8
-        Read-only.
-
-    Raises
-    ------
-    DataFileError
-        The magic number is another, or the length disagrees with the dimensions.
-    """
-    size = 4 + 4 * ndim
-    header = _read(path, size)
-    magic = bytes((0, 0, 8, ndim))
-    if header[:4] != magic:
-        raise DataFileError(
-            f"{path}: starts with {header[:4].hex()}, not with {magic.hex()}, the "
-            f"magic number of an idx file of bytes with {ndim} dimensions"
-        )
-    if len(header) < size:
-        raise DataFileError(f"{path}: ends within its header")
-    shape = tuple(int(n) for n in np.frombuffer(header[4:], dtype=">u4"))
-    expected = math.prod(shape)
-    if not 0 < expected <= _IDX_LIMIT:
-        raise DataFileError(
-            f"{path}: dimensions {shape} are not between 1 and 2³⁰ bytes"
-        )
-    data = _read(path, size + expected + 1)[size:]
-    if len(data) != expected:
-        held = "more" if len(data) > expected else f"{len(data)}"
-        raise DataFileError(
-            f"{path}: dimensions {shape} ask for {expected} bytes of data, "
-            f"the file has {held}"
-        )
-    return np.frombuffer(data, dtype=np.uint8).reshape(shape)
-
-
-def read_idx_pair(images: Path, labels: Path, *, transposed: bool = False) -> Images:
-    """Read images and their labels.
-
-    Parameters
-    ----------
-    images, labels : pathlib.Path
-    transposed : bool, default False
-        EMNIST's files hold every image with rows and columns swapped; True puts them
-        upright.
-
-    Raises
-    ------
-    DataFileError
-        One of the files is malformed, or their lengths differ.
-    """
-    pixels, classes = read_idx(images, 3), read_idx(labels, 1)
-    if len(pixels) != len(classes):
-        raise DataFileError(
-            f"{labels}: has {len(classes)} labels for the {len(pixels)} images of "
-            f"{images.name}"
-        )
-    if transposed:
-        pixels = pixels.transpose(0, 2, 1)
-    return Images(pixels[:, np.newaxis], classes)
 
 
 class _ArrayUnpickler(pickle.Unpickler):
@@ -167,7 +65,7 @@ def restricted_load(path: Path) -> Any:
         It asks for anything else, or is no pickle.
     """
     # A batch is 31 MB; the rest is names.
-    data = _read(path, 2 * _CIFAR_RECORD * _CIFAR_BATCH)
+    data = read_at_most(path, 2 * _CIFAR_RECORD * _CIFAR_BATCH)
     try:
         return _ArrayUnpickler(io.BytesIO(data), encoding="bytes").load()
     except Exception as error:  # a damaged pickle can raise nearly anything
@@ -194,7 +92,7 @@ def _read_pickle(path: Path) -> Images:
 
 def _read_binary(path: Path) -> Images:
     limit = _CIFAR_RECORD * _CIFAR_BATCH
-    data = _read(path, limit + 1)
+    data = read_at_most(path, limit + 1)
     if len(data) > limit or len(data) % _CIFAR_RECORD:
         raise DataFileError(
             f"{path}: {len(data)} bytes read are not at most {_CIFAR_BATCH} records of "

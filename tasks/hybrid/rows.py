@@ -7,8 +7,6 @@ are 0, so these four stay CSR.
 
 from __future__ import annotations
 
-import bz2
-import gzip
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -18,9 +16,10 @@ import numpy as np
 import scipy  # its parts are loaded when first used
 from numpy.typing import NDArray
 
-from .base import DataFileError, data_path
-from .datasets import load_mnist
-from .tables import read_libsvm
+from ..base import DataFileError, data_path
+from ..data.datasets import load_mnist
+from ..data.libsvm import read_libsvm
+from ..data.packed import UNPACKING_ERRORS, open_packed
 
 __all__ = ["BY_PATH", "DATASETS", "Rows", "load_rows"]
 
@@ -74,7 +73,7 @@ class Rows(NamedTuple):
     features : ndarray or scipy.sparse.csr_array of shape (d, p)
         float64.
     classes : ndarray of shape (d,)
-        float64; what :func:`tasks.hybrid_samples.signs` makes labels of.
+        float64; what :func:`tasks.hybrid.samples.signs` makes labels of.
     names : tuple of str
         Of the p features.
     side : int
@@ -191,13 +190,12 @@ def _short(matrix: Any) -> Any:
 def _load_covtype(path: str, key: str) -> Rows:
     """Load UCI's ``covtype.data``, 54 whole numbers and a class, or LIBSVM's file."""
     file = _find(path, key, "covtype")
-    openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open}
     try:
-        with openers.get(file.suffix, open)(file, "rb") as lines:
+        with open_packed(file) as lines:
             uci = b"," in lines.readline()
             lines.seek(0)
             numbers = _comma_separated(lines) if uci else None
-    except (OSError, EOFError) as error:
+    except UNPACKING_ERRORS as error:
         raise DataFileError(f"{file}: cannot be read or unpacked") from error
     if not uci:
         rows = _load_libsvm(file)

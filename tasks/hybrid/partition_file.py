@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import scipy  # its parts are loaded when first used
 
-from .base import DataFileError
-from .hybrid_partition import Indices, Share
+from ..base import DataFileError
+from .partition import Indices, Share
 
 __all__ = ["read_partition_file"]
 

@@ -19,7 +19,7 @@ from fedtrellis.objectives import MultinomialLogistic
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, setting
 
-from .base import derived_seed
+from ..base import derived_seed
 from .node_task import NodeDataTask
 
 __all__ = ["LabelledData", "PartitionedTask", "arrange"]

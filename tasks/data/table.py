@@ -1,18 +1,29 @@
-"""What a node's file holds, whatever its format, and how its faults are told."""
+"""What a node's file holds, whatever its format, and how its faults are told.
+
+Also what a field's text is worth as a number, for all readers.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import math
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .base import DataFileError
-from .node_settings import Schema
+from ..base import DataFileError
+from .settings import Schema
 
-__all__ = ["NodeTable", "fault", "label_codes"]
+__all__ = [
+    "NodeTable",
+    "check_width",
+    "fault",
+    "is_number",
+    "label_codes",
+    "to_number",
+]
 
 
 class NodeTable(NamedTuple):
@@ -84,3 +95,33 @@ def fault(
     if column is not None:
         where += f", column {column[:60]!r}"
     raise DataFileError(f"{where}: {kind}")
+
+
+def check_width(path: Path, width: int, schema: Schema) -> None:
+    """Check the number of features.
+
+    Raises
+    ------
+    DataFileError
+    """
+    if width > schema.features or (width < schema.features and not schema.split):
+        fault(path, f"{width} feature columns; data.features says {schema.features}")
+
+
+def is_number(text: str) -> bool:
+    """Return whether Python takes a text for a number."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def to_number(text: str) -> float:
+    """Return a number, NaN for anything else.
+
+    Python takes 1_0 for ten, and digits of any script; NumPy does not.
+    """
+    if "_" in text or not text.isascii() or not is_number(text):
+        return math.nan
+    return float(text)

@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError
 
-from .base import derived_seed
-from .hybrid_data import DATASETS, load_rows
-from .hybrid_partition import Indices
+from ..base import derived_seed
+from ..data.scaling import with_constant
+from .partition import Indices
+from .rows import DATASETS, load_rows
 
 if TYPE_CHECKING:
-    from .hybrid import HybridTask
+    from .task import HybridTask
 
 __all__ = ["Samples", "load_samples", "min_max_scaled", "signs"]
 
@@ -91,7 +92,7 @@ def _scaled(task: HybridTask, features: Any, train: Indices) -> Any:
     elif task.dataset == "covtype":
         features = min_max_scaled(features, train)
     if task.bias > 0.0:
-        features = _with_bias(features, task.bias)
+        features = with_constant(features, task.bias)
     if task.row_scaling == "unit":
         from sklearn.preprocessing import normalize
 
@@ -199,12 +200,3 @@ def min_max_scaled(features: Any, rows: NDArray[np.intp]) -> Any:
     features.data /= span[features.indices]
     features.eliminate_zeros()
     return features
-
-
-def _with_bias(features: Any, value: float) -> Any:
-    """Append a constant feature."""
-    column = np.full((features.shape[0], 1), value)
-    if isinstance(features, np.ndarray):
-        return np.hstack([features, column])
-    sparse = scipy.sparse.csr_array(column)
-    return scipy.sparse.csr_array(scipy.sparse.hstack([features, sparse], format="csr"))

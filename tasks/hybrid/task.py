@@ -6,63 +6,27 @@ What the tasks ``hybrid-svm`` and ``hybrid-logistic`` share: all but the loss.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
-import scipy  # its parts are loaded when first used
-from numpy.typing import NDArray
 
 from fedtrellis.dual.regularized_loss import Optimum, RegularizedLoss, central_optimum
 from fedtrellis.objectives import Objective
 from fedtrellis.objectives.losses import Loss
-from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, setting
 
-from .base import Point, data_path
-from .hybrid_data import DATASETS
-from .hybrid_partition import (
-    Share,
-    column_groups,
-    deal_blocks,
-    deal_entries,
-    group_counts,
-    quadrants,
-    sample_groups,
-    selected_entries,
-)
-from .hybrid_partition_file import read_partition_file
-from .hybrid_samples import Samples, load_samples
-from .node_settings import NODES, Schema
-from .node_task import NodeDataTask
+from ..base import Point
+from ..data.node_file import node_path
+from ..data.node_task import NodeDataTask
+from ..data.settings import NODES, Schema
+from .rows import DATASETS
+from .shares import ClientData, client_data, samples_of, shares_of
 
 __all__ = ["ClientData", "HybridTask"]
-
-FloatArray = NDArray[np.float64]
-
-
-class ClientData(NamedTuple):
-    """The entries that one client holds.
-
-    Attributes
-    ----------
-    features : ndarray or scipy.sparse.csr_array of shape (n_k, p_k)
-        float64; an entry of these samples and features that another client holds is 0.
-    feature_names : tuple of str
-        Of the p_k features, in the model's order.
-    sample_ids : tuple of str
-        Of the n_k samples: the numbers of their rows in the data set.
-    labels : ndarray of shape (n_k,) or None
-        −1 and +1, NaN for a sample whose label another client has; None: this client
-        has no labels.
-    """
-
-    features: Any
-    feature_names: tuple[str, ...]
-    sample_ids: tuple[str, ...]
-    labels: FloatArray | None
 
 
 @dataclass(frozen=True)
@@ -88,7 +52,7 @@ class HybridTask(NodeDataTask):
     consecutive columns, but the images' quadrants for 4 feature groups of ``digits``
     and ``mnist``; ``entries``, 1/Q of every sample's non-zero entries, at random;
     ``horizontal``, one feature group; ``vertical``, one sample group; ``file``, the
-    user's (:func:`tasks.hybrid_partition_file.read_partition_file`; its rows are the
+    user's (:func:`tasks.hybrid.partition_file.read_partition_file`; its rows are the
     data set's, whatever part of them is test data, and its columns the model's). Test
     samples are dealt like the training samples, so that predictions can be tried.
 
@@ -100,6 +64,7 @@ class HybridTask(NodeDataTask):
     ten classes two is not said.
     """
 
+    split_data: ClassVar[bool] = True
     not_on_nodes: ClassVar[tuple[str, ...]] = (
         *("path", "positive_class", "partition", "sample_groups", "feature_groups"),
         *("partition_file", "test_fraction", "labels_on", "train_limit"),
@@ -163,7 +128,7 @@ class HybridTask(NodeDataTask):
             return
         # Nothing can be dealt to none, so this comes before the data.
         self.check_clients(max(self.num_clients, 1), "samples")
-        _shares(self)
+        shares_of(self)
         _objective(self)
 
     def _check_split_nodes(self) -> None:
@@ -210,12 +175,12 @@ class HybridTask(NodeDataTask):
 
     def num_examples(self) -> int:  # noqa: D102
         self._need_central_data()
-        return _data(self).num_train
+        return samples_of(self).num_train
 
     def shapes(self) -> list[tuple[int, ...]]:  # noqa: D102
         if self.on_nodes:
             return [(self.nodes.num_features(),)]
-        return [(len(_data(self).names),)]
+        return [(len(samples_of(self).names),)]
 
     def domains(self) -> dict[str, float]:
         """Return none: the methods for split data have no constraint."""
@@ -232,7 +197,7 @@ class HybridTask(NodeDataTask):
         """
         if self.on_nodes:
             return self.nodes.names()
-        return _data(self).names
+        return samples_of(self).names
 
     def client_data(self, client: int) -> ClientData:
         """Return the training data of a client, made once per process.
@@ -242,7 +207,7 @@ class HybridTask(NodeDataTask):
         IndexError
             There is no such client.
         """
-        return _client_data(self, self._existing(client), False)
+        return client_data(self, self._existing(client), False)
 
     def test_client_data(self, client: int) -> ClientData:
         """Return the test data of a client: the features it has, of other samples.
@@ -252,7 +217,53 @@ class HybridTask(NodeDataTask):
         IndexError
             There is no such client.
         """
-        return _client_data(self, self._existing(client), True)
+        return client_data(self, self._existing(client), True)
+
+    def method_options(self) -> dict[str, Any]:
+        """Return the loss, λ and the features, as the methods for split data ask."""
+        return {
+            "loss": self.make_loss().name,
+            "regularization": self.regularization,
+            "smoothing": getattr(self, "smoothing", 1.0),
+            "feature_names": self.feature_names() or None,
+            # dealt entry by entry, a column without any belongs to nobody
+            "allow_unheld": self.partition == "entries" and not self.on_nodes,
+        }
+
+    def client_parts(self, client: int) -> dict[str, Any]:
+        """Return the fields of :class:`ClientData`, and ``new_samples`` to be scored.
+
+        The latter are the client's test data, a :class:`ClientData`, too; None where
+        there are none.
+        """
+        return _parts(self.client_data(client), self.test_client_data(client))
+
+    def node_parts(self, node_config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the like of ``data``'s file; ``test-data`` may name new samples.
+
+        Raises
+        ------
+        SettingsError
+            The two files have other features, or those of one in another order.
+        """
+        path, new = node_path(node_config), None
+        if "test-data" in node_config:
+            new = self.node_client_data(node_path(node_config, "test-data"))
+        data = self.node_client_data(path)
+        if new is not None and new.feature_names != data.feature_names:
+            raise SettingsError(
+                f"{node_config['test-data']}: the feature columns must be those of "
+                f"{node_config['data']}, in one order"
+            )
+        return _parts(data, new)
+
+    def node_attributes(self, node_config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return nothing: the methods for split data agree on samples and features."""
+        return {}
+
+    def certified_optimum(self) -> Optimum:
+        """Return :meth:`optimum`."""
+        return self.optimum()
 
     def optimum(self) -> Optimum:
         """Return P* with its certificate, found once per process.
@@ -270,7 +281,7 @@ class HybridTask(NodeDataTask):
         Without any, ``"train-accuracy"`` on the training samples.
         """
         w = np.asarray(self.argument(x))
-        data = _data(self)
+        data = samples_of(self)
         if len(data.labels) > data.num_train:
             return _test_objective(self).metrics(w)
         return {"train-accuracy": self.objective().metrics(w)["accuracy"]}
@@ -284,148 +295,17 @@ class HybridTask(NodeDataTask):
             "by features; it needs method hyfdca, hyfem or hybrid-fedavg"
         )
 
-    def _existing(self, client: int) -> int:
-        if not 0 <= client < self.num_clients:
-            raise IndexError(
-                f"client {client} of task {self.name!r} does not exist: "
-                f"there are {self.num_clients}, counted from 0"
-            )
-        return int(client)
 
-    def _groups(self) -> tuple[int, int]:
-        """Return the numbers of sample groups and of feature groups."""
-        samples, features = self.sample_groups, self.feature_groups
-        if self.partition == "horizontal":
-            features = features or 1
-        elif self.partition == "vertical":
-            samples = samples or 1
-        for name, groups, fixed in (
-            ("feature", features, "horizontal"),
-            ("sample", samples, "vertical"),
-        ):
-            if self.partition == fixed and groups != 1:
-                raise SettingsError(
-                    f"{self.name}.{name}-groups = {groups} does not suit "
-                    f"{self.name}.partition = {fixed!r}; allowed: 0, 1"
-                )
-        samples, features = group_counts(
-            self.num_clients, samples, features, self.name
-        ).tolist()
-        return samples, features
+def _parts(data: ClientData, new: ClientData | None) -> dict[str, Any]:
+    if new is not None and not new.sample_ids:
+        new = None
+    return {**data._asdict(), "new_samples": new}
 
 
 # More tasks than one are alive in a process only in tests and sweeps.
 @lru_cache(maxsize=2)
-def _data(task: HybridTask) -> Samples:
-    return load_samples(task)
-
-
-@lru_cache(maxsize=2)
-def _shares(task: HybridTask) -> list[tuple[Share, NDArray[np.bool_]]]:
-    """Return what each client holds, and of which samples it has the label."""
-    data = _data(task)
-    shares = _from_file(task, data) if task.partition == "file" else _dealt(task, data)
-    seen = np.zeros(len(data.labels), dtype=np.bool_)
-    result = []
-    for client, share in enumerate(shares):
-        if not (share.rows < data.num_train).any() or not len(share.columns):
-            raise SettingsError(
-                f"{task.name}.partition = {task.partition!r} leaves client {client} of "
-                f"{task.num_clients} without training data"
-            )
-        labelled = np.ones(len(share.rows), dtype=np.bool_)
-        if task.labels_on == "first":
-            labelled = ~seen[share.rows]
-            seen[share.rows] = True
-        result.append((share, labelled))
-    return result
-
-
-def _dealt(task: HybridTask, data: Samples) -> list[Share]:
-    samples, groups = task._groups()
-    columns, tests = len(data.names), len(data.labels) - data.num_train
-    for what, wanted, there in (
-        ("sample", samples, data.num_train),
-        ("feature", groups, columns),
-    ):
-        if wanted > there:
-            raise SettingsError(
-                f"{task.num_clients} clients are too many for task {task.name!r}: they "
-                f"form {wanted} {what} groups, and it has {there} {what}s"
-            )
-    train = sample_groups(
-        data.num_train, samples, generator(task.seed, "hybrid training samples")
-    )
-    test = sample_groups(tests, samples, generator(task.seed, "hybrid test samples"))
-    rows = [
-        np.concatenate([own, data.num_train + others])
-        for own, others in zip(train, test, strict=True)
-    ]
-    if task.partition == "entries":
-        rng = generator(task.seed, "hybrid entries")
-        return deal_entries(_as_csr(task), rows, groups, rng)
-    if data.side and groups == 4:
-        return deal_blocks(rows, quadrants(data.side, columns))
-    return deal_blocks(rows, column_groups(columns, groups))
-
-
-def _from_file(task: HybridTask, data: Samples) -> list[Share]:
-    for key, groups in (
-        ("sample-groups", task.sample_groups),
-        ("feature-groups", task.feature_groups),
-    ):
-        if groups:
-            raise SettingsError(
-                f"{task.name}.{key} = {groups} does not suit {task.name}.partition = "
-                "'file'; allowed: 0"
-            )
-    key = f"{task.name}.partition-file"
-    if not task.partition_file:
-        raise FileNotFoundError(f"{key} is empty; it must name the partition's file")
-    path = data_path(key, task.partition_file)
-    shares = read_partition_file(path, task.num_clients, data.num_rows, data.names)
-    # from rows of the data set to samples; a limit has left some out
-    position = np.full(data.num_rows, -1, dtype=np.intp)
-    position[data.rows] = np.arange(len(data.rows))
-    moved = [np.sort(position[share.rows]) for share in shares]
-    return [
-        share._replace(rows=rows[rows >= 0])
-        for share, rows in zip(shares, moved, strict=True)
-    ]
-
-
-@lru_cache(maxsize=2)
-def _as_csr(task: HybridTask) -> Any:
-    features = _data(task).features
-    return scipy.sparse.csr_array(features)
-
-
-@lru_cache(maxsize=16_384)
-def _client_data(task: HybridTask, client: int, test: bool) -> ClientData:
-    data = _data(task)
-    share, labelled = _shares(task)[client]
-    own = (share.rows >= data.num_train) == test
-    rows = share.rows[own]
-    if share.entries is None:
-        features = data.features[rows][:, share.columns]
-        if isinstance(features, np.ndarray):
-            features.setflags(write=False)
-    else:
-        features = selected_entries(_as_csr(task), rows, share.columns, share.entries)
-    labels = np.where(labelled[own], data.labels[rows], np.nan)
-    labels.setflags(write=False)
-    return ClientData(
-        features,
-        tuple(data.names[column] for column in share.columns),
-        tuple(str(row) for row in data.rows[rows]),
-        # whether it has any does not depend on which samples are asked for
-        labels if labelled.any() else None,
-    )
-
-
-@lru_cache(maxsize=2)
 def _objective(task: HybridTask) -> RegularizedLoss:
-    data = _data(task)
+    data = samples_of(task)
     return RegularizedLoss(
         data.features[: data.num_train],
         data.labels[: data.num_train],
@@ -436,7 +316,7 @@ def _objective(task: HybridTask) -> RegularizedLoss:
 
 @lru_cache(maxsize=2)
 def _test_objective(task: HybridTask) -> RegularizedLoss:
-    data = _data(task)
+    data = samples_of(task)
     return RegularizedLoss(
         data.features[data.num_train :],
         data.labels[data.num_train :],

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tasks import DataFileError
-from tasks.tables import Table, load_libsvm, load_qsar, load_santander
+from tasks.data.tables import Table, load_libsvm, load_qsar, load_santander
 
 # What no message may show.
 SECRET = "48151623"

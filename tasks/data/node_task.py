@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -11,10 +12,10 @@ from typing import Any, ClassVar
 from fedtrellis.objectives import Objective
 from fedtrellis.settings import SettingsError
 
-from .base import Task
-from .node_data import file_stamp, read_node_file
-from .node_settings import NODES, DataSettings, Schema
-from .node_table import NodeTable
+from ..base import Task
+from .node_file import file_stamp, node_path, read_node_file
+from .settings import NODES, DataSettings, Schema
+from .table import NodeTable
 
 __all__ = ["NodeDataTask"]
 
@@ -35,19 +36,21 @@ class NodeDataTask(Task):
     ----------
     not_on_nodes : tuple of str
         Fields that have no meaning with nodes' own data.
-    node_metrics : tuple of str
-        Those of an objective's metrics whose mean over nodes means something.
     """
 
     nodes: DataSettings = field(default=DataSettings(), kw_only=True)
 
     not_on_nodes: ClassVar[tuple[str, ...]] = ()
-    node_metrics: ClassVar[tuple[str, ...]] = ()
 
     @property
     def on_nodes(self) -> bool:
         """Whether every node has its own data."""
         return getattr(self, "dataset", "") == NODES
+
+    @property
+    def node_examples(self) -> int:
+        """The setting ``data.examples``."""
+        return self.nodes.examples
 
     def node_schema(self) -> Schema:
         """Return what a node's file must hold.
@@ -105,6 +108,23 @@ class NodeDataTask(Task):
         """
         objective: Objective = _node_objective(self, path, file_stamp(path))
         return objective
+
+    def node_parts(self, node_config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return ``objective``, made of the file that ``data`` names."""
+        path = node_path(node_config)
+        if "test-data" in node_config:
+            raise SettingsError("node config: test-data is for hybrid tasks")
+        return {"objective": self.node_objective(path)}
+
+    def node_attributes(self, node_config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return ``announcement`` and ``weigh_evaluation``.
+
+        See :class:`fedtrellis.wire.client.MethodClient`.
+        """
+        return {
+            "announcement": self.announcement(node_path(node_config)),
+            "weigh_evaluation": self.weigh_evaluation,
+        }
 
     def node_weight(self, examples: int) -> float:
         """Return n·d_i/d, or 1 where every node counts the same.

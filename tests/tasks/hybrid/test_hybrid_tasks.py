@@ -24,8 +24,7 @@ from tasks import (
     HybridTask,
     make_task,
 )
-from tasks.hybrid_data import load_rows
-from tasks.hybrid_partition import (
+from tasks.hybrid.partition import (
     column_groups,
     deal_blocks,
     deal_entries,
@@ -34,7 +33,8 @@ from tasks.hybrid_partition import (
     sample_groups,
     selected_entries,
 )
-from tasks.hybrid_samples import min_max_scaled
+from tasks.hybrid.rows import load_rows
+from tasks.hybrid.samples import min_max_scaled
 
 
 def svm(n: int = 16, seed: int = 0, **settings: Any) -> HybridSVM:

@@ -8,10 +8,12 @@ from typing import Any
 
 from fedtrellis.settings import SettingsError
 
-from .node_csv import read_csv
-from .node_formats import read_idx_folder, read_libsvm_file, read_npz
-from .node_settings import Schema
-from .node_table import NodeTable, fault
+from .csv_file import read_csv
+from .idx import read_idx_folder
+from .libsvm import read_libsvm_table
+from .npz_file import read_npz
+from .settings import Schema
+from .table import NodeTable, fault
 
 __all__ = ["file_stamp", "node_path", "read_node_file"]
 
@@ -19,7 +21,7 @@ _READERS = {
     **dict.fromkeys((".csv", ".csv.gz"), read_csv),
     ".npz": read_npz,
     **{
-        suffix + packed: read_libsvm_file
+        suffix + packed: read_libsvm_table
         for suffix in (".svm", ".libsvm", ".txt")
         for packed in ("", ".gz", ".bz2")
     },

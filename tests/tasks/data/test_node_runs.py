@@ -17,7 +17,7 @@ import tasks.logistic_regression
 from fedtrellis import LocalGrid
 from fedtrellis.settings import SettingsError
 from tasks import HybridTask, KernelPCA, LogisticRegression, make_task
-from tests.tasks.node_files import write_csv, write_libsvm
+from tests.tasks.data.node_files import write_csv, write_libsvm
 
 N = 3
 

@@ -6,13 +6,11 @@ name the line and what is wrong, and do not show what it holds.
 
 from __future__ import annotations
 
-import bz2
-import gzip
 import math
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, NoReturn, cast
@@ -21,9 +19,11 @@ import numpy as np
 import scipy  # its parts are loaded when first used
 from numpy.typing import NDArray
 
-from .base import DataFileError
+from ..base import DataFileError
+from .libsvm import read_libsvm
+from .table import to_number
 
-__all__ = ["Table", "load_libsvm", "load_qsar", "load_santander", "read_libsvm"]
+__all__ = ["Table", "load_libsvm", "load_qsar", "load_santander"]
 
 _QSAR_FEATURES = 1024
 _SANTANDER_FEATURES = 200
@@ -215,7 +215,7 @@ def _bad_santander_row(path: Path) -> NoReturn:
                     f"{len(_SANTANDER_HEADER)} are expected"
                 )
             for name, field in zip(_SANTANDER_HEADER[1:], fields[1:], strict=True):
-                value = _number(field)
+                value = to_number(field.decode("latin-1"))
                 if not math.isfinite(value):
                     raise DataFileError(
                         f"{where}, column {name}: must be a finite number"
@@ -223,15 +223,6 @@ def _bad_santander_row(path: Path) -> NoReturn:
                 if name == "target" and value not in (0.0, 1.0):
                     raise DataFileError(f"{where}, column target: must be 0 or 1")
     raise DataFileError(f"{path}: there are no rows of numbers below the header")
-
-
-def _number(field: bytes) -> float:
-    """Return a number, NaN for anything else."""
-    try:
-        # Python takes 1_0 for ten, NumPy does not
-        return math.nan if b"_" in field else float(field)
-    except ValueError:
-        return math.nan
 
 
 # -- LIBSVM
@@ -245,7 +236,7 @@ def load_libsvm(path: Path) -> Table:
     Parameters
     ----------
     path : Path
-        As :func:`read_libsvm` takes it.
+        As :func:`~.libsvm.read_libsvm` takes it.
 
     Returns
     -------
@@ -267,78 +258,3 @@ def load_libsvm(path: Path) -> Table:
             f"{path}: the labels are {listed}{more}; there must be exactly two"
         )
     return Table(matrix, which.astype(np.intp))
-
-
-def read_libsvm(path: Path) -> tuple[Any, NDArray[np.float64]]:
-    """Read examples in LIBSVM's text format: ``label index:value index:value …``.
-
-    Indices are counted from 1, or from 0 where one of them is 0.
-
-    Parameters
-    ----------
-    path : Path
-        The text, or the text packed as ``.gz`` or ``.bz2``.
-
-    Returns
-    -------
-    features : scipy.sparse.csr_array of shape (d, p)
-        float64; p is what the largest index says.
-    labels : ndarray of shape (d,)
-        float64, as they stand in the file.
-
-    Raises
-    ------
-    DataFileError
-        The file holds something else; names the file, and the line where it is one.
-    """
-    # half a second that other loaders need not spend
-    from sklearn.datasets import load_svmlight_file
-
-    loaded = None
-    try:
-        loaded = load_svmlight_file(str(path))
-    except MemoryError:
-        raise
-    except Exception:  # whatever it is, its message may quote the file
-        pass
-    if loaded is None:
-        _bad_libsvm_line(path)
-    matrix, targets = loaded
-    if not matrix.nnz:
-        raise DataFileError(f"{path}: the file has no examples with features")
-    if not (np.isfinite(matrix.data).all() and np.isfinite(targets).all()):
-        _bad_libsvm_line(path)
-    return scipy.sparse.csr_array(matrix), targets
-
-
-def _bad_libsvm_line(path: Path) -> NoReturn:
-    """Say which line is wrong, after scikit-learn has found that one is."""
-    openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open}
-    try:
-        with openers.get(path.suffix, open)(path, "rb") as lines:
-            for count, line in enumerate(lines, start=1):
-                if not _is_libsvm(line.split(b"#", 1)[0].split()):
-                    raise DataFileError(
-                        f"{path}, line {count}: must be a label and index:value pairs "
-                        "of finite numbers, the indices whole and ascending"
-                    )
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataFileError(f"{path}: the file cannot be read or unpacked") from error
-    raise DataFileError(f"{path}: cannot be read as LIBSVM's text format")
-
-
-def _is_libsvm(fields: list[bytes]) -> bool:
-    """Return whether a line, split, is one of LIBSVM's, or empty."""
-    if not fields:
-        return True
-    if not math.isfinite(_number(fields[0])):
-        return False
-    last = -1
-    for field in fields[1:]:
-        index, _, value = field.partition(b":")
-        if not index.isdigit() or int(index) <= last:
-            return False
-        if int(index) > np.iinfo(np.int32).max or not math.isfinite(_number(value)):
-            return False
-        last = int(index)
-    return True

@@ -19,10 +19,10 @@ import sim
 from fedtrellis import LocalGrid
 from fedtrellis.settings import SettingsError
 from tasks import TASKS, DataFileError, DataSettings, NodeDataTask, make_task
-from tasks.node_data import read_node_file
-from tasks.node_ratings import read_node_ratings
-from tasks.node_settings import Schema
-from tests.tasks.node_files import write_csv, write_libsvm
+from tasks.data.node_file import read_node_file
+from tasks.data.ratings import read_node_ratings
+from tasks.data.settings import Schema
+from tests.tasks.data.node_files import write_csv, write_libsvm
 
 TWO = Schema(2, target="class", labels=("no", "yes"))
 NAMED = Schema(2, ("age", "weight"), "class", ("0", "1"))

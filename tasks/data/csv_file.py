@@ -7,20 +7,18 @@ No message shows what a row holds. Exceptions of Python's own that quote it
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import math
-import zlib
 from array import array
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 
-from .node_settings import Schema
-from .node_table import NodeTable, fault, label_codes
+from .packed import UNPACKING_ERRORS, open_packed
+from .settings import Schema
+from .table import NodeTable, fault, is_number, label_codes, to_number
 
 __all__ = ["read_csv"]
 
@@ -39,17 +37,6 @@ class _Columns(NamedTuple):
     id: int | None
     other: list[int]
     order: list[int] | None
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[io.TextIOBase]:
-    # What is no UTF-8 becomes surrogates, which are no numbers: a decoder's error
-    # would not name the row.
-    opener: Callable[..., Any] = gzip.open if path.suffix == ".gz" else open
-    with opener(
-        path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline=""
-    ) as text:
-        yield text
 
 
 class _Lines:
@@ -90,9 +77,13 @@ def read_csv(path: Path, schema: Schema) -> NodeTable:
     """
     unreadable = False
     try:
-        with _opened(path) as file:
+        # What is no UTF-8 becomes surrogates, which are no numbers: a decoder's error
+        # would not name the row.
+        with io.TextIOWrapper(
+            open_packed(path), "utf-8-sig", errors="surrogateescape", newline=""
+        ) as file:
             return _read(path, schema, _Lines(file))
-    except (OSError, EOFError, zlib.error):
+    except UNPACKING_ERRORS:
         unreadable = True
     assert unreadable
     fault(path, "the file cannot be read or unpacked")
@@ -232,7 +223,7 @@ def _columns(path: Path, header: list[str], schema: Schema) -> _Columns:
 
 def _check_number(path: Path, names: list[str], schema: Schema, marked: bool) -> None:
     """Check features that go by their number, in a header that names them."""
-    if not marked and any(_is_number(name) for name in names):
+    if not marked and any(is_number(name) for name in names):
         fault(
             path,
             "the first line must hold the columns' names, and there are numbers in "
@@ -243,14 +234,6 @@ def _check_number(path: Path, names: list[str], schema: Schema, marked: bool) ->
         fault(path, f"{len(names)} feature columns; data.features says {count}")
 
 
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
 def _target(text: str, schema: Schema, codes: dict[str | float, float]) -> float | str:
     """Return a target as a number, or what is wrong with it."""
     text = text.strip()
@@ -259,10 +242,7 @@ def _target(text: str, schema: Schema, codes: dict[str | float, float]) -> float
     code = codes.get(text)
     if code is not None:
         return code
-    if "_" in text or not text.isascii() or not _is_number(text):
-        value = math.nan
-    else:
-        value = float(text)
+    value = to_number(text)
     if schema.target == "number":
         return value if math.isfinite(value) else "must be a finite number"
     return codes.get(value, "is not among the labels that the run allows")
@@ -285,7 +265,7 @@ def _bad_number(path: Path, row: int, fields: list[str], columns: _Columns) -> N
         name = columns.header[index]
         if not field.strip():
             fault(path, "is empty", row, name)
-        if "_" in field or not field.isascii() or not _is_number(field):
+        if "_" in field or not field.isascii() or not is_number(field):
             fault(path, "must be a number", row, name)
     # an odd line, whose numbers are all in order
     raise AssertionError("no field is wrong")  # pragma: no cover

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError
 
-from .base import DataFileError
-from .images import Images, read_cifar, read_idx_pair
+from ..base import DataFileError
+from .cifar import read_cifar
+from .idx import Images, read_idx_pair
 
 __all__ = [
     "DATASETS",

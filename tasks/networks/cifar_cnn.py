@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .base import Array, DataFileError
+from ..base import Array, DataFileError
 
 __all__ = [
     "SHAPES",
