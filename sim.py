@@ -809,7 +809,7 @@ def run(grid: Grid, config: Mapping[str, Any]) -> Path:
             evaluate_fn=None if task.on_nodes else evaluate_fn,
         )
     except BaseException as error:
-        record.fail(error, [])
+        record.fail(error)
         raise
     if not as_json:
         _print_summary(record, strategy)
