@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, Context, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.client import NumPyClient
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
@@ -49,6 +49,12 @@ from fedtrellis.manifolds import Euclidean, Manifold
 from fedtrellis.objectives.reference import certified_minimum, unconstrained_minimum
 from fedtrellis.server.callbacks import Callback, EarlyStop
 from fedtrellis.server.checkpoint import checkpoint_clients
+from fedtrellis.server.interruption import (
+    DEFAULT_NODES,
+    ending_in_order,
+    flwr_command,
+    sim_command,
+)
 from fedtrellis.server.loop import RoundStrategy
 from fedtrellis.server.progress import (
     LOG_FORMATS,
@@ -66,6 +72,7 @@ from fedtrellis.settings import (
     parse,
     setting,
 )
+from fedtrellis.signals import Interrupted
 from fedtrellis.wire.arrays import FloatArray, Layout, array_record, record_arrays
 from fedtrellis.wire.client import MethodClient
 from fedtrellis.wire.client import client_app as make_client_app
@@ -717,19 +724,32 @@ class CheckNodeData(Callback):
 @server_app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run what the run config says, and print how it went."""
-    if parse(RunSettings, context.run_config).log_format == "text":
-        run(grid, context.run_config)
+    _main(grid, context.run_config, flwr_command)
+
+
+def _main(
+    grid: Grid, config: Mapping[str, Any], resume_command: Callable[[Path], str]
+) -> None:
+    if parse(RunSettings, config).log_format == "text":
+        run(grid, config, resume_command)
         return
     try:
         with json_log():
-            run(grid, context.run_config)
+            run(grid, config, resume_command)
     except BaseException as error:
         print_json("error", error=f"{type(error).__name__}: {error}")
         raise
 
 
-def run(grid: Grid, config: Mapping[str, Any]) -> Path:
-    """Run on any grid; return the directory of the run's record."""
+def run(
+    grid: Grid,
+    config: Mapping[str, Any],
+    resume_command: Callable[[Path], str] = flwr_command,
+) -> Path:
+    """Run on any grid; return the directory of the run's record.
+
+    ``resume_command`` makes what an interrupted run tells of how to go on.
+    """
     settings = parse(RunSettings, config)
     for key, value in (
         ("results-dir", settings.results_dir),
@@ -785,7 +805,7 @@ def run(grid: Grid, config: Mapping[str, Any]) -> Path:
     callbacks: list[Callback] = [first, record, progress]
     if settings.stop_metric:
         callbacks.append(EarlyStop(settings.stop_metric, settings.stop_tolerance))
-    try:
+    with ending_in_order(record, resume_command, as_json):
         strategy = make_strategy(
             setup,
             callbacks=callbacks,
@@ -808,9 +828,6 @@ def run(grid: Grid, config: Mapping[str, Any]) -> Path:
             timeout=settings.timeout,
             evaluate_fn=None if task.on_nodes else evaluate_fn,
         )
-    except BaseException as error:
-        record.fail(error)
-        raise
     if not as_json:
         _print_summary(record, strategy)
     return record.directory
@@ -1013,12 +1030,17 @@ def _domain_rows() -> list[tuple[str, str]]:
 
 
 def command_line(arguments: Sequence[str] | None = None) -> int:
-    """``python sim.py``: exit status 0, or 1 after one line that says what failed."""
+    """``python sim.py``: exit status 0, or 1 after one line that says what failed.
+
+    128 and the signal's number (130, 143, 129) if SIGINT, SIGTERM or SIGHUP ended it.
+    """
     parser = argparse.ArgumentParser(
         prog="python sim.py",
         description="Run a federated method in this process, as Flower would run it.",
     )
-    parser.add_argument("--nodes", type=int, default=10, help="simulated nodes [10]")
+    parser.add_argument(
+        "--nodes", type=int, default=DEFAULT_NODES, help="simulated nodes [10]"
+    )
     parser.add_argument(
         "-c",
         "--run-config",
@@ -1081,14 +1103,13 @@ def command_line(arguments: Sequence[str] | None = None) -> int:
             run_config=config,
             node_configs=_node_configs(options.node_config, options.nodes),
         )
-        context = Context(
-            run_id=0,
-            node_id=0,
-            node_config={},
-            state=RecordDict(),
-            run_config=config,
+        _main(
+            grid,
+            config,
+            lambda path: sim_command(path, options.nodes, options.node_config),
         )
-        server_app(grid, context)
+    except Interrupted as interrupted:
+        return interrupted.exit_status
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

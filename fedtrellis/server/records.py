@@ -88,6 +88,11 @@ class RunRecord(Callback):
         F*, for the picture and the summary.
     title : str
         Of the picture.
+
+    Attributes
+    ----------
+    status : str
+        ``"running"``, ``"completed"``, ``"interrupted"`` or ``"failed"``.
     """
 
     def __init__(
@@ -105,7 +110,7 @@ class RunRecord(Callback):
         self.warnings: list[str] = []
         self._file: IO[str] | None = None
         self._rounds: list[RoundRecord] = []  # those that history.jsonl has
-        self._ended = False
+        self.status = ""
         self._began = time.time()
         text = to_toml(config)
         (self.directory / "config.toml").write_text(text, encoding="utf-8")
@@ -138,7 +143,7 @@ class RunRecord(Callback):
         """Open the history; a resumed run's begins with the rounds it goes on from."""
         path = self.directory / "history.jsonl"
         self._file = path.open("w", encoding="utf-8")
-        self._rounds, self._ended = [], False
+        self._rounds, self.status = [], "running"
         for record in strategy.history:
             self._write_line(record)
 
@@ -161,7 +166,6 @@ class RunRecord(Callback):
         np.savez(self.directory / "model.npz", **arrays)
         self._close()
         self._write_summary("completed", None)
-        self._ended = True
         from fedtrellis.server.plots import plot_convergence
 
         plot_convergence(
@@ -176,9 +180,8 @@ class RunRecord(Callback):
 
     def fail(self, error: BaseException) -> None:
         """Say that the run ended early, and why; a record that has its end keeps it."""
-        if self._ended:
+        if self.status != "running":
             return
-        self._ended = True
         self._close()
         self._write_summary(how_it_ended(error), f"{type(error).__name__}: {error}")
 
@@ -188,6 +191,7 @@ class RunRecord(Callback):
             self._file = None
 
     def _write_summary(self, status: str, error: str | None) -> None:
+        self.status = status
         summary: dict[str, Any] = {"status": status, **summarise(self._rounds)}
         if self.reference is not None:
             summary["reference_optimum"] = self.reference

@@ -14,6 +14,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from fedtrellis.settings import SettingsError
+from fedtrellis.signals import window
 from fedtrellis.wire.message_size import message_bytes
 from fedtrellis.wire.protocol import CONFIG, HELLO, STATUS, identity_order
 
@@ -56,6 +57,7 @@ class Traffic:
             log(WARNING, "answer of client %s dropped: %s", who, reason)
 
 
+@window()
 def exchange(
     grid: Grid,
     requests: Sequence[Message],
@@ -63,7 +65,7 @@ def exchange(
     traffic: Traffic,
     clients: Sequence[Client] = (),
 ) -> dict[int, Message | str]:
-    """Send one wave and wait for the replies.
+    """Send one wave and wait for the replies; a signal may end the wait.
 
     Parameters
     ----------
