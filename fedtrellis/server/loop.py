@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from logging import INFO
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,15 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from fedtrellis.server.callbacks import Callback, RoundRecord
-from fedtrellis.server.checkpoint import load_checkpoint, save_checkpoint
+from fedtrellis.server.checkpoint import (
+    load_checkpoint,
+    pack_checkpoint,
+    save_checkpoint,
+    write_checkpoint,
+)
 from fedtrellis.server.method import Answer, Method
 from fedtrellis.settings import SettingsError, given, setting
+from fedtrellis.signals import check_signals, deferred, signals_heard
 from fedtrellis.wire.arrays import Layout, encode, record_arrays
 from fedtrellis.wire.broadcast import ModelBroadcast
 from fedtrellis.wire.exchange import Registry, Traffic
@@ -100,6 +107,10 @@ class RoundStrategy(Method, options=True):
         self.num_rounds = 0
         self._sampled: list[str] = []
         self._used: list[str] = []
+        # of which finished round the state is, None while it is changed; and, where it
+        # is changed and something is waited for, the checkpoint from before
+        self._whole: int | None = None
+        self._snapshot: dict[str, Any] | None = None
 
     # ------------------------------------------------------- Flower's Strategy methods
 
@@ -220,6 +231,7 @@ class RoundStrategy(Method, options=True):
         self._used = list(checked)
         if not checked:
             return None
+        self._whole = None
         metrics = self.aggregate(server_round, checked)
         for name in checked:
             client = self._registry[name]
@@ -344,15 +356,19 @@ class RoundStrategy(Method, options=True):
         if self.resume is not None:
             first_round = 1 + load_checkpoint(Path(self.resume), self, grid, result)
             log(INFO, "Resumed: going on with round %d", first_round)
+        self._whole, self._snapshot = first_round - 1, None
         for callback in self.callbacks:
             callback.on_start(self, first_round, num_rounds)
-        try:
+        # a signal has to wait until the state is whole: that of a finished round, with
+        # nothing of the next but messages
+        with deferred(), self._ending_in_order(grid):
             self.prepare(grid, timeout)
             if first_round == 1 and evaluate_fn is not None:
                 evaluation = self._evaluate(evaluate_fn, 0, result)
                 self._tell(RoundRecord(round=0, evaluation=evaluation))
             failed = 0
             for server_round in range(first_round, num_rounds + 1):
+                check_signals()
                 record = self._one_round(
                     grid, server_round, train_config, evaluate_config, timeout, result
                 )
@@ -377,22 +393,65 @@ class RoundStrategy(Method, options=True):
                 if self._tell(record) and not last:
                     log(INFO, "Stopped after round %d", server_round)
                     last = True
+                self._whole, self._snapshot = server_round, None
                 if self.checkpoint is not None and (
                     last or server_round % self.checkpoint_every == 0
                 ):
                     save_checkpoint(Path(self.checkpoint), self, grid, server_round)
                 if last:
                     break
+            result.arrays = self._model_record()
+            for callback in self.callbacks:
+                callback.on_end(self, result)
+        return result
+
+    @contextmanager
+    def _ending_in_order(self, grid: Grid) -> Iterator[None]:
+        """Clean up after the rounds, also when they end badly."""
+        try:
+            yield
         except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                self._save_last(grid)
             for callback in self.callbacks:
                 callback.on_failure(self, error)
             raise
         finally:
-            self.finish(grid)
-        result.arrays = self._model_record()
-        for callback in self.callbacks:
-            callback.on_end(self, result)
-        return result
+            with deferred():  # the signal is known, it need not end this wave too
+                self.finish(grid)
+
+    def _save_last(self, grid: Grid) -> None:
+        """Save the state after the last finished round, if it is still there."""
+        if self.checkpoint is None or not (self._whole or self._snapshot):
+            return
+        try:
+            if self._snapshot:
+                write_checkpoint(self.checkpoint, self, self._snapshot)
+            elif self._whole:
+                save_checkpoint(self.checkpoint, self, grid, self._whole)
+        except OSError as error:
+            log(WARNING, "the last checkpoint was not saved: %s", error)
+
+    @contextmanager
+    def _interruptible(self, grid: Grid) -> Iterator[None]:
+        """Wait for a round's answers so that a signal leaves the state before it.
+
+        The only wave of a round changes nothing until :meth:`_use` has its answers. A
+        round of several does; where a wave can take long, because its clients are
+        elsewhere, the state before is kept meanwhile.
+        """
+        if type(self).run_round is RoundStrategy.run_round:
+            yield
+        elif getattr(grid, "client_states", None) is not None:
+            self._whole = None
+            with deferred():
+                yield
+        else:
+            if self.checkpoint is not None and self._whole and signals_heard():
+                packed = pack_checkpoint(self, grid, self._whole)
+                self._snapshot = {name: np.array(a) for name, a in packed.items()}
+            self._whole = None
+            yield
 
     def _one_round(
         self,
@@ -405,11 +464,15 @@ class RoundStrategy(Method, options=True):
     ) -> RoundRecord:
         began = time.perf_counter()
         self._registry.introduce(grid, timeout, self._traffic, started=True)
-        metrics = self.run_round(grid, server_round, train_config, timeout)
+        with self._interruptible(grid):
+            metrics = self.run_round(grid, server_round, train_config, timeout)
         if metrics:
             result.train_metrics_clientapp[server_round] = MetricRecord({**metrics})
         waves = self._traffic.waves
-        evaluated = self._evaluate_clients(grid, server_round, evaluate_config, timeout)
+        with deferred():  # the round is not finished yet, but the state is the next
+            evaluated = self._evaluate_clients(
+                grid, server_round, evaluate_config, timeout
+            )
         if evaluated is not None:
             result.evaluate_metrics_clientapp[server_round] = evaluated
         traffic, self._traffic = self._traffic, Traffic()

@@ -12,6 +12,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedtrellis.settings import SettingsError
+from fedtrellis.signals import window
 from fedtrellis.wire.flower_internals import ErrorCode, log
 from fedtrellis.wire.message_size import message_bytes
 from fedtrellis.wire.protocol import CONFIG, HELLO, STATUS, identity_order
@@ -55,6 +56,7 @@ class Traffic:
             log(WARNING, "answer of client %s dropped: %s", who, reason)
 
 
+@window()
 def exchange(
     grid: Grid,
     requests: Sequence[Message],
@@ -62,7 +64,7 @@ def exchange(
     traffic: Traffic,
     clients: Sequence[Client] = (),
 ) -> dict[int, Message | str]:
-    """Send one wave and wait for the replies.
+    """Send one wave and wait for the replies; a signal may end the wait.
 
     Parameters
     ----------
