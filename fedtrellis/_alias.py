@@ -1,8 +1,8 @@
 """Modules under a second name: those that moved, and the app's packages.
 
-In a checkout the app's packages are ``strategies``, ``clients`` and ``tasks``; a plug-in,
-which knows only the installed package, imports ``fedtrellis.strategies`` and so on.
-Where both are in one process these names have to give the same modules, or there would
+In a checkout the app's packages are ``strategies``, ``clients`` and ``tasks``; a
+plug-in, which knows only the installed package, imports ``fedtrellis.strategies`` and
+so on. Where both are in one process these names have to give the same modules, or there would
 be two copies of every class.
 """
 

@@ -428,7 +428,8 @@ class Declared:
 
     def __post_init__(self) -> None:
         """Check and convert every field."""
-        hints = _hints(type(self))
+        cls: Any = type(self)
+        hints = _hints(cls)
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             if "help" not in field.metadata:
                 continue

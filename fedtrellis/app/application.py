@@ -109,7 +109,7 @@ class App:
         run_and_report(self.registry, self.experiment, grid, context.run_config)
 
     def command_line(self, arguments: Sequence[str] | None = None) -> int:
-        """``python sim.py``: exit status 0, or 1 after one line that says what failed."""
+        """``python sim.py``: its exit status."""
         from fedtrellis.app.command_line import main
 
         return main(self, arguments)

@@ -79,7 +79,7 @@ class Experiment:
         """Whether F is known to be convex."""
         return self.task.convex and len(self.layout.shapes) == 1
 
-    # ------------------------------------------------------------------ the server's part
+    # ---------------------------------------------------------------- the server's part
 
     def suggestions(self) -> dict[str, Any]:
         """What the task suggests for settings that are left to themselves, by field."""
@@ -90,9 +90,9 @@ class Experiment:
     def strategy(self, **options: Any) -> RoundStrategy:
         """The server's half of the method; ``options`` are those of every strategy."""
         cls = self.entry.strategy
-        parts = {"domain": self.domain, "manifold": self.manifold}
+        parts: dict[str, Any] = {"domain": self.domain, "manifold": self.manifold}
         parts |= self.task.method_options()
-        wanted = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        wanted = {f.name for f in dataclasses.fields(cls)}
         values = {name: v for name, v in self.settings.items() if v is not None}
         return cls(
             **{name: part for name, part in parts.items() if name in wanted},
@@ -123,7 +123,7 @@ class Experiment:
         _ = self._strategy
 
     def start_point(self) -> FloatArray:
-        """Where the run starts: the task's point, projected to where the model lives."""
+        """The task's point, projected to where the model lives."""
         point = self.layout.point(self.task.initial_point())
         if self.manifold is not None:
             return self.manifold.project(point)
@@ -160,11 +160,12 @@ class Experiment:
                 metrics["squared-gradient-norm"] = float(np.vdot(gradient, gradient))
             else:
                 metrics["gap"] = self.domain.gap(gradient, point)
-        return metrics | task.metrics(x)
+        metrics |= task.metrics(x)
+        return metrics
 
     def _measuring_step(self) -> float:
-        step: float = self._strategy.measuring_step(self.task.num_clients)
-        return step
+        strategy: Any = self._strategy  # one on a manifold
+        return float(strategy.measuring_step(self.task.num_clients))
 
     def evaluate_fn(self, server_round: int, arrays: ArrayRecord) -> MetricRecord:
         """:meth:`evaluate`, as Flower's strategies call it."""
@@ -235,7 +236,7 @@ class Experiment:
         log(INFO, "F* = %.9g, certified to %.1e", best.value, best.gap)
         return best.value
 
-    # ------------------------------------------------------------------ the clients' part
+    # ---------------------------------------------------------------- the clients' part
 
     def client_domain(self, client: int) -> Domain:
         """D, or the larger set of one of the last ⌊fraction · n⌋ clients."""
@@ -289,7 +290,7 @@ def score_writer(path: Any) -> Callable[[Any, FloatArray], None] | None:
     return write
 
 
-# ------------------------------------------------------------------------- from settings
+# ------------------------------------------------------------------------ from settings
 
 
 def make_experiment(

@@ -103,8 +103,8 @@ def _domain_rows(registry: Registry) -> list[tuple[str, str]]:
             elif strategy.space == "domain" and not strategy.bounded:
                 methods["can"].append(method)
         text = (
-            f"no constraint: for {' and '.join(methods['can'])}, and the only choice of "
-            f"{', '.join(methods['only'])}"
+            f"no constraint: for {' and '.join(methods['can'])}, and the only choice "
+            f"of {', '.join(methods['only'])}"
         )
         rows.append((name, text))
     return rows

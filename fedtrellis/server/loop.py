@@ -102,6 +102,8 @@ class RoundStrategy(Method, options=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.callbacks = list(self.callbacks)
+        self._checkpoint = None if self.checkpoint is None else Path(self.checkpoint)
+        self._resume = None if self.resume is None else Path(self.resume)
         self.history: list[RoundRecord] = []
         self.refused: list[tuple[str, str]] = []
         self.num_rounds = 0
@@ -353,8 +355,8 @@ class RoundStrategy(Method, options=True):
         self.broadcast = ModelBroadcast(layout, point)
         self.setup(point, layout)
         result, first_round = Result(), 1
-        if self.resume is not None:
-            first_round = 1 + load_checkpoint(Path(self.resume), self, grid, result)
+        if self._resume is not None:
+            first_round = 1 + load_checkpoint(self._resume, self, grid, result)
             log(INFO, "Resumed: going on with round %d", first_round)
         self._whole, self._snapshot = first_round - 1, None
         for callback in self.callbacks:
@@ -394,10 +396,10 @@ class RoundStrategy(Method, options=True):
                     log(INFO, "Stopped after round %d", server_round)
                     last = True
                 self._whole, self._snapshot = server_round, None
-                if self.checkpoint is not None and (
+                if self._checkpoint is not None and (
                     last or server_round % self.checkpoint_every == 0
                 ):
-                    save_checkpoint(Path(self.checkpoint), self, grid, server_round)
+                    save_checkpoint(self._checkpoint, self, grid, server_round)
                 if last:
                     break
             result.arrays = self._model_record()
@@ -422,13 +424,13 @@ class RoundStrategy(Method, options=True):
 
     def _save_last(self, grid: Grid) -> None:
         """Save the state after the last finished round, if it is still there."""
-        if self.checkpoint is None or not (self._whole or self._snapshot):
+        if self._checkpoint is None or not (self._whole or self._snapshot):
             return
         try:
             if self._snapshot:
-                write_checkpoint(self.checkpoint, self, self._snapshot)
+                write_checkpoint(self._checkpoint, self, self._snapshot)
             elif self._whole:
-                save_checkpoint(self.checkpoint, self, grid, self._whole)
+                save_checkpoint(self._checkpoint, self, grid, self._whole)
         except OSError as error:
             log(WARNING, "the last checkpoint was not saved: %s", error)
 
@@ -447,7 +449,7 @@ class RoundStrategy(Method, options=True):
             with deferred():
                 yield
         else:
-            if self.checkpoint is not None and self._whole and signals_heard():
+            if self._checkpoint is not None and self._whole and signals_heard():
                 packed = pack_checkpoint(self, grid, self._whole)
                 self._snapshot = {name: np.array(a) for name, a in packed.items()}
             self._whole = None
