@@ -2,8 +2,8 @@
 
 In a checkout the app's packages are ``strategies``, ``clients`` and ``tasks``; a
 plug-in, which knows only the installed package, imports ``fedtrellis.strategies`` and
-so on. Where both are in one process these names have to give the same modules, or there would
-be two copies of every class.
+so on. Where both are in one process these names have to give the same modules, or there
+would be two copies of every class.
 """
 
 from __future__ import annotations
