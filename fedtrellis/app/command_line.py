@@ -101,9 +101,9 @@ def guarded(act: Callable[[], None], program: str, options: argparse.Namespace) 
         print("interrupted", file=sys.stderr)
         return 130
     except Exception as error:
-        if options.debug:
+        if getattr(options, "debug", False):
             traceback.print_exc()
-        if getattr(options, "as_json", options.format == "json"):
+        if getattr(options, "as_json", getattr(options, "format", None) == "json"):
             print_json("error", file=sys.stderr, error=f"{error}")
         else:
             print(f"{program}: error: {error}", file=sys.stderr)

@@ -364,7 +364,8 @@ def _refuse_foreign(
             continue
         for key in changed(group, config):
             raise SettingsError(
-                f"{key} = {config[key]!r} is a setting of {group.kind} {group.owner!r}, and "
+                f"{key} = {config[key]!r} is a setting of {group.kind} "
+                f"{group.owner!r}, and "
                 f"this run's {group.kind} is {used[group.kind]!r}"
             )
 
