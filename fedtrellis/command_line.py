@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -21,6 +19,7 @@ from typing import Any
 from fedtrellis.app.directory import load_app, read_config
 from fedtrellis.server.records import default_results_dir
 from fedtrellis.settings import SettingsError
+from fedtrellis.signals import signals_interrupt
 from fedtrellis.tune.ranking import Trial, rank
 from fedtrellis.tune.search_space import SearchSpace, check_key
 from fedtrellis.tune.trials import Job, perform_all
@@ -44,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _add_tune(commands)
     options = parser.parse_args(arguments)
     try:
-        with _termination_interrupts():
+        with signals_interrupt():
             _tune(options)
     except KeyboardInterrupt:
         return 130
@@ -87,20 +86,6 @@ def _add_tune(commands: Any) -> None:
         help="where everything goes; an unfinished search there goes on "
         "[a new one under ~/.fedtrellis/tune]",
     )
-
-
-@contextmanager
-def _termination_interrupts() -> Iterator[None]:
-    """Let a request to terminate end workers as an interrupt does."""
-
-    def interrupt(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _tune(options: argparse.Namespace) -> None:

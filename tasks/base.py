@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, overload
+from typing import Any, ClassVar, Self, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,9 @@ from fedtrellis.dual.regularized_loss import Optimum
 from fedtrellis.manifolds import Manifold
 from fedtrellis.objectives import Objective
 from fedtrellis.random import generator
-from fedtrellis.settings import SettingsError
+from fedtrellis.settings import SettingsError, keys, parse
+
+from .data.settings import NODES, DataSettings
 
 __all__ = ["Array", "DataFileError", "Point", "Task", "data_path", "derived_seed"]
 
@@ -71,6 +73,8 @@ class Task(ABC):
     split_data : bool
         Whether clients hold some of the samples and some of the features, so that none
         has a loss of its own; for the methods that work on such data.
+    shared : mapping
+        Groups of settings that several tasks have, by what their keys begin with.
     node_metrics : tuple of str
         Those of an objective's metrics whose mean over nodes with data of their own
         means something.
@@ -85,7 +89,42 @@ class Task(ABC):
     convex: ClassVar[bool] = True
     bounded_below: ClassVar[bool] = True
     split_data: ClassVar[bool] = False
+    shared: ClassVar[Mapping[str, type[Any]]] = {"data": DataSettings}
     node_metrics: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def from_config(
+        cls, config: Mapping[str, Any], num_clients: int, seed: int, **more: Any
+    ) -> Self:
+        """Make the task from a run config.
+
+        Parameters
+        ----------
+        config : mapping
+            Flat; the task's keys start with its name and a dot.
+        num_clients : int
+        seed : int
+        **more
+            Other fields that are no settings.
+
+        Raises
+        ------
+        SettingsError
+            A setting that is not allowed, or one of nodes' own data although the task
+            brings its own.
+        """
+        task = parse(
+            cls, config, f"{cls.name}.", num_clients=num_clients, seed=seed, **more
+        )
+        if not task.on_nodes:
+            nodes = parse(DataSettings, config, "data.")
+            for key, field in keys(DataSettings, "data.").items():
+                if getattr(nodes, field.name) != field.default:
+                    raise SettingsError(
+                        f"{key} = {getattr(nodes, field.name)!r} is for data that lies "
+                        f"on the nodes, and {cls.name}.dataset is not {NODES!r}"
+                    )
+        return task
 
     def check(self) -> None:
         """Find out, before anything starts, whether the task can be run as set.

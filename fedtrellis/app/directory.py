@@ -22,6 +22,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
 from fedtrellis.settings import SettingsError
+from fedtrellis.wire.flower_internals import parse_config_args
 
 __all__ = ["App", "flatten", "load_app", "one_line", "read_config"]
 
@@ -45,8 +46,6 @@ def read_config(arguments: Sequence[str]) -> dict[str, Any]:
     SettingsError
         If one cannot be read.
     """
-    from flwr.common.config import parse_config_args
-
     overrides: dict[str, Any] = {}
     for argument in arguments:
         try:

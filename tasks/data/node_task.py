@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from fedtrellis.objectives import Objective
-from fedtrellis.settings import SettingsError
+from fedtrellis.settings import SettingsError, parse
 
 from ..base import Task
 from .node_file import file_stamp, node_path, read_node_file
@@ -41,6 +41,14 @@ class NodeDataTask(Task):
     nodes: DataSettings = field(default=DataSettings(), kw_only=True)
 
     not_on_nodes: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def from_config(
+        cls, config: Mapping[str, Any], num_clients: int, seed: int, **more: Any
+    ) -> Self:
+        """As of every task; what nodes' files are like comes from keys ``data.``."""
+        nodes = parse(DataSettings, config, "data.")
+        return super().from_config(config, num_clients, seed, nodes=nodes, **more)
 
     @property
     def on_nodes(self) -> bool:
