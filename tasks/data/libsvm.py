@@ -121,12 +121,13 @@ def _tell_fault(
     path: Path, features: int | None, labels: Container[Any] | None
 ) -> NoReturn:
     """Find the line that is wrong; called once it is known that one is."""
-    found, row, readable = None, 0, True
+    found, where, readable = None, 0, True
     try:
+        # to the end: a file that cannot be unpacked is told as that
         with open_packed(path) as lines:
-            while found is None and (line := lines.readline()):
-                row += 1
-                found = _fault_of(line, features, labels)
+            for row, line in enumerate(lines, start=1):
+                if found is None:
+                    found, where = _fault_of(line, features, labels), row
     except UNPACKING_ERRORS:
         readable = False
     if not readable:
@@ -134,11 +135,11 @@ def _tell_fault(
     if found is None:
         fault(path, "cannot be read as LIBSVM's text format")
     if features is not None:
-        fault(path, found.kind, row, found.column)
+        fault(path, found.kind, where, found.column)
     # where the number of features is open, so is what a line was meant to be
     raise DataFileError(
-        f"{path}, line {row}: must be a label and index:value pairs of finite numbers, "
-        "the indices whole and ascending"
+        f"{path}, line {where}: must be a label and index:value pairs of finite "
+        "numbers, the indices whole and ascending"
     )
 
 

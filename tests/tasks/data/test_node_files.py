@@ -301,6 +301,10 @@ def test_a_folder_of_idx_files(tmp_path: Path) -> None:
     with pytest.raises(DataFileError, match="no pair of idx files") as caught:
         read_node_file(tmp_path, schema)
     assert b"s3cret".hex()[:8] not in told(caught.value)
+    labels.write_bytes(b"s3cret")
+    with pytest.raises(DataFileError, match="one cannot be decompressed") as caught:
+        read_node_file(tmp_path, schema)
+    assert "b's3" not in told(caught.value)
     labels.unlink()
     refused(tmp_path, schema, "has 0 files *labels-idx1-ubyte")
 

@@ -2,6 +2,7 @@
 
 import bz2
 import gzip
+import lzma
 import os
 import zipfile
 from collections.abc import Callable
@@ -192,11 +193,12 @@ def test_a_file_that_is_not_santander(tmp_path: Path) -> None:
 TEXT = "+1 1:0.5 4:-2 # a comment\n-1 2:1e3\n\n+1 3:1\n-1\n"
 
 
-@pytest.mark.parametrize("end", ["", ".gz", ".bz2"])
+@pytest.mark.parametrize("end", ["", ".gz", ".bz2", ".xz"])
 def test_libsvm(tmp_path: Path, end: str) -> None:
     path = tmp_path / f"data{end}"
     text = TEXT.encode()
     packed = {".gz": gzip.compress(text), ".bz2": bz2.compress(text)}
+    packed[".xz"] = lzma.compress(text)
     path.write_bytes(packed.get(end, text))
     table = load_libsvm(path)
     expected = np.zeros((4, 4))
@@ -243,6 +245,7 @@ def test_not_two_labels(tmp_path: Path) -> None:
         "1,2 1:1",
         f"1 1:{SECRET}a",
         "1 99999999999999999999:1",
+        "1 " + "9" * 5000 + ":1",
     ],
 )
 def test_malformed_libsvm(tmp_path: Path, line: str) -> None:
