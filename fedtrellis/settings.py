@@ -118,9 +118,9 @@ def setting(
 
 def given(
     help: str,
-    default: Any = dataclasses.MISSING,
     *,
-    positional: bool = False,
+    default: Any = dataclasses.MISSING,
+    kw_only: bool = True,
     note: str = "",
     symbol: str = "",
     choices: Sequence[str] | None = None,
@@ -137,8 +137,8 @@ def given(
         A line for docstrings.
     default, default_factory : optional
         Without one the field has to be given.
-    positional : bool
-        Whether it may be given by position.
+    kw_only : bool
+        False: it may be given by position, too.
     shown : bool
         Whether :meth:`Declared.described` has it.
     note, symbol, choices, minimum, above
@@ -148,7 +148,7 @@ def given(
         default,
         help,
         given=True,
-        positional=positional,
+        kw_only=kw_only,
         note=note,
         symbol=symbol,
         choices=choices,
@@ -163,12 +163,12 @@ def _field(
     default: Any,
     help: str,
     *,
-    positional: bool = False,
+    kw_only: bool = True,
     default_factory: Any = dataclasses.MISSING,
     **meta: Any,
 ) -> Any:
     meta["choices"] = None if meta["choices"] is None else tuple(meta["choices"])
-    more: dict[str, Any] = {"kw_only": False} if positional else {}
+    more: dict[str, Any] = {} if kw_only else {"kw_only": False}
     if default_factory is not dataclasses.MISSING:
         more["default_factory"] = default_factory
     elif default is not dataclasses.MISSING:
@@ -392,9 +392,8 @@ def _line(field: dataclasses.Field[Any]) -> str:
 # ------------------------------------------------------------ classes with such fields
 
 
-@dataclass_transform(
-    eq_default=False, kw_only_default=True, field_specifiers=(setting, given)
-)
+# type checkers take a setting for a default, and know no positional one of a specifier
+@dataclass_transform(eq_default=False, kw_only_default=True, field_specifiers=(given,))
 class Declared:
     """Base of classes whose fields are their constructor's keyword arguments.
 

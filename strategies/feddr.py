@@ -47,7 +47,7 @@ class FedDR(RoundStrategy):
 
     keep_model = False
 
-    domain: Domain = given("D", positional=True)
+    domain: Domain = given("D", kw_only=False)
     relaxation: float = setting(
         1.95,
         "relaxation; 1.95 in the authors' experiments",

@@ -72,7 +72,7 @@ class FedFW(RoundStrategy):
     domain: Domain = given(
         "D, in the shape of the model: an array's own shape if the model has one "
         "array, else the vector of all entries, layer after layer",
-        positional=True,
+        kw_only=False,
     )
     penalty: float = setting(
         None, "weight of the consensus penalty", symbol="λ_0", auto=1e-3, minimum=0.0

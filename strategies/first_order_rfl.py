@@ -64,7 +64,7 @@ class FirstOrderRFL(RoundStrategy):
     manifold: Manifold = given(
         "M, in the shape of the model: an array's own shape if the model has one "
         "array, else the vector of all entries, layer after layer (``Product``)",
-        positional=True,
+        kw_only=False,
     )
     step_size: float = setting(
         0.01, "of a local step", symbol="η", above=0.0, formerly="local-step-size"

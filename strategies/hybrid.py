@@ -55,13 +55,13 @@ class HybridStrategy(RoundStrategy):
     feature_names: Sequence[str] | None = given(
         "the model's features, in the order of its one array; by default all that the "
         "clients name, in the order of the clients and of each client's own",
-        None,
+        default=None,
         shown=False,
     )
     allow_unheld: bool = given(
         "whether feature_names may have some that no client holds, whose weights then "
         "stay 0; otherwise that ends the run before round 1",
-        False,
+        default=False,
         shown=False,
     )
     retries: int = setting(

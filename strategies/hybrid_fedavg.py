@@ -66,13 +66,17 @@ class HybridFedAvg(HybridStrategy):
     stateful = False
     match_samples = False
 
-    loss: str = given("of a score", "hinge", positional=True, choices=tuple(LOSSES))
-    regularization: float = given(
-        "weight of (1/2)‖w‖²", 1e-3, positional=True, symbol="λ", above=0.0
+    loss: str = given(
+        "of a score", default="hinge", kw_only=False, choices=tuple(LOSSES)
     )
-    smoothing: float = given("of the smoothed hinge loss", 1.0, symbol="g", above=0.0)
+    regularization: float = given(
+        "weight of (1/2)‖w‖²", default=1e-3, kw_only=False, symbol="λ", above=0.0
+    )
+    smoothing: float = given(
+        "of the smoothed hinge loss", default=1.0, symbol="g", above=0.0
+    )
     # nobody waits for those who did not answer, so nobody is asked twice
-    retries: int = given("requests of a round are not repeated", 0, shown=False)
+    retries: int = given("requests of a round are not repeated", default=0, shown=False)
     local_steps: int = setting(
         100,
         "stochastic gradient steps of a client in a round",

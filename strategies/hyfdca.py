@@ -91,11 +91,15 @@ class HyFDCA(HybridStrategy):
     # the strategy compares the key itself
     free_to_change = ("context",)
 
-    loss: str = given("of a score", "hinge", positional=True, choices=tuple(LOSSES))
-    regularization: float = given(
-        "weight of (1/2)‖w‖²", 1e-3, positional=True, symbol="λ", above=0.0
+    loss: str = given(
+        "of a score", default="hinge", kw_only=False, choices=tuple(LOSSES)
     )
-    smoothing: float = given("of the smoothed hinge loss", 1.0, symbol="g", above=0.0)
+    regularization: float = given(
+        "weight of (1/2)‖w‖²", default=1e-3, kw_only=False, symbol="λ", above=0.0
+    )
+    smoothing: float = given(
+        "of the smoothed hinge loss", default=1.0, symbol="g", above=0.0
+    )
     step: str = setting(
         "bundle",
         "how proposals become a step",

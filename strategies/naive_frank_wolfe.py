@@ -44,7 +44,7 @@ class NaiveFrankWolfe(RoundStrategy):
 
     stateful = False
 
-    domain: Domain = given("D", positional=True)
+    domain: Domain = given("D", kw_only=False)
     schedule: str = setting(
         None,
         "of the step size",

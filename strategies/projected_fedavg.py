@@ -53,7 +53,7 @@ class ProjectedFedAvg(RoundStrategy):
     stateful = False
     keep_model = False
 
-    domain: Domain = given("D", positional=True)
+    domain: Domain = given("D", kw_only=False)
     local_steps: int = setting(
         5, "gradient steps of a client in a round", symbol="k", minimum=1
     )

@@ -56,18 +56,20 @@ class RoundStrategy(Method, options=True):
     """
 
     callbacks: Sequence[Callback] = given(
-        "told of every round; any of them can stop the run", (), shown=False
+        "told of every round; any of them can stop the run", default=(), shown=False
     )
     checkpoint: str | Path | None = given(
         "file to keep the run's state in, replaced in one step, so that a run killed "
         "at any moment leaves a whole one",
-        None,
+        default=None,
         shown=False,
     )
     checkpoint_every: int = setting(
         10, "rounds between checkpoints", minimum=1, shown=False
     )
-    resume: str | Path | None = given("checkpoint to go on from", None, shown=False)
+    resume: str | Path | None = given(
+        "checkpoint to go on from", default=None, shown=False
+    )
     evaluate_every: int = setting(
         1,
         "rounds between evaluations",
@@ -90,7 +92,7 @@ class RoundStrategy(Method, options=True):
         shown=False,
     )
     start_timeout: float = given(
-        "seconds to wait for them", 600.0, above=0.0, shown=False
+        "seconds to wait for them", default=600.0, above=0.0, shown=False
     )
     max_failed_rounds: int = setting(
         5,
