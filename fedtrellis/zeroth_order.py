@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedtrellis.manifolds import Manifold
-from fedtrellis.objectives.smooth import Objective
+from fedtrellis.objectives.base import Objective
 from fedtrellis.wire.arrays import FloatArray, Layout
 
 __all__ = [

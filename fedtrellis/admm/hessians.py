@@ -8,7 +8,7 @@ import numpy as np
 import scipy  # its parts are loaded when first used
 
 from fedtrellis.admm.factor_file import FactorFile, fingerprint
-from fedtrellis.objectives.linear_models import Array, check_array, check_number
+from fedtrellis.objectives.checks import Array, check_array, check_number
 
 
 def lipschitz_of(

@@ -41,12 +41,8 @@ from fedtrellis.admm.solvers import (
     WideCholeskySystem,
     WideSpectralSystem,
 )
-from fedtrellis.objectives.linear_models import (
-    DENSE_ORDER,
-    Array,
-    check_array,
-    check_number,
-)
+from fedtrellis.objectives.checks import Array, check_array, check_number
+from fedtrellis.objectives.symmetric import DENSE_ORDER
 
 __all__ = [
     "HESSIANS",

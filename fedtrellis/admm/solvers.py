@@ -14,7 +14,8 @@ import numpy as np
 import scipy  # its parts are loaded when first used
 
 from fedtrellis.admm.hessians import is_sparse
-from fedtrellis.objectives.linear_models import Array, symmetric_operator
+from fedtrellis.objectives.checks import Array
+from fedtrellis.objectives.symmetric import symmetric_operator
 
 _EPSILON = float(np.finfo(np.float64).eps)
 

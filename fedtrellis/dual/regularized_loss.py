@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedtrellis.dual.solvers import interior_point
-from fedtrellis.objectives.linear_models import (
+from fedtrellis.objectives.base import Objective
+from fedtrellis.objectives.checks import (
     check_examples,
     check_number,
     check_point,
@@ -19,7 +20,6 @@ from fedtrellis.objectives.linear_models import (
 )
 from fedtrellis.objectives.losses import Loss, SmoothedHinge
 from fedtrellis.objectives.reference import unconstrained_minimum
-from fedtrellis.objectives.smooth import Objective
 
 __all__ = ["Optimum", "RegularizedLoss", "central_optimum"]
 

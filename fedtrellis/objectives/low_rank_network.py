@@ -10,15 +10,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedtrellis.manifolds import Euclidean, FixedRank, Manifold, Product, Stiefel
-from fedtrellis.objectives.linear_models import (
+from fedtrellis.objectives.base import FiniteSum, inverse_fraction
+from fedtrellis.objectives.checks import (
     Array,
     IntArray,
     check_examples,
     check_integers,
     check_number,
-    inverse_fraction,
 )
-from fedtrellis.objectives.smooth import _FiniteSum
 
 __all__ = ["LowRankPerceptron"]
 
@@ -36,7 +35,7 @@ class _Layers(NamedTuple):
     output_bias: Array  # (m, c)
 
 
-class LowRankPerceptron(_FiniteSum):
+class LowRankPerceptron(FiniteSum):
     """The mean cross-entropy of a perceptron with one hidden layer of low rank.
 
     f(x) = weight · ((1/d) Σ_k [ln Σ_c exp(z_kc) − z_k,y_k] + (l2/2)‖x‖²) with scores

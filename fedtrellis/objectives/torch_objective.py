@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedtrellis.objectives.linear_models import check_number, draw_batch
-from fedtrellis.objectives.smooth import Objective
+from fedtrellis.objectives.base import Objective, draw_batch
+from fedtrellis.objectives.checks import check_number
 
 __all__ = ["TorchObjective"]
 

@@ -42,7 +42,8 @@ from fedtrellis.objectives import (
     Objective,
 )
 from fedtrellis.objectives import linear_models as _linear_models
-from fedtrellis.objectives.linear_models import DesignMatrix, largest_eigenvalue
+from fedtrellis.objectives.design_matrix import DesignMatrix
+from fedtrellis.objectives.symmetric import largest_eigenvalue
 
 Array = NDArray[np.float64]
 
