@@ -228,7 +228,7 @@ class CrossEntropy(ScoreLoss):
     def value(self, z: Array, y: IntArray) -> Array:  # noqa: D102
         # With the largest score taken off, the exponentials lie in (0, 1].
         shifted = z - z.max(axis=-1, keepdims=True)
-        chosen = np.take_along_axis(shifted, y[..., None], axis=-1)[..., 0]
+        chosen = shifted[_chosen(shifted, y)]
         sums = np.exp(shifted, out=shifted).sum(axis=-1)
         return np.asarray(np.log(sums) - chosen)
 
@@ -239,26 +239,28 @@ class CrossEntropy(ScoreLoss):
         slopes = np.subtract(z, z.max(axis=-1, keepdims=True), out=out)
         np.exp(slopes, out=slopes)
         slopes /= slopes.sum(axis=-1, keepdims=True)
-        _take_one(slopes, y)
+        slopes[_chosen(slopes, y)] -= 1.0
         return slopes
 
     def value_and_slope(self, z: Array, y: IntArray) -> tuple[Array, Array]:
         """Return both at the price of one, the slope in the memory of z."""
         z -= z.max(axis=-1, keepdims=True)
-        chosen = np.take_along_axis(z, y[..., None], axis=-1)[..., 0]
+        entries = _chosen(z, y)
+        chosen = z[entries]
         np.exp(z, out=z)
         sums = z.sum(axis=-1, keepdims=True)
         values = np.log(sums[..., 0]) - chosen
         z /= sums
-        _take_one(z, y)
+        z[entries] -= 1.0
         return values, z
 
 
-def _take_one(slopes: Array, y: IntArray) -> None:
-    """Subtract 1 from the entry of each example's class."""
-    index = y[..., None]
-    entries = np.take_along_axis(slopes, index, axis=-1)
-    np.put_along_axis(slopes, index, entries - 1.0, axis=-1)
+def _chosen(z: Array, y: IntArray) -> tuple[IntArray, ...]:
+    """Return the indices of the score of each example's own class."""
+    axes = z.shape[:-1]
+    return *(
+        np.arange(n).reshape(-1, *[1] * (len(axes) - 1 - i)) for i, n in enumerate(axes)
+    ), y
 
 
 #: Every loss of one score by its name.

@@ -18,10 +18,13 @@ from fedtrellis.objectives.checks import (
     check_integers,
     check_number,
 )
+from fedtrellis.objectives.losses import CrossEntropy
 
 __all__ = ["LowRankPerceptron"]
 
 Point = Array | Sequence[Array]
+
+_LOSS = CrossEntropy()
 
 
 class _Layers(NamedTuple):
@@ -260,12 +263,8 @@ class LowRankPerceptron(FiniteSum):
     def _values(self, points: Array, rows: IntArray | None) -> Array:
         features, labels = self._chosen(rows)
         scores = self._scores(self._split(points), features)[2]
-        # With the largest score taken off, the exponentials lie in (0, 1].
-        scores -= scores.max(axis=1, keepdims=True)
-        chosen = scores[:, labels, np.arange(len(labels))]
         # (1/d) Σ_k [ln Σ_c exp(z_kc) − z_k,y_k]
-        sums = np.exp(scores, out=scores).sum(axis=1)
-        losses: Array = (np.log(sums) - chosen).mean(axis=1)
+        losses: Array = _LOSS.value(scores.swapaxes(1, 2), labels[None]).mean(axis=1)
         if self.l2:
             losses += self._penalty(points)
         losses *= self.weight
@@ -279,17 +278,12 @@ class LowRankPerceptron(FiniteSum):
         features, labels = self._chosen(rows)
         layers = self._split(x[None])
         inner, active, scores = self._scores(layers, features)
-        z, columns = scores[0], np.arange(len(labels))
-        z -= z.max(axis=0)
-        chosen = z[labels, columns]
-        np.exp(z, out=z)
-        sums = z.sum(axis=0)
+        z = scores[0]
+        losses, _ = _LOSS.value_and_slope(z.T, labels)
         total = 0.0
         if value:
-            total = float((np.log(sums) - chosen).mean()) + float(self._penalty(x))
+            total = float(losses.mean()) + float(self._penalty(x))
         # ∂f/∂z = weight/d (softmax(z) − e_y)
-        z /= sums
-        z[labels, columns] -= 1.0
         z *= self.weight * inverse_fraction(rows, self.num_examples) / self.num_examples
         hidden = active[0]
         slope = layers.output[0] @ z
