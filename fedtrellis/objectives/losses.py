@@ -236,7 +236,7 @@ class CrossEntropy(ScoreLoss):
         self, z: Array, y: IntArray, out: Array | None = None
     ) -> Array:
         # softmax(z) − e_y
-        slopes = np.subtract(z, z.max(axis=-1, keepdims=True), out=out)
+        slopes: Array = np.subtract(z, z.max(axis=-1, keepdims=True), out=out)
         np.exp(slopes, out=slopes)
         slopes /= slopes.sum(axis=-1, keepdims=True)
         slopes[_chosen(slopes, y)] -= 1.0

@@ -41,9 +41,12 @@ from fedtrellis.objectives import (
     MultinomialLogistic,
     Objective,
 )
-from fedtrellis.objectives import linear_models as _linear_models
 from fedtrellis.objectives.design_matrix import DesignMatrix
-from fedtrellis.objectives.symmetric import largest_eigenvalue
+from fedtrellis.objectives.symmetric import (
+    DIRECT_ORDER,
+    largest_eigenvalue,
+    symmetric_operator,
+)
 
 Array = NDArray[np.float64]
 
@@ -975,7 +978,7 @@ def test_lanczos_is_the_largest_eigenvalue(
     ],
 )
 def test_lanczos_on_hard_spectra(spectrum: Array, tolerance: float) -> None:
-    operator = _linear_models.symmetric_operator(len(spectrum), lambda v: spectrum * v)
+    operator = symmetric_operator(len(spectrum), lambda v: spectrum * v)
     assert largest_eigenvalue(operator) == pytest.approx(
         spectrum.max(), rel=tolerance, abs=0.0
     )
@@ -984,5 +987,5 @@ def test_lanczos_on_hard_spectra(spectrum: Array, tolerance: float) -> None:
 def test_lanczos_of_a_dense_bound() -> None:
     H = hessian(data("tall"), 1.0, 0.2)
     H = np.asarray(np.kron(H, np.diag(np.linspace(1.0, 2.0, 10))), dtype=np.float64)
-    assert len(H) > _linear_models.DIRECT_ORDER
+    assert len(H) > DIRECT_ORDER
     assert largest_eigenvalue(H) == pytest.approx(np.linalg.eigvalsh(H)[-1], rel=1e-12)

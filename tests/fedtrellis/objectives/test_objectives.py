@@ -23,8 +23,8 @@ from fedtrellis.objectives import (
     Objective,
     QuadraticAssignment,
 )
-from fedtrellis.objectives import linear_models as _linear_models
-from fedtrellis.objectives import smooth as objectives
+from fedtrellis.objectives.base import draw_batch
+from fedtrellis.objectives.design_matrix import DesignMatrix
 
 Array = NDArray[np.float64]
 
@@ -145,7 +145,7 @@ def test_value_and_gradient_are_the_value_and_the_gradient(name: str) -> None:
 def test_values_are_those_of_a_loop(
     name: str, slice_entries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(objectives, "_SLICE_ENTRIES", slice_entries)
+    monkeypatch.setattr("fedtrellis.objectives.base._SLICE_ENTRIES", slice_entries)
     objective = CASES[name]()
     points = np.stack([point(objective, seed) for seed in range(6)])
     expected = [objective.value(x) for x in points]
@@ -215,7 +215,7 @@ def test_products_with_the_data_are_those_of_the_dense_matrix(
     dense = np.column_stack([data, np.ones(40)]) if intercept else data
     csr = layout == "csr"
     kept = scipy.sparse.csr_array(data) if csr else np.array(data, order=layout)
-    design = _linear_models.DesignMatrix(kept, intercept=intercept)
+    design = DesignMatrix(kept, intercept=intercept)
     tail = () if columns is None else (columns,)
     x = rng.standard_normal((dense.shape[1], *tail))
     y = rng.standard_normal((40, *tail))
@@ -230,7 +230,7 @@ def test_batches_are_drawn_evenly_and_without_replacement() -> None:
     rng = np.random.default_rng(0)
     counts: dict[frozenset[int], int] = {}
     for _ in range(10_000):
-        rows = _linear_models.draw_batch(rng, 5, 2)
+        rows = draw_batch(rng, 5, 2)
         assert rows is not None
         key = frozenset(rows.tolist())
         counts[key] = counts.get(key, 0) + 1
@@ -283,8 +283,14 @@ def test_a_large_bound_is_an_operator(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dense, largest = CASES[name]().hessian_bound(), CASES[name]().lipschitz()
-    monkeypatch.setattr(objectives, "DENSE_ORDER", 2)
-    monkeypatch.setattr(_linear_models, "DENSE_ORDER", 2)
+    for module in (
+        "symmetric",
+        "linear_models",
+        "multinomial_logistic",
+        "matrix_completion",
+        "quadratic_assignment",
+    ):
+        monkeypatch.setattr(f"fedtrellis.objectives.{module}.DENSE_ORDER", 2)
     objective = CASES[name]()
     operator = objective.hessian_bound()
     assert not isinstance(operator, np.ndarray)
