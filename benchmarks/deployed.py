@@ -139,7 +139,7 @@ def write_fedavg(folder: Path, objectives: Sequence[LeastSquares]) -> Path:
     rows: dict[str, Any] = {}
     for index, objective in enumerate(objectives):
         rows[f"A{index}"] = objective._design.matrix
-        rows[f"b{index}"] = objective._targets
+        rows[f"b{index}"] = objective._labels
     path = folder.with_suffix(".npz")
     np.savez(path, **rows)
     return path
