@@ -348,7 +348,8 @@ class RoundStrategy(Method):
         TimeoutError
             If too few nodes connect.
         RuntimeError
-            If no client could be used for ``max_failed_rounds`` rounds in a row.
+            If no client could be used for ``max_failed_rounds`` rounds in a row, or in
+            the whole run.
         """
         if num_rounds < 1:
             raise SettingsError(f"num_rounds = {num_rounds} must be at least 1")
@@ -401,11 +402,7 @@ class RoundStrategy(Method):
                 failed = 0 if self._used or not self._sampled else failed + 1
                 if failed == self.max_failed_rounds:
                     self._tell(record)
-                    who, why = (record.rejected or [("?", "nobody was asked")])[-1]
-                    raise RuntimeError(
-                        f"no usable answer in {failed} rounds in a row; "
-                        f"the last: client {who}: {why}"
-                    )
+                    raise _unanswered(f"{failed} rounds in a row", record)
                 converged = self.converged()
                 if converged:
                     log(INFO, "Converged in round %d", server_round)
@@ -426,6 +423,10 @@ class RoundStrategy(Method):
                     save_checkpoint(self.checkpoint, self, grid, server_round)
                 if last:
                     break
+            if not any(record.used for record in self.history):
+                # however few the rounds were: the model is the one they began with
+                record = self.history[-1]
+                raise _unanswered(f"all of the {record.round} rounds", record)
             result.arrays = self._model_record()
             for callback in self.callbacks:
                 callback.on_end(self, result)
@@ -531,6 +532,11 @@ class RoundStrategy(Method):
         for callback in self.callbacks:  # each hears of it, also after a stop
             stop = bool(callback.on_round(self, record)) or stop
         return stop
+
+
+def _unanswered(rounds: str, record: RoundRecord) -> RuntimeError:
+    who, why = (record.rejected or [("?", "nobody was asked")])[-1]
+    return RuntimeError(f"no usable answer in {rounds}; the last: client {who}: {why}")
 
 
 def _is_number(value: Any) -> bool:
