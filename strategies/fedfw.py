@@ -89,6 +89,8 @@ class FedFW(RoundStrategy):
     FedFW-sto with p < 1 or on non-convex losses.
     """
 
+    state_settings = ("variant",)
+
     def __init__(
         self,
         domain: Domain,

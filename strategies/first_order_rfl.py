@@ -78,6 +78,7 @@ class FirstOrderRFL(RoundStrategy):
     keep_model = False
     # c_i is sent whole; what an older round left would be taken for newer
     keep_old_state = False
+    state_settings = ("correction",)
 
     def __init__(
         self,

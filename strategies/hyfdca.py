@@ -137,6 +137,7 @@ class HyFDCA(HybridStrategy):
     """
 
     predicts = True
+    state_settings = ("step", "parts", "secure_sum")
 
     def __init__(
         self,

@@ -143,12 +143,23 @@ class Mirror:
 
     @classmethod
     def from_state(cls, base: FloatArray, state: Mapping[str, NDArray[Any]]) -> Mirror:
-        """Inverse of :meth:`state`, given the same base."""
+        """Inverse of :meth:`state`, given its base; ValueError if they do not fit."""
         mirror = cls(base)
         if "array" in state:
+            if state["array"].shape != base.shape:
+                raise ValueError(
+                    f"the iterate has shape {state['array'].shape}, not {base.shape}"
+                )
             mirror._array, mirror._base_weight = np.array(state["array"]), 0.0
             return mirror
         mirror._indices = np.array(state["indices"], dtype=np.int64)
         mirror._values = np.array(state["values"], dtype=np.float64)
+        shapes = mirror._indices.shape, mirror._values.shape
+        if mirror._indices.ndim != 1 or shapes[0] != shapes[1]:
+            raise ValueError(f"indices and values have shapes {shapes}")
+        if shapes[0][0] and not (
+            0 <= mirror._indices.min() <= mirror._indices.max() < base.size
+        ):
+            raise ValueError(f"an index lies outside of {base.size} entries")
         mirror._base_weight = float(state["base-weight"])
         return mirror
