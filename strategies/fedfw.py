@@ -117,6 +117,7 @@ class FedFW(RoundStrategy):
         self._schedule = FrankWolfeSchedule(
             schedule, penalty, self.participation, 1, step_size, averaging
         )
+        self.needs_planned_rounds = self._schedule.depends_on_rounds
         self.domain = domain
         self.penalty = penalty
         self.dual_penalty = penalty if dual_penalty is None else dual_penalty
@@ -145,7 +146,7 @@ class FedFW(RoundStrategy):
             old.name,
             old.penalty,
             old.participation,
-            self.num_rounds,
+            self.planned_rounds,
             old.step_size,
             old.averaging,
         )

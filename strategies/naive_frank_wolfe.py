@@ -61,13 +61,14 @@ class NaiveFrankWolfe(RoundStrategy):
         self.domain = domain
         self._schedule_name, self._step_size = schedule, step_size
         self._schedule = self._make_schedule()
+        self.needs_planned_rounds = self._schedule.depends_on_rounds
 
     def _make_schedule(self) -> FrankWolfeSchedule:
         return FrankWolfeSchedule(
             self._schedule_name,
             penalty=0.0,
             participation=self.participation,
-            num_rounds=max(1, self.num_rounds),
+            num_rounds=max(1, self.planned_rounds),
             step_size=self._step_size,
         )
 

@@ -9,9 +9,11 @@ machines keep theirs, or are given back what the server can replay.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
+import tomllib
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -34,6 +36,7 @@ __all__ = [
     "checkpoint_clients",
     "load_checkpoint",
     "pack_checkpoint",
+    "read_planned_rounds",
     "save_checkpoint",
     "write_checkpoint",
 ]
@@ -67,6 +70,7 @@ def pack_checkpoint(
         "seed": strategy.seed,
         "version": strategy.broadcast.version,
         "layout": strategy.broadcast.layout.to_list(),
+        "planned-rounds": strategy.planned_rounds,
         "settings": _bound_settings(strategy),
         "clients": {
             name: {
@@ -189,6 +193,25 @@ def checkpoint_clients(path: Path) -> list[str]:
         If the file is none.
     """
     return list(_read(path)[1]["clients"])
+
+
+def read_planned_rounds(path: Path) -> int | None:
+    """The rounds that a checkpoint's run was planned with when it began.
+
+    An older checkpoint does not say; then its record's settings do, if it has one.
+
+    Raises
+    ------
+    SettingsError
+        If the file is none.
+    """
+    planned = _read(path)[1].get("planned-rounds")
+    settings = path.with_name("config.toml")
+    if planned is None and settings.is_file():
+        with contextlib.suppress(tomllib.TOMLDecodeError, UnicodeDecodeError):
+            text = settings.read_text(encoding="utf-8")
+            planned = tomllib.loads(text).get("rounds")
+    return planned if isinstance(planned, int) else None
 
 
 def load_checkpoint(

@@ -25,6 +25,7 @@ from fedtrellis.server.callbacks import Callback, RoundRecord
 from fedtrellis.server.checkpoint import (
     load_checkpoint,
     pack_checkpoint,
+    read_planned_rounds,
     save_checkpoint,
     write_checkpoint,
 )
@@ -82,7 +83,13 @@ class RoundStrategy(Method):
     history : list of RoundRecord
     refused : list of (str, str)
         Nodes that could not introduce themselves before round 1, and why.
+    planned_rounds : int
+        T of a schedule that needs one: the rounds that the run was planned with when it
+        began, also if it goes on with more. Known from :meth:`setup` on.
     """
+
+    #: Whether the method's numbers depend on ``planned_rounds``.
+    needs_planned_rounds = False
 
     def __init__(
         self,
@@ -128,7 +135,7 @@ class RoundStrategy(Method):
         self.max_failed_rounds = max_failed_rounds
         self.history: list[RoundRecord] = []
         self.refused: list[tuple[str, str]] = []
-        self.num_rounds = 0
+        self.num_rounds = self.planned_rounds = 0
         self._registry = Registry()
         self._traffic = Traffic()
         self._sampled: list[str] = []
@@ -378,6 +385,7 @@ class RoundStrategy(Method):
         self._registry.introduce(grid, self.start_timeout, self._traffic, started=False)
         self.refused = list(self._traffic.rejected)
         self.broadcast = ModelBroadcast(layout, point)
+        self.planned_rounds = self._planned_rounds()
         self.setup(point, layout)
         result, first_round = Result(), 1
         if self.resume is not None:
@@ -431,6 +439,28 @@ class RoundStrategy(Method):
             for callback in self.callbacks:
                 callback.on_end(self, result)
         return result
+
+    def _planned_rounds(self) -> int:
+        if self.resume is None or not self.needs_planned_rounds:
+            return self.num_rounds
+        planned = read_planned_rounds(self.resume)
+        if planned is None:
+            log(
+                WARNING,
+                "%s does not say how many rounds were planned; the schedule goes on "
+                "as if it had been the %d of now",
+                self.resume,
+                self.num_rounds,
+            )
+        elif planned != self.num_rounds:
+            log(
+                INFO,
+                "The schedule goes on with T = %d, the rounds planned when the run "
+                "began, not with %d",
+                planned,
+                self.num_rounds,
+            )
+        return planned or self.num_rounds
 
     @contextmanager
     def _ending_in_order(self, grid: Grid) -> Iterator[None]:
