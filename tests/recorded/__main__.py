@@ -31,6 +31,7 @@ def record(code: Path, commit: str, only: str) -> int:
     sys.path.insert(0, str(code.resolve()))
     import sim
     from tests.recorded.cases import CASES
+    from tests.recorded.old_records import interrupt
     from tests.recorded.run_case import TABLE, machine, run_case
 
     if not Path(sim.__file__).resolve().is_relative_to(code.resolve()):
@@ -40,6 +41,8 @@ def record(code: Path, commit: str, only: str) -> int:
     for case in CASES:
         if only not in case["name"]:
             continue
+        if "resume" in case:
+            interrupt(case, defaults)
         began = time.perf_counter()
         result = run_case(case, defaults)
         seconds = time.perf_counter() - began

@@ -619,6 +619,33 @@ def errors() -> None:
     case("hyfdca", "hybrid-svm", "too-many-clients", many, nodes=30)
 
 
+def old_records() -> None:
+    """Runs of eight rounds, and the same gone on with after the fourth.
+
+    Interrupted in round 6; the folders beside this file have what they left.
+    """
+    half = {"rounds": 8, "checkpoint-every": 2, "participation": 0.6, "seed": 11}
+    augmented = {"variant": "augmented", "schedule": "nonconvex"}
+    keys: Config = {"node_configs": [{"key-file": "{files}/clients.key"}] * 4}
+    shared: Config = {
+        "context-file": "{files}/server.context",
+        "local-fraction": 0.5,
+        # where somebody is away in round 4, the others propose anew after a resumption
+        "participation": 1.0,
+    }
+    iris = {"kernel-pca.dataset": "iris", "kernel-pca.components": 2}
+    for method, task, config, entries in (
+        ("fedfw", "lasso", augmented, {}),
+        ("fedgia", "linear-regression", {"hessian": "gram"}, {}),
+        ("zeroth-order-rfl", "kernel-pca", iris | {"kernel-pca.samples": 0}, {}),
+        ("hyfdca", "hybrid-svm", shared, keys),
+        ("hyfem", "hybrid-svm", {}, {}),
+    ):
+        folder = f"old_record_{method.replace('-', '_')}"
+        for name, more in (("old", {}), ("old-resumed", {"resume": folder})):
+            case(method, task, name, {**half, **config}, **entries, **more)
+
+
 every_method_with_every_task()
 frank_wolfe()
 tasks()
@@ -628,3 +655,4 @@ riemannian()
 hybrid()
 lossy()
 errors()
+old_records()

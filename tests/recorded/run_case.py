@@ -12,6 +12,7 @@ import io
 import json
 import logging
 import secrets
+import shutil
 import sys
 import tempfile
 import warnings
@@ -24,10 +25,13 @@ import numpy as np
 from matplotlib.figure import Figure
 from threadpoolctl import threadpool_info, threadpool_limits
 
-__all__ = ["TABLE", "machine", "read_record", "read_table", "run_case", "start"]
+__all__ = ["machine", "read_record", "read_table", "run_case", "start"]
 
-TABLE = Path(__file__).with_name("runs.json")
+HERE = Path(__file__).parent
+TABLE = HERE / "runs.json"
 PROBES = 2
+#: How the name of a case ends that goes on from an old record.
+RESUMED = "-resumed"
 
 
 def read_table() -> dict[str, Any]:
@@ -80,8 +84,9 @@ def run_case(case: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, 
     ----------
     case : mapping
         ``name``; ``config``, the keys that differ from ``defaults``; ``nodes``; and if
-        there are any, ``node_configs``, ``files`` (texts by names, written before the run;
-        ``{files}`` in a setting stands for their folder) and ``faults``.
+        there are any, ``node_configs``, ``faults``, ``files`` (texts by names, written
+        before the run; ``{files}`` in a setting stands for their folder) and ``resume``
+        (a record beside this file; a copy of it is gone on from).
     defaults : mapping
         All settings of the version that was recorded.
 
@@ -93,18 +98,8 @@ def run_case(case: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, 
         ``down`` in bytes, ``sampled``, ``used``, ``trips``; ``rejected`` has reasons
         and how often.
     """
-    with quiet(case["name"]), tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch, "files")
-        folder.mkdir()
-        for name, text in case.get("files", {}).items():
-            (folder / name).write_text(text, encoding="utf-8")
-        config = {**defaults, **_placed(case["config"], folder)}
-        config["results-dir"] = str(Path(scratch, "runs"))
-        node_configs = [_placed(node, folder) for node in case.get("node_configs", [])]
-        if config["classification.model"] != "mclr":
-            import torch
-
-            torch.set_num_threads(1)
+    with quiet(case["name"].removesuffix(RESUMED)), tempfile.TemporaryDirectory() as scratch:
+        config, node_configs = prepared(case, defaults, Path(scratch))
         # keys of a simulation's clients lie among the temporary files
         with mock.patch.object(tempfile, "tempdir", scratch):
             try:
@@ -118,6 +113,28 @@ def run_case(case: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, 
                 text = f"{type(error).__name__}: {error}".replace(scratch, "{scratch}")
                 return {"error": text}
         return read_record(record)
+
+
+def prepared(
+    case: Mapping[str, Any], defaults: Mapping[str, Any], scratch: Path
+) -> tuple[dict[str, Any], list[dict[str, Any]] | None]:
+    """Lay out a case's files in a folder; return its run config and node configs."""
+    folder = scratch / "files"
+    shutil.copytree(HERE / "keys", folder)
+    (folder / "clients.key").chmod(0o600)
+    for name, text in case.get("files", {}).items():
+        (folder / name).write_text(text, encoding="utf-8")
+    config = {**defaults, **_placed(case["config"], folder)}
+    config["results-dir"] = str(scratch / "runs")
+    if "resume" in case:
+        config["resume"] = str(scratch / "old")
+        shutil.copytree(HERE / case["resume"], config["resume"])
+    if config["classification.model"] != "mclr":
+        import torch
+
+        torch.set_num_threads(1)
+    node_configs = [_placed(node, folder) for node in case.get("node_configs", [])]
+    return config, node_configs or None
 
 
 def read_record(record: Path) -> dict[str, Any]:
@@ -175,6 +192,9 @@ def quiet(name: str) -> Iterator[None]:
     def not_secret(size: int | None = None) -> bytes:
         return hashlib.shake_256(name.encode()).digest(size or 32)
 
+    def no_picture(*args: Any, **kwargs: Any) -> None:
+        pass
+
     logger = logging.getLogger("flwr")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -182,7 +202,7 @@ def quiet(name: str) -> Iterator[None]:
         with (
             threadpool_limits(limits=1),
             mock.patch.object(secrets, "token_bytes", not_secret),
-            mock.patch.object(Figure, "savefig", lambda *args, **kwargs: None),
+            mock.patch.object(Figure, "savefig", no_picture),
             contextlib.redirect_stdout(io.StringIO()),
             warnings.catch_warnings(),
         ):
