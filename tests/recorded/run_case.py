@@ -44,7 +44,7 @@ def start(
     config: Mapping[str, Any],
     nodes: int,
     node_configs: Sequence[Mapping[str, Any]] | None = None,
-    **faults: float,
+    **faults: Any,
 ) -> Path:
     """Run a whole, flat run config of the version that was recorded.
 
@@ -55,8 +55,8 @@ def start(
     nodes : int
     node_configs : sequence of mapping, optional
         More entries for each node's config.
-    **faults : float
-        Those of ``LocalGrid``.
+    **faults
+        Those of ``LocalGrid``, and ``encode``.
 
     Returns
     -------
@@ -98,7 +98,10 @@ def run_case(case: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, 
         ``down`` in bytes, ``sampled``, ``used``, ``trips``; ``rejected`` has reasons
         and how often.
     """
-    with quiet(case["name"].removesuffix(RESUMED)), tempfile.TemporaryDirectory() as scratch:
+    with (
+        quiet(case["name"].removesuffix(RESUMED)),
+        tempfile.TemporaryDirectory() as scratch,
+    ):
         config, node_configs = prepared(case, defaults, Path(scratch))
         # keys of a simulation's clients lie among the temporary files
         with mock.patch.object(tempfile, "tempdir", scratch):
@@ -162,9 +165,9 @@ def fingerprint(array: np.ndarray[Any, np.dtype[Any]]) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``sha256`` of its bytes, dtype and ``shape``, its Euclidean ``norm``, the
-        ``first`` entries, and ``probes``: inner products with cosines of unit norm at
-        most, so that two arrays differ by about as much as their probes.
+        96 bits of the ``sha256`` of its bytes, dtype and ``shape``, its Euclidean
+        ``norm``, the ``first`` entry, and ``probes``: inner products with cosines of
+        unit norm at most, so that two arrays differ by about as much as their probes.
     """
     flat = np.asarray(array, dtype=np.float64).ravel()
     size = max(flat.size, 1)
@@ -173,7 +176,7 @@ def fingerprint(array: np.ndarray[Any, np.dtype[Any]]) -> dict[str, Any]:
         for frequency in np.arange(1, PROBES + 1)
     ]
     return {
-        "sha256": hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest(),
+        "sha256": hashlib.sha256(array.tobytes()).hexdigest()[:24],
         "shape": f"{array.dtype}{list(array.shape)}",
         "norm": float(np.linalg.norm(flat)),
         "first": flat[:1].tolist(),
