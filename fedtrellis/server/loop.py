@@ -421,7 +421,7 @@ class RoundStrategy(Method, options=True):
     def _planned_rounds(self) -> int:
         if self.resume is None or not self.needs_planned_rounds:
             return self.num_rounds
-        planned = read_planned_rounds(self.resume)
+        planned = read_planned_rounds(self._resume)
         if planned is None:
             log(
                 WARNING,

@@ -36,7 +36,7 @@ def record(code: Path, commit: str, only: str) -> int:
 
     if not Path(sim.__file__).resolve().is_relative_to(code.resolve()):
         raise SystemExit(f"sim is that of {sim.__file__}, not of {code}")
-    defaults = sim.default_config()
+    defaults = sim.app.default_config()
     lines = []
     for case in CASES:
         if only not in case["name"]:

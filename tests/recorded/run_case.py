@@ -65,7 +65,10 @@ def start(
     """
     import sim
     from fedtrellis import LocalGrid
+    from fedtrellis.app.old_keys import translate
 
+    # all flat keys, most of them of other methods than the run's
+    config = translate(sim.app.registry, config, drop=True)
     grid = LocalGrid(
         sim.client_app,
         nodes,
@@ -74,7 +77,7 @@ def start(
         node_configs=node_configs,
         **faults,
     )
-    return sim.run(grid, config)
+    return sim.app.run(grid, config)
 
 
 def run_case(case: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

@@ -106,7 +106,7 @@ def test_the_command_line_goes_on_from_an_old_record(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     command = ["--nodes", str(case["nodes"]), "--out", str(runs)]
     with quiet(case["name"]):
-        status = sim.command_line([*command, "-c", f'resume="{old}"'])
+        status = sim.app.command_line([*command, "-c", f'resume="{old}"'])
     assert status == 0
     (record,) = runs.iterdir()
     result: dict[str, Any] = read_record(record)
