@@ -419,7 +419,7 @@ class RoundStrategy(Method, options=True):
         return result
 
     def _planned_rounds(self) -> int:
-        if self.resume is None or not self.needs_planned_rounds:
+        if self._resume is None or not self.needs_planned_rounds:
             return self.num_rounds
         planned = read_planned_rounds(self._resume)
         if planned is None:
