@@ -49,7 +49,7 @@ from fedtrellis.manifolds import Euclidean, Manifold
 from fedtrellis.objectives.reference import certified_minimum, unconstrained_minimum
 from fedtrellis.server.callbacks import Callback, EarlyStop
 from fedtrellis.server.checkpoint import checkpoint_clients
-from fedtrellis.server.loop import RoundStrategy
+from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.server.progress import (
     LOG_FORMATS,
     JsonLines,
@@ -374,7 +374,7 @@ def _whole_space(run: RunSettings, task: Task) -> WholeSpace:
     return WholeSpace()
 
 
-def make_strategy(setup: Setup, **options: Any) -> RoundStrategy:
+def make_strategy(setup: Setup, **options: Any) -> LoopStrategy:
     """The server's half of the run's method."""
     method, domain = setup.method, setup.domain
     schedule = method.schedule or setup.task.schedule
@@ -461,7 +461,7 @@ def make_strategy(setup: Setup, **options: Any) -> RoundStrategy:
 
 def _hybrid_strategy(
     setup: Setup, task: HybridTask, options: dict[str, Any]
-) -> RoundStrategy:
+) -> LoopStrategy:
     """The methods for data that is split by samples and features."""
     method = setup.method
     options |= {
@@ -648,7 +648,7 @@ class CheckPartitions(Callback):
     """Stop a run whose nodes do not hold the whole data between them."""
 
     def on_start(
-        self, strategy: RoundStrategy, first_round: int, num_rounds: int
+        self, strategy: LoopStrategy, first_round: int, num_rounds: int
     ) -> None:
         """Compare what the nodes say with how many there are."""
         n = strategy.num_clients
@@ -679,7 +679,7 @@ class CheckNodeData(Callback):
         self.examples = examples
 
     def on_start(
-        self, strategy: RoundStrategy, first_round: int, num_rounds: int
+        self, strategy: LoopStrategy, first_round: int, num_rounds: int
     ) -> None:
         """Compare what the nodes say of their data."""
         n = strategy.num_clients
@@ -914,7 +914,7 @@ def _wait_for_all(grid: Grid, checkpoint: Path) -> None:
             Registry().wait_for(grid, count, timeout=90.0)
 
 
-def _print_summary(record: RunRecord, strategy: RoundStrategy) -> None:
+def _print_summary(record: RunRecord, strategy: LoopStrategy) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -932,7 +932,7 @@ def _print_summary(record: RunRecord, strategy: RoundStrategy) -> None:
     print(f"Record: {record.directory}", flush=True)
 
 
-def _last_loss(strategy: RoundStrategy) -> float:
+def _last_loss(strategy: LoopStrategy) -> float:
     return next(
         record.metrics["loss"]
         for record in reversed(strategy.history)

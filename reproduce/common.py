@@ -23,7 +23,7 @@ from flwr.app import ArrayRecord, MetricRecord
 import sim
 from fedtrellis.app.directory import flatten
 from fedtrellis.server.callbacks import EarlyStop
-from fedtrellis.server.loop import RoundStrategy
+from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.wire.arrays import Layout, array_record, record_arrays
 from fedtrellis.wire.local_grid import LocalGrid
 
@@ -135,7 +135,7 @@ class Run:
     metric: str = "squared-gradient-norm"
     point: bool = False
     start: Any = field(default=None, hash=False, compare=False)
-    strategy: Callable[..., RoundStrategy] = sim.make_strategy
+    strategy: Callable[..., LoopStrategy] = sim.make_strategy
 
 
 def evaluated_rounds(last: int) -> set[int]:

@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from flwr.common.logger import log
-from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedtrellis.dual.bundle import DualBundle, Mixture
-from fedtrellis.server.method import Answer
+from fedtrellis.server.answers import Answer
+from fedtrellis.server.conversation import Conversation
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.protocol import identity_order
 
@@ -123,14 +123,14 @@ class BundleSteps(Steps):
 
     def iterate(
         self,
-        grid: Grid,
+        conversation: Conversation,
         server_round: int,
         extra: Mapping[str, Any],
         available: Sequence[str],
         timeout: float,
     ) -> tuple[set[str], dict[str, float]]:
         """One iteration; returns whose answers were used, and the metrics."""
-        self._begin(grid, server_round, extra, timeout)
+        self._begin(conversation, server_round, extra, timeout)
         for unit in self.units:
             if unit.snapshot is None:
                 unit.begin(self.w, self.version)
@@ -171,7 +171,7 @@ class BundleSteps(Steps):
     def _ask_products(
         self, missing: Mapping[str, list[int]], available: Sequence[str]
     ) -> set[str]:
-        def numbers(name: str) -> dict[str, Any]:
+        def entries(name: str) -> dict[str, Any]:
             groups = missing[name]
             vectors, rows = self._snapshots(groups)
             return {
@@ -195,7 +195,7 @@ class BundleSteps(Steps):
                 unit.products[answer.client, g] = part
             self._keep_alphas(wish, parts[len(groups) :])
 
-        return self._ask("train.inner_product", numbers, list(missing), take)
+        return self._ask("train.inner_product", entries, list(missing), take)
 
     def _add_complete_products(self) -> set[str]:
         """Add up what is complete; returns whose products have to be had again."""
@@ -236,7 +236,7 @@ class BundleSteps(Steps):
             return set()
         asked: dict[str, list[int]] = {}
 
-        def numbers(name: str) -> dict[str, Any]:
+        def entries(name: str) -> dict[str, Any]:
             # one that turned out to have lost its state may have to wait
             groups = [g for g in missing[name] if self._has_alpha(name, g)]
             groups = groups if self._whole(name, groups) else []
@@ -270,9 +270,9 @@ class BundleSteps(Steps):
         def take(answer: Answer) -> None:
             self._take_proposals(answer, asked[answer.client])
 
-        before = len(self.method._traffic.rejected)
-        taken = self._ask("train.propose", numbers, list(missing), take)
-        for name, reason in self.method._traffic.rejected[before:]:
+        before = len(self.method.conversation.traffic.rejected)
+        taken = self._ask("train.propose", entries, list(missing), take)
+        for name, reason in self.method.conversation.traffic.rejected[before:]:
             if "EncryptionError" in reason and name in missing:
                 # what it was sent does not add up: these groups start over
                 for g in missing[name]:
@@ -446,7 +446,7 @@ class BundleSteps(Steps):
                 totals.setdefault(opener, []).append(total)
         number = {opener: i for i, opener in enumerate(self.openers)}
 
-        def numbers(name: str) -> dict[str, Any]:
+        def entries(name: str) -> dict[str, Any]:
             config = {
                 **self._extra,
                 "opener": number[name],
@@ -468,7 +468,7 @@ class BundleSteps(Steps):
                 raise ValueError(f"the answer has dtype {arrays[0].dtype}")
             unit.opened[answer.client] = arrays[0]
 
-        return self._ask("train.open", numbers, missing, take)
+        return self._ask("train.open", entries, missing, take)
 
     # ------------------------------------------------------------ clients without state
 
@@ -546,7 +546,7 @@ class BundleSteps(Steps):
             elif all((name, g) in self.bare for name in holders):
                 self._go_back(self.unit_of[g])
 
-        def numbers(name: str) -> dict[str, Any]:
+        def entries(name: str) -> dict[str, Any]:
             self._wished[name] = wanted[name]
             config = {**self._extra, **self._instructions(name)}
             return {**config, "backup": wanted[name]}
@@ -558,7 +558,7 @@ class BundleSteps(Steps):
             self._keep_alphas(groups, parts)
 
         if wanted:
-            self._ask("train.backup", numbers, list(wanted), take)
+            self._ask("train.backup", entries, list(wanted), take)
         self._unhealed = {
             (name, g) for name, g in self.bare if not self._has_alpha(name, g)
         }

@@ -16,10 +16,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from fedtrellis.server.method import Answer
+from fedtrellis.server.answers import Answer
+from fedtrellis.server.conversation import Conversation
 from fedtrellis.wire.arrays import FloatArray
 
 from ._hyfdca_steps import Steps, as_array, read_blobs, split_blobs
@@ -65,7 +65,7 @@ class PaperSteps(Steps):
 
     def iterate(
         self,
-        grid: Grid,
+        conversation: Conversation,
         server_round: int,
         extra: Mapping[str, Any],
         available: Sequence[str],
@@ -74,7 +74,7 @@ class PaperSteps(Steps):
         """One iteration; returns whose answers were used, and the metrics."""
         self.iteration += 1
         rule = {"step-rule": self.method.step, "iteration": self.iteration}
-        self._begin(grid, server_round, {**extra, **rule}, timeout)
+        self._begin(conversation, server_round, {**extra, **rule}, timeout)
         newcomers = [name for name in available if name not in self.current]
         if newcomers:
             self._primal(newcomers)
@@ -93,7 +93,7 @@ class PaperSteps(Steps):
         """PrimalAggregation: clients learn α of their samples, the server ŵ_k."""
         wishes = {name: self._stale_ciphertexts(name, clients) for name in clients}
 
-        def numbers(name: str) -> dict[str, Any]:
+        def entries(name: str) -> dict[str, Any]:
             groups = self.alignment.client_groups(name)
             moved = [g for g in groups if g in self.alphas]
             config = {**self._extra, "moved": moved, "renew": wishes[name]}
@@ -116,7 +116,7 @@ class PaperSteps(Steps):
             self.current.add(name)
             self._used(name)
 
-        taken = self._ask("train.primal", numbers, clients, take)
+        taken = self._ask("train.primal", entries, clients, take)
         # w_m = (1/λN) Σ over K_m of ŵ_{k,m}
         self.w = np.zeros_like(self.w)
         for name, own in self.contributions.items():
@@ -138,7 +138,7 @@ class PaperSteps(Steps):
         """SecureInnerProduct; a client without shared samples has nothing to send."""
         shared = {name: self._shared_groups(name) for name in available}
 
-        def numbers(name: str) -> dict[str, Any]:
+        def entries(name: str) -> dict[str, Any]:
             return {
                 **self._extra,
                 ROWS: self.method.own(name, self.w),
@@ -162,7 +162,7 @@ class PaperSteps(Steps):
         local = {name for name in available if not shared[name]}
         if not asked:
             return local
-        return local | self._ask("train.inner_product", numbers, asked, take)
+        return local | self._ask("train.inner_product", entries, asked, take)
 
     def _dual(self, clients: Sequence[str]) -> tuple[dict[str, float], set[str]]:
         """LocalDualMethod, and enc(α) ← enc(α) + Σ enc(γ_t/|B_n| Δα)."""
@@ -175,7 +175,7 @@ class PaperSteps(Steps):
         updates: dict[int, dict[str, Blobs]] = {}
         scores: dict[int, Blobs] = {}
 
-        def numbers(name: str) -> dict[str, Any]:
+        def entries(name: str) -> dict[str, Any]:
             groups = self.alignment.client_groups(name)
             gamma, c_k = self._damping(name)
             config = {
@@ -211,7 +211,7 @@ class PaperSteps(Steps):
             for i, g in enumerate(report):
                 sums[g] = answer.numbers[2 * i : 2 * i + 2]
 
-        taken = self._ask("train.dual", numbers, clients, take)
+        taken = self._ask("train.dual", entries, clients, take)
         for g, shares in updates.items():
             before = {"": self.alphas[g]} if g in self.alphas else {}
             total, spoilt = self._add(before | shares)

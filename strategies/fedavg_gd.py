@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from fedtrellis.local_steps import ScheduledSteps
-from fedtrellis.server.loop import RoundStrategy
-from fedtrellis.server.method import Answer
+from fedtrellis.server.answers import Answer
+from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.wire.arrays import FloatArray, Layout
 
 from .projected_fedavg import one_point
@@ -52,7 +52,7 @@ class FedAvgGD(RoundStrategy):
         In (0, 1]. Below 1 every step takes a mini-batch of ⌈batch_fraction · d_i⌉ of
         the client's d_i examples, drawn without replacement; 1: the full gradient.
     **options
-        Those of :class:`~fedtrellis.server.loop.RoundStrategy`.
+        Those of :class:`~fedtrellis.server.rounds.RoundStrategy`.
 
     Raises
     ------

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from fedtrellis.domains import Domain
 from fedtrellis.local_steps import LocalSteps
-from fedtrellis.server.loop import RoundStrategy
-from fedtrellis.server.method import Answer
+from fedtrellis.server.answers import Answer
+from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray, Layout
 
@@ -50,7 +50,7 @@ class FedDR(RoundStrategy):
     batch_size : int
         Examples in a local mini-batch; 0: all.
     **options
-        Those of :class:`~fedtrellis.server.loop.RoundStrategy`.
+        Those of :class:`~fedtrellis.server.rounds.RoundStrategy`.
 
     Notes
     -----

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from fedtrellis.domains import Domain
 from fedtrellis.domains.atoms import Atom, unpack_atoms
 from fedtrellis.schedules import FrankWolfeSchedule
-from fedtrellis.server.loop import RoundStrategy
-from fedtrellis.server.method import Answer
+from fedtrellis.server.answers import Answer
+from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import SettingsError, check_choice
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.broadcast import Step
@@ -81,7 +81,7 @@ class FedFW(RoundStrategy):
         Standard deviation of Gaussian noise on g_i, added by the client before its
         oracle; 0: none.
     **options
-        Those of :class:`~fedtrellis.server.loop.RoundStrategy`.
+        Those of :class:`~fedtrellis.server.rounds.RoundStrategy`.
 
     Notes
     -----

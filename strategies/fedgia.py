@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from fedtrellis.admm.shifted_systems import HESSIANS
 from fedtrellis.random import generator
-from fedtrellis.server.loop import RoundStrategy
-from fedtrellis.server.method import Answer
+from fedtrellis.server.answers import Answer
+from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import SettingsError, check_choice
 from fedtrellis.wire.arrays import FloatArray, Layout
 
@@ -70,7 +70,7 @@ class FedGiA(RoundStrategy):
         parameters; 0: never. It stands in for the paper's ‖∇f(x)‖² ≤ n · 10⁻⁹, (30),
         which the server cannot see; it was never found to hold earlier than that.
     **options
-        Those of :class:`~fedtrellis.server.loop.RoundStrategy`.
+        Those of :class:`~fedtrellis.server.rounds.RoundStrategy`.
 
     Notes
     -----

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtrellis.manifolds import Manifold
-from fedtrellis.server.loop import RoundStrategy
-from fedtrellis.server.method import Answer
+from fedtrellis.server.answers import Answer
+from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray, Layout
 
@@ -62,7 +62,7 @@ class FirstOrderRFL(RoundStrategy):
         never. It is the paper's measure ‖G_η̃(P_M(x^k))‖ with the round's mean estimate
         in the place of the gradient.
     **options
-        Those of :class:`~fedtrellis.server.loop.RoundStrategy`.
+        Those of :class:`~fedtrellis.server.rounds.RoundStrategy`.
 
     Notes
     -----
@@ -204,12 +204,12 @@ class FirstOrderRFL(RoundStrategy):
 
     def replaces_state(self, client: str) -> bool:
         """Whether x has changed since the client's last round, which its c_i needs."""
-        used_round = self._registry[client].used_round
+        used_round = self.conversation.client(client).used_round
         return self.correction and 0 < used_round != self._x_round
 
     def client_state(self, client: str) -> dict[str, FloatArray]:
         """c_i, but for a client that has none yet."""
-        if not self.correction or not self._registry[client].used_round:
+        if not self.correction or not self.conversation.client(client).used_round:
             return {}
         return {"c": self._corrections[client]}
 

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 from flwr.common.logger import log
-from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedtrellis.dual.alignment import Alignment
 from fedtrellis.objectives.losses import LOSSES
-from fedtrellis.server.method import Answer
+from fedtrellis.server.answers import Answer
+from fedtrellis.server.conversation import Conversation
+from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import SettingsError, check_choice
 from fedtrellis.wire.arrays import FloatArray, Layout
 
@@ -24,7 +25,7 @@ from .projected_fedavg import one_point
 __all__ = ["HybridFedAvg"]
 
 
-class HybridFedAvg(HybridStrategy):
+class HybridFedAvg(HybridStrategy, RoundStrategy):
     """Local SGD on each client's own features, averaged where clients share them.
 
     For min over w of P(w) = (λ/2)‖w‖² + (1/N) Σ l(x_iᵀw; y_i), where client k has of
@@ -64,7 +65,7 @@ class HybridFedAvg(HybridStrategy):
     feature_names : sequence of str, optional
         The model's features, as in :class:`~strategies.hybrid.HybridStrategy`.
     **options
-        Those of :class:`~fedtrellis.server.loop.RoundStrategy`.
+        Those of :class:`~fedtrellis.server.rounds.RoundStrategy`.
 
     Raises
     ------
@@ -136,12 +137,12 @@ class HybridFedAvg(HybridStrategy):
         super().setup(point, layout)
         self._labelled: set[str] = set()
 
-    def prepare(self, grid: Grid, timeout: float) -> None:
+    def prepare(self, conversation: Conversation, timeout: float) -> None:
         """Learn who has which features, and who has labels to learn from."""
         if self._alignment is not None:
             return  # a run that goes on
-        numbers = {"loss": self.loss, "smoothing": self.smoothing}
-        rest = self.align_clients(grid, timeout, numbers)
+        entries = {"loss": self.loss, "smoothing": self.smoothing}
+        rest = self.align_clients(conversation, timeout, entries)
         self._labelled = {name for name in self.clients if rest[name][0].any()}
         if not self._labelled:
             raise SettingsError("no client has a label to learn from")

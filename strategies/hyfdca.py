@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 from flwr.app import ConfigRecord, MetricRecord
 from flwr.common.logger import log
-from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedtrellis.dual.alignment import Alignment, align
 from fedtrellis.encryption import Cipher, load_evaluation
 from fedtrellis.objectives.losses import LOSSES
-from fedtrellis.server.method import Answer
+from fedtrellis.server.answers import Answer
+from fedtrellis.server.conversation import Conversation
+from fedtrellis.server.metrics import mean_metrics
 from fedtrellis.settings import SettingsError, check_choice
 from fedtrellis.wire.arrays import FloatArray, Layout
 
@@ -120,7 +121,7 @@ class HyFDCA(HybridStrategy):
         to those that lose their state.
     feature_names, allow_unheld, retries, **options
         Those of :class:`~strategies.hybrid.HybridStrategy` and
-        :class:`~fedtrellis.server.loop.RoundStrategy`.
+        :class:`~fedtrellis.server.loop.LoopStrategy`.
 
     Notes
     -----
@@ -273,20 +274,20 @@ class HyFDCA(HybridStrategy):
             config["num-samples-all"] = self.alignment.num_samples
         return config
 
-    def prepare(self, grid: Grid, timeout: float) -> None:
+    def prepare(self, conversation: Conversation, timeout: float) -> None:
         """Match samples and features, and share labels and norms under encryption."""
         if self._steps is not None:
             # a run that goes on, if its key is still there
-            self._ask_ready(grid, timeout)
+            self._ask_ready(conversation, timeout)
             return
-        contexts = self._ask_alignment(grid, timeout)
+        contexts = self._ask_alignment(conversation, timeout)
         self.cipher = self._settle_cipher(contexts)
         if self.encryption == "none" or self.cipher.name == "none":
             log(WARNING, "NOTHING IS ENCRYPTED: encryption = 'none' is for debugging")
-        self._ask_labels(grid, timeout)
-        self._ask_ready(grid, timeout)
+        self._ask_labels(conversation, timeout)
+        self._ask_ready(conversation, timeout)
         for name in self.clients:
-            self._registry[name].ready = True
+            conversation.client(name).ready = True
         groups = self.alignment.groups
         log(
             INFO,
@@ -298,10 +299,10 @@ class HyFDCA(HybridStrategy):
         )
         self._steps = self._make_steps()
 
-    def _ask_ready(self, grid: Grid, timeout: float) -> None:
+    def _ask_ready(self, conversation: Conversation, timeout: float) -> None:
         """Let every client check its key and, if it was just given them, its labels."""
         self.ask_everyone(
-            grid,
+            conversation,
             "train.ready",
             lambda name: self.phase_config(),
             lambda answer: None,
@@ -315,9 +316,11 @@ class HyFDCA(HybridStrategy):
             return "horizontal"
         return "vertical" if self.alignment.vertical else "hybrid"
 
-    def _ask_alignment(self, grid: Grid, timeout: float) -> dict[str, Any]:
-        numbers = {**self.phase_config(), "send-context": self._given_cipher is None}
-        return self.align_clients(grid, timeout, numbers, self.parts)
+    def _ask_alignment(
+        self, conversation: Conversation, timeout: float
+    ) -> dict[str, list[NDArray[Any]]]:
+        entries = {**self.phase_config(), "send-context": self._given_cipher is None}
+        return self.align_clients(conversation, timeout, entries, self.parts)
 
     def check_rest(self, rest: list[NDArray[Any]]) -> None:
         """Check that it is a fingerprint, and where it was asked for a context."""
@@ -348,14 +351,14 @@ class HyFDCA(HybridStrategy):
             )
         return cipher
 
-    def _ask_labels(self, grid: Grid, timeout: float) -> None:
+    def _ask_labels(self, conversation: Conversation, timeout: float) -> None:
         alignment, cipher = self.alignment, self.cipher
         assert cipher is not None
         overlaps = alignment.overlaps()
         shares: dict[int, dict[str, list[Blobs]]] = {}
         tags: dict[str, list[NDArray[np.uint64]]] = {}
 
-        def numbers(name: str) -> dict[str, Any]:
+        def entries(name: str) -> dict[str, Any]:
             config = self.phase_config()
             if name in overlaps:
                 config["tag-groups"] = overlaps[name]
@@ -375,7 +378,9 @@ class HyFDCA(HybridStrategy):
 
         waiting: list[str] = list(self.clients)
         for _ in range(SETUP_ATTEMPTS):
-            self.ask_everyone(grid, "train.labels", numbers, take, timeout, waiting)
+            self.ask_everyone(
+                conversation, "train.labels", entries, take, timeout, waiting
+            )
             self._labels, waiting = self._add_labels(cipher, shares)
             if not waiting:
                 break
@@ -397,7 +402,7 @@ class HyFDCA(HybridStrategy):
                 own = {name: shares[g][name][i] for name in group.holders}
                 added, spoilt = add_shares(cipher, own)
                 for name, why in spoilt.items():
-                    self._traffic.reject(name, why)
+                    self.conversation.reject(name, why)
                 again |= set(spoilt)
                 sums.append(added or [])
             labels.append(Labels(*sums))
@@ -460,15 +465,19 @@ class HyFDCA(HybridStrategy):
         return super().sample(server_round)
 
     def run_round(
-        self, grid: Grid, server_round: int, config: ConfigRecord, timeout: float
+        self,
+        conversation: Conversation,
+        server_round: int,
+        config: ConfigRecord,
+        timeout: float,
     ) -> dict[str, float] | None:
         """One iteration, in as many waves as it takes."""
         self._sampled = self.sample(server_round)
         used, metrics = self.steps.iterate(
-            grid, server_round, dict(config), self._sampled, timeout
+            conversation, server_round, dict(config), self._sampled, timeout
         )
         self._used = [name for name in self.clients if name in used]
-        if not self._traffic.waves:
+        if not conversation.traffic.waves:
             self._sampled = []  # all who are here wait for somebody who is away
         primal, dual = metrics.get("primal"), metrics.get("dual")
         if dual is not None:
@@ -492,7 +501,7 @@ class HyFDCA(HybridStrategy):
         primal = self._best[0]
         return primal - self._best_dual <= self.tolerance * abs(primal)
 
-    def finish(self, grid: Grid) -> None:
+    def finish(self, conversation: Conversation) -> None:
         """Let the clients of a simulation remove the key that they made.
 
         A run with a checkpoint can go on, and needs it then.
@@ -501,15 +510,15 @@ class HyFDCA(HybridStrategy):
         if not made_by_clients or self.checkpoint is not None:
             return
         try:
-            numbers = {name: {"forget-key": True} for name in self.clients}
-            self._ask(grid, 0, "train.finish", numbers, 30.0)
+            entries = {name: {"forget-key": True} for name in self.clients}
+            conversation.ask(0, "train.finish", entries, 30.0)
         except Exception as error:
             log(WARNING, "the run's key may not have been removed: %s", error)
 
     # ---------------------------------------------------------------------- new samples
 
     def predict(
-        self, grid: Grid, server_round: int, timeout: float
+        self, conversation: Conversation, server_round: int, timeout: float
     ) -> MetricRecord | None:
         """Score new samples whose features are split over the clients.
 
@@ -536,7 +545,7 @@ class HyFDCA(HybridStrategy):
                 hashes[answer.client] = own
 
         self.ask(
-            grid,
+            conversation,
             server_round,
             "train.new_samples",
             lambda name: config,
@@ -575,7 +584,7 @@ class HyFDCA(HybridStrategy):
                 shares.setdefault(g, {})[answer.client] = part
 
         self.ask(
-            grid,
+            conversation,
             server_round,
             "train.new_products",
             lambda name: {**request(name), ROWS: self.own(name, w)},
@@ -589,35 +598,25 @@ class HyFDCA(HybridStrategy):
                 total, _ = add_shares(cipher, shares[g])
                 if total is not None:
                     scores[g] = total
-        numbers: dict[str, dict[str, Any]] = {}
+        to_score: dict[str, dict[str, Any]] = {}
         for name in features:
             entries = request(name)
             known = [g for g in entries["groups"] if g in scores]
             if known:
                 entries |= {f"scores/{g}": scores[g] for g in known}
-                numbers[name] = entries
-        answers = self._ask(grid, server_round, "evaluate", numbers, timeout)
-        return self._mean_metrics([answer.metrics for answer in answers])
+                to_score[name] = entries
+        answers = conversation.ask(server_round, "evaluate", to_score, timeout)
+        return mean_metrics([answer.metrics for answer in answers])
 
-    def _evaluate_clients(
-        self, grid: Grid, server_round: int, config: ConfigRecord, timeout: float
+    def evaluate_clients(
+        self,
+        conversation: Conversation,
+        server_round: int,
+        config: ConfigRecord,
+        timeout: float,
     ) -> MetricRecord | None:
-        every = self.client_evaluate_every
-        if not every or server_round % every:
-            return None
-        return self.predict(grid, server_round, timeout)
-
-    def instruction(self, server_round: int, client: str) -> dict[str, Any]:
-        """What the phases say is in :mod:`strategies._hyfdca_bundle`."""
-        return {}
-
-    def check(self, answer: Answer) -> Any:
-        """Not used: each phase checks its own answers."""
-        raise ValueError("HyFDCA has several waves a round: use strategy.start")
-
-    def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
-        """Not used: see :meth:`run_round`."""
-        raise NotImplementedError("HyFDCA has several waves a round: use start")
+        """The new samples' mean loss and accuracy, see :meth:`predict`."""
+        return self.predict(conversation, server_round, timeout)
 
     # ---------------------------------------------------------------------- checkpoints
 

@@ -7,9 +7,9 @@ from math import inf
 from typing import Any
 
 import numpy as np
-from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
+from fedtrellis.server.conversation import Conversation
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray
 
@@ -103,11 +103,11 @@ class HyFEM(HybridFedAvg):
         """The settings that :meth:`summary` logs."""
         return {"matching μ": self.matching, **super().settings()}
 
-    def prepare(self, grid: Grid, timeout: float) -> None:
+    def prepare(self, conversation: Conversation, timeout: float) -> None:
         """Learn who has which features; every local model starts as the initial w."""
         if self._alignment is not None:
             return  # a run that goes on
-        super().prepare(grid, timeout)
+        super().prepare(conversation, timeout)
         w = self.broadcast.model
         self._local = {
             name: w[self.alignment.columns[name]].copy()

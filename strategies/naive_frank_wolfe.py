@@ -7,8 +7,8 @@ from typing import Any
 from fedtrellis.domains import Domain
 from fedtrellis.domains.atoms import Atom
 from fedtrellis.schedules import FrankWolfeSchedule
-from fedtrellis.server.loop import RoundStrategy
-from fedtrellis.server.method import Answer
+from fedtrellis.server.answers import Answer
+from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.broadcast import Step
 
@@ -40,7 +40,7 @@ class NaiveFrankWolfe(RoundStrategy):
     step_size : float
         η of the constant schedule.
     **options
-        Those of :class:`~fedtrellis.server.loop.RoundStrategy`.
+        Those of :class:`~fedtrellis.server.rounds.RoundStrategy`.
 
     Notes
     -----

@@ -8,8 +8,8 @@ import numpy as np
 
 from fedtrellis.domains import Domain
 from fedtrellis.local_steps import LocalSteps
-from fedtrellis.server.loop import RoundStrategy
-from fedtrellis.server.method import Answer
+from fedtrellis.server.answers import Answer
+from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.wire.arrays import FloatArray, Layout
 
 __all__ = ["ProjectedFedAvg", "one_point"]
@@ -51,7 +51,7 @@ class ProjectedFedAvg(RoundStrategy):
     batch_size : int
         Examples in a local mini-batch; 0: all.
     **options
-        Those of :class:`~fedtrellis.server.loop.RoundStrategy`.
+        Those of :class:`~fedtrellis.server.rounds.RoundStrategy`.
 
     Notes
     -----

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedtrellis.manifolds import Manifold
 from fedtrellis.random import generator
-from fedtrellis.server.method import Answer
+from fedtrellis.server.answers import Answer
 from fedtrellis.settings import SettingsError, check_choice
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.zeroth_order import combine

@@ -27,7 +27,7 @@ from fedtrellis.wire.arrays import Layout
 from fedtrellis.wire.broadcast import ModelBroadcast
 
 if TYPE_CHECKING:
-    from fedtrellis.server.loop import RoundStrategy
+    from fedtrellis.server.loop import LoopStrategy
 
 __all__ = ["checkpoint_clients", "load_checkpoint", "save_checkpoint"]
 
@@ -39,15 +39,15 @@ def _history_path(path: Path) -> Path:
 
 
 def save_checkpoint(
-    path: Path, strategy: RoundStrategy, grid: Grid, server_round: int
+    path: Path, strategy: LoopStrategy, grid: Grid, server_round: int
 ) -> None:
     """Write the state after ``server_round``; a crash leaves the file before it."""
     meta = {
         "format": _FORMAT,
         "strategy": type(strategy).__name__,
         "round": server_round,
-        "session": strategy._session,
-        "epoch": strategy._epoch,
+        "session": strategy.conversation.session,
+        "epoch": strategy.conversation.epoch,
         "seed": strategy.seed,
         "version": strategy.broadcast.version,
         "layout": strategy.broadcast.layout.to_list(),
@@ -57,7 +57,7 @@ def save_checkpoint(
                 "epoch": client.epoch,
                 "ready": client.ready,
             }
-            for name, client in strategy._registry.clients.items()
+            for name, client in strategy.conversation.registry.clients.items()
         },
     }
     arrays: dict[str, Any] = {
@@ -80,7 +80,7 @@ def save_checkpoint(
     os.replace(temporary, path)
 
 
-def _append_history(path: Path, strategy: RoundStrategy) -> None:
+def _append_history(path: Path, strategy: LoopStrategy) -> None:
     """Add the rounds since the last time; the first time, write a new file."""
     saved = strategy._history_saved
     target = path if saved else path.with_name(path.name + ".tmp")
@@ -143,7 +143,7 @@ def checkpoint_clients(path: Path) -> list[str]:
 
 
 def load_checkpoint(
-    path: Path, strategy: RoundStrategy, grid: Grid, result: Result
+    path: Path, strategy: LoopStrategy, grid: Grid, result: Result
 ) -> int:
     """Put a strategy that has been set up where the checkpoint was; return its round.
 
@@ -172,7 +172,7 @@ def load_checkpoint(
                 f"resume = {str(path)!r}: its {what} is {saved}, this run's is {now}"
                 + hint
             )
-    strategy._session = meta["session"]
+    strategy.conversation.session = meta["session"]
     strategy.broadcast = ModelBroadcast(layout, arrays.pop("model"), meta["version"])
     strategy.load_state(
         {
@@ -183,11 +183,11 @@ def load_checkpoint(
     )
     for name, saved_client in meta["clients"].items():
         # its version of the model is left open: whoever has one, has it whole anyway
-        strategy._registry[name].used_round = saved_client["used-round"]
-        strategy._registry[name].epoch = saved_client.get("epoch", "")
+        strategy.conversation.client(name).used_round = saved_client["used-round"]
+        strategy.conversation.client(name).epoch = saved_client.get("epoch", "")
     # clients that are not set back too may have been through the rounds to come
     # already, with a server that got further: those are to be told apart from these
-    strategy._epoch = secrets.token_hex(4)
+    strategy.conversation.epoch = secrets.token_hex(4)
     load = getattr(grid, "load_client_states", None)
     if load is not None:
         states = {
@@ -199,9 +199,10 @@ def load_checkpoint(
         for name in states:
             if name in strategy.clients:
                 # one that never took part has no state to go on from
-                strategy._registry[name].ready = meta["clients"][name]["ready"]
+                client = strategy.conversation.client(name)
+                client.ready = meta["clients"][name]["ready"]
         if all(name in states for name in strategy.clients):
-            strategy._epoch = str(meta.get("epoch", ""))
+            strategy.conversation.epoch = str(meta.get("epoch", ""))
     last_round = cast(int, meta["round"])
     try:
         strategy.history = _read_history(_history_path(path), last_round)

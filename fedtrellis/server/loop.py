@@ -2,46 +2,47 @@
 
 Flower's own loop sends one wave of messages a round and cannot stop, resume or tell
 anybody how it goes. This one waits for the nodes, goes through the rounds, evaluates,
-calls callbacks, keeps checkpoints, and gives up when nobody answers any more.
+calls callbacks, keeps checkpoints, and gives up when nobody answers any more. What a
+round is, a subclass says: one wave (:class:`~fedtrellis.RoundStrategy`) or several.
 """
 
 from __future__ import annotations
 
-import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from logging import INFO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from fedtrellis.server.callbacks import Callback, RoundRecord
 from fedtrellis.server.checkpoint import load_checkpoint, save_checkpoint
-from fedtrellis.server.method import Answer, Method
+from fedtrellis.server.conversation import Conversation
+from fedtrellis.server.method import Method
+from fedtrellis.server.metrics import mean_metrics, plain_metrics
 from fedtrellis.settings import SettingsError, check_choice
 from fedtrellis.wire.arrays import Layout, encode, record_arrays
 from fedtrellis.wire.broadcast import ModelBroadcast
-from fedtrellis.wire.exchange import Registry, Traffic
-from fedtrellis.wire.protocol import LARGEST, METRICS
 
-__all__ = ["SAMPLINGS", "RoundStrategy"]
+__all__ = ["SAMPLINGS", "LoopStrategy"]
 
 SAMPLINGS = ("bernoulli", "fixed")
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
-class RoundStrategy(Method):
-    """Base class: a strategy is what it sends, what it checks, and what it aggregates.
+class LoopStrategy(Method):
+    """Base class: the loop, callbacks, checkpoints and evaluations of a run.
 
-    A subclass implements :meth:`setup`, :meth:`instruction`, :meth:`check` and
-    :meth:`aggregate`; if its clients have state, :meth:`client_state` and
-    :meth:`state`, :meth:`load_state` too.
+    A method of one wave a round is a :class:`~fedtrellis.RoundStrategy`. One of several
+    implements :meth:`setup` and :meth:`run_round`, which asks the clients whatever it
+    likes through the conversation.
 
     Parameters
     ----------
@@ -122,77 +123,68 @@ class RoundStrategy(Method):
         self.history: list[RoundRecord] = []
         self.refused: list[tuple[str, str]] = []
         self.num_rounds = 0
-        self._registry = Registry()
-        self._traffic = Traffic()
         self._sampled: list[str] = []
         self._used: list[str] = []
 
-    # ------------------------------------------------------- Flower's Strategy methods
+    # ------------------------------------------------------- what a subclass may say
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Messages of a round's first wave."""
-        self._sampled = self.sample(server_round)
-        return [
-            self._request(
-                server_round,
-                name,
-                "train",
-                {**config, **self._numbers(server_round, name)},
-            )
-            for name in self._sampled
-        ]
+    @abstractmethod
+    def run_round(
+        self,
+        conversation: Conversation,
+        server_round: int,
+        config: ConfigRecord,
+        timeout: float,
+    ) -> dict[str, float] | None:
+        """One round, in as many waves as it takes.
 
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Check and aggregate the replies of a round's first wave."""
-        by_node = {self._registry[name].node_id: name for name in self.clients}
-        answers = []
-        for reply in replies:
-            name = by_node.get(reply.metadata.src_node_id)
-            if name is None or reply.has_error():
-                self._traffic.reject(name or "an unknown node", "no usable reply")
-                continue
-            try:
-                answer = self._open(reply, server_round, name)
-            except Exception as error:
-                self._traffic.reject(name, str(error))
-                continue
-            if answer is None:
-                # this loop has no second wave: the next round's request restores it
-                client = self._registry[name]
-                client.ready, client.version = False, None
-                continue
-            answers.append(answer)
-        metrics = self._use(server_round, answers)
-        if metrics is None:
-            return None, None
-        return self._model_record(), MetricRecord(dict(metrics))
+        Notes down in ``self._sampled`` whom it asked, and in ``self._used`` whose
+        answers it used.
 
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Messages of an evaluation on all clients' own data, if this round has one."""
-        every = self.client_evaluate_every
-        if not every or server_round % every:
-            return []
-        return [
-            self._request(server_round, name, "evaluate", dict(config))
-            for name in self.clients
-        ]
+        Parameters
+        ----------
+        conversation : Conversation
+            With the clients.
+        server_round : int
+            From 1.
+        config : ConfigRecord
+            The run's own entries for the clients' ``config``.
+        timeout : float
+            Seconds to wait for the answers of one wave.
 
-    def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message]
+        Returns
+        -------
+        dict or None
+            The round's metrics; None if no answer was used.
+        """
+
+    def prepare(self, conversation: Conversation, timeout: float) -> None:
+        """Waves before round 1, for a method whose clients have to agree on something.
+
+        Also called when a run goes on from a checkpoint, after :meth:`load_state`.
+        """
+
+    def finish(self, conversation: Conversation) -> None:
+        """After the last round, and after a failure: what clients have to clean up."""
+
+    def evaluate_clients(
+        self,
+        conversation: Conversation,
+        server_round: int,
+        config: ConfigRecord,
+        timeout: float,
     ) -> MetricRecord | None:
-        """Mean of the clients' metrics, weighted by their numbers of examples."""
-        metrics = [
-            dict(reply.content.metric_records[METRICS])
-            for reply in replies
-            if reply.has_content() and METRICS in reply.content.metric_records
-        ]
-        return self._mean_metrics(metrics)
+        """Mean of the clients' metrics of their own data, where an evaluation is due.
+
+        Parameters are those of :meth:`run_round`.
+        """
+        entries: dict[str, Mapping[str, Any]] = {
+            name: dict(config) for name in self.clients
+        }
+        answers = conversation.ask(server_round, "evaluate", entries, timeout)
+        for answer in answers:
+            conversation.note_version(answer)
+        return mean_metrics([answer.metrics for answer in answers])
 
     def summary(self) -> None:
         """Log the strategy's settings."""
@@ -200,27 +192,6 @@ class RoundStrategy(Method):
             log(INFO, "\t├── %s: %s", name, value)
 
     # --------------------------------------------------------------------- the loop
-
-    @staticmethod
-    def _mean_metrics(metrics: Sequence[Mapping[str, Any]]) -> MetricRecord | None:
-        # a client may answer anything: one that names no number has no weight, and one
-        # without weight (no labels, say) does not take metrics away from the others
-        metrics = [
-            m
-            for m in metrics
-            if _is_number(m.get("num-examples")) and m["num-examples"] > 0
-        ]
-        weights = np.array([float(m["num-examples"]) for m in metrics])
-        if not metrics:
-            return None
-        names = set.intersection(
-            *({n for n, v in m.items() if _is_number(v)} for m in metrics)
-        ) - {"num-examples"}
-        mean = {
-            name: float(np.average([m[name] for m in metrics], weights=weights))
-            for name in sorted(names)
-        }
-        return MetricRecord({**mean, "num-examples": int(weights.sum())})
 
     def _model_record(self) -> ArrayRecord:
         """The model under the names, and in the dtypes, of the arrays it began with."""
@@ -230,70 +201,6 @@ class RoundStrategy(Method):
             kept = layer.astype(dtype, copy=False) if dtype.kind == "f" else layer
             record[name] = encode(kept)
         return record
-
-    def _use(
-        self, server_round: int, answers: Sequence[Answer]
-    ) -> dict[str, float] | None:
-        """Check the answers, aggregate the good ones and remember whose they were."""
-        checked: dict[str, Any] = {}
-        for answer in answers:
-            try:
-                checked[answer.client] = self.check(answer)
-            except ValueError as error:
-                self._traffic.reject(answer.client, str(error))
-            else:
-                self._note_version(answer)
-        self._used = list(checked)
-        if not checked:
-            return None
-        metrics = self.aggregate(server_round, checked)
-        for name in checked:
-            client = self._registry[name]
-            client.used_round, client.epoch = server_round, self._epoch
-            client.ready = True
-        return metrics
-
-    def run_round(
-        self, grid: Grid, server_round: int, config: ConfigRecord, timeout: float
-    ) -> dict[str, float] | None:
-        """One round: a wave, and what the method makes of it.
-
-        A method of several waves overrides this. Returns the round's metrics, or None
-        if nothing was used.
-        """
-        self._sampled = self.sample(server_round)
-        numbers = {
-            name: {**config, **self._numbers(server_round, name)}
-            for name in self._sampled
-        }
-        if not numbers:
-            self._used = []
-            return None
-        answers = self._ask(grid, server_round, "train", numbers, timeout)
-        return self._use(server_round, answers)
-
-    def prepare(self, grid: Grid, timeout: float) -> None:
-        """Waves before round 1, for a method whose clients have to agree on something.
-
-        Also called when a run goes on from a checkpoint, after :meth:`load_state`.
-        """
-
-    def finish(self, grid: Grid) -> None:
-        """After the last round, and after a failure: what clients have to clean up."""
-
-    def _evaluate_clients(
-        self, grid: Grid, server_round: int, config: ConfigRecord, timeout: float
-    ) -> MetricRecord | None:
-        every = self.client_evaluate_every
-        if not every or server_round % every:
-            return None
-        numbers: dict[str, Mapping[str, Any]] = {
-            name: dict(config) for name in self.clients
-        }
-        answers = self._ask(grid, server_round, "evaluate", numbers, timeout)
-        for answer in answers:
-            self._note_version(answer)
-        return self._mean_metrics([answer.metrics for answer in answers])
 
     def start(
         self,
@@ -355,15 +262,13 @@ class RoundStrategy(Method):
         self.num_rounds = num_rounds
         train_config = train_config or ConfigRecord()
         evaluate_config = evaluate_config or ConfigRecord()
-        self.history, self._history_saved, self._registry = [], 0, Registry()
-        self._session, self._epoch = secrets.token_hex(4), ""
-        self._traffic = Traffic()
+        self.history, self._history_saved = [], 0
+        conversation = self.conversation = Conversation(grid, self)
         log(INFO, "Starting %s: %d rounds", type(self).__name__, num_rounds)
         self.summary()
 
-        self._registry.wait_for(grid, self.min_nodes, self.start_timeout)
-        self._registry.introduce(grid, self.start_timeout, self._traffic, started=False)
-        self.refused = list(self._traffic.rejected)
+        conversation.meet(self.min_nodes, self.start_timeout)
+        self.refused = list(conversation.traffic.rejected)
         self.broadcast = ModelBroadcast(layout, point)
         self.setup(point, layout)
         result, first_round = Result(), 1
@@ -373,14 +278,14 @@ class RoundStrategy(Method):
         for callback in self.callbacks:
             callback.on_start(self, first_round, num_rounds)
         try:
-            self.prepare(grid, timeout)
+            self.prepare(conversation, timeout)
             if first_round == 1 and evaluate_fn is not None:
                 evaluation = self._evaluate(evaluate_fn, 0, result)
                 self._tell(RoundRecord(round=0, evaluation=evaluation))
             failed = 0
             for server_round in range(first_round, num_rounds + 1):
                 record = self._one_round(
-                    grid, server_round, train_config, evaluate_config, timeout, result
+                    server_round, train_config, evaluate_config, timeout, result
                 )
                 failed = 0 if self._used or not self._sampled else failed + 1
                 if failed == self.max_failed_rounds:
@@ -414,7 +319,7 @@ class RoundStrategy(Method):
                 callback.on_failure(self, error)
             raise
         finally:
-            self.finish(grid)
+            self.finish(conversation)
         result.arrays = self._model_record()
         for callback in self.callbacks:
             callback.on_end(self, result)
@@ -422,7 +327,6 @@ class RoundStrategy(Method):
 
     def _one_round(
         self,
-        grid: Grid,
         server_round: int,
         train_config: ConfigRecord,
         evaluate_config: ConfigRecord,
@@ -430,15 +334,20 @@ class RoundStrategy(Method):
         result: Result,
     ) -> RoundRecord:
         began = time.perf_counter()
-        self._registry.introduce(grid, timeout, self._traffic, started=True)
-        metrics = self.run_round(grid, server_round, train_config, timeout)
+        conversation = self.conversation
+        conversation.meet_again(timeout)
+        metrics = self.run_round(conversation, server_round, train_config, timeout)
         if metrics:
             result.train_metrics_clientapp[server_round] = MetricRecord({**metrics})
-        waves = self._traffic.waves
-        evaluated = self._evaluate_clients(grid, server_round, evaluate_config, timeout)
+        waves = conversation.traffic.waves
+        evaluated = None
+        if self._evaluates_clients(server_round):
+            evaluated = self.evaluate_clients(
+                conversation, server_round, evaluate_config, timeout
+            )
         if evaluated is not None:
             result.evaluate_metrics_clientapp[server_round] = evaluated
-        traffic, self._traffic = self._traffic, Traffic()
+        traffic = conversation.take_traffic()
         return RoundRecord(
             round=server_round,
             sampled=len(self._sampled),
@@ -449,8 +358,13 @@ class RoundStrategy(Method):
             seconds=time.perf_counter() - began,
             round_trips=waves,
             train=metrics or {},
-            client_evaluation=_plain(evaluated),
+            client_evaluation=plain_metrics(evaluated),
         )
+
+    def _evaluates_clients(self, server_round: int) -> bool:
+        """Whether the clients are asked for an evaluation in this round."""
+        every = self.client_evaluate_every
+        return bool(every) and server_round % every == 0
 
     def _evaluate(
         self, evaluate_fn: EvaluateFn, server_round: int, result: Result
@@ -459,7 +373,7 @@ class RoundStrategy(Method):
         if metrics is None:
             return {}
         result.evaluate_metrics_serverapp[server_round] = metrics
-        return _plain(metrics)
+        return plain_metrics(metrics)
 
     def _tell(self, record: RoundRecord) -> bool:
         """Give a round to the history and to the callbacks; whether one said stop."""
@@ -468,16 +382,3 @@ class RoundStrategy(Method):
         for callback in self.callbacks:  # each hears of it, also after a stop
             stop = bool(callback.on_round(self, record)) or stop
         return stop
-
-
-def _is_number(value: Any) -> bool:
-    # sums of what is larger would not be finite
-    return isinstance(value, int | float) and abs(value) <= LARGEST
-
-
-def _plain(metrics: MetricRecord | None) -> dict[str, float]:
-    return {
-        name: float(value)
-        for name, value in (metrics or {}).items()
-        if isinstance(value, int | float)
-    }

@@ -9,7 +9,7 @@ import numpy as np
 
 import sim
 from fedtrellis.schedules import FrankWolfeSchedule
-from fedtrellis.server.loop import RoundStrategy
+from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.wire.arrays import Layout
 from fedtrellis.wire.broadcast import Step
 from reproduce.common import Item, Options, Run, execute, read_config, workers
