@@ -17,7 +17,7 @@ import fedtrellis.wire.local_grid
 import strategies.hybrid
 from clients import HybridFedAvgClient, HyFDCAClient, HyFEMClient
 from fedtrellis.wire.local_grid import LocalGrid
-from strategies._hyfdca_bundle import BundleSteps
+from strategies.hyfdca.mixtures import MixtureSteps
 
 __all__ = ["PARTS", "Clock", "IterationTimes", "SplitGrid", "instrumented"]
 
@@ -79,7 +79,7 @@ def instrumented(clock: Clock) -> Iterator[None]:
         (clients.hyfdca, "decrypt_vector", "decrypt"),
         (strategies.hybrid, "add_vectors", "add"),
         (fedtrellis.wire.local_grid, "encode_message", "messages"),
-        (BundleSteps, "_search", "search"),
+        (MixtureSteps, "_search", "search"),
     ]
     before = [(owner, name, vars(owner)[name]) for owner, name, _ in targets]
     try:

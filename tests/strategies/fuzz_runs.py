@@ -202,7 +202,7 @@ def fingerprint(strategy: Any) -> bytes:
     content["conversation"] = [said[k] for k in ("registry", "session", "epoch")]
     steps = content.pop("_steps", None)
     if steps is not None:
-        of_round = ("method", "_wave", "_extra", "_wished")
+        of_round = ("strategy", "_wave", "_extra", "_wished")
         content["steps"] = {k: v for k, v in vars(steps).items() if k not in of_round}
     _Fingerprint(stream).dump(content)
     return stream.getvalue()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from logging import INFO, WARNING
 from math import inf
 from pathlib import Path
@@ -14,19 +13,19 @@ from flwr.app import ConfigRecord, MetricRecord
 from flwr.common.logger import log
 from numpy.typing import NDArray
 
-from fedtrellis.dual.alignment import Alignment, align
+from fedtrellis.dual.alignment import Alignment
 from fedtrellis.encryption import Cipher, load_evaluation
 from fedtrellis.objectives.losses import LOSSES
-from fedtrellis.server.answers import Answer
 from fedtrellis.server.conversation import Conversation
-from fedtrellis.server.metrics import mean_metrics
 from fedtrellis.settings import SettingsError, check_choice
 from fedtrellis.wire.arrays import FloatArray, Layout
 
-from ._hyfdca_bundle import BundleSteps
-from ._hyfdca_paper import PaperSteps
-from ._hyfdca_steps import Steps, as_array, read_blobs, split_blobs
-from .hybrid import ROWS, SETUP_ATTEMPTS, Blobs, HybridStrategy, add_shares
+from ..hybrid import HybridStrategy
+from .mixtures import MixtureSteps
+from .new_samples import score_new_samples
+from .preparation import Labels, ask_labels, settle_cipher
+from .steps import Steps, as_array
+from .updates import UpdateSteps
 
 __all__ = ["ENCRYPTIONS", "SLOTS", "STEPS", "HyFDCA"]
 
@@ -36,15 +35,6 @@ SLOTS = ("all", "chosen")
 
 # How many rounds without a certificate the best certified model outlives.
 _CERTIFIED_ROUNDS = 50
-
-
-@dataclass
-class Labels:
-    """A group's labels, how many said them, and ‖x_i‖², as sums of ciphertexts."""
-
-    sums: Blobs = field(default_factory=list)
-    counts: Blobs = field(default_factory=list)
-    norms: Blobs = field(default_factory=list)
 
 
 class HyFDCA(HybridStrategy):
@@ -255,7 +245,7 @@ class HyFDCA(HybridStrategy):
         return self._steps
 
     def _make_steps(self) -> Steps:
-        return BundleSteps(self) if self.safe else PaperSteps(self)
+        return MixtureSteps(self) if self.safe else UpdateSteps(self)
 
     def phase_config(self) -> dict[str, Any]:
         """What clients are told in every phase."""
@@ -280,11 +270,11 @@ class HyFDCA(HybridStrategy):
             # a run that goes on, if its key is still there
             self._ask_ready(conversation, timeout)
             return
-        contexts = self._ask_alignment(conversation, timeout)
-        self.cipher = self._settle_cipher(contexts)
+        rest = self._ask_alignment(conversation, timeout)
+        self.cipher = settle_cipher(rest, self._given_cipher)
         if self.encryption == "none" or self.cipher.name == "none":
             log(WARNING, "NOTHING IS ENCRYPTED: encryption = 'none' is for debugging")
-        self._ask_labels(conversation, timeout)
+        self._labels = ask_labels(self, conversation, self.cipher, timeout)
         self._ask_ready(conversation, timeout)
         for name in self.clients:
             conversation.client(name).ready = True
@@ -328,102 +318,6 @@ class HyFDCA(HybridStrategy):
         if len(rest) != expected or any(a.dtype != np.uint8 for a in rest):
             raise ValueError("the answer to the alignment is malformed")
         rest[0].tobytes().decode()  # one that is no text raises a ValueError
-
-    def _settle_cipher(self, rest: Mapping[str, list[NDArray[Any]]]) -> Cipher:
-        """The evaluation context, the same for all, and never a secret key."""
-        prints: dict[str, list[str]] = {}
-        cipher = self._given_cipher
-        for name in self.clients:
-            fingerprint = rest[name][0].tobytes().decode()
-            prints.setdefault(fingerprint, []).append(name)
-            if cipher is None:
-                # raises if a client sent its key
-                cipher = load_evaluation(rest[name][1].tobytes())
-        assert cipher is not None
-        if len(prints) > 1 or cipher.fingerprint not in prints:
-            found = "; ".join(
-                f"client {', '.join(names)}: {key}" for key, names in prints.items()
-            )
-            raise SettingsError(
-                "the clients and the server do not have one key between them "
-                f"(server: {cipher.fingerprint}; {found}); make a pair with "
-                "fedtrellis-keys, and give every node the same key-file"
-            )
-        return cipher
-
-    def _ask_labels(self, conversation: Conversation, timeout: float) -> None:
-        alignment, cipher = self.alignment, self.cipher
-        assert cipher is not None
-        overlaps = alignment.overlaps()
-        shares: dict[int, dict[str, list[Blobs]]] = {}
-        tags: dict[str, list[NDArray[np.uint64]]] = {}
-
-        def entries(name: str) -> dict[str, Any]:
-            config = self.phase_config()
-            if name in overlaps:
-                config["tag-groups"] = overlaps[name]
-            return config
-
-        def take(answer: Answer) -> None:
-            own = alignment.client_groups(answer.client)
-            counts = [cipher.blocks(alignment.groups[g].size) for g in own]
-            tagged = len(overlaps.get(answer.client, []))
-            lengths = [*(count for count in counts for _ in range(3)), *[1] * tagged]
-            parts = split_blobs(read_blobs(answer.arrays), lengths)
-            for i, g in enumerate(own):
-                shares.setdefault(g, {})[answer.client] = parts[3 * i : 3 * i + 3]
-            tags[answer.client] = [
-                np.frombuffer(blob, dtype="<u8") for (blob,) in parts[3 * len(own) :]
-            ]
-
-        waiting: list[str] = list(self.clients)
-        for _ in range(SETUP_ATTEMPTS):
-            self.ask_everyone(
-                conversation, "train.labels", entries, take, timeout, waiting
-            )
-            self._labels, waiting = self._add_labels(cipher, shares)
-            if not waiting:
-                break
-        else:
-            raise TimeoutError(
-                f"client {', '.join(waiting)} sent no ciphertexts that can be added "
-                "before round 1 (train.labels)"
-            )
-        self._check_entries(overlaps, tags)
-
-    def _add_labels(
-        self, cipher: Cipher, shares: Mapping[int, Mapping[str, list[Blobs]]]
-    ) -> tuple[list[Labels], list[str]]:
-        """Each group's sums, and the clients whose ciphertexts arrived spoilt."""
-        labels, again = [], set()
-        for g, group in enumerate(self.alignment.groups):
-            sums = []
-            for i in range(3):
-                own = {name: shares[g][name][i] for name in group.holders}
-                added, spoilt = add_shares(cipher, own)
-                for name, why in spoilt.items():
-                    self.conversation.reject(name, why)
-                again |= set(spoilt)
-                sums.append(added or [])
-            labels.append(Labels(*sums))
-        return labels, sorted(again)
-
-    def _check_entries(
-        self, overlaps: dict[str, list[int]], tags: dict[str, list[NDArray[Any]]]
-    ) -> None:
-        """No sample's value of a feature may count twice."""
-        seen: dict[int, list[tuple[str, NDArray[Any]]]] = {}
-        for name, groups in overlaps.items():
-            for g, own in zip(groups, tags[name], strict=True):
-                for other, theirs in seen.get(g, []):
-                    both = np.intersect1d(own, theirs)
-                    if len(both):
-                        raise SettingsError(
-                            f"clients {other} and {name} both hold {len(both)} of the "
-                            "same entries (a sample's value of a feature); each must "
-                            "be held by one client only"
-                        )
-                seen.setdefault(g, []).append((name, own))
 
     # ---------------------------------------------------------------------- restoring
 
@@ -532,81 +426,7 @@ class HyFDCA(HybridStrategy):
             Mean ``loss`` and ``accuracy`` of the clients that have labels for their new
             samples; None if nobody has new samples.
         """
-        cipher = self.cipher
-        assert cipher is not None
-        hashes: dict[str, NDArray[np.uint8]] = {}
-        config = {**self.phase_config(), "prediction": server_round}
-
-        def take_hashes(answer: Answer) -> None:
-            (own,) = answer.arrays
-            if own.ndim != 2 or own.dtype != np.uint8:
-                raise ValueError("the hashes of the new samples are malformed")
-            if len(own):
-                hashes[answer.client] = own
-
-        self.ask(
-            conversation,
-            server_round,
-            "train.new_samples",
-            lambda name: config,
-            self.clients,
-            take_hashes,
-            timeout,
-        )
-        if not hashes:
-            return None
-        names = self.alignment.feature_names
-        features = {
-            k: [names[i] for i in self.alignment.columns[k]]
-            for k in self.clients
-            if k in hashes
-        }
-        in_order = {name: hashes[name] for name in features}
-        try:
-            new = align(in_order, features)
-        except ValueError as error:
-            log(WARNING, "new samples cannot be scored: %s", error)
-            return None
-        shares: dict[int, dict[str, Blobs]] = {}
-        w = self.result_point()
-
-        def request(name: str) -> dict[str, Any]:
-            own = new.rows[name]
-            entries = {f"rows/{g}": own[g].tolist() for g in sorted(own)}
-            holders = [len(new.groups[g].holders) for g in sorted(own)]
-            return {**config, "groups": sorted(own), "holders": holders, **entries}
-
-        def take_products(answer: Answer) -> None:
-            own = sorted(new.rows[answer.client])
-            counts = [cipher.blocks(new.groups[g].size) for g in own]
-            parts = split_blobs(read_blobs(answer.arrays), counts)
-            for g, part in zip(own, parts, strict=True):
-                shares.setdefault(g, {})[answer.client] = part
-
-        self.ask(
-            conversation,
-            server_round,
-            "train.new_products",
-            lambda name: {**request(name), ROWS: self.own(name, w)},
-            list(features),
-            take_products,
-            timeout,
-        )
-        scores: dict[int, Blobs] = {}
-        for g, group in enumerate(new.groups):
-            if set(shares.get(g, {})) == set(group.holders):
-                total, _ = add_shares(cipher, shares[g])
-                if total is not None:
-                    scores[g] = total
-        to_score: dict[str, dict[str, Any]] = {}
-        for name in features:
-            entries = request(name)
-            known = [g for g in entries["groups"] if g in scores]
-            if known:
-                entries |= {f"scores/{g}": scores[g] for g in known}
-                to_score[name] = entries
-        answers = conversation.ask(server_round, "evaluate", to_score, timeout)
-        return mean_metrics([answer.metrics for answer in answers])
+        return score_new_samples(self, conversation, server_round, timeout)
 
     def evaluate_clients(
         self,
@@ -634,9 +454,8 @@ class HyFDCA(HybridStrategy):
         for key, array in self.alignment.state().items():
             arrays[f"alignment/{key}"] = array
         for g, labels in enumerate(self._labels):
-            for name in ("sums", "counts", "norms"):
-                for i, blob in enumerate(getattr(labels, name)):
-                    arrays[f"labels/{g}/{name}/{i}"] = as_array(blob)
+            for key, array in labels.state().items():
+                arrays[f"labels/{g}/{key}"] = array
         for key, array in self.steps.state().items():
             arrays[f"steps/{key}"] = array
         return arrays
@@ -655,20 +474,10 @@ class HyFDCA(HybridStrategy):
             self._best = (float(state["best-primal"]), state["best-w"])
         self._uncertified = int(state["uncertified"])
         self._alignment = Alignment.from_state(_under(state, "alignment/"))
-        self._labels = []
-        for g, group in enumerate(self.alignment.groups):
-            count = self.cipher.blocks(group.size)
-            self._labels.append(
-                Labels(
-                    *(
-                        [
-                            state[f"labels/{g}/{name}/{i}"].tobytes()
-                            for i in range(count)
-                        ]
-                        for name in ("sums", "counts", "norms")
-                    )
-                )
-            )
+        self._labels = [
+            Labels.from_state(state, f"labels/{g}/", self.cipher.blocks(group.size))
+            for g, group in enumerate(self.alignment.groups)
+        ]
         self._steps = self._make_steps()
         self._steps.load_state(_under(state, "steps/"))
 

@@ -14,10 +14,10 @@ from fedtrellis.server.answers import Answer
 from fedtrellis.server.conversation import Conversation
 from fedtrellis.wire.arrays import FloatArray
 
-from .hybrid import Blobs, add_shares
+from ..hybrid import Blobs, add_shares
 
 if TYPE_CHECKING:
-    from .hyfdca import HyFDCA
+    from .strategy import HyFDCA
 
 __all__ = ["Steps", "as_array", "read_blobs", "split_blobs"]
 
@@ -36,9 +36,9 @@ class Steps(ABC):
     w: FloatArray
     certified: FloatArray
 
-    def __init__(self, method: HyFDCA) -> None:
-        self.method = method
-        self.alignment = method.alignment
+    def __init__(self, strategy: HyFDCA) -> None:
+        self.strategy = strategy
+        self.alignment = strategy.alignment
 
     @abstractmethod
     def iterate(
@@ -74,7 +74,7 @@ class Steps(ABC):
     ) -> None:
         """Note down what all waves of an iteration have in common."""
         self._wave = (conversation, server_round, timeout)
-        self._extra = {**extra, **self.method.phase_config()}
+        self._extra = {**extra, **self.strategy.phase_config()}
 
     def _ask(
         self,
@@ -84,7 +84,7 @@ class Steps(ABC):
         take: Callable[[Answer], None],
     ) -> set[str]:
         conversation, server_round, timeout = self._wave
-        return self.method.ask(
+        return self.strategy.ask(
             conversation, server_round, kind, entries, clients, take, timeout
         )
 
@@ -99,8 +99,8 @@ class Steps(ABC):
 
     @property
     def _cipher(self) -> Cipher:
-        assert self.method.cipher is not None
-        return self.method.cipher
+        assert self.strategy.cipher is not None
+        return self.strategy.cipher
 
     def _blocks(self, g: int) -> int:
         """Number of ciphertexts of one number for each of a group's samples."""
@@ -110,7 +110,7 @@ class Steps(ABC):
         """The sum of shares; or None, and whose are to be had again."""
         total, spoilt = add_shares(self._cipher, shares)
         for name, why in spoilt.items():
-            self.method.conversation.reject(name, why)
+            self.strategy.conversation.reject(name, why)
         return total, set(spoilt)
 
 
