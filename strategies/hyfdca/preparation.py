@@ -44,7 +44,7 @@ class Labels:
     def from_state(
         cls, state: Mapping[str, NDArray[Any]], prefix: str, count: int
     ) -> Labels:
-        """Inverse of :meth:`state`, with a prefix to each name, and of so many blobs."""
+        """Inverse of :meth:`state`, for ``count`` ciphertexts and prefixed names."""
         blobs = {
             item.name: [
                 state[f"{prefix}{item.name}/{i}"].tobytes() for i in range(count)

@@ -14,6 +14,7 @@ from flwr.common.logger import log
 from numpy.typing import NDArray
 
 from fedtrellis.dual.alignment import Alignment
+from fedtrellis.dual.held_groups import HeldGroup
 from fedtrellis.encryption import Cipher, load_evaluation
 from fedtrellis.objectives.losses import LOSSES
 from fedtrellis.server.conversation import Conversation
@@ -325,16 +326,11 @@ class HyFDCA(HybridStrategy):
         """Who its samples are in the ciphertexts, with labels and norms encrypted."""
         if self._alignment is None:  # asked for what the alignment is made of
             return {}, {}
+        groups = self.alignment.client_groups(client)
         own = self.alignment.rows[client]
-        groups = sorted(own)
-        arrays: dict[str, NDArray[Any]] = {
-            "rows": np.concatenate([own[g] for g in groups]),
-            "groups": np.array(groups),
-            "sizes": np.array([len(own[g]) for g in groups]),
-        }
-        entries: dict[str, Any] = {
-            "holders": [len(self.alignment.groups[g].holders) for g in groups],
-        }
+        arrays, entries = HeldGroup.pack(
+            HeldGroup(g, own[g], len(self.alignment.groups[g].holders)) for g in groups
+        )
         if self._labels:
             for g in groups:
                 labels = self._labels[g]
