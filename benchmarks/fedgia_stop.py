@@ -93,7 +93,7 @@ def _example(config: dict[str, Any], nodes: int, steps: Steps) -> Example:
     if optimum is None:
         optimum = unconstrained_minimum(mean, np.zeros(mean.shape)).value
     objectives = [task.client_objective(index) for index in range(nodes)]
-    scale = task.sigma_scale()
+    scale = task.suggestions("fedgia").get("sigma_scale", 1.0)
     return Example(objectives, WholeSpace(), mean, optimum, scale, steps)
 
 

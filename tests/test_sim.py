@@ -643,7 +643,9 @@ def test_a_run_without_answers_ends_after_the_rounds_that_are_set(
     with pytest.raises(RuntimeError, match="no usable answer in 3 rounds in a row"):
         sim.run(grid, config | {"max-failed-rounds": 3})
     (record,) = tmp_path.iterdir()
-    assert json.loads((record / "summary.json").read_text())["status"] == "failed"
+    summary = json.loads((record / "summary.json").read_text())
+    assert summary["status"] == "failed"
+    assert (summary["rounds"], summary["rejected_by_reason"]) == (3, {"no answer": 6})
     assert [line["used"] for line in history(record)] == [0, 0, 0, 0]
 
 

@@ -29,7 +29,13 @@ from fedtrellis.wire.broadcast import ModelBroadcast
 if TYPE_CHECKING:
     from fedtrellis.server.loop import LoopStrategy
 
-__all__ = ["checkpoint_clients", "load_checkpoint", "save_checkpoint"]
+__all__ = [
+    "checkpoint_clients",
+    "load_checkpoint",
+    "pack_checkpoint",
+    "save_checkpoint",
+    "write_checkpoint",
+]
 
 _FORMAT = 1
 
@@ -42,6 +48,13 @@ def save_checkpoint(
     path: Path, strategy: LoopStrategy, grid: Grid, server_round: int
 ) -> None:
     """Write the state after ``server_round``; a crash leaves the file before it."""
+    write_checkpoint(path, strategy, pack_checkpoint(strategy, grid, server_round))
+
+
+def pack_checkpoint(
+    strategy: LoopStrategy, grid: Grid, server_round: int
+) -> dict[str, Any]:
+    """The arrays of a checkpoint; some are the strategy's own, which it may change."""
     meta = {
         "format": _FORMAT,
         "strategy": type(strategy).__name__,
@@ -70,6 +83,13 @@ def save_checkpoint(
     if snapshot is not None:
         for name, data in snapshot().items():
             arrays["client/" + name] = np.frombuffer(data, dtype=np.uint8)
+    return arrays
+
+
+def write_checkpoint(
+    path: Path, strategy: LoopStrategy, arrays: dict[str, Any]
+) -> None:
+    """Write a checkpoint's arrays, and the rounds so far into the history beside it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     _append_history(_history_path(path), strategy)
     temporary = path.with_name(path.name + ".tmp")

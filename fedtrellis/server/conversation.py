@@ -15,13 +15,13 @@ from logging import WARNING
 from typing import Any, Protocol
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from fedtrellis.server.answers import Answer, open_answer
 from fedtrellis.server.callbacks import listed
 from fedtrellis.wire.arrays import filled
 from fedtrellis.wire.exchange import NO_ANSWER, Client, Registry, Traffic, exchange
+from fedtrellis.wire.flower_internals import log
 from fedtrellis.wire.protocol import (
     CONFIG,
     MODEL,

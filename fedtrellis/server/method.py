@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -20,14 +20,17 @@ from numpy.typing import NDArray
 
 from fedtrellis.random import generator
 from fedtrellis.server.conversation import Conversation
+from fedtrellis.settings import Declared, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.broadcast import ModelBroadcast
 from fedtrellis.wire.protocol import pack_restore
 
-__all__ = ["Method"]
+__all__ = ["SAMPLINGS", "Method"]
+
+SAMPLINGS = ("bernoulli", "fixed")
 
 
-class Method(Strategy):
+class Method(Strategy, Declared):
     """A method as its hooks, beside what it does in a round.
 
     Use :class:`~fedtrellis.RoundStrategy`, or for rounds of several waves
@@ -50,11 +53,38 @@ class Method(Strategy):
     #: :meth:`client_state` does not give back, however old; else it starts without.
     keep_old_state = True
 
-    participation: float
-    sampling: str
-    seed: int
-    broadcast: ModelBroadcast
-    conversation: Conversation
+    #: What run configs call the method; its settings' keys begin with it.
+    name: ClassVar[str] = ""
+    #: A line for listings.
+    about: ClassVar[str] = ""
+    #: Where the model lives: "domain", a convex set; "whole", all of space;
+    #: "manifold"; or "split", one vector of weights whose features lie with clients.
+    space: ClassVar[str] = "whole"
+    #: Whether a method on a domain needs a bounded one.
+    bounded: ClassVar[bool] = False
+    #: Metrics of a round that the method itself measures and a run may stop on.
+    measures: ClassVar[tuple[str, ...]] = ()
+    #: Settings that a run may go on from a checkpoint without.
+    free_to_change: ClassVar[tuple[str, ...]] = ()
+
+    participation: float = setting(
+        1.0,
+        "probability, or fraction, of the clients that take part in a round",
+        symbol="p",
+        above=0.0,
+        maximum=1.0,
+    )
+    sampling: str = setting(
+        "bernoulli",
+        "a coin flip for each client, or a fixed number of them, ⌈p·n⌉",
+        choices=SAMPLINGS,
+    )
+    seed: int = setting(0, "of everything random", minimum=0, shown=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.broadcast: ModelBroadcast
+        self.conversation: Conversation
 
     # ------------------------------------------------------------------ the method
 
@@ -97,8 +127,12 @@ class Method(Strategy):
         """Inverse of :meth:`state`; called after :meth:`setup`."""
 
     def settings(self) -> dict[str, Any]:
-        """The settings that :meth:`summary` logs."""
-        return {"participation": self.participation, "sampling": self.sampling}
+        """The settings that :meth:`summary` logs, by name and symbol."""
+        return self.described()
+
+    def warnings(self) -> list[str]:
+        """What a reader of a run's record must not overlook."""
+        return []
 
     # ------------------------------------------------------------------- sampling
 

@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 from logging import INFO
 from typing import TYPE_CHECKING, Any, TextIO
 
-from flwr.common.logger import LOGGER_NAME, ConsoleHandler, log
 from flwr.serverapp.strategy import Result
 
 from fedtrellis.server.callbacks import (
@@ -25,8 +24,9 @@ from fedtrellis.server.callbacks import (
     listed,
     shortened,
 )
-from fedtrellis.server.records import summarise
+from fedtrellis.server.records import how_it_ended, summarise
 from fedtrellis.wire.exchange import NO_ANSWER
+from fedtrellis.wire.flower_internals import LOGGER_NAME, ConsoleHandler, log
 
 if TYPE_CHECKING:
     from fedtrellis.server.loop import LoopStrategy
@@ -230,9 +230,10 @@ class JsonLines(Callback):
     ``round``   ``round``, ``rounds``, ``seconds``, ``sampled``, ``used``,
                 ``rejected`` (a list of ``client`` and ``reason``), ``bytes_up``,
                 ``bytes_down``, ``round_trips``, ``metrics``
-    ``end``     ``status`` (completed or failed), ``error`` if it failed, ``rounds``,
-                ``metrics`` (the last of each), ``sampled``, ``used``, ``rejected``,
-                ``rejected_by_reason``, ``bytes_up``, ``bytes_down``, ``seconds``
+    ``end``     ``status`` (completed, interrupted or failed), ``error`` if it did not
+                complete, ``rounds``, ``metrics`` (the last of each), ``sampled``,
+                ``used``, ``rejected``, ``rejected_by_reason``, ``bytes_up``,
+                ``bytes_down``, ``seconds``
     =========== ======================================================================
 
     Each has its ``event`` and the ``time`` (ISO 8601, UTC); a number that is not
@@ -289,10 +290,11 @@ class JsonLines(Callback):
         print_json("end", status="completed", **totals, **self.end)
 
     def on_failure(self, strategy: LoopStrategy, error: BaseException) -> None:
-        """Print ``end`` with what failed."""
+        """Print ``end`` with what went wrong."""
         message = f"{type(error).__name__}: {error}"
         totals = summarise(strategy.history)
-        print_json("end", status="failed", error=message, **totals, **self.end)
+        status = how_it_ended(error)
+        print_json("end", status=status, error=message, **totals, **self.end)
 
 
 @contextmanager

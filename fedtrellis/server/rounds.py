@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -11,11 +12,11 @@ from flwr.serverapp import Grid
 
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.conversation import Conversation
-from fedtrellis.server.loop import SAMPLINGS, LoopStrategy
+from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.server.metrics import mean_metrics
 from fedtrellis.wire.protocol import METRICS
 
-__all__ = ["SAMPLINGS", "RoundStrategy"]
+__all__ = ["RoundStrategy"]
 
 
 class RoundStrategy(LoopStrategy):
@@ -106,10 +107,20 @@ class RoundStrategy(LoopStrategy):
         self._used = list(checked)
         if not checked:
             return None
+        self._whole = None
         metrics = self.aggregate(server_round, checked)
         for name in checked:
             self.conversation.note_used(name, server_round)
         return metrics
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        # the only wave changes nothing until _use has its answers
+        if type(self).run_round is RoundStrategy.run_round:
+            yield
+        else:
+            with super()._interruptible():
+                yield
 
     # -------------------------------------------------------------- Flower's own loop
 

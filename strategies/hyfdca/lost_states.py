@@ -12,9 +12,9 @@ from logging import WARNING
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from flwr.common.logger import log
 
 from fedtrellis.server.answers import Answer
+from fedtrellis.wire.flower_internals import log
 
 from ..hybrid import Blobs, add_shares
 from .steps import read_blobs, split_blobs

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from flwr.app import MetricRecord
-from flwr.common.logger import log
 from numpy.typing import NDArray
 
 from fedtrellis.dual.alignment import align
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.conversation import Conversation
 from fedtrellis.server.metrics import mean_metrics
+from fedtrellis.wire.flower_internals import log
 
 from ..hybrid import ROWS, Blobs, add_shares
 from .steps import read_blobs, split_blobs

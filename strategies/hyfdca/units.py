@@ -74,7 +74,7 @@ class UnitSteps(Steps):
             len(self.alignment.feature_names),
             len(self.units),
             strategy.regularization,
-            min(strategy.memory, max(3, _MAX_POINTS // len(self.units))),
+            min(strategy.remembered, max(3, _MAX_POINTS // len(self.units))),
         )
         # holders that lost what they remembered of a group
         self.bare: set[tuple[str, int]] = set()
