@@ -87,7 +87,7 @@ def breast_cancer(nodes: int = 10) -> Example:
 
 
 def _example(config: dict[str, Any], nodes: int, steps: Steps) -> Example:
-    task = sim.make_setup(sim.default_config() | config, nodes).task
+    task = sim.app.experiment(sim.app.default_config() | config, nodes).task
     mean = task.objective()
     optimum = task.reference_optimum(WholeSpace())
     if optimum is None:

@@ -27,7 +27,7 @@ class Alias(MetaPathFinder, Loader):
     old, new : str
         Full names.
     renamed : mapping
-        Old names of what has another in the module.
+        Old names of what has another in the module, or in the one that it names.
     warn : bool
         Whether to say that the old name will go.
     """
@@ -60,7 +60,9 @@ class Alias(MetaPathFinder, Loader):
             )
         module = importlib.import_module(new)
         for before, now in self.renamed.items():
-            setattr(module, before, getattr(module, now))
+            elsewhere, _, name = now.rpartition(".")
+            holder = importlib.import_module(elsewhere) if elsewhere else module
+            setattr(module, before, getattr(holder, name))
         # one module under two names, which must go on saying the same of itself
         self._kept = module.__spec__, module.__loader__
         return module

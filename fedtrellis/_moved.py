@@ -47,8 +47,12 @@ _MOVED = {
     "universal_perturbation": "objectives.universal_perturbation",
 }
 
-# What has another name in the new place.
-_RENAMED = {"mirror": {"Mirror": "ReplayedIterate"}}
+# What has another name in the new place, or is in a third one.
+_RENAMED = {
+    "app_directory": {"App": "AppDirectory"},
+    "loop": {"SAMPLINGS": "fedtrellis.server.method.SAMPLINGS"},
+    "mirror": {"Mirror": "ReplayedIterate"},
+}
 
 
 def install() -> None:

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy  # its parts are loaded when first used
+
+from fedtrellis.objectives.checks import is_sparse
 
 __all__ = ["FactorFile", "fingerprint"]
 
@@ -47,8 +48,7 @@ def fingerprint(kind: str, data: Any, *numbers: float) -> bytes:
     bytes
         32 bytes, equal in every process.
     """
-    sparse = not isinstance(data, np.ndarray) and bool(scipy.sparse.issparse(data))
-    parts = [data.data, data.indices, data.indptr] if sparse else [data]
+    parts = [data.data, data.indices, data.indptr] if is_sparse(data) else [data]
     arrays = [np.ascontiguousarray(part) for part in parts]
     header = (
         _FORMAT,

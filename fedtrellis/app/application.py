@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from flwr.app import Context
@@ -101,6 +102,12 @@ class App:
         name = config.get("task", RunSettings.task)
         task = self.registry.choose("task", name).from_config(config, 1, 0)
         return make_client(self.experiment, task.on_nodes, context)
+
+    def run(self, grid: Grid, config: Mapping[str, Any]) -> Path:
+        """Run on any grid; return the directory of the run's record."""
+        from fedtrellis.app.run import run
+
+        return run(self.registry, self.experiment, grid, config)
 
     def _main(self, grid: Grid, context: Context) -> None:
         """Run what the run config says, and print how it went."""

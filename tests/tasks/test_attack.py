@@ -305,7 +305,7 @@ def test_an_attack_on_cifar_from_values(
         f"attack.{key}={value!r}" if key == "radius" else f'attack.{key}="{value}"'
         for key, value in lines.items()
     )
-    status = sim.command_line(
+    status = sim.app.command_line(
         [
             *("--out", str(tmp_path), "--nodes", "3", "-c", config),
             *("-c", 'method="zeroth-order-rfl" task="attack" rounds=2 samples=10'),

@@ -360,7 +360,7 @@ def test_a_bad_file_tells_nobody_what_it_holds(
     path = tmp_path / name
     path.write_bytes(content)
     config: dict[str, Any] = {
-        **sim.default_config(),
+        **sim.app.default_config(),
         "results-dir": str(tmp_path / "runs"),
         "task": task,
         f"{task}.dataset": "nodes",
@@ -387,7 +387,7 @@ def test_a_bad_file_tells_nobody_what_it_holds(
     logging.getLogger("flwr").addHandler(caplog.handler)
     try:
         with pytest.raises(RuntimeError, match="none of 1 nodes can be used") as caught:
-            sim.run(grid, config)
+            sim.app.run(grid, config)
     finally:
         logging.getLogger("flwr").removeHandler(caplog.handler)
     output = capfd.readouterr()
@@ -439,13 +439,13 @@ def test_a_bad_file_tells_nobody_what_it_holds(
 )
 def test_bad_settings(config: dict[str, Any], match: str) -> None:
     whole = {
-        **sim.default_config(),
+        **sim.app.default_config(),
         "task": "logistic-regression",
         "logistic-regression.dataset": "nodes",
         **config,
     }
     with pytest.raises(SettingsError, match=match) as caught:
-        sim.make_strategy(sim.make_setup(whole, 2))
+        sim.make_strategy(sim.app.experiment(whole, 2))
     assert len(str(caught.value).splitlines()) == 1
 
 

@@ -25,9 +25,9 @@ N = 3
 def run(
     folder: Path, config: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]
 ) -> Path:
-    config = {**sim.default_config(), "results-dir": str(folder), **config}
+    config = {**sim.app.default_config(), "results-dir": str(folder), **config}
     grid = LocalGrid(sim.client_app, len(nodes), run_config=config, node_configs=nodes)
-    return sim.run(grid, config)
+    return sim.app.run(grid, config)
 
 
 def model(record: Path) -> NDArray[np.float64]:
@@ -234,13 +234,13 @@ def test_files_can_be_tried_from_the_command_line(
     )
     arguments = ["--nodes", "2", "--out", str(tmp_path / "runs"), "-c", config]
     entry = f'data="{tmp_path}/part-{{partition}}.csv"'
-    assert sim.command_line([*arguments, "--node-config", entry]) == 0
+    assert sim.app.command_line([*arguments, "--node-config", entry]) == 0
     (record,) = (tmp_path / "runs").iterdir()
     evaluated = [bool(line["client_evaluation"]) for line in history(record)]
     assert evaluated == [False, True]
-    assert sim.command_line(arguments) == 1
+    assert sim.app.command_line(arguments) == 1
     assert "node config: data is missing" in capsys.readouterr().err
     # a node may have a file, and a run not ask for it
     other = ["--nodes", "2", "--out", str(tmp_path / "other")]
     other += ["--node-config", entry, "-c", 'task="lasso" rounds=1']
-    assert sim.command_line(other) == 0
+    assert sim.app.command_line(other) == 0

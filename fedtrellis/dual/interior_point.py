@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 import scipy  # its parts are loaded when first used
-from numpy.typing import NDArray
+
+from fedtrellis.wire.arrays import FloatArray
 
 __all__ = ["interior_point"]
 
-FloatArray = NDArray[np.float64]
 # Solves (AAᵀ/s + D) v = r for a diagonal D: takes D, returns what takes r.
 _System = Callable[[FloatArray], Callable[[FloatArray], FloatArray]]
 
