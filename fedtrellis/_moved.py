@@ -27,7 +27,7 @@ _MOVED = {
     "losses": "objectives.losses",
     "low_rank_network": "objectives.low_rank_network",
     "mean_objective": "objectives.mean_objective",
-    "method": "server.answers",
+    "method": "server.method",
     "mirror": "wire.replay",
     "nonconvex_logistic": "objectives.nonconvex_logistic",
     "plots": "server.plots",
@@ -51,7 +51,9 @@ _MOVED = {
 _RENAMED = {
     "app_directory": {"App": "AppDirectory"},
     "loop": {"SAMPLINGS": "fedtrellis.server.method.SAMPLINGS"},
+    "method": {"Answer": "fedtrellis.server.answers.Answer"},
     "mirror": {"Mirror": "ReplayedIterate"},
+    "protocol": {"PHASES": "fedtrellis.wire.client.PHASES"},
 }
 
 

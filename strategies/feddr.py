@@ -91,7 +91,7 @@ class FedDR(RoundStrategy):
         self._reflections = {name: start.copy() for name in self.clients}
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
-        """The method's numbers."""
+        """Relaxation, proximal step and local steps."""
         return {
             "relaxation": self.relaxation,
             "proximal-step": self.proximal_step,

@@ -157,11 +157,11 @@ class FedGiA(RoundStrategy):
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         """σ; and for those in C the number of steps and which H_i."""
-        numbers: dict[str, Any] = {"sigma": self.settled_sigma}
+        entries: dict[str, Any] = {"sigma": self.settled_sigma}
         if client in self.selected(server_round):
-            numbers["local-steps"] = self.local_steps
-            numbers["hessian"] = self.hessian
-        return numbers
+            entries["local-steps"] = self.local_steps
+            entries["hessian"] = self.hessian
+        return entries
 
     def check(self, answer: Answer) -> FloatArray:
         """z_i."""

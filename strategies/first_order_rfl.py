@@ -126,16 +126,16 @@ class FirstOrderRFL(RoundStrategy):
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         """η, η_g and τ, and what mini-batches need."""
-        numbers: dict[str, Any] = {
+        entries: dict[str, Any] = {
             "step-size": self.step_size,
             "server-step-size": self.settled_server_step_size,
             "local-steps": self.local_steps,
         }
         if not self.correction:
-            numbers["correction"] = False
+            entries["correction"] = False
         if self.batch_size:
-            numbers |= {"batch-size": self.batch_size, "seed": self.seed}
-        return numbers
+            entries |= {"batch-size": self.batch_size, "seed": self.seed}
+        return entries
 
     def check(self, answer: Answer) -> Any:
         """ẑ_i."""

@@ -9,8 +9,7 @@ round is, a subclass says: one wave (:class:`~fedtrellis.RoundStrategy`) or seve
 from __future__ import annotations
 
 import time
-from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from logging import INFO, WARNING
 from pathlib import Path
@@ -30,7 +29,7 @@ from fedtrellis.server.checkpoint import (
 )
 from fedtrellis.server.conversation import Conversation
 from fedtrellis.server.method import Method
-from fedtrellis.server.metrics import mean_metrics, plain_metrics
+from fedtrellis.server.metrics import plain_metrics
 from fedtrellis.settings import SettingsError, given, setting
 from fedtrellis.signals import check_signals, deferred, signals_heard
 from fedtrellis.wire.arrays import Layout, encode, record_arrays
@@ -116,66 +115,6 @@ class LoopStrategy(Method, options=True):
         # is changed and something is waited for, the checkpoint from before
         self._whole: int | None = None
         self._snapshot: dict[str, Any] | None = None
-
-    # ------------------------------------------------------- what a subclass may say
-
-    @abstractmethod
-    def run_round(
-        self,
-        conversation: Conversation,
-        server_round: int,
-        config: ConfigRecord,
-        timeout: float,
-    ) -> dict[str, float] | None:
-        """One round, in as many waves as it takes.
-
-        Notes down in ``self._sampled`` whom it asked, and in ``self._used`` whose
-        answers it used.
-
-        Parameters
-        ----------
-        conversation : Conversation
-            With the clients.
-        server_round : int
-            From 1.
-        config : ConfigRecord
-            The run's own entries for the clients' ``config``.
-        timeout : float
-            Seconds to wait for the answers of one wave.
-
-        Returns
-        -------
-        dict or None
-            The round's metrics; None if no answer was used.
-        """
-
-    def prepare(self, conversation: Conversation, timeout: float) -> None:
-        """Waves before round 1, for a method whose clients have to agree on something.
-
-        Also called when a run goes on from a checkpoint, after :meth:`load_state`.
-        """
-
-    def finish(self, conversation: Conversation) -> None:
-        """After the last round, and after a failure: what clients have to clean up."""
-
-    def evaluate_clients(
-        self,
-        conversation: Conversation,
-        server_round: int,
-        config: ConfigRecord,
-        timeout: float,
-    ) -> MetricRecord | None:
-        """Mean of the clients' metrics of their own data, where an evaluation is due.
-
-        Parameters are those of :meth:`run_round`.
-        """
-        entries: dict[str, Mapping[str, Any]] = {
-            name: dict(config) for name in self.clients
-        }
-        answers = conversation.ask(server_round, "evaluate", entries, timeout)
-        for answer in answers:
-            conversation.note_version(answer)
-        return mean_metrics([answer.metrics for answer in answers])
 
     def summary(self) -> None:
         """Log the strategy's settings."""

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from fedtrellis.random import generator
 from fedtrellis.server.conversation import Conversation
+from fedtrellis.server.metrics import mean_metrics
 from fedtrellis.settings import Declared, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.broadcast import ModelBroadcast
@@ -133,6 +134,66 @@ class Method(Strategy, Declared):
     def warnings(self) -> list[str]:
         """What a reader of a run's record must not overlook."""
         return []
+
+    # ------------------------------------------------------------------ its messages
+
+    @abstractmethod
+    def run_round(
+        self,
+        conversation: Conversation,
+        server_round: int,
+        config: ConfigRecord,
+        timeout: float,
+    ) -> dict[str, float] | None:
+        """One round, in as many waves as it takes.
+
+        Notes down in ``self._sampled`` whom it asked, and in ``self._used`` whose
+        answers it used.
+
+        Parameters
+        ----------
+        conversation : Conversation
+            With the clients.
+        server_round : int
+            From 1.
+        config : ConfigRecord
+            The run's own entries for the clients' ``config``.
+        timeout : float
+            Seconds to wait for the answers of one wave.
+
+        Returns
+        -------
+        dict or None
+            The round's metrics; None if no answer was used.
+        """
+
+    def prepare(self, conversation: Conversation, timeout: float) -> None:
+        """Waves before round 1, for a method whose clients have to agree on something.
+
+        Also called when a run goes on from a checkpoint, after :meth:`load_state`.
+        """
+
+    def finish(self, conversation: Conversation) -> None:
+        """After the last round, and after a failure: what clients have to clean up."""
+
+    def evaluate_clients(
+        self,
+        conversation: Conversation,
+        server_round: int,
+        config: ConfigRecord,
+        timeout: float,
+    ) -> MetricRecord | None:
+        """Mean of the clients' metrics of their own data, where an evaluation is due.
+
+        Parameters are those of :meth:`run_round`.
+        """
+        entries: dict[str, Mapping[str, Any]] = {
+            name: dict(config) for name in self.clients
+        }
+        answers = conversation.ask(server_round, "evaluate", entries, timeout)
+        for answer in answers:
+            conversation.note_version(answer)
+        return mean_metrics([answer.metrics for answer in answers])
 
     # ------------------------------------------------------------------- sampling
 

@@ -44,9 +44,9 @@ __all__ = ["MethodClient", "StatefulClient", "client_app", "evaluate_objective"]
 
 ClientFn = Callable[[Context], Any]
 
-# Phases of the rounds of methods that take several waves, as the clients' classes have
-# them; in the order in which they were defined.
-_phases: dict[str, None] = {}
+#: Phases of rounds of several waves that the clients' classes defined so far have, as
+#: keys: a message of type ``train.NAME`` is for a client's ``fit_NAME``.
+PHASES: dict[str, None] = {}
 _PHASE = "fit_"
 
 #: Local steps, samples and the like that a request may ask for, see :func:`client_app`.
@@ -82,7 +82,7 @@ class MethodClient(NumPyClient):
         super().__init_subclass__(**options)
         for name in dir(cls):
             if name.startswith(_PHASE) and callable(getattr(cls, name)):
-                _phases[name.removeprefix(_PHASE)] = None
+                PHASES[name.removeprefix(_PHASE)] = None
 
     def to_client(self) -> Client:
         """Refuse Flower's older API, which calls this itself, with the way out.
@@ -197,7 +197,7 @@ def client_app(
 
     app.train()(handler("fit"))
     app.evaluate()(handler("evaluate"))
-    for phase in dict.fromkeys((*_phases, *phases)):
+    for phase in dict.fromkeys((*PHASES, *phases)):
         app.train(phase)(handler(_PHASE + phase))
 
     def hello(message: Message, context: Context) -> Message:
