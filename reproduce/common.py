@@ -25,7 +25,7 @@ from fedtrellis.app import Experiment
 from fedtrellis.app.directory import flatten
 from fedtrellis.app.settings import RunSettings
 from fedtrellis.server.callbacks import EarlyStop
-from fedtrellis.server.loop import RoundStrategy
+from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.wire.arrays import record_arrays
 
 __all__ = [
@@ -137,7 +137,7 @@ class Run:
     metric: str = "squared-gradient-norm"
     point: bool = False
     start: Any = field(default=None, hash=False, compare=False)
-    strategy: Callable[..., RoundStrategy] = Experiment.strategy
+    strategy: Callable[..., LoopStrategy] = Experiment.strategy
 
 
 def evaluated_rounds(last: int) -> set[int]:

@@ -14,7 +14,7 @@ from fedtrellis.app import Experiment
 from fedtrellis.app.registry import MethodEntry
 from fedtrellis.app.settings import RunSettings
 from fedtrellis.schedules import FrankWolfeSchedule
-from fedtrellis.server.loop import RoundStrategy
+from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.wire.broadcast import Step
 from reproduce.common import (
     Item,
@@ -63,7 +63,7 @@ class AveragingFedFW(FedFW):
         return {}
 
 
-def averaging(experiment: Experiment, **options: Any) -> RoundStrategy:
+def averaging(experiment: Experiment, **options: Any) -> LoopStrategy:
     """Return what the experiment's own strategy is, as :class:`AveragingFedFW`."""
     entry = MethodEntry(AveragingFedFW, experiment.entry.client)
     return dataclasses.replace(experiment, entry=entry).strategy(**options)
@@ -75,7 +75,7 @@ def compute_server_step(options: Options) -> dict[str, Any]:
     seeds = min(options.seeds, 3)
     if options.quick:
         base["rounds"], seeds = 100, 1
-    steps: dict[str, Callable[..., RoundStrategy]] = {
+    steps: dict[str, Callable[..., LoopStrategy]] = {
         "exact": Experiment.strategy,
         "averaged atoms": averaging,
     }

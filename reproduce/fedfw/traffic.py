@@ -8,7 +8,7 @@ from typing import Any
 
 import sim
 from fedtrellis.server.callbacks import Callback, RoundRecord
-from fedtrellis.server.loop import RoundStrategy
+from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.wire.local_grid import LocalGrid
 from reproduce.common import Item, Options, SkippedError, app_config, workers
 from reproduce.drawing import measured, new_figure, save
@@ -23,7 +23,7 @@ class _Count(Callback):
         self.grid = grid
         self.so_far: list[tuple[int, int]] = []
 
-    def on_round(self, strategy: RoundStrategy, record: RoundRecord) -> bool:
+    def on_round(self, strategy: LoopStrategy, record: RoundRecord) -> bool:
         """Note it down."""
         self.so_far.append((self.grid.bytes_down, self.grid.bytes_up))
         return False
