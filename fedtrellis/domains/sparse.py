@@ -33,7 +33,9 @@ class KSupportBall(Domain):
 
     name: ClassVar[str] = "k-support-ball"
     parameters: ClassVar[Mapping[str, Any]] = {
-        "k": setting(10, "non-zeros of an extreme point", minimum=1)
+        "k": setting(
+            10, "non-zeros of an extreme point", minimum=1, formerly="sparsity"
+        )
     }
     k: int
     radius: float
@@ -180,7 +182,7 @@ class GroupL1Ball(Domain):
 
     name: ClassVar[str] = "group-l1-ball"
     parameters: ClassVar[Mapping[str, Any]] = {
-        "groups": setting(10, "entries in a group", minimum=1)
+        "groups": setting(10, "entries in a group", minimum=1, formerly="group-size")
     }
     radius: float
     groups: int | Sequence[Sequence[int]]
