@@ -77,13 +77,16 @@ def compare_all(only: str, tolerance: float) -> int:
         if only not in name:
             continue
         method = "refused" if "error" in case["result"] else name.split("/")[0]
+        now = run_case(case, table["defaults"])
         found = compare(
             case["result"],
-            run_case(case, table["defaults"]),
+            now,
             tolerance=tolerance,
             ciphertexts=case.get("ciphertexts", False),
         )
-        reasons = {part: reason_to_accept(name, part) for part in found.parts}
+        reasons = {
+            part: reason_to_accept(name, part, now.get(part)) for part in found.parts
+        }
         kind = "same"
         if found.parts:
             kind = "accepted" if all(reasons.values()) else "different"
