@@ -68,6 +68,7 @@ class FedFW(RoundStrategy):
     about = "federated Frank-Wolfe: FedFW, FedFW+, FedFW-sto"
     space = "domain"
     bounded = True
+    state_settings = ("variant",)
 
     domain: Domain = given(
         "D, in the shape of the model: an array's own shape if the model has one "
@@ -112,6 +113,18 @@ class FedFW(RoundStrategy):
         super().__post_init__()
         if self.dual_penalty is None:
             self.dual_penalty = self.penalty
+        self._schedule = self._make_schedule(1)
+        self.needs_planned_rounds = self._schedule.depends_on_rounds
+
+    def _make_schedule(self, rounds: int) -> FrankWolfeSchedule:
+        return FrankWolfeSchedule(
+            self.schedule,
+            self.penalty,
+            self.participation,
+            rounds,
+            self.step_size,
+            self.averaging,
+        )
 
     def check_model(self, layout: Layout) -> None:
         """Check that the model has the shape of the domain's points."""
@@ -119,14 +132,7 @@ class FedFW(RoundStrategy):
 
     def setup(self, point: FloatArray, layout: Layout) -> None:
         """Start every client's mirror x_i, and its y_i, at the initial model."""
-        self._schedule = FrankWolfeSchedule(
-            self.schedule,
-            self.penalty,
-            self.participation,
-            self.num_rounds,
-            self.step_size,
-            self.averaging,
-        )
+        self._schedule = self._make_schedule(self.planned_rounds)
         if not self.domain.contains(point):
             log(WARNING, "The initial model lies outside %r", self.domain)
         self._start = self.broadcast.model.copy()

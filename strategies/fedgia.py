@@ -60,6 +60,7 @@ class FedGiA(RoundStrategy):
     keep_model = False
     # a multiplier from an older round would be worse than none
     keep_old_state = False
+    state_settings = ("hessian",)
 
     sigma: float | None = setting(
         None,

@@ -60,6 +60,7 @@ class FirstOrderRFL(RoundStrategy):
     keep_model = False
     # c_i is sent whole; what an older round left would be taken for newer
     keep_old_state = False
+    state_settings = ("correction",)
 
     manifold: Manifold = given(
         "M, in the shape of the model: an array's own shape if the model has one "

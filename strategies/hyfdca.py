@@ -87,6 +87,7 @@ class HyFDCA(HybridStrategy):
     about = "encrypted dual ascent: samples and features split over nodes"
 
     predicts = True
+    state_settings = ("step", "parts", "secure_sum")
     measures = ("primal", "dual", "duality-gap")
     # the strategy compares the key itself
     free_to_change = ("context",)

@@ -56,19 +56,27 @@ class NaiveFrankWolfe(RoundStrategy):
         0.01, "of the constant schedule", symbol="η", above=0.0, maximum=1.0
     )
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._schedule = self._make_schedule(1)
+        self.needs_planned_rounds = self._schedule.depends_on_rounds
+
+    def _make_schedule(self, rounds: int) -> FrankWolfeSchedule:
+        return FrankWolfeSchedule(
+            self.schedule,
+            penalty=0.0,
+            participation=self.participation,
+            num_rounds=rounds,
+            step_size=self.step_size,
+        )
+
     def check_model(self, layout: Layout) -> None:
         """Check that the model has the shape of the domain's points."""
         self.domain.check_shape(layout.point_shape)
 
     def setup(self, point: FloatArray, layout: Layout) -> None:
         """Make the schedule, now that the number of rounds is known."""
-        self._schedule = FrankWolfeSchedule(
-            self.schedule,
-            penalty=0.0,
-            participation=self.participation,
-            num_rounds=self.num_rounds,
-            step_size=self.step_size,
-        )
+        self._schedule = self._make_schedule(self.planned_rounds)
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         """Nothing: the client only needs x̄."""

@@ -27,6 +27,14 @@ from strategies import FedFW
 ROOT = Path(__file__).resolve().parents[1]
 
 
+@pytest.fixture(autouse=True)
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take longer than these runs."""
+    monkeypatch.setattr(
+        "fedtrellis.server.plots.plot_convergence", lambda *rest, **options: None
+    )
+
+
 def run(parent: Path, loss: float = 0.2, **settings: Any) -> Path:
     """Run a small Lasso with some answers lost, and return its record."""
     config = {"task": "lasso", "lasso.rows": 40, "rounds": 3, "stop-metric": "loss"}

@@ -84,7 +84,8 @@ def test_with_format_json_every_line_is_json(
 
     # what the run cannot do is JSON as well, on both ways out
     assert (
-        sim.app.command_line([*arguments, "-c", 'log-format="json" fedfw.penalty=-0.5']) == 1
+        sim.app.command_line([*arguments, "-c", 'log-format="json" fedfw.penalty=-0.5'])
+        == 1
     )
     caught = capsys.readouterr()
     for text in (caught.out, caught.err):
@@ -415,9 +416,18 @@ BAD = [
         'method="fedgia" task="quadratic-assignment"',
         "task = 'quadratic-assignment' has no minimum without a constraint",
     ),
-    ('method="fedgia" fedgia.hessian="gramm"', "'gramm' is not known (did you mean 'gram'?)"),
-    ('method="fedgia" fedgia.selected-fraction=0.0', "must be greater than 0 and at most 1"),
-    ('method="fedgia" fedgia.tolerance=-1.0', "fedgia.tolerance = -1.0 must be at least 0"),
+    (
+        'method="fedgia" fedgia.hessian="gramm"',
+        "'gramm' is not known (did you mean 'gram'?)",
+    ),
+    (
+        'method="fedgia" fedgia.selected-fraction=0.0',
+        "must be greater than 0 and at most 1",
+    ),
+    (
+        'method="fedgia" fedgia.tolerance=-1.0',
+        "fedgia.tolerance = -1.0 must be at least 0",
+    ),
     (
         'task="linear-regression" linear-regression.rows-min=200',
         "linear-regression.rows-m",
@@ -426,7 +436,10 @@ BAD = [
         'task="logistic-regression" logistic-regression.dataset="qsar"',
         "logistic-regression.path is empty",
     ),
-    ('method="zeroth-order-rfl" task="digits" zeroth-order-rfl.samples=0', "zeroth-order-rfl.samples = 0 must be at"),
+    (
+        'method="zeroth-order-rfl" task="digits" zeroth-order-rfl.samples=0',
+        "zeroth-order-rfl.samples = 0 must be at",
+    ),
     (
         'method="zeroth-order-rfl" task="kernel-pca" domain="l1-ball"',
         "method 'zeroth-order-rfl', which has no domain",
@@ -446,14 +459,23 @@ BAD = [
     (HYBRID + "hybrid-svm.regularization=0.0", "hybrid-svm.regularization = 0.0 must"),
     (HYBRID + 'hyfdca.step="bundel"', "is not known (did you mean 'bundle'?)"),
     (HYBRID + "hyfdca.memory=2", "hyfdca.memory = 2 must be at least 3"),
-    (HYBRID + "hyfdca.local-fraction=1.5", "hyfdca.local-fraction = 1.5 must be greater than 0 and"),
-    (HYBRID + "hyfdca.cyclic-groups=2", "cyclic_groups = 2 must be 0, or at least 2 with"),
+    (
+        HYBRID + "hyfdca.local-fraction=1.5",
+        "hyfdca.local-fraction = 1.5 must be greater than 0 and",
+    ),
+    (
+        HYBRID + "hyfdca.cyclic-groups=2",
+        "cyclic_groups = 2 must be 0, or at least 2 with",
+    ),
     (
         HYBRID + 'hyfdca.secure-sum=true hyfdca.step="practical"',
         "secure_sum = True is for steps",
     ),
     (HYBRID + 'hyfdca.context="nowhere"', "'nowhere' cannot be read"),
-    (HYBRID + 'hyfdca.encryption="paillier"', "hyfdca.encryption = 'paillier' is not known"),
+    (
+        HYBRID + 'hyfdca.encryption="paillier"',
+        "hyfdca.encryption = 'paillier' is not known",
+    ),
     ('stop-metric="gapp"', "'gapp' is not known (did you mean 'gap'?)"),
 ]
 

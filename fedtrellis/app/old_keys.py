@@ -67,15 +67,29 @@ def translate(
         A flat key is of another method than the run's; the message says of which.
     """
     method = str(config.get("method", RunSettings.method))
+    used_names = {
+        "method": method,
+        "task": str(config.get("task", RunSettings.task)),
+        "domain": str(config.get("domain", RunSettings.domain)),
+    }
     translated: dict[str, Any] = {}
     renamed: dict[str, str] = {}
     for old, value in config.items():
         owners = [] if old in registry.fields else old_owners(registry, old)
         if not owners:
-            translated[old] = value
+            foreign = (
+                group.kind in used_names and group.owner != used_names[group.kind]
+                for group in registry.owners(old)
+            )
+            if not (drop and any(foreign)):
+                translated[old] = value
             continue
+        # which set a run has is known only once its task is
         used = [
-            group for group in owners if group.kind == "domain" or group.owner == method
+            group
+            for group in owners
+            if group.owner == used_names[group.kind]
+            or (group.kind == "domain" and not drop)
         ]
         for group in used:
             for key, field in group.fields.items():

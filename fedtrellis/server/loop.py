@@ -24,6 +24,7 @@ from fedtrellis.server.callbacks import Callback, RoundRecord
 from fedtrellis.server.checkpoint import (
     load_checkpoint,
     pack_checkpoint,
+    read_planned_rounds,
     save_checkpoint,
     write_checkpoint,
 )
@@ -53,7 +54,13 @@ class RoundStrategy(Method, options=True):
     history : list of RoundRecord
     refused : list of (str, str)
         Nodes that could not introduce themselves before round 1, and why.
+    planned_rounds : int
+        T of a schedule that needs one: the rounds that the run was planned with when it
+        began, also if it goes on with more. Known from :meth:`setup` on.
     """
+
+    #: Whether the method's numbers depend on ``planned_rounds``.
+    needs_planned_rounds = False
 
     callbacks: Sequence[Callback] = given(
         "told of every round; any of them can stop the run", default=(), shown=False
@@ -108,7 +115,7 @@ class RoundStrategy(Method, options=True):
         self._resume = None if self.resume is None else Path(self.resume)
         self.history: list[RoundRecord] = []
         self.refused: list[tuple[str, str]] = []
-        self.num_rounds = 0
+        self.num_rounds = self.planned_rounds = 0
         self._sampled: list[str] = []
         self._used: list[str] = []
         # of which finished round the state is, None while it is changed; and, where it
@@ -326,7 +333,8 @@ class RoundStrategy(Method, options=True):
         TimeoutError
             If too few nodes connect.
         RuntimeError
-            If no client could be used for ``max_failed_rounds`` rounds in a row.
+            If no client could be used for ``max_failed_rounds`` rounds in a row, or in
+            the whole run.
         """
         if num_rounds < 1:
             raise SettingsError(f"num_rounds = {num_rounds} must be at least 1")
@@ -355,6 +363,7 @@ class RoundStrategy(Method, options=True):
         self._registry.introduce(grid, self.start_timeout, self._traffic, started=False)
         self.refused = list(self._traffic.rejected)
         self.broadcast = ModelBroadcast(layout, point)
+        self.planned_rounds = self._planned_rounds()
         self.setup(point, layout)
         result, first_round = Result(), 1
         if self._resume is not None:
@@ -379,11 +388,7 @@ class RoundStrategy(Method, options=True):
                 failed = 0 if self._used or not self._sampled else failed + 1
                 if failed == self.max_failed_rounds:
                     self._tell(record)
-                    who, why = (record.rejected or [("?", "nobody was asked")])[-1]
-                    raise RuntimeError(
-                        f"no usable answer in {failed} rounds in a row; "
-                        f"the last: client {who}: {why}"
-                    )
+                    raise _unanswered(f"{failed} rounds in a row", record)
                 converged = self.converged()
                 if converged:
                     log(INFO, "Converged in round %d", server_round)
@@ -404,10 +409,36 @@ class RoundStrategy(Method, options=True):
                     save_checkpoint(self._checkpoint, self, grid, server_round)
                 if last:
                     break
+            if not any(record.used for record in self.history):
+                # however few the rounds were: the model is the one they began with
+                record = self.history[-1]
+                raise _unanswered(f"all of the {record.round} rounds", record)
             result.arrays = self._model_record()
             for callback in self.callbacks:
                 callback.on_end(self, result)
         return result
+
+    def _planned_rounds(self) -> int:
+        if self.resume is None or not self.needs_planned_rounds:
+            return self.num_rounds
+        planned = read_planned_rounds(self._resume)
+        if planned is None:
+            log(
+                WARNING,
+                "%s does not say how many rounds were planned; the schedule goes on "
+                "as if it had been the %d of now",
+                self.resume,
+                self.num_rounds,
+            )
+        elif planned != self.num_rounds:
+            log(
+                INFO,
+                "The schedule goes on with T = %d, the rounds planned when the run "
+                "began, not with %d",
+                planned,
+                self.num_rounds,
+            )
+        return planned or self.num_rounds
 
     @contextmanager
     def _ending_in_order(self, grid: Grid) -> Iterator[None]:
@@ -509,6 +540,11 @@ class RoundStrategy(Method, options=True):
         for callback in self.callbacks:  # each hears of it, also after a stop
             stop = bool(callback.on_round(self, record)) or stop
         return stop
+
+
+def _unanswered(rounds: str, record: RoundRecord) -> RuntimeError:
+    who, why = (record.rejected or [("?", "nobody was asked")])[-1]
+    return RuntimeError(f"no usable answer in {rounds}; the last: client {who}: {why}")
 
 
 def _is_number(value: Any) -> bool:

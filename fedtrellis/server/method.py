@@ -89,6 +89,9 @@ class Method(Strategy, Declared):
     #: Whether a client that is out of step keeps what it has of the entries that
     #: :meth:`client_state` does not give back, however old; else it starts without.
     keep_old_state = True
+    #: Settings (names of attributes) that decide what :meth:`state` holds and means: a
+    #: checkpoint is for runs that have the same.
+    state_settings: tuple[str, ...] = ()
 
     #: What run configs call the method; its settings' keys begin with it.
     name: ClassVar[str] = ""
@@ -208,7 +211,10 @@ class Method(Strategy, Declared):
         return False
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """The method's own state, for a checkpoint; the model is kept by the loop."""
+        """The method's own state, for a checkpoint; the model is kept by the loop.
+
+        An entry that is not empty before round 1 keeps its shape.
+        """
         return {}
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:

@@ -78,7 +78,7 @@ class Progress(Callback):
         # a resumed run's rounds so far count
         self._up = sum(record.bytes_up for record in strategy.history)
         self._down = sum(record.bytes_down for record in strategy.history)
-        self._last: dict[str, float] = {}
+        self._last: dict[str, tuple[float, int]] = {}  # a metric, and of which round
         self._began, self._first, self._total = time.time(), first_round, num_rounds
         self._logged = -math.inf
         if self._on_terminal():
@@ -121,9 +121,10 @@ class Progress(Callback):
         """Draw or log."""
         self._up += record.bytes_up
         self._down += record.bytes_down
-        self._last.update(record.metrics)
+        for name, value in record.metrics.items():
+            self._last[name] = value, record.round
         if self._live is not None:
-            shown = self._shown()
+            shown = self._shown(record.round, older=True)
             if record.rejected:
                 shown.append(f"{len(record.rejected)} dropped")
             self._live.update(self._task, completed=record.round, text="  ".join(shown))
@@ -135,12 +136,15 @@ class Progress(Callback):
             return True
         return time.time() - self._logged >= 1.0
 
-    def _shown(self) -> list[str]:
-        shown = [
-            f"{name} {self._last[name]:.4g}"
-            for name in (*CRITERIA, *QUALITIES)
-            if name in self._last
-        ]
+    def _shown(self, server_round: int, older: bool) -> list[str]:
+        """A round's metrics; on request older ones too, and which round they are of."""
+        shown = []
+        for name in (*CRITERIA, *QUALITIES):
+            value, of = self._last.get(name, (math.nan, -1))
+            if of == server_round:
+                shown.append(f"{name} {value:.4g}")
+            elif older and of >= 0:
+                shown.append(f"{name} {value:.4g} (round {of})")
         shown.append(f"↑ {format_bytes(self._up)} ↓ {format_bytes(self._down)}")
         return shown
 
@@ -149,7 +153,7 @@ class Progress(Callback):
         parts = [f"round {record.round}/{self._total}"]
         if record.round:
             parts.append(f"{record.used} of {record.sampled} used")
-        parts += self._shown()
+        parts += self._shown(record.round, older=False)
         if record.round:
             parts.append(f"{record.seconds:.2f} s")
         done = record.round - self._first + 1

@@ -145,12 +145,23 @@ class ReplayedIterate:
     def from_state(
         cls, base: FloatArray, state: Mapping[str, NDArray[Any]]
     ) -> ReplayedIterate:
-        """Inverse of :meth:`state`, given the same base."""
+        """Inverse of :meth:`state`, given its base; ValueError if they do not fit."""
         iterate = cls(base)
         if "array" in state:
+            if state["array"].shape != base.shape:
+                raise ValueError(
+                    f"the iterate has shape {state['array'].shape}, not {base.shape}"
+                )
             iterate._array, iterate._base_weight = np.array(state["array"]), 0.0
             return iterate
         iterate._indices = np.array(state["indices"], dtype=np.int64)
         iterate._values = np.array(state["values"], dtype=np.float64)
+        shapes = iterate._indices.shape, iterate._values.shape
+        if iterate._indices.ndim != 1 or shapes[0] != shapes[1]:
+            raise ValueError(f"indices and values have shapes {shapes}")
+        if shapes[0][0] and not (
+            0 <= iterate._indices.min() <= iterate._indices.max() < base.size
+        ):
+            raise ValueError(f"an index lies outside of {base.size} entries")
         iterate._base_weight = float(state["base-weight"])
         return iterate

@@ -65,7 +65,6 @@ def start(
     """
     from fedtrellis import LocalGrid
     from fedtrellis.app.old_keys import translate
-    from fedtrellis.app.run import run
     from sim import app
 
     # as of a record of that version: keys of other methods are there, and left out
@@ -78,7 +77,7 @@ def start(
         node_configs=node_configs,
         **faults,
     )
-    return run(app.registry, app.experiment, grid, new)
+    return app.run(grid, new)
 
 
 def run_case(

@@ -401,6 +401,28 @@ def test_without_a_terminal_every_round_is_a_line(logged: list[str]) -> None:
     assert f"↑ {up} ↓" in logged[-1]
 
 
+def test_a_line_has_the_metrics_of_its_own_round(logged: list[str]) -> None:
+    console = Console(file=io.StringIO(), force_terminal=False)
+    run(rounds=5, callbacks=[Progress(console=console)], evaluate_every=2)
+    lines = {line.split()[1][0]: line for line in logged if line.startswith("round ")}
+    assert [t for t, line in lines.items() if " loss " in line] == ["0", "2", "4", "5"]
+    assert [t for t, line in lines.items() if " accuracy " in line] == [*"0245"]
+    # the method's own, which every round has
+    assert [t for t, line in lines.items() if " gap " in line] == [*"12345"]
+
+
+def test_the_bar_says_of_which_round_an_older_metric_is() -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=200)
+    strategy, _ = run(
+        rounds=4,
+        callbacks=[Progress(console=console), Call(lambda record: record.round == 3)],
+        evaluate_every=2,
+    )
+    loss = strategy.history[2].evaluation["loss"]
+    assert f"loss {loss:.4g} (round 2)" in screen.getvalue()
+
+
 def test_many_quick_rounds_are_a_line_a_second(
     logged: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
