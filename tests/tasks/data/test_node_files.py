@@ -445,7 +445,7 @@ def test_bad_settings(config: dict[str, Any], match: str) -> None:
         **config,
     }
     with pytest.raises(SettingsError, match=match) as caught:
-        sim.make_strategy(sim.app.experiment(whole, 2))
+        sim.app.experiment(whole, 2).strategy()
     assert len(str(caught.value).splitlines()) == 1
 
 
