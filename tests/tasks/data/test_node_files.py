@@ -433,7 +433,7 @@ def test_a_bad_file_tells_nobody_what_it_holds(
         ),
         (
             {"data.features": 3, "method": "fedgia", "domain": ""},
-            "sigma-scale = 0 asks for the task's own",
+            "fedgia.sigma-scale = 'auto' asks for the task's own",
         ),
     ],
 )
