@@ -35,7 +35,7 @@ from fedtrellis.signals import check_signals, deferred, signals_heard
 from fedtrellis.wire.arrays import Layout, encode, record_arrays
 from fedtrellis.wire.broadcast import ModelBroadcast
 from fedtrellis.wire.exchange import Registry, Traffic
-from fedtrellis.wire.protocol import LARGEST, METRICS
+from fedtrellis.wire.protocol import LARGEST, METRICS, WEIGHT
 
 __all__ = ["SAMPLINGS", "RoundStrategy"]
 
@@ -204,7 +204,7 @@ class RoundStrategy(Method):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Mean of the clients' metrics, weighted by their numbers of examples."""
+        """Mean of the clients' metrics, by their numbers of examples or own weights."""
         metrics = [
             dict(reply.content.metric_records[METRICS])
             for reply in replies
@@ -223,22 +223,22 @@ class RoundStrategy(Method):
     def _mean_metrics(metrics: Sequence[Mapping[str, Any]]) -> MetricRecord | None:
         # a client may answer anything: one that names no number has no weight, and one
         # without weight (no labels, say) does not take metrics away from the others
+        examples = "num-examples"
         metrics = [
-            m
-            for m in metrics
-            if _is_number(m.get("num-examples")) and m["num-examples"] > 0
+            {WEIGHT: m[examples], **m} for m in metrics if _is_positive(m.get(examples))
         ]
-        weights = np.array([float(m["num-examples"]) for m in metrics])
+        metrics = [m for m in metrics if _is_positive(m[WEIGHT])]
+        weights = np.array([float(m[WEIGHT]) for m in metrics])
         if not metrics:
             return None
         names = set.intersection(
             *({n for n, v in m.items() if _is_number(v)} for m in metrics)
-        ) - {"num-examples"}
+        ) - {examples, WEIGHT}
         mean = {
             name: float(np.average([m[name] for m in metrics], weights=weights))
             for name in sorted(names)
         }
-        return MetricRecord({**mean, "num-examples": int(weights.sum())})
+        return MetricRecord({**mean, examples: int(sum(m[examples] for m in metrics))})
 
     def _model_record(self) -> ArrayRecord:
         """The model under the names, and in the dtypes, of the arrays it began with."""
@@ -572,6 +572,10 @@ def _unanswered(rounds: str, record: RoundRecord) -> RuntimeError:
 def _is_number(value: Any) -> bool:
     # sums of what is larger would not be finite
     return isinstance(value, int | float) and abs(value) <= LARGEST
+
+
+def _is_positive(value: Any) -> bool:
+    return _is_number(value) and value > 0
 
 
 def _plain(metrics: MetricRecord | None) -> dict[str, float]:

@@ -76,6 +76,10 @@ STATUS, ARRAYS, METRICS = "status", "arrays", "metrics"
 _META, _STORED = "fedtrellis.meta", "fedtrellis.arrays"
 _MODEL, _COMMITTED, _PROVISIONAL = "model", "committed/", "provisional/"
 
+#: Among an evaluation's metrics: what it weighs in the mean of all, where that is not
+#: its number of examples.
+WEIGHT = "mean-weight"
+
 NO_ROUND = -1
 
 #: The largest number of an answer: sums of any number of squares stay finite.
