@@ -13,7 +13,7 @@ from fedtrellis.server.progress import print_json
 from fedtrellis.server.records import RunRecord
 from fedtrellis.signals import Interrupted, deferred, signals_interrupt
 
-__all__ = ["ending_in_order", "flwr_command", "sim_command"]
+__all__ = ["ending_in_order", "fedtrellis_command", "flwr_command", "sim_command"]
 
 # python sim.py has so many nodes if nothing else is said
 DEFAULT_NODES = 10
@@ -32,12 +32,23 @@ def sim_command(
     node_configs : sequence of str
         The arguments of ``--node-config``.
     """
-    words = ["python", "sim.py"]
-    if nodes != DEFAULT_NODES:
-        words += ["--nodes", str(nodes)]
+    words = ["python", "sim.py", *_grid_options(nodes, node_configs)]
+    return shlex.join([*words, "-c", f'resume="{directory}"'])
+
+
+def fedtrellis_command(
+    directory: Path, nodes: int = DEFAULT_NODES, node_configs: Sequence[str] = ()
+) -> str:
+    """The ``fedtrellis resume`` that does; parameters as of :func:`sim_command`."""
+    options = _grid_options(nodes, node_configs)
+    return shlex.join(["fedtrellis", "resume", str(directory), *options])
+
+
+def _grid_options(nodes: int, node_configs: Sequence[str]) -> list[str]:
+    words = [] if nodes == DEFAULT_NODES else ["--nodes", str(nodes)]
     for text in node_configs:
         words += ["--node-config", text]
-    return shlex.join([*words, "-c", f'resume="{directory}"'])
+    return words
 
 
 def flwr_command(directory: Path) -> str:

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
@@ -30,53 +29,25 @@ from fedtrellis.server.checkpoint import (
     write_checkpoint,
 )
 from fedtrellis.server.method import Answer, Method
-from fedtrellis.settings import SettingsError, check_choice
+from fedtrellis.settings import SettingsError, given, setting
 from fedtrellis.signals import check_signals, deferred, signals_heard
 from fedtrellis.wire.arrays import Layout, encode, record_arrays
 from fedtrellis.wire.broadcast import ModelBroadcast
 from fedtrellis.wire.exchange import Registry, Traffic
+from fedtrellis.wire.flower_internals import log
 from fedtrellis.wire.protocol import LARGEST, METRICS, WEIGHT
 
-__all__ = ["SAMPLINGS", "RoundStrategy"]
-
-SAMPLINGS = ("bernoulli", "fixed")
+__all__ = ["RoundStrategy"]
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
-class RoundStrategy(Method):
+class RoundStrategy(Method, options=True):
     """Base class: a strategy is what it sends, what it checks, and what it aggregates.
 
     A subclass implements :meth:`setup`, :meth:`instruction`, :meth:`check` and
     :meth:`aggregate`; if its clients have state, :meth:`client_state` and
     :meth:`state`, :meth:`load_state` too.
-
-    Parameters
-    ----------
-    participation : float
-        Probability p, or fraction, of the clients that take part in a round; in (0, 1].
-    sampling : {"bernoulli", "fixed"}
-        An independent coin flip for each client, or a random set of ⌈p·n⌉ clients.
-    seed : int
-        Everything random in the run derives from it.
-    callbacks : sequence of Callback
-        Told of every round; any of them can stop the run.
-    checkpoint : path, optional
-        File to keep the run's state in, written after every ``checkpoint_every``
-        rounds in one step, so that a run killed at any moment leaves a whole one.
-    resume : path, optional
-        Checkpoint to go on from.
-    evaluate_every : int
-        Rounds between calls of ``evaluate_fn``; the last round is always evaluated.
-    client_evaluate_every : int
-        Rounds between evaluations on the clients' own data; 0: never.
-    min_nodes : int
-        Nodes to wait for before round 1. All that are connected then are the clients.
-    start_timeout : float
-        Seconds to wait for them.
-    max_failed_rounds : int
-        Rounds in a row without one usable answer after which the run ends with an
-        error.
 
     Attributes
     ----------
@@ -91,53 +62,60 @@ class RoundStrategy(Method):
     #: Whether the method's numbers depend on ``planned_rounds``.
     needs_planned_rounds = False
 
-    def __init__(
-        self,
-        *,
-        participation: float = 1.0,
-        sampling: str = "bernoulli",
-        seed: int = 0,
-        callbacks: Sequence[Callback] = (),
-        checkpoint: str | Path | None = None,
-        checkpoint_every: int = 50,
-        resume: str | Path | None = None,
-        evaluate_every: int = 1,
-        client_evaluate_every: int = 0,
-        min_nodes: int = 1,
-        start_timeout: float = 600.0,
-        max_failed_rounds: int = 5,
-    ) -> None:
-        if not 0.0 < participation <= 1.0:
-            raise SettingsError(
-                f"participation = {participation!r} must be greater than 0 "
-                "and at most 1"
-            )
-        check_choice("sampling", sampling, SAMPLINGS)
-        for name, value in (
-            ("checkpoint_every", checkpoint_every),
-            ("evaluate_every", evaluate_every),
-            ("min_nodes", min_nodes),
-            ("max_failed_rounds", max_failed_rounds),
-        ):
-            if value < 1:
-                raise SettingsError(f"{name} = {value!r} must be at least 1")
-        self.participation = participation
-        self.sampling = sampling
-        self.seed = seed
-        self.callbacks = list(callbacks)
-        self.checkpoint = None if checkpoint is None else Path(checkpoint)
-        self.checkpoint_every = checkpoint_every
-        self.resume = None if resume is None else Path(resume)
-        self.evaluate_every = evaluate_every
-        self.client_evaluate_every = client_evaluate_every
-        self.min_nodes = min_nodes
-        self.start_timeout = start_timeout
-        self.max_failed_rounds = max_failed_rounds
+    callbacks: Sequence[Callback] = given(
+        "told of every round; any of them can stop the run", default=(), shown=False
+    )
+    checkpoint: str | Path | None = given(
+        "file to keep the run's state in, replaced in one step, so that a run killed "
+        "at any moment leaves a whole one",
+        default=None,
+        shown=False,
+    )
+    checkpoint_every: int = setting(
+        10, "rounds between checkpoints", minimum=1, shown=False
+    )
+    resume: str | Path | None = given(
+        "checkpoint to go on from", default=None, shown=False
+    )
+    evaluate_every: int = setting(
+        1,
+        "rounds between evaluations",
+        note="the last round is always evaluated",
+        minimum=1,
+        shown=False,
+    )
+    client_evaluate_every: int = setting(
+        0,
+        "rounds between evaluations on the clients; 0: never, but with nodes' own data "
+        "as evaluate-every says",
+        minimum=0,
+        shown=False,
+    )
+    min_nodes: int = setting(
+        1,
+        "nodes to wait for before the start",
+        note="all that are connected then are the clients",
+        minimum=1,
+        shown=False,
+    )
+    start_timeout: float = given(
+        "seconds to wait for them", default=600.0, above=0.0, shown=False
+    )
+    max_failed_rounds: int = setting(
+        5,
+        "rounds in a row without a usable answer that end the run",
+        minimum=1,
+        shown=False,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.callbacks = list(self.callbacks)
+        self._checkpoint = None if self.checkpoint is None else Path(self.checkpoint)
+        self._resume = None if self.resume is None else Path(self.resume)
         self.history: list[RoundRecord] = []
         self.refused: list[tuple[str, str]] = []
         self.num_rounds = self.planned_rounds = 0
-        self._registry = Registry()
-        self._traffic = Traffic()
         self._sampled: list[str] = []
         self._used: list[str] = []
         # of which finished round the state is, None while it is changed; and, where it
@@ -388,8 +366,8 @@ class RoundStrategy(Method):
         self.planned_rounds = self._planned_rounds()
         self.setup(point, layout)
         result, first_round = Result(), 1
-        if self.resume is not None:
-            first_round = 1 + load_checkpoint(self.resume, self, grid, result)
+        if self._resume is not None:
+            first_round = 1 + load_checkpoint(self._resume, self, grid, result)
             log(INFO, "Resumed: going on with round %d", first_round)
         self._whole, self._snapshot = first_round - 1, None
         for callback in self.callbacks:
@@ -425,10 +403,10 @@ class RoundStrategy(Method):
                     log(INFO, "Stopped after round %d", server_round)
                     last = True
                 self._whole, self._snapshot = server_round, None
-                if self.checkpoint is not None and (
+                if self._checkpoint is not None and (
                     last or server_round % self.checkpoint_every == 0
                 ):
-                    save_checkpoint(self.checkpoint, self, grid, server_round)
+                    save_checkpoint(self._checkpoint, self, grid, server_round)
                 if last:
                     break
             if not any(record.used for record in self.history):
@@ -441,9 +419,9 @@ class RoundStrategy(Method):
         return result
 
     def _planned_rounds(self) -> int:
-        if self.resume is None or not self.needs_planned_rounds:
+        if self._resume is None or not self.needs_planned_rounds:
             return self.num_rounds
-        planned = read_planned_rounds(self.resume)
+        planned = read_planned_rounds(self._resume)
         if planned is None:
             log(
                 WARNING,
@@ -479,13 +457,13 @@ class RoundStrategy(Method):
 
     def _save_last(self, grid: Grid) -> None:
         """Save the state after the last finished round, if it is still there."""
-        if self.checkpoint is None or not (self._whole or self._snapshot):
+        if self._checkpoint is None or not (self._whole or self._snapshot):
             return
         try:
             if self._snapshot:
-                write_checkpoint(self.checkpoint, self, self._snapshot)
+                write_checkpoint(self._checkpoint, self, self._snapshot)
             elif self._whole:
-                save_checkpoint(self.checkpoint, self, grid, self._whole)
+                save_checkpoint(self._checkpoint, self, grid, self._whole)
         except OSError as error:
             log(WARNING, "the last checkpoint was not saved: %s", error)
 
@@ -504,7 +482,7 @@ class RoundStrategy(Method):
             with deferred():
                 yield
         else:
-            if self.checkpoint is not None and self._whole and signals_heard():
+            if self._checkpoint is not None and self._whole and signals_heard():
                 packed = pack_checkpoint(self, grid, self._whole)
                 self._snapshot = {name: np.array(a) for name, a in packed.items()}
             self._whole = None

@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 from logging import INFO
 from typing import TYPE_CHECKING, Any, TextIO
 
-from flwr.common.logger import LOGGER_NAME, ConsoleHandler, log
 from flwr.serverapp.strategy import Result
 
 from fedtrellis.server.callbacks import (
@@ -27,6 +26,7 @@ from fedtrellis.server.callbacks import (
 )
 from fedtrellis.server.records import how_it_ended, summarise
 from fedtrellis.wire.exchange import NO_ANSWER
+from fedtrellis.wire.flower_internals import LOGGER_NAME, ConsoleHandler, log
 
 if TYPE_CHECKING:
     from fedtrellis.server.loop import RoundStrategy

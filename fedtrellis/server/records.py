@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from flwr.common.logger import log
 from flwr.serverapp.strategy import Result
 
 from fedtrellis.server.callbacks import Callback, RoundRecord, format_bytes, shortened
 from fedtrellis.server.files import append_lines, naming, overwrite, replacing
 from fedtrellis.wire.arrays import decode
+from fedtrellis.wire.flower_internals import log
 
 if TYPE_CHECKING:
     from fedtrellis.server.loop import RoundStrategy
@@ -44,10 +44,10 @@ def default_results_dir() -> Path:
     return Path.home() / ".fedtrellis" / "runs"
 
 
-def to_toml(config: Mapping[str, Any]) -> str:
-    """Write a flat run config as TOML that ``--run-config`` takes."""
+def to_toml(config: Mapping[str, Any], in_order: bool = False) -> str:
+    """Write a flat run config as TOML that ``--run-config`` takes, sorted or not."""
     lines = []
-    for key in sorted(config):
+    for key in config if in_order else sorted(config):
         value = config[key]
         if isinstance(value, bool):
             text = "true" if value else "false"

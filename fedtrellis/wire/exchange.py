@@ -9,12 +9,11 @@ from logging import WARNING
 from typing import Any, cast
 
 from flwr.app import ConfigRecord, Message, RecordDict
-from flwr.common.constant import ErrorCode
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from fedtrellis.settings import SettingsError
 from fedtrellis.signals import window
+from fedtrellis.wire.flower_internals import ErrorCode, log
 from fedtrellis.wire.message_size import message_bytes
 from fedtrellis.wire.protocol import CONFIG, HELLO, STATUS, identity_order
 
