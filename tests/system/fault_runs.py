@@ -27,6 +27,7 @@ from fedtrellis.wire.protocol import client_identity
 
 __all__ = [
     "FAMILIES",
+    "NODES",
     "Deployment",
     "Record",
     "ScriptedGrid",
@@ -36,6 +37,9 @@ __all__ = [
     "simulated",
     "wait_for",
 ]
+
+#: SuperNodes of a deployment, and nodes of a simulation.
+NODES = 2
 
 #: A small problem of each family of methods.
 FAMILIES = {
@@ -161,6 +165,8 @@ class Deployment:
         memory = Path("/dev/shm")
         self.memory = Path(tempfile.mkdtemp(dir=memory if memory.is_dir() else None))
         self.logs: list[Path] = []
+        #: More entries of the nodes' configs.
+        self.node_config = ""
         self.link = self._start_link()
         self.nodes = {k: self._start_node(k) for k in range(num_nodes)}
 
@@ -191,10 +197,25 @@ class Deployment:
             f"node-{k}",
             *("flower-supernode", "--insecure", "--port", str(free_port())),
             *("--superlink", f"127.0.0.1:{self.port}", "--node-config"),
-            f"partition-id={k} num-partitions={self.num_nodes}",
+            f"partition-id={k} num-partitions={self.num_nodes} "
+            f'factor-file="{self.factor_file(k)}" {self.node_config}',
         )
         (self.faults / f"{k}.pid").write_text(str(node.pid))
         return node
+
+    def factor_file(self, k: int) -> Path:
+        """Where a node keeps FedGiA's factor."""
+        return self.folder / f"factor-{k}.npz"
+
+    def configure_nodes(self, node_config: str = "") -> None:
+        """Start the nodes anew if there is something else in their configs so far."""
+        if node_config == self.node_config:
+            return
+        self.node_config = node_config
+        for node in self.nodes.values():
+            node.terminate()
+        for k in self.nodes:
+            self.restart_node(k)
 
     def revive(self) -> None:
         """Start what a test has left dead, and forget faults that it never met."""
