@@ -37,8 +37,15 @@ def run(
     return strategy, result.arrays.to_numpy_ndarrays()[0]
 
 
-@pytest.mark.parametrize("partition", ["iid", "labels"])
-@pytest.mark.parametrize("hessian", ["gram", "diagonal"])
+@pytest.mark.parametrize(
+    ("hessian", "partition"),
+    [
+        ("diagonal", "labels"),
+        pytest.param("diagonal", "iid", marks=pytest.mark.slow),
+        pytest.param("gram", "labels", marks=pytest.mark.slow),
+        pytest.param("gram", "iid", marks=pytest.mark.slow),
+    ],
+)
 def test_breast_cancer_against_scikit_learn(hessian: str, partition: str) -> None:
     """Also with a single label on each client."""
     from sklearn.datasets import load_breast_cancer

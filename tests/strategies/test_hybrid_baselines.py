@@ -751,7 +751,9 @@ def test_a_malformed_answer_is_as_if_lost(method: Any) -> None:
 # --------------------------------------------------------------------- the comparison
 
 
-@pytest.mark.parametrize("scaling", ["none", "unit"])
+@pytest.mark.parametrize(
+    "scaling", ["none", pytest.param("unit", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("method", METHODS)
 def test_neither_reaches_the_central_optimum_of_digits(
     method: Any, scaling: str
