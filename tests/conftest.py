@@ -17,6 +17,16 @@ for library in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(library, "1")
 
 
+#: Files that take more than half a minute.
+LONGEST = (
+    "test_fedfw_items.py",
+    "test_hyfdca_faults.py",
+    "test_sim.py",
+    "test_soak.py",
+    "test_tuning.py",
+)
+
+
 @pytest.fixture(autouse=True)
 def flower_logger() -> Iterator[None]:
     """Give each test Flower's logger as the first found it, whoever silenced it."""
@@ -31,10 +41,15 @@ def pytest_collection_modifyitems(
 ) -> None:
     """Leave out what is too slow for every day, unless ``-m`` names it.
 
-    What starts Flower's processes takes minutes, and comes first: no worker is left
-    alone with it in the end.
+    What starts Flower's processes comes first, and then the longest of the other
+    files: no worker is left alone with one of them in the end.
     """
-    items.sort(key=lambda item: item.get_closest_marker("system") is None)
+    items.sort(
+        key=lambda item: (
+            item.get_closest_marker("system") is None,
+            item.path.name not in LONGEST,
+        )
+    )
     if "slow" in config.getoption("markexpr"):
         return
     kept: list[pytest.Item] = []
