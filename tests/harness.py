@@ -205,6 +205,6 @@ def run_app(
     Path
         The record's folder.
     """
-    config = sim.default_config() | dict(settings) | {"results-dir": str(results)}
+    config = sim.app.default_config() | dict(settings) | {"results-dir": str(results)}
     made = grid(sim.client_app, num_nodes, run_config=config, **options)
-    return sim.run(made, config)
+    return sim.app.run(made, config)

@@ -180,7 +180,7 @@ class Run:
         """METHODS §3, with explicit c_i; the x^k and the c_i of every client."""
         s = self.strategy
         eta, tau = s.step_size, s.local_steps
-        eta_g = s.given_server_step_size or math.sqrt(N)
+        eta_g = s.server_step_size or math.sqrt(N)
         x, c = self.start, np.zeros((N, *self.start.shape))
         for t, (used, x_ours) in enumerate(
             zip(self.watch.used, self.watch.x, strict=True), start=1

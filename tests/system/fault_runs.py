@@ -45,14 +45,16 @@ NODES = 2
 FAMILIES = {
     "fedfw": 'task="lasso" lasso.rows=30 lasso.columns=20',
     "fedgia": 'method="fedgia" task="linear-regression" linear-regression.features=9 '
-    "linear-regression.rows-min=20 linear-regression.rows-max=30 tolerance=0.0 "
-    "selected-fraction=1.0",
+    "linear-regression.rows-min=20 linear-regression.rows-max=30 "
+    "fedgia.tolerance=0.0 fedgia.selected-fraction=1.0",
     "first-order": 'method="first-order-rfl" task="kernel-pca" '
-    'kernel-pca.dataset="iris" kernel-pca.components=2 local-step-size=0.01',
+    'kernel-pca.dataset="iris" kernel-pca.components=2 '
+    "first-order-rfl.step-size=0.01",
     "zeroth-order": 'method="zeroth-order-rfl" task="kernel-pca" '
-    'kernel-pca.dataset="iris" kernel-pca.components=2 local-step-size=0.01 samples=20',
+    'kernel-pca.dataset="iris" kernel-pca.components=2 '
+    "zeroth-order-rfl.step-size=0.01 zeroth-order-rfl.samples=20",
     "hyfdca": 'method="hyfdca" task="hybrid-svm" hybrid-svm.dataset="breast-cancer" '
-    'hybrid-svm.partition="vertical" gap-tolerance=0.0 backup-every=2',
+    'hybrid-svm.partition="vertical" hyfdca.tolerance=0.0 hyfdca.backup-every=2',
 }
 
 #: A client, a round and a message type.
@@ -71,7 +73,7 @@ def make_bundle(folder: Path) -> Path:
         '[tool.flwr.app]\npublisher = "fedtrellis"\n'
         "[tool.flwr.app.components]\n"
         'serverapp = "faulty_app:server_app"\nclientapp = "faulty_app:client_app"\n'
-        f"[tool.flwr.app.config]\n{to_toml(sim.default_config())}"
+        f"[tool.flwr.app.config]\n{to_toml(sim.app.default_config())}"
     )
     return folder
 
@@ -338,13 +340,13 @@ def simulated(
     script: Mapping[Where, Sequence[set[str]]] | None = None,
 ) -> Record:
     """The same run in this process, with the faults of a script."""
-    full = sim.default_config() | read_config([config])
+    full = sim.app.default_config() | read_config([config])
     full["results-dir"] = str(parent)
     grid = ScriptedGrid(
         sim.client_app, num_nodes, seed=int(full["seed"]), run_config=full
     )
     grid.script = {where: list(what) for where, what in (script or {}).items()}
-    directory = sim.run(grid, full)
+    directory = sim.app.run(grid, full)
     assert not any(grid.script.values()), f"never struck: {grid.script}"
     return Record(directory)
 

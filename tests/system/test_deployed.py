@@ -30,7 +30,7 @@ def run_both(
     )
     (deployed,) = (parent / "deployed").iterdir()
     arguments = ["--nodes", str(NODES), "-c", config, "--out", str(parent / "local")]
-    assert sim.command_line(arguments) == 0
+    assert sim.app.command_line(arguments) == 0
     (local,) = (parent / "local").iterdir()
     model = np.load(deployed / "model.npz")["0"]
     assert np.abs(model).sum() > 1.0, output[-3000:]
@@ -43,7 +43,7 @@ def run_both(
 def test_fedfw_deployed_ends_in_the_model_of_the_simulation(
     deployment: Deployment, tmp_path: Path
 ) -> None:
-    run_both(deployment, 'rounds=3 variant="augmented" seed=1', tmp_path)
+    run_both(deployment, 'rounds=3 fedfw.variant="augmented" seed=1', tmp_path)
 
 
 def test_fedgias_clients_keep_their_factors_between_processes(
@@ -51,7 +51,8 @@ def test_fedgias_clients_keep_their_factors_between_processes(
 ) -> None:
     for k in range(NODES):
         deployment.factor_file(k).unlink(missing_ok=True)
-    run_both(deployment, f'{FAMILIES["fedgia"]} hessian="gram" rounds=2', tmp_path)
+    config = f'{FAMILIES["fedgia"]} fedgia.hessian="gram" rounds=2'
+    run_both(deployment, config, tmp_path)
     for k in range(NODES):
         assert deployment.factor_file(k).stat().st_mode & 0o777 == 0o600
 
@@ -73,7 +74,7 @@ def test_hyfdca_between_processes_with_a_key_pair(
     config = (
         'method="hyfdca" task="hybrid-svm" hybrid-svm.partition="vertical" rounds=2'
     )
-    output = run_both(deployment, config, tmp_path, f'context-file="{context}"')
+    output = run_both(deployment, config, tmp_path, f'hyfdca.context="{context}"')
     assert "NOTHING IS ENCRYPTED" not in output
     # each message is a process of its own: the key is read anew, and never made
     assert set(deployment.temporary.glob("fedtrellis-*")) == before

@@ -25,12 +25,12 @@ def record_in(parent: Path) -> Path:
     "config",
     [
         "participation=0.6 seed=3",
-        'method="fedgia" task="linear-regression" tolerance=0.0 seed=3 '
+        'method="fedgia" task="linear-regression" fedgia.tolerance=0.0 seed=3 '
         'log-format="json"',
         'method="zeroth-order-rfl" task="kernel-pca" participation=0.6 '
-        "local-step-size=0.01 seed=3",
+        "zeroth-order-rfl.step-size=0.01 seed=3",
         'method="hyfdca" task="hybrid-svm" seed=3 '
-        'gap-tolerance=0.0 hybrid-svm.partition="vertical"',
+        'hyfdca.tolerance=0.0 hybrid-svm.partition="vertical"',
     ],
     ids=["fedfw", "fedgia", "zeroth-order-rfl", "hyfdca"],
 )
@@ -59,7 +59,7 @@ def test_flwr_run_and_sim_end_in_the_same_model(
     else:
         assert "Record: " in output
     arguments = ["--nodes", "5", "-c", f"{config} rounds={ROUNDS}"]
-    assert sim.command_line([*arguments, "--out", str(local)]) == 0
+    assert sim.app.command_line([*arguments, "--out", str(local)]) == 0
     ray_model = np.load(record_in(ray) / "model.npz")["0"]
     local_model = np.load(record_in(local) / "model.npz")["0"]
     assert np.abs(ray_model).sum() > 1.0
