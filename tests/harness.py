@@ -1,14 +1,11 @@
 """What tests of methods share: a strategy run in this process, and what came of it.
 
-A client is made by a function of Flower's context and of the number of its node, from
-which it takes its loss out of a list::
+A grid is made of a client's class and one loss for each node, a run of a strategy and a
+grid::
 
-    def client(context: Context, i: int) -> FedFWClient:
-        return FedFWClient(context, OBJECTIVES[i], domain)
-
-    run = play(FedFW(domain), grid_of(client, len(OBJECTIVES), reply_loss=0.2),
-               np.zeros(9), rounds=30)
-    assert run.model ...
+    grid = grid_of(FedFWClient, OBJECTIVES, domain, reply_loss=0.2)
+    run = play(FedFW(domain), grid, np.zeros(9), rounds=30)
+    run.model, run.used, run.strategy.history
 """
 
 from __future__ import annotations
@@ -29,8 +26,8 @@ from fedtrellis.wire.protocol import ClientMemory
 
 __all__ = [
     "Array",
-    "MakeClient",
     "Played",
+    "Stop",
     "Watch",
     "app_of",
     "calm",
@@ -43,8 +40,6 @@ __all__ = [
 ]
 
 Array = NDArray[np.float64]
-#: Makes the client of a node, given Flower's context and the node's number.
-MakeClient = Callable[[Context, int], Any]
 S = TypeVar("S")
 
 
@@ -53,14 +48,29 @@ def number_of(context: Context) -> int:
     return int(context.node_config["partition-id"])
 
 
-def app_of(client: MakeClient) -> ClientApp:
-    """The ClientApp of such clients."""
-    return client_app(lambda context: client(context, number_of(context)))
+def app_of(client: Callable[..., Any], losses: Sequence[Any], *more: Any) -> ClientApp:
+    """The ClientApp that makes each node's client.
+
+    Parameters
+    ----------
+    client : callable
+        A client's class, or what makes one, given Flower's context, the node's loss and
+        ``more``.
+    losses : sequence
+        One for each node.
+    *more
+        What all clients are given, such as a domain.
+    """
+    return client_app(
+        lambda context: client(context, losses[number_of(context)], *more)
+    )
 
 
-def grid_of(client: MakeClient, num_nodes: int, **options: Any) -> LocalGrid:
+def grid_of(
+    client: Callable[..., Any], losses: Sequence[Any], *more: Any, **options: Any
+) -> LocalGrid:
     """A LocalGrid of such clients; the options, faults among them, are the grid's."""
-    return LocalGrid(app_of(client), num_nodes, **options)
+    return LocalGrid(app_of(client, losses, *more), len(losses), **options)
 
 
 def calm(grid: LocalGrid) -> None:
@@ -73,9 +83,20 @@ def contexts(grid: LocalGrid) -> dict[int, Context]:
     return {number_of(context): context for context in grid._contexts.values()}
 
 
-def memory_of(strategy: Any, grid: LocalGrid, number: int) -> ClientMemory:
+def memory_of(strategy: Any, context: Context) -> ClientMemory:
     """What a client keeps of a strategy's run between its messages."""
-    return ClientMemory.load(contexts(grid)[number].state, strategy._session)
+    return ClientMemory.load(context.state, strategy._session)
+
+
+class Stop(Callback):
+    """Ends a run after a round."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def on_round(self, strategy: Any, record: RoundRecord) -> bool:
+        """Whether it ends here."""
+        return record.round == self.after
 
 
 class Watch(Callback):
@@ -83,8 +104,8 @@ class Watch(Callback):
 
     Parameters
     ----------
-    grid : LocalGrid, optional
-        Whose faults end after the round ``last_fault``.
+    grid : LocalGrid
+        Its faults end after the round ``last_fault``.
     last_fault : int, optional
 
     Attributes
@@ -97,9 +118,7 @@ class Watch(Callback):
         What the strategy reported.
     """
 
-    def __init__(
-        self, grid: LocalGrid | None = None, last_fault: int | None = None
-    ) -> None:
+    def __init__(self, grid: LocalGrid, last_fault: int | None = None) -> None:
         self.grid, self.last_fault = grid, last_fault
         self.used: list[list[int]] = []
         self.models: list[Array] = []
@@ -111,13 +130,13 @@ class Watch(Callback):
             self.used.append([int(name) for name in strategy._used])
             self.models.append(strategy.broadcast.model.copy())
             self.metrics.append(record.train)
-        if self.grid is not None and record.round == self.last_fault:
+        if record.round == self.last_fault:
             calm(self.grid)
 
 
 @dataclass
 class Played(Generic[S]):
-    """A run, from what was given to :func:`play`.
+    """A run, and what it was made of.
 
     Attributes
     ----------
@@ -135,7 +154,7 @@ class Played(Generic[S]):
 
     @property
     def model(self) -> Array:
-        """The model, where it is one array."""
+        """The model in the end, where it is one array."""
         (model,) = self.arrays
         return model
 
@@ -143,6 +162,11 @@ class Played(Generic[S]):
     def used(self) -> list[list[int]]:
         """Whose answers were used, by round."""
         return self.watch.used
+
+    @property
+    def models(self) -> list[Array]:
+        """The model after each round."""
+        return self.watch.models
 
 
 def play(
@@ -186,7 +210,7 @@ def run_app(
     grid: type[LocalGrid] = LocalGrid,
     **options: Any,
 ) -> Path:
-    """Run the app in this process, as ``python sim.py`` does.
+    """Run the app in this process, and return the record's folder.
 
     Parameters
     ----------
@@ -199,11 +223,6 @@ def run_app(
         A kind of LocalGrid.
     **options
         More of that.
-
-    Returns
-    -------
-    Path
-        The record's folder.
     """
     config = sim.app.default_config() | dict(settings) | {"results-dir": str(results)}
     made = grid(sim.client_app, num_nodes, run_config=config, **options)
