@@ -85,7 +85,7 @@ def contexts(grid: LocalGrid) -> dict[int, Context]:
 
 def memory_of(strategy: Any, context: Context) -> ClientMemory:
     """What a client keeps of a strategy's run between its messages."""
-    return ClientMemory.load(context.state, strategy._session)
+    return ClientMemory.load(context.state, strategy.conversation.session)
 
 
 class Stop(Callback):

@@ -104,7 +104,7 @@ class Run:
         in_step = set()
         for number, context in contexts(self.grid).items():
             name, memory = str(number), memory_of(self.strategy, context)
-            used_round = self.strategy._registry[name].used_round
+            used_round = self.strategy.conversation.client(name).used_round
             if used_round == memory.provisional_round:
                 state = memory.provisional
             elif used_round == memory.committed_round:
