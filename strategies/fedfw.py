@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from fedtrellis.domains import Domain
 from fedtrellis.domains.atoms import Atom, unpack_atoms
 from fedtrellis.schedules import SCHEDULES, FrankWolfeSchedule
-from fedtrellis.server.loop import RoundStrategy
-from fedtrellis.server.method import Answer
+from fedtrellis.server.answers import Answer
+from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import given, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.broadcast import Step
@@ -144,22 +144,22 @@ class FedFW(RoundStrategy):
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         """η_t, λ_t and what else the variant needs."""
-        numbers: dict[str, Any] = {
+        entries: dict[str, Any] = {
             "step-size": self._schedule.step(server_round),
             "penalty": self._schedule.penalty_weight(server_round),
         }
         if self.variant != "plain":
-            numbers["variant"] = self.variant
+            entries["variant"] = self.variant
         if self.variant == "augmented":
-            numbers["dual-penalty"] = self.dual_penalty
+            entries["dual-penalty"] = self.dual_penalty
         if self.variant == "stochastic":
-            numbers["averaging"] = self._schedule.averaging_weight(server_round)
-            numbers["batch-size"] = self.batch_size
+            entries["averaging"] = self._schedule.averaging_weight(server_round)
+            entries["batch-size"] = self.batch_size
         if self.lmo_noise:
-            numbers["lmo-noise"] = self.lmo_noise
+            entries["lmo-noise"] = self.lmo_noise
         if self.lmo_noise or self.variant == "stochastic":
-            numbers["seed"] = self.seed
-        return numbers
+            entries["seed"] = self.seed
+        return entries
 
     def check(self, answer: Answer) -> Atom:
         """The atom s_i."""

@@ -7,8 +7,8 @@ from typing import Any
 from fedtrellis.domains import Domain
 from fedtrellis.domains.atoms import Atom
 from fedtrellis.schedules import SCHEDULES, FrankWolfeSchedule
-from fedtrellis.server.loop import RoundStrategy
-from fedtrellis.server.method import Answer
+from fedtrellis.server.answers import Answer
+from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import given, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.broadcast import Step

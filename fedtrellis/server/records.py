@@ -20,7 +20,7 @@ from fedtrellis.wire.arrays import decode
 from fedtrellis.wire.flower_internals import log
 
 if TYPE_CHECKING:
-    from fedtrellis.server.loop import RoundStrategy
+    from fedtrellis.server.loop import LoopStrategy
 
 __all__ = [
     "RunRecord",
@@ -138,7 +138,7 @@ class RunRecord(Callback):
         return self.directory / "checkpoint.npz"
 
     def on_start(
-        self, strategy: RoundStrategy, first_round: int, num_rounds: int
+        self, strategy: LoopStrategy, first_round: int, num_rounds: int
     ) -> None:
         """Open the history; a resumed run's begins with the rounds it goes on from."""
         self._rounds, self.status = [], "running"
@@ -153,11 +153,11 @@ class RunRecord(Callback):
         append_lines(self._history, [json.dumps(r.to_dict()) for r in records])
         self._rounds += records
 
-    def on_round(self, strategy: RoundStrategy, record: RoundRecord) -> None:
+    def on_round(self, strategy: LoopStrategy, record: RoundRecord) -> None:
         """Append a line."""
         self._append([record])
 
-    def on_end(self, strategy: RoundStrategy, result: Result) -> None:
+    def on_end(self, strategy: LoopStrategy, result: Result) -> None:
         """Write model, picture and summary."""
         arrays: dict[str, Any] = {
             name: decode(array) for name, array in result.arrays.items()
@@ -175,7 +175,7 @@ class RunRecord(Callback):
             )
         self._write_summary("completed", None)
 
-    def on_failure(self, strategy: RoundStrategy, error: BaseException) -> None:
+    def on_failure(self, strategy: LoopStrategy, error: BaseException) -> None:
         """Say how the run ended."""
         self.fail(error)
 

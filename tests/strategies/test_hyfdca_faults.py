@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 from flwr.app import Message
 
-from fedtrellis import Callback, LocalGrid, RoundRecord
+from fedtrellis import LocalGrid
 from fedtrellis.encryption.plain import PlainCipher
 from fedtrellis.settings import SettingsError
 from fedtrellis.signals import Interrupted, signals_interrupt
 from fedtrellis.wire.arrays import array_record, record_arrays
 from strategies import HyFDCA
+from tests.harness import Stop, calm
 from tests.strategies.hyfdca_runs import Run, irregular, small
 
 KINDS = ("hybrid", "horizontal", "vertical")
@@ -44,7 +45,7 @@ def _calm_from(t: int) -> Callable[[Run, int], None]:
 
     def each(run: Run, round_: int) -> None:
         if round_ == t - 1:
-            run.grid.faults = dict.fromkeys(run.grid.faults, 0.0)
+            calm(run.grid)
 
     return each
 
@@ -399,14 +400,6 @@ def test_states_lost_before_round_1(phases: tuple[str, ...]) -> None:
 # -------------------------------------------------------------------------- checkpoints
 
 
-class Stop(Callback):
-    def __init__(self, at: int) -> None:
-        self.at = at
-
-    def on_round(self, strategy: Any, record: RoundRecord) -> bool:
-        return record.round == self.at
-
-
 class Forgets(LocalGrid):
     """A grid whose nodes' states are no part of a checkpoint, as with a SuperLink."""
 
@@ -469,7 +462,7 @@ def test_a_resumed_run_is_the_same_run(options: dict[str, Any], tmp_path: Path) 
     assert [r.round for r in straight.strategy.history] == list(range(1, 31))
     assert np.abs(straight.strategy.steps.w - broken.strategy.steps.w).max() < 1e-12
     straight.check_reported()
-    assert first.strategy._session == straight.strategy._session
+    assert first.strategy.conversation.session == straight.strategy.conversation.session
 
 
 def test_resumed_against_uninterrupted(tmp_path: Path) -> None:
