@@ -293,7 +293,22 @@ class Layout:
         return self.layers(point)
 
     def objective_gradient(self, gradient: Any) -> FloatArray:
-        """Join an objective's gradient, one array or a list, into the point's shape."""
+        """Join an objective's gradient into the point's shape.
+
+        Parameters
+        ----------
+        gradient : ndarray or list of ndarray
+            One array in the shape that the model's only array has, or flat, of p
+            entries; or a list of arrays in the layers' shapes.
+
+        Raises
+        ------
+        TypeError
+            If it is neither.
+        ValueError
+            If it has another shape: as many entries alone do not make a gradient, a
+            transposed one would be read in the wrong order.
+        """
         if isinstance(gradient, list | tuple) and all(
             isinstance(part, np.ndarray) for part in gradient
         ):
@@ -302,6 +317,12 @@ class Layout:
             raise TypeError(
                 f"the objective's gradient is a {type(gradient).__name__}, expected "
                 "an ndarray, or a list of them for a model of several arrays"
+            )
+        if gradient.shape not in (self.point_shape, (self.size,)):
+            flat = f" or ({self.size},)" if self.point_shape != (self.size,) else ""
+            raise ValueError(
+                f"the objective's gradient has shape {gradient.shape}, "
+                f"expected {self.point_shape}{flat}"
             )
         array = cast(FloatArray, np.asarray(gradient, dtype=np.float64))
         return array.reshape(self.point_shape)
