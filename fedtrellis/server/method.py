@@ -346,10 +346,13 @@ class Method(Strategy):
                     f"expected {kind.__name__}"
                 )
         status = cast(ConfigRecord, content[STATUS])
+        # of "train.propose"; none in a round of one wave
+        phase = reply.metadata.message_type.partition(".")[2] or None
         for key, expected in (
             ("client-id", name),
             ("session", self._session),
             ("server-round", server_round),
+            ("phase", phase),
         ):
             if status.get(key) != expected:
                 raise ValueError(

@@ -171,10 +171,12 @@ def client_app(
     """
     app = ClientApp(mods=mods)
 
-    def handler(method: str) -> Callable[[Message, Context], Message]:
+    def handler(
+        method: str, phase: str | None = None
+    ) -> Callable[[Message, Context], Message]:
         def handle(message: Message, context: Context) -> Message:
             return _answer(
-                client_fn, method, message, context, max_parameters, max_count
+                client_fn, method, phase, message, context, max_parameters, max_count
             )
 
         return handle
@@ -182,7 +184,7 @@ def client_app(
     app.train()(handler("fit"))
     app.evaluate()(handler("evaluate"))
     for phase in dict.fromkeys((*PHASES, *phases)):
-        app.train(phase)(handler(f"fit_{phase}"))
+        app.train(phase)(handler(f"fit_{phase}", phase))
 
     def hello(message: Message, context: Context) -> Message:
         client = _make(client_fn, context)
@@ -217,6 +219,7 @@ def _make(client_fn: ClientFn, context: Context) -> NumPyClient:
 def _answer(
     client_fn: ClientFn,
     method: str,
+    phase: str | None,
     message: Message,
     context: Context,
     max_parameters: int,
@@ -237,6 +240,9 @@ def _answer(
                 "in-sync": True,
             },
         )
+        if phase is not None:
+            # a round has several of them, whose answers nothing else tells apart
+            status["phase"] = phase
         answer = filled(RecordDict(), {STATUS: status})
         try:
             memory.take_request(content, config, max_parameters)
