@@ -50,7 +50,8 @@ class FirstOrderRFL(RoundStrategy):
     step_size : float
         η > 0.
     server_step_size : float, optional
-        η_g > 0; by default √n, as in the theory.
+        η_g > 0; by default √|S|, in each round anew: the theory's √n, n the number of
+        clients whose mean the step goes to.
     local_steps : int
         τ.
     batch_size : int
@@ -117,7 +118,7 @@ class FirstOrderRFL(RoundStrategy):
         return {
             "manifold": self.manifold,
             "step size η": self.step_size,
-            "server step size η_g": self.given_server_step_size or "√n",
+            "server step size η_g": self.given_server_step_size or "√|S|",
             "local steps τ": self.local_steps,
             "correction": self.correction,
             **super().settings(),
@@ -125,12 +126,12 @@ class FirstOrderRFL(RoundStrategy):
 
     @property
     def server_step_size(self) -> float:
-        """η_g of the run."""
-        return self.given_server_step_size or sqrt(self.num_clients)
+        """η_g of the step that made x; by default √n, n the clients averaged in it."""
+        return self.given_server_step_size or sqrt(self._averaged)
 
     @property
     def total_step(self) -> float:
-        """η̃ = η_g η τ."""
+        """η̃ = η_g η τ of the step that made x."""
         return self.server_step_size * self.step_size * self.local_steps
 
     def check_model(self, layout: Layout) -> None:
@@ -143,10 +144,15 @@ class FirstOrderRFL(RoundStrategy):
         self._corrections = {name: np.zeros(point.shape) for name in self.clients}
         # the round that made the x which is broadcast; 0: the start
         self._x_round = 0
+        # how many clients were averaged in it
+        self._averaged = self.num_clients
         self._step_norm = inf
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
-        """η, η_g and τ, and what mini-batches need."""
+        """η, η_g of the step that made x, τ, and what mini-batches need.
+
+        A client needs η_g for its c_i, which comes from the step before.
+        """
         numbers: dict[str, Any] = {
             "step-size": self.step_size,
             "server-step-size": self.server_step_size,
@@ -170,6 +176,7 @@ class FirstOrderRFL(RoundStrategy):
     def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
         """Step from P_M(x^k) towards the mean of the ẑ_i, and replay every c_i."""
         z, scale = self._z, self.step_size * self.local_steps
+        self._averaged = len(answers)
         points = {
             name: self.local_point(server_round, name, checked)
             for name, checked in answers.items()
@@ -214,8 +221,11 @@ class FirstOrderRFL(RoundStrategy):
         return {"c": self._corrections[client]}
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Every c_i, and which round x is of."""
-        arrays: dict[str, NDArray[Any]] = {"x-round": np.array(self._x_round)}
+        """Every c_i, which round x is of, and how many clients it averaged."""
+        arrays: dict[str, NDArray[Any]] = {
+            "x-round": np.array(self._x_round),
+            "averaged": np.array(self._averaged),
+        }
         for name, correction in self._corrections.items():
             arrays[f"{name}/c"] = correction
         return arrays
@@ -223,6 +233,8 @@ class FirstOrderRFL(RoundStrategy):
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Inverse of :meth:`state`."""
         self._x_round = int(state["x-round"])
+        # checkpoints that do not say so are of a time when η_g was √n for all n clients
+        self._averaged = int(state.get("averaged", self.num_clients))
         self._z = self.manifold.project(self.broadcast.model)
         self._corrections = {
             name: np.array(state[f"{name}/c"]) for name in self.clients

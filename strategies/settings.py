@@ -73,7 +73,7 @@ class MethodSettings:
     relaxation: float = setting(1.95, "α of FedDR, below 2", above=0.0, maximum=1.999)
     proximal_step: float = setting(10.0, "η of FedDR", above=0.0)
     server_step_size: float = setting(
-        0.0, "η_g of the Riemannian methods; 0: √n", minimum=0.0
+        0.0, "η_g of the Riemannian methods; 0: √n, n the clients averaged", minimum=0.0
     )
     correction: bool = setting(
         True, "whether the Riemannian methods' clients have correction terms"

@@ -180,7 +180,6 @@ class Run:
         """METHODS §3, with explicit c_i; the x^k and the c_i of every client."""
         s = self.strategy
         eta, tau = s.step_size, s.local_steps
-        eta_g = s.given_server_step_size or math.sqrt(N)
         x, c = self.start, np.zeros((N, *self.start.shape))
         for t, (used, x_ours) in enumerate(
             zip(self.watch.used, self.watch.x, strict=True), start=1
@@ -197,6 +196,8 @@ class Run:
                     z = project(self.manifold, z_hat)
                 hats.append(z_hat)
                 means[i] = G_sum / tau
+            # n of the theory's √n is the number averaged
+            eta_g = s.given_server_step_size or math.sqrt(len(used) or N)
             if used:
                 x = z0 + eta_g * (np.mean(hats, axis=0) - z0)
             if s.correction:
@@ -352,6 +353,20 @@ def test_resumed_run_is_the_same_run(order: int, tmp_path: Path) -> None:
     rest = Run(Stiefel((P, R)), 20, resume=path, **options)
     assert rest.watch.used == whole.watch.used[9:]
     assert np.array_equal(rest.model, whole.model)
+
+
+def test_a_checkpoint_without_the_number_averaged_took_all_clients() -> None:
+    """The η_g of its x, which the clients' c_i need, was √n of all n clients."""
+    strategy = Run(Stiefel((P, R)), 3, order=1, grid={"reply_loss": 0.5}).strategy
+    state = strategy.state()
+    assert state["averaged"] == len(strategy._used) < N
+    assert strategy.server_step_size == math.sqrt(len(strategy._used))
+    strategy.load_state({k: v for k, v in state.items() if k != "averaged"})
+    assert strategy.server_step_size == math.sqrt(N)
+    strategy.load_state(state)
+    assert strategy.instruction(4, "0")["server-step-size"] == math.sqrt(
+        len(strategy._used)
+    )
 
 
 # ---------------------------------------------------------------------- convergence
