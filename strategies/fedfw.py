@@ -111,7 +111,7 @@ class FedFW(RoundStrategy):
             raise SettingsError(f"lmo_noise = {lmo_noise} must be at least 0")
         if dual_penalty is not None and not 0.0 <= dual_penalty < np.inf:
             raise SettingsError(f"dual_penalty = {dual_penalty} must be at least 0")
-        # T is known when the run starts; this checks the rest now
+        # T and n are known when the run starts; this checks the rest now
         self._schedule = FrankWolfeSchedule(
             schedule, penalty, self.participation, 1, step_size, averaging
         )
@@ -142,7 +142,7 @@ class FedFW(RoundStrategy):
         self._schedule = FrankWolfeSchedule(
             old.name,
             old.penalty,
-            old.participation,
+            self.expected_participation,
             self.num_rounds,
             old.step_size,
             old.averaging,

@@ -60,14 +60,15 @@ class NaiveFrankWolfe(RoundStrategy):
         super().__init__(**options)
         self.domain = domain
         self._schedule_name, self._step_size = schedule, step_size
-        self._schedule = self._make_schedule()
+        # T and n are known when the run starts; this checks the rest now
+        self._schedule = self._make_schedule(self.participation, 1)
 
-    def _make_schedule(self) -> FrankWolfeSchedule:
+    def _make_schedule(self, participation: float, rounds: int) -> FrankWolfeSchedule:
         return FrankWolfeSchedule(
             self._schedule_name,
             penalty=0.0,
-            participation=self.participation,
-            num_rounds=max(1, self.num_rounds),
+            participation=participation,
+            num_rounds=rounds,
             step_size=self._step_size,
         )
 
@@ -84,8 +85,10 @@ class NaiveFrankWolfe(RoundStrategy):
         self.domain.check_shape(layout.point_shape)
 
     def setup(self, point: FloatArray, layout: Layout) -> None:
-        """Make the schedule, now that the number of rounds is known."""
-        self._schedule = self._make_schedule()
+        """Make the schedule, now that rounds and clients are known."""
+        self._schedule = self._make_schedule(
+            self.expected_participation, max(1, self.num_rounds)
+        )
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         """Nothing: the client only needs x̄."""

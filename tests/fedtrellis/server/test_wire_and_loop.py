@@ -673,6 +673,8 @@ def test_fixed_sampling_takes_p_n_clients_rounded_up(
     p: float, n: int, count: int
 ) -> None:
     strategy = with_clients(n, participation=p, sampling="fixed")
+    assert strategy.expected_participation == count / n
+    assert with_clients(n, participation=p).expected_participation == p
     for server_round in range(1, 20):
         chosen = strategy.sample(server_round)
         assert len(chosen) == len(set(chosen)) == count
