@@ -81,7 +81,9 @@ class HyFDCA(HybridStrategy):
         the server takes the best step towards it. With both D never falls, and no
         sample moves before all its holders have taken part. ``practical`` and
         ``theoretical`` are the paper's: three round trips, encrypted dual updates that
-        the server adds up, and stale values of clients that are away.
+        the server adds up, and stale values of clients that are away. With
+        everybody there ``theoretical`` never lowers D if ‖x_i‖ ≤ 1 for all samples;
+        with longer ones it may.
     local_fraction : float
         H/N_k in (0, 1]: the fraction of a client's samples that move in an iteration,
         drawn anew each time. With the first two steps all holders of a sample draw
