@@ -139,7 +139,7 @@ def write_fedavg(folder: Path, objectives: Sequence[LeastSquares]) -> Path:
     rows: dict[str, Any] = {}
     for index, objective in enumerate(objectives):
         rows[f"A{index}"] = objective._design.matrix
-        rows[f"b{index}"] = objective._targets
+        rows[f"b{index}"] = objective._labels
     path = folder.with_suffix(".npz")
     np.savez(path, **rows)
     return path
@@ -275,7 +275,9 @@ def _run(
 
 
 def _measure(case: Case, result: Comparison) -> None:
-    task = sim.make_setup(sim.default_config() | {"task": "lasso"}, case.nodes).task
+    task = sim.app.experiment(
+        sim.app.default_config() | {"task": "lasso"}, case.nodes
+    ).task
     objectives = [task.client_objective(index) for index in range(case.nodes)]
     least_squares = [item for item in objectives if isinstance(item, LeastSquares)]
     assert len(least_squares) == case.nodes

@@ -42,7 +42,7 @@ class Case:
 
 def of_task(task: str) -> Problem:
     """One of the app's tasks, with its default settings."""
-    setup = sim.make_setup(sim.default_config() | {"task": task}, _NODES)
+    setup = sim.app.experiment(sim.app.default_config() | {"task": task}, _NODES)
     objectives = [setup.task.client_objective(index) for index in range(_NODES)]
     return Problem(objectives, setup.domain)
 

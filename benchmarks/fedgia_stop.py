@@ -91,13 +91,13 @@ def breast_cancer(nodes: int = 10) -> Example:
 
 
 def _example(config: dict[str, Any], nodes: int, steps: Steps) -> Example:
-    task = sim.make_setup(sim.default_config() | config, nodes).task
+    task = sim.app.experiment(sim.app.default_config() | config, nodes).task
     mean = task.objective()
     optimum = task.reference_optimum(WholeSpace())
     if optimum is None:
         optimum = unconstrained_minimum(mean, np.zeros(mean.shape)).value
     objectives = [task.client_objective(index) for index in range(nodes)]
-    scale = task.sigma_scale()
+    scale = task.suggestions("fedgia").get("sigma_scale", 1.0)
     return Example(objectives, WholeSpace(), mean, optimum, scale, steps)
 
 

@@ -22,8 +22,7 @@ from fedtrellis.wire.arrays import FloatArray, array_record, record_arrays
 from fedtrellis.wire.client import client_app
 from strategies import HybridFedAvg, HyFDCA, HyFEM
 from strategies.hybrid import HybridStrategy
-from tasks.hybrid import ClientData, HybridTask
-from tasks.hybrid_svm import HybridSVM
+from tasks import ClientData, HybridSVM, HybridTask
 
 from .hyfdca_split import Clock, IterationTimes, SplitGrid, instrumented
 from .report import Aim, Comparison, Row, Spread, ratios

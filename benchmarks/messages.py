@@ -53,8 +53,8 @@ def _rate(history: Sequence[Mapping[str, Any]], nodes: int) -> float:
 
 def _local(nodes: int, rounds: int, encode: bool) -> float:
     """The app's own run on ``LocalGrid``, without its record on disk."""
-    config = sim.default_config() | _config(rounds + _WARM_UP)
-    setup = sim.make_setup(config, nodes)
+    config = sim.app.default_config() | _config(rounds + _WARM_UP)
+    setup = sim.app.experiment(config, nodes)
     strategy = sim.make_strategy(setup, evaluate_every=10**6)
     grid = LocalGrid(sim.client_app, nodes, run_config=config, encode=encode)
     layout = Layout(tuple(setup.task.shapes()))

@@ -30,7 +30,7 @@ class Case:
 
 def _cases() -> list[Case]:
     cases = []
-    for method in sim.METHODS:
+    for method in sim.app.registry.methods:
         if method == "hyfdca":
             # encryption changes the bytes, not the number of messages
             plain = {"encryption": "none", "gap-tolerance": 0.0}
@@ -55,9 +55,9 @@ CASES = _cases()
 
 def _trips(case: Case, rounds: int) -> list[int]:
     """Round trips of each round."""
-    config = {**sim.default_config(), "method": case.method, "task": case.task}
+    config = {**sim.app.default_config(), "method": case.method, "task": case.task}
     config |= {"seed": 0, **case.config}
-    setup = sim.make_setup(config, _NODES)
+    setup = sim.app.experiment(config, _NODES)
     strategy = sim.make_strategy(setup)
     grid = LocalGrid(sim.client_app, _NODES, run_config=config)
     layout = Layout(tuple(setup.task.shapes()))

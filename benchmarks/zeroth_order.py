@@ -94,8 +94,8 @@ def _loop(
 
 
 def _measure(case: Case) -> tuple[Spread, Spread, float, int]:
-    config = sim.default_config() | {"method": "zeroth-order-rfl"} | case.config
-    setup = sim.make_setup(config, 10)
+    config = sim.app.default_config() | {"method": "zeroth-order-rfl"} | case.config
+    setup = sim.app.experiment(config, 10)
     layout, manifold = Layout(tuple(setup.task.shapes())), setup.manifold
     objective = setup.task.client_objective(0)
     assert manifold is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from flwr.app import Context
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 
 from fedtrellis.admm.shifted_systems import cached_system, lipschitz_of
 from fedtrellis.local_steps import gradient_at
+from fedtrellis.settings import setting
 from fedtrellis.wire.arrays import Layout
 from fedtrellis.wire.client import StatefulClient, evaluate_objective
 
@@ -33,16 +35,34 @@ class FedGiAClient(StatefulClient):
         H_i of one's own: a number h for h·I, a diagonal, or an object whose
         ``solve(v, shift)`` returns (H_i + shift·I)⁻¹ v for a vector v of all n
         parameters, and whose ``lipschitz`` (a number) is r_i.
+    curvature : float, optional
+        h of H_i = h·I, as a run config gives it; the same as ``hessian=h``.
 
     Notes
     -----
     State: pi (π_i). x_i need not be kept: every round starts from the server's x.
     """
 
-    def __init__(self, context: Context, objective: Any, hessian: Any = None) -> None:
+    @dataclass(frozen=True)
+    class Settings:
+        """What a run config says to the client alone."""
+
+        curvature: float | None = setting(
+            None,
+            "h of H_i = h·I, where a loss knows no bound; auto: its own",
+            above=0.0,
+        )
+
+    def __init__(
+        self,
+        context: Context,
+        objective: Any,
+        hessian: Any = None,
+        curvature: float | None = None,
+    ) -> None:
         super().__init__(context)
         self.objective = objective
-        self.hessian = hessian
+        self.hessian = curvature if hessian is None else hessian
         path = context.node_config.get("factor-file")
         self.factor_file = None if path is None else str(path)
 

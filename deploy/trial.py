@@ -61,12 +61,12 @@ def run(deployment: Deployment, method: str, rounds: int) -> float:
         *("--run-config", f'{config} results-dir="{deployed}"'),
         log=deployment.folder / "logs" / f"run-{method}.log",
     )
-    here = sim.default_config() | read_config([f'{config} results-dir="{local}"'])
+    here = sim.app.default_config() | read_config([f'{config} results-dir="{local}"'])
     node_configs = [deployment.node_config(node, files) for node in NODES]
     grid = LocalGrid(
         sim.client_app, len(NODES), run_config=here, node_configs=node_configs
     )
-    sim.run(grid, here)
+    sim.app.run(grid, here)
     log = f"\n{deployment.log(f'run-{method}')[-3000:]}"
     there, expected = (_model(path, rounds, log) for path in (deployed, local))
     if there.keys() != expected.keys():

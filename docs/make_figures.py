@@ -33,8 +33,8 @@ ROUNDS, NODES = 500, 10
 
 def history(overrides: str) -> list[RoundRecord]:
     """The history of one run with evaluations."""
-    config = sim.default_config() | {"rounds": ROUNDS} | read_config([overrides])
-    setup = sim.make_setup(config, NODES)
+    config = sim.app.default_config() | {"rounds": ROUNDS} | read_config([overrides])
+    setup = sim.app.experiment(config, NODES)
     layout = Layout(tuple(setup.task.shapes()))
 
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
@@ -53,7 +53,7 @@ def history(overrides: str) -> list[RoundRecord]:
 def main() -> None:
     """Run all, draw, and print where each ends."""
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    setup = sim.make_setup(sim.default_config(), NODES)
+    setup = sim.app.experiment(sim.app.default_config(), NODES)
     start = setup.task.initial_point()[0]
     best = certified_minimum(setup.task.objective(), setup.domain, start, 1e-7)
     histories = {name: history(overrides) for name, overrides in RUNS.items()}

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
-import warnings
-from collections.abc import Sequence
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType
+
+from fedtrellis._alias import Alias
 
 __all__ = ["install"]
 
@@ -51,35 +47,19 @@ _MOVED = {
     "universal_perturbation": "objectives.universal_perturbation",
 }
 
-
-class _OldNames(MetaPathFinder, Loader):
-    """Finds ``fedtrellis.OLD`` where it is now."""
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        package, _, old = name.partition(".")
-        if package != "fedtrellis" or old not in _MOVED:
-            return None
-        return ModuleSpec(name, self)
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        new = f"fedtrellis.{_MOVED[spec.name.removeprefix('fedtrellis.')]}"
-        warnings.warn(
-            f"{spec.name} is now {new}; the old name goes with the next version",
-            FutureWarning,
-            stacklevel=2,
-        )
-        module = importlib.import_module(new)
-        # one module under two names, which must go on saying the same of itself
-        self._kept = module.__spec__, module.__loader__
-        return module
-
-    def exec_module(self, module: ModuleType) -> None:
-        module.__spec__, module.__loader__ = self._kept
+# What has another name in the new place, or is in a third one.
+_RENAMED = {
+    "app_directory": {"App": "AppDirectory"},
+    "loop": {"SAMPLINGS": "fedtrellis.server.method.SAMPLINGS"},
+    "mirror": {"Mirror": "ReplayedIterate"},
+}
 
 
 def install() -> None:
     """Let old names be imported."""
-    if not any(isinstance(finder, _OldNames) for finder in sys.meta_path):
-        sys.meta_path.append(_OldNames())
+    if not any(isinstance(f, Alias) and f.warn for f in sys.meta_path):
+        for old, new in _MOVED.items():
+            renamed = _RENAMED.get(old, {})
+            sys.meta_path.append(
+                Alias(f"fedtrellis.{old}", f"fedtrellis.{new}", renamed, warn=True)
+            )

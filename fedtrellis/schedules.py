@@ -30,7 +30,8 @@ class FrankWolfeSchedule:
     participation : float
         p, in (0, 1]: how likely a client is to take part in a round.
     num_rounds : int
-        T, the rounds planned; counts for ``"nonconvex"`` only.
+        T, the rounds planned; counts for ``"nonconvex"`` only. A run that goes on with
+        more rounds keeps the T that it began with.
     step_size : float
         η of the constant schedule, in (0, 1].
     averaging : float
@@ -54,6 +55,11 @@ class FrankWolfeSchedule:
                 raise SettingsError(
                     f"{key} = {value!r} must be greater than 0 and at most 1"
                 )
+
+    @property
+    def depends_on_rounds(self) -> bool:
+        """Whether ``num_rounds`` counts."""
+        return self.name == "nonconvex"
 
     def step(self, t: int) -> float:
         """η_t, t from 1."""

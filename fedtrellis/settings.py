@@ -1,13 +1,17 @@
-"""Typed, validated settings read from a Flower run config.
+"""Settings: declared once as a field, checked and described everywhere alike.
 
-A group of settings is a frozen dataclass whose fields are made by :func:`setting`::
+A group of settings is a class whose fields are made by :func:`setting`::
 
     @dataclass(frozen=True)
     class Penalty:
-        penalty: float = setting(1e-3, "the penalty λ_0", minimum=0.0)
+        penalty: float = setting(1e-3, "of the penalty", symbol="λ_0", minimum=0.0)
 
     Penalty.penalty                    # the default
     parse(Penalty, {"penalty": 0.5})   # checked, and made a float
+
+Subclasses of :class:`Declared`, such as every strategy, are dataclasses of their own
+accord: their fields are their constructor's keyword arguments, checked when an object
+is made, and listed in their docstrings.
 
 Flower checks neither the types nor the ranges of a run config, so all of that happens
 here, once, before anything starts: :class:`SettingsError` names the key, its value and
@@ -18,13 +22,33 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import inspect
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar, get_type_hints
+import textwrap
+import types
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from numbers import Real
+from types import MappingProxyType
+from typing import Any, TypeVar, Union, dataclass_transform, get_args, get_type_hints
 
-__all__ = ["SettingsError", "check_choice", "describe", "keys", "parse", "setting"]
+__all__ = [
+    "AUTO",
+    "Declared",
+    "SettingsError",
+    "check_choice",
+    "describe",
+    "describe_fields",
+    "given",
+    "keys",
+    "parse",
+    "parse_values",
+    "setting",
+]
 
-Scalar = bool | int | float | str | bytes
+#: How None, "let it find itself", is written in a run config.
+AUTO = "auto"
+
 T = TypeVar("T")
 
 
@@ -36,36 +60,123 @@ def setting(
     default: Any,
     help: str,
     *,
+    note: str = "",
+    symbol: str = "",
+    auto: Any = None,
     choices: Sequence[str] | None = None,
     minimum: float | None = None,
     maximum: float | None = None,
     above: float | None = None,
+    below: float | None = None,
+    shown: bool = True,
+    formerly: str | None = None,
 ) -> Any:
-    """Declare one field of a settings dataclass.
+    """Declare a setting: a field that Python and run configs can set.
 
     Parameters
     ----------
-    default : bool, int, float or str
-        The value when the run config does not name the key.
+    default : bool, int, float, str or None
+        The value where nothing is said. None, in a run config ``"auto"``, is allowed
+        as a value only where it is the default.
     help : str
-        One line for ``python sim.py --list`` and the documentation.
+        A line for ``--list`` and docstrings.
+    note : str
+        What docstrings say beyond that line.
+    symbol : str
+        The paper's symbol.
+    auto : optional
+        What None becomes where the task suggests nothing. Without it None stays, and
+        the class finds the value when it has what it takes.
     choices : sequence of str, optional
         The only values allowed.
     minimum, maximum : float, optional
         Inclusive bounds.
-    above : float, optional
-        Exclusive lower bound.
+    above, below : float, optional
+        Exclusive bounds.
+    shown : bool
+        Whether :meth:`Declared.described` has it.
+    formerly : str, optional
+        The flat run-config key of version 0.1, where it is not this field's name;
+        empty: there was none.
     """
-    return dataclasses.field(
-        default=default,
-        metadata={
-            "help": help,
-            "choices": tuple(choices) if choices is not None else None,
-            "minimum": minimum,
-            "maximum": maximum,
-            "above": above,
-        },
+    return _field(
+        default,
+        help,
+        given=False,
+        note=note,
+        symbol=symbol,
+        auto=auto,
+        choices=choices,
+        minimum=minimum,
+        maximum=maximum,
+        above=above,
+        below=below,
+        shown=shown,
+        formerly=formerly,
     )
+
+
+def given(
+    help: str,
+    *,
+    default: Any = dataclasses.MISSING,
+    kw_only: bool = True,
+    note: str = "",
+    symbol: str = "",
+    choices: Sequence[str] | None = None,
+    minimum: float | None = None,
+    above: float | None = None,
+    default_factory: Any = dataclasses.MISSING,
+    shown: bool = True,
+) -> Any:
+    """Declare a field that a run's task or app fills in, and no run config.
+
+    Parameters
+    ----------
+    help : str
+        A line for docstrings.
+    default, default_factory : optional
+        Without one the field has to be given.
+    kw_only : bool
+        False: it may be given by position, too.
+    shown : bool
+        Whether :meth:`Declared.described` has it.
+    note, symbol, choices, minimum, above
+        As for :func:`setting`.
+    """
+    return _field(
+        default,
+        help,
+        given=True,
+        kw_only=kw_only,
+        note=note,
+        symbol=symbol,
+        choices=choices,
+        minimum=minimum,
+        above=above,
+        default_factory=default_factory,
+        shown=shown,
+    )
+
+
+def _field(
+    default: Any,
+    help: str,
+    *,
+    kw_only: bool = True,
+    default_factory: Any = dataclasses.MISSING,
+    **meta: Any,
+) -> Any:
+    meta["choices"] = None if meta["choices"] is None else tuple(meta["choices"])
+    more: dict[str, Any] = {} if kw_only else {"kw_only": False}
+    if default_factory is not dataclasses.MISSING:
+        more["default_factory"] = default_factory
+    elif default is not dataclasses.MISSING:
+        more["default"] = default
+    return dataclasses.field(metadata={"help": help, **meta}, **more)
+
+
+# ---------------------------------------------------------------------------- checking
 
 
 def check_choice(key: str, value: str, choices: Iterable[str]) -> str:
@@ -86,43 +197,104 @@ def check_choice(key: str, value: str, choices: Iterable[str]) -> str:
     )
 
 
-def _convert(key: str, value: Any, kind: type) -> Any:
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+def _kinds(annotation: Any) -> tuple[type, ...]:
+    """The types that a field may have, without None."""
+    if isinstance(annotation, types.UnionType) or (
+        getattr(annotation, "__origin__", None) is Union
+    ):
+        members = get_args(annotation)
+    else:
+        members = (annotation,)
+    return tuple(m for m in members if isinstance(m, type) and m is not type(None))
+
+
+_NAMES = {float: "a number", int: "a whole number", bool: "true or false"}
+
+
+def _convert(key: str, value: Any, kinds: tuple[type, ...]) -> Any:
+    """Make a value of its field's type; numbers of NumPy's are numbers, too."""
+    kind = kinds[0]
+    real = isinstance(value, Real) and not isinstance(value, bool)
+    if kind is float and real:
         value = float(value)
-    if kind is int and isinstance(value, float) and value.is_integer():
+    elif kind is int and real and float(value).is_integer():
         value = int(value)
-    if type(value) is not kind:
-        names = {float: "a number", int: "a whole number", bool: "true or false"}
+    # True is an int, too, but no number of steps
+    if type(value) is not kind and (
+        kind in (int, float) or not isinstance(value, kinds)
+    ):
         raise SettingsError(
-            f"{key} = {value!r} must be {names.get(kind, 'a text')}, "
+            f"{key} = {value!r} must be {_NAMES.get(kind, 'a text')}, "
             f"not a {type(value).__name__}"
         )
-    if isinstance(value, float) and not math.isfinite(value):
-        raise SettingsError(f"{key} = {value!r} must be finite")
     return value
 
 
 def _allowed_range(meta: Mapping[str, Any]) -> str:
-    parts = []
-    if meta["above"] is not None:
-        parts.append(f"greater than {meta['above']:g}")
-    if meta["minimum"] is not None:
-        parts.append(f"at least {meta['minimum']:g}")
-    if meta["maximum"] is not None:
-        parts.append(f"at most {meta['maximum']:g}")
+    bounds = (
+        ("above", "greater than"),
+        ("minimum", "at least"),
+        ("maximum", "at most"),
+        ("below", "below"),
+    )
+    parts = [
+        f"{words} {meta[name]:g}"
+        for name, words in bounds
+        if meta.get(name) is not None
+    ]
     return " and ".join(parts)
+
+
+def _allowed(meta: Mapping[str, Any]) -> str:
+    if meta["choices"] is not None:
+        return "one of " + ", ".join(filter(None, meta["choices"]))
+    return _allowed_range(meta)
 
 
 def _check(key: str, value: Any, meta: Mapping[str, Any]) -> None:
     if meta["choices"] is not None:
         check_choice(key, value, meta["choices"])
-    if isinstance(value, str):
+    if not isinstance(value, int | float) or isinstance(value, bool):
         return
-    too_low = meta["minimum"] is not None and value < meta["minimum"]
-    too_high = meta["maximum"] is not None and value > meta["maximum"]
-    not_above = meta["above"] is not None and not value > meta["above"]
-    if too_low or too_high or not_above:
+    if not math.isfinite(value):
+        bounds = [_allowed_range(meta)] if _allowed_range(meta) else []
+        raise SettingsError(
+            f"{key} = {value!r} must be {' and '.join([*bounds, 'finite'])}"
+        )
+    wrong = (
+        (meta.get("minimum") is not None and value < meta["minimum"])
+        or (meta.get("maximum") is not None and value > meta["maximum"])
+        or (meta.get("above") is not None and not value > meta["above"])
+        or (meta.get("below") is not None and not value < meta["below"])
+    )
+    if wrong:
         raise SettingsError(f"{key} = {value!r} must be {_allowed_range(meta)}")
+
+
+@lru_cache(maxsize=256)
+def _hints(cls: Hashable) -> dict[str, Any]:
+    return get_type_hints(cls)
+
+
+def _checked(key: str, value: Any, field: dataclasses.Field[Any], hint: Any) -> Any:
+    """A field's value, converted and checked; None for "auto" where that may be."""
+    meta = field.metadata
+    if field.default is None and (value is None or value == AUTO):
+        return None
+    kinds = _kinds(hint)
+    if not kinds or kinds[0] not in (bool, int, float, str):
+        return value  # an object, which its class knows better
+    try:
+        value = _convert(key, value, kinds)
+        _check(key, value, meta)
+    except SettingsError as error:
+        if field.default is None:
+            raise SettingsError(f"{error}, or {AUTO!r}") from None
+        raise
+    return value
+
+
+# ------------------------------------------------------------------- from a run config
 
 
 def keys(cls: type[Any], prefix: str = "") -> dict[str, dataclasses.Field[Any]]:
@@ -130,7 +302,40 @@ def keys(cls: type[Any], prefix: str = "") -> dict[str, dataclasses.Field[Any]]:
     return {
         prefix + field.name.replace("_", "-"): field
         for field in dataclasses.fields(cls)
-        if "help" in field.metadata
+        if "help" in field.metadata and not field.metadata.get("given")
+    }
+
+
+def parse_values(
+    fields: Mapping[str, dataclasses.Field[Any]], cls: type, config: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Check what a run config says of some settings of ``cls``.
+
+    Parameters
+    ----------
+    fields : mapping
+        Settings by run-config key, as :func:`keys` gives them.
+    cls : type
+        The class that has them.
+    config : mapping
+        A run config, flat: other keys in it are ignored.
+
+    Returns
+    -------
+    dict
+        Values by field name; None for "auto".
+
+    Raises
+    ------
+    SettingsError
+        If a value has the wrong type or lies outside what is allowed.
+    """
+    hints = _hints(cls)
+    return {
+        field.name: _checked(
+            key, config.get(key, field.default), field, hints[field.name]
+        )
+        for key, field in fields.items()
     }
 
 
@@ -153,28 +358,143 @@ def parse(cls: type[T], config: Mapping[str, Any], prefix: str = "", **fixed: An
     SettingsError
         If a value has the wrong type or lies outside what is allowed.
     """
-    hints = get_type_hints(cls)
-    values: dict[str, Any] = dict(fixed)
-    for key, field in keys(cls, prefix).items():
-        if field.name in fixed:
-            continue
-        value = config.get(key, field.default)
-        value = _convert(key, value, hints[field.name])
-        _check(key, value, field.metadata)
-        values[field.name] = value
-    return cls(**values)
+    fields = {k: f for k, f in keys(cls, prefix).items() if f.name not in fixed}
+    return cls(**fixed, **parse_values(fields, cls, config))
 
 
 def describe(cls: type[Any], prefix: str = "") -> list[tuple[str, str, str]]:
     """Rows of (key, default, help with what is allowed) for a listing."""
-    rows = []
-    for key, field in keys(cls, prefix).items():
-        meta = field.metadata
-        allowed = (
-            "one of " + ", ".join(meta["choices"])
-            if meta["choices"] is not None
-            else _allowed_range(meta)
-        )
-        text = meta["help"] + (f" ({allowed})" if allowed else "")
-        rows.append((key, repr(field.default), text))
-    return rows
+    return describe_fields(keys(cls, prefix))
+
+
+def describe_fields(
+    fields: Mapping[str, dataclasses.Field[Any]],
+) -> list[tuple[str, str, str]]:
+    """As :func:`describe`, of settings by run-config key."""
+    return [(key, _shown_default(f), _line(f)) for key, f in fields.items()]
+
+
+def _shown_default(field: dataclasses.Field[Any]) -> str:
+    return AUTO if field.default is None else repr(field.default)
+
+
+def _line(field: dataclasses.Field[Any]) -> str:
+    meta = field.metadata
+    text: str = meta["help"]
+    if meta.get("symbol"):
+        text = f"{meta['symbol']}, {text}"
+    allowed = [_allowed(meta)] if _allowed(meta) else []
+    if meta.get("auto") is not None:
+        allowed.append(f"auto: what the task suggests, or {meta['auto']!r}")
+    return text + (f" ({'; '.join(allowed)})" if allowed else "")
+
+
+# ------------------------------------------------------------ classes with such fields
+
+
+# type checkers take a setting for a default, and know no positional one of a specifier
+@dataclass_transform(eq_default=False, kw_only_default=True, field_specifiers=(given,))
+class Declared:
+    """Base of classes whose fields are their constructor's keyword arguments.
+
+    A subclass becomes a dataclass when it is defined; what its fields declare is
+    checked when an object is made, before its ``__post_init__`` goes on, and its
+    docstring gets their list. A class with an ``__init__`` of its own is left as it is.
+
+    The fields of a class defined with ``options=True`` are those that all below it
+    share: their docstrings only refer to it, and run configs set them without a prefix.
+    """
+
+    def __init_subclass__(cls, options: bool = False, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        if options:
+            cls.__options__ = cls  # type: ignore[attr-defined]
+        makers = (base for base in cls.__mro__ if "__init__" in base.__dict__)
+        maker = next(makers)
+        # below a class with an __init__ of its own nothing is generated either
+        if maker is object or "__declared__" in maker.__dict__:
+            annotations = inspect.get_annotations(cls)
+            # what is annotated only is no field
+            cls.__annotations__ = {
+                name: kind
+                for name, kind in annotations.items()
+                if isinstance(cls.__dict__.get(name), dataclasses.Field)
+            }
+            dataclasses.dataclass(kw_only=True, eq=False, repr=False)(cls)
+            cls.__annotations__ = annotations
+            cls.__declared__ = True  # type: ignore[attr-defined]
+            _document(cls)
+
+    def __post_init__(self) -> None:
+        """Check and convert every field."""
+        cls: Any = type(self)
+        hints = _hints(cls)
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            if "help" not in field.metadata:
+                continue
+            value = _checked(
+                field.name, getattr(self, field.name), field, hints[field.name]
+            )
+            if value is None:
+                value = field.metadata.get("auto")
+            setattr(self, field.name, value)
+
+    def described(self) -> dict[str, Any]:
+        """Its fields' values, by name and symbol."""
+        return {
+            f"{field.name.replace('_', ' ')} {field.metadata['symbol']}".strip(): (
+                getattr(self, field.name)
+            )
+            for field in dataclasses.fields(self)  # type: ignore[arg-type]
+            if field.metadata.get("shown", "help" in field.metadata)
+        }
+
+
+_SECTIONS = ("Attributes", "Returns", "Raises", "Notes", "Examples")
+
+
+def _document(cls: type[Any]) -> None:
+    """Put the fields into the docstring, as numpydoc's Parameters."""
+    # a dataclass without a docstring gets its signature for one
+    text = inspect.cleandoc(cls.__doc__ or "")
+    if not text or text.startswith(f"{cls.__name__}("):
+        return
+    root = getattr(cls, "__options__", cls)
+    common = set() if root is cls else {f.name for f in dataclasses.fields(root)}
+    declared = [f for f in dataclasses.fields(cls) if "help" in f.metadata]
+    own = [field for field in declared if field.name not in common]
+    lines = ["Parameters", "----------"]
+    for field in own:
+        lines += _parameter(field)
+    if common:
+        name = f"{root.__module__}.{root.__qualname__}"
+        lines += ["**options", f"    Those of :class:`~{name}`."]
+    section = "\n".join(lines)
+    for title in _SECTIONS:
+        head, found, rest = text.partition(f"\n{title}\n{'-' * len(title)}\n")
+        if found:
+            cls.__doc__ = f"{head}\n{section}\n{found}{rest}"
+            return
+    cls.__doc__ = f"{text}\n\n{section}\n"
+
+
+def _capital(text: str, meta: Mapping[str, Any] = MappingProxyType({})) -> str:
+    """A sentence begins with a capital, but a symbol stays as it is."""
+    return text if meta.get("symbol") else text[:1].upper() + text[1:]
+
+
+def _parameter(field: dataclasses.Field[Any]) -> list[str]:
+    meta = field.metadata
+    default = ""
+    if field.default is not dataclasses.MISSING:
+        shown = repr(field.default) if meta["given"] else _shown_default(field)
+        default = f", default {shown}"
+    text = ". ".join(
+        part.rstrip(".")
+        for part in (_capital(_line(field), meta), _capital(meta.get("note", "")))
+        if part
+    )
+    body = textwrap.wrap(
+        f"{text}.", 84, initial_indent="    ", subsequent_indent="    "
+    )
+    return [f"{field.name} : {field.type}{default}", *body]

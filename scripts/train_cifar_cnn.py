@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError
 from tasks.base import data_path
-from tasks.datasets import Examples, load_cifar10
+from tasks.data.datasets import Examples, load_cifar10
 
 if TYPE_CHECKING:
     from torch import nn
@@ -88,7 +88,7 @@ def train(examples: Examples, epochs: int, seed: int) -> nn.Sequential:
     import torch
     from torch.nn import functional
 
-    from tasks.cifar_cnn import make_network
+    from tasks.networks.cifar_cnn import make_network
 
     rng = generator(seed, "training")
     with torch.random.fork_rng(devices=[]):
@@ -181,7 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     import torch
 
-    from tasks.cifar_cnn import ConvolutionalClassifier, fold, save_weights
+    from tasks.networks.cifar_cnn import ConvolutionalClassifier, fold, save_weights
 
     torch.set_num_threads(given.threads)
     examples = examples._replace(

@@ -22,13 +22,13 @@ from logging import WARNING
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedtrellis.dual.bundle import DualBundle, Mixture
 from fedtrellis.server.method import Answer
 from fedtrellis.wire.arrays import FloatArray
+from fedtrellis.wire.flower_internals import log
 from fedtrellis.wire.protocol import identity_order
 
 from ._hyfdca_steps import Steps, as_array, read_blobs, split_blobs
@@ -87,7 +87,7 @@ class BundleSteps(Steps):
             len(self.alignment.feature_names),
             len(self.units),
             method.regularization,
-            min(method.memory, max(3, _MAX_POINTS // len(self.units))),
+            min(method.remembered, max(3, _MAX_POINTS // len(self.units))),
         )
         # holders that lost what they remembered of a group
         self.bare: set[tuple[str, int]] = set()

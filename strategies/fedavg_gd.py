@@ -6,16 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from fedtrellis.local_steps import ScheduledSteps
+from fedtrellis.local_steps import STEP_SCHEDULES, ScheduledSteps
 from fedtrellis.server.loop import RoundStrategy
 from fedtrellis.server.method import Answer
+from fedtrellis.settings import setting
 from fedtrellis.wire.arrays import FloatArray, Layout
 
 from .projected_fedavg import one_point
 
 __all__ = ["FedAvgGD"]
-
-_FORMULAS = {"log": "{} / log2(k + 1)", "constant": "{}", "inverse-sqrt": "{} / √k"}
 
 
 class FedAvgGD(RoundStrategy):
@@ -37,23 +36,6 @@ class FedAvgGD(RoundStrategy):
     al., AISTATS 2017, algorithm 1, with all of a client's examples in its batch and
     clients of equal weight.
 
-    Parameters
-    ----------
-    local_steps : int
-        k_0.
-    step_size : float
-        a > 0. The paper has 0.01 for its least squares, with unscaled features; the
-        steps contract while γ_k < 2/r_i, r_i the Lipschitz constant of ∇f_i. Steps that
-        are too long end the run with an error that says so.
-    step_schedule : {"log", "constant", "inverse-sqrt"}
-        γ_k = a / log₂(k + 1), the paper's; a; or a/√k. Iterations k are counted from 1
-        over all rounds.
-    batch_fraction : float
-        In (0, 1]. Below 1 every step takes a mini-batch of ⌈batch_fraction · d_i⌉ of
-        the client's d_i examples, drawn without replacement; 1: the full gradient.
-    **options
-        Those of :class:`~fedtrellis.server.loop.RoundStrategy`.
-
     Raises
     ------
     SettingsError
@@ -64,31 +46,49 @@ class FedAvgGD(RoundStrategy):
     The matching client is ``FedAvgGDClient(context, objective)``.
     """
 
+    name = "fedavg-gd"
+    about = "FedAvg with full local gradients, without a constraint"
+    space = "whole"
+
     stateful = False
     keep_model = False
 
-    def __init__(
-        self,
-        *,
-        local_steps: int = 5,
-        step_size: float = 0.01,
-        step_schedule: str = "log",
-        batch_fraction: float = 1.0,
-        **options: Any,
-    ) -> None:
-        super().__init__(**options)
-        self.local = ScheduledSteps(
-            local_steps, step_size, step_schedule, batch_fraction
-        )
+    local_steps: int = setting(
+        5, "gradient steps of a client in a round", symbol="k_0", minimum=1
+    )
+    step_size: float = setting(
+        0.01,
+        "size of the first local step",
+        note="the paper has 0.01 for its least squares, with unscaled features; the "
+        "steps contract while γ_k < 2/r_i, r_i the Lipschitz constant of ∇f_i. Steps "
+        "that are too long end the run with an error that says so",
+        symbol="a",
+        above=0.0,
+        formerly="local-step-size",
+    )
+    step_schedule: str = setting(
+        "log",
+        "size of step k, counted over all rounds: a/log2(k + 1), the paper's; a; or "
+        "a/√k",
+        symbol="γ_k",
+        choices=STEP_SCHEDULES,
+    )
+    batch_fraction: float = setting(
+        1.0,
+        "part of a client's examples in a mini-batch",
+        note="⌈batch_fraction · d_i⌉ of its d_i examples, drawn without replacement; "
+        "1: the full gradient",
+        above=0.0,
+        maximum=1.0,
+        formerly="",
+    )
 
-    def settings(self) -> dict[str, Any]:
-        """The settings that :meth:`summary` logs."""
-        return {
-            "local steps k_0": self.local.count,
-            "step size γ_k": _FORMULAS[self.local.schedule].format(self.local.size),
-            "batch fraction": self.local.batch_fraction,
-            **super().settings(),
-        }
+    @property
+    def local(self) -> ScheduledSteps:
+        """The clients' local steps."""
+        return ScheduledSteps(
+            self.local_steps, self.step_size, self.step_schedule, self.batch_fraction
+        )
 
     def setup(self, point: FloatArray, layout: Layout) -> None:
         """Nothing to prepare: the model is all of the state."""

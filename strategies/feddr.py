@@ -12,7 +12,7 @@ from fedtrellis.domains import Domain
 from fedtrellis.local_steps import LocalSteps
 from fedtrellis.server.loop import RoundStrategy
 from fedtrellis.server.method import Answer
-from fedtrellis.settings import SettingsError
+from fedtrellis.settings import given, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
 
 from .projected_fedavg import one_point
@@ -35,66 +35,51 @@ class FedDR(RoundStrategy):
     Source: Tran Dinh, Pham, Phan, Nguyen, "FedDR", NeurIPS 2021, algorithm 1, with g
     the indicator of D, whose proximal operator is the projection.
 
-    Parameters
-    ----------
-    domain : Domain
-        D.
-    relaxation : float
-        α in (0, 2); the authors' experiments use 1.95.
-    proximal_step : float
-        η > 0.
-    local_steps : int
-        k.
-    local_step_size : float
-        γ. The steps contract when γ < 2 / (L + 1/η), L the Lipschitz constant of ∇f_i.
-    batch_size : int
-        Examples in a local mini-batch; 0: all.
-    **options
-        Those of :class:`~fedtrellis.server.loop.RoundStrategy`.
-
     Notes
     -----
     The matching client is ``FedDRClient(context, objective)``. A client that lost its
     state starts again at x_i = y_i = x̂_i, which is the x̂_i that the server counts.
     """
 
+    name = "feddr"
+    about = "federated Douglas-Rachford splitting"
+    space = "domain"
+
     keep_model = False
 
-    def __init__(
-        self,
-        domain: Domain,
-        *,
-        relaxation: float = 1.95,
-        proximal_step: float = 10.0,
-        local_steps: int = 20,
-        local_step_size: float = 0.1,
-        batch_size: int = 0,
-        **options: Any,
-    ) -> None:
-        super().__init__(**options)
-        if not 0.0 < relaxation < 2.0:
-            raise SettingsError(
-                f"relaxation = {relaxation} must be greater than 0 and below 2"
-            )
-        if not 0.0 < proximal_step < np.inf:
-            raise SettingsError(
-                f"proximal_step = {proximal_step} must be greater than 0"
-            )
-        self.domain = domain
-        self.relaxation = relaxation
-        self.proximal_step = proximal_step
-        self.local = LocalSteps(local_steps, local_step_size, batch_size)
+    domain: Domain = given("D", kw_only=False)
+    relaxation: float = setting(
+        1.95,
+        "relaxation; 1.95 in the authors' experiments",
+        symbol="α",
+        above=0.0,
+        below=2.0,
+    )
+    proximal_step: float = setting(
+        10.0, "step of the proximal operator", symbol="η", above=0.0
+    )
+    local_steps: int = setting(
+        20, "gradient steps of a client in a round", symbol="k", minimum=1
+    )
+    local_step_size: float = setting(
+        0.1,
+        "their size",
+        note="the steps contract when γ < 2 / (L + 1/η), L the Lipschitz constant of "
+        "∇f_i",
+        symbol="γ",
+        above=0.0,
+    )
+    batch_size: int = setting(
+        0,
+        "examples in a local mini-batch; 0: all",
+        minimum=0,
+        formerly="local-batch-size",
+    )
 
-    def settings(self) -> dict[str, Any]:
-        """The settings that :meth:`summary` logs."""
-        return {
-            "domain": self.domain,
-            "relaxation α": self.relaxation,
-            "proximal step η": self.proximal_step,
-            "local steps": self.local.count,
-            "local step size": self.local.size,
-            **super().settings(),
-        }
+    @property
+    def local(self) -> LocalSteps:
+        """The clients' local steps."""
+        return LocalSteps(self.local_steps, self.local_step_size, self.batch_size)
 
     def check_model(self, layout: Layout) -> None:
         """Check that the model has the shape of the domain's points."""

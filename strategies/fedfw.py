@@ -7,18 +7,18 @@ from logging import WARNING
 from typing import Any
 
 import numpy as np
-from flwr.common.logger import log
 from numpy.typing import NDArray
 
 from fedtrellis.domains import Domain
 from fedtrellis.domains.atoms import Atom, unpack_atoms
-from fedtrellis.schedules import FrankWolfeSchedule
+from fedtrellis.schedules import SCHEDULES, FrankWolfeSchedule
 from fedtrellis.server.loop import RoundStrategy
 from fedtrellis.server.method import Answer
-from fedtrellis.settings import SettingsError, check_choice
+from fedtrellis.settings import given, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.broadcast import Step
-from fedtrellis.wire.replay import Mirror
+from fedtrellis.wire.flower_internals import log
+from fedtrellis.wire.replay import ReplayedIterate
 
 __all__ = ["VARIANTS", "FedFW", "one_atom"]
 
@@ -58,79 +58,73 @@ class FedFW(RoundStrategy):
     Source: arXiv 2408.10090, algorithm 1 with its variants FedFW+ and FedFW-sto, §4.2
     (participation), §4.3 (clients with a larger D_i of their own).
 
-    Parameters
-    ----------
-    domain : Domain
-        D, in the shape of the model: an array's own shape if the model has one array,
-        else the vector of all entries, layer after layer.
-    penalty : float
-        λ_0, at least 0. Default 1e-3.
-    variant : {"plain", "augmented", "stochastic"}
-        FedFW, FedFW+ or FedFW-sto.
-    schedule : {"convex", "nonconvex", "stochastic", "constant"}
-        See :class:`~fedtrellis.schedules.FrankWolfeSchedule`.
-    participation, sampling
-        Probability or fraction p of the clients in a round, and how they are drawn.
-    step_size, averaging : float
-        η and ρ of the constant schedule.
-    dual_penalty : float, optional
-        λ_0 of y_i in FedFW+; by default ``penalty``.
-    batch_size : int
-        Examples in a mini-batch of the stochastic variant.
-    lmo_noise : float
-        Standard deviation of Gaussian noise on g_i, added by the client before its
-        oracle; 0: none.
-    **options
-        Those of :class:`~fedtrellis.server.loop.RoundStrategy`.
-
     Notes
     -----
     The matching client is ``FedFWClient(context, objective, domain)``. No theory covers
     FedFW-sto with p < 1 or on non-convex losses.
     """
 
-    def __init__(
-        self,
-        domain: Domain,
-        *,
-        penalty: float = 1e-3,
-        variant: str = "plain",
-        schedule: str = "convex",
-        step_size: float = 0.01,
-        averaging: float = 0.1,
-        dual_penalty: float | None = None,
-        batch_size: int = 64,
-        lmo_noise: float = 0.0,
-        **options: Any,
-    ) -> None:
-        super().__init__(**options)
-        check_choice("variant", variant, VARIANTS)
-        if batch_size < 1:
-            raise SettingsError(f"batch_size = {batch_size} must be at least 1")
-        if not 0.0 <= lmo_noise < np.inf:
-            raise SettingsError(f"lmo_noise = {lmo_noise} must be at least 0")
-        if dual_penalty is not None and not 0.0 <= dual_penalty < np.inf:
-            raise SettingsError(f"dual_penalty = {dual_penalty} must be at least 0")
-        # T and n are known when the run starts; this checks the rest now
-        self._schedule = FrankWolfeSchedule(
-            schedule, penalty, self.participation, 1, step_size, averaging
-        )
-        self.domain = domain
-        self.penalty = penalty
-        self.dual_penalty = penalty if dual_penalty is None else dual_penalty
-        self.variant = variant
-        self.batch_size = batch_size
-        self.lmo_noise = lmo_noise
+    name = "fedfw"
+    about = "federated Frank-Wolfe: FedFW, FedFW+, FedFW-sto"
+    space = "domain"
+    bounded = True
+    state_settings = ("variant",)
 
-    def settings(self) -> dict[str, Any]:
-        """The settings that :meth:`summary` logs."""
-        return {
-            "domain": self.domain,
-            "variant": self.variant,
-            "schedule": self._schedule.name,
-            "penalty λ_0": self.penalty,
-            **super().settings(),
-        }
+    domain: Domain = given(
+        "D, in the shape of the model: an array's own shape if the model has one "
+        "array, else the vector of all entries, layer after layer",
+        kw_only=False,
+    )
+    penalty: float = setting(
+        None, "weight of the consensus penalty", symbol="λ_0", auto=1e-3, minimum=0.0
+    )
+    variant: str = setting(
+        "plain", "FedFW, FedFW+ (augmented) or FedFW-sto", choices=VARIANTS
+    )
+    schedule: str = setting(
+        None,
+        "of step size and penalty",
+        note="see :class:`~fedtrellis.schedules.FrankWolfeSchedule`",
+        auto="convex",
+        choices=SCHEDULES,
+    )
+    step_size: float = setting(
+        0.01, "of the constant schedule", symbol="η", above=0.0, maximum=1.0
+    )
+    averaging: float = setting(
+        0.1,
+        "weight of a new gradient in FedFW-sto's constant schedule",
+        symbol="ρ",
+        above=0.0,
+        maximum=1.0,
+    )
+    dual_penalty: float = setting(
+        None, "λ_0 of y_i in FedFW+; auto: that of penalty", minimum=0.0
+    )
+    batch_size: int = setting(64, "examples in a mini-batch of FedFW-sto", minimum=1)
+    lmo_noise: float = setting(
+        0.0,
+        "standard deviation of Gaussian noise on g_i, added by the client before its "
+        "oracle; 0: none",
+        minimum=0.0,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.dual_penalty is None:
+            self.dual_penalty = self.penalty
+        self._schedule = self._make_schedule(1)
+        self.needs_planned_rounds = self._schedule.depends_on_rounds
+
+    def _make_schedule(self, rounds: int) -> FrankWolfeSchedule:
+        return FrankWolfeSchedule(
+            self.schedule,
+            self.penalty,
+            self.expected_participation,
+            rounds,
+            self.step_size,
+            self.averaging,
+        )
 
     def check_model(self, layout: Layout) -> None:
         """Check that the model has the shape of the domain's points."""
@@ -138,19 +132,11 @@ class FedFW(RoundStrategy):
 
     def setup(self, point: FloatArray, layout: Layout) -> None:
         """Start every client's mirror x_i, and its y_i, at the initial model."""
-        old = self._schedule
-        self._schedule = FrankWolfeSchedule(
-            old.name,
-            old.penalty,
-            self.expected_participation,
-            self.num_rounds,
-            old.step_size,
-            old.averaging,
-        )
+        self._schedule = self._make_schedule(self.planned_rounds)
         if not self.domain.contains(point):
             log(WARNING, "The initial model lies outside %r", self.domain)
         self._start = self.broadcast.model.copy()
-        self._mirrors = {name: Mirror(self._start) for name in self.clients}
+        self._mirrors = {name: ReplayedIterate(self._start) for name in self.clients}
         self._duals: dict[str, FloatArray] = {}
         if self.variant == "augmented":
             self._duals = {name: np.zeros(point.shape) for name in self.clients}
@@ -245,7 +231,7 @@ class FedFW(RoundStrategy):
             if found and name in mirrors:
                 mirrors[name][entry] = array
         for name in self.clients:
-            self._mirrors[name] = Mirror.from_state(self._start, mirrors[name])
+            self._mirrors[name] = ReplayedIterate.from_state(self._start, mirrors[name])
             self._steps_taken[name] = int(state[f"{name}/steps"])
             if self.variant == "augmented":
                 self._duals[name] = np.array(state[f"{name}/y"])

@@ -8,15 +8,15 @@ from math import inf, isfinite
 from typing import Any
 
 import numpy as np
-from flwr.common.logger import log
 from numpy.typing import NDArray
 
 from fedtrellis.admm.shifted_systems import HESSIANS
 from fedtrellis.random import generator
 from fedtrellis.server.loop import RoundStrategy
 from fedtrellis.server.method import Answer
-from fedtrellis.settings import SettingsError, check_choice
+from fedtrellis.settings import SettingsError, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
+from fedtrellis.wire.flower_internals import log
 
 from .projected_fedavg import one_point
 
@@ -44,34 +44,6 @@ class FedGiA(RoundStrategy):
     Source: Zhou and Li, "Efficient and Convergent Federated Learning", IEEE Trans.
     Signal Processing 2023, arXiv 2205.01438, algorithm 1 and table II.
 
-    Parameters
-    ----------
-    sigma : float, optional
-        σ > 0. By default t·r/m, with r the largest of the clients' Lipschitz constants
-        r_i of ∇f_i, which they are asked for before round 1.
-    sigma_scale : float
-        t > 0. The convergence theorems want t > 6, with which rounds are many. With
-        t ≥ 1 at least the gradient branch cannot overshoot: its step 1/(σm) is at most
-        1/r. The paper's experiments take 0.15 for least squares and
-        max{0.1, (8/n) ln d} for logistic losses (n features, d examples), where every
-        client has few examples, so that f is much smoother than the f_i; elsewhere so
-        small a t diverges.
-    local_steps : int
-        k_0, the ADMM steps of a client in C.
-    selected_fraction : float
-        s in (0, 1]: C has ⌈s·m⌉ clients, drawn anew every round. A client whose node
-        config says ``slow=true`` is never drawn.
-    hessian : {"diagonal", "gram"}
-        H_i: the largest eigenvalue of the bound Θ_i on ∇²f_i times the identity
-        (FedGiA_D), or Θ_i itself (FedGiA_G), for example A_iᵀA_i/d_i for least squares.
-        A client with an H_i of its own uses that.
-    tolerance : float
-        Stop as soon as σ²m Σ_i ‖z_i − z_i before‖² ≤ n · tolerance, n the number of
-        parameters; 0: never. It stands in for the paper's ‖∇f(x)‖² ≤ n · 10⁻⁹, (30),
-        which the server cannot see; it was never found to hold earlier than that.
-    **options
-        Those of :class:`~fedtrellis.server.loop.RoundStrategy`.
-
     Notes
     -----
     The matching client is ``FedGiAClient(context, objective)``. Metrics of a round:
@@ -81,57 +53,67 @@ class FedGiA(RoundStrategy):
     exactly, ḡ_i = σ(x − z_i).
     """
 
+    name = "fedgia"
+    about = "inexact ADMM and gradient descent, without a constraint"
+    space = "whole"
+
     keep_model = False
     # a multiplier from an older round would be worse than none
     keep_old_state = False
+    state_settings = ("hessian",)
 
-    def __init__(
-        self,
-        *,
-        sigma: float | None = None,
-        sigma_scale: float = 1.0,
-        local_steps: int = 5,
-        selected_fraction: float = 0.5,
-        hessian: str = "diagonal",
-        tolerance: float = 1e-9,
-        **options: Any,
-    ) -> None:
-        super().__init__(**options)
-        for name, value in (("sigma", sigma), ("sigma_scale", sigma_scale)):
-            if value is not None and not 0.0 < value < inf:
-                raise SettingsError(f"{name} = {value} must be greater than 0")
-        if local_steps < 1:
-            raise SettingsError(f"local_steps = {local_steps} must be at least 1")
-        if not 0.0 < selected_fraction <= 1.0:
-            raise SettingsError(
-                f"selected_fraction = {selected_fraction} must be greater than 0 "
-                "and at most 1"
-            )
-        check_choice("hessian", hessian, HESSIANS)
-        if not 0.0 <= tolerance < inf:
-            raise SettingsError(f"tolerance = {tolerance} must be at least 0")
-        self.given_sigma = sigma
-        self.sigma_scale = sigma_scale
-        self.local_steps = local_steps
-        self.selected_fraction = selected_fraction
-        self.hessian = hessian
-        self.tolerance = tolerance
-
-    def settings(self) -> dict[str, Any]:
-        """The settings that :meth:`summary` logs."""
-        sigma = f"{self.sigma_scale} · r/m" if self.given_sigma is None else None
-        return {
-            "sigma σ": sigma or self.given_sigma,
-            "local steps k_0": self.local_steps,
-            "selected fraction s": self.selected_fraction,
-            "hessian H": self.hessian,
-            "tolerance": self.tolerance,
-            **super().settings(),
-        }
+    sigma: float | None = setting(
+        None,
+        "penalty; auto: t·r/m, with r the largest of the clients' Lipschitz constants "
+        "r_i of ∇f_i, which they are asked for before round 1",
+        symbol="σ",
+        above=0.0,
+    )
+    sigma_scale: float = setting(
+        None,
+        "of σ = t·r/m; above 6 in theory",
+        note="with more than 6 rounds are many. With t ≥ 1 at least the gradient "
+        "branch cannot overshoot: its step 1/(σm) is at most 1/r. The paper's "
+        "experiments take 0.15 for least squares and max{0.1, (8/n) ln d} for logistic "
+        "losses (n features, d examples), where every client has few examples, so that "
+        "f is much smoother than the f_i; elsewhere so small a t diverges",
+        symbol="t",
+        auto=1.0,
+        above=0.0,
+    )
+    local_steps: int = setting(
+        5, "ADMM steps of a client in C", symbol="k_0", minimum=1
+    )
+    selected_fraction: float = setting(
+        0.5,
+        "part of the clients in C, which take ADMM steps",
+        note="C has ⌈s·m⌉ clients, drawn anew every round. A client whose node config "
+        "says ``slow=true`` is never drawn",
+        symbol="s",
+        above=0.0,
+        maximum=1.0,
+    )
+    hessian: str = setting(
+        "diagonal",
+        "the largest eigenvalue of the bound Θ_i on ∇²f_i times the identity "
+        "(FedGiA_D), or Θ_i itself (FedGiA_G)",
+        note="for example A_iᵀA_i/d_i for least squares. A client with an H_i of its "
+        "own uses that",
+        symbol="H_i",
+        choices=HESSIANS,
+    )
+    tolerance: float = setting(
+        1e-9,
+        "stop as soon as σ²m Σ_i ‖z_i − z_i before‖² ≤ n · tolerance, n the number of "
+        "parameters; 0: never",
+        note="it stands in for the paper's ‖∇f(x)‖² ≤ n · 10⁻⁹, (30), which the server "
+        "cannot see; it was never found to hold earlier than that",
+        minimum=0.0,
+    )
 
     def setup(self, point: FloatArray, layout: Layout) -> None:
         """Settle σ, and start with z_i = x_i = x and π_i = 0."""
-        self.sigma = self._sigma()
+        self.settled_sigma = self._settle_sigma()
         properties = {name: self.client_properties(name) for name in self.clients}
         self._eligible = [n for n, p in properties.items() if not p.get("slow")]
         if not self._eligible:
@@ -142,10 +124,10 @@ class FedGiA(RoundStrategy):
         self._changes = np.full(self.num_clients, inf)
         self._drawn: tuple[int, frozenset[str]] = (0, frozenset())
 
-    def _sigma(self) -> float:
+    def _settle_sigma(self) -> float:
         """σ as given, or t·r/m from what the clients say of their r_i."""
-        if self.given_sigma is not None:
-            return self.given_sigma
+        if self.sigma is not None:
+            return self.sigma
         bounds = {}
         for name in self.clients:
             properties = self.client_properties(name)
@@ -176,7 +158,7 @@ class FedGiA(RoundStrategy):
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         """σ; and for those in C the number of steps and which H_i."""
-        numbers: dict[str, Any] = {"sigma": self.sigma}
+        numbers: dict[str, Any] = {"sigma": self.settled_sigma}
         if client in self.selected(server_round):
             numbers["local-steps"] = self.local_steps
             numbers["hessian"] = self.hessian
@@ -205,7 +187,7 @@ class FedGiA(RoundStrategy):
         σm (x − x⁺) = ∇f(x) + Σ over C of (H_i/m − σI)(x_i − x), and every x_i − x
         vanishes only as the z_i come to rest.
         """
-        return self.sigma**2 * self.num_clients * float(self._changes.sum())
+        return self.settled_sigma**2 * self.num_clients * float(self._changes.sum())
 
     def converged(self) -> bool:
         """Whether the residual is at most n · tolerance."""
@@ -219,7 +201,7 @@ class FedGiA(RoundStrategy):
 
     def state(self) -> dict[str, NDArray[Any]]:
         """σ and every client's z_i."""
-        arrays: dict[str, NDArray[Any]] = {"sigma": np.array(self.sigma)}
+        arrays: dict[str, NDArray[Any]] = {"sigma": np.array(self.settled_sigma)}
         for name, i in self._index.items():
             arrays[f"{name}/z"] = self._z[i]
             arrays[f"{name}/change"] = self._changes[i]
@@ -228,11 +210,11 @@ class FedGiA(RoundStrategy):
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Inverse of :meth:`state`; the clients' π_i are good for their own σ only."""
         sigma = float(state["sigma"])
-        if self.given_sigma is not None and self.given_sigma != sigma:
+        if self.sigma is not None and self.sigma != sigma:
             raise SettingsError(
-                f"sigma = {self.given_sigma}, but the run to go on with had {sigma}"
+                f"sigma = {self.sigma}, but the run to go on with had {sigma}"
             )
-        self.sigma = sigma
+        self.settled_sigma = sigma
         for name, i in self._index.items():
             self._z[i] = state[f"{name}/z"]
             self._changes[i] = state[f"{name}/change"]

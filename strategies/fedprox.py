@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from math import inf
 from typing import Any
 
-from fedtrellis.settings import SettingsError
+from fedtrellis.settings import setting
 
 from .fedavg_gd import FedAvgGD
 
@@ -27,14 +26,6 @@ class FedProx(FedAvgGD):
     Heterogeneous Networks", MLSys 2020, arXiv 1812.06127, algorithm 2, with k_0
     gradient steps as the inexact minimiser of h_i.
 
-    Parameters
-    ----------
-    proximal_weight : float
-        μ ≥ 0; 0 is :class:`FedAvgGD`.
-    **options
-        Those of :class:`FedAvgGD`: local_steps, step_size, .... The steps contract
-        while γ_k < 2/(r_i + μ), r_i the Lipschitz constant of ∇f_i.
-
     Raises
     ------
     SettingsError
@@ -50,17 +41,18 @@ class FedProx(FedAvgGD):
     these clients nor writes this package's run records.
     """
 
-    def __init__(self, *, proximal_weight: float = 0.01, **options: Any) -> None:
-        super().__init__(**options)
-        if not 0.0 <= proximal_weight < inf:
-            raise SettingsError(
-                f"proximal_weight = {proximal_weight} must be at least 0"
-            )
-        self.proximal_weight = proximal_weight
+    name = "fedprox"
+    about = "FedAvg with a proximal term, without a constraint"
+    space = "whole"
 
-    def settings(self) -> dict[str, Any]:
-        """The settings that :meth:`summary` logs."""
-        return {"proximal weight μ": self.proximal_weight, **super().settings()}
+    proximal_weight: float = setting(
+        0.01,
+        "weight of the proximal term; 0 is FedAvgGD",
+        note="the steps contract while γ_k < 2/(r_i + μ), r_i the Lipschitz constant "
+        "of ∇f_i",
+        symbol="μ",
+        minimum=0.0,
+    )
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         """The local steps, and μ if there is one."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedtrellis.manifolds import Manifold
 from fedtrellis.server.loop import RoundStrategy
 from fedtrellis.server.method import Answer
-from fedtrellis.settings import SettingsError
+from fedtrellis.settings import given, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
 
 from .projected_fedavg import one_point
@@ -42,29 +42,6 @@ class FirstOrderRFL(RoundStrategy):
     submanifolds with heterogeneous data", 2024; in the notation of arXiv 2507.22855,
     algorithm 1, whose estimate it replaces by the Riemannian gradient.
 
-    Parameters
-    ----------
-    manifold : Manifold
-        M, in the shape of the model: an array's own shape if the model has one array,
-        else the vector of all entries, layer after layer (``Product``).
-    step_size : float
-        η > 0.
-    server_step_size : float, optional
-        η_g > 0; by default √|S|, in each round anew: the theory's √n, n the number of
-        clients whose mean the step goes to.
-    local_steps : int
-        τ.
-    batch_size : int
-        Examples in a local mini-batch; 0: all.
-    correction : bool
-        Whether the clients have correction terms c_i.
-    tolerance : float
-        Stop when ‖P_M(x^{k+1}) − P_M(x^k)‖ / η̃, with η̃ = η_g η τ, is at most this; 0:
-        never. It is the paper's measure ‖G_η̃(P_M(x^k))‖ with the round's mean estimate
-        in the place of the gradient.
-    **options
-        Those of :class:`~fedtrellis.server.loop.RoundStrategy`.
-
     Notes
     -----
     The matching client is ``FirstOrderRFLClient(context, objective, manifold)``.
@@ -76,63 +53,65 @@ class FirstOrderRFL(RoundStrategy):
     state, is sent its own.
     """
 
+    name = "first-order-rfl"
+    about = "Riemannian federated learning with projections"
+    space = "manifold"
+
     keep_model = False
     # c_i is sent whole; what an older round left would be taken for newer
     keep_old_state = False
+    state_settings = ("correction",)
 
-    def __init__(
-        self,
-        manifold: Manifold,
-        *,
-        step_size: float = 0.01,
-        server_step_size: float | None = None,
-        local_steps: int = 5,
-        batch_size: int = 0,
-        correction: bool = True,
-        tolerance: float = 0.0,
-        **options: Any,
-    ) -> None:
-        super().__init__(**options)
-        for name, value in (
-            ("step_size", step_size),
-            ("server_step_size", server_step_size),
-        ):
-            if value is not None and not 0.0 < value < inf:
-                raise SettingsError(f"{name} = {value} must be greater than 0")
-        if local_steps < 1:
-            raise SettingsError(f"local_steps = {local_steps} must be at least 1")
-        if batch_size < 0:
-            raise SettingsError(f"batch_size = {batch_size} must be at least 0")
-        if not 0.0 <= tolerance < inf:
-            raise SettingsError(f"tolerance = {tolerance} must be at least 0")
-        self.manifold = manifold
-        self.step_size = step_size
-        self.given_server_step_size = server_step_size
-        self.local_steps = local_steps
-        self.batch_size = batch_size
-        self.correction = correction
-        self.tolerance = tolerance
-
-    def settings(self) -> dict[str, Any]:
-        """The settings that :meth:`summary` logs."""
-        return {
-            "manifold": self.manifold,
-            "step size η": self.step_size,
-            "server step size η_g": self.given_server_step_size or "√|S|",
-            "local steps τ": self.local_steps,
-            "correction": self.correction,
-            **super().settings(),
-        }
+    manifold: Manifold = given(
+        "M, in the shape of the model: an array's own shape if the model has one "
+        "array, else the vector of all entries, layer after layer (``Product``)",
+        kw_only=False,
+    )
+    step_size: float = setting(
+        0.01, "of a local step", symbol="η", above=0.0, formerly="local-step-size"
+    )
+    server_step_size: float | None = setting(
+        None,
+        "of the server's step; auto: √n, n the clients averaged in the round",
+        symbol="η_g",
+        above=0.0,
+    )
+    local_steps: int = setting(
+        5, "local steps of a client in a round", symbol="τ", minimum=1
+    )
+    batch_size: int = setting(
+        0,
+        "examples in a local mini-batch; 0: all",
+        minimum=0,
+        formerly="local-batch-size",
+    )
+    correction: bool = setting(
+        True, "whether the clients have correction terms", symbol="c_i"
+    )
+    tolerance: float = setting(
+        0.0,
+        "stop when ‖P_M(x^{k+1}) − P_M(x^k)‖ / η̃, with η̃ = η_g η τ, is at most this; "
+        "0: never",
+        note="it is the paper's measure ‖G_η̃(P_M(x^k))‖ with the round's mean estimate "
+        "instead of the gradient",
+        minimum=0.0,
+        formerly="step-tolerance",
+    )
 
     @property
-    def server_step_size(self) -> float:
-        """η_g of the step that made x; by default √n, n the clients averaged in it."""
-        return self.given_server_step_size or sqrt(self._averaged)
+    def settled_server_step_size(self) -> float:
+        """η_g of the step that made x: as set, or √n of the n clients averaged."""
+        return self.server_step_size or sqrt(self._averaged)
+
+    def measuring_step(self, num_clients: int) -> float:
+        """η̃ with all clients, by which ‖G_η̃(x)‖ is measured."""
+        server = self.server_step_size or sqrt(num_clients)
+        return server * self.step_size * self.local_steps
 
     @property
     def total_step(self) -> float:
         """η̃ = η_g η τ of the step that made x."""
-        return self.server_step_size * self.step_size * self.local_steps
+        return self.settled_server_step_size * self.step_size * self.local_steps
 
     def check_model(self, layout: Layout) -> None:
         """Check that the model has the shape of the manifold's points."""
@@ -155,7 +134,7 @@ class FirstOrderRFL(RoundStrategy):
         """
         numbers: dict[str, Any] = {
             "step-size": self.step_size,
-            "server-step-size": self.server_step_size,
+            "server-step-size": self.settled_server_step_size,
             "local-steps": self.local_steps,
         }
         if not self.correction:
@@ -183,7 +162,7 @@ class FirstOrderRFL(RoundStrategy):
         }
         # x^{k+1} = P_M(x^k) + η_g (mean of ẑ_i − P_M(x^k))
         mean = np.mean(list(points.values()), axis=0)
-        x = z + self.server_step_size * (mean - z)
+        x = z + self.settled_server_step_size * (mean - z)
         if self.correction:
             direction = (z - x) / self.total_step
             for name, point in points.items():

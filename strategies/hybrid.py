@@ -15,7 +15,7 @@ from fedtrellis.dual.alignment import HASH_BYTES, Alignment, align
 from fedtrellis.encryption import Cipher, EncryptionError, add_vectors
 from fedtrellis.server.loop import RoundStrategy
 from fedtrellis.server.method import Answer
-from fedtrellis.settings import SettingsError
+from fedtrellis.settings import SettingsError, given, setting
 from fedtrellis.wire.arrays import FloatArray, Layout, array_record, encode, filled
 from fedtrellis.wire.broadcast import sparse_or_dense
 from fedtrellis.wire.protocol import identity_order
@@ -39,20 +39,9 @@ class HybridStrategy(RoundStrategy):
     hashes of their samples' ids if the method matches samples; ``self.alignment`` is
     what the server makes of it. A client is sent the weights of its own features only.
 
-    Parameters
-    ----------
-    feature_names : sequence of str, optional
-        The model's features, in the order of its one array; by default all that the
-        clients name, in the order of the clients and of each client's own.
-    allow_unheld : bool
-        Whether ``feature_names`` may have some that no client holds, whose weights then
-        stay 0; otherwise that ends the run before round 1.
-    retries : int
-        How often a request of a round is sent again to clients that did not answer it:
-        the others of their group wait for them.
-    **options
-        Those of :class:`~fedtrellis.server.loop.RoundStrategy`.
     """
+
+    space = "split"
 
     keep_model = False
     keep_old_state = False
@@ -63,25 +52,34 @@ class HybridStrategy(RoundStrategy):
     #: know who has which feature is sent none.
     match_samples = True
 
-    def __init__(
-        self,
-        *,
-        feature_names: Sequence[str] | None = None,
-        allow_unheld: bool = False,
-        retries: int = 2,
-        **options: Any,
-    ) -> None:
-        super().__init__(**options)
+    feature_names: Sequence[str] | None = given(
+        "the model's features, in the order of its one array; by default all that the "
+        "clients name, in the order of the clients and of each client's own",
+        default=None,
+        shown=False,
+    )
+    allow_unheld: bool = given(
+        "whether feature_names may have some that no client holds, whose weights then "
+        "stay 0; otherwise that ends the run before round 1",
+        default=False,
+        shown=False,
+    )
+    retries: int = setting(
+        2,
+        "how often a phase is asked again of clients that did not answer",
+        note="the others of their group wait for them",
+        minimum=0,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.client_evaluate_every and not self.predicts:
             raise SettingsError(
                 f"client_evaluate_every = {self.client_evaluate_every} must be 0: a "
                 "client that holds some of the features cannot evaluate the model"
             )
-        if retries < 0:
-            raise SettingsError(f"retries = {retries} must be at least 0")
-        self.feature_names = None if feature_names is None else list(feature_names)
-        self.allow_unheld = allow_unheld
-        self.retries = retries
+        if self.feature_names is not None:
+            self.feature_names = list(self.feature_names)
 
     # ------------------------------------------------------------------- the wire
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from logging import WARNING
-from math import inf
 from typing import Any
 
 import numpy as np
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedtrellis.dual.alignment import Alignment
 from fedtrellis.objectives.losses import LOSSES
 from fedtrellis.server.method import Answer
-from fedtrellis.settings import SettingsError, check_choice
+from fedtrellis.settings import SettingsError, given, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
+from fedtrellis.wire.flower_internals import log
 
 from .hybrid import ROWS, HybridStrategy
 from .projected_fedavg import one_point
@@ -46,26 +45,6 @@ class HybridFedAvg(HybridStrategy):
     weights and averaging at the overlaps", batch size one and γ_t = a/(b + √t). We take
     t for the round, draw with replacement, and give clients equal weights.
 
-    Parameters
-    ----------
-    loss : str
-        ``"hinge"``, ``"smoothed-hinge"``, ``"logistic"`` or ``"squared"``.
-    regularization : float
-        λ > 0.
-    local_steps : int
-        H. The paper's is ⌈IIC · N/(KQ)⌉ with N/(KQ) samples a client and IIC up to 5.
-    step_size : float
-        a > 0; the paper's search is over [10⁻⁵, 25]. Steps that are too long end the
-        run with an error that says so.
-    step_offset : float
-        b ≥ 0; the paper's search is over [10⁻⁵, 25].
-    smoothing : float
-        g of the smoothed hinge loss.
-    feature_names : sequence of str, optional
-        The model's features, as in :class:`~strategies.hybrid.HybridStrategy`.
-    **options
-        Those of :class:`~fedtrellis.server.loop.RoundStrategy`.
-
     Raises
     ------
     SettingsError
@@ -81,53 +60,47 @@ class HybridFedAvg(HybridStrategy):
     labels.
     """
 
+    name = "hybrid-fedavg"
+    about = "FedAvg of each node's own features, a baseline of hyfdca"
+
     stateful = False
     match_samples = False
 
-    def __init__(
-        self,
-        loss: str = "hinge",
-        regularization: float = 1e-3,
-        *,
-        local_steps: int = 100,
-        step_size: float = 0.1,
-        step_offset: float = 1.0,
-        smoothing: float = 1.0,
-        feature_names: Sequence[str] | None = None,
-        **options: Any,
-    ) -> None:
-        # nobody waits for those who did not answer, so nobody is asked twice
-        super().__init__(feature_names=feature_names, retries=0, **options)
-        check_choice("loss", loss, LOSSES)
-        for name, value in (
-            ("regularization", regularization),
-            ("step_size", step_size),
-            ("smoothing", smoothing),
-        ):
-            if not 0.0 < value < inf:
-                raise SettingsError(f"{name} = {value} must be greater than 0")
-        if not 0.0 <= step_offset < inf:
-            raise SettingsError(f"step_offset = {step_offset} must be at least 0")
-        if not (local_steps >= 1 and float(local_steps).is_integer()):
-            raise SettingsError(
-                f"local_steps = {local_steps} must be a whole number and at least 1"
-            )
-        self.loss = loss
-        self.regularization = float(regularization)
-        self.local_steps = int(local_steps)
-        self.step_size = float(step_size)
-        self.step_offset = float(step_offset)
-        self.smoothing = float(smoothing)
-
-    def settings(self) -> dict[str, Any]:
-        """The settings that :meth:`summary` logs."""
-        return {
-            "loss": self.loss,
-            "regularization λ": self.regularization,
-            "local steps H": self.local_steps,
-            "step size γ_t": f"{self.step_size} / ({self.step_offset} + √t)",
-            **super().settings(),
-        }
+    loss: str = given(
+        "of a score", default="hinge", kw_only=False, choices=tuple(LOSSES)
+    )
+    regularization: float = given(
+        "weight of (1/2)‖w‖²", default=1e-3, kw_only=False, symbol="λ", above=0.0
+    )
+    smoothing: float = given(
+        "of the smoothed hinge loss", default=1.0, symbol="g", above=0.0
+    )
+    # nobody waits for those who did not answer, so nobody is asked twice
+    retries: int = given("requests of a round are not repeated", default=0, shown=False)
+    local_steps: int = setting(
+        100,
+        "stochastic gradient steps of a client in a round",
+        note="the paper's is ⌈IIC · N/(KQ)⌉ with N/(KQ) samples a client and IIC up "
+        "to 5",
+        symbol="H",
+        minimum=1,
+    )
+    step_size: float = setting(
+        0.1,
+        "of γ_t = a/(b + √t)",
+        note="the paper's search is over [10⁻⁵, 25]. Steps that are too long end the "
+        "run with an error that says so",
+        symbol="a",
+        above=0.0,
+        formerly="local-step-size",
+    )
+    step_offset: float = setting(
+        1.0,
+        "of γ_t = a/(b + √t)",
+        note="the paper's search is over [10⁻⁵, 25]",
+        symbol="b",
+        minimum=0.0,
+    )
 
     # ------------------------------------------------------------------ before round 1
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
 from math import inf
@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 from flwr.app import ConfigRecord, MetricRecord
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
@@ -19,8 +18,9 @@ from fedtrellis.dual.alignment import Alignment, align
 from fedtrellis.encryption import Cipher, load_evaluation
 from fedtrellis.objectives.losses import LOSSES
 from fedtrellis.server.method import Answer
-from fedtrellis.settings import SettingsError, check_choice
+from fedtrellis.settings import SettingsError, given, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
+from fedtrellis.wire.flower_internals import log
 
 from ._hyfdca_bundle import BundleSteps
 from ._hyfdca_paper import PaperSteps
@@ -69,61 +69,6 @@ class HyFDCA(HybridStrategy):
     Learning", AAAI 2024, arXiv 2210.08106, algorithms 1 to 5; the steps ``bundle`` and
     ``line-search`` are ours (:mod:`fedtrellis.dual.bundle`).
 
-    Parameters
-    ----------
-    loss : str
-        ``"hinge"``, ``"smoothed-hinge"``, ``"logistic"`` or ``"squared"``.
-    regularization : float
-        λ > 0.
-    step : {"bundle", "line-search", "practical", "theoretical"}
-        ``bundle``: clients propose u_i(w), −u_i ∈ ∂l_i, and the server mixes all that
-        it remembers; ``line-search``: they propose each coordinate's own optimum, and
-        the server takes the best step towards it. With both D never falls, and no
-        sample moves before all its holders have taken part. ``practical`` and
-        ``theoretical`` are the paper's: three round trips, encrypted dual updates that
-        the server adds up, and stale values of clients that are away. With
-        everybody there ``theoretical`` never lowers D if ‖x_i‖ ≤ 1 for all samples;
-        with longer ones it may.
-    local_fraction : float
-        H/N_k in (0, 1]: the fraction of a client's samples that move in an iteration,
-        drawn anew each time. With the first two steps all holders of a sample draw
-        alike, from their key.
-    memory : int
-        Proposals of a group that a ``bundle`` remembers, at least 3.
-    slots : {"all", "chosen"}
-        Whether inner products are encrypted for all samples, which hides how many were
-        drawn and certifies P, or for those drawn only.
-    local_passes : int
-        Passes of stochastic dual coordinate ascent over a client's own samples, for
-        groups that nobody shares (CoCoA+); 0: none.
-    parts : int
-        Into how many groups to cut the samples of one set of holders. More converge
-        faster, cost more uploads (parts · p_k numbers a client), and let the server see
-        the clients' contributions to w in finer pieces.
-    secure_sum : bool
-        Whether clients encrypt v_k too, so that the server sees only sums over all
-        clients, at one more round trip; all groups then move together, by complete
-        participation.
-    cyclic_groups : int
-        C ≥ 2: only every C-th client is asked in turn, γ_t = 1/t (the paper's vertical
-        case, theoretical step only); 0: not.
-    smoothing : float
-        g of the smoothed hinge loss.
-    tolerance : float
-        Stop when (P − D)/P is at most this; 0: never.
-    encryption : {"tenseal-bfv", "none"}
-        Whose key the clients of a simulation make. ``none`` is for debugging.
-    context : path or bytes, optional
-        The evaluation context that belongs to the clients' key file
-        (``fedtrellis-keys``). Without it the clients of one machine make a key of their
-        own for the run, and send its context.
-    backup_every : int
-        Iterations after which a client sends enc(α) for safekeeping, to be given back
-        to those that lose their state.
-    feature_names, allow_unheld, retries, **options
-        Those of :class:`~strategies.hybrid.HybridStrategy` and
-        :class:`~fedtrellis.server.loop.RoundStrategy`.
-
     Notes
     -----
     The matching client is ``HyFDCAClient(context, features, feature_names,
@@ -138,58 +83,113 @@ class HyFDCA(HybridStrategy):
     samples. Clients share one key, and must not collude with the server.
     """
 
-    predicts = True
+    name = "hyfdca"
+    about = "encrypted dual ascent: samples and features split over nodes"
 
-    def __init__(
-        self,
-        loss: str = "hinge",
-        regularization: float = 1e-3,
-        *,
-        step: str = "bundle",
-        local_fraction: float = 1.0,
-        memory: int = 20,
-        slots: str = "all",
-        local_passes: int = 0,
-        parts: int = 1,
-        secure_sum: bool = False,
-        cyclic_groups: int = 0,
-        smoothing: float = 1.0,
-        tolerance: float = 1e-6,
-        encryption: str = "tenseal-bfv",
-        context: str | Path | bytes | None = None,
-        backup_every: int = 10,
-        feature_names: Sequence[str] | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(feature_names=feature_names, **options)
-        check_choice("loss", loss, LOSSES)
-        check_choice("step", step, STEPS)
-        check_choice("slots", slots, SLOTS)
-        check_choice("encryption", encryption, ENCRYPTIONS)
-        if not 0.0 < regularization < inf:
+    predicts = True
+    state_settings = ("step", "parts", "secure_sum")
+    measures = ("primal", "dual", "duality-gap")
+    # the strategy compares the key itself
+    free_to_change = ("context",)
+
+    loss: str = given(
+        "of a score", default="hinge", kw_only=False, choices=tuple(LOSSES)
+    )
+    regularization: float = given(
+        "weight of (1/2)‖w‖²", default=1e-3, kw_only=False, symbol="λ", above=0.0
+    )
+    smoothing: float = given(
+        "of the smoothed hinge loss", default=1.0, symbol="g", above=0.0
+    )
+    step: str = setting(
+        "bundle",
+        "how proposals become a step",
+        note="``bundle``: clients propose u_i(w), −u_i ∈ ∂l_i, and the server mixes "
+        "all that it remembers; ``line-search``: they propose each coordinate's own "
+        "optimum, and the server takes the best step towards it. With both D never "
+        "falls, and no sample moves before all its holders have taken part. "
+        "``practical`` and ``theoretical`` are the paper's: three round trips, "
+        "encrypted dual updates that the server adds up, and stale values of clients "
+        "that are away. With everybody there ``theoretical`` never lowers D if "
+        "‖x_i‖ ≤ 1 for all samples; with longer ones it may",
+        choices=STEPS,
+        formerly="dual-step",
+    )
+    local_fraction: float = setting(
+        1.0,
+        "fraction of a client's samples that move in an iteration, drawn anew each "
+        "time",
+        note="with the first two steps all holders of a sample draw alike, from their "
+        "key",
+        symbol="H/N_k",
+        above=0.0,
+        maximum=1.0,
+    )
+    memory: int = setting(20, "proposals of a group that a bundle remembers", minimum=3)
+    slots: str = setting(
+        "all",
+        "inner products that are encrypted: all samples', which hides how many were "
+        "drawn and certifies P, or the drawn ones' only",
+        choices=SLOTS,
+    )
+    local_passes: int = setting(
+        0,
+        "passes of stochastic dual coordinate ascent over a client's own samples, for "
+        "groups that nobody shares (CoCoA+); 0: none",
+        minimum=0,
+    )
+    parts: int = setting(
+        1,
+        "groups that the samples of one set of holders are cut into",
+        note="more converge faster, cost more uploads (parts · p_k numbers a client), "
+        "and let the server see the clients' contributions to w in finer pieces",
+        minimum=1,
+    )
+    secure_sum: bool = setting(
+        False,
+        "whether clients encrypt v_k too, so that the server sees only sums over all "
+        "clients, at one more round trip",
+        note="all groups then move together, by complete participation",
+    )
+    cyclic_groups: int = setting(
+        0,
+        "C ≥ 2: only every C-th client is asked in turn, γ_t = 1/t (the paper's "
+        "vertical case, theoretical step only); 0: not",
+        minimum=0,
+    )
+    tolerance: float = setting(
+        1e-6,
+        "stop when (P − D)/P is at most this; 0: never",
+        minimum=0.0,
+        formerly="gap-tolerance",
+    )
+    encryption: str = setting(
+        "tenseal-bfv",
+        "whose key the clients of a simulation make; none is for debugging",
+        choices=ENCRYPTIONS,
+    )
+    context: str | Path | bytes | None = setting(
+        None,
+        "file with the evaluation context that belongs to the clients' key file "
+        "(fedtrellis-keys); auto: the clients of one machine make a key of their own "
+        "for the run, and send its context",
+        note="Python takes its bytes, too",
+        shown=False,
+        formerly="context-file",
+    )
+    backup_every: int = setting(
+        10,
+        "iterations after which a client sends enc(α) for safekeeping, to be given "
+        "back to those that lose their state",
+        minimum=1,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        step, secure_sum = self.step, self.secure_sum
+        if self.cyclic_groups and (self.cyclic_groups < 2 or step != "theoretical"):
             raise SettingsError(
-                f"regularization = {regularization} must be greater than 0"
-            )
-        if not 0.0 < local_fraction <= 1.0:
-            raise SettingsError(
-                f"local_fraction = {local_fraction} must be greater than 0 and at "
-                "most 1"
-            )
-        if not 0.0 < smoothing < inf:
-            raise SettingsError(f"smoothing = {smoothing} must be greater than 0")
-        if not 0.0 <= tolerance < inf:
-            raise SettingsError(f"tolerance = {tolerance} must be at least 0")
-        for name, value, least in (
-            ("memory", memory, 3),
-            ("local_passes", local_passes, 0),
-            ("parts", parts, 1),
-            ("backup_every", backup_every, 1),
-        ):
-            if value < least:
-                raise SettingsError(f"{name} = {value} must be at least {least}")
-        if cyclic_groups and (cyclic_groups < 2 or step != "theoretical"):
-            raise SettingsError(
-                f"cyclic_groups = {cyclic_groups} must be 0, or at least 2 with "
+                f"cyclic_groups = {self.cyclic_groups} must be 0, or at least 2 with "
                 "step 'theoretical'"
             )
         self.safe = step in ("bundle", "line-search")
@@ -197,42 +197,26 @@ class HyFDCA(HybridStrategy):
             raise SettingsError(
                 f"secure_sum = True is for steps bundle and line-search, not {step!r}"
             )
-        if secure_sum and local_passes:
+        if secure_sum and self.local_passes:
             raise SettingsError(
-                f"local_passes = {local_passes} must be 0 with secure_sum: all groups "
-                "move together"
+                f"local_passes = {self.local_passes} must be 0 with secure_sum: all "
+                "groups move together"
             )
-        self.loss = loss
-        self.regularization = regularization
-        self.step = step
-        self.local_fraction = local_fraction
-        self.memory = memory if step == "bundle" else 2
-        self.slots = slots
-        self.local_passes = local_passes
-        self.parts = parts
-        self.secure_sum = secure_sum
-        self.cyclic_groups = cyclic_groups
-        self.smoothing = smoothing
-        self.tolerance = tolerance
-        self.encryption = encryption
-        self.backup_every = backup_every
         # refused now, before any client has sent anything, if it holds a secret key
         self._given_cipher = None
-        if context is not None:
-            self._given_cipher = load_evaluation(_source(context))
+        if self.context is not None:
+            self._given_cipher = load_evaluation(_source(self.context))
 
-    def settings(self) -> dict[str, Any]:
-        """The settings that :meth:`summary` logs."""
-        return {
-            "loss": self.loss,
-            "regularization λ": self.regularization,
-            "step": self.step,
-            "local fraction H/N_k": self.local_fraction,
-            "encryption": self.encryption,
-            "secure sum": self.secure_sum,
-            "tolerance": self.tolerance,
-            **super().settings(),
-        }
+    def warnings(self) -> list[str]:
+        """Say where nothing is encrypted."""
+        if self.encryption == "none":
+            return ["NOTHING WAS ENCRYPTED: encryption = 'none' is for debugging"]
+        return []
+
+    @property
+    def remembered(self) -> int:
+        """Proposals of a group that count: a line search is between two."""
+        return self.memory if self.step == "bundle" else 2
 
     # ------------------------------------------------------------------ before round 1
 

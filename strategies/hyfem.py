@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import inf
 from typing import Any
 
 import numpy as np
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from fedtrellis.settings import SettingsError
+from fedtrellis.settings import setting
 from fedtrellis.wire.arrays import FloatArray
 
 from .hybrid_fedavg import HybridFedAvg
@@ -59,17 +58,6 @@ class HyFEM(HybridFedAvg):
     diverge for γ_t μ > 2; the last w_k of clients that are away, where the paper's
     theory has everybody in every round.
 
-    Parameters
-    ----------
-    loss : str
-        ``"hinge"``, ``"smoothed-hinge"``, ``"logistic"`` or ``"squared"``.
-    regularization : float
-        λ > 0.
-    matching : float
-        μ ≥ 0; the search of arXiv 2210.08106 is over [10⁻², 10⁴].
-    **options
-        Those of :class:`HybridFedAvg`: local_steps, step_size, step_offset, ....
-
     Raises
     ------
     SettingsError
@@ -84,24 +72,18 @@ class HyFEM(HybridFedAvg):
     Σ_k ‖w_k − w|_{M_k}‖² after it. The server sees every w_k.
     """
 
+    name = "hyfem"
+    about = "feature matching of local models, a baseline of hyfdca"
+
     stateful = True
 
-    def __init__(
-        self,
-        loss: str = "hinge",
-        regularization: float = 1e-3,
-        *,
-        matching: float = 1.0,
-        **options: Any,
-    ) -> None:
-        super().__init__(loss, regularization, **options)
-        if not 0.0 <= matching < inf:
-            raise SettingsError(f"matching = {matching} must be at least 0")
-        self.matching = float(matching)
-
-    def settings(self) -> dict[str, Any]:
-        """The settings that :meth:`summary` logs."""
-        return {"matching μ": self.matching, **super().settings()}
+    matching: float = setting(
+        1.0,
+        "weight of the distance between local models and the global one",
+        note="the search of arXiv 2210.08106 is over [10⁻², 10⁴]",
+        symbol="μ",
+        minimum=0.0,
+    )
 
     def prepare(self, grid: Grid, timeout: float) -> None:
         """Learn who has which features; every local model starts as the initial w."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from fedtrellis.settings import setting
 
 from .fedavg_gd import FedAvgGD
 
@@ -14,15 +14,6 @@ class LocalSGD(FedAvgGD):
 
     Source: Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019, with
     the settings of Zhou and Li, arXiv 2205.01438, section V.D, for its least squares.
-
-    Parameters
-    ----------
-    step_size : float
-        a > 0.
-    batch_fraction : float
-        In (0, 1]: the part of a client's examples in a mini-batch.
-    **options
-        Those of :class:`FedAvgGD`: local_steps, step_schedule, ....
 
     Raises
     ------
@@ -36,7 +27,20 @@ class LocalSGD(FedAvgGD):
     the run's seed, the client and the round alone.
     """
 
-    def __init__(
-        self, *, step_size: float = 0.005, batch_fraction: float = 0.05, **options: Any
-    ) -> None:
-        super().__init__(step_size=step_size, batch_fraction=batch_fraction, **options)
+    name = "local-sgd"
+    about = "FedAvg with mini-batches, without a constraint"
+    space = "whole"
+
+    step_size: float = setting(
+        0.005,
+        "size of the first local step",
+        symbol="a",
+        above=0.0,
+        formerly="local-step-size",
+    )
+    batch_fraction: float = setting(
+        0.05,
+        "part of a client's examples in a mini-batch",
+        above=0.0,
+        maximum=1.0,
+    )

@@ -6,9 +6,10 @@ from typing import Any
 
 from fedtrellis.domains import Domain
 from fedtrellis.domains.atoms import Atom
-from fedtrellis.schedules import FrankWolfeSchedule
+from fedtrellis.schedules import SCHEDULES, FrankWolfeSchedule
 from fedtrellis.server.loop import RoundStrategy
 from fedtrellis.server.method import Answer
+from fedtrellis.settings import given, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.broadcast import Step
 
@@ -31,54 +32,43 @@ class NaiveFrankWolfe(RoundStrategy):
 
     Source: arXiv 2408.10090, Appendix A.
 
-    Parameters
-    ----------
-    domain : Domain
-        D.
-    schedule : {"convex", "nonconvex", "stochastic", "constant"}
-        Of η_t; see :class:`~fedtrellis.schedules.FrankWolfeSchedule`.
-    step_size : float
-        η of the constant schedule.
-    **options
-        Those of :class:`~fedtrellis.server.loop.RoundStrategy`.
-
     Notes
     -----
     The matching client is ``NaiveFrankWolfeClient(context, objective, domain)``.
     """
 
+    name = "naive-frank-wolfe"
+    about = "averaged oracles, a baseline that does not converge"
+    space = "domain"
+    bounded = True
+
     stateful = False
 
-    def __init__(
-        self,
-        domain: Domain,
-        *,
-        schedule: str = "convex",
-        step_size: float = 0.01,
-        **options: Any,
-    ) -> None:
-        super().__init__(**options)
-        self.domain = domain
-        self._schedule_name, self._step_size = schedule, step_size
-        # T and n are known when the run starts; this checks the rest now
-        self._schedule = self._make_schedule(self.participation, 1)
+    domain: Domain = given("D", kw_only=False)
+    schedule: str = setting(
+        None,
+        "of the step size",
+        note="see :class:`~fedtrellis.schedules.FrankWolfeSchedule`",
+        auto="convex",
+        choices=SCHEDULES,
+    )
+    step_size: float = setting(
+        0.01, "of the constant schedule", symbol="η", above=0.0, maximum=1.0
+    )
 
-    def _make_schedule(self, participation: float, rounds: int) -> FrankWolfeSchedule:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._schedule = self._make_schedule(1)
+        self.needs_planned_rounds = self._schedule.depends_on_rounds
+
+    def _make_schedule(self, rounds: int) -> FrankWolfeSchedule:
         return FrankWolfeSchedule(
-            self._schedule_name,
+            self.schedule,
             penalty=0.0,
-            participation=participation,
+            participation=self.expected_participation,
             num_rounds=rounds,
-            step_size=self._step_size,
+            step_size=self.step_size,
         )
-
-    def settings(self) -> dict[str, Any]:
-        """The settings that :meth:`summary` logs."""
-        return {
-            "domain": self.domain,
-            "schedule": self._schedule_name,
-            **super().settings(),
-        }
 
     def check_model(self, layout: Layout) -> None:
         """Check that the model has the shape of the domain's points."""
@@ -86,9 +76,7 @@ class NaiveFrankWolfe(RoundStrategy):
 
     def setup(self, point: FloatArray, layout: Layout) -> None:
         """Make the schedule, now that rounds and clients are known."""
-        self._schedule = self._make_schedule(
-            self.expected_participation, max(1, self.num_rounds)
-        )
+        self._schedule = self._make_schedule(self.planned_rounds)
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         """Nothing: the client only needs x̄."""

@@ -10,6 +10,7 @@ from fedtrellis.domains import Domain
 from fedtrellis.local_steps import LocalSteps
 from fedtrellis.server.loop import RoundStrategy
 from fedtrellis.server.method import Answer
+from fedtrellis.settings import given, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
 
 __all__ = ["ProjectedFedAvg", "one_point"]
@@ -40,48 +41,34 @@ class ProjectedFedAvg(RoundStrategy):
     more than one local step and unequal clients the limit is not the constrained
     minimiser; a baseline.
 
-    Parameters
-    ----------
-    domain : Domain
-        D.
-    local_steps : int
-        k.
-    local_step_size : float
-        γ.
-    batch_size : int
-        Examples in a local mini-batch; 0: all.
-    **options
-        Those of :class:`~fedtrellis.server.loop.RoundStrategy`.
-
     Notes
     -----
     The matching client is ``ProjectedFedAvgClient(context, objective)``.
     """
 
+    name = "projected-fedavg"
+    about = "FedAvg with a projection after the average"
+    space = "domain"
+
     stateful = False
     keep_model = False
 
-    def __init__(
-        self,
-        domain: Domain,
-        *,
-        local_steps: int = 5,
-        local_step_size: float = 0.1,
-        batch_size: int = 0,
-        **options: Any,
-    ) -> None:
-        super().__init__(**options)
-        self.domain = domain
-        self.local = LocalSteps(local_steps, local_step_size, batch_size)
+    domain: Domain = given("D", kw_only=False)
+    local_steps: int = setting(
+        5, "gradient steps of a client in a round", symbol="k", minimum=1
+    )
+    local_step_size: float = setting(0.1, "their size", symbol="γ", above=0.0)
+    batch_size: int = setting(
+        0,
+        "examples in a local mini-batch; 0: all",
+        minimum=0,
+        formerly="local-batch-size",
+    )
 
-    def settings(self) -> dict[str, Any]:
-        """The settings that :meth:`summary` logs."""
-        return {
-            "domain": self.domain,
-            "local steps": self.local.count,
-            "local step size": self.local.size,
-            **super().settings(),
-        }
+    @property
+    def local(self) -> LocalSteps:
+        """The clients' local steps."""
+        return LocalSteps(self.local_steps, self.local_step_size, self.batch_size)
 
     def check_model(self, layout: Layout) -> None:
         """Check that the model has the shape of the domain's points."""

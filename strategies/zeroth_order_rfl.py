@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf, prod
+from math import prod
 from typing import Any
 
 import numpy as np
 
-from fedtrellis.manifolds import Manifold
 from fedtrellis.random import generator
 from fedtrellis.server.method import Answer
-from fedtrellis.settings import SettingsError, check_choice
+from fedtrellis.settings import setting
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.zeroth_order import combine
 
@@ -50,22 +49,6 @@ class ZerothOrderRFL(FirstOrderRFL):
     Gradient-Free Projection-Based Approach", arXiv 2507.22855, algorithm 1. That
     scalars suffice is ours.
 
-    Parameters
-    ----------
-    manifold : Manifold
-        M, see :class:`FirstOrderRFL`.
-    samples : int
-        m.
-    smoothing : float
-        μ > 0.
-    upload : {"auto", "scalars", "dense"}
-        What the clients send; auto: scalars where they are fewer than ẑ's entries.
-    shared_samples : bool
-        One ξ for all values of a step (m + 1 values); else, as in the paper, one for
-        each direction (2m values). Makes no difference without mini-batches.
-    **options
-        Those of :class:`FirstOrderRFL`: step_size, server_step_size, local_steps, ....
-
     Notes
     -----
     The matching client is ``ZerothOrderRFLClient(context, objective, manifold)``.
@@ -75,35 +58,23 @@ class ZerothOrderRFL(FirstOrderRFL):
     Theory asks for a step size η that shrinks like 1/(p·r).
     """
 
-    def __init__(
-        self,
-        manifold: Manifold,
-        *,
-        samples: int = 50,
-        smoothing: float = 1e-4,
-        upload: str = "auto",
-        shared_samples: bool = True,
-        **options: Any,
-    ) -> None:
-        super().__init__(manifold, **options)
-        if samples < 1:
-            raise SettingsError(f"samples = {samples} must be at least 1")
-        if not 0.0 < smoothing < inf:
-            raise SettingsError(f"smoothing = {smoothing} must be greater than 0")
-        check_choice("upload", upload, UPLOADS)
-        self.samples = samples
-        self.smoothing = smoothing
-        self.upload = upload
-        self.shared_samples = shared_samples
+    name = "zeroth-order-rfl"
+    about = "Riemannian federated learning from function values"
+    space = "manifold"
 
-    def settings(self) -> dict[str, Any]:
-        """The settings that :meth:`summary` logs."""
-        return {
-            "samples m": self.samples,
-            "smoothing μ": self.smoothing,
-            "upload": self.upload,
-            **super().settings(),
-        }
+    samples: int = setting(50, "directions of a step", symbol="m", minimum=1)
+    smoothing: float = setting(1e-4, "length of a difference", symbol="μ", above=0.0)
+    upload: str = setting(
+        "auto",
+        "what the clients send; auto: scalars where they are fewer than ẑ's entries",
+        choices=UPLOADS,
+    )
+    shared_samples: bool = setting(
+        True,
+        "one mini-batch for all values of a step (m + 1 values), instead of one for "
+        "each direction (2m), as in the paper",
+        note="makes no difference without mini-batches",
+    )
 
     @property
     def sends_scalars(self) -> bool:

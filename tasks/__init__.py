@@ -3,11 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
-from fedtrellis.settings import SettingsError, check_choice, keys, parse
+from fedtrellis.settings import check_choice
 
 from .attack import Attack
 from .base import DataFileError, Task
 from .classification import Classification
+from .data.node_file import node_path
+from .data.node_task import NodeDataTask
+from .data.settings import NODES, DataSettings
 from .digits import Digits
 from .hybrid import ClientData, HybridTask
 from .hybrid_logistic import HybridLogistic
@@ -18,9 +21,6 @@ from .linear_regression import LinearRegression
 from .logistic_regression import LogisticRegression
 from .low_rank_network import LowRankNetwork
 from .matrix_completion import MatrixCompletion
-from .node_data import node_path
-from .node_settings import NODES, DataSettings
-from .node_task import NodeDataTask
 from .quadratic_assignment import QuadraticAssignment
 
 __all__ = [
@@ -89,16 +89,4 @@ def make_task(
         An unknown name, or a setting that is not allowed.
     """
     kind = TASKS[check_choice("task", name, TASKS)]
-    nodes = parse(DataSettings, config, "data.")
-    fixed: dict[str, Any] = {"num_clients": num_clients, "seed": seed}
-    if issubclass(kind, NodeDataTask):
-        fixed["nodes"] = nodes
-    task = parse(kind, config, f"{name}.", **fixed)
-    if not task.on_nodes:
-        for key, field in keys(DataSettings, "data.").items():
-            if getattr(nodes, field.name) != field.default:
-                raise SettingsError(
-                    f"{key} = {getattr(nodes, field.name)!r} is for data that lies on "
-                    f"the nodes, and {name}.dataset is not {NODES!r}"
-                )
-    return task
+    return kind.from_config(config, num_clients, seed)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,7 @@ from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, setting
 
 from .base import Array, Point, Task, data_path, even_share
-from .datasets import DATASETS, load_cifar10
+from .data.datasets import DATASETS, load_cifar10
 
 __all__ = ["Attack"]
 
@@ -75,8 +76,8 @@ class Attack(Task):
 
     With ``cifar10`` the classifier is a convolutional network in PyTorch, from a file
     of weights that ``scripts/train_cifar_cnn.py`` makes
-    (:class:`~.cifar_cnn.ConvolutionalClassifier`). The images of the class in the
-    training batches that it gets right are dealt to the clients; those of the test
+    (:class:`~.networks.cifar_cnn.ConvolutionalClassifier`). The images of the class in
+    the training batches that it gets right are dealt to the clients; those of the test
     batch are for the metric. The default ε = 2 is a thirteenth of the length of the
     deer (26.1 on average): random perturbations of this length make 5 to 7 % of the
     held-out deer misclassified; 10 clients with 5 local steps each, 20 directions a
@@ -97,7 +98,11 @@ class Attack(Task):
 
     name: ClassVar[str] = "attack"
     summary: ClassVar[str] = "a universal perturbation; digits or CIFAR-10"
-    schedule: ClassVar[str] = "nonconvex"
+    suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "fedfw": {"penalty": 1e-4, "schedule": "nonconvex"},
+        "naive-frank-wolfe": {"schedule": "nonconvex"},
+    }
+    convex: ClassVar[bool] = False
 
     dataset: str = setting("digits", "the images", choices=tuple(_DATASETS))
     path: str = setting("", "the folder of CIFAR-10's files; not for digits")
@@ -282,7 +287,7 @@ def _cifar_classifier(value: str) -> Classifier:
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{error}; {_COMMAND} makes one") from None
     # seconds that nodes without networks need not spend
-    from .cifar_cnn import ConvolutionalClassifier, load_weights
+    from .networks.cifar_cnn import ConvolutionalClassifier, load_weights
 
     return ConvolutionalClassifier(load_weights(path))
 

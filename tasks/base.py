@@ -9,20 +9,24 @@ every message.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, overload
+from types import MappingProxyType
+from typing import Any, ClassVar, Self, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedtrellis.domains import Domain
+from fedtrellis.dual.regularized_loss import Optimum
 from fedtrellis.manifolds import Manifold
 from fedtrellis.objectives import Objective
 from fedtrellis.random import generator
-from fedtrellis.settings import SettingsError
+from fedtrellis.settings import SettingsError, keys, parse
+
+from .data.settings import NODES, DataSettings
 
 __all__ = ["Array", "DataFileError", "Point", "Task", "data_path", "derived_seed"]
 
@@ -58,12 +62,22 @@ class Task(ABC):
         What run configurations call the task; its settings' keys start with it.
     summary : str
         One line for listings.
-    penalty : float
-        λ_0 of FedFW that suits the scale of F, for about ten clients.
-    schedule : str
-        Of Frank-Wolfe's step size: ``"convex"``, or ``"nonconvex"`` where F is.
+    suggested : mapping
+        What suits F for some of a method's settings, where that is not the method's own
+        default: by the method's name, then by the name of the strategy's field. FedFW's
+        ``penalty`` is λ_0 for about ten clients.
+    convex : bool
+        Whether F is known to be convex.
     bounded_below : bool
         Whether F has a minimum without a constraint.
+    split_data : bool
+        Whether clients hold some of the samples and some of the features, so that none
+        has a loss of its own; for the methods that work on such data.
+    shared : mapping
+        Groups of settings that several tasks have, by what their keys begin with.
+    node_metrics : tuple of str
+        Those of an objective's metrics whose mean over nodes with data of their own
+        means something.
     """
 
     num_clients: int
@@ -71,9 +85,46 @@ class Task(ABC):
 
     name: ClassVar[str]
     summary: ClassVar[str]
-    penalty: ClassVar[float] = 1e-4
-    schedule: ClassVar[str] = "convex"
+    suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})
+    convex: ClassVar[bool] = True
     bounded_below: ClassVar[bool] = True
+    split_data: ClassVar[bool] = False
+    shared: ClassVar[Mapping[str, type[Any]]] = {"data": DataSettings}
+    node_metrics: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def from_config(
+        cls, config: Mapping[str, Any], num_clients: int, seed: int, **more: Any
+    ) -> Self:
+        """Make the task from a run config.
+
+        Parameters
+        ----------
+        config : mapping
+            Flat; the task's keys start with its name and a dot.
+        num_clients : int
+        seed : int
+        **more
+            Other fields that are no settings.
+
+        Raises
+        ------
+        SettingsError
+            A setting that is not allowed, or one of nodes' own data although the task
+            brings its own.
+        """
+        task = parse(
+            cls, config, f"{cls.name}.", num_clients=num_clients, seed=seed, **more
+        )
+        if not task.on_nodes:
+            nodes = parse(DataSettings, config, "data.")
+            for key, field in keys(DataSettings, "data.").items():
+                if getattr(nodes, field.name) != field.default:
+                    raise SettingsError(
+                        f"{key} = {getattr(nodes, field.name)!r} is for data that lies "
+                        f"on the nodes, and {cls.name}.dataset is not {NODES!r}"
+                    )
+        return task
 
     def check(self) -> None:
         """Find out, before anything starts, whether the task can be run as set.
@@ -97,11 +148,6 @@ class Task(ABC):
                 f"{self.num_clients} clients are too many for task {self.name!r}: it "
                 f"has {available} {what}, and every client needs at least one"
             )
-
-    @property
-    def on_nodes(self) -> bool:
-        """Whether every node has its own data, and the server none."""
-        return False
 
     # -- what a task supplies
 
@@ -140,6 +186,13 @@ class Task(ABC):
         """Return the minimum of F over a domain where it is known, else None."""
         return None
 
+    def certified_optimum(self) -> Optimum | None:
+        """Return the minimum with its certificate, None without a solver for it.
+
+        For tasks that bring a central solver; it may take long.
+        """
+        return None
+
     def manifold(self) -> Manifold | None:
         """Return the manifold that the model lives on; None: the task has none.
 
@@ -149,9 +202,88 @@ class Task(ABC):
         """
         return None
 
-    def sigma_scale(self) -> float:
-        """Return t of FedGiA's σ = t·r/m that suits the task."""
-        return 1.0
+    def suggestions(self, method: str, given: Collection[str] = ()) -> dict[str, Any]:
+        """Return what suits the task, as it is set, for a method's settings.
+
+        Parameters
+        ----------
+        method : str
+            Its name in run configurations.
+        given : collection of str, optional
+            Fields of the strategy that the user sets; nothing is suggested for them.
+
+        Returns
+        -------
+        dict
+            Values by the names of the strategy's fields.
+
+        Raises
+        ------
+        SettingsError
+            A suggestion depends on what nobody has said.
+        """
+        values = self.suggested.get(method, {})
+        return {name: value for name, value in values.items() if name not in given}
+
+    def method_options(self) -> dict[str, Any]:
+        """Return what a strategy has to know of the task, by its fields' names.
+
+        Nothing, but for tasks whose samples and features are split.
+        """
+        return {}
+
+    def client_parts(self, client: int) -> dict[str, Any]:
+        """Return what a node's client is made of, by its constructor's arguments.
+
+        Here ``objective``, which is f_i; :class:`tasks.hybrid.HybridTask` has the
+        features and labels instead.
+
+        Parameters
+        ----------
+        client : int
+            i in [0, num_clients).
+
+        Raises
+        ------
+        IndexError
+            There is no such client.
+        """
+        return {"objective": self.client_objective(client)}
+
+    # -- where nodes have data of their own: :class:`tasks.data.node_task.NodeDataTask`
+
+    @property
+    def on_nodes(self) -> bool:
+        """Whether every node has its own data, and the server none."""
+        return False
+
+    @property
+    def node_examples(self) -> int:
+        """How many examples all nodes have together; 0: nobody has said."""
+        return 0
+
+    def node_parts(self, node_config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what the client of a node with its own data is made of.
+
+        As :meth:`client_parts`, by the constructor's arguments.
+
+        Parameters
+        ----------
+        node_config : mapping
+            Its ``data`` names the node's file.
+
+        Raises
+        ------
+        SettingsError
+            The node config does not go with the task.
+        FileNotFoundError, DataFileError
+            The file is missing or does not hold what it should.
+        """
+        raise SettingsError(f"task {self.name!r} does not take data of the nodes' own")
+
+    def node_attributes(self, node_config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what such a client is told beside its parts, by attributes' names."""
+        return {}
 
     # -- what follows from it
 
@@ -172,12 +304,16 @@ class Task(ABC):
         IndexError
             There is no such client.
         """
+        return _client_objective(self, self._existing(client))
+
+    def _existing(self, client: int) -> int:
+        """Return a client's number, if there is such a client."""
         if not 0 <= client < self.num_clients:
             raise IndexError(
                 f"client {client} of task {self.name!r} does not exist: "
                 f"there are {self.num_clients}, counted from 0"
             )
-        return _client_objective(self, int(client))
+        return int(client)
 
     def value(self, x: Point) -> float:
         """Return F(x) = (1/n) Σ f_i(x)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, ClassVar
@@ -15,7 +16,7 @@ from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, setting
 
 from .base import Array, Point, data_path, derived_seed
-from .datasets import (
+from .data.datasets import (
     DATASETS,
     EMNIST_CLASSES,
     Examples,
@@ -24,9 +25,9 @@ from .datasets import (
     load_mnist,
     synthetic,
 )
-from .node_settings import NODES, Schema
-from .node_table import NodeTable
-from .partition import LabelledData, PartitionedTask, arrange
+from .data.partition import LabelledData, PartitionedTask, arrange
+from .data.settings import NODES, Schema
+from .data.table import NodeTable
 
 __all__ = ["Classification"]
 
@@ -41,7 +42,7 @@ class Classification(PartitionedTask):
     Models: ``mclr``, multi-class logistic regression, one array of shape
     (features + 1, classes) with the intercept last, which starts at zero; ``dnn`` and
     ``cnn``, networks in PyTorch with seeded initial weights
-    (:func:`~.models.make_model`).
+    (:func:`~.networks.classification.make_model`).
 
     The synthetic data is federated by nature: ``partition = "natural"`` keeps every
     client's own distribution; the other partitions deal examples of one distribution.
@@ -53,6 +54,7 @@ class Classification(PartitionedTask):
 
     name: ClassVar[str] = "classification"
     summary: ClassVar[str] = "MNIST, EMNIST, CIFAR-10 or synthetic; linear, DNN or CNN"
+    suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fedfw": {"penalty": 1e-4}}
 
     not_on_nodes: ClassVar[tuple[str, ...]] = (
         *("path", "split", "partition", "labels_per_client", "alpha", "train_limit"),
@@ -89,6 +91,11 @@ class Classification(PartitionedTask):
     partial: bool = setting(
         False, "go on where some training files of CIFAR-10 or EMNIST are missing"
     )
+
+    @property
+    def convex(self) -> bool:  # type: ignore[override]
+        """Whether F is convex, as that of no network is."""
+        return self.model == "mclr"
 
     def check(self) -> None:  # noqa: D102
         if self.model != "mclr" and importlib.util.find_spec("torch") is None:
@@ -219,7 +226,7 @@ def _dense(table: NodeTable) -> Array:
 
 
 def _make_model(name: str, shape: tuple[int, ...], classes: int, seed: int) -> Any:
-    from .models import make_model
+    from .networks.classification import make_model
 
     return make_model(name, shape, classes, derived_seed(seed, "initial model"))
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from fedtrellis.objectives import MultinomialLogistic
 
 from .base import Point, derived_seed
-from .datasets import Examples
-from .partition import LabelledData, PartitionedTask, arrange
+from .data.datasets import Examples
+from .data.partition import LabelledData, PartitionedTask, arrange
 
 __all__ = ["Digits", "split_digits"]
 
@@ -35,7 +36,7 @@ class Digits(PartitionedTask):
 
     name: ClassVar[str] = "digits"
     summary: ClassVar[str] = "hand-written digits (scikit-learn), logistic regression"
-    penalty: ClassVar[float] = 1e-5
+    suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fedfw": {"penalty": 1e-5}}
 
     def num_examples(self) -> int:  # noqa: D102
         return len(_data(self).labels)

@@ -16,7 +16,7 @@ __all__ = ["HybridLogistic"]
 class HybridLogistic(HybridTask):
     """The logistic loss ln(1 + e^(−yz)) of labels −1 and +1.
 
-    Everything else is :class:`tasks.hybrid.HybridTask`'s.
+    Everything else is :class:`tasks.hybrid.task.HybridTask`'s.
     """
 
     name: ClassVar[str] = "hybrid-logistic"

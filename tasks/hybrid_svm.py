@@ -18,7 +18,7 @@ class HybridSVM(HybridTask):
     """The hinge loss, the one of HyFDCA's experiments, smoothed, or a square.
 
     Labels are −1 and +1; ``squared`` is ½(z − y)² of them, the least-squares support
-    vector machine. Everything else is :class:`tasks.hybrid.HybridTask`'s.
+    vector machine. Everything else is :class:`tasks.hybrid.task.HybridTask`'s.
     """
 
     name: ClassVar[str] = "hybrid-svm"

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import math
-import warnings
-import zipfile
-import zlib
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -21,12 +17,13 @@ from fedtrellis.objectives.principal_components import PrincipalComponents
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, setting
 
-from .base import Array, DataFileError, Point, data_path
-from .node_settings import NODES, Schema
-from .node_table import NodeTable
-from .node_task import NodeDataTask
+from .base import Array, Point, data_path
+from .data.matrix import read_matrix
+from .data.node_task import NodeDataTask
+from .data.settings import NODES, Schema
+from .data.table import NodeTable
 
-__all__ = ["KernelPCA", "read_matrix"]
+__all__ = ["KernelPCA"]
 
 
 class _Data(NamedTuple):
@@ -64,8 +61,11 @@ class KernelPCA(NodeDataTask):
 
     name: ClassVar[str] = "kernel-pca"
     summary: ClassVar[str] = "principal components of digits, iris or a file's matrix"
-    penalty: ClassVar[float] = 1e-2
-    schedule: ClassVar[str] = "nonconvex"
+    suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "fedfw": {"penalty": 1e-2, "schedule": "nonconvex"},
+        "naive-frank-wolfe": {"schedule": "nonconvex"},
+    }
+    convex: ClassVar[bool] = False
     bounded_below: ClassVar[bool] = False
 
     not_on_nodes: ClassVar[tuple[str, ...]] = ("path", "samples", "partition")
@@ -223,97 +223,3 @@ def _data(task: KernelPCA) -> _Data:
     centred.setflags(write=False)
     starts.setflags(write=False)
     return _Data(centred, starts)
-
-
-def read_matrix(path: Path) -> Array:
-    """Read a matrix of numbers, an example in each row.
-
-    Parameters
-    ----------
-    path : Path
-        ``.npy``; ``.npz`` with one array; ``.csv``, with commas between the numbers and
-        at most one line of names before them.
-
-    Returns
-    -------
-    ndarray of float64 of shape (d, p)
-
-    Raises
-    ------
-    DataFileError
-        The file holds something else, in one line that names it.
-    """
-    readers = {".npy": _read_npy, ".npz": _read_npz, ".csv": _read_csv}
-    suffix = path.suffix.lower()
-    if suffix not in readers:
-        raise DataFileError(f"{path}: the name must end in .npy, .npz or .csv")
-    array = np.asarray(readers[suffix](path))
-    if array.dtype.kind not in "biuf" or array.ndim != 2 or 0 in array.shape:
-        raise DataFileError(
-            f"{path}: it holds an array of dtype {array.dtype} and shape "
-            f"{array.shape}; a matrix of real numbers is expected"
-        )
-    matrix = array.astype(np.float64)
-    if not np.isfinite(matrix).all():
-        raise DataFileError(f"{path}: there are NaN or infinite entries")
-    return matrix
-
-
-def _read_npy(path: Path) -> Any:
-    try:
-        return np.load(path, allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
-        raise DataFileError(f"{path}: it cannot be read as an array") from error
-
-
-def _read_npz(path: Path) -> Any:
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            names = archive.files
-            if len(names) == 1:
-                return archive[names[0]]
-    except (
-        ValueError,
-        OSError,
-        EOFError,
-        AttributeError,
-        TypeError,
-        zipfile.BadZipFile,
-        zlib.error,
-    ) as error:
-        raise DataFileError(f"{path}: it cannot be read as an archive") from error
-    raise DataFileError(f"{path}: it has {len(names)} arrays; one is expected")
-
-
-def _read_csv(path: Path) -> Any:
-    try:
-        with path.open(encoding="utf-8") as file:
-            lines = [line for line in file if line.strip()]
-    except UnicodeDecodeError as error:
-        raise DataFileError(f"{path}: it is not text in UTF-8") from error
-    if lines and not _is_number(lines[0].split(",")[0]):
-        lines = lines[1:]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # NumPy warns of a file without numbers
-        with suppress(ValueError):  # which quotes what it could not read
-            return np.loadtxt(lines, delimiter=",", ndmin=2, comments=None)
-    width = lines[0].count(",") + 1
-    for row, line in enumerate(lines, start=1):
-        fields = line.split(",")
-        wrong = [n for n, f in enumerate(fields, start=1) if not _is_number(f)]
-        if len(fields) != width:
-            kind = f"row {row} has {len(fields)} columns, the first {width}"
-        elif wrong:
-            kind = f"row {row}, column {wrong[0]}: must be a number"
-        else:
-            continue
-        raise DataFileError(f"{path}: not a matrix of numbers: {kind}")
-    raise DataFileError(f"{path}: not a matrix of numbers")
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

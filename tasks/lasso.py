@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -14,9 +15,9 @@ from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, setting
 
 from .base import Array, Point, even_share
-from .node_settings import NODES, Schema
-from .node_table import NodeTable
-from .node_task import NodeDataTask
+from .data.node_task import NodeDataTask
+from .data.settings import NODES, Schema
+from .data.table import NodeTable
 
 __all__ = ["Lasso"]
 
@@ -43,7 +44,7 @@ class Lasso(NodeDataTask):
 
     name: ClassVar[str] = "lasso"
     summary: ClassVar[str] = "sparse linear regression on generated data"
-    penalty: ClassVar[float] = 5.0
+    suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fedfw": {"penalty": 5.0}}
     not_on_nodes: ClassVar[tuple[str, ...]] = ("rows", "columns", "nonzeros", "noise")
 
     dataset: str = setting(

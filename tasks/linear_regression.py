@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
@@ -15,9 +16,9 @@ from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, setting
 
 from .base import Array, Point
-from .node_settings import NODES, Schema
-from .node_table import NodeTable
-from .node_task import NodeDataTask
+from .data.node_task import NodeDataTask
+from .data.settings import NODES, Schema
+from .data.table import NodeTable
 
 __all__ = ["LinearRegression"]
 
@@ -59,7 +60,13 @@ class LinearRegression(NodeDataTask):
 
     name: ClassVar[str] = "linear-regression"
     summary: ClassVar[str] = "least squares on generated data of three distributions"
-    penalty: ClassVar[float] = 0.1
+    suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "fedfw": {"penalty": 0.1},
+        # FedGiA's t in the paper's table II. It suits clients with about as many
+        # examples as features: with many more, f is hardly smoother than the f_i, and
+        # a t below 1/2 or so diverges.
+        "fedgia": {"sigma_scale": 0.15},
+    }
     not_on_nodes: ClassVar[tuple[str, ...]] = (
         *("features", "rows_min", "rows_max", "partition", "weighting"),
     )
@@ -155,14 +162,6 @@ class LinearRegression(NodeDataTask):
         return LeastSquares(
             table.features, table.targets, weight=weight, scale="half-mean"
         )
-
-    def sigma_scale(self) -> float:
-        """Return 0.15, FedGiA's t in the paper's table II.
-
-        It suits clients with about as many examples as features. With many more, f is
-        hardly smoother than the f_i, and a t below 1/2 or so diverges.
-        """
-        return 0.15
 
     def metrics(self, x: Point) -> dict[str, float]:
         """Return ``{"solution-error": ‖x − x*‖₂}``."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-import scipy  # its parts are loaded when first used
 from numpy.typing import NDArray
 
 from fedtrellis.objectives import Logistic, Objective
@@ -18,10 +18,11 @@ from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, setting
 
 from .base import Point, data_path, derived_seed
-from .node_settings import NODES, Schema
-from .node_table import NodeTable
-from .partition import Indices, PartitionedTask
-from .tables import Table, load_libsvm, load_qsar, load_santander
+from .data.partition import Indices, PartitionedTask
+from .data.scaling import divide, norms, scaled, with_constant
+from .data.settings import NODES, Schema
+from .data.table import NodeTable
+from .data.tables import Table, load_libsvm, load_qsar, load_santander
 
 __all__ = ["LogisticRegression"]
 
@@ -86,7 +87,7 @@ class LogisticRegression(PartitionedTask):
     summary: ClassVar[str] = (
         "logistic regression: breast cancer, QSAR, Santander, a file"
     )
-    penalty: ClassVar[float] = 1e-3
+    suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fedfw": {"penalty": 1e-3}}
     not_on_nodes: ClassVar[tuple[str, ...]] = (
         *("path", "partition", "labels_per_client", "alpha", "test_fraction"),
         "weighting",
@@ -136,10 +137,25 @@ class LogisticRegression(PartitionedTask):
     )
 
     @property
-    def schedule(self) -> str:  # type: ignore[override]
-        """Of Frank-Wolfe's step size, by whether F is convex."""
-        convex = self.regularizer == "l2" or self.l2 == 0.0
-        return "convex" if convex else "nonconvex"
+    def convex(self) -> bool:  # type: ignore[override]
+        """Whether F is convex, which its regulariser decides."""
+        return self.regularizer == "l2" or self.l2 == 0.0
+
+    def suggestions(self, method: str, given: Collection[str] = ()) -> dict[str, Any]:
+        """Return Frank-Wolfe's schedule and FedGiA's t by what the settings make of F.
+
+        Raises
+        ------
+        SettingsError
+            t depends on the number of examples, which nobody has said.
+        """
+        values = super().suggestions(method, given)
+        frank_wolfe = method in ("fedfw", "naive-frank-wolfe")
+        if frank_wolfe and not self.convex and "schedule" not in given:
+            values["schedule"] = "nonconvex"
+        if method == "fedgia" and not {"sigma", "sigma_scale"} & set(given):
+            values["sigma_scale"] = self._sigma_scale()
+        return values
 
     def check(self) -> None:  # noqa: D102
         _scaling(self)
@@ -177,8 +193,8 @@ class LogisticRegression(PartitionedTask):
     def domains(self) -> dict[str, float]:  # noqa: D102
         return {"l1-ball": 10.0, "l2-ball": 5.0, "linf-ball": 1.0}
 
-    def sigma_scale(self) -> float:
-        """Return max(0.1, (8/p) ln d), for d training examples and p features.
+    def _sigma_scale(self) -> float:
+        """Return t = max(0.1, (8/p) ln d), for d training examples and p features.
 
         FedGiA, arXiv 2205.01438, table II; but 0.02 for breast cancer, for whose 30
         features the formula gives 1.6. Rounds grow with t there: 10 clients need 250
@@ -251,9 +267,9 @@ class LogisticRegression(PartitionedTask):
         assert table.targets is not None
         features, labels = table.features, table.targets.astype(np.intp)
         if _scaling(self) == "unit-rows":
-            features = _divide(features.copy(), _norms(features, 0), 0)
+            features = divide(features.copy(), norms(features, 0), 0)
         if self.intercept:
-            features = _with_ones(features)
+            features = with_constant(features)
         return self._loss(features, labels, weight, len(labels))
 
 
@@ -313,55 +329,6 @@ def _split(task: LogisticRegression, labels: Indices) -> tuple[Indices, Indices]
     return train, test
 
 
-def _divide(matrix: Any, norms: NDArray[np.float64], axis: int) -> Any:
-    """Divide rows (axis 0) or columns (axis 1) by norms, in place; 0/0 is 0."""
-    factors = 1.0 / np.where(norms > 0.0, norms, 1.0)
-    if isinstance(matrix, np.ndarray):
-        matrix *= factors[:, None] if axis == 0 else factors
-    elif axis == 0:
-        matrix.data *= np.repeat(factors, np.diff(matrix.indptr))
-    else:
-        matrix.data *= factors[matrix.indices]
-    return matrix
-
-
-def _norms(matrix: Any, axis: int) -> NDArray[np.float64]:
-    """Return the Euclidean norms of rows (axis 0) or columns (axis 1)."""
-    if isinstance(matrix, np.ndarray):
-        squares = np.einsum("ij,ij->i" if axis == 0 else "ij,ij->j", matrix, matrix)
-    else:
-        squares = np.asarray(matrix.multiply(matrix).sum(axis=1 - axis)).ravel()
-    return np.asarray(np.sqrt(squares))
-
-
-def _scaled(train: Any, test: Any, scaling: str) -> tuple[Any, Any]:
-    """Scale training and test features in place."""
-    if scaling == "unit-rows":
-        return _divide(train, _norms(train, 0), 0), _divide(test, _norms(test, 0), 0)
-    norms = None
-    if scaling == "unit-columns":
-        norms = _norms(train, 1)
-    elif scaling == "standard":
-        # a constant feature becomes exactly 0 and stays it
-        constant = train.max(axis=0) == train.min(axis=0)
-        means = np.where(constant, train[0], train.mean(axis=0))
-        train -= means
-        test -= means
-        norms = _norms(train, 1) / np.sqrt(len(train))
-    if norms is not None:
-        _divide(train, norms, 1)
-        _divide(test, norms, 1)
-    return train, test
-
-
-def _with_ones(matrix: Any) -> Any:
-    ones = np.ones((matrix.shape[0], 1))
-    if isinstance(matrix, np.ndarray):
-        return np.hstack([matrix, ones])
-    column = scipy.sparse.csr_array(ones)
-    return scipy.sparse.csr_array(scipy.sparse.hstack([matrix, column], format="csr"))
-
-
 @lru_cache(maxsize=2)
 def _data(task: LogisticRegression) -> _Data:
     scaling = _scaling(task)
@@ -371,11 +338,13 @@ def _data(task: LogisticRegression) -> _Data:
     order = train[np.concatenate(shares)]
     starts = np.concatenate(([0], np.cumsum([len(share) for share in shares])))
     # copies, so that they can be scaled in place
-    features, test_features = _scaled(
+    features, test_features = scaled(
         table.features[order], table.features[test], scaling
     )
     if task.intercept:
-        features, test_features = _with_ones(features), _with_ones(test_features)
+        features, test_features = (
+            with_constant(part) for part in (features, test_features)
+        )
     data = _Data(
         features,
         table.labels[order],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -14,11 +15,11 @@ from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, setting
 
 from .base import Array, Point, data_path
-from .datasets import Examples, load_mnist
+from .data.datasets import Examples, load_mnist
+from .data.partition import LabelledData, PartitionedTask, arrange
+from .data.settings import NODES, Schema
+from .data.table import NodeTable
 from .digits import split_digits
-from .node_settings import NODES, Schema
-from .node_table import NodeTable
-from .partition import LabelledData, PartitionedTask, arrange
 
 __all__ = ["LowRankNetwork"]
 
@@ -51,7 +52,11 @@ class LowRankNetwork(PartitionedTask):
 
     name: ClassVar[str] = "low-rank-network"
     summary: ClassVar[str] = "digits or MNIST by a perceptron of low rank"
-    schedule: ClassVar[str] = "nonconvex"
+    suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "fedfw": {"penalty": 1e-4, "schedule": "nonconvex"},
+        "naive-frank-wolfe": {"schedule": "nonconvex"},
+    }
+    convex: ClassVar[bool] = False
     not_on_nodes: ClassVar[tuple[str, ...]] = (
         *("path", "partition", "labels_per_client", "alpha"),
         *("train_limit", "test_limit"),

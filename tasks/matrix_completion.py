@@ -3,50 +3,28 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedtrellis.objectives import MatrixCompletion as MeanSquaredError
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, setting
 
-from .base import Array, DataFileError, Point, data_path, even_share
-from .node_ratings import read_node_ratings
-from .node_settings import NODES, DataSettings, Schema
-from .node_table import NodeTable
-from .node_task import NodeDataTask
+from .base import Point, data_path, even_share
+from .data.node_task import NodeDataTask
+from .data.ratings import Ratings, read_node_ratings, read_ratings
+from .data.settings import NODES, DataSettings, Schema
+from .data.table import NodeTable
 
-__all__ = ["MatrixCompletion", "Ratings", "read_ratings", "synthetic_ratings"]
-
-Indices = NDArray[np.intp]
+__all__ = ["MatrixCompletion", "synthetic_ratings"]
 
 # The generated set, small enough for an LMO in milliseconds.
 _USERS, _ITEMS, _RANK, _OBSERVED, _NOISE = 60, 50, 3, 0.5, 0.1
-# The radius that the paper takes for MovieLens-100k.
-_RADIUS = 7000.0
-
-
-class Ratings(NamedTuple):
-    """Observed entries of a matrix of a shape, and a radius that suits it."""
-
-    rows: Indices
-    columns: Indices
-    values: Array
-    shape: tuple[int, int]
-    radius: float
-
-    def select(self, index: Indices) -> Ratings:
-        """Return some of the entries."""
-        return self._replace(
-            rows=self.rows[index],
-            columns=self.columns[index],
-            values=self.values[index],
-        )
 
 
 @dataclass(frozen=True)
@@ -72,6 +50,7 @@ class MatrixCompletion(NodeDataTask):
 
     name: ClassVar[str] = "matrix-completion"
     summary: ClassVar[str] = "low-rank matrix completion, generated or MovieLens-100k"
+    suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fedfw": {"penalty": 1e-4}}
 
     not_on_nodes: ClassVar[tuple[str, ...]] = (
         "path",
@@ -222,45 +201,3 @@ def synthetic_ratings(rng: np.random.Generator) -> Ratings:
     rows, columns = np.divmod(entries, _ITEMS)
     radius = float(np.linalg.norm(truth, "nuc"))
     return Ratings(rows, columns, values, truth.shape, radius)
-
-
-def read_ratings(path: Path) -> Ratings:
-    """Read ``u.data``: user, item, rating and time in lines, with tabs between.
-
-    Users and items are whole numbers from 1; the matrix has as many rows and columns
-    as the largest of them. The time is checked to be a number and not used.
-
-    Returns
-    -------
-    Ratings
-        In the file's order.
-
-    Raises
-    ------
-    DataFileError
-        A line that is something else, or fewer than two lines; names file and line.
-    """
-    ids: list[tuple[int, int]] = []
-    values: list[float] = []
-    with path.open(encoding="latin-1") as lines:
-        for count, line in enumerate(lines, start=1):
-            fields = line.rstrip("\r\n").split("\t")
-            try:
-                user, item, rating = int(fields[0]), int(fields[1]), float(fields[2])
-                int(fields[3])
-                good = len(fields) == 4 and user >= 1 and item >= 1
-            except (ValueError, IndexError):
-                good = False
-            # No real id is near this; one that is would ask for a matrix of terabytes.
-            if not good or max(user, item) > 10**6 or not math.isfinite(rating):
-                raise DataFileError(
-                    f"{path}, line {count}: must be user, item (whole numbers from 1), "
-                    "rating and time with tabs between"
-                )
-            ids.append((user - 1, item - 1))
-            values.append(rating)
-    if len(values) < 2:
-        raise DataFileError(f"{path}: {len(values)} ratings; at least 2 are needed")
-    rows, columns = np.array(ids, dtype=np.intp).T.copy()
-    shape = (int(rows.max()) + 1, int(columns.max()) + 1)
-    return Ratings(rows, columns, np.array(values), shape, _RADIUS)

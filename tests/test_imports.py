@@ -29,12 +29,12 @@ from fedtrellis.wire.local_grid import LocalGrid
 check("the app")
 
 def run(method, task, **settings):
-    config = sim.default_config() | {"method": method, "task": task} | settings
+    config = sim.app.default_config() | {"method": method, "task": task} | settings
     grid = LocalGrid(sim.client_app, 2, run_config=config)
     for context in grid._contexts.values():
-        sim.client_fn(context)
+        sim.app.client_fn(context)
     check(f"a client of {method} on {task}", ALLOWED)
-    setup = sim.make_setup(config, 2)
+    setup = sim.app.experiment(config, 2)
     layout = Layout(tuple(setup.task.shapes()))
     arrays = array_record(layout.layers(layout.point(setup.task.initial_point())))
     strategy = sim.make_strategy(setup)
@@ -44,18 +44,18 @@ def run(method, task, **settings):
 
 ALLOWED = ()
 done = set()
-for method in sim.METHODS:
+for method in sim.app.registry.methods:
     if method not in sim.HYBRID:
         # given its curvature FedGiA need not compute eigenvalues
         run(method, "lasso", **{"selected-fraction": 1.0, "curvature": 1e4})
         done.add(method)
 # the data of these is read by scikit-learn, which loads all of SciPy
-sim.make_task("hybrid-svm", sim.default_config(), 2, 0).check()
+sim.make_task("hybrid-svm", sim.app.default_config(), 2, 0).check()
 ALLOWED = ("sklearn", "pandas", *(name for name in HEAVY if name.startswith("scipy")))
 for method in sim.HYBRID:
     run(method, "hybrid-svm", encryption="none")
     done.add(method)
-assert done == set(sim.METHODS)
+assert done == set(sim.app.registry.methods)
 """
 
 

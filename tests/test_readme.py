@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedtrellis.domains import L1Ball
+from fedtrellis.domains import L1Ball, LInfBall
+from fedtrellis.domains.enclosing import enclosing_ball
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -44,6 +45,9 @@ def test_the_domain_is_an_l1_ball_in_scaled_coordinates(seed: int) -> None:
     g, point = rng.normal(size=6), 3 * rng.normal(size=6)
     atom = domain.lmo(g)
     assert atom.dense() @ g == pytest.approx((vertices @ g).min())
+    # the oracle alone tells how large the entries are
+    ball = enclosing_ball("linf-ball", domain, (6,))
+    assert ball == LInfBall(np.abs(vertices).max())
     nearest = domain.project(point)
     assert domain.contains(nearest)
     # the projection of a point onto a convex set: ⟨point − nearest, v − nearest⟩ ≤ 0

@@ -30,7 +30,7 @@ def run(tmp_path: Path, *configs: str, nodes: int = 4) -> tuple[int, Path | None
     arguments = ["--nodes", str(nodes), "--out", str(tmp_path)]
     for config in configs:
         arguments += ["-c", config]
-    status = sim.command_line(arguments)
+    status = sim.app.command_line(arguments)
     records = sorted(tmp_path.iterdir()) if tmp_path.exists() else []
     return status, records[-1] if records else None
 
@@ -72,7 +72,7 @@ def test_with_format_json_every_line_is_json(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["--nodes", "3", "--out", str(tmp_path), "-c", "rounds=2"]
-    assert sim.command_line([*arguments, "--format", "json"]) == 0
+    assert sim.app.command_line([*arguments, "--format", "json"]) == 0
     (record,) = tmp_path.iterdir()
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     start, *rounds, end = (line for line in lines if line["event"] != "log")
@@ -83,13 +83,16 @@ def test_with_format_json_every_line_is_json(
     assert [line["bytes_up"] for line in rounds] == [r["bytes_up"] for r in written]
 
     # what the run cannot do is JSON as well, on both ways out
-    assert sim.command_line([*arguments, "-c", 'log-format="json" penalty=-0.5']) == 1
+    assert (
+        sim.app.command_line([*arguments, "-c", 'log-format="json" fedfw.penalty=-0.5'])
+        == 1
+    )
     caught = capsys.readouterr()
     for text in (caught.out, caught.err):
         last = json.loads(text.splitlines()[-1])
         assert last["event"] == "error"
-        assert "penalty = -0.5 must be" in last["error"]
-    assert sim.command_line([*arguments, "--format", "json", "-c", "a=1"]) == 1
+        assert "fedfw.penalty = -0.5 must be" in last["error"]
+    assert sim.app.command_line([*arguments, "--format", "json", "-c", "a=1"]) == 1
     last = json.loads(capsys.readouterr().err)
     assert "'a' is not known" in last["error"]
 
@@ -127,19 +130,19 @@ def test_every_baseline_runs(tmp_path: Path, method: str) -> None:
 @pytest.mark.parametrize(
     ("config", "better_than"),
     [
-        ('method="fedgia" hessian="gram" sigma-scale=0.3', 1e-6),
-        ('method="fedgia" selected-fraction=1.0 local-steps=2', 1e-6),
+        ('method="fedgia" fedgia.hessian="gram" fedgia.sigma-scale=0.3', 1e-6),
+        ('method="fedgia" fedgia.selected-fraction=1.0 fedgia.local-steps=2', 1e-6),
         (
-            'method="fedavg-gd" step-schedule="constant" local-steps=1 '
-            "local-step-size=0.05",
+            'method="fedavg-gd" fedavg-gd.step-schedule="constant" fedavg-gd.local-steps=1 '
+            "fedavg-gd.step-size=0.05",
             1e-2,
         ),
         (
-            'method="projected-fedavg" domain="whole-space" local-steps=1 '
-            "local-step-size=0.05",
+            'method="projected-fedavg" domain="whole-space" projected-fedavg.local-steps=1 '
+            "projected-fedavg.local-step-size=0.05",
             1e-2,
         ),
-        ('method="feddr" domain="whole-space" local-step-size=0.02', 1e-1),
+        ('method="feddr" domain="whole-space" feddr.local-step-size=0.02', 1e-1),
     ],
 )
 def test_without_a_constraint_the_minimum_is_that_of_least_squares(
@@ -167,20 +170,22 @@ def test_tasks_on_manifolds(tmp_path: Path, method: str, task: str) -> None:
     assert last["loss"] < first["loss"]
     assert last["gradient-map-norm"] > 0.0
     # what was trained lies on the manifold
-    setup = sim.make_setup(sim.default_config() | {"method": method, "task": task}, 3)
+    setup = sim.app.experiment(
+        sim.app.default_config() | {"method": method, "task": task}, 3
+    )
     assert setup.manifold is not None
     arrays = np.load(record / "model.npz")
     flat = [arrays[name].ravel() for name in sorted(arrays.files, key=int)]
-    point = np.concatenate(flat).reshape(setup.shape)
+    point = np.concatenate(flat).reshape(setup.layout.point_shape)
     assert setup.manifold.contains(point, 1e-9)
 
 
 def test_function_values_alone_train_without_a_manifold_too(tmp_path: Path) -> None:
     """Plain zeroth-order FedAvg: no manifold, no corrections, the plain mean."""
     config = (
-        'method="zeroth-order-rfl" task="linear-regression" rounds=150 samples=100 '
-        "local-step-size=0.005 correction=false server-step-size=1.0 "
-        "linear-regression.features=10 step-tolerance=1e-12"
+        'method="zeroth-order-rfl" task="linear-regression" rounds=150 zeroth-order-rfl.samples=100 '
+        "zeroth-order-rfl.step-size=0.005 zeroth-order-rfl.correction=false zeroth-order-rfl.server-step-size=1.0 "
+        "linear-regression.features=10 zeroth-order-rfl.tolerance=1e-12"
     )
     status, record = run(tmp_path, config, nodes=4)
     assert status == 0
@@ -211,7 +216,7 @@ def test_variants_run_with_their_schedules(
     schedule = "stochastic" if variant == "stochastic" else "convex"
     status, _ = run(
         tmp_path,
-        f'task="{task}" variant="{variant}" schedule="{schedule}" rounds=4 '
+        f'task="{task}" fedfw.variant="{variant}" schedule="{schedule}" rounds=4 '
         "participation=0.5",
     )
     assert status == 0
@@ -220,10 +225,10 @@ def test_variants_run_with_their_schedules(
 @pytest.mark.parametrize(
     "config",
     [
-        'domain="box" lower=-0.5 upper=0.5',
+        'domain="box" box.lower=-0.5 box.upper=0.5',
         'domain="simplex" radius=5',
-        'domain="k-support-ball" radius=5 sparsity=3',
-        'domain="group-l1-ball" radius=5 group-size=10',
+        'domain="k-support-ball" radius=5 k-support-ball.k=3',
+        'domain="group-l1-ball" radius=5 group-l1-ball.groups=10',
         'domain="nuclear-norm-ball"',
         'domain="spectral-norm-ball"',
         'task="quadratic-assignment"',
@@ -256,12 +261,12 @@ def test_a_node_can_ask_for_a_larger_set(tmp_path: Path) -> None:
         [{}, {}, {"outer-domain": "l2-ball"}],
     ]
     for nodes in asking:
-        config = sim.default_config() | {
+        config = sim.app.default_config() | {
             "rounds": 3,
             "results-dir": str(tmp_path),
         }
         grid = LocalGrid(sim.client_app, 3, run_config=config, node_configs=nodes)
-        models.append(np.load(sim.run(grid, config) / "model.npz")["0"])
+        models.append(np.load(sim.app.run(grid, config) / "model.npz")["0"])
     # an atom of an l2 ball touches every weight, one of an l1 ball a single one
     assert np.count_nonzero(models[0]) < 20
     assert np.count_nonzero(models[1]) > 600
@@ -327,7 +332,7 @@ def test_baselines_for_split_data(tmp_path: Path, method: str) -> None:
 def test_a_run_without_encryption_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status, record = run(tmp_path, HYBRID + 'encryption="none" rounds=3')
+    status, record = run(tmp_path, HYBRID + 'hyfdca.encryption="none" rounds=3')
     assert status == 0
     assert record is not None
     warning = "NOTHING WAS ENCRYPTED"
@@ -336,15 +341,15 @@ def test_a_run_without_encryption_says_so(
 
 
 def test_scores_of_new_samples_stay_on_the_nodes(tmp_path: Path) -> None:
-    config = sim.default_config() | read_config(
-        [HYBRID + 'encryption="none" rounds=30 client-evaluate-every=30']
+    config = sim.app.default_config() | read_config(
+        [HYBRID + 'hyfdca.encryption="none" rounds=30 client-evaluate-every=30']
     )
     config["results-dir"] = str(tmp_path / "runs")
     nodes = [{"scores-file": str(tmp_path / f"{i}.csv")} for i in range(4)]
     grid = LocalGrid(sim.client_app, 4, run_config=config, node_configs=nodes)
-    record = sim.run(grid, config)
+    record = sim.app.run(grid, config)
     w = np.load(record / "model.npz")["0"]
-    setup = sim.make_setup(config, 4)
+    setup = sim.app.experiment(config, 4)
     assert isinstance(setup.task, HybridTask)
     scores: dict[str, float] = {}
     for i in range(4):
@@ -387,16 +392,16 @@ BAD = [
         "matrix-completion.path = 'nowhere/u.data'",
     ),
     ('domain="simplex"', "radius = 0.0: task 'digits' has none of its own"),
-    ('domain="group-l1-ball" radius=1 group-size=7', "must be a multiple"),
+    ('domain="group-l1-ball" radius=1 group-l1-ball.groups=7', "must be a multiple"),
     ('rounds="many"', "rounds = 'many' must be a whole number"),
     ("rounds=0", "rounds = 0 must be at least 1"),
     ("roundz=3", "-c key = 'roundz' is not known (did you mean 'rounds'?)"),
     ("rounds", "'rounds' is no key=value"),
     ("rounds=3 5", "'5' is no key=value"),
-    ('variant="plus"', "variant = 'plus' is not known"),
+    ('fedfw.variant="plus"', "fedfw.variant = 'plus' is not known"),
     ('schedule="linear"', "schedule = 'linear' is not known"),
-    ("penalty=-2.0", "penalty = -2.0 must be at least -1"),
-    ("penalty=-0.5", "penalty = -0.5 must be at least 0, or -1"),
+    ("fedfw.penalty=-2.0", "fedfw.penalty = -2.0 must be at least -1"),
+    ("fedfw.penalty=-0.5", "fedfw.penalty = -0.5 must be at least 0, or -1"),
     ('resume="nowhere"', "nowhere' is not the record of a run"),
     ('outer-domain="l2-ball"', "set both or none"),
     ('task="quadratic-assignment" reference=true', "is for convex tasks"),
@@ -411,9 +416,18 @@ BAD = [
         'method="fedgia" task="quadratic-assignment"',
         "task = 'quadratic-assignment' has no minimum without a constraint",
     ),
-    ('method="fedgia" hessian="gramm"', "'gramm' is not known (did you mean 'gram'?)"),
-    ('method="fedgia" selected-fraction=0.0', "must be greater than 0 and at most 1"),
-    ('method="fedgia" tolerance=-1.0', "tolerance = -1.0 must be at least 0"),
+    (
+        'method="fedgia" fedgia.hessian="gramm"',
+        "'gramm' is not known (did you mean 'gram'?)",
+    ),
+    (
+        'method="fedgia" fedgia.selected-fraction=0.0',
+        "must be greater than 0 and at most 1",
+    ),
+    (
+        'method="fedgia" fedgia.tolerance=-1.0',
+        "fedgia.tolerance = -1.0 must be at least 0",
+    ),
     (
         'task="linear-regression" linear-regression.rows-min=200',
         "linear-regression.rows-m",
@@ -422,7 +436,10 @@ BAD = [
         'task="logistic-regression" logistic-regression.dataset="qsar"',
         "logistic-regression.path is empty",
     ),
-    ('method="zeroth-order-rfl" task="digits" samples=0', "samples = 0 must be at"),
+    (
+        'method="zeroth-order-rfl" task="digits" zeroth-order-rfl.samples=0',
+        "zeroth-order-rfl.samples = 0 must be at",
+    ),
     (
         'method="zeroth-order-rfl" task="kernel-pca" domain="l1-ball"',
         "method 'zeroth-order-rfl', which has no domain",
@@ -440,16 +457,25 @@ BAD = [
     ('task="hybrid-svm"', "task = 'hybrid-svm' does not fit method 'fedfw'; allowed"),
     (HYBRID + 'domain="l1-ball"', "domain = 'l1-ball' does not fit method 'hyfdca'"),
     (HYBRID + "hybrid-svm.regularization=0.0", "hybrid-svm.regularization = 0.0 must"),
-    (HYBRID + 'dual-step="bundel"', "is not known (did you mean 'bundle'?)"),
-    (HYBRID + "memory=2", "memory = 2 must be at least 3"),
-    (HYBRID + "local-fraction=1.5", "local-fraction = 1.5 must be greater than 0 and"),
-    (HYBRID + "cyclic-groups=2", "cyclic_groups = 2 must be 0, or at least 2 with"),
+    (HYBRID + 'hyfdca.step="bundel"', "is not known (did you mean 'bundle'?)"),
+    (HYBRID + "hyfdca.memory=2", "hyfdca.memory = 2 must be at least 3"),
     (
-        HYBRID + 'secure-sum=true dual-step="practical"',
+        HYBRID + "hyfdca.local-fraction=1.5",
+        "hyfdca.local-fraction = 1.5 must be greater than 0 and",
+    ),
+    (
+        HYBRID + "hyfdca.cyclic-groups=2",
+        "cyclic_groups = 2 must be 0, or at least 2 with",
+    ),
+    (
+        HYBRID + 'hyfdca.secure-sum=true hyfdca.step="practical"',
         "secure_sum = True is for steps",
     ),
-    (HYBRID + 'context-file="nowhere"', "'nowhere' cannot be read"),
-    (HYBRID + 'encryption="paillier"', "encryption = 'paillier' is not known"),
+    (HYBRID + 'hyfdca.context="nowhere"', "'nowhere' cannot be read"),
+    (
+        HYBRID + 'hyfdca.encryption="paillier"',
+        "hyfdca.encryption = 'paillier' is not known",
+    ),
     ('stop-metric="gapp"', "'gapp' is not known (did you mean 'gap'?)"),
 ]
 
@@ -476,24 +502,24 @@ def test_more_nodes_than_examples(
 
 
 def test_list_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
-    assert sim.command_line(["--list"]) == 0
+    assert sim.app.command_line(["--list"]) == 0
     out = capsys.readouterr().out
-    for name in (*sim.METHODS, *TASKS, "l1-ball", "k-support-ball"):
+    for name in (*sim.app.registry.methods, *TASKS, "l1-ball", "k-support-ball"):
         assert name in out
-    for key in sim.default_config():
+    for key in sim.app.default_config():
         assert key in out
 
 
 def test_pyproject_has_every_setting_with_its_default() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     declared = flatten(project["tool"]["flwr"]["app"]["config"])
-    assert declared == sim.default_config()
+    assert declared == sim.app.default_config()
 
 
 def test_configuration_files_and_pairs_mix(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text('rounds = 7\n[lasso]\nrows = 50\n[digits]\npartition = "iid"\n')
-    read = read_config([str(file), "rounds=8 penalty=0.5"])
+    read = read_config([str(file), "rounds=8 fedfw.penalty=0.5"])
     assert read == {
         "rounds": 8,
         "penalty": 0.5,
@@ -505,8 +531,8 @@ def test_configuration_files_and_pairs_mix(tmp_path: Path) -> None:
 @pytest.mark.parametrize("variant", ["plain", "augmented", "stochastic"])
 def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, variant: str) -> None:
     config = (
-        f'task="lasso" variant="{variant}" rounds=600 participation=0.7 '
-        "checkpoint-every=10 evaluate-every=50 penalty=1.0"
+        f'task="lasso" fedfw.variant="{variant}" rounds=600 participation=0.7 '
+        "checkpoint-every=10 evaluate-every=50 fedfw.penalty=1.0"
     )
     whole, killed, resumed = (tmp_path / name for name in ("whole", "killed", "again"))
     status, reference = run(whole, config, nodes=10)
@@ -588,12 +614,12 @@ def test_resume_waits_for_the_nodes_that_the_run_had(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, first = run(tmp_path / "first", 'task="lasso" rounds=3')
-    config = sim.default_config() | read_config([str(first / "resume.toml")])  # type: ignore[operator]
+    config = sim.app.default_config() | read_config([str(first / "resume.toml")])  # type: ignore[operator]
     config |= {"rounds": 5, "results-dir": str(tmp_path / "second")}
     grid = ComesBack(sim.client_app, 4, run_config=config)
     # the other grids are not of this class
     monkeypatch.setattr(sim, "LocalGrid", type(None))
-    assert len(history(sim.run(grid, config))) == 6
+    assert len(history(sim.app.run(grid, config))) == 6
 
 
 @pytest.mark.parametrize("gone", [False, True])
@@ -609,7 +635,7 @@ def test_hyfdca_goes_on_with_its_own_key_or_says_that_it_is_gone(
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
     config = (
         f'{HYBRID} hybrid-svm.dataset="breast-cancer" hybrid-svm.partition="vertical" '
-        "gap-tolerance=0.0"
+        "hyfdca.tolerance=0.0"
     )
     _, whole = run(tmp_path / "whole", config + " rounds=6", nodes=2)
     _, first = run(tmp_path / "first", config + " rounds=3", nodes=2)
@@ -639,22 +665,24 @@ def test_a_run_without_answers_ends_after_the_rounds_that_are_set(
     tmp_path: Path,
 ) -> None:
     grid = LocalGrid(sim.client_app, 2, reply_loss=1.0)
-    config = sim.default_config() | {"task": "lasso", "results-dir": str(tmp_path)}
+    config = sim.app.default_config() | {"task": "lasso", "results-dir": str(tmp_path)}
     with pytest.raises(RuntimeError, match="no usable answer in 3 rounds in a row"):
-        sim.run(grid, config | {"max-failed-rounds": 3})
+        sim.app.run(grid, config | {"max-failed-rounds": 3})
     (record,) = tmp_path.iterdir()
-    assert json.loads((record / "summary.json").read_text())["status"] == "failed"
+    summary = json.loads((record / "summary.json").read_text())
+    assert summary["status"] == "failed"
+    assert (summary["rounds"], summary["rejected_by_reason"]) == (3, {"no answer": 6})
     assert [line["used"] for line in history(record)] == [0, 0, 0, 0]
 
 
 def test_nodes_that_disagree_on_the_partition_stop_the_run(tmp_path: Path) -> None:
     from fedtrellis import LocalGrid
 
-    config = sim.default_config() | {"results-dir": str(tmp_path)}
+    config = sim.app.default_config() | {"results-dir": str(tmp_path)}
     nodes = [{"num-partitions": 3}, {}, {}, {}]
     grid = LocalGrid(sim.client_app, 4, run_config=config, node_configs=nodes)
     with pytest.raises(SettingsError, match="num-partitions must be 4 on every node"):
-        sim.run(grid, config)
+        sim.app.run(grid, config)
     (record,) = tmp_path.iterdir()
     summary = json.loads((record / "summary.json").read_text())
     assert summary["status"] == "failed"

@@ -15,16 +15,17 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping
-from logging import INFO
+from logging import getLogger
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy  # its parts are loaded when first used
-from flwr.common.logger import log
+
+from fedtrellis.objectives.checks import is_sparse
 
 __all__ = ["FactorFile", "fingerprint"]
 
+_LOGGER = getLogger("flwr")  # Flower's, by its name: this lies below the wire
 _FORMAT = 1
 _FINGERPRINT = "fingerprint"
 # What reading a truncated, damaged or foreign file may raise.
@@ -47,8 +48,7 @@ def fingerprint(kind: str, data: Any, *numbers: float) -> bytes:
     bytes
         32 bytes, equal in every process.
     """
-    sparse = not isinstance(data, np.ndarray) and bool(scipy.sparse.issparse(data))
-    parts = [data.data, data.indices, data.indptr] if sparse else [data]
+    parts = [data.data, data.indices, data.indptr] if is_sparse(data) else [data]
     arrays = [np.ascontiguousarray(part) for part in parts]
     header = (
         _FORMAT,
@@ -115,7 +115,9 @@ class FactorFile:
             reason = "is not there"
         except _UNREADABLE as error:
             reason = f"cannot be read ({type(error).__name__}: {error})"
-        log(INFO, "factor-file %r: the %s %s, computing it", self._name, entry, reason)
+        _LOGGER.info(
+            "factor-file %r: the %s %s, computing it", self._name, entry, reason
+        )
         computed = {name: np.asarray(array) for name, array in compute().items()}
         self._write(entry, key, computed)
         return computed

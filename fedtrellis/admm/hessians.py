@@ -8,7 +8,7 @@ import numpy as np
 import scipy  # its parts are loaded when first used
 
 from fedtrellis.admm.factor_file import FactorFile, fingerprint
-from fedtrellis.objectives.linear_models import Array, check_array, check_number
+from fedtrellis.objectives.checks import Array, check_array, check_number, is_sparse
 
 
 def lipschitz_of(
@@ -51,11 +51,6 @@ def lipschitz_of(
             f"{name} is 0, as for data that are all zero; r_i must be above 0"
         )
     return number
-
-
-def is_sparse(matrix: Any) -> bool:
-    """Whether it is a SciPy sparse matrix, for types that stay as they are."""
-    return not isinstance(matrix, np.ndarray) and bool(scipy.sparse.issparse(matrix))
 
 
 def name_of(objective: Any) -> str:

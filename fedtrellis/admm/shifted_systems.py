@@ -20,10 +20,15 @@ from typing import Any
 import numpy as np
 
 from fedtrellis.admm.factor_file import FactorFile, fingerprint
+from fedtrellis.admm.factored import (
+    CholeskySystem,
+    SpectralSystem,
+    WideCholeskySystem,
+    WideSpectralSystem,
+)
 from fedtrellis.admm.hessians import (
     call_method,
     hessian_factor_of,
-    is_sparse,
     lipschitz_of,
     missing,
     name_of,
@@ -32,21 +37,13 @@ from fedtrellis.admm.hessians import (
     user_diagonal,
 )
 from fedtrellis.admm.solvers import (
-    CholeskySystem,
     ConjugateGradientSystem,
     DiagonalSystem,
     ShiftedSystem,
-    SpectralSystem,
     UserSystem,
-    WideCholeskySystem,
-    WideSpectralSystem,
 )
-from fedtrellis.objectives.linear_models import (
-    DENSE_ORDER,
-    Array,
-    check_array,
-    check_number,
-)
+from fedtrellis.objectives.checks import Array, check_array, check_number, is_sparse
+from fedtrellis.objectives.symmetric import DENSE_ORDER
 
 __all__ = [
     "HESSIANS",

@@ -22,8 +22,9 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
 from fedtrellis.settings import SettingsError
+from fedtrellis.wire.flower_internals import parse_config_args
 
-__all__ = ["App", "flatten", "load_app", "one_line", "read_config"]
+__all__ = ["AppDirectory", "flatten", "load_app", "one_line", "read_config"]
 
 
 def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -45,8 +46,6 @@ def read_config(arguments: Sequence[str]) -> dict[str, Any]:
     SettingsError
         If one cannot be read.
     """
-    from flwr.common.config import parse_config_args
-
     overrides: dict[str, Any] = {}
     for argument in arguments:
         try:
@@ -69,8 +68,8 @@ def read_config(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class App:
-    """What a Flower app directory holds.
+class AppDirectory:
+    """A Flower app: what its directory holds.
 
     Attributes
     ----------
@@ -88,7 +87,7 @@ class App:
 
 
 @lru_cache(maxsize=1)
-def load_app(directory: Path) -> App:
+def load_app(directory: Path) -> AppDirectory:
     """Load an app's two objects from its directory.
 
     Raises
@@ -119,7 +118,7 @@ def load_app(directory: Path) -> App:
             "ServerApp writes its run's record (fedtrellis.server.records.RunRecord)"
         )
     name = str(project.get("project", {}).get("name", directory.name))
-    return App(name, objects[0], objects[1], config)
+    return AppDirectory(name, objects[0], objects[1], config)
 
 
 def _load(directory: Path, key: str, reference: str, kind: type[Any]) -> Any:

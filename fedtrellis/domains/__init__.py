@@ -1,52 +1,42 @@
 """Convex sets: their linear minimisation oracles and projections."""
 
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
 from typing import Any
 
 from fedtrellis.domains.base import Domain
-from fedtrellis.domains.birkhoff import BirkhoffPolytope
-from fedtrellis.domains.matrices import NuclearNormBall, SpectralNormBall
-from fedtrellis.domains.product import Product
-from fedtrellis.domains.sparse import GroupL1Ball, KSupportBall
-from fedtrellis.domains.vectors import Box, L1Ball, L2Ball, LInfBall, Simplex
-from fedtrellis.domains.whole_space import WholeSpace
 
-__all__ = [
-    "DOMAINS",
-    "BirkhoffPolytope",
-    "Box",
-    "Domain",
-    "GroupL1Ball",
-    "KSupportBall",
-    "L1Ball",
-    "L2Ball",
-    "LInfBall",
-    "NuclearNormBall",
-    "Product",
-    "Simplex",
-    "SpectralNormBall",
-    "WholeSpace",
-    "make_domain",
+# A line a set, in the order of listings: what stands here is exported and registered.
+# isort: off
+from fedtrellis.domains.vectors import L1Ball as L1Ball
+from fedtrellis.domains.vectors import L2Ball as L2Ball
+from fedtrellis.domains.vectors import LInfBall as LInfBall
+from fedtrellis.domains.vectors import Box as Box
+from fedtrellis.domains.vectors import Simplex as Simplex
+from fedtrellis.domains.sparse import KSupportBall as KSupportBall
+from fedtrellis.domains.matrices import NuclearNormBall as NuclearNormBall
+from fedtrellis.domains.matrices import SpectralNormBall as SpectralNormBall
+from fedtrellis.domains.birkhoff import BirkhoffPolytope as BirkhoffPolytope
+from fedtrellis.domains.sparse import GroupL1Ball as GroupL1Ball
+from fedtrellis.domains.product import Product as Product
+from fedtrellis.domains.whole_space import WholeSpace as WholeSpace
+# isort: on
+
+_SETS: list[type[Domain]] = [
+    thing
+    for thing in list(globals().values())
+    if isinstance(thing, type) and issubclass(thing, Domain) and thing is not Domain
 ]
 
-#: Every compact set by its name in run configurations.
-DOMAINS: dict[str, type[Domain]] = {
-    domain.name: domain
-    for domain in (
-        L1Ball,
-        L2Ball,
-        LInfBall,
-        Box,
-        Simplex,
-        KSupportBall,
-        NuclearNormBall,
-        SpectralNormBall,
-        BirkhoffPolytope,
-        GroupL1Ball,
-        Product,
-    )
+#: Every bounded set by its name.
+DOMAINS: dict[str, type[Domain]] = {cls.name: cls for cls in _SETS if cls.bounded}
+
+#: Every set that a run config may name, the whole space among them.
+RUN_DOMAINS: dict[str, type[Domain]] = {
+    cls.name: cls for cls in _SETS if cls.configurable()
 }
+
+__all__ = ["DOMAINS", "RUN_DOMAINS", "Domain", "fitting_domains", "make_domain"]
+__all__ += [cls.__name__ for cls in _SETS]
 
 
 def make_domain(name: str, **parameters: Any) -> Domain:
@@ -67,7 +57,7 @@ def make_domain(name: str, **parameters: Any) -> Domain:
     """
     if name not in DOMAINS:
         raise ValueError(f"unknown domain {name!r}; allowed: {', '.join(DOMAINS)}")
-    allowed = _parameters(DOMAINS[name])
+    allowed = DOMAINS[name].arguments()
     unknown = [key for key in parameters if key not in allowed]
     missing = [
         key for key, needed in allowed.items() if needed and key not in parameters
@@ -80,10 +70,29 @@ def make_domain(name: str, **parameters: Any) -> Domain:
     return DOMAINS[name](**parameters)
 
 
-def _parameters(domain: type[Domain]) -> Mapping[str, bool]:
-    """Return the constructor's parameters and whether each must be given."""
-    return {
-        f.name: f.default is MISSING
-        for f in fields(domain)  # type: ignore[arg-type]
-        if f.init
-    }
+def fitting_domains(
+    suggested: Mapping[str, float], domains: Mapping[str, type[Domain]] = RUN_DOMAINS
+) -> dict[str, float]:
+    """Return all sets that fit a task, from those that it suggests.
+
+    Where one of these says that the task is one over any vectors
+    (:attr:`Domain.any_vector`), every bounded set of vectors fits.
+
+    Parameters
+    ----------
+    suggested : mapping
+        Names of sets with the radius that the task has for each; 0.0: none.
+    domains : mapping
+        The sets there are, by name.
+
+    Returns
+    -------
+    dict
+        What was suggested, first, and then the others with 0.0.
+    """
+    fitting = dict(suggested)
+    if any(domains[name].any_vector for name in suggested if name in domains):
+        for name, cls in domains.items():
+            if cls.of_vectors and cls.bounded:
+                fitting.setdefault(name, 0.0)
+    return fitting

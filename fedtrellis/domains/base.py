@@ -1,18 +1,24 @@
-"""The contract of a constraint set, and the few numerics all sets share."""
+"""The contract of a constraint set, and what the set says of itself."""
 
+import dataclasses
+import inspect
 import math
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from fedtrellis.domains.atoms import Atom
+from fedtrellis.domains.atoms.base import FloatArray, Shape
+from fedtrellis.settings import parse
 
-__all__ = ["Domain", "FloatArray", "Shape"]
+__all__ = ["Domain", "FloatArray", "Norm", "Shape"]
 
-FloatArray = NDArray[np.float64]
-Shape = tuple[int, ...]
+#: What :meth:`Domain.largest_norm` measures: Σ |x_j|, Euclidean, max |x_j|, Σ σ_j(X).
+Norm = Literal["l1", "l2", "linf", "nuclear"]
 
 
 class Domain(ABC):
@@ -25,9 +31,24 @@ class Domain(ABC):
     ----------
     name : str
         What run configurations call the set.
+    parameters : mapping
+        What a run config may set besides the radius: the constructor's argument, and
+        its help, range and default made by :func:`fedtrellis.settings.setting`.
+    bounded : bool
+        Whether D is bounded, as everything with an oracle is.
+    of_vectors : bool
+        Whether an array of any shape stands for the vector of its entries, so that D
+        fits a task whatever its model.
+    any_vector : bool
+        Whether a task that suggests D works on any vectors, so that all sets of
+        vectors fit it.
     """
 
     name: ClassVar[str]
+    parameters: ClassVar[Mapping[str, Any]] = {}
+    bounded: ClassVar[bool] = True
+    of_vectors: ClassVar[bool] = True
+    any_vector: ClassVar[bool] = False
 
     @abstractmethod
     def lmo(self, gradient: ArrayLike) -> Atom:
@@ -86,6 +107,100 @@ class Domain(ABC):
     def centre(self, shape: Shape) -> FloatArray:
         """Return a point of D to start from: its centre of symmetry if it has one."""
 
+    def largest_norm(self, norm: Norm, shape: Shape) -> float | None:
+        """Return max over x in D of a norm of x, or None where it is not known.
+
+        Here the largest entry is found by 2p calls of the oracle, p the number of
+        entries, and nothing is known of other norms. A set that has a formula
+        overrides this.
+
+        Parameters
+        ----------
+        norm : {"l1", "l2", "linf", "nuclear"}
+            Σ |x_j|, the Euclidean norm, max |x_j|, or, for matrices, Σ σ_j(X).
+        shape : tuple of int
+
+        Raises
+        ------
+        ValueError
+            D has no points of this shape, or the norm is not one of such arrays.
+        """
+        self.check_norm(norm, shape)
+        if norm != "linf":
+            return None
+        largest = 0.0
+        direction = np.zeros(shape)
+        for j in range(direction.size):
+            for sign in (1.0, -1.0):
+                # max over x in D of ±x_j  =  −min of <∓e_j, x>
+                direction.flat[j] = -sign
+                largest = max(largest, -self.lmo(direction).dot(direction))
+            direction.flat[j] = 0.0
+        return largest
+
+    def check_norm(self, norm: Norm, shape: Shape) -> None:
+        """Raise a one-line ValueError unless the norm is one of points of D."""
+        self.check_shape(shape)
+        if norm not in get_args(Norm):
+            raise ValueError(
+                f"unknown norm {norm!r}; allowed: {', '.join(get_args(Norm))}"
+            )
+        if norm == "nuclear" and len(shape) != 2:
+            raise ValueError(
+                f"the nuclear norm is for matrices, not for arrays of shape "
+                f"{tuple(shape)}"
+            )
+
+    @classmethod
+    def arguments(cls) -> dict[str, bool]:
+        """Return the constructor's arguments, and whether each must be given."""
+        return {
+            name: argument.default is argument.empty
+            for name, argument in inspect.signature(cls).parameters.items()
+        }
+
+    @classmethod
+    def has_radius(cls) -> bool:
+        """Say whether the set takes a ``radius``."""
+        return "radius" in cls.arguments()
+
+    @classmethod
+    def configurable(cls) -> bool:
+        """Say whether a run config can give all that the constructor needs."""
+        needed = {name for name, required in cls.arguments().items() if required}
+        return needed <= {"radius", *cls.parameters}
+
+    @classmethod
+    def settings(cls) -> type[Any]:
+        """Return :attr:`parameters` as a dataclass for :mod:`fedtrellis.settings`.
+
+        Its keys in a run config have the prefix ``NAME.``.
+        """
+        return _settings(cls)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], radius: float) -> Self:
+        """Make the set from a run config.
+
+        Parameters
+        ----------
+        config : mapping
+            Flat; the keys ``NAME.PARAMETER`` are read.
+        radius : float
+            For a set that has one; the others leave it alone.
+
+        Raises
+        ------
+        SettingsError
+            A value is out of its own range.
+        ValueError
+            What the constructor refuses.
+        """
+        values = dataclasses.asdict(parse(cls.settings(), config, f"{cls.name}."))
+        if cls.has_radius():
+            values["radius"] = radius
+        return cls(**values)
+
     def check_shape(self, shape: Shape) -> None:
         """Raise a one-line ValueError if D has no points of this shape."""
         if math.prod(shape) < 1:
@@ -126,77 +241,10 @@ class Domain(ABC):
         return result if finite else None
 
 
-def positive(domain: str, parameter: str, value: Any) -> float:
-    """Return a parameter as float; ValueError unless positive and finite."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if isinstance(value, bool | str) or not 0.0 < number < math.inf:
-        raise ValueError(
-            f"{domain}: {parameter} must be a positive finite number, got {value!r}"
-        )
-    return number
-
-
-def positive_integer(domain: str, parameter: str, value: Any) -> int:
-    """Return a parameter as int; ValueError unless an integer of at least 1."""
-    integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if not integer or value < 1:
-        raise ValueError(
-            f"{domain}: {parameter} must be an integer of at least 1, got {value!r}"
-        )
-    return int(value)
-
-
-def unit(vector: FloatArray) -> tuple[FloatArray, float]:
-    """Return vector/‖vector‖₂ and ‖vector‖₂, safe against overflow and underflow.
-
-    The first unit vector and 0.0 for a zero vector. Any shape; the norm is that of
-    the entries.
-    """
-    largest = max(float(vector.max()), -float(vector.min()))
-    if largest == 0.0:
-        direction = np.zeros(vector.shape)
-        direction.flat[0] = 1.0
-        return direction, 0.0
-    scale = 1.0
-    if not 1e-100 < largest < 1e100:  # the squares would leave the range of floats
-        # a power of two, so that the division is exact
-        scale = 2.0 ** math.floor(math.log2(largest))
-        vector = vector / scale
-    norm = math.sqrt(float(np.vdot(vector, vector)))
-    return vector / norm, scale * norm
-
-
-def project_simplex(vector: FloatArray, radius: float) -> FloatArray:
-    """Solve argmin ½‖s − vector‖² over s ≥ 0 with Σ s_i = radius, by sorting.
-
-    Duchi, Shalev-Shwartz, Singer, Chandra, "Efficient projections onto the l1-ball
-    for learning in high dimensions", ICML 2008, figure 1. A vector in, a new vector
-    out.
-    """
-    # The answer does not change when all entries shift. After this shift entries
-    # below −radius are zero in it, and no sum can overflow.
-    with np.errstate(over="ignore"):  # −∞ is as good as any value below −radius
-        shifted = vector - vector.max()
-    descending = np.sort(shifted[shifted > -radius])[::-1]
-    # θ_k = (Σ_{i≤k} v_i − radius) / k  for the largest k with v_k > θ_k
-    thresholds = (np.cumsum(descending) - radius) / np.arange(1, descending.size + 1)
-    k = np.flatnonzero(descending > thresholds)[-1]
-    # s_i = max(v_i − θ, 0)
-    projection: FloatArray = np.maximum(shifted - thresholds[k], 0.0)
-    return projection
-
-
-def project_l1(vector: FloatArray, radius: float) -> FloatArray:
-    """Solve argmin ½‖s − vector‖² over ‖s‖₁ ≤ radius; a vector in, a new one out.
-
-    Outside the ball it is the projection of |vector| onto the simplex, with the signs
-    put back (Duchi et al. 2008, §4).
-    """
-    magnitudes = np.abs(vector)
-    with np.errstate(over="ignore"):  # a sum of ∞ is outside, which is all we ask
-        if magnitudes.sum() <= radius:
-            return vector.copy()
-    return np.copysign(project_simplex(magnitudes, radius), vector)
+@lru_cache
+def _settings(domain: type[Domain]) -> type[Any]:
+    return dataclasses.make_dataclass(
+        f"{domain.__name__}Settings",
+        [(name, type(f.default), f) for name, f in domain.parameters.items()],
+        frozen=True,
+    )

@@ -9,7 +9,7 @@ import scipy  # its parts are loaded when first used
 from numpy.typing import ArrayLike
 
 from fedtrellis.domains.atoms import PermutationAtom
-from fedtrellis.domains.base import Domain, FloatArray, Shape
+from fedtrellis.domains.base import Domain, FloatArray, Norm, Shape
 
 __all__ = ["BirkhoffPolytope"]
 
@@ -27,6 +27,7 @@ class BirkhoffPolytope(Domain):
     """
 
     name: ClassVar[str] = "birkhoff-polytope"
+    of_vectors: ClassVar[bool] = False
 
     def check_shape(self, shape: Shape) -> None:
         """Raise a one-line ValueError unless the shape is a square matrix's."""
@@ -129,6 +130,12 @@ class BirkhoffPolytope(Domain):
         with np.errstate(over="ignore"):
             off = max(np.abs(x.sum(axis=i) - 1.0).max() for i in (0, 1))
         return bool(x.min() >= -tolerance and off <= tolerance)
+
+    def largest_norm(self, norm: Norm, shape: Shape) -> float:
+        """Return the norm of a permutation, which has n ones and singular values."""
+        self.check_norm(norm, shape)
+        rows = shape[0]
+        return {"linf": 1.0, "l2": math.sqrt(rows)}.get(norm, float(rows))
 
     def diameter(self, shape: Shape) -> float:
         """Return √(2n), the distance of two permutations that agree nowhere."""

@@ -10,7 +10,8 @@ import scipy  # its parts are loaded when first used
 from numpy.typing import ArrayLike
 
 from fedtrellis.domains.atoms import DenseAtom, RankOneAtom
-from fedtrellis.domains.base import Domain, FloatArray, Shape, positive, project_l1
+from fedtrellis.domains.base import Domain, FloatArray, Norm, Shape
+from fedtrellis.domains.numerics import positive, project_l1
 
 __all__ = ["NuclearNormBall", "SpectralNormBall"]
 
@@ -25,6 +26,7 @@ _MAX_RESTARTS = 40
 class _MatrixBall(Domain):
     """What the two balls share: only matrices, symmetric about zero."""
 
+    of_vectors: ClassVar[bool] = False
     radius: float
 
     def check_shape(self, shape: Shape) -> None:
@@ -82,6 +84,13 @@ class NuclearNormBall(_MatrixBall):
             _svd(x)[1].sum() <= self.radius * (1.0 + tolerance)
         )
 
+    def largest_norm(self, norm: Norm, shape: Shape) -> float:
+        """Return the norm of radius · u vᵀ; Σ |u_i v_j| ≤ √m √n."""
+        self.check_norm(norm, shape)
+        return (
+            self.radius * math.sqrt(math.prod(shape)) if norm == "l1" else self.radius
+        )
+
     def diameter(self, shape: Shape) -> float:
         """Return 2 radius."""
         self.check_shape(shape)
@@ -115,6 +124,17 @@ class SpectralNormBall(_MatrixBall):
         """Say whether σ₁ ≤ radius (1 + tolerance)."""
         x = self._finite(point)
         return x is not None and bool(_svd(x)[1][0] <= self.radius * (1.0 + tolerance))
+
+    def largest_norm(self, norm: Norm, shape: Shape) -> float | None:
+        """Return the norm of radius · U Vᵀ; Σ |x_ij| is not known."""
+        self.check_norm(norm, shape)
+        rank = min(shape)
+        known = {
+            "l2": self.radius * math.sqrt(rank),
+            "linf": self.radius,
+            "nuclear": self.radius * rank,
+        }
+        return known.get(norm)
 
     def diameter(self, shape: Shape) -> float:
         """Return 2 radius √min(m, n), the distance of U Vᵀ radius to its negative."""

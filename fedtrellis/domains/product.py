@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedtrellis.domains.atoms import ProductAtom
-from fedtrellis.domains.base import Domain, FloatArray, Shape
+from fedtrellis.domains.base import Domain, FloatArray, Norm, Shape
 
 __all__ = ["Product"]
 
@@ -30,6 +30,7 @@ class Product(Domain):
     """
 
     name: ClassVar[str] = "product"
+    of_vectors: ClassVar[bool] = False
     domains: Sequence[Domain]
     shapes: Sequence[Shape]
 
@@ -90,6 +91,18 @@ class Product(Domain):
         return x is not None and all(
             domain.contains(piece, tolerance) for domain, piece in self._pieces(x)
         )
+
+    def largest_norm(self, norm: Norm, shape: Shape) -> float | None:
+        """Return the norm of the pieces' largest norms, if all are known."""
+        self.check_norm(norm, shape)
+        pairs = zip(self.domains, self.shapes, strict=True)
+        parts = [domain.largest_norm(norm, piece) for domain, piece in pairs]
+        known = [part for part in parts if part is not None]
+        if len(known) < len(parts):
+            return None
+        if norm == "l1":
+            return math.fsum(known)
+        return math.hypot(*known) if norm == "l2" else max(known)
 
     def diameter(self, shape: Shape) -> float:
         """Return √(Σ diameter(D_i)²)."""

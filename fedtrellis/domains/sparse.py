@@ -1,24 +1,18 @@
 """Sets whose extreme points have several non-zeros in a structured support."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import scipy  # its parts are loaded when first used
 from numpy.typing import ArrayLike, NDArray
 
 from fedtrellis.domains.atoms import SparseAtom
-from fedtrellis.domains.base import (
-    Domain,
-    FloatArray,
-    Shape,
-    positive,
-    positive_integer,
-    project_l1,
-    unit,
-)
+from fedtrellis.domains.base import Domain, FloatArray, Norm, Shape
+from fedtrellis.domains.numerics import positive, positive_integer, project_l1, unit
+from fedtrellis.settings import setting
 
 __all__ = ["GroupL1Ball", "KSupportBall"]
 
@@ -38,6 +32,11 @@ class KSupportBall(Domain):
     """
 
     name: ClassVar[str] = "k-support-ball"
+    parameters: ClassVar[Mapping[str, Any]] = {
+        "k": setting(
+            10, "non-zeros of an extreme point", minimum=1, formerly="sparsity"
+        )
+    }
     k: int
     radius: float
 
@@ -136,6 +135,16 @@ class KSupportBall(Domain):
         x = self._finite(point)
         return x is not None and self.norm(x) <= self.radius * (1.0 + tolerance)
 
+    def largest_norm(self, norm: Norm, shape: Shape) -> float:
+        """Return the norm of an extreme point whose k entries are equal."""
+        self.check_norm(norm, shape)
+        if norm == "l1":
+            return self.radius * math.sqrt(self.k)
+        if norm == "nuclear":
+            # of a matrix of the highest rank that k entries can have
+            return self.radius * math.sqrt(min(self.k, *shape))
+        return self.radius
+
     def diameter(self, shape: Shape) -> float:
         """Return 2 radius: the ball lies in the l2 ball and touches it."""
         self.check_shape(shape)
@@ -172,6 +181,9 @@ class GroupL1Ball(Domain):
     """
 
     name: ClassVar[str] = "group-l1-ball"
+    parameters: ClassVar[Mapping[str, Any]] = {
+        "groups": setting(10, "entries in a group", minimum=1, formerly="group-size")
+    }
     radius: float
     groups: int | Sequence[Sequence[int]]
     _labels: NDArray[np.intp] = field(init=False, repr=False, compare=False)
@@ -267,6 +279,17 @@ class GroupL1Ball(Domain):
         norms, _ = self._norms(x.reshape(-1))
         with np.errstate(over="ignore"):
             return bool(norms.sum() <= self.radius * (1.0 + tolerance))
+
+    def largest_norm(self, norm: Norm, shape: Shape) -> float | None:
+        """Return the norm of an extreme point, which fills a group; no nuclear one."""
+        self.check_norm(norm, shape)
+        if norm == "l1":
+            if isinstance(self.groups, int):
+                sizes = [self.groups]
+            else:
+                sizes = [len(group) for group in self.groups]
+            return self.radius * math.sqrt(max(sizes))
+        return None if norm == "nuclear" else self.radius
 
     def diameter(self, shape: Shape) -> float:
         """Return 2 radius: the ball lies in the l2 ball and touches it."""

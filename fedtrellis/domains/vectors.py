@@ -1,22 +1,17 @@
 """Norm balls, boxes and the simplex: sets given coordinate by coordinate."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedtrellis.domains.atoms import Atom, DenseAtom, SignAtom, SparseAtom
-from fedtrellis.domains.base import (
-    Domain,
-    FloatArray,
-    Shape,
-    positive,
-    project_l1,
-    project_simplex,
-    unit,
-)
+from fedtrellis.domains.base import Domain, FloatArray, Norm, Shape
+from fedtrellis.domains.numerics import positive, project_l1, project_simplex, unit
+from fedtrellis.settings import setting
 
 __all__ = ["Box", "L1Ball", "L2Ball", "LInfBall", "Simplex"]
 
@@ -29,6 +24,7 @@ class L1Ball(Domain):
     """
 
     name: ClassVar[str] = "l1-ball"
+    any_vector: ClassVar[bool] = True
     radius: float
 
     def __post_init__(self) -> None:
@@ -64,6 +60,11 @@ class L1Ball(Domain):
             return False
         with np.errstate(over="ignore"):
             return bool(np.abs(x).sum() <= self.radius * (1.0 + tolerance))
+
+    def largest_norm(self, norm: Norm, shape: Shape) -> float:
+        """Return radius, the norm of every vertex."""
+        self.check_norm(norm, shape)
+        return self.radius
 
     def diameter(self, shape: Shape) -> float:
         """Return 2 radius, the distance of opposite vertices."""
@@ -102,6 +103,13 @@ class L2Ball(Domain):
         x = self._finite(point)
         return x is not None and unit(x)[1] <= self.radius * (1.0 + tolerance)
 
+    def largest_norm(self, norm: Norm, shape: Shape) -> float:
+        """Return radius times what equal entries or singular values make of it."""
+        self.check_norm(norm, shape)
+        if norm == "l1":
+            return self.radius * math.sqrt(math.prod(shape))
+        return self.radius * math.sqrt(min(shape)) if norm == "nuclear" else self.radius
+
     def diameter(self, shape: Shape) -> float:
         """Return 2 radius."""
         self.check_shape(shape)
@@ -139,6 +147,17 @@ class LInfBall(Domain):
             return False
         return bool(np.abs(x).max() <= self.radius * (1.0 + tolerance))
 
+    def largest_norm(self, norm: Norm, shape: Shape) -> float | None:
+        """Return the norm of a vertex; their nuclear norms differ."""
+        self.check_norm(norm, shape)
+        size = math.prod(shape)
+        known = {
+            "l1": self.radius * size,
+            "l2": self.radius * math.sqrt(size),
+            "linf": self.radius,
+        }
+        return known.get(norm)
+
     def diameter(self, shape: Shape) -> float:
         """Return 2 radius √p."""
         self.check_shape(shape)
@@ -162,6 +181,10 @@ class Box(Domain):
     """
 
     name: ClassVar[str] = "box"
+    parameters: ClassVar[Mapping[str, Any]] = {
+        "lower": setting(-1.0, "lower bound of every entry"),
+        "upper": setting(1.0, "upper bound of every entry"),
+    }
     lower: float | FloatArray
     upper: float | FloatArray
 
@@ -240,6 +263,17 @@ class Box(Domain):
         t = tolerance * max(np.abs(self.lower).max(), np.abs(self.upper).max())
         return bool((x >= self.lower - t).all() and (x <= self.upper + t).all())
 
+    def largest_norm(self, norm: Norm, shape: Shape) -> float | None:
+        """Return the norm of the vertex with the largest entries; no nuclear one."""
+        self.check_norm(norm, shape)
+        entries = np.maximum(np.abs(self.lower), np.abs(self.upper))
+        entries = np.broadcast_to(entries, shape)
+        if norm == "l1":
+            return float(entries.sum())
+        if norm == "l2":
+            return float(np.linalg.norm(entries))
+        return float(entries.max()) if norm == "linf" else None
+
     def diameter(self, shape: Shape) -> float:
         """Return ‖upper − lower‖₂."""
         self.check_shape(shape)
@@ -280,6 +314,11 @@ class Simplex(Domain):
         t = tolerance * self.radius
         with np.errstate(over="ignore"):
             return bool(x.min() >= -t and abs(x.sum() - self.radius) <= t)
+
+    def largest_norm(self, norm: Norm, shape: Shape) -> float:
+        """Return radius, the norm of every vertex."""
+        self.check_norm(norm, shape)
+        return self.radius
 
     def diameter(self, shape: Shape) -> float:
         """Return √2 radius, the distance of any two vertices; 0 if there is one."""

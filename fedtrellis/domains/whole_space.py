@@ -9,7 +9,7 @@ from typing import ClassVar, NoReturn
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedtrellis.domains.base import Domain, FloatArray, Shape
+from fedtrellis.domains.base import Domain, FloatArray, Norm, Shape
 
 __all__ = ["WholeSpace"]
 
@@ -23,6 +23,7 @@ class WholeSpace(Domain):
     """
 
     name: ClassVar[str] = "whole-space"
+    bounded: ClassVar[bool] = False
 
     def lmo(self, gradient: ArrayLike) -> NoReturn:
         """Raise ValueError: a linear function has no minimum here."""
@@ -37,6 +38,11 @@ class WholeSpace(Domain):
     def contains(self, point: ArrayLike, tolerance: float = 1e-9) -> bool:
         """Say whether the point is finite."""
         return self._finite(point) is not None
+
+    def largest_norm(self, norm: Norm, shape: Shape) -> float:
+        """Return infinity."""
+        self.check_norm(norm, shape)
+        return inf
 
     def diameter(self, shape: Shape) -> float:
         """Return infinity."""

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from fedtrellis.dual.solvers import interior_point
-from fedtrellis.objectives.linear_models import (
+from fedtrellis.dual.interior_point import interior_point
+from fedtrellis.objectives.base import Objective
+from fedtrellis.objectives.checks import (
     check_examples,
     check_number,
     check_point,
@@ -19,11 +20,10 @@ from fedtrellis.objectives.linear_models import (
 )
 from fedtrellis.objectives.losses import Loss, SmoothedHinge
 from fedtrellis.objectives.reference import unconstrained_minimum
-from fedtrellis.objectives.smooth import Objective
+from fedtrellis.wire.arrays import FloatArray
 
 __all__ = ["Optimum", "RegularizedLoss", "central_optimum"]
 
-FloatArray = NDArray[np.float64]
 
 # How far from its kinks a sample must be to count as known at first, and how often
 # those that were not are added.
@@ -46,7 +46,7 @@ class RegularizedLoss(Objective):
     labels : array_like of shape (N,)
         y.
     loss : Loss
-        l; :mod:`fedtrellis.objectives.losses`.
+        l, one of :mod:`fedtrellis.objectives.losses`.
     regularization : float
         λ above 0.
 
@@ -83,7 +83,7 @@ class RegularizedLoss(Objective):
         return self._value(check_point(x, self.shape), self.scores(x))
 
     def gradient(self, x: FloatArray) -> FloatArray:
-        """Return λw − (1/N) Xᵀu, a subgradient of P; −u_i in ∂l(z_i)."""
+        """Return λw + (1/N) Xᵀl′(Xw), a subgradient of P."""
         return self._gradient(check_point(x, self.shape), self.scores(x))
 
     def value_and_gradient(self, x: FloatArray) -> tuple[float, FloatArray]:  # noqa: D102
@@ -117,9 +117,9 @@ class RegularizedLoss(Objective):
         return 0.5 * self.regularization * float(w @ w) + float(losses.mean())
 
     def _gradient(self, w: FloatArray, scores: FloatArray) -> FloatArray:
-        duals = self.loss.dual_point(scores, self.labels)
+        slopes = self.loss.slope(scores, self.labels)
         return np.asarray(
-            self.regularization * w - self.features.T @ duals / self.num_examples
+            self.regularization * w + self.features.T @ slopes / self.num_examples
         )
 
 

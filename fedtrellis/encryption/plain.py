@@ -8,7 +8,6 @@ from logging import WARNING
 from typing import ClassVar
 
 import numpy as np
-from flwr.common.logger import log
 from numpy.typing import NDArray
 
 from fedtrellis.encryption.cipher import Cipher
@@ -18,6 +17,7 @@ from fedtrellis.encryption.fixed_point import (
     IntArray,
 )
 from fedtrellis.encryption.key_format import KeyFile
+from fedtrellis.wire.flower_internals import log
 
 __all__ = ["PlainCipher"]
 

@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedtrellis.domains.base import FloatArray, Shape, positive_integer
+from fedtrellis.domains.base import FloatArray, Shape
+from fedtrellis.domains.numerics import positive_integer
 
 __all__ = ["FloatArray", "Manifold", "Shape"]
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedtrellis.domains.base import positive_integer
+from fedtrellis.domains.numerics import positive_integer
 from fedtrellis.manifolds.base import (
     FloatArray,
     Manifold,

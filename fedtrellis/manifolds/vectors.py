@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedtrellis.domains.base import positive
+from fedtrellis.domains.numerics import positive
 from fedtrellis.manifolds.base import (
     FloatArray,
     Manifold,

@@ -1,13 +1,10 @@
 """Objectives: the smooth function a client holds, with its gradients and bounds."""
 
-from fedtrellis.objectives.smooth import (
-    LeastSquares,
-    Logistic,
-    MatrixCompletion,
-    MultinomialLogistic,
-    Objective,
-    QuadraticAssignment,
-)
+from fedtrellis.objectives.base import Objective
+from fedtrellis.objectives.linear_models import LeastSquares, Logistic
+from fedtrellis.objectives.matrix_completion import MatrixCompletion
+from fedtrellis.objectives.multinomial_logistic import MultinomialLogistic
+from fedtrellis.objectives.quadratic_assignment import QuadraticAssignment
 
 __all__ = [
     "LeastSquares",

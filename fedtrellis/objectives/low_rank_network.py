@@ -10,19 +10,21 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedtrellis.manifolds import Euclidean, FixedRank, Manifold, Product, Stiefel
-from fedtrellis.objectives.linear_models import (
+from fedtrellis.objectives.base import FiniteSum, inverse_fraction
+from fedtrellis.objectives.checks import (
     Array,
     IntArray,
     check_examples,
     check_integers,
     check_number,
-    inverse_fraction,
 )
-from fedtrellis.objectives.smooth import _FiniteSum
+from fedtrellis.objectives.losses import CrossEntropy
 
 __all__ = ["LowRankPerceptron"]
 
 Point = Array | Sequence[Array]
+
+_LOSS = CrossEntropy()
 
 
 class _Layers(NamedTuple):
@@ -36,7 +38,7 @@ class _Layers(NamedTuple):
     output_bias: Array  # (m, c)
 
 
-class LowRankPerceptron(_FiniteSum):
+class LowRankPerceptron(FiniteSum):
     """The mean cross-entropy of a perceptron with one hidden layer of low rank.
 
     f(x) = weight · ((1/d) Σ_k [ln Σ_c exp(z_kc) − z_k,y_k] + (l2/2)‖x‖²) with scores
@@ -261,12 +263,8 @@ class LowRankPerceptron(_FiniteSum):
     def _values(self, points: Array, rows: IntArray | None) -> Array:
         features, labels = self._chosen(rows)
         scores = self._scores(self._split(points), features)[2]
-        # With the largest score taken off, the exponentials lie in (0, 1].
-        scores -= scores.max(axis=1, keepdims=True)
-        chosen = scores[:, labels, np.arange(len(labels))]
         # (1/d) Σ_k [ln Σ_c exp(z_kc) − z_k,y_k]
-        sums = np.exp(scores, out=scores).sum(axis=1)
-        losses: Array = (np.log(sums) - chosen).mean(axis=1)
+        losses: Array = _LOSS.value(scores.swapaxes(1, 2), labels[None]).mean(axis=1)
         if self.l2:
             losses += self._penalty(points)
         losses *= self.weight
@@ -280,17 +278,12 @@ class LowRankPerceptron(_FiniteSum):
         features, labels = self._chosen(rows)
         layers = self._split(x[None])
         inner, active, scores = self._scores(layers, features)
-        z, columns = scores[0], np.arange(len(labels))
-        z -= z.max(axis=0)
-        chosen = z[labels, columns]
-        np.exp(z, out=z)
-        sums = z.sum(axis=0)
+        z = scores[0]
+        losses, _ = _LOSS.value_and_slope(z.T, labels)
         total = 0.0
         if value:
-            total = float((np.log(sums) - chosen).mean()) + float(self._penalty(x))
+            total = float(losses.mean()) + float(self._penalty(x))
         # ∂f/∂z = weight/d (softmax(z) − e_y)
-        z /= sums
-        z[labels, columns] -= 1.0
         z *= self.weight * inverse_fraction(rows, self.num_examples) / self.num_examples
         hidden = active[0]
         slope = layers.output[0] @ z

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedtrellis.objectives.linear_models import Array, check_point, symmetric_operator
-from fedtrellis.objectives.smooth import Objective
+from fedtrellis.objectives.base import Objective
+from fedtrellis.objectives.checks import Array, check_point
+from fedtrellis.objectives.symmetric import symmetric_operator
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator

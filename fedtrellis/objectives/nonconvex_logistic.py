@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from fedtrellis.objectives.linear_models import Array
-from fedtrellis.objectives.smooth import Logistic
+from fedtrellis.objectives.checks import Array
+from fedtrellis.objectives.linear_models import Logistic
 
 __all__ = ["NonconvexLogistic"]
 
@@ -17,7 +17,7 @@ class NonconvexLogistic(Logistic):
 
     f(x) = weight · ((1/d) Σ_k [ln(1 + exp(a_kᵀx)) − b_k a_kᵀx]
     + (l2/2) Σ_j x_j²/(1 + x_j²)), with Θ = weight · ((1/4d) AᵀA + l2 I), that of
-    :class:`~fedtrellis.objectives.smooth.Logistic`.
+    :class:`~fedtrellis.objectives.Logistic`.
 
     Parameters
     ----------

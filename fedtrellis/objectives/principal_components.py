@@ -7,20 +7,20 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedtrellis.objectives.linear_models import (
+from fedtrellis.objectives.base import FiniteSum
+from fedtrellis.objectives.checks import (
     Array,
     IntArray,
     check_examples,
     check_number,
     check_point,
-    largest_eigenvalue,
 )
-from fedtrellis.objectives.smooth import _FiniteSum
+from fedtrellis.objectives.symmetric import largest_eigenvalue
 
 __all__ = ["PrincipalComponents"]
 
 
-class PrincipalComponents(_FiniteSum):
+class PrincipalComponents(FiniteSum):
     """f(x) = −(weight/2d) Σ_j Tr(xᵀ H_j x) with H_j = a_j a_jᵀ, the a_j rows of A.
 
     That is −(weight/2) Tr(xᵀ C x) with C = AᵀA/d. It is concave, without a lower

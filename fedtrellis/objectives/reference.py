@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from fedtrellis.domains import Domain
-from fedtrellis.wire.arrays import FloatArray
+from fedtrellis.objectives.checks import Array
 
 __all__ = ["Certified", "Stationary", "certified_minimum", "unconstrained_minimum"]
 
@@ -38,7 +38,7 @@ class Certified:
         Projected gradient steps taken.
     """
 
-    point: FloatArray
+    point: Array
     value: float
     gap: float
     iterations: int
@@ -47,7 +47,7 @@ class Certified:
 def certified_minimum(
     objective: _Differentiable,
     domain: Domain,
-    start: FloatArray,
+    start: Array,
     tolerance: float = 1e-6,
     max_iterations: int = 20_000,
 ) -> Certified:
@@ -116,14 +116,14 @@ class Stationary:
         ‖∇F‖ at the point.
     """
 
-    point: FloatArray
+    point: Array
     value: float
     gradient_norm: float
 
 
 def unconstrained_minimum(
     objective: _Differentiable,
-    start: FloatArray,
+    start: Array,
     tolerance: float = 1e-9,
     max_iterations: int = 20_000,
 ) -> Stationary:
@@ -143,7 +143,7 @@ def unconstrained_minimum(
     # a quarter of a second that no method needs
     from scipy.optimize import minimize
 
-    def value_and_gradient(flat: FloatArray) -> tuple[float, FloatArray]:
+    def value_and_gradient(flat: Array) -> tuple[float, Array]:
         x = flat.reshape(start.shape)
         return objective.value(x), np.asarray(objective.gradient(x)).reshape(-1)
 

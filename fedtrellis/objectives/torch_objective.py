@@ -8,15 +8,13 @@ from typing import Any, overload
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedtrellis.objectives.linear_models import check_number, draw_batch
-from fedtrellis.objectives.smooth import Objective
+from fedtrellis.objectives.base import Objective, draw_batch
+from fedtrellis.objectives.checks import Array, IntArray, check_number
 
 __all__ = ["TorchObjective"]
 
-Array = NDArray[np.float64]
 Point = Array | Sequence[Array]
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -173,7 +171,7 @@ class TorchObjective(Objective):
     # -- evaluation
 
     def _chunks(
-        self, rows: NDArray[np.intp] | None, size: int
+        self, rows: IntArray | None, size: int
     ) -> Iterator[tuple[Tensor, Tensor, float]]:
         """Yield inputs, targets and their share of the examples, chunk by chunk."""
         if rows is None:
@@ -204,9 +202,7 @@ class TorchObjective(Objective):
         # (l2/2)‖x‖²
         return 0.5 * self.l2 * sum(float(np.vdot(layer, layer)) for layer in layers)
 
-    def _value_and_gradient(
-        self, x: Point, rows: NDArray[np.intp] | None
-    ) -> tuple[float, Any]:
+    def _value_and_gradient(self, x: Point, rows: IntArray | None) -> tuple[float, Any]:
         layers = self._layers(x, ())
         tensors = self._tensors(layers)
         parameters = [tensor.requires_grad_() for tensor in tensors.values()]
@@ -324,7 +320,7 @@ class TorchObjective(Objective):
         return self.weight * losses
 
     def _losses(
-        self, tensors: dict[str, Tensor], rows: NDArray[np.intp] | None, size: int
+        self, tensors: dict[str, Tensor], rows: IntArray | None, size: int
     ) -> Array:
         """Return the mean loss at each of the stacked points."""
         count = len(next(iter(tensors.values())))

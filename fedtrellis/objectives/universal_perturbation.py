@@ -9,14 +9,14 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedtrellis.objectives.linear_models import (
+from fedtrellis.objectives.base import FiniteSum
+from fedtrellis.objectives.checks import (
     Array,
     IntArray,
     check_array,
     check_number,
     check_point,
 )
-from fedtrellis.objectives.smooth import _FiniteSum
 
 __all__ = [
     "Classifier",
@@ -106,7 +106,7 @@ class PerceptronClassifier:
         return slope.reshape(np.shape(images))
 
 
-class UniversalPerturbation(_FiniteSum):
+class UniversalPerturbation(FiniteSum):
     """The mean margin of a class over images with one δ added to all of them.
 
     f(δ) = weight · ((1/d) Σ_k max(z_t(a_k + δ) − max_{c≠t} z_c(a_k + δ), −κ)

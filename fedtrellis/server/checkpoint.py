@@ -9,9 +9,11 @@ machines keep theirs, or are given back what the server can replay.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
+import tomllib
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -20,6 +22,7 @@ import numpy as np
 from flwr.app import MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
+from numpy.typing import NDArray
 
 from fedtrellis.server.callbacks import RoundRecord
 from fedtrellis.settings import SettingsError
@@ -29,9 +32,18 @@ from fedtrellis.wire.broadcast import ModelBroadcast
 if TYPE_CHECKING:
     from fedtrellis.server.loop import RoundStrategy
 
-__all__ = ["checkpoint_clients", "load_checkpoint", "save_checkpoint"]
+__all__ = [
+    "checkpoint_clients",
+    "load_checkpoint",
+    "pack_checkpoint",
+    "read_planned_rounds",
+    "save_checkpoint",
+    "write_checkpoint",
+]
 
 _FORMAT = 1
+# What is said of every checkpoint, since there are any.
+_META = ("format", "strategy", "round", "session", "seed", "version", "clients")
 
 
 def _history_path(path: Path) -> Path:
@@ -42,6 +54,13 @@ def save_checkpoint(
     path: Path, strategy: RoundStrategy, grid: Grid, server_round: int
 ) -> None:
     """Write the state after ``server_round``; a crash leaves the file before it."""
+    write_checkpoint(path, strategy, pack_checkpoint(strategy, grid, server_round))
+
+
+def pack_checkpoint(
+    strategy: RoundStrategy, grid: Grid, server_round: int
+) -> dict[str, Any]:
+    """The arrays of a checkpoint; some are the strategy's own, which it may change."""
     meta = {
         "format": _FORMAT,
         "strategy": type(strategy).__name__,
@@ -51,6 +70,8 @@ def save_checkpoint(
         "seed": strategy.seed,
         "version": strategy.broadcast.version,
         "layout": strategy.broadcast.layout.to_list(),
+        "planned-rounds": strategy.planned_rounds,
+        "settings": _bound_settings(strategy),
         "clients": {
             name: {
                 "used-round": client.used_round,
@@ -60,16 +81,26 @@ def save_checkpoint(
             for name, client in strategy._registry.clients.items()
         },
     }
-    arrays: dict[str, Any] = {
-        "meta": np.frombuffer(json.dumps(meta).encode(), dtype=np.uint8),
-        "model": strategy.broadcast.model,
-    }
+    arrays: dict[str, Any] = {"model": strategy.broadcast.model}
     for name, array in strategy.state().items():
         arrays["state/" + name] = array
     snapshot = getattr(grid, "client_states", None)
     if snapshot is not None:
         for name, data in snapshot().items():
             arrays["client/" + name] = np.frombuffer(data, dtype=np.uint8)
+    meta["shapes"] = {name: list(np.shape(array)) for name, array in arrays.items()}
+    arrays["meta"] = np.frombuffer(json.dumps(meta).encode(), dtype=np.uint8)
+    return arrays
+
+
+def _bound_settings(strategy: RoundStrategy) -> dict[str, Any]:
+    return {name: getattr(strategy, name) for name in strategy.state_settings}
+
+
+def write_checkpoint(
+    path: Path, strategy: RoundStrategy, arrays: dict[str, Any]
+) -> None:
+    """Write a checkpoint's arrays, and the rounds so far into the history beside it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     _append_history(_history_path(path), strategy)
     temporary = path.with_name(path.name + ".tmp")
@@ -116,7 +147,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         meta = json.loads(arrays.pop("meta").tobytes())
-        Layout.from_list(meta["layout"])
+        _check_whole(meta, arrays)
     except (
         OSError,
         EOFError,
@@ -126,9 +157,31 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         zipfile.BadZipFile,
     ) as error:
         raise SettingsError(
-            f"resume = {str(path)!r} is no checkpoint: {error}"
+            f"resume = {str(path)!r} is no checkpoint: {_said(error)}"
         ) from None
     return arrays, meta
+
+
+def _said(error: Exception) -> str:
+    """An error in one line; a KeyError is an entry that was looked up in vain."""
+    if isinstance(error, KeyError):
+        return f"it has no entry {error}"
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _check_whole(meta: dict[str, Any], arrays: dict[str, Any]) -> None:
+    """Raise ValueError or KeyError unless all that was saved is there."""
+    layout = Layout.from_list(meta["layout"])
+    for name in _META:
+        meta[name]  # a KeyError says which is missing
+    # older checkpoints do not say what they hold
+    shapes = meta.get("shapes", {"model": list(layout.point_shape)})
+    for name, shape in shapes.items():
+        if list(arrays[name].shape) != shape:
+            raise ValueError(
+                f"its entry {name!r} has shape {arrays[name].shape}, expected "
+                f"{tuple(shape)}"
+            )
 
 
 def checkpoint_clients(path: Path) -> list[str]:
@@ -142,6 +195,25 @@ def checkpoint_clients(path: Path) -> list[str]:
     return list(_read(path)[1]["clients"])
 
 
+def read_planned_rounds(path: Path) -> int | None:
+    """The rounds that a checkpoint's run was planned with when it began.
+
+    An older checkpoint does not say; then its record's settings do, if it has one.
+
+    Raises
+    ------
+    SettingsError
+        If the file is none.
+    """
+    planned = _read(path)[1].get("planned-rounds")
+    settings = path.with_name("config.toml")
+    if planned is None and settings.is_file():
+        with contextlib.suppress(tomllib.TOMLDecodeError, UnicodeDecodeError):
+            text = settings.read_text(encoding="utf-8")
+            planned = tomllib.loads(text).get("rounds")
+    return planned if isinstance(planned, int) else None
+
+
 def load_checkpoint(
     path: Path, strategy: RoundStrategy, grid: Grid, result: Result
 ) -> int:
@@ -150,16 +222,54 @@ def load_checkpoint(
     Raises
     ------
     SettingsError
-        If the file is none, or is of another method, model, seed or set of clients.
+        If the file is none, or is of another method, model, seed or set of clients, or
+        of another variant of the method.
     """
     arrays, meta = _read(path)
+    _check_same_run(path, meta, strategy)
+    try:
+        _load_strategy(arrays, meta, strategy)
+        _load_clients(arrays, meta, strategy, grid)
+    except SettingsError:
+        raise
+    except Exception as error:  # whatever a method makes of arrays that do not fit
+        raise SettingsError(
+            f"resume = {str(path)!r} does not fit this {type(strategy).__name__}: "
+            f"{_said(error)}"
+        ) from error
+    last_round = cast(int, meta["round"])
+    try:
+        strategy.history = _read_history(_history_path(path), last_round)
+    except (OSError, ValueError, TypeError) as error:
+        raise SettingsError(
+            f"resume = {str(path)!r}: its history cannot be read: {error}"
+        ) from None
+    for record in strategy.history:
+        for metrics, by_round in (
+            (record.train, result.train_metrics_clientapp),
+            (record.client_evaluation, result.evaluate_metrics_clientapp),
+            (record.evaluation, result.evaluate_metrics_serverapp),
+        ):
+            if metrics:
+                by_round[record.round] = MetricRecord({**metrics})
+    return last_round
+
+
+def _check_same_run(path: Path, meta: dict[str, Any], strategy: RoundStrategy) -> None:
+    """Raise SettingsError where the checkpoint is of another run."""
     layout = Layout.from_list(meta["layout"])
+    bound = meta.get("settings", {})  # older checkpoints do not say
     for what, saved, now in (
         ("format", meta["format"], _FORMAT),
         ("strategy", meta["strategy"], type(strategy).__name__),
         ("seed", meta["seed"], strategy.seed),
         ("model shapes", layout.shapes, strategy.broadcast.layout.shapes),
         ("clients", sorted(meta["clients"]), sorted(strategy.clients)),
+        *(
+            (name, bound[name], value)
+            for name, value in _bound_settings(strategy).items()
+            if name in bound
+        ),
     ):
         if saved != now:
             hint = ""
@@ -172,15 +282,46 @@ def load_checkpoint(
                 f"resume = {str(path)!r}: its {what} is {saved}, this run's is {now}"
                 + hint
             )
+
+
+def _load_strategy(
+    arrays: dict[str, Any], meta: dict[str, Any], strategy: RoundStrategy
+) -> None:
+    """Load model and state; any exception says that they do not fit."""
+    layout = Layout.from_list(meta["layout"])
+    state = {
+        name.removeprefix("state/"): array
+        for name, array in arrays.items()
+        if name.startswith("state/")
+    }
+    for name, fresh in _fresh_state(strategy).items():
+        array = state.get(name, fresh)
+        grows = not fresh.size and array.ndim == fresh.ndim
+        if array.shape != fresh.shape and not grows:
+            raise ValueError(
+                f"its entry {'state/' + name!r} has shape {array.shape}, expected "
+                f"{fresh.shape}"
+            )
     strategy._session = meta["session"]
-    strategy.broadcast = ModelBroadcast(layout, arrays.pop("model"), meta["version"])
-    strategy.load_state(
-        {
-            name.removeprefix("state/"): array
-            for name, array in arrays.items()
-            if name.startswith("state/")
-        }
-    )
+    strategy.broadcast = ModelBroadcast(layout, arrays["model"], meta["version"])
+    strategy.load_state(state)
+    foreign = sorted(set(state) - set(strategy.state()))
+    if foreign:
+        raise ValueError(f"it has an entry {'state/' + foreign[0]!r} too many")
+
+
+def _fresh_state(strategy: RoundStrategy) -> dict[str, NDArray[Any]]:
+    """A strategy's state before round 1, as far as it is known without its clients."""
+    try:
+        return {name: np.asarray(a) for name, a in strategy.state().items()}
+    except (AssertionError, AttributeError):  # they have to be asked first
+        return {}
+
+
+def _load_clients(
+    arrays: dict[str, Any], meta: dict[str, Any], strategy: RoundStrategy, grid: Grid
+) -> None:
+    """Note down what the clients are known to have, and load theirs into the grid."""
     for name, saved_client in meta["clients"].items():
         # its version of the model is left open: whoever has one, has it whole anyway
         strategy._registry[name].used_round = saved_client["used-round"]
@@ -202,19 +343,3 @@ def load_checkpoint(
                 strategy._registry[name].ready = meta["clients"][name]["ready"]
         if all(name in states for name in strategy.clients):
             strategy._epoch = str(meta.get("epoch", ""))
-    last_round = cast(int, meta["round"])
-    try:
-        strategy.history = _read_history(_history_path(path), last_round)
-    except (OSError, ValueError, TypeError) as error:
-        raise SettingsError(
-            f"resume = {str(path)!r}: its history cannot be read: {error}"
-        ) from None
-    for record in strategy.history:
-        for metrics, by_round in (
-            (record.train, result.train_metrics_clientapp),
-            (record.client_evaluation, result.evaluate_metrics_clientapp),
-            (record.evaluation, result.evaluate_metrics_serverapp),
-        ):
-            if metrics:
-                by_round[record.round] = MetricRecord({**metrics})
-    return last_round

@@ -9,123 +9,119 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from logging import INFO
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from fedtrellis.server.callbacks import Callback, RoundRecord
-from fedtrellis.server.checkpoint import load_checkpoint, save_checkpoint
+from fedtrellis.server.checkpoint import (
+    load_checkpoint,
+    pack_checkpoint,
+    read_planned_rounds,
+    save_checkpoint,
+    write_checkpoint,
+)
 from fedtrellis.server.method import Answer, Method
-from fedtrellis.settings import SettingsError, check_choice
+from fedtrellis.settings import SettingsError, given, setting
+from fedtrellis.signals import check_signals, deferred, signals_heard
 from fedtrellis.wire.arrays import Layout, encode, record_arrays
 from fedtrellis.wire.broadcast import ModelBroadcast
 from fedtrellis.wire.exchange import Registry, Traffic
+from fedtrellis.wire.flower_internals import log
 from fedtrellis.wire.protocol import LARGEST, METRICS
 
-__all__ = ["SAMPLINGS", "RoundStrategy"]
-
-SAMPLINGS = ("bernoulli", "fixed")
+__all__ = ["RoundStrategy"]
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
-class RoundStrategy(Method):
+class RoundStrategy(Method, options=True):
     """Base class: a strategy is what it sends, what it checks, and what it aggregates.
 
     A subclass implements :meth:`setup`, :meth:`instruction`, :meth:`check` and
     :meth:`aggregate`; if its clients have state, :meth:`client_state` and
     :meth:`state`, :meth:`load_state` too.
 
-    Parameters
-    ----------
-    participation : float
-        Probability p, or fraction, of the clients that take part in a round; in (0, 1].
-    sampling : {"bernoulli", "fixed"}
-        An independent coin flip for each client, or a random set of ⌈p·n⌉ clients.
-    seed : int
-        Everything random in the run derives from it.
-    callbacks : sequence of Callback
-        Told of every round; any of them can stop the run.
-    checkpoint : path, optional
-        File to keep the run's state in, written after every ``checkpoint_every``
-        rounds in one step, so that a run killed at any moment leaves a whole one.
-    resume : path, optional
-        Checkpoint to go on from.
-    evaluate_every : int
-        Rounds between calls of ``evaluate_fn``; the last round is always evaluated.
-    client_evaluate_every : int
-        Rounds between evaluations on the clients' own data; 0: never.
-    min_nodes : int
-        Nodes to wait for before round 1. All that are connected then are the clients.
-    start_timeout : float
-        Seconds to wait for them.
-    max_failed_rounds : int
-        Rounds in a row without one usable answer after which the run ends with an
-        error.
-
     Attributes
     ----------
     history : list of RoundRecord
     refused : list of (str, str)
         Nodes that could not introduce themselves before round 1, and why.
+    planned_rounds : int
+        T of a schedule that needs one: the rounds that the run was planned with when it
+        began, also if it goes on with more. Known from :meth:`setup` on.
     """
 
-    def __init__(
-        self,
-        *,
-        participation: float = 1.0,
-        sampling: str = "bernoulli",
-        seed: int = 0,
-        callbacks: Sequence[Callback] = (),
-        checkpoint: str | Path | None = None,
-        checkpoint_every: int = 50,
-        resume: str | Path | None = None,
-        evaluate_every: int = 1,
-        client_evaluate_every: int = 0,
-        min_nodes: int = 1,
-        start_timeout: float = 600.0,
-        max_failed_rounds: int = 5,
-    ) -> None:
-        if not 0.0 < participation <= 1.0:
-            raise SettingsError(
-                f"participation = {participation!r} must be greater than 0 "
-                "and at most 1"
-            )
-        check_choice("sampling", sampling, SAMPLINGS)
-        for name, value in (
-            ("checkpoint_every", checkpoint_every),
-            ("evaluate_every", evaluate_every),
-            ("min_nodes", min_nodes),
-            ("max_failed_rounds", max_failed_rounds),
-        ):
-            if value < 1:
-                raise SettingsError(f"{name} = {value!r} must be at least 1")
-        self.participation = participation
-        self.sampling = sampling
-        self.seed = seed
-        self.callbacks = list(callbacks)
-        self.checkpoint = None if checkpoint is None else Path(checkpoint)
-        self.checkpoint_every = checkpoint_every
-        self.resume = None if resume is None else Path(resume)
-        self.evaluate_every = evaluate_every
-        self.client_evaluate_every = client_evaluate_every
-        self.min_nodes = min_nodes
-        self.start_timeout = start_timeout
-        self.max_failed_rounds = max_failed_rounds
+    #: Whether the method's numbers depend on ``planned_rounds``.
+    needs_planned_rounds = False
+
+    callbacks: Sequence[Callback] = given(
+        "told of every round; any of them can stop the run", default=(), shown=False
+    )
+    checkpoint: str | Path | None = given(
+        "file to keep the run's state in, replaced in one step, so that a run killed "
+        "at any moment leaves a whole one",
+        default=None,
+        shown=False,
+    )
+    checkpoint_every: int = setting(
+        10, "rounds between checkpoints", minimum=1, shown=False
+    )
+    resume: str | Path | None = given(
+        "checkpoint to go on from", default=None, shown=False
+    )
+    evaluate_every: int = setting(
+        1,
+        "rounds between evaluations",
+        note="the last round is always evaluated",
+        minimum=1,
+        shown=False,
+    )
+    client_evaluate_every: int = setting(
+        0,
+        "rounds between evaluations on the clients; 0: never, but with nodes' own data "
+        "as evaluate-every says",
+        minimum=0,
+        shown=False,
+    )
+    min_nodes: int = setting(
+        1,
+        "nodes to wait for before the start",
+        note="all that are connected then are the clients",
+        minimum=1,
+        shown=False,
+    )
+    start_timeout: float = given(
+        "seconds to wait for them", default=600.0, above=0.0, shown=False
+    )
+    max_failed_rounds: int = setting(
+        5,
+        "rounds in a row without a usable answer that end the run",
+        minimum=1,
+        shown=False,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.callbacks = list(self.callbacks)
+        self._checkpoint = None if self.checkpoint is None else Path(self.checkpoint)
+        self._resume = None if self.resume is None else Path(self.resume)
         self.history: list[RoundRecord] = []
         self.refused: list[tuple[str, str]] = []
-        self.num_rounds = 0
-        self._registry = Registry()
-        self._traffic = Traffic()
+        self.num_rounds = self.planned_rounds = 0
         self._sampled: list[str] = []
         self._used: list[str] = []
+        # of which finished round the state is, None while it is changed; and, where it
+        # is changed and something is waited for, the checkpoint from before
+        self._whole: int | None = None
+        self._snapshot: dict[str, Any] | None = None
 
     # ------------------------------------------------------- Flower's Strategy methods
 
@@ -246,6 +242,7 @@ class RoundStrategy(Method):
         self._used = list(checked)
         if not checked:
             return None
+        self._whole = None
         metrics = self.aggregate(server_round, checked)
         for name in checked:
             client = self._registry[name]
@@ -336,7 +333,8 @@ class RoundStrategy(Method):
         TimeoutError
             If too few nodes connect.
         RuntimeError
-            If no client could be used for ``max_failed_rounds`` rounds in a row.
+            If no client could be used for ``max_failed_rounds`` rounds in a row, or in
+            the whole run.
         """
         if num_rounds < 1:
             raise SettingsError(f"num_rounds = {num_rounds} must be at least 1")
@@ -365,31 +363,32 @@ class RoundStrategy(Method):
         self._registry.introduce(grid, self.start_timeout, self._traffic, started=False)
         self.refused = list(self._traffic.rejected)
         self.broadcast = ModelBroadcast(layout, point)
+        self.planned_rounds = self._planned_rounds()
         self.setup(point, layout)
         result, first_round = Result(), 1
-        if self.resume is not None:
-            first_round = 1 + load_checkpoint(self.resume, self, grid, result)
+        if self._resume is not None:
+            first_round = 1 + load_checkpoint(self._resume, self, grid, result)
             log(INFO, "Resumed: going on with round %d", first_round)
+        self._whole, self._snapshot = first_round - 1, None
         for callback in self.callbacks:
             callback.on_start(self, first_round, num_rounds)
-        try:
+        # a signal has to wait until the state is whole: that of a finished round, with
+        # nothing of the next but messages
+        with deferred(), self._ending_in_order(grid):
             self.prepare(grid, timeout)
             if first_round == 1 and evaluate_fn is not None:
                 evaluation = self._evaluate(evaluate_fn, 0, result)
                 self._tell(RoundRecord(round=0, evaluation=evaluation))
             failed = 0
             for server_round in range(first_round, num_rounds + 1):
+                check_signals()
                 record = self._one_round(
                     grid, server_round, train_config, evaluate_config, timeout, result
                 )
                 failed = 0 if self._used or not self._sampled else failed + 1
                 if failed == self.max_failed_rounds:
                     self._tell(record)
-                    who, why = (record.rejected or [("?", "nobody was asked")])[-1]
-                    raise RuntimeError(
-                        f"no usable answer in {failed} rounds in a row; "
-                        f"the last: client {who}: {why}"
-                    )
+                    raise _unanswered(f"{failed} rounds in a row", record)
                 converged = self.converged()
                 if converged:
                     log(INFO, "Converged in round %d", server_round)
@@ -403,22 +402,91 @@ class RoundStrategy(Method):
                 if self._tell(record) and not last:
                     log(INFO, "Stopped after round %d", server_round)
                     last = True
-                if self.checkpoint is not None and (
+                self._whole, self._snapshot = server_round, None
+                if self._checkpoint is not None and (
                     last or server_round % self.checkpoint_every == 0
                 ):
-                    save_checkpoint(self.checkpoint, self, grid, server_round)
+                    save_checkpoint(self._checkpoint, self, grid, server_round)
                 if last:
                     break
+            if not any(record.used for record in self.history):
+                # however few the rounds were: the model is the one they began with
+                record = self.history[-1]
+                raise _unanswered(f"all of the {record.round} rounds", record)
+            result.arrays = self._model_record()
+            for callback in self.callbacks:
+                callback.on_end(self, result)
+        return result
+
+    def _planned_rounds(self) -> int:
+        if self.resume is None or not self.needs_planned_rounds:
+            return self.num_rounds
+        planned = read_planned_rounds(self._resume)
+        if planned is None:
+            log(
+                WARNING,
+                "%s does not say how many rounds were planned; the schedule goes on "
+                "as if it had been the %d of now",
+                self.resume,
+                self.num_rounds,
+            )
+        elif planned != self.num_rounds:
+            log(
+                INFO,
+                "The schedule goes on with T = %d, the rounds planned when the run "
+                "began, not with %d",
+                planned,
+                self.num_rounds,
+            )
+        return planned or self.num_rounds
+
+    @contextmanager
+    def _ending_in_order(self, grid: Grid) -> Iterator[None]:
+        """Clean up after the rounds, also when they end badly."""
+        try:
+            yield
         except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                self._save_last(grid)
             for callback in self.callbacks:
                 callback.on_failure(self, error)
             raise
         finally:
-            self.finish(grid)
-        result.arrays = self._model_record()
-        for callback in self.callbacks:
-            callback.on_end(self, result)
-        return result
+            with deferred():  # the signal is known, it need not end this wave too
+                self.finish(grid)
+
+    def _save_last(self, grid: Grid) -> None:
+        """Save the state after the last finished round, if it is still there."""
+        if self._checkpoint is None or not (self._whole or self._snapshot):
+            return
+        try:
+            if self._snapshot:
+                write_checkpoint(self._checkpoint, self, self._snapshot)
+            elif self._whole:
+                save_checkpoint(self._checkpoint, self, grid, self._whole)
+        except OSError as error:
+            log(WARNING, "the last checkpoint was not saved: %s", error)
+
+    @contextmanager
+    def _interruptible(self, grid: Grid) -> Iterator[None]:
+        """Wait for a round's answers so that a signal leaves the state before it.
+
+        The only wave of a round changes nothing until :meth:`_use` has its answers. A
+        round of several does; where a wave can take long, because its clients are
+        elsewhere, the state before is kept meanwhile.
+        """
+        if type(self).run_round is RoundStrategy.run_round:
+            yield
+        elif getattr(grid, "client_states", None) is not None:
+            self._whole = None
+            with deferred():
+                yield
+        else:
+            if self._checkpoint is not None and self._whole and signals_heard():
+                packed = pack_checkpoint(self, grid, self._whole)
+                self._snapshot = {name: np.array(a) for name, a in packed.items()}
+            self._whole = None
+            yield
 
     def _one_round(
         self,
@@ -431,11 +499,15 @@ class RoundStrategy(Method):
     ) -> RoundRecord:
         began = time.perf_counter()
         self._registry.introduce(grid, timeout, self._traffic, started=True)
-        metrics = self.run_round(grid, server_round, train_config, timeout)
+        with self._interruptible(grid):
+            metrics = self.run_round(grid, server_round, train_config, timeout)
         if metrics:
             result.train_metrics_clientapp[server_round] = MetricRecord({**metrics})
         waves = self._traffic.waves
-        evaluated = self._evaluate_clients(grid, server_round, evaluate_config, timeout)
+        with deferred():  # the round is not finished yet, but the state is the next
+            evaluated = self._evaluate_clients(
+                grid, server_round, evaluate_config, timeout
+            )
         if evaluated is not None:
             result.evaluate_metrics_clientapp[server_round] = evaluated
         traffic, self._traffic = self._traffic, Traffic()
@@ -468,6 +540,11 @@ class RoundStrategy(Method):
         for callback in self.callbacks:  # each hears of it, also after a stop
             stop = bool(callback.on_round(self, record)) or stop
         return stop
+
+
+def _unanswered(rounds: str, record: RoundRecord) -> RuntimeError:
+    who, why = (record.rejected or [("?", "nobody was asked")])[-1]
+    return RuntimeError(f"no usable answer in {rounds}; the last: client {who}: {why}")
 
 
 def _is_number(value: Any) -> bool:

@@ -12,20 +12,21 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from logging import WARNING
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from fedtrellis.random import generator
 from fedtrellis.server.callbacks import listed
+from fedtrellis.settings import Declared, setting
 from fedtrellis.wire.arrays import FloatArray, Layout, filled, record_arrays
 from fedtrellis.wire.broadcast import ModelBroadcast
 from fedtrellis.wire.exchange import NO_ANSWER, Registry, Traffic, exchange
+from fedtrellis.wire.flower_internals import log
 from fedtrellis.wire.protocol import (
     ARRAYS,
     CONFIG,
@@ -38,7 +39,9 @@ from fedtrellis.wire.protocol import (
     pack_restore,
 )
 
-__all__ = ["Answer", "Method"]
+__all__ = ["SAMPLINGS", "Answer", "Method"]
+
+SAMPLINGS = ("bernoulli", "fixed")
 
 
 def _moderate(array: NDArray[Any]) -> bool:
@@ -73,7 +76,7 @@ class Answer:
     version: int | None = None
 
 
-class Method(Strategy):
+class Method(Strategy, Declared):
     """A method as its hooks, and the requests and answers around them.
 
     Use :class:`~fedtrellis.RoundStrategy`, which adds the loop.
@@ -86,15 +89,44 @@ class Method(Strategy):
     #: Whether a client that is out of step keeps what it has of the entries that
     #: :meth:`client_state` does not give back, however old; else it starts without.
     keep_old_state = True
+    #: Settings (names of attributes) that decide what :meth:`state` holds and means: a
+    #: checkpoint is for runs that have the same.
+    state_settings: tuple[str, ...] = ()
 
-    participation: float
-    sampling: str
-    seed: int
-    broadcast: ModelBroadcast
-    _registry: Registry
-    _traffic: Traffic
-    _session: str
-    _epoch: str
+    #: What run configs call the method; its settings' keys begin with it.
+    name: ClassVar[str] = ""
+    #: A line for listings.
+    about: ClassVar[str] = ""
+    #: Where the model lives: "domain", a convex set; "whole", all of space;
+    #: "manifold"; or "split", one vector of weights whose features lie with clients.
+    space: ClassVar[str] = "whole"
+    #: Whether a method on a domain needs a bounded one.
+    bounded: ClassVar[bool] = False
+    #: Metrics of a round that the method itself measures and a run may stop on.
+    measures: ClassVar[tuple[str, ...]] = ()
+    #: Settings that a run may go on from a checkpoint without.
+    free_to_change: ClassVar[tuple[str, ...]] = ()
+
+    participation: float = setting(
+        1.0,
+        "probability, or fraction, of the clients that take part in a round",
+        symbol="p",
+        above=0.0,
+        maximum=1.0,
+    )
+    sampling: str = setting(
+        "bernoulli",
+        "a coin flip for each client, or a fixed number of them, ⌈p·n⌉",
+        choices=SAMPLINGS,
+    )
+    seed: int = setting(0, "of everything random", minimum=0, shown=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.broadcast: ModelBroadcast
+        self._registry = Registry()
+        self._traffic = Traffic()
+        self._session, self._epoch = "", ""
 
     # ------------------------------------------------------------------ the method
 
@@ -179,15 +211,22 @@ class Method(Strategy):
         return False
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """The method's own state, for a checkpoint; the model is kept by the loop."""
+        """The method's own state, for a checkpoint; the model is kept by the loop.
+
+        An entry that is not empty before round 1 keeps its shape.
+        """
         return {}
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Inverse of :meth:`state`; called after :meth:`setup`."""
 
     def settings(self) -> dict[str, Any]:
-        """The settings that :meth:`summary` logs."""
-        return {"participation": self.participation, "sampling": self.sampling}
+        """The settings that :meth:`summary` logs, by name and symbol."""
+        return self.described()
+
+    def warnings(self) -> list[str]:
+        """What a reader of a run's record must not overlook."""
+        return []
 
     # ------------------------------------------------------------------- sampling
 
@@ -209,9 +248,10 @@ class Method(Strategy):
     def expected_participation(self) -> float:
         """How likely a client is to take part in a round, p of the schedules.
 
-        The setting itself, or ⌈p·n⌉/n where a round has a fixed number of clients.
+        The setting itself, or ⌈p·n⌉/n where a round has a fixed number of the run's
+        clients; before the start nobody knows their number n.
         """
-        if self.sampling == "fixed":
+        if self.sampling == "fixed" and self.num_clients:
             return self._fixed_count() / self.num_clients
         return self.participation
 

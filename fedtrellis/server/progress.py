@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 from logging import INFO
 from typing import TYPE_CHECKING, Any, TextIO
 
-from flwr.common.logger import LOGGER_NAME, ConsoleHandler, log
 from flwr.serverapp.strategy import Result
 
 from fedtrellis.server.callbacks import (
@@ -25,8 +24,9 @@ from fedtrellis.server.callbacks import (
     listed,
     shortened,
 )
-from fedtrellis.server.records import summarise
+from fedtrellis.server.records import how_it_ended, summarise
 from fedtrellis.wire.exchange import NO_ANSWER
+from fedtrellis.wire.flower_internals import LOGGER_NAME, ConsoleHandler, log
 
 if TYPE_CHECKING:
     from fedtrellis.server.loop import RoundStrategy
@@ -78,7 +78,7 @@ class Progress(Callback):
         # a resumed run's rounds so far count
         self._up = sum(record.bytes_up for record in strategy.history)
         self._down = sum(record.bytes_down for record in strategy.history)
-        self._last: dict[str, float] = {}
+        self._last: dict[str, tuple[float, int]] = {}  # a metric, and of which round
         self._began, self._first, self._total = time.time(), first_round, num_rounds
         self._logged = -math.inf
         if self._on_terminal():
@@ -121,9 +121,10 @@ class Progress(Callback):
         """Draw or log."""
         self._up += record.bytes_up
         self._down += record.bytes_down
-        self._last.update(record.metrics)
+        for name, value in record.metrics.items():
+            self._last[name] = value, record.round
         if self._live is not None:
-            shown = self._shown()
+            shown = self._shown(record.round, older=True)
             if record.rejected:
                 shown.append(f"{len(record.rejected)} dropped")
             self._live.update(self._task, completed=record.round, text="  ".join(shown))
@@ -135,12 +136,15 @@ class Progress(Callback):
             return True
         return time.time() - self._logged >= 1.0
 
-    def _shown(self) -> list[str]:
-        shown = [
-            f"{name} {self._last[name]:.4g}"
-            for name in (*CRITERIA, *QUALITIES)
-            if name in self._last
-        ]
+    def _shown(self, server_round: int, older: bool) -> list[str]:
+        """A round's metrics; on request older ones too, and which round they are of."""
+        shown = []
+        for name in (*CRITERIA, *QUALITIES):
+            value, of = self._last.get(name, (math.nan, -1))
+            if of == server_round:
+                shown.append(f"{name} {value:.4g}")
+            elif older and of >= 0:
+                shown.append(f"{name} {value:.4g} (round {of})")
         shown.append(f"↑ {format_bytes(self._up)} ↓ {format_bytes(self._down)}")
         return shown
 
@@ -149,7 +153,7 @@ class Progress(Callback):
         parts = [f"round {record.round}/{self._total}"]
         if record.round:
             parts.append(f"{record.used} of {record.sampled} used")
-        parts += self._shown()
+        parts += self._shown(record.round, older=False)
         if record.round:
             parts.append(f"{record.seconds:.2f} s")
         done = record.round - self._first + 1
@@ -230,9 +234,10 @@ class JsonLines(Callback):
     ``round``   ``round``, ``rounds``, ``seconds``, ``sampled``, ``used``,
                 ``rejected`` (a list of ``client`` and ``reason``), ``bytes_up``,
                 ``bytes_down``, ``round_trips``, ``metrics``
-    ``end``     ``status`` (completed or failed), ``error`` if it failed, ``rounds``,
-                ``metrics`` (the last of each), ``sampled``, ``used``, ``rejected``,
-                ``rejected_by_reason``, ``bytes_up``, ``bytes_down``, ``seconds``
+    ``end``     ``status`` (completed, interrupted or failed), ``error`` if it did not
+                complete, ``rounds``, ``metrics`` (the last of each), ``sampled``,
+                ``used``, ``rejected``, ``rejected_by_reason``, ``bytes_up``,
+                ``bytes_down``, ``seconds``
     =========== ======================================================================
 
     Each has its ``event`` and the ``time`` (ISO 8601, UTC); a number that is not
@@ -289,10 +294,11 @@ class JsonLines(Callback):
         print_json("end", status="completed", **totals, **self.end)
 
     def on_failure(self, strategy: RoundStrategy, error: BaseException) -> None:
-        """Print ``end`` with what failed."""
+        """Print ``end`` with what went wrong."""
         message = f"{type(error).__name__}: {error}"
         totals = summarise(strategy.history)
-        print_json("end", status="failed", error=message, **totals, **self.end)
+        status = how_it_ended(error)
+        print_json("end", status=status, error=message, **totals, **self.end)
 
 
 @contextmanager

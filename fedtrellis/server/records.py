@@ -20,7 +20,14 @@ from fedtrellis.wire.arrays import decode
 if TYPE_CHECKING:
     from fedtrellis.server.loop import RoundStrategy
 
-__all__ = ["RunRecord", "default_results_dir", "summarise", "summary_rows", "to_toml"]
+__all__ = [
+    "RunRecord",
+    "default_results_dir",
+    "how_it_ended",
+    "summarise",
+    "summary_rows",
+    "to_toml",
+]
 
 # Of the reasons why answers were dropped, so many end a run; the history has all.
 _REASONS = 5
@@ -35,10 +42,10 @@ def default_results_dir() -> Path:
     return Path.home() / ".fedtrellis" / "runs"
 
 
-def to_toml(config: Mapping[str, Any]) -> str:
-    """Write a flat run config as TOML that ``--run-config`` takes."""
+def to_toml(config: Mapping[str, Any], in_order: bool = False) -> str:
+    """Write a flat run config as TOML that ``--run-config`` takes, sorted or not."""
     lines = []
-    for key in sorted(config):
+    for key in config if in_order else sorted(config):
         value = config[key]
         if isinstance(value, bool):
             text = "true" if value else "false"
@@ -64,7 +71,8 @@ class RunRecord(Callback):
     ``config.toml``              all settings; ``--run-config`` takes the file
     ``resume.toml``              the same, and ``resume``: goes on from the checkpoint
     ``history.jsonl``            a line a round, see ``RoundRecord``
-    ``summary.json``             status, rounds, last metrics, totals, error if any
+    ``summary.json``             status (running, completed, interrupted, failed),
+                                 rounds, last metrics, totals, error if any
     ``model.npz``                the model's arrays, by the names they had
     ``checkpoint.npz``           what ``resume`` needs
     ``convergence.png``          loss, gap and quality over rounds and bytes
@@ -80,6 +88,11 @@ class RunRecord(Callback):
         F*, for the picture and the summary.
     title : str
         Of the picture.
+
+    Attributes
+    ----------
+    status : str
+        ``"running"``, ``"completed"``, ``"interrupted"`` or ``"failed"``.
     """
 
     def __init__(
@@ -96,12 +109,14 @@ class RunRecord(Callback):
         #: What a reader of the summary must not overlook.
         self.warnings: list[str] = []
         self._file: IO[str] | None = None
+        self._rounds: list[RoundRecord] = []  # those that history.jsonl has
+        self.status = ""
         self._began = time.time()
         text = to_toml(config)
         (self.directory / "config.toml").write_text(text, encoding="utf-8")
         again = to_toml({**config, "resume": str(self.directory)})
         (self.directory / "resume.toml").write_text(again, encoding="utf-8")
-        self._write_summary("running", [], None)
+        self._write_summary("running", None)
 
     @classmethod
     def create(cls, parent: Path, name: str, config: Mapping[str, Any]) -> RunRecord:
@@ -128,12 +143,14 @@ class RunRecord(Callback):
         """Open the history; a resumed run's begins with the rounds it goes on from."""
         path = self.directory / "history.jsonl"
         self._file = path.open("w", encoding="utf-8")
+        self._rounds, self.status = [], "running"
         for record in strategy.history:
             self._write_line(record)
 
     def _write_line(self, record: RoundRecord) -> None:
         assert self._file is not None
         self._file.write(json.dumps(record.to_dict()) + "\n")
+        self._rounds.append(record)
 
     def on_round(self, strategy: RoundStrategy, record: RoundRecord) -> None:
         """Append a line."""
@@ -148,7 +165,7 @@ class RunRecord(Callback):
         }
         np.savez(self.directory / "model.npz", **arrays)
         self._close()
-        self._write_summary("completed", strategy.history, None)
+        self._write_summary("completed", None)
         from fedtrellis.server.plots import plot_convergence
 
         plot_convergence(
@@ -158,23 +175,24 @@ class RunRecord(Callback):
         )
 
     def on_failure(self, strategy: RoundStrategy, error: BaseException) -> None:
-        """Mark the run as failed."""
-        self.fail(error, strategy.history)
+        """Say how the run ended."""
+        self.fail(error)
 
-    def fail(self, error: BaseException, history: list[RoundRecord]) -> None:
-        """Mark the run as failed, for whatever reason."""
+    def fail(self, error: BaseException) -> None:
+        """Say that the run ended early, and why; a record that has its end keeps it."""
+        if self.status != "running":
+            return
         self._close()
-        self._write_summary("failed", history, f"{type(error).__name__}: {error}")
+        self._write_summary(how_it_ended(error), f"{type(error).__name__}: {error}")
 
     def _close(self) -> None:
         if self._file is not None:
             self._file.close()
             self._file = None
 
-    def _write_summary(
-        self, status: str, history: list[RoundRecord], error: str | None
-    ) -> None:
-        summary: dict[str, Any] = {"status": status, **summarise(history)}
+    def _write_summary(self, status: str, error: str | None) -> None:
+        self.status = status
+        summary: dict[str, Any] = {"status": status, **summarise(self._rounds)}
         if self.reference is not None:
             summary["reference_optimum"] = self.reference
             if "loss" in summary["metrics"]:
@@ -185,6 +203,11 @@ class RunRecord(Callback):
             summary["error"] = error
         summary["wall_seconds"] = round(time.time() - self._began, 3)
         _replace(self.directory / "summary.json", json.dumps(summary, indent=2) + "\n")
+
+
+def how_it_ended(error: BaseException) -> str:
+    """The status of a run that ended with an error."""
+    return "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
 
 
 def summarise(history: list[RoundRecord]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ import numpy as np
 from flwr.app import Context, RecordDict
 
 from fedtrellis.app.directory import load_app, one_line
+from fedtrellis.builtin import own_app
 from fedtrellis.server.callbacks import RoundRecord
 from fedtrellis.settings import SettingsError
 from fedtrellis.tune.ranking import Trial, divergence, measure
@@ -46,8 +47,8 @@ class Job:
 
     Attributes
     ----------
-    app : pathlib.Path
-        The app's directory.
+    app : pathlib.Path or None
+        The app's directory; None: the package's own app.
     number : int
     settings : dict
         What was drawn for this trial.
@@ -58,7 +59,7 @@ class Job:
         The search's directory, absolute; the trial's own is ``runs/NUMBER`` in it.
     """
 
-    app: Path
+    app: Path | None
     number: int
     settings: dict[str, Any]
     config: dict[str, Any]
@@ -105,7 +106,7 @@ def _quiet(log: TextIO) -> Iterator[None]:
 
 
 def _run(job: Job) -> None:
-    app = load_app(job.app)
+    app = own_app() if job.app is None else load_app(job.app)
     config = job.config | {"results-dir": str(job.directory)}
     seed = config.get("seed", 0)
     grid = LocalGrid(

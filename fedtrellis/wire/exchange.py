@@ -9,11 +9,11 @@ from logging import WARNING
 from typing import Any, cast
 
 from flwr.app import ConfigRecord, Message, RecordDict
-from flwr.common.constant import ErrorCode
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from fedtrellis.settings import SettingsError
+from fedtrellis.signals import window
+from fedtrellis.wire.flower_internals import ErrorCode, log
 from fedtrellis.wire.message_size import message_bytes
 from fedtrellis.wire.protocol import CONFIG, HELLO, STATUS, identity_order
 
@@ -56,6 +56,7 @@ class Traffic:
             log(WARNING, "answer of client %s dropped: %s", who, reason)
 
 
+@window()
 def exchange(
     grid: Grid,
     requests: Sequence[Message],
@@ -63,7 +64,7 @@ def exchange(
     traffic: Traffic,
     clients: Sequence[Client] = (),
 ) -> dict[int, Message | str]:
-    """Send one wave and wait for the replies.
+    """Send one wave and wait for the replies; a signal may end the wait.
 
     Parameters
     ----------

@@ -10,29 +10,31 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
-from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
-from flwr.proto.node_pb2 import NodeInfo
-from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from flwr.serverapp import Grid
-from flwr.supercore.inflatable.inflatable_object import (
-    get_all_nested_objects,
-    no_object_id_recompute,
-)
-from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
-from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
 from numpy.typing import NDArray
 
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import array_record, record_arrays
+from fedtrellis.wire.flower_internals import (
+    ErrorCode,
+    empty_run,
+    encode_message,
+    join_run,
+    name_message,
+    node_infos,
+    records_from_bytes,
+    records_to_bytes,
+)
 from fedtrellis.wire.protocol import client_identity
+
+if TYPE_CHECKING:
+    from fedtrellis.wire.flower_internals import NodeInfo, Run
 
 __all__ = ["FAULTS", "LocalGrid", "encode_message"]
 
@@ -49,24 +51,6 @@ FAULTS = {
 }
 # As long as those that Flower draws, so that messages have the bytes they have there.
 _RUN_ID = 2**63 - 1
-
-
-def encode_message(message: Message) -> tuple[Message, int]:
-    """Encode a message to bytes as Flower does, and decode it again.
-
-    Returns
-    -------
-    (Message, int)
-        The decoded message, and how many bytes its objects took.
-    """
-    with no_object_id_recompute():
-        objects = get_all_nested_objects(message)
-        contents = {name: item.deflate() for name, item in objects.items()}
-        size = sum(len(content) for content in contents.values())
-        decoded = inflate_object_from_contents(message.object_id, contents)
-    assert isinstance(decoded, Message)
-    decoded.metadata.__dict__["_message_id"] = message.metadata.message_id
-    return decoded, size
 
 
 class LocalGrid(Grid):
@@ -150,12 +134,8 @@ class LocalGrid(Grid):
         self._handled = 0  # numbers the messages, for their ids and their faults
         self._replies: dict[str, Message] = {}
         self._late: list[Message] = []
-        self._run = Run.create_empty(run_id=_RUN_ID)
-        if TaskIdentity._run_id is None:
-            # Messages can be made only in a process that has a place in a run
-            TaskIdentity.run_id = _RUN_ID
-            TaskIdentity.node_id = SUPERLINK_NODE_ID
-            TaskIdentity.task_id = 1
+        self._run = empty_run(_RUN_ID)
+        join_run(_RUN_ID)
 
     # ------------------------------------------------------------- Flower's interface
 
@@ -185,7 +165,7 @@ class LocalGrid(Grid):
 
     def get_nodes(self) -> Iterable[NodeInfo]:
         """Nodes as Flower describes them."""
-        return [NodeInfo(node_id=node_id) for node_id in self._contexts]
+        return node_infos(self._contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Let every node handle its message; the replies wait to be pulled."""
@@ -194,7 +174,7 @@ class LocalGrid(Grid):
         for message in messages:
             self._handled += 1
             message_id = f"{self._handled:036d}"  # as long as a UUID
-            message.metadata.__dict__["_message_id"] = message_id
+            name_message(message, message_id)
             message_ids.append(message_id)
             self._deliver(message)
         for reply in late:
@@ -265,7 +245,7 @@ class LocalGrid(Grid):
             reply, size = encode_message(reply)
             self.bytes_up += size
         if "late_reply" in strikes:
-            reply.metadata.__dict__["_message_id"] = f"late-{self._handled}"
+            name_message(reply, f"late-{self._handled}")
             self._late.append(reply)
             return
         self._post(reply, "")
@@ -275,7 +255,7 @@ class LocalGrid(Grid):
     def _post(self, reply: Message, suffix: str) -> None:
         if not suffix:
             reply_id = f"{reply.metadata.reply_to_message_id}-reply"
-            reply.metadata.__dict__["_message_id"] = reply_id
+            name_message(reply, reply_id)
         self._replies[reply.metadata.message_id + suffix] = reply
 
     def _strikes(self, message: Message) -> set[str]:
@@ -321,9 +301,7 @@ class LocalGrid(Grid):
     def client_states(self) -> dict[str, bytes]:
         """Every node's state as bytes, by client identity; for a checkpoint."""
         states = {
-            client_identity(context): recorddict_to_proto(
-                context.state
-            ).SerializeToString()
+            client_identity(context): records_to_bytes(context.state)
             for context in self._contexts.values()
         }
         return {**states, "": json.dumps({"handled": self._handled}).encode()}
@@ -336,5 +314,4 @@ class LocalGrid(Grid):
         for context in self._contexts.values():
             data = states.get(client_identity(context))
             if data is not None:
-                proto = ProtoRecordDict.FromString(data)
-                context.state = recorddict_from_proto(proto)
+                context.state = records_from_bytes(data)

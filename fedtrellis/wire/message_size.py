@@ -22,9 +22,8 @@ from flwr.app import (
     MetricRecord,
     RecordDict,
 )
-from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
-from flwr.common.serde_utils import error_to_proto, metadata_to_proto
-from flwr.proto.message_pb2 import Message as ProtoMessage
+
+from fedtrellis.wire.flower_internals import CHUNK_SIZE, envelope_bytes
 
 __all__ = ["message_bytes"]
 
@@ -53,7 +52,7 @@ def _references(names: tuple[str, ...]) -> int:
 
 def _array_objects(array: Array) -> dict[Hashable, int]:
     """Lengths of an array and its chunks; objects with equal keys are one object."""
-    size = FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
+    size = CHUNK_SIZE
     if len(array.data) <= size:
         chunks, order = [array.data], [0]
     else:
@@ -170,10 +169,7 @@ def message_bytes(message: Message, known: dict[int, _RecordSize] | None = None)
         Cache by ``id`` of a record, for records shared between the messages of a
         round; it must not outlive them. Start with an empty one.
     """
-    proto = metadata_to_proto(message.metadata)
-    proto.message_id = ""
-    error = error_to_proto(message.error) if message.has_error() else None
-    body = ProtoMessage(metadata=proto, content=None, error=error).ByteSize()
+    body = envelope_bytes(message)
     if not message.has_content():
         return _framed("Message", 0, body)
     content: RecordDict = message.content

@@ -73,7 +73,7 @@ PHASES = (
 # Names of the records in a request, an answer, and in a client's context.state.
 CONFIG, MODEL, RESTORE = "config", "model", "restore"
 STATUS, ARRAYS, METRICS = "status", "arrays", "metrics"
-_META, _STORED = "fedtrellis.meta", "fedtrellis.wire.arrays"
+_META, _STORED = "fedtrellis.meta", "fedtrellis.arrays"
 _MODEL, _COMMITTED, _PROVISIONAL = "model", "committed/", "provisional/"
 
 NO_ROUND = -1

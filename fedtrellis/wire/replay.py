@@ -1,6 +1,6 @@
 """A client's iterate as the server replays it, x ← decay · x + weight · s each round.
 
-Full participation never reads the mirrors, so a step with a small atom is only noted
+Full participation never reads the iterates, so a step with a small atom is only noted
 down; what was noted is worked in when somebody asks. Sparse atoms over a long vector
 are kept as their non-zero entries, everything else as a dense array, and the decay is
 one number held beside it, so a step costs what its atom costs, not what x costs.
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fedtrellis.domains.atoms import Atom, PermutationAtom, RankOneAtom, SparseAtom
 from fedtrellis.wire.arrays import FloatArray
 
-__all__ = ["Mirror"]
+__all__ = ["ReplayedIterate"]
 
 # Below this size a dense array beats any bookkeeping of its non-zero entries.
 _DENSE_SIZE = 16_384
@@ -29,13 +29,13 @@ _SMALL = (SparseAtom, RankOneAtom, PermutationAtom)
 _MIN_SCALE = 1e-100
 
 
-class Mirror:
+class ReplayedIterate:
     """x = base_weight · base + scale · entries + the steps still pending.
 
     Parameters
     ----------
     base : ndarray
-        The point x starts at; shared between mirrors, never changed.
+        The point x starts at; shared between iterates, never changed.
     """
 
     def __init__(self, base: FloatArray) -> None:
@@ -142,13 +142,26 @@ class Mirror:
         }
 
     @classmethod
-    def from_state(cls, base: FloatArray, state: Mapping[str, NDArray[Any]]) -> Mirror:
-        """Inverse of :meth:`state`, given the same base."""
-        mirror = cls(base)
+    def from_state(
+        cls, base: FloatArray, state: Mapping[str, NDArray[Any]]
+    ) -> ReplayedIterate:
+        """Inverse of :meth:`state`, given its base; ValueError if they do not fit."""
+        iterate = cls(base)
         if "array" in state:
-            mirror._array, mirror._base_weight = np.array(state["array"]), 0.0
-            return mirror
-        mirror._indices = np.array(state["indices"], dtype=np.int64)
-        mirror._values = np.array(state["values"], dtype=np.float64)
-        mirror._base_weight = float(state["base-weight"])
-        return mirror
+            if state["array"].shape != base.shape:
+                raise ValueError(
+                    f"the iterate has shape {state['array'].shape}, not {base.shape}"
+                )
+            iterate._array, iterate._base_weight = np.array(state["array"]), 0.0
+            return iterate
+        iterate._indices = np.array(state["indices"], dtype=np.int64)
+        iterate._values = np.array(state["values"], dtype=np.float64)
+        shapes = iterate._indices.shape, iterate._values.shape
+        if iterate._indices.ndim != 1 or shapes[0] != shapes[1]:
+            raise ValueError(f"indices and values have shapes {shapes}")
+        if shapes[0][0] and not (
+            0 <= iterate._indices.min() <= iterate._indices.max() < base.size
+        ):
+            raise ValueError(f"an index lies outside of {base.size} entries")
+        iterate._base_weight = float(state["base-weight"])
+        return iterate

@@ -182,7 +182,8 @@ def run_local(
     setup = sim.make_setup(config, nodes)
     task, domain = setup.task, setup.domain
     rounds, penalty = setup.run.rounds, setup.method.penalty
-    name = setup.method.schedule or task.schedule
+    name = setup.method.schedule
+    name = name or task.suggestions("fedfw").get("schedule", "convex")
     schedule = FrankWolfeSchedule(name, penalty, num_rounds=rounds * steps)
     layout = Layout(tuple(task.shapes()))
     start = domain.project(layout.point(task.initial_point()))

@@ -50,7 +50,7 @@ def test_a_run_that_failed_or_lost_answers_is_no_measurement() -> None:
 def test_the_app_of_fedavg_learns_from_the_tasks_own_rows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    setup = sim.make_setup(sim.default_config() | {"task": "lasso"}, 4)
+    setup = sim.app.experiment(sim.app.default_config() | {"task": "lasso"}, 4)
     objectives = [setup.task.client_objective(index) for index in range(4)]
     rows = [item for item in objectives if isinstance(item, LeastSquares)]
     data = deployed.write_fedavg(tmp_path / "fedavg", rows)
@@ -75,7 +75,7 @@ def test_the_app_of_fedavg_learns_from_the_tasks_own_rows(
 def test_round_trips_are_those_of_the_history() -> None:
     wanted = {"fedfw", "hyfdca"}
     cases = [case for case in round_trips.CASES if case.method in wanted]
-    assert {case.method for case in round_trips.CASES} == set(sim.METHODS)
+    assert {case.method for case in round_trips.CASES} == set(sim.app.registry.methods)
     rows = round_trips.compare(cases[:2], 3).rows
     assert [row["method"] for row in rows] == ["fedfw", "hyfdca"]
     assert rows[0]["round trips a round"] == 1

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fedtrellis import zeroth_order
 from fedtrellis.manifolds import (
     Euclidean,
     FixedRank,
@@ -30,6 +29,7 @@ from fedtrellis.zeroth_order import (
     directions,
     evaluator,
     projection_estimate,
+    random_directions,
     riemannian_gradient,
     tangent_estimate,
 )
@@ -416,7 +416,7 @@ def test_combine_rebuilds_the_gradient_whatever_the_blocks(
         return estimate, rebuilt, rng.random()
 
     whole, _, after_whole = run()
-    monkeypatch.setattr(zeroth_order, "_BLOCK_ENTRIES", block)
+    monkeypatch.setattr(random_directions, "_BLOCK_ENTRIES", block)
     estimate, rebuilt, after = run()
     assert (whole.dropped > 0) == (function is spiky)
     np.testing.assert_array_equal(estimate.gradient, rebuilt)
@@ -438,7 +438,7 @@ def test_tangent_estimates_do_not_depend_on_the_blocks(
 ) -> None:
     manifold, function, _ = CASES["stiefel"]
     x = a_point(manifold)
-    monkeypatch.setattr(zeroth_order, "_BLOCK_ENTRIES", block)
+    monkeypatch.setattr(random_directions, "_BLOCK_ENTRIES", block)
     estimate = ESTIMATORS[name](
         function, manifold, x, np.random.default_rng(16), samples=11, smoothing=0.1
     )
@@ -613,7 +613,7 @@ def test_one_batch_is_shared_by_all_points_of_a_call() -> None:
     # every value of the first call is that of the loss on the one batch drawn
     chosen = spy.states[0].choice(30, size=5, replace=False, shuffle=False)
     problem = LeastSquares(
-        spy._design.matrix[chosen], spy._targets[chosen], weight=30 / 5
+        spy._design.matrix[chosen], spy._labels[chosen], weight=30 / 5
     )
     u = directions(np.random.default_rng(20), 12, (4,))
     points = (x + 1e-3 * u) / np.linalg.norm(x + 1e-3 * u, axis=1, keepdims=True)
@@ -631,7 +631,7 @@ def test_a_batch_for_each_direction_is_used_at_both_of_its_points() -> None:
     assert spy.calls == [(2, 5)] * 6
     assert estimate.evaluations == 12
     u = directions(np.random.default_rng(20), 6, (4,))
-    plain = LeastSquares(spy._design.matrix, spy._targets)
+    plain = LeastSquares(spy._design.matrix, spy._labels)
     pairs = [
         plain.values(np.stack((x, x + 1e-3 * d)), state, batch_size=5)
         for d, state in zip(u, spy.states, strict=True)

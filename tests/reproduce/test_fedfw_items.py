@@ -114,7 +114,7 @@ def test_the_page_has_a_place_for_every_item_and_what_was_measured() -> None:
 
 
 def test_committed_configs_are_known_settings() -> None:
-    known = set(sim.default_config())
+    known = set(sim.app.default_config())
     for path in HERE.glob("*.toml"):
         assert set(read_config(path)) <= known, path.name
 
@@ -138,7 +138,9 @@ def test_the_loop_without_messages_is_the_strategy(
         "rounds": 15,
     } | variant
     run = perform(Run((), config, 5, every=0, curve=True, point=True))
-    bare = movielens.run(sim.default_config() | config, 5, tolerance=1e-12, most=5000)
+    bare = movielens.run(
+        sim.app.default_config() | config, 5, tolerance=1e-12, most=5000
+    )
     np.testing.assert_allclose(bare["x-bar"], run["point"], atol=1e-6)
     assert bare["curve"]["round"] == run["curve"]["round"]
     np.testing.assert_allclose(bare["curve"]["rmse"], run["curve"]["rmse"], rtol=1e-6)
@@ -208,9 +210,9 @@ def test_one_local_step_is_fedfw() -> None:
     ):
         config = settings | {"rounds": 12}
         run = perform(Run((), config, 4, curve=True))
-        bare = beyond.run_local(sim.default_config() | config, 4, 1)
+        bare = beyond.run_local(sim.app.default_config() | config, 4, 1)
         np.testing.assert_allclose(bare["loss"], run["curve"]["loss"], rtol=1e-9)
-    several = beyond.run_local(sim.default_config() | config, 4, 5)
+    several = beyond.run_local(sim.app.default_config() | config, 4, 5)
     assert several["loss"][-1] < bare["loss"][-1]
 
 

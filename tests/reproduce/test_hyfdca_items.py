@@ -166,7 +166,7 @@ def test_data_of_files_is_dealt_as_the_paper_says(tmp_path: Path) -> None:
     assert set(present(options)) == {"digits", "news20"}
     split = Split(3, 3, "3, 3")
     config = config_of(PROBLEMS["news20"], options, split) | {"rounds": 4}
-    setup = sim.make_setup(sim.default_config() | config, 9)
+    setup = sim.app.experiment(sim.app.default_config() | config, 9)
     task = setup.task
     assert isinstance(task, HybridTask)
     assert task.regularization == 1e-5
@@ -214,8 +214,8 @@ def run(
     config: dict[str, Any], nodes: int, rounds: int
 ) -> tuple[list[Any], list[set[int]]]:
     """Each round's w from a run with messages, and who was there."""
-    config = sim.default_config() | config
-    setup = sim.make_setup(config, nodes)
+    config = sim.app.default_config() | config
+    setup = sim.app.experiment(config, nodes)
     grid = LocalGrid(sim.client_app, nodes, run_config=config)
     strategy = sim.make_strategy(setup, max_failed_rounds=rounds)
     assert isinstance(strategy, HyFDCA)
@@ -332,4 +332,4 @@ def test_who_is_there_is_drawn_by_the_seed() -> None:
 
 
 def test_the_committed_config_is_known_settings() -> None:
-    assert set(read_config(HERE / "hyfdca.toml")) <= set(sim.default_config())
+    assert set(read_config(HERE / "hyfdca.toml")) <= set(sim.app.default_config())

@@ -107,7 +107,7 @@ def test_gradients_and_values_agree_at_first(quick: dict[str, Any]) -> None:
 
 def test_the_variants_are_the_formulas() -> None:
     """One step each, written again for the same random numbers."""
-    config = sim.default_config() | {
+    config = sim.app.default_config() | {
         "kernel-pca.dataset": "iris",
         "kernel-pca.components": 2,
     }
@@ -158,7 +158,7 @@ def test_a_run_can_stop_on_any_metric_and_keep_its_point() -> None:
     assert curve["round"] == list(range(0, curve["round"][-1] + 1, 2))
     assert curve["bytes"][-1] == result["bytes"] > result["bytes-up"] > 0
     assert np.linalg.norm(result["point"]) == pytest.approx(1.0)
-    task = make_task("attack", sim.default_config() | config, 4, 0)
+    task = make_task("attack", sim.app.default_config() | config, 4, 0)
     assert task.value([np.array(result["point"])]) == pytest.approx(result["loss"])
 
 
@@ -169,6 +169,6 @@ def test_the_first_round_that_meets_a_goal() -> None:
 
 
 def test_committed_configs_are_known_settings() -> None:
-    known = set(sim.default_config())
+    known = set(sim.app.default_config())
     for path in HERE.glob("*.toml"):
         assert set(read_config(path)) <= known

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 from scripts.train_cifar_cnn import augment, main
-from tests.tasks.cifar_folder import write_cifar
+from tests.tasks.data.cifar_folder import write_cifar
 
 ROOT = Path(__file__).parents[2]
 

@@ -368,7 +368,7 @@ def _fedgia(hessian: str) -> Case:
             H: Array = A.T @ A / len(A)
             if hessian == "diagonal":
                 H = np.linalg.eigvalsh(H)[-1] * np.eye(P)
-            x_i = z[name] - pi / strategy.sigma
+            x_i = z[name] - pi / strategy.settled_sigma
             left = H @ (x - x_i) / NODES
             worst = max(worst, distance(left, problem.gradient(i, x) / NODES + pi))
         return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,16 +13,17 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 from numpy.typing import NDArray
 
-from clients import FedFWClient
+from clients import FedFWClient, NaiveFrankWolfeClient
 from fedtrellis import LocalGrid, client_app
 from fedtrellis.domains import L1Ball
 from fedtrellis.objectives import LeastSquares
 from fedtrellis.random import generator
 from fedtrellis.server.callbacks import Callback, RoundRecord
 from fedtrellis.wire.arrays import decode
+from fedtrellis.wire.client import MethodClient
 from fedtrellis.wire.local_grid import FAULTS
 from fedtrellis.wire.protocol import ClientMemory
-from strategies import FedFW
+from strategies import FedFW, NaiveFrankWolfe
 
 Array = NDArray[np.float64]
 
@@ -267,6 +269,47 @@ def test_resumed_run_is_the_same_run(variant: str, tmp_path: Path) -> None:
     assert np.abs(rest.model - whole.model).max() < 1e-12
     rest.check_mean()
     rest.check_nodes()
+
+
+@pytest.mark.parametrize("known", ["checkpoint", "record", "nowhere"])
+@pytest.mark.parametrize("method", [FedFW, NaiveFrankWolfe])
+def test_more_rounds_do_not_change_the_step_that_was_planned(
+    method: Any, known: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """η = (pT + 1)^(−2/3) with the T of the beginning, resumed once and again."""
+
+    def start(rounds: int, **options: Any) -> float:
+        def client(context: Context) -> MethodClient:
+            objective = LeastSquares(np.eye(P), np.ones(P))
+            domain = L1Ball(RADIUS)
+            if method is FedFW:
+                return FedFWClient(context, objective, domain)
+            return NaiveFrankWolfeClient(context, objective, domain)
+
+        strategy = method(L1Ball(RADIUS), schedule="nonconvex", **options)
+        grid = LocalGrid(client_app(client), 2)
+        strategy.start(grid, ArrayRecord([np.zeros(P)]), rounds)
+        assert len(strategy.history) == rounds
+        return float(strategy._schedule.step(rounds))
+
+    path = tmp_path / "checkpoint.npz"
+    assert start(8, checkpoint=path) == 9.0 ** (-2 / 3)
+    if known != "checkpoint":  # as older versions wrote it
+        with np.load(path) as file:
+            arrays = {name: file[name] for name in file.files}
+        meta = json.loads(arrays["meta"].tobytes())
+        del meta["planned-rounds"]
+        arrays["meta"] = np.frombuffer(json.dumps(meta).encode(), dtype=np.uint8)
+        np.savez(path, **arrays)
+    if known == "record":
+        (tmp_path / "config.toml").write_text("rounds = 8\n")
+    planned = 12 if known == "nowhere" else 8
+    assert start(12, resume=path, checkpoint=path) == (planned + 1.0) ** (-2 / 3)
+    said = "as if it had been the 12 of now" if known == "nowhere" else "with T = 8,"
+    assert said in caplog.text
+    caplog.clear()
+    assert start(20, resume=path) == (planned + 1.0) ** (-2 / 3)
+    assert f"with T = {planned}," in caplog.text
 
 
 def test_flowers_own_calls_restore_in_the_next_round() -> None:

@@ -187,13 +187,13 @@ def test_every_iterate_is_that_of_algorithm_1(
         selected_fraction=s,
         hessian=hessian,
     )
-    assert strategy.sigma == pytest.approx(problem.r / M, rel=1e-10)
+    assert strategy.settled_sigma == pytest.approx(problem.r / M, rel=1e-10)
     sets = [strategy.selected(t) for t in range(1, 26)]
     assert {len(C) for C in sets} == {math.ceil(s * M - 1e-9)}
     xs, zs, pis = algorithm_1(
         problem,
         sets,
-        strategy.sigma,
+        strategy.settled_sigma,
         k0,
         [problem.bound(i, hessian) for i in range(M)],
         start,
@@ -232,10 +232,10 @@ def test_a_hessian_of_ones_own() -> None:
                 local_steps=k0,
                 sigma_scale=1.0,
             )
-            assert strategy.sigma == pytest.approx(r / M)
+            assert strategy.settled_sigma == pytest.approx(r / M)
             sets = [strategy.selected(t) for t in range(1, 11)]
             xs, _, _ = algorithm_1(
-                problem, sets, strategy.sigma, k0, [dense] * M, np.zeros(N)
+                problem, sets, strategy.settled_sigma, k0, [dense] * M, np.zeros(N)
             )
             assert np.abs(np.array(states.x) - np.array(xs)).max() < 1e-10
 
@@ -281,7 +281,7 @@ def test_stationarity_conditions_hold_at_the_end(kind: str, hessian: str) -> Non
     problem = Problem(kind, [20] * M)
     strategy, states = run(problem, 400, hessian=hessian, sigma_scale=1.0)
     x, pi = states.x[-1], states.pi[-1]
-    x_i = states.z[-1] - pi / strategy.sigma
+    x_i = states.z[-1] - pi / strategy.settled_sigma
     assert np.abs(x_i - x).max() < 1e-6
     assert np.abs(pi.sum(axis=0)).max() < 1e-6
     for i in range(M):
@@ -313,7 +313,7 @@ def test_augmented_lagrangian_never_rises(
         hessian=hessian,
         selected_fraction=float(rng.uniform(0.1, 1.0)),
     )
-    sigma, before = strategy.sigma, start
+    sigma, before = strategy.settled_sigma, start
     values = []
     for x_next, z, pi in zip(states.x, states.z, states.pi, strict=True):
         # L(x^τ, X, Π), (8), at the x that the round started from
@@ -373,8 +373,8 @@ def test_without_anybody_selected_it_is_gradient_descent() -> None:
     for x_next, z in zip(states.x, states.z, strict=True):
         gradients = np.array([problem.gradient(i, x) for i in range(M)]) / M
         # for i outside C: ḡ_i = σ (x − z_i)
-        assert np.abs(strategy.sigma * (x - z) - gradients).max() < 1e-12
-        x = x - gradients.sum(axis=0) / (strategy.sigma * M)
+        assert np.abs(strategy.settled_sigma * (x - z) - gradients).max() < 1e-12
+        x = x - gradients.sum(axis=0) / (strategy.settled_sigma * M)
         assert np.abs(x - x_next).max() < 1e-12
 
 
@@ -415,9 +415,9 @@ def test_selection_is_even_and_depends_on_seed_and_round_alone() -> None:
 def test_sigma_is_given_or_from_the_largest_lipschitz_constant() -> None:
     problem = Problem("logistic", [5, 9, 7, 30, 12, 8])
     strategy, _ = run(problem, 1, sigma_scale=0.15)
-    assert strategy.sigma == pytest.approx(0.15 * problem.r / M, rel=1e-10)
+    assert strategy.settled_sigma == pytest.approx(0.15 * problem.r / M, rel=1e-10)
     strategy, _ = run(problem, 1, sigma=0.25)
-    assert strategy.sigma == 0.25
+    assert strategy.settled_sigma == 0.25
 
 
 class NoBound:
@@ -507,7 +507,7 @@ def test_rounds_on_example_v1(hessian: str, k0: int, expected: float) -> None:
         strategy = FedGiA(
             hessian=hessian,
             local_steps=k0,
-            sigma_scale=task.sigma_scale(),
+            sigma_scale=task.suggestions("fedgia")["sigma_scale"],
             seed=seed,
             callbacks=[Exact()],
         )

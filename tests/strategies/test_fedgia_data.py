@@ -30,7 +30,7 @@ def run(
         return FedGiAClient(context, task.client_objective(index))
 
     grid = LocalGrid(client_app(client_fn), task.num_clients)
-    settings = {"sigma_scale": task.sigma_scale()} | settings
+    settings = task.suggestions("fedgia") | settings
     strategy = FedGiA(callbacks=callbacks, **settings)
     start = ArrayRecord(task.initial_point())
     result = strategy.start(grid, start, num_rounds=rounds)

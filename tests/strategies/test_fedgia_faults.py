@@ -105,7 +105,7 @@ class Run:
 
     def check_loop(self) -> None:
         """Algorithm 1 on the answers that were used; z_i of the others stay."""
-        sigma = self.strategy.sigma
+        sigma = self.strategy.settled_sigma
         inverse = [
             np.linalg.inv(A.T @ A / ROWS / M + sigma * np.eye(N)) for A in self.A
         ]

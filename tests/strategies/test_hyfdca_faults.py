@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from flwr.app import Message
 from fedtrellis import Callback, LocalGrid, RoundRecord
 from fedtrellis.encryption.plain import PlainCipher
 from fedtrellis.settings import SettingsError
+from fedtrellis.signals import Interrupted, signals_interrupt
 from fedtrellis.wire.arrays import array_record, record_arrays
 from strategies import HyFDCA
 from tests.strategies.hyfdca_runs import Run, irregular, small
@@ -513,3 +516,46 @@ def test_resumed_with_another_context_is_refused(tmp_path: Path) -> None:
     Run(split, 5, checkpoint=path, **_keyed())
     with pytest.raises(SettingsError, match="fingerprint"):
         Run(split, 9, resume=path, **_keyed())
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+@pytest.mark.parametrize("step", ["line-search", "practical"])
+def test_an_iteration_that_is_interrupted_is_not_saved(
+    step: str, elsewhere: bool, tmp_path: Path
+) -> None:
+    """Its later waves wait for clients elsewhere; in this process it is finished."""
+    waves = 0
+
+    class Cut(LocalGrid):
+        if elsewhere:
+            client_states = None  # type: ignore[assignment]
+            settled = None  # type: ignore[assignment]
+
+        def push_messages(self, messages: Any) -> list[str]:
+            nonlocal waves
+            messages = list(messages)
+            waves += messages[0].metadata.group_id == "5"
+            if waves == 2:
+                signal.raise_signal(signal.SIGTERM)
+            return super().push_messages(messages)
+
+    split, same = small(), _keyed()
+    last = 4 if elsewhere else 5
+    options = {**same, "step": step, "checkpoint_every": 1000}
+    Run(split, 9, checkpoint=tmp_path / "stop", callbacks=[Stop(last)], **options)
+    grid = Cut(split.app(**same["client"]), split.num_clients)
+    cut = tmp_path / "cut"
+    with pytest.raises(Interrupted), signals_interrupt():
+        Run(split, 9, grid=grid, checkpoint=cut, **options)
+    states = []
+    for path in (cut, tmp_path / "stop"):
+        with np.load(path) as file:
+            assert json.loads(file["meta"].tobytes())["round"] == last
+            states.append({n: file[n] for n in file.files if n != "meta"})
+    left, right = states
+    own = {name for name in left if not name.startswith("client/")}
+    assert own == {name for name in right if not name.startswith("client/")}
+    for name in own:
+        if left[name].dtype == np.float64:
+            np.testing.assert_allclose(left[name], right[name], atol=1e-12, rtol=0)
+    Run(split, 9, resume=cut, **options)

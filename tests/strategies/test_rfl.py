@@ -197,7 +197,7 @@ class Run:
                 hats.append(z_hat)
                 means[i] = G_sum / tau
             # n of the theory's √n is the number averaged
-            eta_g = s.given_server_step_size or math.sqrt(len(used) or N)
+            eta_g = s.server_step_size or math.sqrt(len(used) or N)
             if used:
                 x = z0 + eta_g * (np.mean(hats, axis=0) - z0)
             if s.correction:
@@ -357,16 +357,16 @@ def test_resumed_run_is_the_same_run(order: int, tmp_path: Path) -> None:
 
 def test_a_checkpoint_without_the_number_averaged_took_all_clients() -> None:
     """The η_g of its x, which the clients' c_i need, was √n of all n clients."""
-    strategy = Run(Stiefel((P, R)), 3, order=1, grid={"reply_loss": 0.5}).strategy
+    run = Run(Stiefel((P, R)), 3, order=1, grid={"reply_loss": 0.5})
+    strategy, averaged = run.strategy, len(run.watch.used[-1])
     state = strategy.state()
-    assert state["averaged"] == len(strategy._used) < N
-    assert strategy.server_step_size == math.sqrt(len(strategy._used))
+    assert state["averaged"] == averaged < N
+    assert strategy.settled_server_step_size == math.sqrt(averaged)
     strategy.load_state({k: v for k, v in state.items() if k != "averaged"})
-    assert strategy.server_step_size == math.sqrt(N)
+    assert strategy.settled_server_step_size == math.sqrt(N)
     strategy.load_state(state)
-    assert strategy.instruction(4, "0")["server-step-size"] == math.sqrt(
-        len(strategy._used)
-    )
+    numbers = strategy.instruction(4, "0")
+    assert numbers["server-step-size"] == math.sqrt(averaged)
 
 
 # ---------------------------------------------------------------------- convergence

@@ -18,7 +18,7 @@ ROUNDS = 150
 
 
 def test_every_method_of_the_app_is_soaked() -> None:
-    assert {case.method for case in CASES.values()} == set(sim.METHODS)
+    assert {case.method for case in CASES.values()} == set(sim.app.registry.methods)
 
 
 @pytest.mark.parametrize("name", CASES)

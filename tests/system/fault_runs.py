@@ -67,7 +67,7 @@ def make_bundle(folder: Path) -> Path:
         '[tool.flwr.app]\npublisher = "fedtrellis"\n'
         "[tool.flwr.app.components]\n"
         'serverapp = "faulty_app:server_app"\nclientapp = "faulty_app:client_app"\n'
-        f"[tool.flwr.app.config]\n{to_toml(sim.default_config())}"
+        f"[tool.flwr.app.config]\n{to_toml(sim.app.default_config())}"
     )
     return folder
 
@@ -317,13 +317,13 @@ def simulated(
     script: Mapping[Where, Sequence[set[str]]] | None = None,
 ) -> Record:
     """The same run in this process, with the faults of a script."""
-    full = sim.default_config() | read_config([config])
+    full = sim.app.default_config() | read_config([config])
     full["results-dir"] = str(parent)
     grid = ScriptedGrid(
         sim.client_app, num_nodes, seed=int(full["seed"]), run_config=full
     )
     grid.script = {where: list(what) for where, what in (script or {}).items()}
-    directory = sim.run(grid, full)
+    directory = sim.app.run(grid, full)
     assert not any(grid.script.values()), f"never struck: {grid.script}"
     return Record(directory)
 

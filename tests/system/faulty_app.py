@@ -99,7 +99,7 @@ def strike(
     return reply
 
 
-client_app = make_client_app(sim.client_fn, mods=[strike])
+client_app = make_client_app(sim.app.client_fn, mods=[strike])
 
 server_app = ServerApp()
 
@@ -108,4 +108,4 @@ server_app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run as the checkout's app does."""
     (FOLDER / "server.pid").write_text(str(os.getpid()))
-    sim.run(grid, context.run_config)
+    sim.app.run(grid, context.run_config)

@@ -81,7 +81,7 @@ def run_both(
     )
     (deployed,) = (parent / "deployed").iterdir()
     arguments = ["--nodes", str(NODES), "-c", config, "--out", str(parent / "local")]
-    assert sim.command_line(arguments) == 0
+    assert sim.app.command_line(arguments) == 0
     (local,) = (parent / "local").iterdir()
     model = np.load(deployed / "model.npz")["0"]
     assert np.abs(model).sum() > 1.0, output[-3000:]

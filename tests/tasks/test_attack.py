@@ -21,7 +21,7 @@ from fedtrellis.objectives.universal_perturbation import (
 from fedtrellis.settings import SettingsError
 from tasks import Attack
 from tasks.attack import _digits_of, _victim
-from tests.tasks.cifar_folder import write_cifar
+from tests.tasks.data.cifar_folder import write_cifar
 
 CIFAR_RADIUS = 2.0
 
@@ -161,7 +161,7 @@ def test_too_many_clients() -> None:
 
 def weights(seed: int = 0) -> dict[str, np.ndarray]:
     """Scores that differ from image to image, whatever the classes."""
-    from tasks.cifar_cnn import SHAPES
+    from tasks.networks.cifar_cnn import SHAPES
 
     rng = np.random.default_rng(seed)
     return {
@@ -201,7 +201,7 @@ def plain_scores(arrays: dict[str, np.ndarray], image: np.ndarray) -> np.ndarray
 
 def test_the_network_is_that_of_the_definition() -> None:
     torch = pytest.importorskip("torch")
-    from tasks.cifar_cnn import ConvolutionalClassifier
+    from tasks.networks.cifar_cnn import ConvolutionalClassifier
 
     images = random_images(40)  # more than pass through together
     some = [0, 31, 32, 39]
@@ -215,7 +215,7 @@ def test_the_network_is_that_of_the_definition() -> None:
 
 def test_the_network_s_pullback_is_the_derivative() -> None:
     torch = pytest.importorskip("torch")
-    from tasks.cifar_cnn import ConvolutionalClassifier
+    from tasks.networks.cifar_cnn import ConvolutionalClassifier
 
     model, images = ConvolutionalClassifier(weights(), torch.float64), random_images(40)
     rng = np.random.default_rng(5)
@@ -233,7 +233,7 @@ def test_the_network_s_pullback_is_the_derivative() -> None:
 
 def test_folding_keeps_the_scores() -> None:
     torch = pytest.importorskip("torch")
-    from tasks.cifar_cnn import ConvolutionalClassifier, fold, make_network
+    from tasks.networks.cifar_cnn import ConvolutionalClassifier, fold, make_network
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -305,7 +305,7 @@ def test_an_attack_on_cifar_from_values(
         f"attack.{key}={value!r}" if key == "radius" else f'attack.{key}="{value}"'
         for key, value in lines.items()
     )
-    status = sim.command_line(
+    status = sim.app.command_line(
         [
             *("--out", str(tmp_path), "--nodes", "3", "-c", config),
             *("-c", 'method="zeroth-order-rfl" task="attack" rounds=2 samples=10'),
@@ -414,7 +414,7 @@ def test_without_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_deer_of_cifar(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    from tasks.cifar_cnn import save_weights
+    from tasks.networks.cifar_cnn import save_weights
 
     folder = Path(os.environ.get("FEDTRELLIS_DATA", "")) / "cifar10"
     for file in ("data_batch_1", "test_batch"):

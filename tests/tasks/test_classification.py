@@ -12,7 +12,7 @@ import pytest
 from fedtrellis.settings import SettingsError
 from tasks import Classification
 from tasks.classification import _data
-from tasks.datasets import EMNIST_CLASSES, synthetic
+from tasks.data.datasets import EMNIST_CLASSES, synthetic
 
 
 def classification(n: int = 4, seed: int = 0, **settings: Any) -> Classification:
@@ -277,7 +277,7 @@ def test_shapes_of_networks() -> None:
 
 def test_initial_models_depend_on_the_seed_only() -> None:
     torch = pytest.importorskip("torch")
-    from tasks.models import make_model
+    from tasks.networks.classification import make_model
 
     state = torch.random.get_rng_state()
     one, again, other = (

@@ -13,7 +13,7 @@ from fedtrellis.manifolds import Stiefel
 from fedtrellis.settings import SettingsError
 from tasks import KernelPCA
 from tasks.base import DataFileError
-from tasks.kernel_pca import read_matrix
+from tasks.data.matrix import read_matrix
 
 
 def task(n: int = 5, seed: int = 0, **settings: Any) -> KernelPCA:

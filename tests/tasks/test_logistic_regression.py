@@ -177,23 +177,34 @@ def test_one_label_a_client_by_default() -> None:
     )
 
 
-def test_the_schedule_is_that_of_the_loss() -> None:
-    assert make().schedule == "convex"
-    assert make(regularizer="nonconvex").schedule == "nonconvex"
-    assert make(regularizer="nonconvex", l2=0.0).schedule == "convex"
+@pytest.mark.parametrize("method", ["fedfw", "naive-frank-wolfe"])
+def test_the_schedule_is_that_of_the_loss(method: str) -> None:
+    for task, convex in (
+        (make(), True),
+        (make(regularizer="nonconvex"), False),
+        (make(regularizer="nonconvex", l2=0.0), True),
+    ):
+        assert task.convex == convex
+        suggested = task.suggestions(method).get("schedule", "convex")
+        assert suggested == ("convex" if convex else "nonconvex")
+        assert "schedule" not in task.suggestions(method, given=["schedule"])
     assert make().bounded_below
 
 
+def sigma_scale(task: LogisticRegression) -> float:
+    return float(task.suggestions("fedgia")["sigma_scale"])
+
+
 def test_the_scale_of_sigma(tmp_path: Path) -> None:
-    assert make().sigma_scale() == 0.02
+    assert sigma_scale(make()) == 0.02
     # table II: max{0.1, (8/n) ln d}
     path = tmp_path / "data.libsvm"
     rows = [f"{k % 2} {k % 9 + 1}:1 20:{k}" for k in range(1, 51)]
     path.write_text("\n".join(rows) + "\n")
     task = make(dataset="libsvm", path=str(path), test_fraction=0.0)
-    assert task.sigma_scale() == pytest.approx(8 / 20 * np.log(50))
+    assert sigma_scale(task) == pytest.approx(8 / 20 * np.log(50))
     task = make(dataset="libsvm", path=str(path), test_fraction=0.0, intercept=True)
-    assert task.sigma_scale() == pytest.approx(8 / 21 * np.log(50))
+    assert sigma_scale(task) == pytest.approx(8 / 21 * np.log(50))
 
 
 def test_uneven_shares_hold_every_example_once() -> None:
@@ -241,7 +252,7 @@ def test_constant_features_become_zero(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tasks import logistic_regression
-    from tasks.tables import Table
+    from tasks.data.tables import Table
 
     rng = np.random.default_rng(0)
     features = rng.standard_normal((40, 3))
@@ -399,7 +410,7 @@ def test_minima_of_qsar(scaling: str, expected: float) -> None:
     task.check()
     assert minimum(task)[0] == pytest.approx(expected, abs=5e-6)
     if scaling == "unit-rows":
-        assert task.sigma_scale() == 0.1
+        assert sigma_scale(task) == 0.1
 
 
 @pytest.mark.parametrize(("name", "accuracy"), [("a9a", 0.83), ("mushrooms", 0.97)])

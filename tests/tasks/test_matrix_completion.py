@@ -9,7 +9,8 @@ import pytest
 from fedtrellis.domains import NuclearNormBall
 from fedtrellis.settings import SettingsError
 from tasks import MatrixCompletion
-from tasks.matrix_completion import _data, read_ratings, synthetic_ratings
+from tasks.data.ratings import read_ratings
+from tasks.matrix_completion import _data, synthetic_ratings
 
 RATINGS = "196\t242\t3\t881250949\n186\t302\t3\t891717742\n22\t377\t1\t878887116\n"
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import tasks
+import tasks.data
 from fedtrellis.settings import SettingsError
 from tasks import QuadraticAssignment
-from tasks.quadratic_assignment import read_instance, read_solution
+from tasks.data.qaplib import read_instance, read_solution
 
 
 def chr12a_permutation() -> np.ndarray:
-    text = resources.files(tasks).joinpath("chr12a.json").read_text()
+    text = resources.files(tasks.data).joinpath("chr12a.json").read_text()
     return np.array(json.loads(text)["permutation"]) - 1
 
 

@@ -1,13 +1,16 @@
 """What every task promises, whatever it is about."""
 
+import inspect
 from typing import Any
 
 import numpy as np
 import pytest
 
+from clients import HyFDCAClient
 from fedtrellis.domains import L1Ball, make_domain
 from fedtrellis.settings import SettingsError, describe, keys
 from fedtrellis.wire.arrays import Layout
+from strategies import FedFW, FedGiA, HybridFedAvg, HyFDCA, HyFEM, NaiveFrankWolfe
 from tasks import TASKS, Task, make_task
 from tasks.base import Point, even_share
 
@@ -272,8 +275,44 @@ def test_few_tasks_need_a_constraint() -> None:
 
 
 def test_the_scale_of_sigma_is_that_of_least_squares_by_default() -> None:
-    assert make_task("lasso", {}, 3, 0).sigma_scale() == 1.0
-    assert make_task("linear-regression", {}, 3, 0).sigma_scale() == 0.15
+    assert make_task("lasso", {}, 3, 0).suggestions("fedgia") == {}
+    suggested = make_task("linear-regression", {}, 3, 0).suggestions("fedgia")
+    assert suggested == {"sigma_scale": 0.15}
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_what_a_task_suggests_are_settings_of_the_method(name: str) -> None:
+    strategies = {
+        "fedfw": FedFW,
+        "naive-frank-wolfe": NaiveFrankWolfe,
+        "fedgia": FedGiA,
+    }
+    task = make_task(name, {}, 3, 0)
+    assert set(task.suggested) <= set(strategies)
+    for method, strategy in strategies.items():
+        fields = inspect.signature(strategy).parameters
+        suggested = task.suggestions(method)
+        assert set(suggested) <= set(fields)
+        assert task.suggestions(method, given=fields) == {}
+    assert task.suggestions("another") == {}
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_client_is_made_of_a_task_s_parts(name: str) -> None:
+    task = make_task(name, {}, 3, 0)
+    parts, options = task.client_parts(1), task.method_options()
+    if not task.split_data:
+        assert parts == {"objective": task.client_objective(1)}
+        assert options == {}
+        return
+    wanted = inspect.signature(HyFDCAClient).parameters
+    assert list(wanted)[1:5] == list(parts)[:4]
+    assert set(parts) <= set(wanted)
+    for strategy in (HyFDCA, HyFEM, HybridFedAvg):
+        assert strategy(**options).regularization == options["regularization"]
+    assert parts["new_samples"].feature_names == parts["feature_names"]
+    with pytest.raises(IndexError, match="client 3"):
+        task.client_parts(3)
 
 
 def test_reference_optimum_is_none_by_default() -> None:

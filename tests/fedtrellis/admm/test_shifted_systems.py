@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import gc
-import logging
-import os
-import stat
 import threading
 import tracemalloc
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,10 +13,8 @@ import pytest
 import scipy.sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from fedtrellis.admm import shifted_systems
-from fedtrellis.admm.factor_file import FactorFile, fingerprint
 from fedtrellis.admm.shifted_systems import (
     CholeskySystem,
     ConjugateGradientSystem,
@@ -36,40 +30,23 @@ from fedtrellis.admm.shifted_systems import (
 )
 from fedtrellis.objectives import (
     LeastSquares,
-    Logistic,
-    MatrixCompletion,
-    MultinomialLogistic,
     Objective,
 )
-from fedtrellis.objectives import linear_models as _linear_models
-from fedtrellis.objectives.linear_models import DesignMatrix, largest_eigenvalue
+from tests.fedtrellis.admm.systems import (
+    OBJECTIVES,
+    WEIGHT,
+    Array,
+    M,
+    cached,
+    check_system,
+    data,
+    hessian,
+    make,
+    sparse_squares,
+    squares,
+)
 
-Array = NDArray[np.float64]
-
-M = 8  # clients
-WEIGHT = 1.0 / M
-STEPS = (1, 2, 5, 10)
 S = 0.25
-
-
-def data(kind: str, seed: int = 0) -> Any:
-    """A, tall, wide, rank-deficient or sparse."""
-    rng = np.random.default_rng(seed)
-    shapes = {"tall": (30, 12), "wide": (9, 40), "square": (15, 15)}
-    for name, shape in shapes.items():
-        if kind.startswith(name):
-            dense = rng.standard_normal(shape)
-    if "deficient" in kind:
-        # the last third of the rows repeats others, and two columns are equal
-        count = max(1, len(dense) // 3)
-        dense[-count:] = dense[:count]
-        dense[:, 1] = dense[:, 0]
-        if kind.startswith("tall"):
-            dense[:, 4:8] = dense[:, 8:12]
-    if "sparse" in kind:
-        dense[rng.random(dense.shape) < 0.6] = 0.0
-        return scipy.sparse.csr_array(dense)
-    return dense
 
 
 KINDS = [
@@ -77,14 +54,6 @@ KINDS = [
     for shape in ("tall", "wide", "square")
     for suffix in ("", ", deficient", ", sparse")
 ]
-
-
-def dense(A: Any) -> Array:
-    return np.asarray(A @ np.eye(A.shape[1]), dtype=np.float64)
-
-
-def hessian(A: Any, s: float, c: float) -> Array:
-    return np.asarray(s * dense(A).T @ dense(A) + c * np.eye(A.shape[1]))
 
 
 class GivenSolver:
@@ -131,47 +100,6 @@ MAKERS: dict[str, Maker] = {
 }
 
 
-def close(actual: Array, expected: Array, scale: Array, tolerance: float) -> bool:
-    """Whether the error is small beside ``scale``, whose norm a step only shrinks."""
-    return bool(np.linalg.norm(actual - expected) <= tolerance * np.linalg.norm(scale))
-
-
-def check_system(
-    system: ShiftedSystem, H: Array, u: Array, tolerance: float = 1e-10
-) -> None:
-    """The system against powers of explicit matrices and the method's own loop."""
-    sigma, identity = system.shift, np.eye(len(H))
-    inverse = np.linalg.inv(WEIGHT * H + sigma * identity)
-    before = u.copy()
-    d = system.solve(u)
-    assert d.shape == u.shape
-    assert d.dtype == np.float64
-    assert not np.shares_memory(d, u)
-    expected = np.asarray(np.linalg.solve(WEIGHT * H + sigma * identity, u))
-    assert close(d, expected, d, tolerance)
-    N = identity - sigma * inverse
-    for steps in STEPS:
-        w, d = system.admm_steps(u, steps)
-        assert not np.shares_memory(w, u)
-        assert not np.shares_memory(d, u)
-        assert not np.shares_memory(w, d)
-        expected = np.linalg.matrix_power(N, steps - 1) @ u
-        assert close(w, expected, u, tolerance)
-        assert close(d, inverse @ expected, inverse @ u, tolerance)
-        # the steps as the paper has them, with ḡ and π apart
-        g, x = 0.3 * u, np.cos(np.arange(len(u)))
-        pi = u - g
-        for _ in range(steps):
-            x_i = x - inverse @ (g + pi)
-            pi = pi + sigma * (x_i - x)
-        assert close(x - d, x_i, inverse @ u, tolerance)
-        assert close(w - sigma * d - g, pi, u, tolerance)
-        loop_w, loop_d = ShiftedSystem.admm_steps(system, u, steps)
-        assert close(w, loop_w, u, tolerance)
-        assert close(d, loop_d, inverse @ u, tolerance)
-    np.testing.assert_array_equal(u, before)
-
-
 @pytest.mark.parametrize("ratio", [0.15, 6.0, 1e3])
 @pytest.mark.parametrize("c", [0.0, 0.7])
 @pytest.mark.parametrize("kind", KINDS)
@@ -204,9 +132,11 @@ def test_systems_of_any_data(
     largest = max(float(np.linalg.eigvalsh(H)[-1]), 1e-3)
     u = rng.standard_normal(columns)
     sigma = 10.0**exponent * WEIGHT * largest
-    for make in MAKERS.values():
+    for maker in MAKERS.values():
         # σ a hundredth of the largest eigenvalue takes two more digits
-        check_system(make(A, S, c, sigma), H, u, 1e-10 * max(1.0, 0.1 / 10.0**exponent))
+        check_system(
+            maker(A, S, c, sigma), H, u, 1e-10 * max(1.0, 0.1 / 10.0**exponent)
+        )
 
 
 @pytest.mark.parametrize("sigma", [1e-2, 1.0, 50.0])
@@ -293,30 +223,6 @@ class Slotted:
         return 3.0
 
 
-def make(objective: Any, hessian: str = "gram", steps: int = 1, **options: Any) -> Any:
-    return make_system(
-        objective, hessian, weight=WEIGHT, shift=0.3, steps=steps, **options
-    )
-
-
-def squares(rows: int, columns: int, l2: float = 0.1, seed: int = 0) -> LeastSquares:
-    A = np.random.default_rng(seed).standard_normal((rows, columns))
-    return LeastSquares(A, np.zeros(rows), scale="half-mean", l2=l2)
-
-
-def sparse_squares(rows: int, columns: int, per_row: int = 20) -> LeastSquares:
-    rng = np.random.default_rng(0)
-    A = scipy.sparse.csr_array(
-        (
-            rng.standard_normal(rows * per_row),
-            rng.integers(0, columns, rows * per_row),
-            np.arange(0, rows * per_row + 1, per_row),
-        ),
-        shape=(rows, columns),
-    )
-    return LeastSquares(A, np.zeros(rows), scale="half-mean", l2=0.1)
-
-
 def operator(order: int) -> Any:
     return scipy.sparse.linalg.aslinearoperator(np.eye(order))
 
@@ -352,17 +258,6 @@ def test_the_system_suits_the_order_and_the_data(
     objective: Callable[[], Objective], steps: int, expected: type[ShiftedSystem]
 ) -> None:
     assert type(make(objective(), steps=steps)) is expected
-
-
-OBJECTIVES: dict[str, Callable[[], Objective]] = {
-    "tall": lambda: squares(30, 7),
-    "wide": lambda: squares(7, 30),
-    "wide, no l2": lambda: squares(7, 30, l2=0.0),
-    "logistic": lambda: Logistic(data("wide, sparse"), np.arange(9) % 2, l2=0.01),
-    "logistic, tall": lambda: Logistic(data("tall, sparse"), np.arange(30) % 2),
-    "multinomial": lambda: MultinomialLogistic(data("tall"), np.arange(30) % 3, 3),
-    "completion": lambda: MatrixCompletion([0, 2, 2], [1, 0, 0], [1, 2, 3], (3, 2)),
-}
 
 
 @pytest.mark.parametrize("direct", [True, False])
@@ -533,13 +428,6 @@ def test_lipschitz_of() -> None:
 # -- keeping systems -------------------------------------------------------------------
 
 
-def cached(objective: Any, shift: float = 0.3, steps: int = 1, **options: Any) -> Any:
-    hessian = options.pop("hessian", "gram")
-    return cached_system(
-        objective, hessian, weight=WEIGHT, shift=shift, steps=steps, **options
-    )
-
-
 @pytest.mark.parametrize("kind", ["gram", "diagonal"])
 def test_a_system_is_made_once(kind: str) -> None:
     objective = squares(8, 4)
@@ -637,351 +525,3 @@ def test_threads_get_one_system() -> None:
     for thread in threads:
         thread.join()
     assert len({id(system) for system in found}) == 1
-
-
-# -- the file --------------------------------------------------------------------------
-
-
-class Counter:
-    """Counts the factorisations made."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.count = 0
-        for cls in (
-            CholeskySystem,
-            SpectralSystem,
-            WideCholeskySystem,
-            WideSpectralSystem,
-        ):
-            original = cls.factorise
-
-            def counting(*args: Any, original: Any = original) -> Any:
-                self.count += 1
-                return original(*args)
-
-            monkeypatch.setattr(cls, "factorise", staticmethod(counting))
-
-    def made(self) -> int:
-        count, self.count = self.count, 0
-        return count
-
-
-@pytest.fixture
-def counter(monkeypatch: pytest.MonkeyPatch) -> Counter:
-    return Counter(monkeypatch)
-
-
-FILE_CASES = {
-    "tall": lambda: squares(30, 7),
-    "wide": lambda: squares(7, 30),
-    "tall, sparse": lambda: sparse_squares(60, 20, 5),
-    "wide, sparse": lambda: sparse_squares(20, 60, 5),
-    "bound": OBJECTIVES["multinomial"],
-}
-
-
-@pytest.mark.parametrize("steps", [1, 10])
-@pytest.mark.parametrize("name", FILE_CASES)
-def test_a_factor_is_kept_in_the_file(
-    name: str, steps: int, tmp_path: Path, counter: Counter
-) -> None:
-    path = str(tmp_path / "factor.npz")
-    objective = FILE_CASES[name]()
-    first = make(objective, steps=steps, factor_file=path)
-    assert counter.made() == 1
-    assert os.listdir(tmp_path) == ["factor.npz"]
-    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
-    # a new process has a new objective of the same data
-    second = make(FILE_CASES[name](), steps=steps, factor_file=path)
-    assert counter.made() == 0
-    assert type(second) is type(first)
-    size = int(np.prod(objective.shape))
-    u = np.random.default_rng(0).standard_normal(size)
-    for ours, theirs in zip(
-        second.admm_steps(u, 7), first.admm_steps(u, 7), strict=True
-    ):
-        np.testing.assert_array_equal(ours, theirs)
-    check_system(second, np.asarray(objective.hessian_bound()), u)
-
-
-@pytest.mark.parametrize("columns", [5, 50])
-@pytest.mark.parametrize("steps", [1, 10])
-def test_a_factor_of_something_else_is_not_used(
-    steps: int, columns: int, tmp_path: Path, counter: Counter
-) -> None:
-    path = str(tmp_path / "factor.npz")
-    objective = squares(20, columns)
-
-    def agree(objective: LeastSquares, shift: float = 0.3) -> None:
-        u = np.ones(columns)
-        system = make_system(
-            objective,
-            "gram",
-            weight=WEIGHT,
-            shift=shift,
-            steps=steps,
-            factor_file=path,
-        )
-        check_system(system, np.asarray(objective.hessian_bound()), u)
-
-    agree(objective)
-    assert counter.made() == 1
-    agree(objective)
-    assert counter.made() == 0
-    # an eigendecomposition holds for every σ
-    agree(objective, shift=0.4)
-    assert counter.made() == (1 if steps == 1 else 0)
-    agree(squares(20, columns, seed=1), shift=0.4)
-    assert counter.made() == 1
-    changed = np.array(objective.hessian_factor()[0])
-    changed[3, 2] = np.nextafter(changed[3, 2], np.inf)
-    agree(LeastSquares(changed, np.zeros(20), scale="half-mean", l2=0.1))
-    assert counter.made() == 1
-    agree(LeastSquares(changed, np.zeros(20), scale="half-mean", l2=0.2))
-    assert counter.made() == 1
-
-
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"not a file of arrays", b"PK\x03\x04broken", b"truncated", b"flipped"],
-)
-def test_a_damaged_file_is_written_anew(
-    content: bytes, tmp_path: Path, counter: Counter, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = tmp_path / "factor.npz"
-    objective = squares(40, 30)
-    make(objective, factor_file=str(path))
-    whole = path.read_bytes()
-    if content == b"truncated":
-        content = whole[: len(whole) // 2]
-    elif content == b"flipped":
-        content = whole[:2000] + bytes([whole[2000] ^ 255]) + whole[2001:]
-    path.write_bytes(content)
-    counter.made()
-    with caplog.at_level(logging.INFO, logger="flwr"):
-        logging.getLogger("flwr").addHandler(caplog.handler)
-        try:
-            system = make(objective, factor_file=str(path))
-        finally:
-            logging.getLogger("flwr").removeHandler(caplog.handler)
-    assert "cannot be read" in caplog.text
-    assert str(path) in caplog.text
-    assert counter.made() == 1
-    check_system(system, np.asarray(objective.hessian_bound()), np.ones(30))
-    make(objective, factor_file=str(path))
-    assert counter.made() == 0
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-
-
-def test_a_pickle_is_not_loaded(tmp_path: Path) -> None:
-    path = tmp_path / "factor.npz"
-
-    class Bomb:
-        def __reduce__(self) -> Any:
-            return (os.mkdir, (str(tmp_path / "exploded"),))
-
-    bomb: Any = np.array([Bomb()], dtype=object)
-    np.savez(path, **{"factor/fingerprint": bomb, "factor/factor": bomb})
-    make(squares(5, 4), factor_file=str(path))
-    assert not (tmp_path / "exploded").exists()
-
-
-def test_others_cannot_read_a_file_that_they_could(tmp_path: Path) -> None:
-    path = tmp_path / "factor.npz"
-    path.write_bytes(b"old")
-    path.chmod(0o666)
-    make(squares(5, 4), factor_file=str(path))
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-
-
-def test_one_file_holds_the_constant_and_a_factor(
-    tmp_path: Path, counter: Counter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = str(tmp_path / "factor.npz")
-    calls: list[int] = []
-    original = LeastSquares.lipschitz
-
-    def lipschitz(self: LeastSquares) -> float:
-        calls.append(1)
-        return original(self)
-
-    monkeypatch.setattr(LeastSquares, "lipschitz", lipschitz)
-    r = lipschitz_of(squares(9, 4), factor_file=path)
-    assert r == original(squares(9, 4))
-    make(squares(9, 4), factor_file=path)
-    assert len(calls) == counter.made() == 1
-    assert lipschitz_of(squares(9, 4), factor_file=path) == r
-    make(squares(9, 4), factor_file=path)
-    system = make(squares(9, 4), "diagonal", factor_file=path)
-    assert len(calls) == 1
-    assert counter.made() == 0
-    np.testing.assert_allclose(system.solve(np.ones(4)), 1 / (WEIGHT * r + 0.3))
-    other = squares(9, 4, seed=1)
-    assert lipschitz_of(other, factor_file=path) == original(other) != r
-    assert len(calls) == 2
-
-
-def test_a_user_hessian_and_products_need_no_file(tmp_path: Path) -> None:
-    path = str(tmp_path / "factor.npz")
-    make(squares(9, 4), user_hessian=2.0, factor_file=path)
-    make(sparse_squares(700, 4000), factor_file=path)
-    lipschitz_of(squares(9, 4), 2.0, factor_file=path)
-    lipschitz_of(OBJECTIVES["multinomial"](), factor_file=path)
-    assert not os.listdir(tmp_path)
-    assert isinstance(make(squares(9, 4), factor_file=""), CholeskySystem)
-
-
-def test_a_file_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    missing = str(tmp_path / "none" / "factor.npz")
-    for use in (
-        lambda path: make(squares(9, 4), factor_file=path),
-        lambda path: make(squares(9, 4), "diagonal", factor_file=path),
-        lambda path: lipschitz_of(squares(9, 4), factor_file=path),
-        lambda path: cached(squares(9, 4), factor_file=path),
-    ):
-        with pytest.raises(
-            ValueError, match=r"factor-file = '.*none.factor.npz': its folder does not"
-        ):
-            use(missing)
-        with pytest.raises(ValueError, match=r"factor-file = '.*' is a folder"):
-            use(str(tmp_path))
-        with pytest.raises(ValueError, match="factor-file = 3 must be the path"):
-            use(3)
-
-    def full(*args: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(
-        ValueError, match=r"factor-file = '.*f\.npz' cannot be written: No space left"
-    ):
-        make(squares(9, 4), factor_file=str(tmp_path / "f.npz"))
-    assert not os.listdir(tmp_path)
-
-
-@pytest.mark.skipif(os.name != "posix" or os.getuid() == 0, reason="root may write")
-def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    try:
-        with pytest.raises(ValueError, match="cannot be written: Permission denied"):
-            make(squares(9, 4), factor_file=str(tmp_path / "f.npz"))
-    finally:
-        tmp_path.chmod(0o700)
-
-
-def test_writers_at_the_same_time_leave_a_whole_file(tmp_path: Path) -> None:
-    path = str(tmp_path / "factor.npz")
-    objectives = [squares(40, 30, seed=seed) for seed in range(4)]
-    errors: list[BaseException] = []
-
-    def work(objective: LeastSquares) -> None:
-        try:
-            for _ in range(10):
-                check_system(
-                    make(objective, factor_file=path),
-                    np.asarray(objective.hessian_bound()),
-                    np.ones(30),
-                )
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=work, args=(each,)) for each in objectives]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
-    assert os.listdir(tmp_path) == ["factor.npz"]
-
-
-def test_fingerprints_tell_everything_apart() -> None:
-    A = np.arange(6.0).reshape(2, 3)
-    sparse = scipy.sparse.csr_array(A)
-    moved = scipy.sparse.csr_array((sparse.data, sparse.indices[::-1], sparse.indptr))
-    marks = [
-        fingerprint("a", A),
-        fingerprint("b", A),
-        fingerprint("a", A, 1.0),
-        fingerprint("a", A, 1.0, 0.0),
-        fingerprint("a", A, 0.0, 1.0),
-        fingerprint("a", A.reshape(3, 2)),
-        fingerprint("a", A.astype(np.float32)),
-        fingerprint("a", sparse),
-        fingerprint("a", moved),
-        fingerprint("a", scipy.sparse.csr_array(sparse, shape=(2, 4))),
-    ]
-    assert len(set(marks)) == len(marks)
-    assert fingerprint("a", np.asfortranarray(A)) == marks[0]
-    assert all(len(mark) == 32 for mark in marks)
-
-
-def test_entries_are_apart(tmp_path: Path) -> None:
-    file = FactorFile(str(tmp_path / "f.npz"))
-    one = {"factor": np.asfortranarray(np.arange(6.0).reshape(2, 3))}
-    file.get("factor", b"1", lambda: one)
-    file.get("lipschitz", b"2", lambda: {"value": np.float64(3.0)})
-
-    def never() -> Any:
-        raise AssertionError("it is in the file")
-
-    kept = file.get("factor", b"1", never)
-    assert set(kept) == {"factor"}
-    np.testing.assert_array_equal(kept["factor"], one["factor"])
-    assert kept["factor"].flags.f_contiguous
-    assert file.get("lipschitz", b"2", never)["value"] == 3.0
-
-
-# -- the largest eigenvalue ------------------------------------------------------------
-
-
-@pytest.mark.parametrize("intercept", [True, False])
-@pytest.mark.parametrize("sparse", [True, False])
-@pytest.mark.parametrize("shape", [(400, 90), (90, 400), (150, 150), (65, 3000)])
-def test_lanczos_is_the_largest_eigenvalue(
-    shape: tuple[int, int],
-    sparse: bool,
-    intercept: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    rng = np.random.default_rng(5)
-    A = rng.standard_normal(shape)
-    if sparse:
-        A[rng.random(shape) < 0.9] = 0.0
-    full = np.hstack([A, np.ones((len(A), 1))]) if intercept else A
-    small = full @ full.T if shape[0] < shape[1] else full.T @ full
-    expected = float(np.linalg.eigvalsh(small)[-1])
-    design = DesignMatrix(
-        scipy.sparse.csr_array(A) if sparse else A, intercept=intercept
-    )
-
-    def never(self: DesignMatrix) -> Array:
-        raise AssertionError("the Gram matrix was formed")
-
-    monkeypatch.setattr(DesignMatrix, "gram", never)
-    assert design.largest_gram_eigenvalue == pytest.approx(expected, rel=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("spectrum", "tolerance"),
-    [
-        (np.zeros(100), 0.0),
-        (np.ones(100), 1e-12),
-        (np.r_[np.zeros(99), 4.0], 1e-12),
-        (1.0 - 1e-9 * np.arange(300), 1e-10),
-        # so dense at its end that the iteration gives up
-        (1.0 - np.linspace(0.0, 1.0, 1500) ** 4, 1e-10),
-        (1.0 - np.linspace(0.0, 1.0, 3000) ** 4, 1e-4),
-    ],
-)
-def test_lanczos_on_hard_spectra(spectrum: Array, tolerance: float) -> None:
-    operator = _linear_models.symmetric_operator(len(spectrum), lambda v: spectrum * v)
-    assert largest_eigenvalue(operator) == pytest.approx(
-        spectrum.max(), rel=tolerance, abs=0.0
-    )
-
-
-def test_lanczos_of_a_dense_bound() -> None:
-    H = hessian(data("tall"), 1.0, 0.2)
-    H = np.asarray(np.kron(H, np.diag(np.linspace(1.0, 2.0, 10))), dtype=np.float64)
-    assert len(H) > _linear_models.DIRECT_ORDER
-    assert largest_eigenvalue(H) == pytest.approx(np.linalg.eigvalsh(H)[-1], rel=1e-12)

@@ -1,6 +1,8 @@
 """Parameters, shapes, ties, equality, the registry: the domains' public edge."""
 
+import importlib
 import pickle
+import pkgutil
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 from fedtrellis import domains
 from fedtrellis.domains import (
     DOMAINS,
+    RUN_DOMAINS,
     BirkhoffPolytope,
     Box,
     Domain,
@@ -22,6 +25,7 @@ from fedtrellis.domains import (
     Product,
     Simplex,
     SpectralNormBall,
+    fitting_domains,
     make_domain,
 )
 from fedtrellis.domains.atoms import (
@@ -35,6 +39,7 @@ from fedtrellis.domains.atoms import (
     pack_atoms,
     unpack_atoms,
 )
+from fedtrellis.settings import SettingsError, keys
 
 EXAMPLES: list[tuple[Domain, tuple[int, ...], type[Atom]]] = [
     (L1Ball(2.0), (5,), SparseAtom),
@@ -257,6 +262,63 @@ def test_registry() -> None:
     assert make_domain("k-support-ball", k=3, radius=1) == KSupportBall(3, 1.0)
     assert make_domain("birkhoff-polytope") == BirkhoffPolytope()
     assert make_domain("group-l1-ball", radius=1, groups=2) == GroupL1Ball(1.0, 2)
+
+
+def test_every_set_of_the_package_is_registered() -> None:
+    modules = pkgutil.iter_modules(domains.__path__, "fedtrellis.domains.")
+    found = [
+        thing
+        for module in modules
+        for thing in vars(importlib.import_module(module.name)).values()
+        if isinstance(thing, type)
+        and issubclass(thing, Domain)
+        and "name" in vars(thing)
+    ]
+    assert set(found) == {*DOMAINS.values(), *RUN_DOMAINS.values()}
+    assert set(RUN_DOMAINS) - set(DOMAINS) == {"whole-space"}
+    assert set(DOMAINS) - set(RUN_DOMAINS) == {"product"}  # made of a model's layers
+
+
+def test_sets_say_what_a_run_config_may_set() -> None:
+    said = {
+        key: field.default
+        for cls in RUN_DOMAINS.values()
+        for key, field in keys(cls.settings(), f"{cls.name}.").items()
+    }
+    assert said == {
+        "box.lower": -1.0,
+        "box.upper": 1.0,
+        "k-support-ball.k": 10,
+        "group-l1-ball.groups": 10,
+    }
+    without = {name for name, cls in RUN_DOMAINS.items() if not cls.has_radius()}
+    assert without == {"box", "birkhoff-polytope", "whole-space"}
+    config = {"box.lower": -2, "k-support-ball.k": 3, "lower": 7.0}
+    assert Box.from_config(config, radius=5.0) == Box(-2.0, 1.0)
+    assert KSupportBall.from_config(config, radius=5.0) == KSupportBall(3, 5.0)
+    assert GroupL1Ball.from_config({}, radius=5.0) == GroupL1Ball(5.0, 10)
+    assert BirkhoffPolytope.from_config(config, radius=5.0) == BirkhoffPolytope()
+    with pytest.raises(
+        SettingsError, match=r"k-support-ball\.k = 0 must be at least 1"
+    ):
+        KSupportBall.from_config({"k-support-ball.k": 0}, radius=1.0)
+    with pytest.raises(ValueError, match="lower must not exceed upper"):
+        Box.from_config({"box.lower": 2.0}, radius=0.0)
+
+
+def test_a_task_over_any_vectors_takes_every_set_of_vectors() -> None:
+    suggested = {"l2-ball": 5.0, "l1-ball": 10.0, "nuclear-norm-ball": 2.0}
+    others = ["linf-ball", "box", "simplex", "k-support-ball", "group-l1-ball"]
+    fitting = fitting_domains(suggested)
+    assert list(fitting) == [*suggested, *others]
+    assert fitting == suggested | dict.fromkeys(others, 0.0)
+    for suggested in ({"l2-ball": 1.0, "linf-ball": 0.1}, {"birkhoff-polytope": 0.0}):
+        assert fitting_domains(suggested) == suggested
+
+    class Mine(L2Ball):
+        name = "mine"
+
+    assert "mine" in fitting_domains({"l1-ball": 1.0}, RUN_DOMAINS | {"mine": Mine})
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from fedtrellis.domains import (
     BirkhoffPolytope,
@@ -20,9 +20,40 @@ from fedtrellis.domains import (
     Product,
     Simplex,
     SpectralNormBall,
+    WholeSpace,
 )
+from fedtrellis.domains.atoms import SparseAtom
+from fedtrellis.domains.base import Norm
 from fedtrellis.domains.enclosing import ENCLOSING, enclosing_ball
 from fedtrellis.settings import SettingsError
+
+
+class WeightedL1Ball(Domain):
+    """The README's: Σ w_j |x_j| ≤ radius, with what a set cannot do without."""
+
+    name = "weighted-l1-ball"
+
+    def __init__(self, weights: NDArray[np.float64], radius: float) -> None:
+        self.weights, self.radius = weights, radius
+
+    def lmo(self, gradient: ArrayLike) -> SparseAtom:
+        g = self._input(gradient, "gradient")
+        j = int(np.argmax(np.abs(g) / self.weights))
+        value = -np.sign(g[j]) * self.radius / self.weights[j]
+        return SparseAtom(np.array([j]), np.array([value]), g.shape)
+
+    def contains(self, point: ArrayLike, tolerance: float = 1e-9) -> bool:
+        return bool(self.weights @ np.abs(point) <= self.radius * (1 + tolerance))
+
+    def project(self, point: ArrayLike) -> NDArray[np.float64]:
+        raise NotImplementedError
+
+    def diameter(self, shape: tuple[int, ...]) -> float:
+        return float(2 * self.radius / self.weights.min())
+
+    def centre(self, shape: tuple[int, ...]) -> NDArray[np.float64]:
+        return np.zeros(shape)
+
 
 Shape = tuple[int, ...]
 Points = NDArray[np.float64]
@@ -41,22 +72,36 @@ INNER: dict[str, tuple[Domain, Shape]] = {
     "box": (Box(LOWER, UPPER), VECTOR),
     "box-scalar": (Box(-2.0, 1.0), VECTOR),
     "simplex": (Simplex(3.0), VECTOR),
+    "simplex-matrix": (Simplex(3.0), MATRIX),
     "k-support": (KSupportBall(3, 2.0), VECTOR),
+    "k-support-matrix": (KSupportBall(2, 2.0), MATRIX),
+    "k-support-low-rank": (KSupportBall(7, 2.0), MATRIX),
     "nuclear": (NuclearNormBall(4.0), MATRIX),
     "spectral": (SpectralNormBall(1.3), MATRIX),
     "birkhoff": (BirkhoffPolytope(), SQUARE),
     "group-l1": (GroupL1Ball(2.0, ((0, 1, 2), (3, 4), (5, 6))), VECTOR),
+    "group-l1-size": (GroupL1Ball(2.0, 5), MATRIX),
+    "product": (Product((L1Ball(1.0), NuclearNormBall(2.0)), ((3,), (2, 3))), (9,)),
+    "product-unknown": (
+        Product((L1Ball(1.0), SpectralNormBall(2.0)), ((1,), MATRIX)),
+        (16,),
+    ),
+    "weighted": (WeightedL1Ball(np.array([0.5, 2.0, 0.3]), 1.5), (3,)),
+    "weighted-nested": (
+        Product((WeightedL1Ball(np.array([0.5, 2.0]), 1.5), L2Ball(3.5)), ((2,), (4,))),
+        (6,),
+    ),
 }
 
+# Sets that say nothing of some norms. The largest entry is found by the oracle.
+UNSAID = {"product-unknown", "weighted", "weighted-nested"}
 SUPPORTED = {
-    "l1-ball": {
-        "l1-vector", "l1-matrix", "l2-vector", "l2-matrix", "linf-vector",
-        "linf-matrix", "box", "box-scalar", "simplex", "k-support", "birkhoff",
-    },
-    "l2-ball": set(INNER),
+    "l1-ball": set(INNER) - UNSAID - {"spectral"},
+    "l2-ball": set(INNER) - UNSAID | {"product-unknown"},
     "linf-ball": set(INNER),
     "nuclear-norm-ball": {
-        "l1-matrix", "l2-matrix", "nuclear", "spectral", "birkhoff",
+        "l1-matrix", "l2-matrix", "nuclear", "spectral", "birkhoff", "simplex-matrix",
+        "k-support-matrix", "k-support-low-rank",
     },
 }  # fmt: skip
 
@@ -110,6 +155,12 @@ def test_the_ball_holds_the_domain_and_touches_it(name: str, key: str) -> None:
         ("nuclear-norm-ball", "spectral", 3 * 1.3),  # three singular values of 1.3
         ("l1-ball", "l2-matrix", 1.5 * math.sqrt(15)),
         ("l1-ball", "k-support", 2 * math.sqrt(3)),
+        ("nuclear-norm-ball", "k-support-matrix", 2 * math.sqrt(2)),  # rank 2
+        ("nuclear-norm-ball", "k-support-low-rank", 2 * math.sqrt(3)),  # rank 3
+        ("l1-ball", "product", 1 + 2 * math.sqrt(6)),
+        ("l2-ball", "product", math.hypot(1, 2)),
+        ("linf-ball", "weighted", 1.5 / 0.3),
+        ("linf-ball", "weighted-nested", 3.5),
     ],
 )
 def test_radii_worked_out_by_hand(name: str, key: str, radius: float) -> None:
@@ -127,11 +178,30 @@ def test_a_pair_that_is_not_supported_says_so_in_one_line(name: str) -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_a_product_is_not_supported() -> None:
-    domain = Product((L1Ball(1.0), L2Ball(1.0)), ((3,), (4,)))
-    for name in ("l1-ball", "l2-ball", "linf-ball"):
-        with pytest.raises(SettingsError, match="not available"):
-            enclosing_ball(name, domain, VECTOR)
+def test_a_set_may_say_more_than_its_oracle_does() -> None:
+    class Outspoken(WeightedL1Ball):
+        def largest_norm(self, norm: Norm, shape: Shape) -> float | None:
+            return float(self.radius / self.weights.min())
+
+    domain = Outspoken(np.array([0.5, 2.0]), 1.5)
+    assert enclosing_ball("l1-ball", domain, (2,)) == L1Ball(3.0)
+
+
+@pytest.mark.parametrize("name", ENCLOSING)
+def test_no_ball_holds_the_whole_space(name: str) -> None:
+    with pytest.raises(SettingsError, match="not available"):
+        enclosing_ball(name, WholeSpace(), MATRIX)
+
+
+def test_norms_that_points_do_not_have_are_refused() -> None:
+    for domain, shape in INNER.values():
+        with pytest.raises(ValueError, match="unknown norm 'l3'; allowed: l1, l2, li"):
+            domain.largest_norm("l3", shape)  # type: ignore[arg-type]
+        if len(shape) == 1:
+            with pytest.raises(ValueError, match="for matrices"):
+                domain.largest_norm("nuclear", shape)
+    with pytest.raises(ValueError, match="square"):
+        BirkhoffPolytope().largest_norm("l1", (3, 4))
 
 
 def test_unknown_kinds_and_vectors_for_a_ball_of_matrices_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""The search over proposals: against CVXPY, and against clients that hold α."""
+"""The search over proposals, against clients that hold α."""
 
 from __future__ import annotations
 
@@ -8,87 +8,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fedtrellis.dual.bundle import DualBundle, Mixture, maximise_over_simplices
+from fedtrellis.dual.bundle import DualBundle, Mixture
 from fedtrellis.objectives.losses import make_loss
+from tests.fedtrellis.dual.programmes import optimum_over_simplices
 
 Array = NDArray[np.float64]
-
-
-def _objective(G: Array, b: Array, theta: Array) -> float:
-    return float(b @ theta - 0.5 * theta @ G @ theta)
-
-
-def _optimum(V: Array, b: Array, blocks: list[slice]) -> float:
-    """Maximum of bᵀθ − ½‖Vᵀθ‖² over the simplices, by CVXPY."""
-    cp = pytest.importorskip("cvxpy")
-    theta = cp.Variable(len(b), nonneg=True)
-    problem = cp.Problem(
-        cp.Maximize(b @ theta - 0.5 * cp.sum_squares(V.T @ theta)),
-        [cp.sum(theta[block]) == 1 for block in blocks],
-    )
-    problem.solve(
-        solver="CLARABEL", tol_gap_abs=1e-11, tol_gap_rel=1e-11, tol_feas=1e-11
-    )
-    return float(problem.value)
-
-
-@pytest.mark.parametrize("rank", [1, 3, 40], ids=["line", "singular", "definite"])
-@pytest.mark.parametrize("seed", range(6))
-def test_the_maximum_is_cvxpys(seed: int, rank: int) -> None:
-    rng = np.random.default_rng(seed)
-    sizes = rng.integers(1, 9, rng.integers(1, 6))
-    stops = np.cumsum(sizes)
-    blocks = [slice(int(e - s), int(e)) for s, e in zip(sizes, stops, strict=True)]
-    n = int(stops[-1])
-    V = rng.standard_normal((n, rank)) * 10.0 ** rng.uniform(-1, 1)
-    b = rng.standard_normal(n)
-    if n > 2:
-        V[n // 2], b[n // 2] = V[0], b[0]  # the same point twice
-    G = V @ V.T
-    # from the corners, and from anywhere inside
-    corner = np.zeros(n)
-    corner[[block.start for block in blocks]] = 1.0
-    inside = rng.random(n)
-    for block in blocks:
-        inside[block] /= inside[block].sum()
-    best = _optimum(V, b, blocks)
-    for start in (corner, inside):
-        theta = start.copy()
-        assert maximise_over_simplices(G, b, theta, blocks) is theta
-        assert (theta >= 0.0).all()
-        for block in blocks:
-            assert theta[block].sum() == pytest.approx(1.0, abs=1e-12)
-        found = _objective(G, b, theta)
-        assert found >= _objective(G, b, start) - 1e-14 * (1.0 + abs(found))
-        assert found == pytest.approx(best, abs=1e-8 * (1.0 + abs(best)))
-        # again from there: nothing gets worse
-        again = maximise_over_simplices(G, b, theta.copy(), blocks)
-        assert _objective(G, b, again) >= found - 1e-14 * (1.0 + abs(found))
-
-
-def test_one_proposal_without_memory_is_a_line_search() -> None:
-    """θ = (1 − γ, γ) with γ = (b₂ − b₁ − λ v₁ᵀ(v₂ − v₁)) / (λ‖v₂ − v₁‖²), clipped."""
-    rng = np.random.default_rng(0)
-    for _ in range(50):
-        V, b = rng.standard_normal((2, 3)), 3.0 * rng.standard_normal(2)
-        d = V[1] - V[0]
-        gamma = np.clip((b[1] - b[0] - V[0] @ d) / (d @ d), 0.0, 1.0)
-        theta = np.array([1.0, 0.0])
-        maximise_over_simplices(V @ V.T, b, theta, [slice(0, 2)])
-        assert theta == pytest.approx([1.0 - gamma, gamma], abs=1e-10)
-
-
-def test_no_difference_and_no_curvature() -> None:
-    zero = np.zeros((3, 3))
-    theta = maximise_over_simplices(zero, np.zeros(3), np.eye(3)[1], [slice(0, 3)])
-    assert theta.sum() == pytest.approx(1.0)
-    theta = maximise_over_simplices(
-        zero, np.array([1.0, 3.0, 2.0]), np.eye(3)[0], [slice(0, 3)]
-    )
-    assert theta == pytest.approx([0.0, 1.0, 0.0])
-
-
-# ------------------------------------------------------------- the bundle, and clients
 
 
 @dataclass
@@ -239,7 +163,7 @@ def test_each_search_is_the_best_over_all_that_is_remembered() -> None:
             blocks.append(slice(start, len(values)))
         V, root = np.array(points), np.sqrt(world.regularization)
         b = np.array(values) - world.regularization * V @ rest
-        best = _optimum(root * V, b, blocks)
+        best = optimum_over_simplices(root * V, b, blocks)
         still = sum(bundle.contribution(u)[1] for u in range(3) if u not in units)
         best += still - 0.5 * world.regularization * float(rest @ rest)
         for unit, mixture in bundle.search(units, proposals).items():

@@ -11,6 +11,7 @@ from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.svm import LinearSVC
 
+from fedtrellis import objectives
 from fedtrellis.dual.regularized_loss import Optimum, RegularizedLoss, central_optimum
 from fedtrellis.objectives.losses import (
     LOSSES,
@@ -53,6 +54,23 @@ def certified(problem: RegularizedLoss, optimum: Optimum, tolerance: float) -> N
 
 
 # -- the objective
+
+
+def test_the_primal_is_that_of_the_linear_model_with_the_same_loss() -> None:
+    (X, y), rng = small(), np.random.default_rng(3)
+    w, targets = rng.standard_normal(5), rng.standard_normal(60)
+    for problem, model in (
+        (
+            RegularizedLoss(X, y, Logistic(), 0.3),
+            objectives.Logistic(X, y > 0, l2=0.3),
+        ),
+        (
+            RegularizedLoss(X, targets, Squared(), 0.3),
+            objectives.LeastSquares(X, targets, scale="half-mean", l2=0.3),
+        ),
+    ):
+        assert problem.value(w) == pytest.approx(model.value(w), rel=1e-14)
+        np.testing.assert_allclose(problem.gradient(w), model.gradient(w), atol=1e-15)
 
 
 @pytest.mark.parametrize("name", LOSSES)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from fedtrellis.objectives.losses import (
     LOSSES,
+    CrossEntropy,
     Hinge,
     Logistic,
     Loss,
@@ -88,6 +89,57 @@ def test_fenchel_and_young(loss: Loss, z: float, share: float, y: float) -> None
     assert loss.feasible(u, one(y)) == u
     equal = value + loss.conjugate(u, one(y)) + u * z
     assert abs(equal[0]) <= 1e-13 * (1.0 + z * z)
+
+
+@pytest.mark.parametrize("loss", SMOOTH, ids=SMOOTH_IDS)
+@pytest.mark.parametrize("y", [-1.0, 1.0])
+def test_the_curvature_is_the_steepest_that_the_slope_gets(
+    loss: Loss, y: float
+) -> None:
+    z = np.linspace(-4.0, 4.0, 1601)  # 0, where the logistic loss bends most, is there
+    slopes = loss.slope(z, np.full_like(z, y))
+    np.testing.assert_array_equal(0.0 - slopes, loss.dual_point(z, np.full_like(z, y)))
+    steepest = np.max(np.diff(slopes) / np.diff(z))
+    assert steepest == pytest.approx(loss.curvature, rel=1e-5)
+
+
+def test_the_slope_of_the_hinge_jumps() -> None:
+    assert Hinge().curvature == np.inf
+
+
+@pytest.mark.parametrize("loss", ALL, ids=IDS)
+def test_a_total_is_the_sum_over_the_examples_and_keeps_the_scores(loss: Loss) -> None:
+    rng = np.random.default_rng(0)
+    y, scores = rng.choice([-1.0, 1.0], 40), 2.0 * rng.standard_normal((40, 3))
+    before = scores.copy()
+    # many points at once: the labels go down the first axis
+    totals = loss.total(scores, y[:, None])
+    expected = [
+        sum(loss.value(one(z), one(b))[0] for z, b in zip(column, y, strict=True))
+        for column in scores.T
+    ]
+    np.testing.assert_allclose(totals, expected, rtol=1e-13)
+    np.testing.assert_array_equal(scores, before)
+    slopes = loss.slope(scores, y[:, None])
+    np.testing.assert_array_equal(scores, before)
+    # in the memory of the scores they are the same
+    np.testing.assert_array_equal(loss.slope(scores, y[:, None], scores), slopes)
+
+
+def test_the_cross_entropy_of_two_classes_is_the_logistic_loss() -> None:
+    rng = np.random.default_rng(1)
+    z, y = 3.0 * rng.standard_normal(50), np.arange(50) % 2
+    signs: np.ndarray = 2.0 * y - 1.0
+    pairs: np.ndarray = np.stack([np.zeros(50), z], axis=1)
+    entropy, logistic = CrossEntropy(), Logistic()
+    np.testing.assert_allclose(entropy.value(pairs, y), logistic.value(z, signs))
+    slopes = entropy.slope(pairs, y)
+    np.testing.assert_allclose(slopes[:, 1], logistic.slope(z, signs), atol=1e-15)
+    np.testing.assert_allclose(slopes.sum(axis=1), 0.0, atol=1e-15)
+    values, in_place = entropy.value_and_slope(pairs, y)
+    assert in_place is pairs
+    np.testing.assert_array_equal(in_place, slopes)
+    np.testing.assert_allclose(values, logistic.value(z, signs))
 
 
 @pytest.mark.parametrize("loss", SMOOTH, ids=SMOOTH_IDS)

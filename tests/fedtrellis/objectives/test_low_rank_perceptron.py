@@ -113,7 +113,7 @@ def test_many_points_are_evaluated_in_slices(monkeypatch: pytest.MonkeyPatch) ->
     f = network("factored")
     points = batch(f, 11)
     expected = f.values(points)
-    monkeypatch.setattr("fedtrellis.objectives.smooth._SLICE_ENTRIES", 3 * 8 * 23 * 4)
+    monkeypatch.setattr("fedtrellis.objectives.base._SLICE_ENTRIES", 3 * 8 * 23 * 4)
     np.testing.assert_allclose(f.values(points), expected, rtol=1e-13)
 
 

@@ -171,7 +171,7 @@ def test_a_failed_run_says_so_and_why(tmp_path: Path) -> None:
 def test_a_run_that_never_started_can_be_marked_as_failed(tmp_path: Path) -> None:
     record = RunRecord(tmp_path, CONFIG)
     assert read_json(tmp_path / "summary.json")["status"] == "running"
-    record.fail(TimeoutError("no nodes"), [])
+    record.fail(TimeoutError("no nodes"))
     summary = read_json(tmp_path / "summary.json")
     assert (summary["status"], summary["rounds"]) == ("failed", 0)
     assert summary["error"] == "TimeoutError: no nodes"
@@ -399,6 +399,28 @@ def test_without_a_terminal_every_round_is_a_line(logged: list[str]) -> None:
     up = format_bytes(sum(record.bytes_up for record in strategy.history))
     assert logged[-1].startswith("total: 40 rounds  80 of 80 used  0 lost  0 rejected")
     assert f"↑ {up} ↓" in logged[-1]
+
+
+def test_a_line_has_the_metrics_of_its_own_round(logged: list[str]) -> None:
+    console = Console(file=io.StringIO(), force_terminal=False)
+    run(rounds=5, callbacks=[Progress(console=console)], evaluate_every=2)
+    lines = {line.split()[1][0]: line for line in logged if line.startswith("round ")}
+    assert [t for t, line in lines.items() if " loss " in line] == ["0", "2", "4", "5"]
+    assert [t for t, line in lines.items() if " accuracy " in line] == [*"0245"]
+    # the method's own, which every round has
+    assert [t for t, line in lines.items() if " gap " in line] == [*"12345"]
+
+
+def test_the_bar_says_of_which_round_an_older_metric_is() -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=200)
+    strategy, _ = run(
+        rounds=4,
+        callbacks=[Progress(console=console), Call(lambda record: record.round == 3)],
+        evaluate_every=2,
+    )
+    loss = strategy.history[2].evaluation["loss"]
+    assert f"loss {loss:.4g} (round 2)" in screen.getvalue()
 
 
 def test_many_quick_rounds_are_a_line_a_second(

@@ -3,7 +3,7 @@
 import io
 import json
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -366,6 +366,68 @@ def test_another_strategy_seed_shape_or_set_of_clients_is_refused(saved: Path) -
     )
     with pytest.raises(SettingsError, match=r"model shapes is \(\(40,\),\)"):
         drift(resume=saved).start(grid_of(), ArrayRecord([np.zeros(41)]), ROUNDS)
+
+
+def rewrite(path: Path, change: Callable[[Config, Config], None]) -> None:
+    """Change what a checkpoint says of itself, and its arrays."""
+    with np.load(path) as file:
+        arrays = {name: file[name] for name in file.files}
+    meta = json.loads(arrays["meta"].tobytes())
+    change(meta, arrays)
+    arrays["meta"] = np.frombuffer(json.dumps(meta).encode(), dtype=np.uint8)
+    path.write_bytes(npz(**arrays))
+
+
+def as_before(meta: Config, arrays: Config) -> None:
+    """As older versions wrote it."""
+    for name in ("shapes", "settings"):
+        del meta[name]
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_a_missing_entry_or_another_shape_is_refused(saved: Path, old: bool) -> None:
+    data, refused = saved.read_bytes(), []
+    entries = ["model", "state/count", "state/2"]
+    if not old:  # an older one may be of clients elsewhere
+        entries.append("client/1")
+    for name in entries:
+        for change in (lambda a, n: a.pop(n), lambda a, n: a.update({n: a[n][None]})):
+            saved.write_bytes(data)
+            if old:
+                rewrite(saved, as_before)
+            run(drift(resume=saved))
+            rewrite(saved, lambda meta, arrays, n=name, c=change: c(arrays, n))  # type: ignore[misc]
+            refused.append(error_of(drift(resume=saved)))
+            assert str(saved) in refused[-1]
+            assert name.removeprefix("state/") in refused[-1]
+    assert len(refused) == 2 * len(entries)
+
+
+@pytest.mark.parametrize(
+    "name", ["format", "round", "session", "seed", "version", "clients", "layout"]
+)
+def test_what_a_checkpoint_has_to_say_of_itself(saved: Path, name: str) -> None:
+    rewrite(saved, lambda meta, arrays: meta.pop(name))
+    assert f"is no checkpoint: it has no entry {name!r}" in error_of(
+        drift(resume=saved)
+    )
+
+
+def test_a_checkpoint_of_another_version_of_the_strategy_is_refused(
+    saved: Path,
+) -> None:
+    class Bound(Drift):
+        state_settings = ("half",)
+        half = 0.5
+
+    Bound.__name__ = "Drift"
+    run(Bound(resume=saved, participation=0.6, seed=2))  # it did not say yet
+    path = saved.with_name("bound.npz")
+    run(Bound(checkpoint=path))
+    Bound.half = 0.25
+    assert "its half is 0.5, this run's is 0.25" in error_of(Bound(resume=path))
+    rewrite(saved, lambda meta, arrays: arrays.update({"state/more": np.zeros(2)}))
+    assert "it has an entry 'state/more' too many" in error_of(drift(resume=saved))
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

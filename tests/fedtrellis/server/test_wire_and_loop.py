@@ -348,6 +348,27 @@ def test_failed_rounds_in_a_row_end_the_run_with_the_last_reason() -> None:
     assert failed == [caught.value]
 
 
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_a_run_that_used_no_answer_is_an_error_however_short(rounds: int) -> None:
+    ended: list[str] = []
+
+    class Watch(Callback):
+        def on_end(self, strategy: RoundStrategy, result: Result) -> None:
+            ended.append("completed")
+
+        def on_failure(self, strategy: RoundStrategy, error: BaseException) -> None:
+            ended.append(str(error))
+
+    bad = failing({1, 2, 3}, {0, 1})
+    strategy = Steps(max_failed_rounds=5, callbacks=[Watch()])
+    with pytest.raises(RuntimeError, match=f"in all of the {rounds} rounds; the last"):
+        start(strategy, LocalGrid(app_with(bad), 2), rounds=rounds)
+    assert f"disk full in round {rounds}" in ended[0]
+    assert [record.used for record in strategy.history] == [0] * rounds
+    # one answer is enough
+    start(Steps(max_failed_rounds=5), LocalGrid(app_with(bad), 2), rounds=4)
+
+
 def test_rounds_that_ask_nobody_are_no_failures() -> None:
     strategy = Steps(participation=0.05, max_failed_rounds=1, seed=1)
     start(strategy, LocalGrid(app_with(), 2), rounds=60)

@@ -333,7 +333,7 @@ def test_a_search_on_this_repository_from_end_to_end(
     settings = {key: best[key] for key in ("selected-fraction", "local-steps")}
     (chosen,) = [line for line in first if line["settings"] == settings]
     assert (
-        sim.command_line(
+        sim.app.command_line(
             [
                 "--nodes",
                 "4",

@@ -1,5 +1,7 @@
 """A mirror against a plain dense replay of the same steps."""
 
+import importlib
+import sys
 from collections.abc import Callable
 
 import numpy as np
@@ -18,7 +20,7 @@ from fedtrellis.domains.atoms import (
     SparseAtom,
 )
 from fedtrellis.wire import replay as mirror_module
-from fedtrellis.wire.replay import Mirror
+from fedtrellis.wire.replay import ReplayedIterate
 
 Point = NDArray[np.float64]
 Shape = tuple[int, ...]
@@ -80,7 +82,7 @@ class Replay:
 
     def __init__(self, base: Point) -> None:
         self.base, self.x = base, base.copy()
-        self.mirror = Mirror(base)
+        self.mirror = ReplayedIterate(base)
         self.largest = float(np.abs(base).max(initial=1.0))
 
     def step(self, decay: float, weight: float, atom: Atom) -> None:
@@ -150,7 +152,7 @@ def test_long_runs_with_a_vanishing_scale_keep_their_digits(
 
 @pytest.mark.parametrize("shape", [SMALL, LARGE])
 def test_without_new_atoms_the_values_decay_exactly(shape: Shape) -> None:
-    mirror = Mirror(np.ones(shape))
+    mirror = ReplayedIterate(np.ones(shape))
     empty = SparseAtom(np.array([], dtype=np.intp), np.array([]), shape)
     for _ in range(1000):
         mirror.step(0.5, 1.0, empty)
@@ -173,7 +175,7 @@ def test_decay_zero_forgets_everything(shape: Shape, maker: Maker) -> None:
 
 
 def test_decay_zero_forgets_what_is_not_finite() -> None:
-    mirror = Mirror(np.full(3, np.nan))
+    mirror = ReplayedIterate(np.full(3, np.nan))
     mirror.step(0.0, 2.0, DenseAtom(np.ones(3)))
     assert mirror.dense().tolist() == [2.0, 2.0, 2.0]
 
@@ -196,7 +198,7 @@ def test_a_mirror_from_its_state_goes_on_as_before(maker: Maker, shape: Shape) -
     for _ in range(30):
         replay.step(0.8, 0.2, maker(rng, shape))
     state = {name: array.copy() for name, array in replay.mirror.state().items()}
-    again = Mirror.from_state(replay.base, state)
+    again = ReplayedIterate.from_state(replay.base, state)
     scale = np.abs(replay.x).max()
     assert np.abs(again.dense() - replay.mirror.dense()).max() <= 1e-12 * scale
     replay.mirror = again
@@ -207,7 +209,7 @@ def test_a_mirror_from_its_state_goes_on_as_before(maker: Maker, shape: Shape) -
 
 def test_two_mirrors_share_their_base_and_nothing_else() -> None:
     base = np.zeros(LARGE)
-    first, second = Mirror(base), Mirror(base)
+    first, second = ReplayedIterate(base), ReplayedIterate(base)
     first.step(0.5, 1.0, same_entry(np.random.default_rng(0), LARGE))
     assert not second.dense().any()
     assert first.dense().any()
@@ -235,5 +237,12 @@ def test_any_sequence_of_steps_and_questions(
             replay.check()
         if rng.random() < 0.1:
             state = replay.mirror.state()
-            replay.mirror = Mirror.from_state(replay.base, state)
+            replay.mirror = ReplayedIterate.from_state(replay.base, state)
     replay.check()
+
+
+def test_the_name_of_version_0_1_works_for_one_version_more() -> None:
+    sys.modules.pop("fedtrellis.mirror", None)
+    with pytest.warns(FutureWarning, match=r"now fedtrellis\.wire\.replay"):
+        mirror = importlib.import_module("fedtrellis.mirror")
+    assert mirror.Mirror is ReplayedIterate

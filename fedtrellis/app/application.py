@@ -1,0 +1,122 @@
+"""A Flower app of methods, tasks and domains: server_app, client_app, command line."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from flwr.client import NumPyClient
+from flwr.serverapp import Grid, ServerApp
+
+from fedtrellis.app.experiment import Experiment, make_experiment
+from fedtrellis.app.nodes import make_client
+from fedtrellis.app.old_keys import translate
+from fedtrellis.app.registry import Pair, Registry
+from fedtrellis.app.settings import RunSettings
+from fedtrellis.domains import RUN_DOMAINS, Domain
+from fedtrellis.wire.client import client_app
+
+__all__ = ["App"]
+
+# Settings alive in one process: more only in tests and sweeps.
+_KEPT = 4
+
+
+class App:
+    """Methods, tasks and domains, made into the two halves of a Flower app.
+
+    ::
+
+        app = App(methods=pairs(strategies, clients), tasks=TASKS.values())
+        server_app, client_app = app.server_app, app.client_app
+
+    What packages with an entry point in the group ``fedtrellis.plugins`` bring along
+    is known to it, too.
+
+    Parameters
+    ----------
+    methods : sequence of (strategy class, client class)
+        The first is the default.
+    tasks : sequence of type
+        Subclasses of ``fedtrellis.tasks.Task``; the first is the default.
+    domains : mapping of str to type
+        Sets by name.
+
+    Attributes
+    ----------
+    registry : Registry
+        All that there is, by name.
+    server_app, client_app : flwr.serverapp.ServerApp, flwr.clientapp.ClientApp
+    """
+
+    def __init__(
+        self,
+        methods: Iterable[Pair],
+        tasks: Iterable[type[Any]],
+        domains: Mapping[str, type[Domain]] = RUN_DOMAINS,
+    ) -> None:
+        self.registry = Registry(methods, tasks, domains)
+        self.client_app = client_app(self.client_fn)
+        self.server_app = ServerApp()
+        self.server_app.main()(self._main)
+        self._experiments: OrderedDict[Any, Experiment] = OrderedDict()
+
+    def default_config(self) -> dict[str, Any]:
+        """Every key of a run config with its default."""
+        return self.registry.default_config()
+
+    def experiment(
+        self, config: Mapping[str, Any], num_clients: int = 10
+    ) -> Experiment:
+        """A run config, checked and made into the run's parts; kept for a while.
+
+        Parameters
+        ----------
+        config : mapping
+            Flat. Keys that are not there have their defaults.
+        num_clients : int
+
+        Raises
+        ------
+        SettingsError, FileNotFoundError
+            Something is wrong with the settings; one line says what.
+        """
+        # Flower may give the keys in another order each time
+        key = tuple(sorted(config.items())), num_clients
+        found = self._experiments.get(key)
+        if found is None:
+            new = translate(self.registry, config)
+            self.registry.check_known(new, "run config:")
+            found = make_experiment(self.registry, self.client_app, new, num_clients)
+            self._experiments[key] = found
+            while len(self._experiments) > _KEPT:
+                self._experiments.popitem(last=False)
+        return found
+
+    def client_fn(self, context: Context) -> NumPyClient:
+        """The client of one node; its data is loaded once per process."""
+        config = translate(self.registry, context.run_config)
+        name = config.get("task", RunSettings.task)
+        task = self.registry.choose("task", name).from_config(config, 1, 0)
+        return make_client(self.experiment, task.on_nodes, context)
+
+    def run(self, grid: Grid, config: Mapping[str, Any]) -> Path:
+        """Run on any grid; return the directory of the run's record."""
+        from fedtrellis.app.run import run
+
+        return run(self.registry, self.experiment, grid, config)
+
+    def _main(self, grid: Grid, context: Context) -> None:
+        """Run what the run config says, and print how it went."""
+        from fedtrellis.app.run import run_and_report
+
+        run_and_report(self.registry, self.experiment, grid, context.run_config)
+
+    def command_line(self, arguments: Sequence[str] | None = None) -> int:
+        """``python sim.py``: its exit status."""
+        from fedtrellis.app.command_line import main
+
+        return main(self, arguments)

@@ -1,0 +1,487 @@
+"""One run, from its settings: checked once, and made into its parts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from logging import INFO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, Context, MetricRecord
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import Result
+
+from fedtrellis.app.registry import Group, MethodEntry, Registry
+from fedtrellis.app.settings import RunSettings
+from fedtrellis.domains import Domain, Product, WholeSpace, fitting_domains
+from fedtrellis.domains.enclosing import enclosing_ball
+from fedtrellis.manifolds import Euclidean, Manifold
+from fedtrellis.server.loop import RoundStrategy
+from fedtrellis.settings import SettingsError, keys, parse, parse_values
+from fedtrellis.wire.arrays import FloatArray, Layout, array_record, record_arrays
+from fedtrellis.wire.flower_internals import log
+from fedtrellis.wire.local_grid import LocalGrid
+
+__all__ = ["Experiment", "make_experiment"]
+
+
+@dataclass(frozen=True, eq=False)
+class Experiment:
+    """A run config, checked and made into the run's parts.
+
+    Attributes
+    ----------
+    config : dict
+        Every key of the run config, flat.
+    run : RunSettings
+    options : dict
+        The options of every strategy, by field.
+    entry : MethodEntry
+        The method's two classes.
+    settings : dict
+        The method's own settings, by field; None where they find themselves.
+    client_settings : dict
+        Those that the method's client declares, by field.
+    task : Task
+    domain : Domain
+        The whole space for methods without a constraint.
+    layout : Layout
+        Shapes of the model's arrays.
+    manifold : Manifold or None
+        For methods on one.
+    client_app : ClientApp
+        What runs on every node.
+    """
+
+    config: dict[str, Any]
+    run: RunSettings
+    options: dict[str, Any]
+    entry: MethodEntry
+    settings: dict[str, Any]
+    client_settings: dict[str, Any]
+    task: Any
+    domain: Domain
+    layout: Layout
+    manifold: Manifold | None
+    client_app: ClientApp = field(repr=False)
+
+    @property
+    def name(self) -> str:
+        """The method's."""
+        return self.entry.name
+
+    @property
+    def convex(self) -> bool:
+        """Whether F is known to be convex."""
+        return self.task.convex and len(self.layout.shapes) == 1
+
+    # ---------------------------------------------------------------- the server's part
+
+    def suggestions(self) -> dict[str, Any]:
+        """What the task suggests for settings that are left to themselves, by field."""
+        said = {name for name, value in self.settings.items() if value is not None}
+        suggested: dict[str, Any] = self.task.suggestions(self.name, said)
+        return suggested
+
+    def strategy(self, **options: Any) -> RoundStrategy:
+        """The server's half of the method; ``options`` are those of every strategy."""
+        cls = self.entry.strategy
+        parts: dict[str, Any] = {"domain": self.domain, "manifold": self.manifold}
+        parts |= self.task.method_options()
+        wanted = {f.name for f in dataclasses.fields(cls)}
+        values = {name: v for name, v in self.settings.items() if v is not None}
+        return cls(
+            **{name: part for name, part in parts.items() if name in wanted},
+            **values,
+            **self.suggestions(),
+            **{**self.options, **options},
+        )
+
+    @cached_property
+    def _strategy(self) -> RoundStrategy:
+        """One that is never started: it answers for the method."""
+        return self.strategy()
+
+    @property
+    def about(self) -> str:
+        """Where the model lives, or the loss of split data: for titles."""
+        if self.task.split_data:
+            return f"{self.task.method_options()['loss']} loss"
+        return repr(self.manifold or self.domain)
+
+    @property
+    def warnings(self) -> list[str]:
+        """What a reader of the record must not overlook."""
+        return self._strategy.warnings()
+
+    def check(self) -> None:
+        """Find what only the strategy can find wrong, before there is a record."""
+        _ = self._strategy
+
+    def start_point(self) -> FloatArray:
+        """The task's point, projected to where the model lives."""
+        point = self.layout.point(self.task.initial_point())
+        if self.manifold is not None:
+            return self.manifold.project(point)
+        return point if self.domain.contains(point) else self.domain.project(point)
+
+    def initial_arrays(self, point: FloatArray | None = None) -> ArrayRecord:
+        """The start, or another point, as a strategy takes it."""
+        point = self.start_point() if point is None else point
+        return array_record(self.layout.layers(point))
+
+    def grid(self, **options: Any) -> LocalGrid:
+        """The nodes in this process; ``options`` are those of ``LocalGrid``."""
+        options = {"seed": self.options["seed"], "run_config": self.config} | options
+        return LocalGrid(self.client_app, self.task.num_clients, **options)
+
+    def evaluate(self, arrays: ArrayRecord | list[Any]) -> dict[str, float]:
+        """F, the gap or ‖∇F‖², and the task's own metrics, on the whole data."""
+        if isinstance(arrays, ArrayRecord):
+            arrays = record_arrays(arrays)
+        task, point = self.task, self.layout.point(arrays)
+        x = self.layout.objective_point(point)
+        metrics: dict[str, float] = {"loss": float(task.value(x))}
+        # P of split data need not be smooth: its certificate is the duality gap
+        if self.run.evaluate_gap and not task.split_data:
+            gradient = self.layout.objective_gradient(task.gradient(x))
+            if self.manifold is not None:
+                # ‖G_η̃(x)‖ = ‖x − P_M(x − η̃ grad F(x))‖/η̃, the measure of the theory
+                step = self._measuring_step()
+                tangent = self.manifold.project_tangent(point, gradient)
+                moved = self.manifold.project(point - step * tangent)
+                norm = float(np.linalg.norm(point - moved)) / step
+                metrics["gradient-map-norm"] = norm
+            elif not self.domain.bounded:
+                metrics["squared-gradient-norm"] = float(np.vdot(gradient, gradient))
+            else:
+                metrics["gap"] = self.domain.gap(gradient, point)
+        metrics |= task.metrics(x)
+        return metrics
+
+    def _measuring_step(self) -> float:
+        strategy: Any = self._strategy  # one on a manifold
+        return float(strategy.measuring_step(self.task.num_clients))
+
+    def evaluate_fn(self, server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        """:meth:`evaluate`, as Flower's strategies call it."""
+        return MetricRecord({**self.evaluate(arrays)})
+
+    def start(
+        self,
+        strategy: RoundStrategy | None = None,
+        grid: Any = None,
+        *,
+        point: FloatArray | None = None,
+        evaluate_fn: Callable[..., Any] | None = None,
+    ) -> Result:
+        """Run without a record.
+
+        Parameters
+        ----------
+        strategy : RoundStrategy, optional
+            By default :meth:`strategy`.
+        grid : Grid, optional
+            By default :meth:`grid`.
+        point : ndarray, optional
+            Where to start, by default :meth:`start_point`.
+        evaluate_fn : callable, optional
+            By default :meth:`evaluate_fn` where the server has the data.
+        """
+        strategy = self.strategy() if strategy is None else strategy
+        if evaluate_fn is None and not self.task.on_nodes:
+            evaluate_fn = self.evaluate_fn
+        return strategy.start(
+            self.grid() if grid is None else grid,
+            self.initial_arrays(point),
+            num_rounds=self.run.rounds,
+            timeout=self.run.timeout,
+            evaluate_fn=evaluate_fn,
+        )
+
+    def reference(self) -> float | None:
+        """F* where the task knows it, or by a central solver if that is asked for."""
+        from fedtrellis.objectives.reference import (
+            certified_minimum,
+            unconstrained_minimum,
+        )
+
+        task = self.task
+        certified = task.certified_optimum() if self.run.reference else None
+        if certified is not None:
+            log(INFO, "P* = %.9g, certified to %.1e", certified.value, certified.gap)
+            return float(certified.value)
+        known: float | None = task.reference_optimum(self.domain)
+        if known is not None or not self.run.reference:
+            return known
+        if not self.convex:
+            raise SettingsError(
+                "reference = true is for convex tasks and models of one array; "
+                f"task {task.name!r} is set to another"
+            )
+        if self.manifold is not None:
+            raise SettingsError("reference = true is not for methods on manifolds")
+        start = task.initial_point()[0]
+        if not self.domain.bounded:
+            lowest = unconstrained_minimum(task.objective(), start)
+            log(
+                INFO, "F* = %.9g, where ‖∇F‖ = %.1e", lowest.value, lowest.gradient_norm
+            )
+            return lowest.value
+        best = certified_minimum(task.objective(), self.domain, start, tolerance=1e-7)
+        log(INFO, "F* = %.9g, certified to %.1e", best.value, best.gap)
+        return best.value
+
+    # ---------------------------------------------------------------- the clients' part
+
+    def client_domain(self, client: int) -> Domain:
+        """D, or the larger set of one of the last ⌊fraction · n⌋ clients."""
+        n = self.task.num_clients
+        if client < n - int(self.run.outer_fraction * n):
+            return self.domain
+        return self._enclosing(self.run.outer_domain)
+
+    def _enclosing(self, name: str) -> Domain:
+        return enclosing_ball(name, self.domain, self.layout.point_shape)
+
+    def client(self, context: Context, parts: Mapping[str, Any], domain: Domain) -> Any:
+        """The client's half of the method, of what its constructor's arguments name."""
+        node = context.node_config
+        if "outer-domain" in node:
+            # this node asks for a larger set of its own
+            domain = self._enclosing(str(node["outer-domain"]))
+        there: dict[str, Any] = {
+            "context": context,
+            "domain": domain,
+            "manifold": self.manifold,
+            "on_scores": score_writer(node.get("scores-file")),
+            **parts,
+            **self.client_settings,
+        }
+        wanted = self.entry.client_arguments
+        missing = [
+            name for name, needed in wanted.items() if needed and name not in there
+        ]
+        if missing:
+            raise SettingsError(
+                f"the client of method {self.name!r} needs {', '.join(missing)}, which "
+                f"task {self.task.name!r} does not have"
+            )
+        return self.entry.client(
+            **{name: part for name, part in there.items() if name in wanted}
+        )
+
+
+def score_writer(path: Any) -> Callable[[Any, FloatArray], None] | None:
+    """What writes a node's new samples' scores to the file that its config names."""
+    if not path:
+        return None
+
+    def write(ids: Any, scores: FloatArray) -> None:
+        lines = [
+            f"{name},{score:.17g}" for name, score in zip(ids, scores, strict=True)
+        ]
+        Path(str(path)).write_text("\n".join(["id,score", *lines, ""]), "utf-8")
+
+    return write
+
+
+# ------------------------------------------------------------------------ from settings
+
+
+def make_experiment(
+    registry: Registry,
+    client_app: ClientApp,
+    config: Mapping[str, Any],
+    num_clients: int,
+) -> Experiment:
+    """Check a whole run config; SettingsError says in one line what is wrong."""
+    run = parse(RunSettings, config)
+    options = parse_values(keys(RoundStrategy), RoundStrategy, config)
+    entry: MethodEntry = registry.choose("method", run.method)
+    kind = registry.choose("task", run.task)
+    settings = parse_values(entry.fields, entry.strategy, config)
+    client_settings: dict[str, Any] = {}
+    if entry.client_settings is not None:
+        client_settings = parse_values(
+            entry.client_fields, entry.client_settings, config
+        )
+    _refuse_foreign(registry, config, {"method": run.method, "task": run.task})
+    if bool(run.outer_domain) != (run.outer_fraction > 0.0):
+        raise SettingsError(
+            f"outer-domain = {run.outer_domain!r} and outer-fraction = "
+            f"{run.outer_fraction} go together: set both or none"
+        )
+    split = entry.strategy.space == "split"
+    if kind.split_data != split:
+        fitting = [n for n, t in registry.tasks.items() if t.split_data == split]
+        raise SettingsError(
+            f"task = {run.task!r} does not fit method {run.method!r}; allowed: "
+            f"{', '.join(fitting)}"
+        )
+    task = kind.from_config(config, num_clients, options["seed"])
+    task.check()
+    layout = Layout(tuple(task.shapes()))
+    domain = _make_domain(registry, run, entry, task, layout, config)
+    manifold = None
+    if entry.strategy.space == "manifold":
+        manifold = task.manifold() or Euclidean(layout.point_shape)
+    if task.on_nodes:
+        _check_for_nodes(run, entry, task)
+    if run.outer_domain:
+        if "domain" not in entry.client_arguments:
+            raise SettingsError(f"outer-domain is not for method {run.method!r}")
+        enclosing_ball(run.outer_domain, domain, layout.point_shape)
+    return Experiment(
+        {**registry.default_config(), **config},
+        run,
+        options,
+        entry,
+        settings,
+        client_settings,
+        task,
+        domain,
+        layout,
+        manifold,
+        client_app,
+    )
+
+
+def _refuse_foreign(
+    registry: Registry, config: Mapping[str, Any], used: Mapping[str, str]
+) -> None:
+    """Refuse settings of methods and tasks that the run does not use.
+
+    ``flwr run`` passes every key of pyproject.toml, so a key counts as set where its
+    value is not the default.
+    """
+    for group in registry.groups:
+        if group.kind not in used or group.owner == used[group.kind]:
+            continue
+        for key in changed(group, config):
+            raise SettingsError(
+                f"{key} = {config[key]!r} is a setting of {group.kind} "
+                f"{group.owner!r}, and "
+                f"this run's {group.kind} is {used[group.kind]!r}"
+            )
+
+
+def changed(group: Group, config: Mapping[str, Any]) -> list[str]:
+    """The keys of a group whose values are not the defaults."""
+    hints = ((part, fields) for part, fields in group.parts)
+    return [
+        key
+        for part, fields in hints
+        for key, f in fields.items()
+        if key in config and parse_values({key: f}, part, config)[f.name] != f.default
+    ]
+
+
+def _check_for_nodes(run: RunSettings, entry: MethodEntry, task: Any) -> None:
+    """Refuse what needs data on the server, which has none."""
+    where = f"does not fit {task.name}.dataset = {task.dataset!r}"
+    if run.reference:
+        raise SettingsError(
+            f"reference = true {where}: F* would be that of data which only the nodes "
+            "have; allowed: false"
+        )
+    if run.outer_domain:
+        raise SettingsError(
+            f"outer-domain = {run.outer_domain!r} {where}: the nodes have no order; a "
+            "node's own config may have outer-domain"
+        )
+    known = entry.strategy.measures
+    if not task.split_data:
+        known = (*known, "loss", *task.node_metrics)
+    if run.stop_metric and run.stop_metric not in known:
+        raise SettingsError(
+            f"stop-metric = {run.stop_metric!r} {where}: nobody can measure it; "
+            f"allowed: {', '.join(known) or 'none'}"
+        )
+
+
+# ------------------------------------------------------------------------------ domains
+
+
+def _make_domain(
+    registry: Registry,
+    run: RunSettings,
+    entry: MethodEntry,
+    task: Any,
+    layout: Layout,
+    config: Mapping[str, Any],
+) -> Domain:
+    """The set that the model lives in."""
+    chosen = _chosen_domain(registry, run, entry, task)
+    domains = {"domain": chosen}
+    if issubclass(chosen, WholeSpace):
+        _refuse_foreign(registry, config, {"domain": chosen.name})
+        return _whole_space(run, entry, task)
+    allowed = fitting_domains(task.domains(), registry.domains)
+    if chosen.name not in allowed:
+        raise SettingsError(
+            f"domain = {chosen.name!r} does not fit task {task.name!r}; "
+            f"allowed: {', '.join(allowed)}"
+        )
+    radius = run.radius or allowed[chosen.name]
+    if chosen.has_radius() and radius == 0.0:
+        raise SettingsError(
+            f"radius = {run.radius}: task {task.name!r} has none of its own for domain "
+            f"{chosen.name!r}; set one above 0"
+        )
+    if run.radius and not chosen.has_radius():
+        raise SettingsError(
+            f"radius = {run.radius}: {chosen.name} has none; allowed: 0"
+        )
+    _refuse_foreign(registry, config, {k: d.name for k, d in domains.items()})
+    try:
+        domain = chosen.from_config(config, radius)
+        if run.layers == "product" and len(layout.shapes) > 1:
+            domain = Product([domain] * len(layout.shapes), list(layout.shapes))
+        domain.check_shape(layout.point_shape)
+    except SettingsError:
+        raise
+    except ValueError as error:
+        raise SettingsError(f"domain = {chosen.name!r}: {error}") from None
+    return domain
+
+
+def _chosen_domain(
+    registry: Registry, run: RunSettings, entry: MethodEntry, task: Any
+) -> type[Domain]:
+    """The set that is asked for, the task's own, or none where the method has none."""
+    if entry.strategy.space != "domain":
+        if run.domain not in ("", WholeSpace.name):
+            raise SettingsError(
+                f"domain = {run.domain!r} does not fit method {run.method!r}, which "
+                f"has no domain; allowed: {WholeSpace.name}"
+            )
+        return WholeSpace
+    chosen: type[Domain] = registry.choose(
+        "domain", run.domain or next(iter(task.domains()))
+    )
+    return chosen
+
+
+def _whole_space(run: RunSettings, entry: MethodEntry, task: Any) -> WholeSpace:
+    """No constraint, if method and task can do without."""
+    if entry.strategy.bounded:
+        raise SettingsError(
+            f"domain = {run.domain!r} does not fit method {run.method!r}, which needs "
+            "a bounded set"
+        )
+    if run.radius:
+        raise SettingsError(
+            f"radius = {run.radius}: {WholeSpace.name} has none; allowed: 0"
+        )
+    on_manifold = entry.strategy.space == "manifold" and task.manifold() is not None
+    if not task.bounded_below and not on_manifold:
+        raise SettingsError(
+            f"task = {task.name!r} has no minimum without a constraint; method "
+            f"{run.method!r} needs one"
+        )
+    return WholeSpace()

@@ -1,0 +1,158 @@
+"""What can be set: listings for people, and the block of pyproject.toml."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from fedtrellis.app.registry import Group, Registry
+from fedtrellis.domains import fitting_domains
+from fedtrellis.server.records import to_toml
+from fedtrellis.settings import SettingsError, check_choice, describe_fields, parse
+
+__all__ = ["config_block", "print_list", "write_config_block"]
+
+_BLOCK = re.compile(r"(?<=^\[tool\.flwr\.app\.config\]\n).*?(?=^\[|\Z)", re.M | re.S)
+
+
+def config_block(registry: Registry) -> str:
+    """Every key of a run config with its default, group by group, as TOML."""
+    defaults = registry.default_config()
+    lines = []
+    for group in registry.groups:
+        own = {key: defaults[key] for key in group.fields}
+        if own:
+            lines += [f"# {group.title}", to_toml(own, in_order=True).rstrip("\n")]
+    return "\n".join(lines) + "\n\n"
+
+
+def write_config_block(registry: Registry, path: Path) -> bool:
+    """Put the block into a pyproject.toml; whether anything has changed.
+
+    Raises
+    ------
+    SettingsError
+        The file has no ``[tool.flwr.app.config]``.
+    """
+    text = path.read_text(encoding="utf-8")
+    if not _BLOCK.search(text):
+        raise SettingsError(f"{path} has no [tool.flwr.app.config]")
+    new = _BLOCK.sub(lambda found: config_block(registry), text)
+    path.write_text(new, encoding="utf-8")
+    return new != text
+
+
+def print_list(registry: Registry, name: str | None = None) -> None:
+    """Print all that there is, or all of one method, task or domain."""
+    from rich.console import Console
+
+    console = Console()
+    if name is None:
+        _print_overview(registry, console)
+        chosen = [group for group in registry.groups if not group.kind]
+        for group in chosen:
+            _print_settings(console, group)
+        console.print(
+            "The settings of one method, task or domain: give its name after list.",
+            soft_wrap=True,
+        )
+    else:
+        chosen = [group for group in registry.groups if group.owner == name]
+        if not chosen:
+            known = {group.owner for group in registry.groups if group.owner}
+            check_choice("name", name, known)
+        for group in chosen:
+            _print_one(registry, console, group)
+    for who, why in registry.broken_plugins.items():
+        console.print(f"plug-in {who!r} cannot be loaded: {why}", markup=False)
+
+
+def _print_overview(registry: Registry, console: Any) -> None:
+    from rich.table import Table
+
+    methods = [(name, m.strategy.about) for name, m in registry.methods.items()]
+    tasks = [(name, task.summary) for name, task in registry.tasks.items()]
+    for title, rows in (
+        ("Methods (method = ...)", methods),
+        ("Tasks (task = ...)", tasks),
+        ("Domains (domain = ...)", _domain_rows(registry)),
+    ):
+        table = Table(title=title, show_header=False, title_justify="left")
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+
+
+def _domain_rows(registry: Registry) -> list[tuple[str, str]]:
+    fitting = {
+        name: fitting_domains(_defaults(task).domains(), registry.domains)
+        for name, task in registry.tasks.items()
+    }
+    rows = []
+    for name, domain in registry.domains.items():
+        if domain.bounded:
+            tasks = [task for task, allowed in fitting.items() if name in allowed]
+            rows.append((name, "for " + ", ".join(tasks)))
+            continue
+        methods = {"can": [], "only": []}  # type: dict[str, list[str]]
+        for method, entry in registry.methods.items():
+            strategy = entry.strategy
+            if strategy.space in ("whole", "manifold"):
+                methods["only"].append(method)
+            elif strategy.space == "domain" and not strategy.bounded:
+                methods["can"].append(method)
+        text = (
+            f"no constraint: for {' and '.join(methods['can'])}, and the only choice "
+            f"of {', '.join(methods['only'])}"
+        )
+        rows.append((name, text))
+    return rows
+
+
+def _defaults(task: type[Any]) -> Any:
+    """A task with all settings as they are by default, which loads nothing."""
+    return parse(task, {}, num_clients=1, seed=0)
+
+
+def _print_one(registry: Registry, console: Any, group: Group) -> None:
+    if group.kind == "method":
+        strategy = registry.methods[group.owner].strategy
+        console.print(f"[bold]{group.owner}[/]: {strategy.about}", soft_wrap=True)
+        print(f"{strategy.__module__}.{strategy.__qualname__}: help() explains it")
+    elif group.kind == "task":
+        summary = registry.tasks[group.owner].summary
+        console.print(f"[bold]{group.owner}[/]: {summary}", soft_wrap=True)
+    _print_settings(console, group)
+    for task, suggested in _suggestions(registry, group).items():
+        console.print(f"task {task} suggests: {suggested}", markup=False)
+
+
+def _suggestions(registry: Registry, group: Group) -> dict[str, str]:
+    """What tasks suggest for a method, by task; or a task for methods, by itself."""
+    told = {}
+    for name, task in registry.tasks.items():
+        for method, values in task.suggested.items():
+            if group.owner in (name, method):
+                told[name if group.owner == method else f"{name} to {method}"] = (
+                    ", ".join(
+                        f"{field.replace('_', '-')} = {value}"
+                        for field, value in values.items()
+                    )
+                )
+    return told
+
+
+def _print_settings(console: Any, group: Group) -> None:
+    from rich.table import Table
+
+    rows = [row for _, fields in group.parts for row in describe_fields(fields)]
+    if not rows:
+        return
+    table = Table(title=f"Settings of {group.title}", title_justify="left")
+    table.add_column("key", no_wrap=True)
+    table.add_column("default")
+    table.add_column("")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)

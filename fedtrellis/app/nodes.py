@@ -1,0 +1,149 @@
+"""A node's part of a run: its client, and what its data has to be like."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from logging import WARNING
+from typing import Any
+
+from flwr.app import Context
+from flwr.client import NumPyClient
+
+from fedtrellis.app.experiment import Experiment
+from fedtrellis.server.callbacks import Callback
+from fedtrellis.server.loop import RoundStrategy
+from fedtrellis.settings import SettingsError
+from fedtrellis.wire.flower_internals import log
+
+__all__ = ["CheckNodeData", "CheckPartitions", "make_client"]
+
+
+def make_client(
+    experiment_of: Callable[[Any, int], Experiment], on_nodes: bool, context: Context
+) -> NumPyClient:
+    """The client of one node: its share of the task's data, or of data of its own.
+
+    Parameters
+    ----------
+    experiment_of : callable
+        Makes the experiment of a run config and a number of clients.
+    on_nodes : bool
+        Whether every node has its own data.
+    context : Context
+        The node's.
+
+    Raises
+    ------
+    SettingsError
+        The node config lacks something, or does not go with the run.
+    """
+    config, node = context.run_config, context.node_config
+    if on_nodes:
+        # n is that of the run config: a node does not know how many are connected
+        n = config.get("min-nodes", RoundStrategy.min_nodes)
+        return _own_data_client(experiment_of(config, int(n)), context)
+    if "data" in node:
+        _warn_of_unused_data()
+    for key in ("partition-id", "num-partitions"):
+        if not isinstance(node.get(key), int):
+            raise SettingsError(
+                f"node config: {key} = {node.get(key)!r} must be a whole number; start "
+                'the node with --node-config "partition-id=0 num-partitions=2"'
+            )
+    index, count = int(node["partition-id"]), int(node["num-partitions"])
+    experiment = experiment_of(config, count)
+    parts, domain = experiment.task.client_parts(index), experiment.client_domain(index)
+    client: NumPyClient = experiment.client(context, parts, domain)
+    return client
+
+
+@lru_cache(maxsize=1)
+def _warn_of_unused_data() -> None:
+    log(WARNING, "node config: data is not used, as this run brings its own")
+
+
+def _own_data_client(experiment: Experiment, context: Context) -> NumPyClient:
+    """The client of a node that has its own data."""
+    node = context.node_config
+    if "client-id" not in node and "partition-id" not in node:
+        raise SettingsError(
+            "node config: client-id is missing; with data of its own a node needs a "
+            "name that stays the same over restarts: "
+            '--node-config \'client-id="NAME" data="/absolute/path"\''
+        )
+    parts = experiment.task.node_parts(node)
+    client: NumPyClient = experiment.client(context, parts, experiment.domain)
+    for name, value in experiment.task.node_attributes(node).items():
+        setattr(client, name, value)
+    return client
+
+
+class CheckPartitions(Callback):
+    """Stop a run whose nodes do not hold the whole data between them."""
+
+    def on_start(
+        self, strategy: RoundStrategy, first_round: int, num_rounds: int
+    ) -> None:
+        """Compare what the nodes say with how many there are."""
+        n = strategy.num_clients
+        for name in strategy.clients:
+            parts = strategy.client_properties(name).get("num-partitions")
+            if parts != n:
+                reasons = "".join(f"; {who}: {why}" for who, why in strategy.refused)
+                raise SettingsError(
+                    f"client {name} has one of {parts} parts of the data, but {n} "
+                    f"clients can be used; num-partitions must be {n} on every node"
+                    f"{reasons}"
+                )
+
+
+class CheckNodeData(Callback):
+    """Stop a run whose nodes' own data does not go together, before round 1.
+
+    Parameters
+    ----------
+    min_nodes : int
+        How many nodes have to be usable.
+    examples : int
+        Of all of them together; 0: that does not matter.
+    """
+
+    def __init__(self, min_nodes: int, examples: int) -> None:
+        self.min_nodes = min_nodes
+        self.examples = examples
+
+    def on_start(
+        self, strategy: RoundStrategy, first_round: int, num_rounds: int
+    ) -> None:
+        """Compare what the nodes say of their data."""
+        n = strategy.num_clients
+        if n < self.min_nodes:
+            reasons = "; ".join(f"{who}: {why}" for who, why in strategy.refused)
+            raise SettingsError(
+                f"min-nodes = {self.min_nodes}, and {n} nodes can be used: {reasons}"
+            )
+        told = {name: strategy.client_properties(name) for name in strategy.clients}
+        # files in LIBSVM's or MNIST's formats have no names to compare
+        named = {n: p["data-columns"] for n, p in told.items() if "data-columns" in p}
+        first = next(iter(named), "")
+        for name, digest in named.items():
+            if digest != named[first]:
+                raise SettingsError(
+                    f"the files of clients {first} and {name} have other feature "
+                    "columns, or in another order; with data.feature-names every node "
+                    "puts them in one order"
+                )
+        if not self.examples:
+            return
+        if n != self.min_nodes:
+            raise SettingsError(
+                f"min-nodes = {self.min_nodes}, and {n} nodes are connected: with "
+                "data.examples a node's weight depends on their number, and min-nodes "
+                "must be it"
+            )
+        total = sum(int(p.get("num-examples", 0)) for p in told.values())
+        if total != self.examples:
+            raise SettingsError(
+                f"data.examples = {self.examples}, and the nodes have {total} examples"
+            )

@@ -1,0 +1,276 @@
+"""What there is: methods, tasks and domains by name, and every key of a run config."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib.metadata import entry_points
+from types import ModuleType
+from typing import Any
+
+from fedtrellis._alias import unify_roots
+from fedtrellis.app.settings import RunSettings
+from fedtrellis.domains import RUN_DOMAINS, Domain
+from fedtrellis.server.loop import RoundStrategy
+from fedtrellis.settings import SettingsError, check_choice, keys
+
+__all__ = ["Group", "MethodEntry", "Plugin", "Registry", "pairs"]
+
+#: Packages that were installed say under this name what they bring along.
+PLUGINS = "fedtrellis.plugins"
+
+Field = dataclasses.Field[Any]
+#: A method's two halves: the class of its strategy and that of its client.
+Pair = tuple[type[RoundStrategy], type[Any]]
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """What a package adds, as its entry point in ``fedtrellis.plugins`` names it.
+
+    Parameters
+    ----------
+    methods : sequence of (strategy class, client class)
+        Strategies declare their ``name``, and a client takes by its constructor's
+        arguments what it needs: context, objective, domain, and so on.
+    tasks : sequence of type
+        Subclasses of ``fedtrellis.tasks.Task``.
+    domains : sequence of type
+        Subclasses of :class:`~fedtrellis.domains.Domain`.
+    """
+
+    methods: Sequence[Pair] = ()
+    tasks: Sequence[type[Any]] = ()
+    domains: Sequence[type[Domain]] = ()
+
+
+@dataclass(frozen=True)
+class Group:
+    """Settings of one owner.
+
+    Attributes
+    ----------
+    kind, owner : str
+        Such as ``"method"`` and ``"fedgia"``; both empty for those of the run.
+    parts : list of (type, dict)
+        Classes that have the settings, and these by run-config key.
+    """
+
+    kind: str
+    owner: str
+    parts: list[tuple[type[Any], dict[str, Field]]] = field(default_factory=list)
+
+    @property
+    def fields(self) -> dict[str, Field]:
+        """All settings of the group by run-config key."""
+        return {key: value for _, part in self.parts for key, value in part.items()}
+
+    @property
+    def title(self) -> str:
+        """For listings."""
+        return f"{self.kind} {self.owner}".strip() or "the run"
+
+
+@dataclass(frozen=True)
+class MethodEntry:
+    """A method's two halves."""
+
+    strategy: type[RoundStrategy]
+    client: type[Any]
+
+    @property
+    def name(self) -> str:
+        """What run configs call it."""
+        return self.strategy.name
+
+    @cached_property
+    def fields(self) -> dict[str, Field]:
+        """The strategy's own settings by run-config key."""
+        common = keys(RoundStrategy)
+        return {
+            f"{self.name}.{key}": value
+            for key, value in keys(self.strategy).items()
+            if key not in common
+        }
+
+    @cached_property
+    def client_settings(self) -> type[Any] | None:
+        """The settings that the client declares in a class ``Settings``, if any."""
+        return getattr(self.client, "Settings", None)
+
+    @cached_property
+    def client_fields(self) -> dict[str, Field]:
+        """These by run-config key."""
+        if self.client_settings is None:
+            return {}
+        return keys(self.client_settings, f"{self.name}.")
+
+    @cached_property
+    def client_arguments(self) -> dict[str, bool]:
+        """What the client's constructor takes, and whether it must be given."""
+        return {
+            name: argument.default is argument.empty
+            for name, argument in inspect.signature(self.client).parameters.items()
+        }
+
+
+def pairs(strategies: ModuleType, clients: ModuleType) -> list[Pair]:
+    """The strategies of a package, each with the client of the same name.
+
+    ``FedFW`` goes with ``FedFWClient``; what has no ``name`` is a base class.
+    """
+    found = (getattr(strategies, name) for name in strategies.__all__)
+    return [
+        (strategy, getattr(clients, f"{strategy.__name__}Client"))
+        for strategy in found
+        if isinstance(strategy, type) and strategy.__dict__.get("name")
+    ]
+
+
+class Registry:
+    """Methods, tasks and domains by name; the package's own, and plug-ins'.
+
+    Parameters
+    ----------
+    methods : sequence of (strategy class, client class)
+        The first is the default.
+    tasks : mapping or sequence of type
+        The first is the default.
+    domains : mapping of str to type
+    """
+
+    def __init__(
+        self,
+        methods: Iterable[Pair],
+        tasks: Iterable[type[Any]],
+        domains: Mapping[str, type[Domain]] = RUN_DOMAINS,
+    ) -> None:
+        self._own = Plugin(list(methods), list(tasks), list(domains.values()))
+        roots = {kind.__module__.partition(".")[0] for pair in methods for kind in pair}
+        roots |= {kind.__module__.partition(".")[0] for kind in tasks}
+        # packages of ours under names of their own: this is a checkout
+        unify_roots(sorted(roots & {"strategies", "clients", "tasks"}))
+
+    # ------------------------------------------------------------------ what there is
+
+    @cached_property
+    def _plugins(self) -> tuple[dict[str, Plugin], dict[str, str]]:
+        """Plug-ins by their entry points' names, and why some cannot be loaded."""
+        loaded: dict[str, Plugin] = {}
+        broken: dict[str, str] = {}
+        for entry in sorted(entry_points(group=PLUGINS), key=lambda e: e.name):
+            try:
+                plugin = entry.load()
+            except Exception as error:  # anything may be wrong with what others wrote
+                broken[entry.name] = f"{type(error).__name__}: {error}"
+                continue
+            if isinstance(plugin, Plugin):
+                loaded[entry.name] = plugin
+            else:
+                broken[entry.name] = f"{entry.value} is no fedtrellis.app.Plugin"
+        return loaded, broken
+
+    @property
+    def broken_plugins(self) -> dict[str, str]:
+        """Why some plug-ins cannot be used, by their entry points' names."""
+        return self._plugins[1]
+
+    def _all(self, kind: str) -> dict[str, Any]:
+        """Methods, tasks or domains by name; two of one name are an error."""
+        named: dict[str, Any] = {}
+        for source, plugin in (("fedtrellis", self._own), *self._plugins[0].items()):
+            for thing in getattr(plugin, kind):
+                entry = MethodEntry(*thing) if kind == "methods" else thing
+                if entry.name in named:
+                    raise SettingsError(
+                        f"plug-in {source!r} brings a {kind.removesuffix('s')} named "
+                        f"{entry.name!r}, and there is one already"
+                    )
+                named[entry.name] = entry
+        return named
+
+    @cached_property
+    def methods(self) -> dict[str, MethodEntry]:
+        """Methods by name."""
+        return self._all("methods")
+
+    @cached_property
+    def tasks(self) -> dict[str, type[Any]]:
+        """Tasks by name."""
+        return self._all("tasks")
+
+    @cached_property
+    def domains(self) -> dict[str, type[Domain]]:
+        """Sets that a run config may name."""
+        return self._all("domains")
+
+    def choose(self, kind: str, name: str) -> Any:
+        """A method, task or domain by its name; SettingsError if there is none."""
+        known: dict[str, Any] = getattr(self, f"{kind}s")
+        try:
+            check_choice(kind, name, known)
+        except SettingsError as error:
+            broken = "".join(
+                f"; plug-in {who!r} cannot be loaded: {why}"
+                for who, why in self.broken_plugins.items()
+            )
+            raise SettingsError(f"{error}{broken}") from None
+        return known[name]
+
+    # ------------------------------------------------------------------------- keys
+
+    @cached_property
+    def groups(self) -> list[Group]:
+        """All settings, by whose they are, in the order of pyproject.toml."""
+        run = Group("", "", [(RunSettings, keys(RunSettings))])
+        run.parts.append((RoundStrategy, keys(RoundStrategy)))
+        groups = [run]
+        for name, entry in self.methods.items():
+            group = Group("method", name, [(entry.strategy, entry.fields)])
+            if entry.client_settings is not None:
+                group.parts.append((entry.client_settings, entry.client_fields))
+            groups.append(group)
+        for name, domain in self.domains.items():
+            part = keys(domain.settings(), f"{name}.")
+            groups.append(Group("domain", name, [(domain.settings(), part)]))
+        shared: dict[str, type[Any]] = {}
+        for task in self.tasks.values():
+            shared |= task.shared
+        for name, kind in shared.items():
+            groups.append(Group("data", name, [(kind, keys(kind, f"{name}."))]))
+        for name, task in self.tasks.items():
+            groups.append(Group("task", name, [(task, keys(task, f"{name}."))]))
+        return groups
+
+    @cached_property
+    def fields(self) -> dict[str, Field]:
+        """Every setting by run-config key."""
+        return {key: f for group in self.groups for key, f in group.fields.items()}
+
+    def default_config(self) -> dict[str, Any]:
+        """Every key of a run config with its default, as in pyproject.toml."""
+        from fedtrellis.settings import AUTO
+
+        return {
+            key: AUTO if field.default is None else field.default
+            for key, field in self.fields.items()
+        }
+
+    def owners(self, key: str) -> list[Group]:
+        """Whose setting a key is."""
+        return [group for group in self.groups if key in group.fields]
+
+    def check_known(self, overrides: Mapping[str, Any], where: str) -> None:
+        """Refuse keys that there are not, with a hint."""
+        for key in overrides:
+            if key not in self.fields:
+                close = difflib.get_close_matches(key, self.fields, n=1)
+                hint = f" (did you mean {close[0]!r}?)" if close else ""
+                raise SettingsError(
+                    f"{where} key = {key!r} is not known{hint}; "
+                    "python sim.py --list prints all"
+                )

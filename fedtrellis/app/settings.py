@@ -1,0 +1,57 @@
+"""The settings of a run itself, whatever its method and task."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedtrellis.domains.enclosing import ENCLOSING
+from fedtrellis.server.progress import LOG_FORMATS
+from fedtrellis.settings import setting
+
+__all__ = ["RunSettings"]
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """What a run config says of the run, beside the options of every strategy.
+
+    The latter are the fields of :class:`~fedtrellis.RoundStrategy`: participation,
+    seed, min-nodes and so on.
+    """
+
+    method: str = setting("fedfw", "the method")
+    task: str = setting("digits", "what is learnt")
+    rounds: int = setting(50, "rounds", minimum=1)
+    domain: str = setting("", "the constraint; empty: the task's own")
+    radius: float = setting(0.0, "of the domain; 0: the task's own", minimum=0.0)
+    layers: str = setting(
+        "whole",
+        "several layers: one vector in one set, or a product of sets",
+        choices=("whole", "product"),
+    )
+    outer_domain: str = setting(
+        "", f"larger set for some clients: {', '.join(ENCLOSING)}; empty: none"
+    )
+    outer_fraction: float = setting(
+        0.0, "fraction of clients with the larger set", minimum=0.0, maximum=0.99
+    )
+    evaluate_gap: bool = setting(
+        True,
+        "whether to evaluate the Frank-Wolfe gap, ‖∇F‖² without a constraint, "
+        "or ‖G(x)‖ on a manifold",
+    )
+    reference: bool = setting(
+        False, "solve a convex task centrally first, to show the distance to F*"
+    )
+    stop_metric: str = setting("", "metric to stop on, such as gap; empty: none")
+    stop_tolerance: float = setting(0.0, "stop when the metric is at most this")
+    timeout: float = setting(600.0, "seconds to wait for answers", above=0.0)
+    resume: str = setting(
+        "", "record of a run to go on from, as an absolute path; empty: none"
+    )
+    results_dir: str = setting(
+        "", "where records go, an absolute path; empty: ~/.fedtrellis/runs"
+    )
+    log_format: str = setting(
+        "text", "a line a round for people, or JSON objects", choices=LOG_FORMATS
+    )

@@ -1,0 +1,264 @@
+"""Products of atoms, and many atoms stacked into a few arrays.
+
+The two are one module: a product travels as its parts, packed.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtrellis.domains.atoms.base import (
+    DENSE,
+    PERMUTATION,
+    PRODUCT,
+    RAGGED,
+    RANK_ONE,
+    SCALED,
+    SIGN,
+    SPARSE,
+    UINT8,
+    Arrays,
+    Atom,
+    FloatArray,
+    Shape,
+    check,
+    check_count,
+)
+from fedtrellis.domains.atoms.layouts import (
+    MAX_DEPTH,
+    ProductLayout,
+    parse_layouts,
+    shapes_of_parts,
+)
+from fedtrellis.domains.atoms.matrices import PermutationAtom, RankOneAtom
+from fedtrellis.domains.atoms.vectors import DenseAtom, SignAtom, SparseAtom
+
+__all__ = ["ProductAtom", "pack_atoms", "unpack_atoms"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ProductAtom(Atom):
+    """The concatenation of its parts, each ravelled: a flat vector of all entries.
+
+    Parameters
+    ----------
+    parts : tuple of Atom
+        At least one, none of them empty; products may be nested.
+    """
+
+    kind: ClassVar[str] = "product"
+    parts: tuple[Atom, ...]
+    shape: Shape = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "parts", tuple(self.parts))
+        sizes = [math.prod(part.shape) for part in self.parts]
+        if not sizes or 0 in sizes:
+            raise ValueError("a product atom needs parts, none of them empty")
+        object.__setattr__(self, "shape", (sum(sizes),))
+
+    def _slices(self, array: NDArray[Any]) -> Iterator[tuple[Atom, NDArray[Any]]]:
+        start = 0
+        for part in self.parts:
+            stop = start + math.prod(part.shape)
+            yield part, array[start:stop].reshape(part.shape)
+            start = stop
+
+    def dense(self) -> FloatArray:
+        """Return the atom as a new float64 array."""
+        return np.concatenate([part.dense().reshape(-1) for part in self.parts])
+
+    def add_to(self, array: NDArray[Any], weight: float = 1.0) -> None:
+        """Do ``array += weight * atom``, part by part."""
+        self._check_target(array)
+        for part, block in self._slices(array):
+            part.add_to(block, weight)
+
+    def dot(self, array: NDArray[Any]) -> float:
+        """Return <atom, array>, the sum over the parts."""
+        self._check_operand(array)
+        return sum(part.dot(block) for part, block in self._slices(array))
+
+    @property
+    def _code(self) -> int:
+        return PRODUCT
+
+    @classmethod
+    def _stack(cls, atoms: Sequence[Self]) -> list[NDArray[Any]]:
+        return pack_atoms(atoms)
+
+    @classmethod
+    def _unstack(cls, arrays: Arrays, shapes: Sequence[Shape]) -> list[Self]:
+        atoms = unpack_atoms(arrays, shapes[0])
+        products = [atom for atom in atoms if isinstance(atom, cls)]
+        if len(atoms) != len(shapes) or len(products) != len(shapes):
+            raise ValueError(f"expected {len(shapes)} product atoms")
+        return products
+
+
+_CLASSES: dict[int, tuple[type[Atom], int]] = {  # code: class, number of arrays
+    SPARSE: (SparseAtom, 2),
+    RAGGED: (SparseAtom, 3),
+    RANK_ONE: (RankOneAtom, 2),
+    PERMUTATION: (PermutationAtom, 1),
+    SCALED: (PermutationAtom, 2),
+    SIGN: (SignAtom, 2),
+    DENSE: (DenseAtom, 1),
+}
+
+
+def pack_atoms(atoms: Sequence[Atom]) -> list[NDArray[Any]]:
+    """Stack atoms of one shape into a few self-describing arrays.
+
+    Parameters
+    ----------
+    atoms : sequence of Atom
+        All of one shape; kinds may be mixed, products cut up in different ways.
+
+    Returns
+    -------
+    list of ndarray
+        All one-dimensional: kind codes (uint8, one an atom, a product's parts behind
+        it); with products among the atoms their layouts (int64); then, for each code
+        that occurs, in increasing order, the wire arrays of its atoms concatenated.
+        The parts of products are stacked with everything else of their kind, so the
+        number of arrays does not grow with the number of atoms or of parts.
+
+    Raises
+    ------
+    ValueError
+        The atoms have different shapes, or more than 249 layouts.
+    """
+    codes: list[int] = []
+    layouts: dict[tuple[int, ...], int] = {}
+    groups: dict[int, list[Atom]] = {}
+    for atom in atoms:
+        if atom.shape != atoms[0].shape:
+            raise ValueError(
+                f"atoms packed together must have one shape, got {atoms[0].shape} "
+                f"and {atom.shape}"
+            )
+        leaves = [atom]
+        if isinstance(atom, ProductAtom):
+            layout: list[int] = []
+            leaves = list(_flatten(atom, layout))
+            codes.append(PRODUCT + layouts.setdefault(tuple(layout), len(layouts)))
+        for leaf in leaves:
+            code = leaf._code
+            codes.append(code)
+            groups.setdefault(code, []).append(leaf)
+    if len(layouts) > 256 - PRODUCT:
+        raise ValueError(f"{len(layouts)} ways to cut up products; at most 249 fit")
+    arrays: list[NDArray[Any]] = []
+    if layouts:
+        arrays.append(np.array([i for layout in layouts for i in layout], np.int64))
+    for code in sorted(groups):
+        stacked = groups[code][0]._stack(groups[code])
+        arrays.extend(stacked)
+        if code == SPARSE and len(stacked) == 3:
+            codes = [RAGGED if c == SPARSE else c for c in codes]
+    return [np.array(codes, dtype=UINT8), *arrays]
+
+
+def unpack_atoms(arrays: Arrays, shape: Shape) -> list[Atom]:
+    """Rebuild the atoms that :func:`pack_atoms` stacked, bit for bit.
+
+    Parameters
+    ----------
+    arrays : sequence of ndarray
+        What arrived. Nothing in it is trusted.
+    shape : tuple of int
+        The shape every atom must have.
+
+    Returns
+    -------
+    list of Atom
+        They share memory with ``arrays``.
+
+    Raises
+    ------
+    ValueError
+        Anything malformed, with the reason.
+    """
+    shape = tuple(shape)
+    if not arrays:
+        raise ValueError("packed atoms need at least the array of kind codes")
+    check("kind codes", arrays[0], UINT8, None)
+    codes: list[int] = arrays[0].tolist()
+    used = 1
+    layouts: list[ProductLayout] = []
+    if max(codes, default=0) >= PRODUCT:
+        if len(arrays) < 2:
+            raise ValueError("the layouts of the product atoms are missing")
+        layouts = parse_layouts(arrays[1], shape)
+        used = 2
+
+    # First pass: which shapes does each kind of leaf have, in order?
+    shapes: dict[int, list[Shape]] = {}
+    position = 0
+    while position < len(codes):
+        leaf_shapes = [shape]
+        if codes[position] >= PRODUCT:
+            if codes[position] - PRODUCT >= len(layouts):
+                raise ValueError(f"layout {codes[position] - PRODUCT} does not exist")
+            leaf_shapes = list(shapes_of_parts(layouts[codes[position] - PRODUCT]))
+            position += 1
+        leaf_codes = codes[position : position + len(leaf_shapes)]
+        if len(leaf_codes) < len(leaf_shapes) or max(leaf_codes) >= PRODUCT:
+            raise ValueError("the kind codes of a product's parts are incomplete")
+        for code, leaf_shape in zip(leaf_codes, leaf_shapes, strict=True):
+            shapes.setdefault(code, []).append(leaf_shape)
+        position += len(leaf_codes)
+
+    # Then each kind's arrays at once.
+    leaves: dict[int, Iterator[Atom]] = {}
+    for code in sorted(shapes):
+        atom_class, count = _CLASSES[code]
+        group = arrays[used : used + count]
+        check_count(atom_class.kind, group, count)
+        leaves[code] = iter(atom_class._unstack(group, shapes[code]))
+        used += count
+    if used != len(arrays):
+        raise ValueError(f"expected {used} arrays, got {len(arrays)}")
+
+    # Second pass: put them back in order and into their products.
+    stream = iter(codes)
+    atoms: list[Atom] = []
+    for code in stream:
+        whole = code >= PRODUCT
+        atoms.append(
+            _rebuild(layouts[code - PRODUCT], leaves, stream)
+            if whole
+            else next(leaves[code])
+        )
+    return atoms
+
+
+def _rebuild(
+    layout: ProductLayout, leaves: Mapping[int, Iterator[Atom]], stream: Iterator[int]
+) -> Atom:
+    """Take an atom's leaves from the streams and put them into its products.
+
+    A function of its own: a closure that calls itself would be a reference cycle, and
+    keep every round's atoms in memory until the garbage collector comes by.
+    """
+    if isinstance(layout, list):
+        return ProductAtom(tuple(_rebuild(part, leaves, stream) for part in layout))
+    return next(leaves[next(stream)])
+
+
+def _flatten(atom: Atom, layout: list[int], depth: int = 0) -> Iterator[Atom]:
+    """Yield the leaves of an atom in order, appending its layout to ``layout``."""
+    if not isinstance(atom, ProductAtom):
+        layout += [len(atom.shape), *atom.shape]
+        yield atom
+        return
+    if depth >= MAX_DEPTH:
+        raise ValueError(f"product atoms nested deeper than {MAX_DEPTH}")
+    layout.append(-len(atom.parts))
+    for part in atom.parts:
+        yield from _flatten(part, layout, depth + 1)

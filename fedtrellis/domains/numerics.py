@@ -1,0 +1,86 @@
+"""The few numerics that the sets share, and the checks of their parameters."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from fedtrellis.domains.base import FloatArray
+
+__all__ = ["positive", "positive_integer", "project_l1", "project_simplex", "unit"]
+
+
+def positive(domain: str, parameter: str, value: Any) -> float:
+    """Return a parameter as float; ValueError unless positive and finite."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if isinstance(value, bool | str) or not 0.0 < number < math.inf:
+        raise ValueError(
+            f"{domain}: {parameter} must be a positive finite number, got {value!r}"
+        )
+    return number
+
+
+def positive_integer(domain: str, parameter: str, value: Any) -> int:
+    """Return a parameter as int; ValueError unless an integer of at least 1."""
+    integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not integer or value < 1:
+        raise ValueError(
+            f"{domain}: {parameter} must be an integer of at least 1, got {value!r}"
+        )
+    return int(value)
+
+
+def unit(vector: FloatArray) -> tuple[FloatArray, float]:
+    """Return vector/‖vector‖₂ and ‖vector‖₂, safe against overflow and underflow.
+
+    The first unit vector and 0.0 for a zero vector. Any shape; the norm is that of
+    the entries.
+    """
+    largest = max(float(vector.max()), -float(vector.min()))
+    if largest == 0.0:
+        direction = np.zeros(vector.shape)
+        direction.flat[0] = 1.0
+        return direction, 0.0
+    scale = 1.0
+    if not 1e-100 < largest < 1e100:  # the squares would leave the range of floats
+        # a power of two, so that the division is exact
+        scale = 2.0 ** math.floor(math.log2(largest))
+        vector = vector / scale
+    norm = math.sqrt(float(np.vdot(vector, vector)))
+    return vector / norm, scale * norm
+
+
+def project_simplex(vector: FloatArray, radius: float) -> FloatArray:
+    """Solve argmin ½‖s − vector‖² over s ≥ 0 with Σ s_i = radius, by sorting.
+
+    Duchi, Shalev-Shwartz, Singer, Chandra, "Efficient projections onto the l1-ball
+    for learning in high dimensions", ICML 2008, figure 1. A vector in, a new vector
+    out.
+    """
+    # The answer does not change when all entries shift. After this shift entries
+    # below −radius are zero in it, and no sum can overflow.
+    with np.errstate(over="ignore"):  # −∞ is as good as any value below −radius
+        shifted = vector - vector.max()
+    descending = np.sort(shifted[shifted > -radius])[::-1]
+    # θ_k = (Σ_{i≤k} v_i − radius) / k  for the largest k with v_k > θ_k
+    thresholds = (np.cumsum(descending) - radius) / np.arange(1, descending.size + 1)
+    k = np.flatnonzero(descending > thresholds)[-1]
+    # s_i = max(v_i − θ, 0)
+    projection: FloatArray = np.maximum(shifted - thresholds[k], 0.0)
+    return projection
+
+
+def project_l1(vector: FloatArray, radius: float) -> FloatArray:
+    """Solve argmin ½‖s − vector‖² over ‖s‖₁ ≤ radius; a vector in, a new one out.
+
+    Outside the ball it is the projection of |vector| onto the simplex, with the signs
+    put back (Duchi et al. 2008, §4).
+    """
+    magnitudes = np.abs(vector)
+    with np.errstate(over="ignore"):  # a sum of ∞ is outside, which is all we ask
+        if magnitudes.sum() <= radius:
+            return vector.copy()
+    return np.copysign(project_simplex(magnitudes, radius), vector)

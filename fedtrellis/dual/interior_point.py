@@ -1,0 +1,172 @@
+"""The dual problem of the hinge losses by an interior-point method.
+
+With A the rows y_i x_i and β = yα it is the quadratic programme
+
+    minimise (1/2s)‖Aᵀβ + a‖² + (c/2)‖β‖² − Σ β_i  over 0 ≤ β_i ≤ 1,
+
+s = λN, c = 0 for the hinge loss and g for the smoothed one, a what samples contribute
+whose β is already known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import scipy  # its parts are loaded when first used
+
+from fedtrellis.wire.arrays import FloatArray
+
+__all__ = ["interior_point"]
+
+# Solves (AAᵀ/s + D) v = r for a diagonal D: takes D, returns what takes r.
+_System = Callable[[FloatArray], Callable[[FloatArray], FloatArray]]
+
+# Rows of a sparse matrix that become dense at a time, in entries (64 MiB).
+_BLOCK_ENTRIES = 2**23
+_STEPS = 100
+# How far towards the boundary a step may go.
+_BACK_OFF = 0.995
+
+
+def _dense(matrix: Any) -> FloatArray:
+    return np.asarray(matrix if isinstance(matrix, np.ndarray) else matrix.toarray())
+
+
+def _tall_system(matrix: Any, scale: float) -> _System:
+    """Systems of order p, by the Sherman-Morrison-Woodbury formula."""
+    rows, columns = matrix.shape
+    size = max(1, _BLOCK_ENTRIES // columns)
+
+    def system(diagonal: FloatArray) -> Callable[[FloatArray], FloatArray]:
+        # s I + Aᵀ D⁻¹ A
+        gram = scale * np.eye(columns)
+        roots = np.sqrt(diagonal)
+        for start in range(0, rows, size):
+            part = slice(start, start + size)
+            block = _dense(matrix[part]) / roots[part, None]
+            gram += block.T @ block
+        factor = scipy.linalg.cho_factor(gram, overwrite_a=True, check_finite=False)
+
+        def once(right: FloatArray) -> FloatArray:
+            inner = scipy.linalg.cho_solve(
+                factor, matrix.T @ (right / diagonal), check_finite=False
+            )
+            return np.asarray((right - matrix @ inner) / diagonal)
+
+        def solve(right: FloatArray) -> FloatArray:
+            # the formula loses digits as D nears 0; a step of refinement finds them
+            found = once(right)
+            product = matrix @ (matrix.T @ found) / scale + diagonal * found
+            return found + once(right - product)
+
+        return solve
+
+    return system
+
+
+def _wide_system(matrix: Any, scale: float) -> _System:
+    """Systems of the order of the number of rows."""
+    gram = _dense(matrix @ matrix.T) / scale
+
+    def system(diagonal: FloatArray) -> Callable[[FloatArray], FloatArray]:
+        shifted = gram.copy()
+        shifted[np.diag_indices(len(diagonal))] += diagonal
+        factor = scipy.linalg.cho_factor(shifted, overwrite_a=True, check_finite=False)
+
+        def solve(right: FloatArray) -> FloatArray:
+            return np.asarray(scipy.linalg.cho_solve(factor, right, check_finite=False))
+
+        return solve
+
+    return system
+
+
+def _longest(values: FloatArray, change: FloatArray) -> float:
+    """Return the largest step in [0, 1] after which values stay at least 0."""
+    falling = change < 0.0
+    if not falling.any():
+        return 1.0
+    return min(1.0, float(np.min(-values[falling] / change[falling])))
+
+
+def interior_point(
+    matrix: Any,
+    base: FloatArray,
+    scale: float,
+    curvature: float,
+    done: Callable[[FloatArray], bool],
+) -> None:
+    """Solve the programme by Mehrotra's predictor-corrector method.
+
+    Parameters
+    ----------
+    matrix : ndarray or scipy.sparse.csr_array of shape (n, p)
+        A; matrices of the order of the smaller of n and p must fit in memory.
+    base : ndarray of shape (p,)
+        a.
+    scale, curvature : float
+        s above 0 and c at least 0.
+    done : callable
+        Is shown β, of shape (n,), after every step, and says whether it will do.
+        Rounding ends the search where nothing does.
+
+    Notes
+    -----
+    S. Mehrotra, "On the implementation of a primal-dual interior point method", 1992;
+    the tall systems as in M. C. Ferris and T. S. Munson, "Interior-point methods for
+    massive support vector machines", 2002.
+    """
+    count, features = matrix.shape
+    make = _tall_system if features <= count else _wide_system
+    system = make(matrix, scale)
+    beta, low, high = np.full(count, 0.5), np.ones(count), np.ones(count)
+    for _ in range(_STEPS):
+        room = 1.0 - beta
+        # A w + cβ − 1 = low − high at the solution: the multipliers of the bounds
+        w = (matrix.T @ beta + base) / scale
+        residual = matrix @ w + curvature * beta - 1.0 - low + high
+        mean = float(low @ beta + high @ room) / (2 * count)
+        try:
+            solve = system(curvature + low / beta + high / room)
+        except np.linalg.LinAlgError:
+            return
+        # predictor: straight at the solution; the mean after it says how much to
+        # centre the corrector
+        d_beta = solve(-residual - low + high)
+        d_low = -low - low * d_beta / beta
+        d_high = -high + high * d_beta / room
+        step = _step_length(beta, low, high, d_beta, d_low, d_high)
+        ahead = (low + step * d_low) @ (beta + step * d_beta)
+        ahead += (high + step * d_high) @ (room - step * d_beta)
+        centre = mean * (float(ahead) / (2 * count * mean)) ** 3
+        for_low = (centre - d_low * d_beta) / beta - low
+        for_high = (centre + d_high * d_beta) / room - high
+        d_beta = solve(-residual + for_low - for_high)
+        d_low = for_low - low * d_beta / beta
+        d_high = for_high + high * d_beta / room
+        step = _BACK_OFF * _step_length(beta, low, high, d_beta, d_low, d_high)
+        if not step > 1e-10:
+            return
+        beta = beta + step * d_beta
+        low, high = low + step * d_low, high + step * d_high
+        if done(beta) or not (beta.min() > 0.0 and beta.max() < 1.0):
+            return
+
+
+def _step_length(
+    beta: FloatArray,
+    low: FloatArray,
+    high: FloatArray,
+    d_beta: FloatArray,
+    d_low: FloatArray,
+    d_high: FloatArray,
+) -> float:
+    """Return the longest step that keeps β within its bounds and multipliers at 0."""
+    return min(
+        _longest(beta, d_beta),
+        _longest(1.0 - beta, -d_beta),
+        _longest(low, d_low),
+        _longest(high, d_high),
+    )

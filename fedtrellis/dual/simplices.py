@@ -1,0 +1,184 @@
+"""Concave quadratic programmes over a product of simplices."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtrellis.wire.arrays import FloatArray
+
+__all__ = ["maximise_over_simplices"]
+
+IntArray = NDArray[np.int64]
+
+# Pairwise steps first, to find about the right supports; then whole faces at once.
+_PAIRWISE_SWEEPS = 4
+_STEPS_A_SWEEP = 4
+_MAX_FACES = 300
+_MAX_RETRIES = 20
+_RETRY_SWEEPS = 10
+
+
+def maximise_over_simplices(
+    G: FloatArray,
+    b: FloatArray,
+    theta: FloatArray,
+    blocks: list[slice],
+    tolerance: float = 1e-12,
+) -> FloatArray:
+    """Maximise bᵀθ − ½ θᵀGθ over a product of simplices, from a feasible θ.
+
+    A few sweeps of pairwise coordinate ascent (in each simplex weight moves from the
+    entry with the lowest partial derivative to the one with the highest, by an exact
+    step), then an active-set method: to the maximum on the face of the simplices that
+    θ lies in, or to that face's boundary on the way there; at a maximum of its face
+    the entries with the largest derivatives come in. The objective never falls.
+
+    Parameters
+    ----------
+    G : ndarray of shape (n, n)
+        Positive semi-definite.
+    b, theta : ndarray of shape (n,)
+        ``theta`` is changed in place.
+    blocks : list of slice
+        The simplices; together they are all of θ.
+    tolerance : float
+        On what a derivative may exceed those of its simplex's support, relative to the
+        largest |b|.
+
+    Returns
+    -------
+    ndarray of shape (n,)
+    """
+    gradient = b - G @ theta
+    enough = tolerance * max(float(np.abs(b).max(initial=0.0)), 1e-300)
+    for _ in range(_PAIRWISE_SWEEPS):
+        for block in blocks:
+            _pairwise_steps(G, theta, gradient, block, enough)
+    block_of = np.zeros(len(b), dtype=np.int64)
+    for i, block in enumerate(blocks):
+        block_of[block] = i
+    free = theta > 0.0
+    retries = 0
+    for _ in range(_MAX_FACES):
+        target = _maximum_on_face(G, b, free, block_of, len(blocks))
+        negative = free & (target < 0.0)
+        step = 1.0
+        if negative.any():
+            ratios = theta[negative] / (theta[negative] - target[negative])
+            step = float(ratios.min())
+        moved = theta + step * (target - theta)
+        if step < 1.0:
+            stuck = negative & (moved <= 1e-15)
+            moved[stuck] = 0.0
+            free &= ~stuck
+        moved = _normalised(np.where(free, np.maximum(moved, 0.0), 0.0), blocks)
+        if _objective(G, b, moved) < _objective(G, b, theta):
+            # rounding, or points of the face that are affinely dependent, so that its
+            # maximum is not where the KKT system says: pairwise steps go on from here
+            gradient = b - G @ theta
+            if (
+                retries == _MAX_RETRIES
+                or _difference(theta, gradient, blocks) <= enough
+            ):
+                break
+            retries += 1
+            for _ in range(_RETRY_SWEEPS):
+                for block in blocks:
+                    _pairwise_steps(G, theta, gradient, block, enough)
+            free = theta > 0.0
+            continue
+        theta[:] = moved
+        if step < 1.0:
+            continue
+        gradient = b - G @ theta
+        entering = _entering(gradient, free, blocks, enough)
+        if not entering:
+            break
+        free[entering] = True
+    return theta
+
+
+def _pairwise_steps(
+    G: FloatArray,
+    theta: FloatArray,
+    gradient: FloatArray,
+    block: slice,
+    enough: float,
+) -> None:
+    """Move weight within one simplex; ``theta`` and ``gradient`` change in place."""
+    for _ in range(_STEPS_A_SWEEP):
+        g = gradient[block]
+        up = block.start + int(g.argmax())
+        down = block.start + int(np.where(theta[block] > 0.0, g, np.inf).argmin())
+        difference = float(gradient[up] - gradient[down])
+        if difference <= enough:
+            return
+        curvature = float(G[up, up] + G[down, down] - 2.0 * G[up, down])
+        step = float(theta[down])
+        if curvature > 0.0:
+            step = min(step, difference / curvature)
+        theta[up] += step
+        theta[down] -= step
+        gradient -= step * (G[:, up] - G[:, down])
+
+
+def _maximum_on_face(
+    G: FloatArray,
+    b: FloatArray,
+    free: NDArray[np.bool_],
+    block_of: IntArray,
+    num_blocks: int,
+) -> FloatArray:
+    """Maximum over Σ θ = 1 in each block with the other entries 0: a KKT system."""
+    index = np.flatnonzero(free)
+    n = len(index)
+    KKT = np.zeros((n + num_blocks, n + num_blocks))
+    face = G[np.ix_(index, index)]
+    # points of a face may be affinely dependent: the least shift makes it definite
+    KKT[:n, :n] = face + 1e-14 * max(np.trace(face) / n, 1e-300) * np.eye(n)
+    KKT[np.arange(n), n + block_of[index]] = 1.0
+    KKT[n + block_of[index], np.arange(n)] = 1.0
+    right = np.concatenate([b[index], np.ones(num_blocks)])
+    target = np.zeros(len(b))
+    try:
+        target[index] = np.linalg.solve(KKT, right)[:n]
+    except np.linalg.LinAlgError:
+        target[index] = np.linalg.lstsq(KKT, right, rcond=None)[0][:n]
+    return target
+
+
+def _entering(
+    gradient: FloatArray,
+    free: NDArray[np.bool_],
+    blocks: list[slice],
+    enough: float,
+) -> list[int]:
+    """In each simplex the entry that would raise the objective most, if any would."""
+    entering = []
+    for block in blocks:
+        g = gradient[block]
+        inside = free[block]
+        level = float(g[inside].mean())
+        outside = np.where(inside, -np.inf, g)
+        best = int(outside.argmax())
+        if outside[best] > level + enough:
+            entering.append(block.start + best)
+    return entering
+
+
+def _difference(theta: FloatArray, gradient: FloatArray, blocks: list[slice]) -> float:
+    """By how much a derivative exceeds the lowest in its simplex's support, at most."""
+    return max(
+        float(gradient[k].max() - gradient[k][theta[k] > 0.0].min()) for k in blocks
+    )
+
+
+def _normalised(theta: FloatArray, blocks: list[slice]) -> FloatArray:
+    for block in blocks:
+        theta[block] /= theta[block].sum()
+    return theta
+
+
+def _objective(G: FloatArray, b: FloatArray, theta: FloatArray) -> float:
+    return float(b @ theta - 0.5 * theta @ (G @ theta))

@@ -1,0 +1,190 @@
+"""What an objective is: a smooth function that a client holds.
+
+The methods need only what :class:`Objective` declares; a user's own loss is a subclass
+with ``shape``, ``num_examples``, ``value`` and ``gradient``. A point x is one float64
+array of the objective's ``shape``. For PyTorch modules see
+:class:`fedtrellis.objectives.torch_objective.TorchObjective`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedtrellis.objectives.checks import Array, IntArray, check_point
+from fedtrellis.objectives.symmetric import largest_eigenvalue
+
+if TYPE_CHECKING:
+    from scipy.sparse.linalg import LinearOperator
+
+# values(points) works through a batch of points in slices whose intermediate arrays
+# have at most this many entries (64 MiB).
+_SLICE_ENTRIES = 2**23
+
+
+class Objective(ABC):
+    """A smooth function of one float64 array, usually a mean over examples.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        The shape of a point x.
+    num_examples : int
+        How many examples the function is made of.
+    """
+
+    shape: tuple[int, ...]
+    num_examples: int
+
+    @abstractmethod
+    def value(self, x: Array) -> float:
+        """Return f(x)."""
+
+    @abstractmethod
+    def gradient(self, x: Array) -> Array:
+        """Return ∇f(x), of the shape of x."""
+
+    def value_and_gradient(self, x: Array) -> tuple[float, Array]:
+        """Return f(x) and ∇f(x), at less than the price of both where possible."""
+        return self.value(x), self.gradient(x)
+
+    def stochastic_gradient(
+        self, x: Array, rng: np.random.Generator, batch_size: int
+    ) -> Array:
+        """Return an unbiased estimate of ∇f(x) from a mini-batch.
+
+        Parameters
+        ----------
+        x : ndarray
+            The point.
+        rng : numpy.random.Generator
+            Draws the batch, without replacement; the only source of randomness.
+        batch_size : int
+            Examples in the batch, at least 1; ``num_examples`` or more gives ∇f(x).
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no stochastic_gradient")
+
+    def values(
+        self,
+        points: Array,
+        rng: np.random.Generator | None = None,
+        *,
+        batch_size: int | None = None,
+    ) -> Array:
+        """Return f at each of a batch of points, the leading axis of ``points``.
+
+        Parameters
+        ----------
+        points : ndarray of shape (m, *shape)
+        rng : numpy.random.Generator, optional
+            Draws the mini-batch; not used without ``batch_size``.
+        batch_size : int, optional
+            Estimate all m values from one mini-batch that they share, ξ in F(x, ξ).
+
+        Returns
+        -------
+        ndarray of shape (m,)
+        """
+        if batch_size is not None:
+            raise NotImplementedError(f"{type(self).__name__} has no mini-batch values")
+        return np.array([self.value(x) for x in points], dtype=np.float64)
+
+    def hessian_bound(self) -> Array | LinearOperator[Any]:
+        """Return a symmetric Θ with f(x) ≤ f(z) + ⟨∇f(z), x − z⟩ + ½‖x − z‖²_Θ.
+
+        Returns
+        -------
+        ndarray of shape (p, p) or scipy.sparse.linalg.LinearOperator
+            p is the number of entries of x, which counts in C order.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no hessian_bound")
+
+    def lipschitz(self) -> float:
+        """Return the largest eigenvalue of Θ, a Lipschitz constant of ∇f."""
+        return largest_eigenvalue(self.hessian_bound())
+
+    def metrics(self, x: Array) -> dict[str, float]:
+        """Return what else is worth reporting at x, such as the accuracy."""
+        return {}
+
+
+class FiniteSum(Objective):
+    """A weighted sum over examples, whose parts can be evaluated on some of them.
+
+    Subclasses evaluate on ``rows``: the indices of a mini-batch, scaled by
+    num_examples / len(rows) so that the expectation is the whole sum, or None for all.
+    """
+
+    @abstractmethod
+    def _value_and_gradient(
+        self, x: Array, rows: IntArray | None, *, value: bool, gradient: bool
+    ) -> tuple[float, Array]: ...
+
+    @abstractmethod
+    def _values(self, points: Array, rows: IntArray | None) -> Array: ...
+
+    @abstractmethod
+    def _entries_per_point(self, rows: IntArray | None) -> int:
+        """The entries of the largest intermediate array that a point takes."""
+
+    def value(self, x: Array) -> float:
+        """Return f(x)."""
+        point = check_point(x, self.shape)
+        return self._value_and_gradient(point, None, value=True, gradient=False)[0]
+
+    def gradient(self, x: Array) -> Array:
+        """Return ∇f(x), of the shape of x."""
+        point = check_point(x, self.shape)
+        return self._value_and_gradient(point, None, value=False, gradient=True)[1]
+
+    def value_and_gradient(self, x: Array) -> tuple[float, Array]:
+        """Return f(x) and ∇f(x), from one product with the data where possible."""
+        point = check_point(x, self.shape)
+        return self._value_and_gradient(point, None, value=True, gradient=True)
+
+    def stochastic_gradient(
+        self, x: Array, rng: np.random.Generator, batch_size: int
+    ) -> Array:
+        """Return the gradient on a mini-batch that ``rng`` draws."""
+        point = check_point(x, self.shape)
+        rows = draw_batch(rng, self.num_examples, batch_size)
+        return self._value_and_gradient(point, rows, value=False, gradient=True)[1]
+
+    def values(
+        self,
+        points: Array,
+        rng: np.random.Generator | None = None,
+        *,
+        batch_size: int | None = None,
+    ) -> Array:
+        """Return f at each of a batch of points, in slices that fit in memory."""
+        points = check_point(points, self.shape, batch=True)
+        rows = None
+        if batch_size is not None:
+            if rng is None:
+                raise ValueError("rng is None; batch_size needs a random generator")
+            rows = draw_batch(rng, self.num_examples, batch_size)
+        result = np.zeros(len(points))
+        step = max(1, _SLICE_ENTRIES // self._entries_per_point(rows))
+        for start in range(0, len(points), step):
+            part = slice(start, start + step)
+            result[part] = self._values(points[part], rows)
+        return result
+
+
+def draw_batch(
+    rng: np.random.Generator, num_examples: int, batch_size: int
+) -> IntArray | None:
+    """Draw a mini-batch without replacement; None stands for all examples."""
+    if batch_size < 1:
+        raise ValueError(f"batch_size is {batch_size!r}; it must be at least 1")
+    if batch_size >= num_examples:
+        return None
+    return rng.choice(num_examples, size=batch_size, replace=False, shuffle=False)
+
+
+def inverse_fraction(rows: IntArray | None, num_examples: int) -> float:
+    """Return num_examples / len(rows), what makes a mini-batch's sum unbiased."""
+    return 1.0 if rows is None else num_examples / len(rows)

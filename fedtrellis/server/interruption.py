@@ -1,0 +1,110 @@
+"""A run that is interrupted, or fails, ends in order: its record, and how to go on."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from fedtrellis.server.progress import print_json
+from fedtrellis.server.records import RunRecord
+from fedtrellis.signals import Interrupted, deferred, signals_interrupt
+
+__all__ = ["ending_in_order", "fedtrellis_command", "flwr_command", "sim_command"]
+
+# python sim.py has so many nodes if nothing else is said
+DEFAULT_NODES = 10
+
+
+def sim_command(
+    directory: Path, nodes: int = DEFAULT_NODES, node_configs: Sequence[str] = ()
+) -> str:
+    """The ``python sim.py`` that goes on from a record, to be pasted into a shell.
+
+    Parameters
+    ----------
+    directory : pathlib.Path
+        The record's. It knows all settings of the run, but not of the grid.
+    nodes : int
+    node_configs : sequence of str
+        The arguments of ``--node-config``.
+    """
+    words = ["python", "sim.py", *_grid_options(nodes, node_configs)]
+    return shlex.join([*words, "-c", f'resume="{directory}"'])
+
+
+def fedtrellis_command(
+    directory: Path, nodes: int = DEFAULT_NODES, node_configs: Sequence[str] = ()
+) -> str:
+    """The ``fedtrellis resume`` that does; parameters as of :func:`sim_command`."""
+    options = _grid_options(nodes, node_configs)
+    return shlex.join(["fedtrellis", "resume", str(directory), *options])
+
+
+def _grid_options(nodes: int, node_configs: Sequence[str]) -> list[str]:
+    words = [] if nodes == DEFAULT_NODES else ["--nodes", str(nodes)]
+    for text in node_configs:
+        words += ["--node-config", text]
+    return words
+
+
+def flwr_command(directory: Path) -> str:
+    """The ``flwr run`` that goes on from a record."""
+    path = str(directory / "resume.toml")
+    return shlex.join(["flwr", "run", ".", "--stream", "--run-config", path])
+
+
+@contextmanager
+def ending_in_order(
+    record: RunRecord, command: Callable[[Path], str], as_json: bool = False
+) -> Iterator[None]:
+    """Run what is inside so that it can be interrupted, and its record says its end.
+
+    SIGINT, SIGTERM and SIGHUP raise :class:`~fedtrellis.signals.Interrupted` where a
+    strategy's state is whole, so that it saves a last checkpoint. Then, and after any
+    other KeyboardInterrupt, a line on the standard error names the record and says how
+    to go on.
+
+    Parameters
+    ----------
+    record : RunRecord
+    command : callable
+        Makes the command that resumes the run from the record's directory.
+    as_json : bool
+        Whether the line is a JSON object: ``event`` is ``"interrupted"``, ``record``
+        the directory, and ``resume`` the command; null if there is nothing to resume.
+
+    Raises
+    ------
+    Interrupted
+        If the run was interrupted.
+    """
+    with signals_interrupt():
+        try:
+            yield
+        except BaseException as error:
+            with deferred():
+                record.fail(error)
+            if not isinstance(error, KeyboardInterrupt):
+                raise
+            _say(record, command, as_json)
+            if isinstance(error, Interrupted):
+                raise
+            raise Interrupted(signal.SIGINT) from error
+
+
+def _say(record: RunRecord, command: Callable[[Path], str], as_json: bool) -> None:
+    where = record.directory
+    resumable = record.status != "completed" and record.checkpoint.is_file()
+    how = command(where) if resumable else None
+    if as_json:
+        fields = {"record": str(where), "resume": how}
+        print_json("interrupted", file=sys.stderr, **fields)
+        return
+    rest = f"to go on: {how}" if how else "no round was finished: start it again"
+    if record.status == "completed":
+        rest = "all rounds were finished"
+    print(f"interrupted; record: {where}; {rest}", file=sys.stderr, flush=True)

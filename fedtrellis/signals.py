@@ -1,0 +1,168 @@
+"""SIGINT, SIGTERM and SIGHUP, made into an exception that comes at a good moment.
+
+A signal arrives anywhere, also in the middle of a change that belongs together. Inside
+:func:`signals_interrupt` it raises :class:`Interrupted`; inside :func:`deferred` it
+waits for the next :func:`check_signals`, the next :func:`window`, or the end. Outside
+of the main thread, where Python delivers no signals, all of them do nothing.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+__all__ = [
+    "Interrupted",
+    "check_signals",
+    "deferred",
+    "signals_heard",
+    "signals_interrupt",
+    "window",
+]
+
+# Windows has no SIGHUP
+_SIGNALS = [
+    getattr(signal, name)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP")
+    if hasattr(signal, name)
+]
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal asked for the end.
+
+    Parameters
+    ----------
+    number : int
+        The signal's.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+    @property
+    def exit_status(self) -> int:
+        """What a shell says of a process that the signal ended: 128 and its number."""
+        return 128 + self.number
+
+
+class _Signals:
+    """What the main thread knows: there is one set of handlers in a process."""
+
+    def __init__(self) -> None:
+        self.before: dict[int, Any] = {}  # the handlers that ours stand in for
+        self.heard = False  # whether ours have been set, and not yet taken back
+        self.came: int | None = None
+        self.raised = False  # whether Interrupted has told of it
+        self.depth = 0  # how many deferred() are open
+
+    def set(self) -> None:
+        self.heard, self.came, self.raised = True, None, False
+        for number in _SIGNALS:
+            before = signal.getsignal(number)
+            # nohup means it; and None is a handler that Python cannot put back
+            ignored = before is signal.SIG_IGN and number != signal.SIGINT
+            if not ignored and before is not None:
+                self.before[number] = signal.signal(number, self._handle)
+
+    def put_back(self) -> None:
+        for number, before in self.before.items():
+            signal.signal(number, before)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        # a second one finds what was there before us: it ends the process at once
+        self.put_back()
+        if self.before.get(signal.SIGINT) is signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        self.came = number
+        if not self.depth:
+            self.check()
+
+    def check(self) -> None:
+        if self.came is not None:
+            self.raised = True
+            raise Interrupted(self.came)
+
+
+_signals = _Signals()
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def signals_heard() -> bool:
+    """Whether a signal would interrupt this thread by :class:`Interrupted`."""
+    return _in_main_thread() and _signals.heard
+
+
+@contextmanager
+def signals_interrupt() -> Iterator[None]:
+    """Let SIGINT, SIGTERM and SIGHUP raise :class:`Interrupted`; the outermost counts.
+
+    Only the first signal does: a second one meets the handlers from before. They are
+    back at the end, and if one of them is a program's own (Flower's, which tells the
+    SuperLink), it is then given the signal too. What the caller has ignored, as nohup
+    does SIGHUP, stays ignored; but for SIGINT, which shells switch off for what runs in
+    the background.
+    """
+    if not _in_main_thread() or _signals.heard:
+        yield
+        return
+    _signals.set()
+    try:
+        yield
+    finally:
+        _signals.put_back()
+        before, came = _signals.before, _signals.came
+        _signals.before, _signals.heard, _signals.came = {}, False, None
+        if came is not None:
+            handler = before[came]
+            if callable(handler) and handler is not signal.default_int_handler:
+                signal.raise_signal(came)
+
+
+@contextmanager
+def deferred() -> Iterator[None]:
+    """Let what belongs together finish first.
+
+    A signal raises at the next :func:`check_signals` or :func:`window`, or where the
+    outermost of these ends, if nobody was told before.
+    """
+    if not _in_main_thread():
+        yield
+        return
+    _signals.depth += 1
+    try:
+        yield
+    finally:
+        _signals.depth -= 1
+    # who has been told already is cleaning up
+    if not _signals.depth and not _signals.raised:
+        _signals.check()
+
+
+@contextmanager
+def window() -> Iterator[None]:
+    """Let a signal through one :func:`deferred`: here nothing is half done."""
+    if not _in_main_thread() or not _signals.depth:
+        yield
+        return
+    _signals.depth -= 1
+    try:
+        if not _signals.depth:
+            _signals.check()
+        yield
+    finally:
+        _signals.depth += 1
+
+
+def check_signals() -> None:
+    """Raise :class:`Interrupted` if a signal has come."""
+    if _in_main_thread():
+        _signals.check()

@@ -1,0 +1,189 @@
+"""All that this package uses of Flower beyond its public modules.
+
+Flower promises nothing of these and moves them now and then. What every run needs is
+imported here; what only a :class:`~fedtrellis.wire.local_grid.LocalGrid` or the command
+line needs, when it is used. If something is not where it was, one line names the
+version of Flower, what is missing, and the versions that were run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from flwr.app import Message, RecordDict
+
+if TYPE_CHECKING:
+    from flwr.proto.node_pb2 import NodeInfo as NodeInfo
+    from flwr.supercore.run import Run as Run
+
+#: Versions of Flower that the tests were run with, the deployed ones among them.
+TESTED_FLOWER = ("1.41.0",)
+
+
+@contextmanager
+def _flower() -> Iterator[None]:
+    """Say in one line what a version of Flower lacks."""
+    try:
+        yield
+    except ImportError as error:
+        reason = str(error).partition(" (/")[0]  # without the file's path
+        raise ImportError(_unfit(reason), name=error.name) from error
+
+
+def _unfit(reason: str) -> str:
+    try:
+        installed = version("flwr")
+    except PackageNotFoundError:
+        installed = "of unknown version"
+    first, last = TESTED_FLOWER[0], TESTED_FLOWER[-1]
+    tested = first if first == last else f"{first} to {last}"
+    return (
+        f"flwr {installed} does not fit fedtrellis: {reason}; fedtrellis was run with "
+        f"flwr {tested}: pip install 'flwr[simulation]=={last}'"
+    )
+
+
+with _flower():
+    from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE as CHUNK_SIZE
+    from flwr.common.constant import ErrorCode
+    from flwr.common.logger import LOGGER_NAME, ConsoleHandler, log
+    from flwr.common.serde_utils import error_to_proto, metadata_to_proto
+    from flwr.proto.message_pb2 import Message as _ProtoMessage
+
+__all__ = [
+    "CHUNK_SIZE",
+    "LOGGER_NAME",
+    "TESTED_FLOWER",
+    "ConsoleHandler",
+    "ErrorCode",
+    "empty_run",
+    "encode_message",
+    "envelope_bytes",
+    "join_run",
+    "log",
+    "name_message",
+    "node_infos",
+    "parse_config_args",
+    "records_from_bytes",
+    "records_to_bytes",
+]
+
+
+# ------------------------------------------------------------------------- messages
+
+
+def envelope_bytes(message: Message) -> int:
+    """Bytes of a message's own object without its content: metadata and error."""
+    proto = metadata_to_proto(message.metadata)
+    proto.message_id = ""
+    error = error_to_proto(message.error) if message.has_error() else None
+    size: int = _ProtoMessage(metadata=proto, content=None, error=error).ByteSize()
+    return size
+
+
+def name_message(message: Message, message_id: str) -> None:
+    """Give a message the id that a SuperLink would give it.
+
+    Raises
+    ------
+    ImportError
+        If Flower keeps the id somewhere else.
+    """
+    message.metadata.__dict__["_message_id"] = message_id
+    if message.metadata.message_id != message_id:
+        raise ImportError(_unfit("Metadata keeps no '_message_id'"))
+
+
+def encode_message(message: Message) -> tuple[Message, int]:
+    """Encode a message to bytes as Flower does, and decode it again.
+
+    Returns
+    -------
+    (Message, int)
+        The decoded message, and how many bytes its objects took.
+    """
+    with _flower():
+        from flwr.supercore.inflatable.inflatable_object import (
+            get_all_nested_objects,
+            no_object_id_recompute,
+        )
+        from flwr.supercore.inflatable.inflatable_utils import (
+            inflate_object_from_contents,
+        )
+
+    with no_object_id_recompute():
+        objects = get_all_nested_objects(message)
+        contents = {name: item.deflate() for name, item in objects.items()}
+        size = sum(len(content) for content in contents.values())
+        decoded = inflate_object_from_contents(message.object_id, contents)
+    assert isinstance(decoded, Message)
+    name_message(decoded, message.metadata.message_id)
+    return decoded, size
+
+
+def records_to_bytes(records: RecordDict) -> bytes:
+    """Records as the bytes that Flower sends."""
+    with _flower():
+        from flwr.common.serde import recorddict_to_proto
+
+    data: bytes = recorddict_to_proto(records).SerializeToString()
+    return data
+
+
+def records_from_bytes(data: bytes) -> RecordDict:
+    """Inverse of :func:`records_to_bytes`."""
+    with _flower():
+        from flwr.common.serde import recorddict_from_proto
+        from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
+
+    return recorddict_from_proto(ProtoRecordDict.FromString(data))
+
+
+# ---------------------------------------------------------------- a grid of one's own
+
+
+def empty_run(run_id: int) -> Run:
+    """What Flower knows of a run, with nothing but its id."""
+    with _flower():
+        from flwr.supercore.run import Run
+
+    return Run.create_empty(run_id=run_id)
+
+
+def join_run(run_id: int) -> None:
+    """Give this process a place in a run, unless it has one.
+
+    Flower's messages can be made only in a process that has one.
+    """
+    with _flower():
+        from flwr.common.constant import SUPERLINK_NODE_ID
+        from flwr.supercore.task_identity import TaskIdentity
+
+    if not hasattr(TaskIdentity, "_run_id"):
+        raise ImportError(_unfit("TaskIdentity keeps no '_run_id'"))
+    if TaskIdentity._run_id is None:
+        TaskIdentity.run_id = run_id
+        TaskIdentity.node_id = SUPERLINK_NODE_ID
+        TaskIdentity.task_id = 1
+
+
+def node_infos(node_ids: Iterable[int]) -> list[NodeInfo]:
+    """Nodes as Flower describes them."""
+    with _flower():
+        from flwr.proto.node_pb2 import NodeInfo
+
+    return [NodeInfo(node_id=node_id) for node_id in node_ids]
+
+
+# --------------------------------------------------------------------- command line
+
+
+def parse_config_args(arguments: Sequence[str]) -> dict[str, Any]:
+    """``key=value`` pairs, read as ``flwr run --run-config`` reads them."""
+    with _flower():
+        from flwr.common.config import parse_config_args as parse  # 0.1 s to import
+
+    return dict(parse(list(arguments)))

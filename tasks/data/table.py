@@ -1,0 +1,127 @@
+"""What a node's file holds, whatever its format, and how its faults are told.
+
+Also what a field's text is worth as a number, for all readers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..base import DataFileError
+from .settings import Schema
+
+__all__ = [
+    "NodeTable",
+    "check_width",
+    "fault",
+    "is_number",
+    "label_codes",
+    "to_number",
+]
+
+
+class NodeTable(NamedTuple):
+    """A node's examples, checked; arrays are read-only.
+
+    Attributes
+    ----------
+    features : ndarray or scipy.sparse.csr_array of shape (d_i, p_i)
+        float64.
+    targets : ndarray of shape (d_i,) or None
+        Classes counted from 0 or numbers, float64; NaN for a sample without a label.
+    names : tuple of str
+        The features' names; none where the format has no names.
+    ids : tuple of str
+        The samples', where they are split; else none.
+    """
+
+    features: Any
+    targets: NDArray[np.float64] | None
+    names: tuple[str, ...]
+    ids: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls,
+        features: Any,
+        targets: NDArray[np.float64] | None,
+        names: tuple[str, ...],
+        ids: tuple[str, ...],
+        schema: Schema,
+    ) -> NodeTable:
+        """Make one, read-only; a split sample's labels are dropped if none is known."""
+        if schema.split and targets is not None and np.isnan(targets).all():
+            targets = None
+        for part in (features, targets):
+            if isinstance(part, np.ndarray):
+                part.setflags(write=False)
+        return cls(features, targets, names, ids)
+
+    def columns_digest(self) -> str:
+        """Return what tells whether two nodes' columns are the same, in one order."""
+        return hashlib.sha256("\n".join(self.names).encode()).hexdigest()[:32]
+
+
+def label_codes(schema: Schema) -> dict[str | float, float]:
+    """Return the number of every allowed label, by its text and by its value."""
+    codes: dict[str | float, float] = {}
+    if schema.target != "class":
+        return codes
+    for code, label in enumerate(schema.labels):
+        codes[label] = float(code)
+        try:
+            codes.setdefault(float(label), float(code))
+        except ValueError:
+            continue
+    return codes
+
+
+def fault(
+    path: Path, kind: str, row: int | None = None, column: str | None = None
+) -> NoReturn:
+    """Raise a DataFileError: where, and what kind of fault; never what stands there.
+
+    Not to be called within an ``except``: a chained exception could say it.
+    """
+    where = str(path)
+    if row is not None:
+        where += f", row {row}"
+    if column is not None:
+        where += f", column {column[:60]!r}"
+    raise DataFileError(f"{where}: {kind}")
+
+
+def check_width(path: Path, width: int, schema: Schema) -> None:
+    """Check the number of features.
+
+    Raises
+    ------
+    DataFileError
+    """
+    if width > schema.features or (width < schema.features and not schema.split):
+        fault(path, f"{width} feature columns; data.features says {schema.features}")
+
+
+def is_number(text: str) -> bool:
+    """Return whether Python takes a text for a number."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def to_number(text: str) -> float:
+    """Return a number, NaN for anything else.
+
+    Python takes 1_0 for ten, and digits of any script; NumPy does not.
+    """
+    if "_" in text or not text.isascii() or not is_number(text):
+        return math.nan
+    return float(text)

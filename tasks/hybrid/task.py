@@ -1,0 +1,330 @@
+"""Linear models whose clients hold different samples and different features.
+
+What the tasks ``hybrid-svm`` and ``hybrid-logistic`` share: all but the loss.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from fedtrellis.dual.regularized_loss import Optimum, RegularizedLoss, central_optimum
+from fedtrellis.objectives import Objective
+from fedtrellis.objectives.losses import Loss
+from fedtrellis.settings import SettingsError, setting
+
+from ..base import Point
+from ..data.node_file import node_path
+from ..data.node_task import NodeDataTask
+from ..data.settings import NODES, Schema
+from .rows import DATASETS
+from .shares import ClientData, client_data, samples_of, shares_of
+
+__all__ = ["ClientData", "HybridTask"]
+
+
+@dataclass(frozen=True)
+class HybridTask(NodeDataTask):
+    """A linear model of data that is split over the clients by samples and features.
+
+    P(w) = (λ/2)‖w‖² + (1/N) Σ l(x_iᵀw; y_i) over all N training samples. It has no f_i:
+    a client that holds some features of a sample has no loss of its own.
+
+    Data sets and the labels made of their classes (``positive-class``: one class
+    against the rest instead): ``digits``, pixels over 16, 5 and above against 0 to 4;
+    ``breast-cancer``, standardised; the user's ``mnist``, pixels over 255, labelled
+    like digits, whose own test images are the test data unless ``test-fraction`` is 0;
+    ``covtype`` (UCI's or LIBSVM's file), scaled to [0, 1], class 2 against the rest;
+    ``a9a`` (or any LIBSVM file with two labels); ``news20`` (LIBSVM's multi-class
+    file), the upper half of the twenty classes against the lower. What scaling needs
+    is measured on the training samples, all of them: real clients would have to agree
+    on that, also on norms for ``row-scaling = "unit"``. The column ``bias`` comes
+    after scaling and before the rows', is regularised like the others and belongs to
+    the last feature group.
+
+    Partitions, client s·Q + q of sample group s and feature group q: ``grid``,
+    consecutive columns, but the images' quadrants for 4 feature groups of ``digits``
+    and ``mnist``; ``entries``, 1/Q of every sample's non-zero entries, at random;
+    ``horizontal``, one feature group; ``vertical``, one sample group; ``file``, the
+    user's (:func:`tasks.hybrid.partition_file.read_partition_file`; its rows are the
+    data set's, whatever part of them is test data, and its columns the model's). Test
+    samples are dealt like the training samples, so that predictions can be tried.
+
+    Notes
+    -----
+    HyFDCA, arXiv 2210.08106, sections 5 and 7.2: MNIST's quadrants with a bias of 10,
+    λ = 10⁻³; News20 and Covtype by entries without a bias, λ = 10⁻⁵ and 5·10⁻⁵. Its
+    News20 is LIBSVM's binary file, which has rows of norm 1, and how it makes MNIST's
+    ten classes two is not said.
+    """
+
+    split_data: ClassVar[bool] = True
+    not_on_nodes: ClassVar[tuple[str, ...]] = (
+        *("path", "positive_class", "partition", "sample_groups", "feature_groups"),
+        *("partition_file", "test_fraction", "labels_on", "train_limit"),
+    )
+
+    dataset: str = setting(
+        "digits",
+        "the data set; 'nodes': every node's own file",
+        choices=(*DATASETS, NODES),
+    )
+    path: str = setting(
+        "", "the data set's file or folder; not for digits and breast-cancer"
+    )
+    positive_class: int = setting(
+        -1,
+        "the class that is told from all others; -1: the data set's rule",
+        minimum=-1,
+    )
+    regularization: float = setting(1e-3, "λ, the factor of ½‖w‖²", above=0.0)
+    partition: str = setting(
+        "grid",
+        "how samples and features are dealt to clients",
+        choices=("grid", "entries", "horizontal", "vertical", "file"),
+    )
+    sample_groups: int = setting(
+        0, "sample groups; 0: clients over feature groups", minimum=0
+    )
+    feature_groups: int = setting(
+        0,
+        "feature groups; 0: the largest divisor of the number of clients that is not "
+        "above its root",
+        minimum=0,
+    )
+    partition_file: str = setting(
+        "", "the TOML or JSON file that says who holds what, with partition = 'file'"
+    )
+    row_scaling: str = setting(
+        "none", "how rows are scaled; 'unit': to norm 1", choices=("none", "unit")
+    )
+    bias: float = setting(
+        1.0, "the value of a constant feature; 0 for none", minimum=0.0
+    )
+    test_fraction: float = setting(
+        0.2,
+        "share of the samples kept for testing; 0 for none",
+        minimum=0.0,
+        maximum=0.9,
+    )
+    labels_on: str = setting(
+        "all",
+        "who has a sample's label; 'first': only the first client that holds it",
+        choices=("all", "first"),
+    )
+    train_limit: int = setting(
+        0, "the most training samples, drawn at random; 0 for all", minimum=0
+    )
+
+    def check(self) -> None:  # noqa: D102
+        if self.on_nodes:
+            self._check_split_nodes()
+            return
+        # Nothing can be dealt to none, so this comes before the data.
+        self.check_clients(max(self.num_clients, 1), "samples")
+        shares_of(self)
+        _objective(self)
+
+    def _check_split_nodes(self) -> None:
+        for key, value, off in (
+            ("bias", self.bias, 0.0),
+            ("row-scaling", self.row_scaling, "none"),
+        ):
+            if value != off:
+                raise SettingsError(
+                    f"{self.name}.{key} = {value!r} does not fit {self.name}.dataset = "
+                    f"{NODES!r}: it concerns a sample's features on all nodes that "
+                    "have some (a bias is a constant column in one of their files); "
+                    f"allowed: {off!r}"
+                )
+        if self.nodes.examples:
+            raise SettingsError(
+                f"data.examples = {self.nodes.examples} is not for task {self.name!r}, "
+                "whose nodes agree on the number of samples; allowed: 0"
+            )
+        self.check_nodes()
+
+    def node_schema(self) -> Schema:
+        """Return the schema: some of the features, of some samples, by their ids."""
+        return Schema(
+            self.nodes.num_features(),
+            self.nodes.names(),
+            "class",
+            self.nodes.class_labels(("-1", "1")),
+            self.nodes.label_column,
+            split=True,
+        )
+
+    def node_client_data(self, path: Path) -> ClientData:
+        """Return what a node with its own file holds; class 0 is −1, class 1 is +1.
+
+        Raises
+        ------
+        DataFileError
+            Its message names file, row and column, and shows nothing of what is there.
+        """
+        table = self.node_table(path)
+        labels = None if table.targets is None else 2.0 * table.targets - 1.0
+        return ClientData(table.features, table.names, table.ids, labels)
+
+    def num_examples(self) -> int:  # noqa: D102
+        self._need_central_data()
+        return samples_of(self).num_train
+
+    def shapes(self) -> list[tuple[int, ...]]:  # noqa: D102
+        if self.on_nodes:
+            return [(self.nodes.num_features(),)]
+        return [(len(samples_of(self).names),)]
+
+    def domains(self) -> dict[str, float]:
+        """Return none: the methods for split data have no constraint."""
+        return {}
+
+    @abstractmethod
+    def make_loss(self) -> Loss:
+        """Return l."""
+
+    def feature_names(self) -> tuple[str, ...]:
+        """Return the names of the model's p features, in its order.
+
+        None of them where only the nodes know them.
+        """
+        if self.on_nodes:
+            return self.nodes.names()
+        return samples_of(self).names
+
+    def client_data(self, client: int) -> ClientData:
+        """Return the training data of a client, made once per process.
+
+        Raises
+        ------
+        IndexError
+            There is no such client.
+        """
+        return client_data(self, self._existing(client), False)
+
+    def test_client_data(self, client: int) -> ClientData:
+        """Return the test data of a client: the features it has, of other samples.
+
+        Raises
+        ------
+        IndexError
+            There is no such client.
+        """
+        return client_data(self, self._existing(client), True)
+
+    def method_options(self) -> dict[str, Any]:
+        """Return the loss, λ and the features, as the methods for split data ask."""
+        return {
+            "loss": self.make_loss().name,
+            "regularization": self.regularization,
+            "smoothing": getattr(self, "smoothing", 1.0),
+            "feature_names": self.feature_names() or None,
+            # dealt entry by entry, a column without any belongs to nobody
+            "allow_unheld": self.partition == "entries" and not self.on_nodes,
+        }
+
+    def client_parts(self, client: int) -> dict[str, Any]:
+        """Return the fields of :class:`ClientData`, and ``new_samples`` to be scored.
+
+        The latter are the client's test data, a :class:`ClientData`, too; None where
+        there are none.
+        """
+        return _parts(self.client_data(client), self.test_client_data(client))
+
+    def node_parts(self, node_config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the like of ``data``'s file; ``test-data`` may name new samples.
+
+        Raises
+        ------
+        SettingsError
+            The two files have other features, or those of one in another order.
+        """
+        path, new = node_path(node_config), None
+        if "test-data" in node_config:
+            new = self.node_client_data(node_path(node_config, "test-data"))
+        data = self.node_client_data(path)
+        if new is not None and new.feature_names != data.feature_names:
+            raise SettingsError(
+                f"{node_config['test-data']}: the feature columns must be those of "
+                f"{node_config['data']}, in one order"
+            )
+        return _parts(data, new)
+
+    def node_attributes(self, node_config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return nothing: the methods for split data agree on samples and features."""
+        return {}
+
+    def certified_optimum(self) -> Optimum:
+        """Return :meth:`optimum`."""
+        return self.optimum()
+
+    def optimum(self) -> Optimum:
+        """Return P* with its certificate, found once per process.
+
+        Raises
+        ------
+        RuntimeError
+            It cannot be certified.
+        """
+        return _optimum(self)
+
+    def metrics(self, x: Point) -> dict[str, float]:
+        """Return ``"accuracy"`` on the test samples.
+
+        Without any, ``"train-accuracy"`` on the training samples.
+        """
+        w = np.asarray(self.argument(x))
+        data = samples_of(self)
+        if len(data.labels) > data.num_train:
+            return _test_objective(self).metrics(w)
+        return {"train-accuracy": self.objective().metrics(w)["accuracy"]}
+
+    def _build_objective(self) -> RegularizedLoss:
+        return _objective(self)
+
+    def _build_client_objective(self, client: int) -> Objective:
+        raise SettingsError(
+            f"task {self.name!r} has no loss for each client, as its samples are split "
+            "by features; it needs method hyfdca, hyfem or hybrid-fedavg"
+        )
+
+
+def _parts(data: ClientData, new: ClientData | None) -> dict[str, Any]:
+    if new is not None and not new.sample_ids:
+        new = None
+    return {**data._asdict(), "new_samples": new}
+
+
+# More tasks than one are alive in a process only in tests and sweeps.
+@lru_cache(maxsize=2)
+def _objective(task: HybridTask) -> RegularizedLoss:
+    data = samples_of(task)
+    return RegularizedLoss(
+        data.features[: data.num_train],
+        data.labels[: data.num_train],
+        task.make_loss(),
+        task.regularization,
+    )
+
+
+@lru_cache(maxsize=2)
+def _test_objective(task: HybridTask) -> RegularizedLoss:
+    data = samples_of(task)
+    return RegularizedLoss(
+        data.features[data.num_train :],
+        data.labels[data.num_train :],
+        task.make_loss(),
+        task.regularization,
+    )
+
+
+@lru_cache(maxsize=4)
+def _optimum(task: HybridTask) -> Optimum:
+    return central_optimum(_objective(task))

@@ -1,0 +1,162 @@
+"""Linear models against numbers by hand, scikit-learn and dense products."""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse
+from sklearn.metrics import log_loss
+
+from fedtrellis.objectives import (
+    LeastSquares,
+    Logistic,
+    MultinomialLogistic,
+    Objective,
+)
+from fedtrellis.objectives.design_matrix import DesignMatrix
+from tests.fedtrellis.objectives.cases import CASES, csr, dense_bound, features, point
+
+
+def test_least_squares_by_hand() -> None:
+    # A = [[1, 2], [3, 4]], b = [1, 1], x = [1, 0]: residuals 0 and 2, ‖x‖² = 1
+    A, b, x = [[1, 2], [3, 4]], [1, 1], np.array([1.0, 0.0])
+    assert LeastSquares(A, b).value(x) == 4.0
+    assert LeastSquares(A, b, weight=10, l2=3.0).value(x) == 10 * (4.0 + 1.5)
+    assert LeastSquares(A, b, scale="half-mean").value(x) == 1.0
+    np.testing.assert_array_equal(LeastSquares(A, b).gradient(x), [12.0, 16.0])
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_half_mean_theta_is_the_gram_matrix(sparse: bool) -> None:
+    A = features(7, 3)
+    given_matrix: Any = csr(A) if sparse else A
+    objective = LeastSquares(given_matrix, np.ones(7), scale="half-mean")
+    np.testing.assert_allclose(dense_bound(objective), A.T @ A / 7, atol=1e-15)
+
+
+@pytest.mark.parametrize("name", [n for n in CASES if n[:4] in ("leas", "logi")])
+def test_hessian_factor_is_the_hessian_bound(name: str) -> None:
+    objective = CASES[name]()
+    assert isinstance(objective, LeastSquares | Logistic)
+    matrix, scale, shift = objective.hessian_factor()
+    gram = np.asarray((matrix.T @ matrix) @ np.eye(matrix.shape[1]))
+    expected = scale * gram + shift * np.eye(len(gram))
+    np.testing.assert_allclose(dense_bound(objective), expected, atol=1e-14)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_logistic_is_scikit_learns_log_loss(sparse: bool) -> None:
+    A, b = features(40, 6), np.arange(40) % 3 == 0
+    objective = Logistic(csr(A) if sparse else A, b, l2=0.4, weight=2.5)
+    x = point(objective)
+    probability = 1 / (1 + np.exp(-A @ x))
+    expected = 2.5 * (log_loss(b, probability) + 0.2 * x @ x)
+    assert objective.value(x) == pytest.approx(expected, rel=1e-12)
+    assert objective.metrics(x) == {"accuracy": np.mean((probability > 0.5) == b)}
+    np.testing.assert_array_equal(objective.predict(x, A[:7]), A[:7] @ x > 0)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("intercept", [False, True])
+def test_multinomial_is_scikit_learns_log_loss(sparse: bool, intercept: bool) -> None:
+    F, labels = features(40, 6), np.arange(40) % 4
+    given_features: Any = csr(F) if sparse else F
+    objective = MultinomialLogistic(given_features, labels, 5, intercept=intercept)
+    x = point(objective)
+    scores = np.hstack([F, np.ones((40, 1))]) @ x if intercept else F @ x
+    probabilities = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
+    expected = log_loss(labels, probabilities, labels=range(5))
+    assert objective.value(x) == pytest.approx(expected, rel=1e-12)
+    predicted = probabilities.argmax(axis=1)
+    np.testing.assert_array_equal(objective.predict(x), predicted)
+    np.testing.assert_array_equal(objective.predict(x, F[:3]), predicted[:3])
+    assert objective.metrics(x) == {"accuracy": np.mean(predicted == labels)}
+
+
+def test_multinomial_of_two_classes_is_logistic() -> None:
+    A = features(30, 4)
+    b = np.arange(30) % 2
+    two = MultinomialLogistic(A, b, 2, intercept=False)
+    one = Logistic(A, b)
+    x = point(one)
+    pair = np.stack([np.zeros(4), x], axis=1)
+    assert two.value(pair) == pytest.approx(one.value(x), rel=1e-13)
+    np.testing.assert_allclose(two.gradient(pair)[:, 1], one.gradient(x), atol=1e-14)
+    # λ_max(½ (I − 11ᵀ/2)) = ½ belongs to x_1 = −x_2: the curvature along it is twice
+    # a quarter
+    assert two.lipschitz() == pytest.approx(2 * one.lipschitz())
+
+
+def test_large_scores_do_not_overflow() -> None:
+    A, x = np.array([[1e4], [-1e4], [1e4], [-1e4]]), np.ones(1)
+    with np.errstate(over="raise", invalid="raise", divide="raise"):
+        logistic = Logistic(A, [0, 0, 1, 1])
+        assert logistic.value(x) == 5e3  # 10⁴ for the two on the wrong side
+        np.testing.assert_array_equal(logistic.values(np.stack([x, -x])), [5e3, 5e3])
+        np.testing.assert_array_equal(logistic.gradient(x), [5e3])
+        multinomial = MultinomialLogistic(A, [0, 0, 1, 1], 2, intercept=False)
+        assert multinomial.value(np.array([[0.0, 1.0]])) == 5e3
+        gradient = multinomial.gradient(np.array([[0.0, 1.0]]))
+        np.testing.assert_array_equal(gradient, [[-5e3, 5e3]])
+
+
+def test_small_logistic_losses_keep_their_digits() -> None:
+    # ln(1 + e^−40) = 4.2e-18, lost when computed as ln(1 + e^40) − 40
+    objective = Logistic([[40.0], [-40.0]], [1, 0])
+    assert objective.value(np.ones(1)) == pytest.approx(np.exp(-40.0), rel=1e-12)
+
+
+def test_data_is_kept_once_without_a_copy_where_it_can_be() -> None:
+    A, b = features(6, 4), np.ones(6)
+    assert np.shares_memory(LeastSquares(A, b).hessian_factor()[0], A)
+    kept = LeastSquares(np.asfortranarray(A, dtype=np.float32), b).hessian_factor()[0]
+    assert kept.flags.c_contiguous
+    assert kept.dtype == np.float64
+    sparse = csr(A)
+    assert np.shares_memory(
+        LeastSquares(sparse, b).hessian_factor()[0].data, sparse.data
+    )
+
+
+@pytest.mark.parametrize("kind", ["least squares", "logistic", "multinomial"])
+def test_a_gradient_needs_no_large_temporaries(kind: str) -> None:
+    A = np.ones((2000, 300))
+    labels = np.arange(2000) % 2
+    made: dict[str, Objective] = {
+        "least squares": LeastSquares(A, labels),
+        "logistic": Logistic(A, labels),
+        "multinomial": MultinomialLogistic(A, labels, 3),
+    }
+    objective = made[kind]
+    x = point(objective)
+    tracemalloc.start()
+    objective.gradient(x)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    # the scores (2000 × classes) and the gradient, a few times; A takes 4.8 MB
+    assert peak < 300_000
+
+
+@pytest.mark.parametrize("columns", [None, 1, 3, 128, 129])
+@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.parametrize("layout", ["C", "F", "csr"])
+def test_products_with_the_data_are_those_of_the_dense_matrix(
+    columns: int | None, intercept: bool, layout: Any
+) -> None:
+    rng = np.random.default_rng(0)
+    data = rng.standard_normal((40, 7))
+    dense = np.column_stack([data, np.ones(40)]) if intercept else data
+    csr = layout == "csr"
+    kept = scipy.sparse.csr_array(data) if csr else np.array(data, order=layout)
+    design = DesignMatrix(kept, intercept=intercept)
+    tail = () if columns is None else (columns,)
+    x = rng.standard_normal((dense.shape[1], *tail))
+    y = rng.standard_normal((40, *tail))
+    before = x.copy(), y.copy()
+    np.testing.assert_allclose(design.apply(x), dense @ x, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(design.adjoint(y), dense.T @ y, rtol=1e-12, atol=1e-12)
+    np.testing.assert_array_equal(x, before[0])
+    np.testing.assert_array_equal(y, before[1])

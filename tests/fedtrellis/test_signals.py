@@ -1,0 +1,136 @@
+"""A signal interrupts at once, or as soon as what belongs together is done."""
+
+# ruff: noqa: PT012 (what matters is where in a block the exception comes)
+
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+import pytest
+
+from fedtrellis.signals import (
+    Interrupted,
+    check_signals,
+    deferred,
+    signals_heard,
+    signals_interrupt,
+    window,
+)
+
+STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
+every_signal = pytest.mark.parametrize("number", STATUS)
+
+
+@pytest.fixture(autouse=True)
+def as_in_a_shell() -> Iterator[None]:
+    """The handlers of a program that a terminal has started."""
+    before = {number: signal.getsignal(number) for number in STATUS}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@every_signal
+def test_a_signal_interrupts_and_the_handlers_come_back(number: int) -> None:
+    before = [signal.getsignal(n) for n in STATUS]
+    with pytest.raises(Interrupted) as caught, signals_interrupt():
+        assert signals_heard()
+        signal.raise_signal(number)
+    assert caught.value.exit_status == STATUS[signal.Signals(number)]
+    assert str(caught.value) == signal.Signals(number).name
+    assert [signal.getsignal(n) for n in STATUS] == before
+    assert not signals_heard()
+    check_signals()  # it is forgotten
+
+
+def test_what_belongs_together_is_finished_first() -> None:
+    done = []
+    with pytest.raises(Interrupted), signals_interrupt(), deferred():
+        with deferred():
+            signal.raise_signal(signal.SIGTERM)
+            with window():  # lets it through the inner one only
+                done.append("inner")
+        done.append("outer")
+        with window():
+            done.append("never")
+    assert done == ["inner", "outer"]
+
+
+@pytest.mark.parametrize("how", [check_signals, lambda: None])
+def test_a_deferred_signal_is_raised_when_asked_for_or_in_the_end(how: object) -> None:
+    with pytest.raises(Interrupted), signals_interrupt():
+        with deferred():
+            signal.raise_signal(signal.SIGHUP)
+            assert callable(how)
+            how()
+        pytest.fail("it was lost")
+
+
+def test_cleaning_up_is_not_interrupted_by_the_same_signal() -> None:
+    done = []
+    with pytest.raises(Interrupted), signals_interrupt():
+        try:
+            with deferred():
+                signal.raise_signal(signal.SIGINT)
+        finally:
+            with deferred():
+                done.append("cleaned up")
+            done.append("all of it")
+    assert done == ["cleaned up", "all of it"]
+
+
+def test_a_second_signal_meets_what_was_there_before() -> None:
+    with pytest.raises(KeyboardInterrupt) as caught, signals_interrupt(), deferred():
+        signal.raise_signal(signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        signal.raise_signal(signal.SIGINT)
+    assert not isinstance(caught.value, Interrupted)
+
+
+def test_a_programs_own_handler_is_given_the_signal_afterwards() -> None:
+    """As Flower's, which tells the SuperLink and exits."""
+    heard = []
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        heard.append(number)
+        raise SystemExit(3)
+
+    signal.signal(signal.SIGTERM, handler)
+    with pytest.raises(SystemExit), signals_interrupt():
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            assert not heard
+    assert heard == [signal.SIGTERM]
+
+
+def test_what_nohup_ignores_stays_ignored() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with signals_interrupt():
+        signal.raise_signal(signal.SIGHUP)
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+def test_within_each_other_the_outermost_counts() -> None:
+    with pytest.raises(Interrupted), signals_interrupt():
+        with pytest.raises(Interrupted), signals_interrupt():
+            signal.raise_signal(signal.SIGTERM)
+        check_signals()
+
+
+def test_outside_of_the_main_thread_nothing_happens() -> None:
+    def work() -> None:
+        with signals_interrupt(), deferred(), window():
+            heard.append(signals_heard())
+            handlers.append(signal.getsignal(signal.SIGTERM))
+
+    heard: list[bool] = []
+    handlers: list[object] = []
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert (heard, handlers) == ([False], [signal.SIG_DFL])

@@ -1,0 +1,140 @@
+"""Flower's private modules are used in one file, which says when one has moved."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from flwr.app import Message, RecordDict
+
+from fedtrellis import LocalGrid, client_app
+from fedtrellis.wire import flower_internals
+
+ROOT = Path(__file__).resolve().parents[3]
+PUBLIC = {
+    "flwr",
+    "flwr.app",
+    "flwr.client",
+    "flwr.clientapp",
+    "flwr.serverapp",
+    "flwr.serverapp.strategy",
+}
+OURS = "fedtrellis/wire/flower_internals.py"
+
+
+def imported(path: Path) -> set[str]:
+    """What of Flower a file imports, anywhere in it."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names.add(str(node.module))
+            if node.module == "flwr":
+                names |= {f"flwr.{alias.name}" for alias in node.names}
+    return {name for name in names if name.partition(".")[0] == "flwr"}
+
+
+def test_one_file_imports_what_is_private() -> None:
+    folders = ("fedtrellis", "strategies", "clients", "tasks")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    private = {
+        path.relative_to(ROOT).as_posix(): names
+        for path in [ROOT / "sim.py", *files]
+        if (names := imported(path) - PUBLIC)
+    }
+    assert set(private) == {OURS}, private
+    assert "flwr.common.logger" in private[OURS]  # the search finds something
+
+
+def run(script: str) -> subprocess.CompletedProcess[str]:
+    """Run a script in a process of its own, in which Flower can be spoilt."""
+    return subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+# A module that is not there, and one without a name that was in it.
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        ("sys.modules['flwr.common.serde_utils'] = None", "flwr.common.serde_utils"),
+        ("del flwr.common.constant.ErrorCode", "cannot import name 'ErrorCode'"),
+    ],
+)
+def test_a_moved_module_is_one_clear_line(spoil: str, says: str) -> None:
+    done = run(
+        "import sys, importlib.metadata as m\n"
+        "import flwr.app, flwr.clientapp, flwr.serverapp.strategy\n"
+        f"{spoil}\n"
+        "m.version = {'flwr': '1.99.0'}.__getitem__\n"
+        "import fedtrellis\n"
+    )
+    line = done.stderr.strip().splitlines()[-1]
+    assert done.returncode == 1
+    assert line.startswith("ImportError: flwr 1.99.0 does not fit fedtrellis: ")
+    assert says in line
+    assert f"run with flwr {flower_internals.TESTED_FLOWER[0]}" in line
+    assert "/" not in line  # and no paths
+
+
+def test_what_only_an_encoding_grid_needs_may_be_missing() -> None:
+    done = run(
+        "import sys\n"
+        "import flwr.app, flwr.clientapp, flwr.serverapp.strategy\n"
+        "sys.modules['flwr.supercore.inflatable.inflatable_utils'] = None\n"
+        "sys.modules['flwr.common.config'] = None\n"
+        "from flwr.app import Message, RecordDict\n"
+        "from fedtrellis import LocalGrid, client_app\n"
+        "from fedtrellis.wire.flower_internals import parse_config_args\n"
+        "for encode in (False, True):\n"
+        "    grid = LocalGrid(client_app(lambda c: None), 1, encode=encode)\n"
+        "    node = grid.get_node_ids()[0]\n"
+        "    message = Message(RecordDict(), dst_node_id=node, message_type='query')\n"
+        "    try:\n"
+        "        print(len(grid.push_messages([message])))\n"
+        "    except ImportError as error:\n"
+        "        print(error)\n"
+        "try:\n"
+        "    parse_config_args(['a=1'])\n"
+        "except ImportError as error:\n"
+        "    print(error)\n"
+    )
+    assert done.returncode == 0, done.stderr
+    plain, encoding, options = done.stdout.splitlines()
+    assert plain == "1"
+    assert "does not fit fedtrellis" in encoding
+    assert "inflatable_utils" in encoding
+    assert "flwr.common.config" in options
+
+
+def test_an_id_that_is_kept_elsewhere_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    grid = LocalGrid(client_app(lambda context: None), 1)
+    node = grid.get_node_ids()[0]
+    message = Message(RecordDict(), dst_node_id=node, message_type="query")
+    monkeypatch.setattr(
+        type(message.metadata), "message_id", property(lambda self: "other")
+    )
+    with pytest.raises(ImportError, match="keeps no '_message_id'"):
+        grid.push_messages([message])
+
+
+def test_what_loads_slowly_is_not_loaded_with_the_app() -> None:
+    done = run(
+        "import sys\n"
+        "import fedtrellis, fedtrellis.app.directory\n"
+        "assert 'flwr.common.config' not in sys.modules\n"
+        "fedtrellis.app.directory.read_config(['a=1'])\n"
+        "assert 'flwr.common.config' in sys.modules\n"
+    )
+    assert done.returncode == 0, done.stderr

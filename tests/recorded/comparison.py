@@ -1,0 +1,143 @@
+"""What differs between a recorded result and today's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from math import inf, isfinite
+from typing import Any, NamedTuple
+
+__all__ = ["ACCEPTED", "TIES", "Accepted", "Comparison", "compare", "reason_to_accept"]
+
+#: By how much bytes may differ where ciphertexts are among them (SEAL compresses them,
+#: and their random numbers are not ours to fix), or where another BLAS leaves other
+#: last bits: what travels are the entries that changed.
+BYTES = 0.01
+#: On another BLAS a rounding error decides in these which vertex an oracle returns.
+TIES = ("fedfw/digits/in-spectral-norm-ball", "fedfw/digits/outer-linf-ball")
+
+
+class Accepted(NamedTuple):
+    """Why some runs are no longer as they were.
+
+    Attributes
+    ----------
+    cases : str
+        Pattern of the names, as in a shell.
+    parts : tuple of str
+        Entries of a result that may differ.
+    reason : str
+    """
+
+    cases: str
+    parts: tuple[str, ...]
+    reason: str
+
+
+#: What was put right on purpose since the table was recorded.
+ACCEPTED: list[Accepted] = []
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A recorded result beside today's.
+
+    Attributes
+    ----------
+    parts : dict
+        Of the result's entries that differ, what was and what is.
+    model : float
+        The largest difference of a model's arrays: of norms, first entries and probes,
+        over the norm. 0 if all bits are the same, else at least 1e-16.
+    """
+
+    parts: dict[str, str]
+    model: float
+
+
+def compare(
+    was: Mapping[str, Any],
+    now: Mapping[str, Any],
+    *,
+    tolerance: float = 0.0,
+    ciphertexts: bool = False,
+) -> Comparison:
+    """Compare two results of :func:`~tests.recorded.run_case.run_case`.
+
+    Parameters
+    ----------
+    was, now : mapping
+        The one recorded, and today's.
+    tolerance : float
+        How far apart models and metrics may be, relative to what they were; 0: not at
+        all, to the last bit. Bytes may then differ by one per cent.
+    ciphertexts : bool
+        Whether they may in any case.
+    """
+    loose = ciphertexts or tolerance > 0.0
+    parts: dict[str, str] = {}
+    apart = 0.0
+    for part in dict.fromkeys((*was, *now)):
+        old, new = was.get(part), now.get(part)
+        if old == new:
+            continue
+        if old is None or new is None:
+            parts[part] = f"was {old!r}, is {new!r}"
+        elif part == "model":
+            apart = _model_distance(old, new)
+            if apart > tolerance:
+                parts[part] = f"differs by {apart:.1e} of its norm"
+        elif part == "metrics":
+            wrong = [
+                f"{name} was {old.get(name)!r}, is {new.get(name)!r}"
+                for name in dict.fromkeys((*old, *new))
+                if _distance(old.get(name), new.get(name)) > tolerance
+            ]
+            if wrong:
+                parts[part] = "; ".join(wrong)
+        elif part in ("up", "down") and loose and len(old) == len(new):
+            if any(abs(a - b) > BYTES * a for a, b in zip(old, new, strict=True)):
+                parts[part] = f"was {old!r}, is {new!r}"
+        else:
+            parts[part] = f"was {old!r}, is {new!r}"
+    return Comparison(parts, apart)
+
+
+def reason_to_accept(name: str, part: str) -> str | None:
+    """Why a part of a case's result may differ; None if it may not."""
+    return next(
+        (a.reason for a in ACCEPTED if fnmatch(name, a.cases) and part in a.parts), None
+    )
+
+
+def _distance(old: float | None, new: float | None) -> float:
+    """|a − b|, relative where the numbers are above 1."""
+    if old is None or new is None:
+        return inf
+    if old == new or (old != old and new != new):
+        return 0.0
+    if not (isfinite(old) and isfinite(new)):
+        return inf
+    return abs(old - new) / max(1.0, abs(old))
+
+
+def _model_distance(old: Mapping[str, Any], new: Mapping[str, Any]) -> float:
+    if list(old) != list(new):
+        return inf
+    largest = 0.0
+    for name, was in old.items():
+        now = new[name]
+        if was["sha256"] == now["sha256"]:
+            continue
+        if was["shape"] != now["shape"]:
+            return inf
+        largest = max(largest, 1e-16)
+        scale = was["norm"] or 1.0
+        for key in ("norm", "first", "probes"):
+            before, after = was[key], now[key]
+            before = before if isinstance(before, list) else [before]
+            after = after if isinstance(after, list) else [after]
+            for a, b in zip(before, after, strict=True):
+                largest = max(largest, abs(a - b) / scale if a == a and b == b else inf)
+    return largest

@@ -1,0 +1,243 @@
+"""One recorded run: how it is started, and what is written down of it.
+
+:func:`start` is the only place that knows how the app is called. Everything else reads
+the record that a run leaves: ``history.jsonl``, ``summary.json`` and ``model.npz``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import logging
+import secrets
+import shutil
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from matplotlib.figure import Figure
+from threadpoolctl import threadpool_info, threadpool_limits
+
+__all__ = ["machine", "read_record", "read_table", "run_case", "start"]
+
+HERE = Path(__file__).parent
+TABLE = HERE / "runs.json"
+PROBES = 2
+#: How the name of a case ends that goes on from an old record.
+RESUMED = "-resumed"
+
+
+def read_table() -> dict[str, Any]:
+    """The recorded runs: ``about``, ``defaults`` and ``cases``."""
+    table: dict[str, Any] = json.loads(TABLE.read_text(encoding="utf-8"))
+    return table
+
+
+def start(
+    config: Mapping[str, Any],
+    nodes: int,
+    node_configs: Sequence[Mapping[str, Any]] | None = None,
+    **faults: Any,
+) -> Path:
+    """Run a whole, flat run config of the version that was recorded.
+
+    Parameters
+    ----------
+    config : mapping
+        All keys of ``runs.json``'s ``defaults``, some with other values.
+    nodes : int
+    node_configs : sequence of mapping, optional
+        More entries for each node's config.
+    **faults
+        Those of ``LocalGrid``, and ``encode``.
+
+    Returns
+    -------
+    path
+        The run's record.
+    """
+    import sim
+    from fedtrellis import LocalGrid
+    from fedtrellis.app.old_keys import translate
+
+    # all flat keys, most of them of other methods than the run's
+    config = translate(sim.app.registry, config, drop=True)
+    grid = LocalGrid(
+        sim.client_app,
+        nodes,
+        seed=config["seed"],
+        run_config=config,
+        node_configs=node_configs,
+        **faults,
+    )
+    return sim.app.run(grid, config)
+
+
+def run_case(case: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Run a case and return what is recorded of it.
+
+    Parameters
+    ----------
+    case : mapping
+        ``name``; ``config``, the keys that differ from ``defaults``; ``nodes``; and if
+        there are any, ``node_configs``, ``faults``, ``files`` (texts by names, written
+        before the run; ``{files}`` in a setting stands for their folder) and ``resume``
+        (a record beside this file; a copy of it is gone on from).
+    defaults : mapping
+        All settings of the version that was recorded.
+
+    Returns
+    -------
+    dict
+        Either ``error``, its type and its text, or ``model`` (see :func:`fingerprint`),
+        ``metrics`` (the last of each), and lists with an entry a round: ``up`` and
+        ``down`` in bytes, ``sampled``, ``used``, ``trips``; ``rejected`` has reasons
+        and how often.
+    """
+    with (
+        quiet(case["name"].removesuffix(RESUMED)),
+        tempfile.TemporaryDirectory() as scratch,
+    ):
+        config, node_configs = prepared(case, defaults, Path(scratch))
+        # keys of a simulation's clients lie among the temporary files
+        with mock.patch.object(tempfile, "tempdir", scratch):
+            try:
+                record = start(
+                    config,
+                    case["nodes"],
+                    node_configs or None,
+                    **case.get("faults", {}),
+                )
+            except Exception as error:
+                text = f"{type(error).__name__}: {error}".replace(scratch, "{scratch}")
+                return {"error": text}
+        return read_record(record)
+
+
+def prepared(
+    case: Mapping[str, Any], defaults: Mapping[str, Any], scratch: Path
+) -> tuple[dict[str, Any], list[dict[str, Any]] | None]:
+    """Lay out a case's files in a folder; return its run config and node configs."""
+    folder = scratch / "files"
+    shutil.copytree(HERE / "keys", folder)
+    (folder / "clients.key").chmod(0o600)
+    for name, text in case.get("files", {}).items():
+        (folder / name).write_text(text, encoding="utf-8")
+    config = {**defaults, **_placed(case["config"], folder)}
+    config["results-dir"] = str(scratch / "runs")
+    if "resume" in case:
+        config["resume"] = str(scratch / "old")
+        shutil.copytree(HERE / case["resume"], config["resume"])
+    if config["classification.model"] != "mclr":
+        import torch
+
+        torch.set_num_threads(1)
+    node_configs = [_placed(node, folder) for node in case.get("node_configs", [])]
+    return config, node_configs or None
+
+
+def read_record(record: Path) -> dict[str, Any]:
+    """What is recorded of a run that ended by itself; see :func:`run_case`."""
+    summary = json.loads((record / "summary.json").read_text(encoding="utf-8"))
+    lines = (record / "history.jsonl").read_text(encoding="utf-8").splitlines()
+    history = [entry for entry in map(json.loads, lines) if entry["round"]]
+    with np.load(record / "model.npz") as model:
+        arrays = {name: fingerprint(model[name]) for name in model.files}
+    return {
+        "model": arrays,
+        "metrics": summary["metrics"],
+        "up": [entry["bytes_up"] for entry in history],
+        "down": [entry["bytes_down"] for entry in history],
+        "sampled": [entry["sampled"] for entry in history],
+        "used": [entry["used"] for entry in history],
+        "trips": [entry["round_trips"] for entry in history],
+        "rejected": summary["rejected_by_reason"],
+    }
+
+
+def fingerprint(array: np.ndarray[Any, np.dtype[Any]]) -> dict[str, Any]:
+    """What an array can be compared with, to the last bit and in part.
+
+    Returns
+    -------
+    dict
+        96 bits of the ``sha256`` of its bytes, dtype and ``shape``, its Euclidean
+        ``norm``, the ``first`` entry, and ``probes``: inner products with cosines of
+        unit norm at most, so that two arrays differ by about as much as their probes.
+    """
+    flat = np.asarray(array, dtype=np.float64).ravel()
+    size = max(flat.size, 1)
+    probes = [
+        float(np.cos(frequency * np.arange(flat.size)) @ flat) / size**0.5
+        for frequency in np.arange(1, PROBES + 1)
+    ]
+    return {
+        "sha256": hashlib.sha256(array.tobytes()).hexdigest()[:24],
+        "shape": f"{array.dtype}{list(array.shape)}",
+        "norm": float(np.linalg.norm(flat)),
+        "first": flat[:1].tolist(),
+        "probes": probes,
+    }
+
+
+@contextlib.contextmanager
+def quiet(name: str) -> Iterator[None]:
+    """One thread, no pictures, no output, and secrets that come from a name.
+
+    A key's secret decides in which order HyFDCA adds samples up, and together with the
+    run's own name, which is drawn at its start, which of them move.
+    """
+
+    def not_secret(size: int | None = None) -> bytes:
+        return hashlib.shake_256(name.encode()).digest(size or 32)
+
+    def no_picture(*args: Any, **kwargs: Any) -> None:
+        pass
+
+    logger = logging.getLogger("flwr")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with (
+            threadpool_limits(limits=1),
+            mock.patch.object(secrets, "token_bytes", not_secret),
+            mock.patch.object(Figure, "savefig", no_picture),
+            contextlib.redirect_stdout(io.StringIO()),
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def machine() -> dict[str, str]:
+    """What the last bits of a run may depend on, besides the code."""
+    import flwr
+    import scipy
+    import sklearn
+
+    pools = (p for p in threadpool_info() if p["user_api"] == "blas")
+    kernels = {f"{p['internal_api']} {p.get('architecture')}" for p in pools}
+    return {
+        "python": sys.version.split()[0],
+        "numpy": np.__version__,
+        "scipy": scipy.__version__,
+        "scikit-learn": sklearn.__version__,
+        "flwr": flwr.__version__,
+        "blas": ", ".join(sorted(kernels)),
+    }
+
+
+def _placed(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    return {
+        key: value.replace("{files}", str(folder)) if isinstance(value, str) else value
+        for key, value in config.items()
+    }

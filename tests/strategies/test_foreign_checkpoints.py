@@ -1,0 +1,136 @@
+"""A checkpoint that lacks something, or is of another variant, is refused in one line.
+
+For every method, as ``python sim.py`` runs it; what a single strategy checks stands in
+the tests of checkpoints.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sim
+from fedtrellis import LocalGrid, SettingsError
+
+LASSO = {"task": "lasso", "lasso.rows": 40}
+LINEAR = {"task": "linear-regression"}
+HYBRID = {
+    "task": "hybrid-svm",
+    "hybrid-svm.dataset": "breast-cancer",
+    "encryption": "none",
+}
+CASES: dict[str, dict[str, Any]] = {
+    "fedfw": LASSO,
+    "fedfw+": {**LASSO, "method": "fedfw", "variant": "augmented"},
+    "naive-frank-wolfe": LASSO,
+    "projected-fedavg": LASSO,
+    "feddr": LASSO,
+    "fedgia": LINEAR,
+    "fedavg-gd": LINEAR,
+    "first-order-rfl": {"task": "kernel-pca"},
+    "zeroth-order-rfl": {"task": "kernel-pca"},
+    "hyfdca": HYBRID,
+    "hyfdca-practical": {**HYBRID, "method": "hyfdca", "dual-step": "practical"},
+    "hyfem": HYBRID,
+    "hybrid-fedavg": HYBRID,
+}
+Arrays = dict[str, Any]
+
+
+@pytest.fixture(autouse=True)
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take longer than these runs."""
+    monkeypatch.setattr(
+        "fedtrellis.server.plots.plot_convergence", lambda *rest, **options: None
+    )
+
+
+def run(parent: Path, config: dict[str, Any]) -> Path:
+    config = sim.default_config() | config | {"results-dir": str(parent)}
+    return sim.run(LocalGrid(sim.client_app, 3, run_config=config), config)
+
+
+def refusal(parent: Path, config: dict[str, Any]) -> str:
+    with pytest.raises(SettingsError) as caught:
+        run(parent, config)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def write(path: Path, arrays: Arrays) -> None:
+    with path.open("wb") as file:
+        np.savez(file, **arrays)
+
+
+def read(path: Path) -> Arrays:
+    with np.load(path) as file:
+        return {name: file[name] for name in file.files}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_entry_may_be_missing_or_have_another_shape(
+    name: str, tmp_path: Path
+) -> None:
+    config = {"method": name, **CASES[name], "rounds": 2}
+    record = run(tmp_path, config)
+    path = record / "checkpoint.npz"
+    arrays = read(path)
+    # of those that differ in a number only, one
+    kinds = {re.sub(r"\d+", "0", entry): entry for entry in arrays}
+    config |= {"rounds": 3, "resume": str(record)}
+    for entry in kinds.values():
+        write(path, {n: a for n, a in arrays.items() if n != entry})
+        message = refusal(tmp_path, config)
+        assert str(path) in message
+        assert f"no entry {entry!r}" in message
+        if entry != "meta":
+            write(path, arrays | {entry: arrays[entry][None]})
+            assert repr(entry) in refusal(tmp_path, config)
+    write(path, arrays)
+    run(tmp_path, config)
+
+
+def older(arrays: Arrays) -> Arrays:
+    """As versions wrote them that did not say what a checkpoint holds."""
+    meta = json.loads(arrays["meta"].tobytes())
+    del meta["shapes"], meta["settings"]
+    return arrays | {"meta": np.frombuffer(json.dumps(meta).encode(), dtype=np.uint8)}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "key", "told"),
+    [
+        ("plain", "augmented", "variant", "it has no entry '0/y'"),
+        ("augmented", "plain", "variant", "it has an entry 'state/0/y' too many"),
+        ("plain", "stochastic", "variant", None),
+        ("bundle", "practical", "dual-step", "it has no entry"),
+        ("practical", "bundle", "dual-step", "it has no entry"),
+    ],
+)
+def test_another_variant_is_refused(
+    first: str, second: str, key: str, told: str | None, tmp_path: Path
+) -> None:
+    case = LASSO if key == "variant" else {**HYBRID, "method": "hyfdca"}
+    config = {**case, "rounds": 2, key: first}
+    record = run(tmp_path, config)
+    # the record would say so before; a strategy in Python has no record
+    settings = record / "config.toml"
+    settings.write_text(
+        settings.read_text().replace(f'{key} = "{first}"', f'{key} = "{second}"')
+    )
+    config |= {"resume": str(record), "rounds": 3, key: second}
+    name = "variant" if key == "variant" else "step"
+    expected = f"its {name} is {first}, this run's is {second}"
+    assert refusal(tmp_path, config).endswith(expected)
+    path = record / "checkpoint.npz"
+    write(path, older(read(path)))
+    if told is not None:
+        assert told in refusal(tmp_path, config)
+    # with the settings that it has, an older one is as good as ever
+    settings.write_text(
+        settings.read_text().replace(f'{key} = "{second}"', f'{key} = "{first}"')
+    )
+    run(tmp_path, config | {key: first})

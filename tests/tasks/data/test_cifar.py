@@ -1,0 +1,140 @@
+"""The reader of CIFAR-10's two formats."""
+
+import gzip
+import lzma
+import os
+import pickle
+import struct
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tasks.base import DataFileError
+from tasks.data.cifar import read_cifar, restricted_load
+
+
+def some(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+
+
+def one_line(error: pytest.ExceptionInfo[Any], name: str) -> None:
+    assert name in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+PIXELS, LABELS = some(6, 3072), np.array([0, 9, 3, 3, 1, 7])
+
+
+def check_batch(path: Path) -> None:
+    images = read_cifar(path)
+    np.testing.assert_array_equal(images.pixels, PIXELS.reshape(6, 3, 32, 32))
+    np.testing.assert_array_equal(images.labels, LABELS)
+
+
+@pytest.mark.parametrize("end", [".bin", ".bin.xz", ".bin.gz"])
+def test_cifar_binary(tmp_path: Path, end: str) -> None:
+    data = np.hstack([LABELS[:, None].astype(np.uint8), PIXELS]).tobytes()
+    if end != ".bin":
+        data = lzma.compress(data) if end == ".bin.xz" else gzip.compress(data)
+    path = tmp_path / f"data_batch_1{end}"
+    path.write_bytes(data)
+    check_batch(path)
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4])
+def test_cifar_pickle(tmp_path: Path, protocol: int) -> None:
+    path = tmp_path / "data_batch_1"
+    batch = {b"data": PIXELS, b"labels": LABELS.tolist(), b"filenames": [b"a.png"] * 6}
+    path.write_bytes(pickle.dumps(batch, protocol=protocol))
+    check_batch(path)
+
+
+def test_cifar_pickle_of_python_2(tmp_path: Path) -> None:
+    # the opcodes that Python 2 and NumPy 1 wrote into the official files
+    data = PIXELS.tobytes()
+    array = (
+        b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\nK\x00\x85U\x01btR"
+        b"(K\x01K\x06M\x00\x0c\x86cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R"
+        b"(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89T"
+        + struct.pack("<i", len(data))
+        + data
+        + b"tb"
+    )
+    labels = b"](" + b"".join(b"K" + bytes([label]) for label in LABELS) + b"e"
+    path = tmp_path / "data_batch_1"
+    path.write_bytes(b"\x80\x02}(U\x04data" + array + b"U\x06labels" + labels + b"u.")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_batch(path)
+
+
+class Malicious:
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.target),)
+
+
+def test_a_pickle_runs_nothing(tmp_path: Path) -> None:
+    path, target = tmp_path / "data_batch_1", tmp_path / "made"
+    path.write_bytes(pickle.dumps({b"data": Malicious(target)}))
+    with pytest.raises(DataFileError, match=r"it asks for \w+\.mkdir") as caught:
+        restricted_load(path)
+    one_line(caught, "data_batch_1")
+    assert not target.exists()
+    # nor by way of what a permitted module holds
+    path.write_bytes(b"cnumpy\nload\n(U\x01xtR.")
+    with pytest.raises(DataFileError, match=r"it asks for numpy\.load"):
+        restricted_load(path)
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ({b"data": PIXELS}, "has no 'data' and 'labels'"),
+        ([1, 2], "has no 'data' and 'labels'"),
+        ({b"data": PIXELS, b"labels": [1, 2]}, "must be"),
+        ({b"data": PIXELS[:, :-1], b"labels": [1] * 6}, "must be"),
+        ({b"data": PIXELS.astype(float), b"labels": [1] * 6}, "must be"),
+        ({b"data": PIXELS, b"labels": [1.5] * 6}, "must be"),
+        ({b"data": PIXELS, b"labels": [10] * 6}, "outside 0 to 9"),
+        ({b"data": PIXELS[:0], b"labels": np.zeros(0, int)}, "no images"),
+    ],
+)
+def test_malformed_cifar_pickles(tmp_path: Path, batch: Any, message: str) -> None:
+    path = tmp_path / "data_batch_1"
+    path.write_bytes(pickle.dumps(batch, protocol=4))
+    with pytest.raises(DataFileError, match=message) as caught:
+        read_cifar(path)
+    one_line(caught, "data_batch_1")
+
+
+@pytest.mark.parametrize(
+    ("data", "name", "message"),
+    [
+        (b"\0" * 3072, "b.bin", "records of 3073"),
+        (b"\0" * (3073 * 10_000 + 1), "b.bin", "records of 3073"),
+        (b"\x0a" + b"\0" * 3072, "b.bin", "outside 0 to 9"),
+        (b"", "b.bin", "no images"),
+        (b"\0" * 3073, "b.bin.xz", "cannot be decompressed"),
+        (
+            lzma.compress(some(3073).tobytes())[:-99],
+            "b.bin.xz",
+            "cannot be decompressed",
+        ),
+        (b"no pickle", "b", "not a pickle"),
+        (b"", "b", "not a pickle"),
+    ],
+    ids=["short", "large", "label", "none", "no xz", "cut", "text", "empty"],
+)
+def test_malformed_cifar_files(
+    tmp_path: Path, data: bytes, name: str, message: str
+) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(DataFileError, match=message) as caught:
+        read_cifar(tmp_path / name)
+    one_line(caught, name)

@@ -1,0 +1,246 @@
+"""Runs on files that lie on the nodes give the models of the built-in data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import sim
+import tasks.kernel_pca
+import tasks.logistic_regression
+from fedtrellis import LocalGrid
+from fedtrellis.settings import SettingsError
+from tasks import HybridTask, KernelPCA, LogisticRegression, make_task
+from tests.tasks.data.node_files import write_csv, write_libsvm
+
+N = 3
+
+
+def run(
+    folder: Path, config: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]
+) -> Path:
+    config = {**sim.app.default_config(), "results-dir": str(folder), **config}
+    grid = LocalGrid(sim.client_app, len(nodes), run_config=config, node_configs=nodes)
+    return sim.app.run(grid, config)
+
+
+def model(record: Path) -> NDArray[np.float64]:
+    with np.load(record / "model.npz") as arrays:
+        return np.concatenate([arrays[name].ravel() for name in arrays.files])
+
+
+def history(record: Path) -> list[dict[str, Any]]:
+    lines = (record / "history.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def breast_cancer(folder: Path, ending: str) -> list[dict[str, Any]]:
+    task = make_task("logistic-regression", {}, N, 0)
+    assert isinstance(task, LogisticRegression)
+    data = tasks.logistic_regression._data(task)
+    configs = []
+    for i in range(N):
+        rows, labels = data.share(i)
+        path = folder / f"{i}{ending}"
+        if ending == ".csv":
+            # another column order on every node, with the label somewhere within
+            order = np.roll(np.arange(30), i)
+            header = [*(f"x{j}" for j in order[:7]), "label"]
+            header += [f"x{j}" for j in order[7:]]
+            write_csv(
+                path,
+                header,
+                (
+                    [*r[order[:7]], int(b), *r[order[7:]]]
+                    for r, b in zip(rows, labels, strict=True)
+                ),
+            )
+        elif ending == ".npz":
+            np.savez(path, features=rows, labels=labels)
+        else:
+            write_libsvm(path, labels.tolist(), rows)
+        # no partition: a name and a file are all that a node needs
+        configs.append({"client-id": str(i), "data": str(path)})
+    return configs
+
+
+OWN = {"logistic-regression.dataset": "nodes", "min-nodes": N}
+NAMES = ",".join(f"x{j}" for j in range(30))
+
+
+@pytest.mark.parametrize(
+    ("method", "ending"),
+    [("fedfw", ".csv"), ("fedgia", ".csv"), ("fedfw", ".npz"), ("fedgia", ".svm")],
+)
+def test_files_cut_from_breast_cancer_give_its_model(
+    tmp_path: Path, method: str, ending: str
+) -> None:
+    config = {"task": "logistic-regression", "method": method, "rounds": 8}
+    config |= {"sigma-scale": 0.02} if method == "fedgia" else {}
+    expected = run(tmp_path, config, [{}] * N)
+    total = make_task("logistic-regression", {}, N, 0).num_examples()
+    columns = {"data.feature-names": NAMES} if ending == ".csv" else {}
+    own = {**config, **OWN, **columns, "data.examples": total}
+    own |= {} if columns else {"data.features": 30}
+    record = run(tmp_path, own, breast_cancer(tmp_path, ending))
+    np.testing.assert_allclose(model(record), model(expected), rtol=0, atol=1e-9)
+    # the clients' evaluation is F, which the server measures with the built-in data
+    for line, other in zip(history(record), history(expected)[1:], strict=True):
+        loss = line["client_evaluation"]["loss"]
+        assert loss == pytest.approx(other["evaluation"]["loss"], rel=1e-9)
+        assert not line["evaluation"]
+
+
+def test_every_node_counts_the_same_without_the_total(tmp_path: Path) -> None:
+    config = {"task": "logistic-regression", "method": "fedfw", "rounds": 5}
+    expected = run(
+        tmp_path, {**config, "logistic-regression.weighting": "clients"}, [{}] * N
+    )
+    own = {**config, **OWN, "data.feature-names": NAMES}
+    record = run(tmp_path, own, breast_cancer(tmp_path, ".csv"))
+    np.testing.assert_allclose(model(record), model(expected), rtol=0, atol=1e-9)
+    loss = history(record)[-1]["client_evaluation"]["loss"]
+    assert loss == pytest.approx(history(expected)[-1]["evaluation"]["loss"], rel=1e-9)
+
+
+def test_principal_components_of_the_nodes_digits(tmp_path: Path) -> None:
+    config = {"task": "kernel-pca", "method": "first-order-rfl", "rounds": 6}
+    expected = run(tmp_path, config, [{}] * N)
+    task = make_task("kernel-pca", {}, N, 0)
+    assert isinstance(task, KernelPCA)
+    rows, starts = tasks.kernel_pca._data(task)
+    configs = []
+    for i in range(N):
+        path = tmp_path / f"{i}.csv"
+        share = rows[starts[i] : starts[i + 1]]
+        write_csv(path, [f"p{j}" for j in range(64)], share.tolist())
+        configs.append({"data": str(path)})
+    own = {
+        **config,
+        "kernel-pca.dataset": "nodes",
+        "kernel-pca.scale": False,
+        "data.features": 64,
+        "data.examples": len(rows),
+        "min-nodes": N,
+    }
+    record = run(tmp_path, own, configs)
+    np.testing.assert_allclose(model(record), model(expected), rtol=0, atol=1e-9)
+    loss = history(record)[-1]["client_evaluation"]["loss"]
+    assert loss == pytest.approx(history(expected)[-1]["evaluation"]["loss"], rel=1e-9)
+
+
+def hybrid_files(
+    folder: Path, config: Mapping[str, Any]
+) -> tuple[str, list[dict[str, Any]]]:
+    task = make_task("hybrid-svm", config, 4, 0)
+    assert isinstance(task, HybridTask)
+    configs = []
+    for i in range(4):
+        entry = {}
+        for key, part in (
+            ("data", task.client_data(i)),
+            ("test-data", task.test_client_data(i)),
+        ):
+            path = folder / f"{key}-{i}.csv"
+            assert part.labels is not None
+            # one node has no column of labels, another some empty ones
+            texts = [
+                "" if i == 2 and n % 2 else str(int(b))
+                for n, b in enumerate(part.labels)
+            ]
+            header = ["id", *part.feature_names] + (["label"] if i else [])
+            write_csv(
+                path,
+                header,
+                (
+                    [name, *row.tolist()] + ([text] if i else [])
+                    for name, row, text in zip(
+                        part.sample_ids, part.features, texts, strict=True
+                    )
+                ),
+            )
+            entry[key] = str(path)
+        configs.append(entry)
+    return ",".join(task.feature_names()), configs
+
+
+def test_hyfdca_on_the_nodes_own_samples_and_features(tmp_path: Path) -> None:
+    config = {
+        "task": "hybrid-svm",
+        "method": "hyfdca",
+        "rounds": 4,
+        "hybrid-svm.bias": 0.0,
+        "encryption": "none",
+        "client-evaluate-every": 4,
+    }
+    made = {**config, "hybrid-svm.train-limit": 120}
+    expected = run(tmp_path, made, [{}] * 4)
+    names, configs = hybrid_files(tmp_path, made)
+    own = {
+        **config,
+        "hybrid-svm.dataset": "nodes",
+        "data.feature-names": names,
+        "min-nodes": 4,
+    }
+    record = run(tmp_path, own, configs)
+    np.testing.assert_allclose(model(record), model(expected), rtol=0, atol=1e-9)
+    last, other = history(record)[-1], history(expected)[-1]
+    assert last["train"]["primal"] == pytest.approx(other["train"]["primal"], rel=1e-9)
+    # predictions of new samples, by all holders together
+    assert last["client_evaluation"]["accuracy"] > 0.5
+
+
+def test_nodes_that_do_not_go_together_stop_the_run(tmp_path: Path) -> None:
+    configs = breast_cancer(tmp_path, ".csv")
+    config = {"task": "logistic-regression", "rounds": 1, **OWN}
+    # by their number, columns have to be in one order
+    with pytest.raises(SettingsError, match="clients 0 and 1 have other feature"):
+        run(tmp_path, config | {"data.features": 30}, configs)
+    named = config | {"data.feature-names": NAMES}
+    with pytest.raises(SettingsError, match=r"data\.examples = 400, and the nodes"):
+        run(tmp_path, named | {"data.examples": 400}, configs)
+    with pytest.raises(SettingsError, match="min-nodes = 2, and 3 nodes"):
+        run(tmp_path, named | {"data.examples": 455, "min-nodes": 2}, configs)
+    # one bad file: the run says whose, and does not go on without it
+    (tmp_path / "1.csv").write_text("nothing\n")
+    with pytest.raises(SettingsError, match=r"2 nodes can be used: .*1\.csv"):
+        run(tmp_path, named, configs)
+
+
+def test_a_node_without_a_name_or_a_file_is_refused(tmp_path: Path) -> None:
+    config = {"task": "logistic-regression", **OWN, "data.features": 30}
+    with pytest.raises(RuntimeError, match="node config: data is missing"):
+        run(tmp_path, config, [{}] * N)
+    with pytest.raises(RuntimeError, match="must be an absolute path"):
+        run(tmp_path, config, [{"data": "here.csv"}] * N)
+    with pytest.raises(RuntimeError, match="there is none"):
+        run(tmp_path, config, [{"data": str(tmp_path / "no.csv")}] * N)
+
+
+def test_files_can_be_tried_from_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(2):
+        write_csv(tmp_path / f"part-{number}.csv", ["x", "label"], [[number, 3.0]])
+    config = (
+        'task="linear-regression" linear-regression.dataset="nodes" data.features=1 '
+        'method="fedavg-gd" rounds=2 evaluate-every=2 min-nodes=2'
+    )
+    arguments = ["--nodes", "2", "--out", str(tmp_path / "runs"), "-c", config]
+    entry = f'data="{tmp_path}/part-{{partition}}.csv"'
+    assert sim.app.command_line([*arguments, "--node-config", entry]) == 0
+    (record,) = (tmp_path / "runs").iterdir()
+    evaluated = [bool(line["client_evaluation"]) for line in history(record)]
+    assert evaluated == [False, True]
+    assert sim.app.command_line(arguments) == 1
+    assert "node config: data is missing" in capsys.readouterr().err
+    # a node may have a file, and a run not ask for it
+    other = ["--nodes", "2", "--out", str(tmp_path / "other")]
+    other += ["--node-config", entry, "-c", 'task="lasso" rounds=1']
+    assert sim.app.command_line(other) == 0

@@ -1,0 +1,305 @@
+"""Loaders of tables: small files made here, malformed ones, and the real ones."""
+
+import bz2
+import gzip
+import lzma
+import os
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tasks import DataFileError
+from tasks.data.tables import Table, load_libsvm, load_qsar, load_santander
+
+# What no message may show.
+SECRET = "48151623"
+
+
+def refused(load: Callable[[Path], Table], path: Path, match: str) -> None:
+    with pytest.raises(DataFileError, match=match) as caught:
+        load(path)
+    message = str(caught.value)
+    assert message.startswith(str(path))
+    assert "\n" not in message
+    assert SECRET not in message
+
+
+# -- QSAR
+
+
+def qsar_rows(count: int = 6) -> tuple[np.ndarray, list[str]]:
+    bits = np.random.default_rng(0).integers(0, 2, (count, 1024))
+    words = [["negative", "positive"][i % 3 == 0] for i in range(count)]
+    lines = [
+        ";".join(map(str, row)) + ";" + word
+        for row, word in zip(bits, words, strict=True)
+    ]
+    return bits, lines
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+@pytest.mark.parametrize("end", [True, False])
+@pytest.mark.parametrize("zipped", [True, False])
+def test_qsar(tmp_path: Path, newline: str, end: bool, zipped: bool) -> None:
+    bits, lines = qsar_rows()
+    bits[2] = 0  # a row without any
+    lines[2] = "0;" * 1024 + "negative"
+    text = newline.join(lines) + (newline if end else "")
+    path = tmp_path / "table"
+    if zipped:
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("folder/qsar.csv", text)
+            archive.writestr("readme.txt", "not this one")
+    else:
+        path.write_bytes(text.encode())
+    table = load_qsar(path)
+    assert table.features.format == "csr"
+    assert table.features.dtype == np.float64
+    np.testing.assert_array_equal(table.features.toarray(), bits)
+    assert table.features.nnz == bits.sum()
+    assert table.labels.tolist() == [1, 0, 0, 1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("line", "match"),
+    [
+        ("1;" * 1023 + "negative", r"line 3: 1024 fields"),
+        ("1;" * 1025 + "negative", r"line 3: 1026 fields"),
+        ("", r"line 3: 1 fields"),
+        ("1;" * 1000 + "2;" + "0;" * 23 + "negative", r"line 3, field 1001: .* 0 or 1"),
+        ("1;" * 5 + SECRET + ";" + "0;" * 1018 + "negative", r"line 3, field 6: "),
+        ("1;" * 1024 + "NEGATIVE", r"line 3: the label must be"),
+        ("1;" * 1024 + SECRET, r"line 3: the label must be"),
+        ("1," * 1024 + "negative", r"line 3: 1 fields"),
+    ],
+)
+def test_malformed_qsar(tmp_path: Path, line: str, match: str) -> None:
+    lines = qsar_rows()[1]
+    lines[2] = line
+    path = tmp_path / "qsar.csv"
+    path.write_text("\n".join(lines) + "\n")
+    refused(load_qsar, path, match)
+
+
+def test_empty_qsar(tmp_path: Path) -> None:
+    path = tmp_path / "qsar.csv"
+    path.write_text("")
+    refused(load_qsar, path, "empty")
+
+
+@pytest.mark.parametrize("load", [load_qsar, load_santander])
+def test_broken_archives(tmp_path: Path, load: Callable[[Path], Table]) -> None:
+    path = tmp_path / "table.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a.csv", "x")
+        archive.writestr("b.csv", "y")
+    refused(load, path, "2 csv files")
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a.txt", "x")
+    refused(load, path, "0 csv files")
+    text = "\n".join(santander_lines() if load is load_santander else qsar_rows()[1])
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.csv", text)
+    whole = path.read_bytes()
+    damaged = bytearray(whole)
+    damaged[len(whole) // 3 : len(whole) // 3 + 40] = bytes(40)
+    path.write_bytes(damaged)
+    refused(load, path, "cannot be read")
+
+
+# -- Santander
+
+
+def santander_lines(count: int = 5) -> list[str]:
+    numbers = np.random.default_rng(0).normal(5, 10, (count, 200)).round(4)
+    lines = ["ID_code,target," + ",".join(f"var_{i}" for i in range(200))]
+    for i, row in enumerate(numbers):
+        lines.append(f"train_{i},{i % 2}," + ",".join(map(str, row)))
+    return lines
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+@pytest.mark.parametrize("zipped", [True, False])
+def test_santander(tmp_path: Path, newline: str, zipped: bool) -> None:
+    text = newline.join(santander_lines()) + newline
+    path = tmp_path / "train.csv"
+    if zipped:
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("train.csv", text)
+    else:
+        path.write_bytes(text.encode())
+    table = load_santander(path)
+    expected = np.random.default_rng(0).normal(5, 10, (5, 200)).round(4)
+    np.testing.assert_array_equal(table.features, expected)
+    assert table.features.flags.c_contiguous
+    assert table.features.dtype == np.float64
+    assert table.labels.tolist() == [0, 1, 0, 1, 0]
+
+
+def replaced(column: int, value: str) -> Callable[[str], str]:
+    def change(line: str) -> str:
+        fields = line.split(",")
+        fields[column] = value
+        return ",".join(fields)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (lambda line: line + ",1.0", r"line 4: 203 fields"),
+        (lambda line: line.rpartition(",")[0], r"line 4: 201 fields"),
+        (lambda line: "train_2", r"line 4: 1 fields"),
+        (replaced(2, "nan"), r"line 4, column var_0: .* finite"),
+        (replaced(9, "inf"), r"line 4, column var_7: .* finite"),
+        (replaced(201, "1e999"), r"line 4, column var_199: .* finite"),
+        (replaced(100, SECRET + "x"), r"line 4, column var_98: "),
+        (replaced(100, ""), r"line 4, column var_98: "),
+        (replaced(100, "1_0"), r"line 4, column var_98: "),
+        (replaced(1, "2"), r"line 4, column target: .* 0 or 1"),
+        (replaced(1, "yes"), r"line 4, column target: "),
+    ],
+)
+def test_malformed_santander(
+    tmp_path: Path, change: Callable[[str], str], match: str
+) -> None:
+    lines = santander_lines()
+    lines[3] = change(lines[3])
+    path = tmp_path / "train.csv"
+    path.write_text("\n".join(lines) + "\n")
+    refused(load_santander, path, match)
+
+
+def test_a_file_that_is_not_santander(tmp_path: Path) -> None:
+    path = tmp_path / "train.csv"
+    lines = santander_lines()
+    for header in ("", lines[0].replace("target,", ""), lines[1]):
+        path.write_text("\n".join([header, *lines[1:]]))
+        refused(load_santander, path, "line 1: the header")
+    path.write_text(lines[0] + "\n")
+    refused(load_santander, path, "no rows")
+    path.write_bytes(bytes(range(256)) * 10)
+    refused(load_santander, path, "line 1: the header")
+
+
+# -- LIBSVM
+
+
+TEXT = "+1 1:0.5 4:-2 # a comment\n-1 2:1e3\n\n+1 3:1\n-1\n"
+
+
+@pytest.mark.parametrize("end", ["", ".gz", ".bz2", ".xz"])
+def test_libsvm(tmp_path: Path, end: str) -> None:
+    path = tmp_path / f"data{end}"
+    text = TEXT.encode()
+    packed = {".gz": gzip.compress(text), ".bz2": bz2.compress(text)}
+    packed[".xz"] = lzma.compress(text)
+    path.write_bytes(packed.get(end, text))
+    table = load_libsvm(path)
+    expected = np.zeros((4, 4))
+    expected[0, 0], expected[0, 3], expected[1, 1], expected[2, 2] = 0.5, -2, 1e3, 1
+    assert table.features.format == "csr"
+    np.testing.assert_array_equal(table.features.toarray(), expected)
+    assert table.labels.tolist() == [1, 0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [((1, 2), [0, 1]), ((2, 1), [1, 0]), ((0, 1), [0, 1]), ((-0.5, -7), [1, 0])],
+)
+def test_any_two_labels(tmp_path: Path, labels: Any, expected: list[int]) -> None:
+    path = tmp_path / "data"
+    path.write_text("".join(f"{label} 1:1\n" for label in labels))
+    assert load_libsvm(path).labels.tolist() == expected
+
+
+def test_not_two_labels(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.write_text("3 1:1\n1 1:2\n2 1:1\n1 1:4\n")
+    refused(load_libsvm, path, r"the labels are 1, 2, 3; .* exactly two")
+    path.write_text("3 1:1\n3 1:2\n")
+    refused(load_libsvm, path, r"the labels are 3; .* exactly two")
+    path.write_text("".join(f"{i} 1:1\n" for i in range(30)))
+    refused(load_libsvm, path, r"8, 9 and 20 more; .* exactly two")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"yes 1:{SECRET}",
+        "1 1",
+        "1 1:",
+        "1 x:1",
+        "1 2:1 1:1",
+        "1 1:1 1:2",
+        "1 1:nan",
+        "1 2:inf",
+        "nan 1:1",
+        "1 -1:1",
+        "1 1.5:1",
+        "1,2 1:1",
+        f"1 1:{SECRET}a",
+        "1 99999999999999999999:1",
+        "1 " + "9" * 5000 + ":1",
+    ],
+)
+def test_malformed_libsvm(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "data"
+    path.write_text(f"-1 1:1\n1 2:1\n{line}\n-1 1:4\n")
+    refused(load_libsvm, path, "line 3: must be a label and index:value")
+
+
+def test_files_that_are_not_libsvm(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    for text in ("", "\n\n", "# nothing\n", "1\n-1\n"):
+        path.write_text(text)
+        refused(load_libsvm, path, "no examples with features")
+    for name in ("data.bz2", "data.gz"):
+        path = tmp_path / name
+        path.write_text(TEXT)
+        refused(load_libsvm, path, "cannot be read or unpacked")
+        pack = bz2.compress if name.endswith("bz2") else gzip.compress
+        path.write_bytes(pack(TEXT.encode() * 1000)[:-20])
+        refused(load_libsvm, path, "cannot be read or unpacked")
+
+
+# -- the real files, where they are
+
+
+def real(name: str) -> Path:
+    path = Path(os.environ.get("FEDTRELLIS_DATA", "")) / name
+    if not path.is_file():
+        pytest.skip(f"FEDTRELLIS_DATA names no folder with {name}")
+    return path
+
+
+def test_real_qsar() -> None:
+    table = load_qsar(real("qsar_oral_toxicity/qsar_oral_toxicity.zip"))
+    assert table.features.shape == (8992, 1024)
+    assert table.features.nnz == table.features.sum() == 856863
+    assert np.bincount(table.labels).tolist() == [8251, 741]
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "nonzeros", "counts"),
+    [
+        ("a9a", (32561, 123), 451592, [24720, 7841]),
+        ("mushrooms", (8124, 112), 170604, [3916, 4208]),
+    ],
+)
+def test_real_libsvm(
+    name: str, shape: tuple[int, int], nonzeros: int, counts: list[int]
+) -> None:
+    table = load_libsvm(real(f"libsvm/{name}.bz2"))
+    assert table.features.shape == shape
+    assert table.features.nnz == nonzeros
+    assert np.bincount(table.labels).tolist() == counts
+
+
+def test_real_libsvm_of_many_classes() -> None:
+    refused(load_libsvm, real("libsvm/news20_multiclass.bz2"), "and 10 more")

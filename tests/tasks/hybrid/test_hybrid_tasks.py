@@ -1,0 +1,712 @@
+"""The tasks ``hybrid-svm`` and ``hybrid-logistic``: data, partitions and minima."""
+
+import bz2
+import gzip
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.sparse import csr_array, issparse, random_array
+from sklearn.datasets import load_breast_cancer, load_digits
+
+from fedtrellis.objectives.losses import Hinge, Logistic, SmoothedHinge, Squared
+from fedtrellis.settings import SettingsError
+from tasks import (
+    ClientData,
+    DataFileError,
+    HybridLogistic,
+    HybridSVM,
+    HybridTask,
+    make_task,
+)
+from tasks.hybrid.partition import (
+    column_groups,
+    deal_blocks,
+    deal_entries,
+    group_counts,
+    quadrants,
+    sample_groups,
+    selected_entries,
+)
+from tasks.hybrid.rows import load_rows
+from tasks.hybrid.samples import min_max_scaled
+
+
+def svm(n: int = 16, seed: int = 0, **settings: Any) -> HybridSVM:
+    return HybridSVM(num_clients=n, seed=seed, **settings)
+
+
+def dense(matrix: Any) -> np.ndarray:
+    return matrix if isinstance(matrix, np.ndarray) else np.asarray(matrix.toarray())
+
+
+def refused(kind: type[Exception], match: str, task: HybridTask) -> None:
+    with pytest.raises(kind, match=match) as caught:
+        task.check()
+    assert "\n" not in str(caught.value)
+
+
+def put_together(task: HybridTask, *, test: bool = False) -> tuple[Any, ...]:
+    """The sum of all clients' entries, how many hold each, the labels and the ids."""
+    take = task.test_client_data if test else task.client_data
+    parts = [take(client) for client in range(task.num_clients)]
+    names = {name: j for j, name in enumerate(task.feature_names())}
+    ids = sorted({i for part in parts for i in part.sample_ids}, key=int)
+    rows = {sample: i for i, sample in enumerate(ids)}
+    total = np.zeros((len(ids), len(names)))
+    holders = np.zeros_like(total)
+    labels: list[set[float]] = [set() for _ in ids]
+    for part in parts:
+        assert part.features.shape == (len(part.sample_ids), len(part.feature_names))
+        assert part.features.dtype == np.float64
+        where = np.ix_(
+            [rows[i] for i in part.sample_ids], [names[n] for n in part.feature_names]
+        )
+        total[where] += dense(part.features)
+        holders[where] += (
+            1 if task.partition != "entries" else dense(part.features) != 0
+        )
+        if part.labels is not None:
+            for sample, label in zip(part.sample_ids, part.labels, strict=True):
+                labels[rows[sample]] |= {float(label)} - {np.nan}
+    kept = [{x for x in found if x == x} for found in labels]
+    return total, holders, kept, ids
+
+
+def check_partition(task: HybridTask) -> None:
+    """Check that the clients hold the whole problem, once."""
+    task.check()
+    problem = task.objective()
+    total, holders, labels, ids = put_together(task)
+    np.testing.assert_array_equal(total, dense(problem.features))  # type: ignore[attr-defined]
+    if task.partition == "entries":
+        np.testing.assert_array_equal(holders, total != 0)
+    else:
+        np.testing.assert_array_equal(holders, np.ones_like(total))
+    assert labels == [{y} for y in problem.labels]  # type: ignore[attr-defined]
+    assert len(ids) == task.num_examples()
+    if task.test_fraction:
+        tests, holders, labels, test_ids = put_together(task, test=True)
+        assert not set(test_ids) & set(ids)
+        assert all(len(found) == 1 for found in labels)
+        assert holders.max() == 1
+        # what clients compute together is the score of the whole test sample
+        w = np.random.default_rng(0).standard_normal(task.shapes()[0])
+        signs = np.array([found.pop() for found in labels])
+        accuracy = np.mean((tests @ w > 0) == (signs > 0))
+        assert task.metrics(w) == {"accuracy": accuracy}
+
+
+# -- the data
+
+
+@pytest.mark.parametrize("test_fraction", [0.0, 0.2])
+def test_digits(test_fraction: float) -> None:
+    task = svm(test_fraction=test_fraction)
+    pixels, classes = load_digits(return_X_y=True)
+    total, _, labels, ids = put_together(task)
+    rows = np.array([int(i) for i in ids])
+    assert len(rows) == (1797 if test_fraction == 0 else 1437)
+    np.testing.assert_array_equal(total[:, :64], pixels[rows] / 16)
+    np.testing.assert_array_equal(total[:, 64], 1.0)
+    expected = np.where(classes[rows] >= 5, 1.0, -1.0)
+    np.testing.assert_array_equal([found.pop() for found in labels], expected)
+    assert task.feature_names()[:9] == (
+        *(f"pixel-0-{j}" for j in range(8)),
+        "pixel-1-0",
+    )
+    assert task.feature_names()[64:] == ("bias",)
+
+
+def test_the_quadrants_of_digits() -> None:
+    task = svm()
+    names = [task.client_data(client).feature_names for client in range(4)]
+    assert names[0] == tuple(f"pixel-{i}-{j}" for i in range(4) for j in range(4))
+    assert names[1][0] == "pixel-0-4"
+    assert names[2][0] == "pixel-4-0"
+    assert names[3][-2:] == ("pixel-7-7", "bias")
+    # client s·Q + q: the same quadrant in the next sample group
+    assert task.client_data(6).feature_names == names[2]
+    assert task.client_data(6).sample_ids == task.client_data(4).sample_ids
+    sizes = {task.client_data(client).features.shape for client in range(16)}
+    assert sizes == {(n, p) for n in (359, 360) for p in (16, 17)}
+
+
+def test_breast_cancer_is_standardised_on_training_samples() -> None:
+    task = make_task(
+        "hybrid-logistic", {"hybrid-logistic.dataset": "breast-cancer"}, 6, 0
+    )
+    assert isinstance(task, HybridTask)
+    total, _, _, ids = put_together(task)
+    np.testing.assert_allclose(total[:, :30].mean(axis=0), 0.0, atol=1e-12)
+    np.testing.assert_allclose(total[:, :30].std(axis=0), 1.0)
+    raw = load_breast_cancer().data
+    rows = [int(i) for i in ids]
+    ours = (raw[rows] - raw[rows].mean(axis=0)) / raw[rows].std(axis=0)
+    np.testing.assert_allclose(total[:, :30], ours, atol=1e-10)
+    assert task.feature_names()[0] == "mean-radius"
+
+
+def test_the_split_depends_on_the_seed_only() -> None:
+    first, other = svm(4), svm(9, partition="entries")
+    assert put_together(first)[3] == put_together(other)[3]
+    assert put_together(first)[3] != put_together(svm(4, seed=1))[3]
+    assert first.client_data(0).sample_ids != svm(4, seed=1).client_data(0).sample_ids
+
+
+def test_settings_of_the_data() -> None:
+    task = svm(bias=0.0, row_scaling="unit", train_limit=200, positive_class=3)
+    assert task.shapes() == [(64,)]
+    assert task.num_examples() == 200
+    total, _, labels, ids = put_together(task)
+    np.testing.assert_allclose(np.linalg.norm(total, axis=1), 1.0)
+    classes = load_digits().target[[int(i) for i in ids]]
+    assert [found.pop() for found in labels] == np.where(classes == 3, 1, -1).tolist()
+    assert len(put_together(task, test=True)[3]) == 360
+    wide = svm(bias=10.0)
+    assert set(wide.client_data(3).features[:, -1]) == {10.0}
+
+
+def test_minima() -> None:
+    for scaling, expected in (("none", 0.2687529), ("unit", 0.4076158)):
+        task = svm(test_fraction=0.0, row_scaling=scaling)
+        optimum = task.optimum()
+        assert optimum.value == pytest.approx(expected, abs=1e-6)
+        assert optimum is task.optimum()
+        assert optimum.value == task.value([optimum.w])
+        metrics = task.metrics([optimum.w])
+        assert list(metrics) == ["train-accuracy"]
+        assert metrics["train-accuracy"] > 0.88
+
+
+def test_losses() -> None:
+    assert svm().make_loss() == Hinge()
+    assert svm(loss="smoothed-hinge", smoothing=0.2).make_loss() == SmoothedHinge(0.2)
+    assert svm(loss="squared").make_loss() == Squared()
+    task = HybridLogistic(num_clients=4, seed=0)
+    assert task.make_loss() == Logistic()
+    w = np.random.default_rng(0).standard_normal(65)
+    total, _, labels, _ = put_together(task)
+    y = np.array([found.pop() for found in labels])
+    expected = np.mean(np.logaddexp(0, -y * (total @ w))) + 5e-4 * w @ w
+    assert task.value(w) == pytest.approx(expected)
+    assert task.optimum().value <= task.value(np.zeros(65)) == pytest.approx(np.log(2))
+
+
+# -- partitions
+
+
+@pytest.mark.parametrize(
+    ("n", "settings"),
+    [
+        (1, {}),
+        (16, {}),
+        (10, {}),
+        (7, {}),
+        (12, {"sample_groups": 2}),
+        (12, {"feature_groups": 1}),
+        (16, {"partition": "entries"}),
+        (6, {"partition": "entries", "bias": 0.0, "row_scaling": "unit"}),
+        (5, {"partition": "horizontal", "test_fraction": 0.0}),
+        (13, {"partition": "vertical"}),
+        (65, {"partition": "vertical", "train_limit": 20}),
+        (4, {"dataset": "breast-cancer"}),
+        (9, {"dataset": "breast-cancer", "partition": "entries"}),
+        (16, {"labels_on": "first"}),
+        (16, {"labels_on": "first", "partition": "entries"}),
+        (5, {"labels_on": "first", "partition": "vertical"}),
+    ],
+)
+@pytest.mark.parametrize("kind", [HybridSVM, HybridLogistic])
+def test_clients_hold_every_entry_once(
+    kind: type[HybridTask], n: int, settings: dict[str, Any]
+) -> None:
+    check_partition(kind(num_clients=n, seed=3, **settings))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**20),
+    d=st.integers(1, 30),
+    p=st.integers(1, 20),
+    groups=st.integers(1, 5),
+    parts=st.integers(1, 6),
+    density=st.floats(0, 1),
+)
+def test_entries_are_dealt_once_and_evenly(
+    seed: int, d: int, p: int, groups: int, parts: int, density: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    matrix = csr_array(random_array((d, p), density=density, rng=rng))
+    matrix.data += 0.5
+    rows = sample_groups(d, groups, rng)
+    np.testing.assert_array_equal(np.sort(np.concatenate(rows)), np.arange(d))
+    shares = deal_entries(matrix, rows, parts, rng)
+    assert len(shares) == groups * parts
+    held = [share.entries for share in shares if share.entries is not None]
+    np.testing.assert_array_equal(np.sort(np.concatenate(held)), np.arange(matrix.nnz))
+    total = np.zeros((d, p))
+    for number, share in enumerate(shares):
+        assert share.entries is not None
+        np.testing.assert_array_equal(share.rows, rows[number // parts])
+        part = selected_entries(matrix, share.rows, share.columns, share.entries)
+        total[np.ix_(share.rows, share.columns)] += part.toarray()
+        # 1/Q of each row's, or one more
+        whole = np.diff(matrix.indptr)[share.rows]
+        own = np.diff(part.indptr)
+        assert (own >= whole // parts).all()
+        assert (own <= -(-whole // parts)).all()
+        assert (np.diff(part.tocsc().indptr) > 0).all()
+    np.testing.assert_array_equal(total, matrix.toarray())
+
+
+@settings(max_examples=50, deadline=None)
+@given(d=st.integers(1, 40), p=st.integers(1, 40), n=st.integers(1, 40))
+def test_blocks_are_dealt_once(d: int, p: int, n: int) -> None:
+    samples, features = group_counts(n, 0, 0, "t")
+    assert samples * features == n
+    assert features <= samples
+    rows = sample_groups(d, samples, np.random.default_rng(0))
+    held = np.zeros((d, p))
+    for share in deal_blocks(rows, column_groups(p, features)):
+        assert share.entries is None
+        held[np.ix_(share.rows, share.columns)] += 1
+    assert (held == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("n", "samples", "features", "expected"),
+    [
+        (16, 0, 0, (4, 4)),
+        (10, 0, 0, (5, 2)),
+        (12, 0, 0, (4, 3)),
+        (7, 0, 0, (7, 1)),
+        (1, 0, 0, (1, 1)),
+        (12, 2, 0, (2, 6)),
+        (12, 0, 4, (3, 4)),
+        (12, 6, 2, (6, 2)),
+    ],
+)
+def test_group_counts(
+    n: int, samples: int, features: int, expected: tuple[int, int]
+) -> None:
+    assert tuple(group_counts(n, samples, features, "t")) == expected
+
+
+def test_quadrants_of_odd_images() -> None:
+    parts = quadrants(3, 10)
+    assert [part.tolist() for part in parts] == [[0], [1, 2], [3, 6], [4, 5, 7, 8, 9]]
+
+
+def test_who_has_labels() -> None:
+    task = svm(labels_on="first")
+    for client in range(16):
+        for data in (task.client_data(client), task.test_client_data(client)):
+            assert (data.labels is None) == (client % 4 != 0)
+            if data.labels is not None:
+                assert set(data.labels) == {-1.0, 1.0}
+    everyone = svm()
+    for client in range(4):
+        np.testing.assert_array_equal(
+            everyone.client_data(client).labels, task.client_data(0).labels
+        )
+
+
+def test_clients_data_is_made_once() -> None:
+    task, twin = svm(partition="entries"), svm(partition="entries")
+    data = task.client_data(5)
+    assert isinstance(data, ClientData)
+    assert data is twin.client_data(5)
+    assert isinstance(data.features, csr_array)
+    assert not svm().client_data(5).features.flags.writeable
+    for client in (-1, 16):
+        with pytest.raises(IndexError, match="there are 16"):
+            task.client_data(client)
+        with pytest.raises(IndexError, match="there are 16"):
+            task.test_client_data(client)
+
+
+def test_there_is_no_loss_of_a_client() -> None:
+    task = svm()
+    assert task.domains() == {}
+    with pytest.raises(SettingsError, match="hyfdca, hyfem or hybrid-fedavg"):
+        task.client_objective(0)
+
+
+# -- a partition of the user's
+
+HALVES = """
+[[clients]]
+rows = ["0:900", 1200]
+columns = [":32", "bias"]
+
+[[clients]]
+rows = ["900:1200", "1201:"]
+columns = [":32", "bias"]
+
+[[clients]]
+rows = ":"
+columns = ["32:63", 63]
+"""
+
+
+def from_file(tmp_path: Path, text: str, n: int = 3, **settings: Any) -> HybridSVM:
+    path = tmp_path / ("part.json" if text.startswith("{") else "part.toml")
+    path.write_text(text)
+    return svm(n, partition="file", partition_file=str(path), **settings)
+
+
+@pytest.mark.parametrize("labels_on", ["all", "first"])
+@pytest.mark.parametrize("train_limit", [0, 700])
+def test_a_partition_file(tmp_path: Path, labels_on: str, train_limit: int) -> None:
+    task = from_file(tmp_path, HALVES, labels_on=labels_on, train_limit=train_limit)
+    check_partition(task)
+    first, second, third = (task.client_data(client) for client in range(3))
+    assert all(int(i) < 900 or int(i) == 1200 for i in first.sample_ids)
+    assert first.feature_names[-1] == "bias"
+    assert len(first.feature_names) == 33
+    assert set(third.sample_ids) == {*first.sample_ids, *second.sample_ids}
+    assert (third.labels is None) == (labels_on == "first")
+
+
+def test_the_same_in_json(tmp_path: Path) -> None:
+    text = json.dumps(
+        {
+            "clients": [
+                {"rows": ["0:900", 1200], "columns": [":32", "bias"]},
+                {"rows": ["900:1200", "1201:"], "columns": [":32", "bias"]},
+                {"rows": [":"], "columns": list(range(32, 64))},
+            ]
+        }
+    )
+    ours, theirs = from_file(tmp_path, text), from_file(tmp_path, HALVES)
+    for client in range(3):
+        assert ours.client_data(client)[1:3] == theirs.client_data(client)[1:3]
+
+
+def test_some_labels_of_a_client_may_be_missing(tmp_path: Path) -> None:
+    text = """
+    clients = [
+        {rows = ["0:1000"], columns = [":10"]},
+        {rows = [":"], columns = ["10:"]},
+        {rows = ["1000:"], columns = [":10"]},
+    ]
+    """
+    task = from_file(tmp_path, text, labels_on="first", test_fraction=0.0)
+    check_partition(task)
+    labels = task.client_data(1).labels
+    assert labels is not None
+    np.testing.assert_array_equal(np.isnan(labels), np.arange(1797) < 1000)
+    assert task.client_data(2).labels is None
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (
+            ('columns = ["32:63", 63]', 'columns = ["31:63", 63]'),
+            r"clients 0 and 2 both hold row 0, column 31 \(pixel-3-7\)",
+        ),
+        (('"900:1200"', '"899:1200"'), "clients 0 and 1 both hold row 899, column 0"),
+        (('"32:63", 63', '"32:63"'), r"row 0, column 63 \(pixel-7-7\) belongs to no"),
+        (('"1201:"', '"1202:"'), r"row 1201, column 0 \(pixel-0-0\) belongs to no"),
+        (("1200]", "1797]"), r"client 0, rows: 1797 is no number from 0 to 1796"),
+        (("1200]", "true]"), r"client 0, rows: True is no number"),
+        (('"bias"', '"bais"'), r"client 0, columns: 'bais' is no .*, or a name"),
+        (('"0:900"', '"9:3"'), "'9:3' is no range within 0:1797"),
+        (('"0:900"', '"0:9000"'), "'0:9000' is no range within"),
+        (('"0:900"', '"-3:9"'), "'-3:9' is no range first:end"),
+        (('rows = ":"', "rows = []"), "client 2, rows: there are none"),
+        (('rows = ":"', 'row = ":"'), "client 2: 'row' is not known"),
+        (('rows = ":"', ""), "client 2, rows: None is no number"),
+        (("[[clients]]", "[[client]]"), "must have a list 'clients'"),
+        (("[[clients]]", "[[clients"), "cannot be read"),
+    ],
+)
+def test_partition_files_that_will_not_do(
+    tmp_path: Path, change: tuple[str, str], match: str
+) -> None:
+    text = HALVES.replace(*change)
+    assert text != HALVES
+    task = from_file(tmp_path, text)
+    refused(DataFileError, match, task)
+    with pytest.raises(DataFileError, match=r"part\.toml"):
+        task.check()
+
+
+def test_other_errors_of_partition_files(tmp_path: Path) -> None:
+    refused(
+        DataFileError, "has 3 clients; the run has 4", from_file(tmp_path, HALVES, 4)
+    )
+    refused(DataFileError, "cannot be read", from_file(tmp_path, "{"))
+    refused(DataFileError, "must have a list", from_file(tmp_path, '{"clients": 3}'))
+    refused(
+        SettingsError,
+        "hybrid-svm.sample-groups = 3 does not suit",
+        from_file(tmp_path, HALVES, sample_groups=3),
+    )
+    refused(
+        FileNotFoundError,
+        "hybrid-svm.partition-file is empty",
+        svm(3, partition="file"),
+    )
+    refused(
+        FileNotFoundError,
+        "hybrid-svm.partition-file = .*nowhere",
+        svm(3, partition="file", partition_file=str(tmp_path / "nowhere.toml")),
+    )
+
+
+def test_a_client_of_test_samples_only(tmp_path: Path) -> None:
+    test = svm(1).test_client_data(0).sample_ids[0]
+    text = f"""
+    clients = [
+        {{rows = [{test}], columns = [":"]}},
+        {{rows = [":{test}", "{int(test) + 1}:"], columns = [":"]}},
+    ]
+    """
+    refused(
+        SettingsError,
+        "leaves client 0 of 2 without training",
+        from_file(tmp_path, text, 2),
+    )
+
+
+# -- what is refused
+
+
+@pytest.mark.parametrize(
+    ("n", "settings", "match"),
+    [
+        (10, {"sample_groups": 3}, "sample-groups = 3 .* do not suit 10 clients"),
+        (10, {"sample_groups": 5, "feature_groups": 5}, "do not suit 10 clients"),
+        (6, {"partition": "horizontal", "feature_groups": 2}, "feature-groups = 2"),
+        (6, {"partition": "vertical", "sample_groups": 2}, "sample-groups = 2"),
+        (66, {"partition": "vertical"}, "66 feature groups, and it has 65 features"),
+        (30, {"partition": "horizontal", "train_limit": 20}, "30 sample groups"),
+        (4, {"positive_class": 10}, r"positive-class = 10 .* allowed: -1, 0, 1, "),
+        (4, {"dataset": "breast-cancer", "positive_class": 1}, "two classes"),
+        (4, {"test_fraction": 1e-4}, "test-fraction = 0.0001 does not suit"),
+        (0, {}, "at least 1"),
+    ],
+)
+def test_settings_that_will_not_do(
+    n: int, settings: dict[str, Any], match: str
+) -> None:
+    refused(SettingsError, match, svm(n, **settings))
+
+
+def test_too_many_clients_for_the_entries() -> None:
+    task = svm(
+        65, partition="entries", sample_groups=1, train_limit=1, test_fraction=0.0
+    )
+    refused(SettingsError, "leaves client .* of 65 without training data", task)
+
+
+@pytest.mark.parametrize("dataset", ["mnist", "covtype", "a9a", "news20"])
+def test_missing_files(dataset: str, tmp_path: Path) -> None:
+    refused(FileNotFoundError, "hybrid-svm.path is empty", svm(dataset=dataset))
+    nowhere = str(tmp_path / "nowhere")
+    refused(FileNotFoundError, "hybrid-svm.path = ", svm(dataset=dataset, path=nowhere))
+    with pytest.raises(FileNotFoundError, match=r"hybrid-svm\.path = .* has no"):
+        svm(dataset=dataset, path=str(tmp_path)).check()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("hybrid-svm.loss", "logistic"),
+        ("hybrid-svm.smoothing", 0.0),
+        ("hybrid-svm.regularization", 0.0),
+        ("hybrid-svm.bias", -1.0),
+        ("hybrid-svm.partition", "quadrants"),
+        ("hybrid-logistic.labels-on", "some"),
+        ("hybrid-logistic.test-fraction", 1.0),
+        ("hybrid-logistic.dataset", "rcv1"),
+    ],
+)
+def test_values_that_are_not_allowed(key: str, value: Any) -> None:
+    with pytest.raises(SettingsError, match=key):
+        make_task(key.split(".")[0], {key: value}, 3, 0)
+
+
+# -- files made here
+
+FIRST, SECOND = [2596, 51] + [0] * 51 + [1], [3000, 40, -7] + [0] * 50 + [1]
+
+
+def covtype_lines(count: int = 60) -> str:
+    rng = np.random.default_rng(0)
+    rows = rng.integers(-3, 9, (count, 54)) * (rng.random((count, 54)) < 0.4)
+    rows[:, 0] += 1859
+    classes = rng.integers(1, 8, count)
+    table = np.column_stack([rows, classes])
+    return "\n".join(",".join(map(str, row)) for row in table) + "\n"
+
+
+@pytest.mark.parametrize("form", ["covtype.data", "covtype.data.gz", "libsvm"])
+def test_covtype(tmp_path: Path, form: str) -> None:
+    text = covtype_lines()
+    table = np.array([line.split(",") for line in text.split()], dtype=float)
+    if form == "libsvm":
+        lines = [
+            f"{int(row[-1])} "
+            + " ".join(f"{j + 1}:{x:g}" for j, x in enumerate(row[:-1]) if x)
+            for row in table
+        ]
+        path = tmp_path / "covtype.libsvm.binary.bz2"
+        path.write_bytes(bz2.compress("\n".join(lines).encode()))
+    elif form.endswith(".gz"):
+        path = tmp_path / form
+        path.write_bytes(gzip.compress(text.encode()))
+    else:
+        path = tmp_path / form
+        path.write_text(text)
+    for where in (path, tmp_path):
+        task = svm(4, dataset="covtype", path=str(where), bias=0.0, test_fraction=0.0)
+        check_partition(task)
+        total, _, labels, _ = put_together(task)
+        low, high = table[:, :54].min(axis=0), table[:, :54].max(axis=0)
+        span = np.where(high > low, high - low, 1)
+        np.testing.assert_allclose(total, (table[:, :54] - low) / span, atol=1e-15)
+        expected = np.where(table[:, -1] == 2, 1.0, -1.0)
+        np.testing.assert_array_equal([found.pop() for found in labels], expected)
+        assert issparse(task.client_data(0).features)
+        assert task.feature_names()[0] == "elevation"
+        assert task.feature_names()[53] == "soil-type-40"
+
+
+@pytest.mark.parametrize(
+    "content", [b"1,2,3\n", b"a,b\n", b"", b"1 1:a\n", covtype_lines(3).encode()[:-9]]
+)
+def test_files_that_are_no_covtype(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "covtype.data"
+    path.write_bytes(content)
+    with pytest.raises(DataFileError, match=r"covtype\.data") as caught:
+        load_rows("covtype", str(path), "key")
+    assert "\n" not in str(caught.value)
+    packed = tmp_path / "covtype.data.gz"
+    packed.write_bytes(b"\x1f\x8bnothing")
+    with pytest.raises(DataFileError, match="cannot be read or unpacked"):
+        load_rows("covtype", str(packed), "key")
+
+
+def test_min_max_scaling_on_some_rows() -> None:
+    rng = np.random.default_rng(0)
+    matrix = rng.integers(-2, 3, (30, 8)).astype(float)
+    matrix[:, 3] = 7.0
+    matrix[:, 5] = 0.0
+    rows = np.arange(20)
+    scaled = min_max_scaled(csr_array(matrix), rows).toarray()
+    low, high = matrix[:20].min(axis=0), matrix[:20].max(axis=0)
+    expected = (matrix - low) / np.where(high > low, high - low, 1.0)
+    np.testing.assert_allclose(scaled, expected, atol=1e-15)
+    again = min_max_scaled(csr_array(np.abs(expected[:20])), rows).toarray()
+    np.testing.assert_allclose(again, expected[:20], atol=1e-15)
+
+
+def test_libsvm_files(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    lines = [f"{1 + i % 5} {1 + i % 3}:1.5 {4 + rng.integers(3)}:-2" for i in range(60)]
+    path = tmp_path / "news20.bz2"
+    path.write_bytes(bz2.compress("\n".join(lines).encode()))
+    task = svm(4, dataset="news20", path=str(path), partition="entries", bias=0.0)
+    check_partition(task)
+    classes = 1 + np.arange(60) % 5
+    _, _, labels, ids = put_together(task)
+    # the upper half of five classes is 3, 4 and 5
+    expected = [{1.0 if classes[int(i)] >= 3 else -1.0} for i in ids]
+    assert labels == expected
+    assert task.feature_names() == tuple(f"feature-{j}" for j in range(1, 7))
+    one = svm(4, dataset="news20", path=str(tmp_path), positive_class=4)
+    _, _, labels, ids = put_together(one)
+    assert labels == [{1.0 if classes[int(i)] == 4 else -1.0} for i in ids]
+    with pytest.raises(SettingsError, match="two classes; allowed: -1"):
+        svm(4, dataset="a9a", path=str(path), positive_class=1).check()
+    single = tmp_path / "a9a"
+    single.write_text("1 1:1\n1 2:1\n")
+    with pytest.raises(SettingsError, match="all rows of 'a9a' have one label"):
+        svm(1, dataset="a9a", path=str(single)).check()
+    single.write_text("1 1:x\n")
+    with pytest.raises(DataFileError, match="line 1"):
+        svm(1, dataset="a9a", path=str(single)).check()
+
+
+# -- the real files
+
+
+def data_file(name: str) -> str:
+    path = Path(os.environ.get("FEDTRELLIS_DATA", "")) / name
+    if not os.environ.get("FEDTRELLIS_DATA") or not path.exists():
+        pytest.skip(f"FEDTRELLIS_DATA names no folder with {name}")
+    return str(path)
+
+
+def test_mnist() -> None:
+    task = svm(
+        16, dataset="mnist", path=data_file("mnist"), bias=10.0, train_limit=4000
+    )
+    assert task.shapes() == [(785,)]
+    check_partition(task)
+    data = task.client_data(3)
+    assert data.features.shape == (1000, 197)
+    assert data.feature_names[0] == "pixel-14-14"
+    assert (data.features[:, [196]].toarray() == 10.0).all()
+    assert data.features.max() == 10.0
+    assert task.client_data(0).features.max() == 1.0
+    assert (
+        sum(len(task.test_client_data(c).sample_ids) for c in range(0, 16, 4)) == 10000
+    )
+    assert min(map(int, task.test_client_data(0).sample_ids)) >= 60000
+    assert task.metrics(task.optimum().w)["accuracy"] > 0.83
+
+
+def test_covtype_whole() -> None:
+    task = svm(
+        9,
+        dataset="covtype",
+        path=data_file("covtype/covtype.data.gz"),
+        partition="entries",
+        bias=0.0,
+        regularization=5e-5,
+    )
+    task.check()
+    assert task.num_examples() == 464809
+    data = task.client_data(4)
+    assert data.features.shape[0] in (154936, 154937)
+    assert data.features.max() <= 1.0
+    optimum = task.optimum()
+    assert optimum.value == pytest.approx(0.5868946, abs=1e-6)
+    assert task.metrics(optimum.w)["accuracy"] == pytest.approx(0.763, abs=2e-3)
+
+
+def test_a9a() -> None:
+    task = svm(9, dataset="a9a", path=data_file("libsvm"), bias=0.0)
+    assert task.shapes() == [(123,)]
+    check_partition(task)
+    assert task.optimum().gap <= 1e-9 * task.optimum().value
+    assert task.metrics(task.optimum().w)["accuracy"] > 0.84
+
+
+def test_news20() -> None:
+    task = svm(
+        9,
+        dataset="news20",
+        path=data_file("libsvm"),
+        partition="entries",
+        bias=0.0,
+        row_scaling="unit",
+    )
+    task.check()
+    assert task.num_examples() == 12748
+    assert task.shapes() == [(62061,)]
+    held = [task.client_data(client) for client in range(9)]
+    problem = task.objective()
+    assert sum(d.features.nnz for d in held) == problem.features.nnz  # type: ignore[attr-defined]
+    assert all(isinstance(d.features, csr_array) for d in held)
+    assert task.metrics(task.optimum().w)["accuracy"] > 0.9

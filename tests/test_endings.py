@@ -1,0 +1,247 @@
+"""A run that ends badly ends in order: what its record says, and how it goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sim
+from clients import FedFWClient
+from fedtrellis import Callback, EarlyStop, LocalGrid, RoundStrategy
+from fedtrellis.server.interruption import sim_command
+from fedtrellis.server.records import RunRecord
+from fedtrellis.signals import Interrupted
+from strategies import FedFW
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(autouse=True)
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take longer than these runs."""
+    monkeypatch.setattr(
+        "fedtrellis.server.plots.plot_convergence", lambda *rest, **options: None
+    )
+
+
+def run(parent: Path, loss: float = 0.2, **settings: Any) -> Path:
+    """Run a small Lasso with some answers lost, and return its record."""
+    config = {"task": "lasso", "lasso.rows": 40, "rounds": 3, "stop-metric": "loss"}
+    config |= settings
+    config = sim.app.default_config() | config | {"results-dir": str(parent)}
+    grid = LocalGrid(sim.client_app, 4, run_config=config, reply_loss=loss)
+    return sim.app.run(grid, config)
+
+
+def history(record: Path) -> list[dict[str, Any]]:
+    path = record / "history.jsonl"
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def check_summary(record: Path, status: str) -> None:
+    """Its summary tells of the rounds that its history has, and of no others."""
+    summary = json.loads((record / "summary.json").read_text())
+    lines = history(record)
+    assert summary["status"] == status
+    assert summary["rounds"] == (lines[-1]["round"] if lines else 0)
+    reasons = Counter(why for line in lines for _, why in line["rejected"])
+    assert summary["rejected_by_reason"] == dict(reasons)
+    for name in ("sampled", "used", "bytes_up", "bytes_down"):
+        assert summary[name] == sum(line[name] for line in lines)
+
+
+@pytest.mark.parametrize("moment", ["on_start", "on_round", "on_end"])
+@pytest.mark.parametrize("error", [ValueError("why"), KeyboardInterrupt()])
+def test_a_summary_is_of_the_history_however_a_run_ends(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    moment: str,
+    error: BaseException,
+) -> None:
+    first = run(tmp_path / "first", rounds=1)
+
+    def fail(self: Callback, strategy: RoundStrategy, *rest: Any) -> None:
+        if moment != "on_round" or rest[0].round == 2:
+            raise error
+
+    monkeypatch.setattr(EarlyStop, moment, fail)
+    for number, resume in enumerate(("", str(first))):
+        with pytest.raises(type(error)):
+            run(tmp_path / str(number), resume=resume)
+        (record,) = (tmp_path / str(number)).iterdir()
+        status = "failed" if isinstance(error, ValueError) else "interrupted"
+        check_summary(record, "completed" if moment == "on_end" else status)
+        assert len(history(record)) == {"on_start": 2 * number, "on_round": 3}.get(
+            moment, 4
+        )
+
+
+@pytest.mark.parametrize("setting", [{"min-nodes": 4}, {"resume": "first"}])
+def test_a_run_that_is_refused_before_round_1_says_so(
+    tmp_path: Path, setting: dict[str, Any]
+) -> None:
+    """By a callback, which comes before the record has any history."""
+    if "resume" in setting:
+        setting = {"resume": str(run(tmp_path / "first", rounds=1))}
+    config = sim.app.default_config() | {"task": "lasso", "results-dir": str(tmp_path)}
+    nodes = [{"num-partitions": 3}, {}, {}, {}]
+    grid = LocalGrid(sim.client_app, 4, run_config=config, node_configs=nodes)
+    with pytest.raises(ValueError, match="num-partitions must be 4"):
+        sim.app.run(grid, config | {"lasso.rows": 40, "stop-metric": "loss"} | setting)
+    (record,) = [path for path in tmp_path.iterdir() if path.name != "first"]
+    check_summary(record, "failed")
+
+
+# ---------------------------------------------------------------------------- signals
+
+
+def model(record: Path) -> Any:
+    with np.load(record / "model.npz") as file:
+        return file["0"]
+
+
+def checkpoint_round(record: Path) -> int:
+    with np.load(record / "checkpoint.npz") as file:
+        return int(json.loads(file["meta"].tobytes())["round"])
+
+
+@pytest.mark.parametrize(
+    ("where", "last"),
+    [
+        ((FedFWClient, "fit"), 1),  # round 2 has changed nothing yet
+        ((FedFW, "aggregate"), 2),
+        ((FedFW, "result_point"), 2),  # the evaluation
+        ((RunRecord, "on_round"), 2),
+    ],
+)
+def test_a_signal_leaves_the_last_finished_round(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    where: tuple[type[Any], str],
+    last: int,
+) -> None:
+    settings = {"rounds": 5, "variant": "augmented", "stop-metric": ""}
+    whole = run(tmp_path / "whole", loss=0.0, **settings)
+    kind, name = where
+    function, calls = getattr(kind, name), 0
+
+    def interrupted(self: Any, *rest: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        # in round 2: of the four clients the third; round 0 is evaluated too
+        if calls == {"fit": 7, "aggregate": 2}.get(name, 3):
+            signal.raise_signal(signal.SIGTERM)
+        return function(self, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, name, interrupted)
+        with pytest.raises(Interrupted):
+            run(tmp_path / "cut", loss=0.0, **settings)
+    (cut,) = (tmp_path / "cut").iterdir()
+    check_summary(cut, "interrupted")
+    assert len(history(cut)) == last + 1
+    assert checkpoint_round(cut) == last
+    assert f"record: {cut}; to go on: flwr run " in capsys.readouterr().err
+    rest = run(tmp_path / "rest", loss=0.0, resume=str(cut), **settings)
+    assert np.array_equal(model(rest), model(whole))
+
+
+def test_a_signal_after_the_last_round_loses_nothing(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def end(self: Callback, strategy: RoundStrategy, *rest: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(EarlyStop, "on_end", end)
+    with pytest.raises(Interrupted):
+        run(tmp_path)
+    (record,) = tmp_path.iterdir()
+    check_summary(record, "completed")
+    assert "all rounds were finished" in capsys.readouterr().err
+
+
+HYFDCA = (
+    'method="hyfdca" task="hybrid-svm" hybrid-svm.dataset="breast-cancer" '
+    'hyfdca.encryption="none" hyfdca.tolerance=0.0'
+)
+
+
+@pytest.mark.parametrize(
+    ("number", "config"),
+    [
+        (signal.SIGINT, 'task="lasso" fedfw.variant="stochastic" participation=0.7'),
+        (signal.SIGTERM, HYFDCA),
+        (signal.SIGHUP, 'method="fedgia" task="linear-regression"'),
+    ],
+)
+def test_a_process_that_is_told_to_end_says_how_to_go_on(
+    tmp_path: Path, number: signal.Signals, config: str
+) -> None:
+    """And the command that it prints goes on to the same end."""
+    config += " rounds=80 checkpoint-every=1000 evaluate-every=50"
+    arguments = ["--nodes", "3", "-c", config]
+    assert sim.app.command_line([*arguments, "--out", str(tmp_path / "whole")]) == 0
+    (whole,) = (tmp_path / "whole").iterdir()
+    process = subprocess.Popen(
+        [sys.executable, "sim.py", *arguments, "--out", str(tmp_path / "cut")],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 120
+    while process.poll() is None and time.monotonic() < deadline:
+        if any(len(history(r)) > 3 for r in (tmp_path / "cut").glob("*/")):
+            break
+        time.sleep(0.01)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    (cut,) = (tmp_path / "cut").iterdir()
+    check_summary(cut, "interrupted")
+    last = history(cut)[-1]["round"]
+    assert 2 <= last == checkpoint_round(cut) < history(whole)[-1]["round"]
+    (line,) = [line for line in said.splitlines() if line.startswith("interrupted")]
+    assert str(cut) in line
+    assert "Traceback" not in said
+    subprocess.run(
+        line.partition("to go on: ")[2],
+        shell=True,
+        cwd=ROOT,
+        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"},
+        stdout=subprocess.DEVNULL,
+        check=True,
+    )
+    (rest,) = set((tmp_path / "cut").iterdir()) - {cut}
+    check_summary(rest, "completed")
+    assert [line["round"] for line in history(rest)] == [
+        line["round"] for line in history(whole)
+    ]
+    np.testing.assert_allclose(model(rest), model(whole), rtol=0, atol=1e-9)
+
+
+def test_the_command_has_what_no_record_knows() -> None:
+    directory = Path("/a b/record")
+    given = ['data="/x y/{partition}.csv"']
+    words = shlex.split(sim_command(directory, 3, given))
+    assert words[:2] == ["python", "sim.py"]
+    assert words[2:] == [
+        *("--nodes", "3"),
+        *("--node-config", given[0]),
+        *("-c", 'resume="/a b/record"'),
+    ]
