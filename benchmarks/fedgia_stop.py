@@ -18,7 +18,7 @@ from fedtrellis.domains import WholeSpace
 from fedtrellis.objectives import Objective
 from fedtrellis.objectives.reference import unconstrained_minimum
 from fedtrellis.server.callbacks import Callback, EarlyStop
-from fedtrellis.server.loop import RoundStrategy
+from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.wire.client import client_app
 from fedtrellis.wire.local_grid import LocalGrid
 from strategies import FedAvgGD, FedGiA, LocalSGD
@@ -135,7 +135,7 @@ class Method:
 
     name: str
     local_steps: int
-    strategy: Callable[..., RoundStrategy]
+    strategy: Callable[..., LoopStrategy]
     client: Callable[[Context, Any], Any]
 
     @property
@@ -173,7 +173,7 @@ class _Clock(Callback):
     """Notes when a strategy has been introduced to its clients."""
 
     def on_start(
-        self, strategy: RoundStrategy, first_round: int, num_rounds: int
+        self, strategy: LoopStrategy, first_round: int, num_rounds: int
     ) -> None:
         self.ready = time.perf_counter()
 

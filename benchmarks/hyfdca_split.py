@@ -12,12 +12,12 @@ from typing import Any, cast
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-import clients.hyfdca
+import clients.hyfdca.base
 import fedtrellis.wire.local_grid
 import strategies.hybrid
 from clients import HybridFedAvgClient, HyFDCAClient, HyFEMClient
 from fedtrellis.wire.local_grid import LocalGrid
-from strategies._hyfdca_bundle import BundleSteps
+from strategies.hyfdca.mixtures import MixtureSteps
 
 __all__ = ["PARTS", "Clock", "IterationTimes", "SplitGrid", "instrumented"]
 
@@ -64,22 +64,28 @@ class Clock:
         return call
 
 
+def _family(*classes: type) -> list[type]:
+    """The classes and their own bases, those of fedtrellis left out; each once."""
+    bases = dict.fromkeys(base for kind in classes for base in kind.__mro__)
+    return [base for base in bases if base.__module__.startswith("clients.")]
+
+
 @contextmanager
 def instrumented(clock: Clock) -> Iterator[None]:
     """Have the clients, the ciphers and the server's search tell the clock."""
     fits = [
         (owner, name, "local")
-        for owner in (HyFDCAClient, HybridFedAvgClient, HyFEMClient)
+        for owner in _family(HyFDCAClient, HybridFedAvgClient, HyFEMClient)
         for name in vars(owner)
         if name.startswith("fit_") or name == "fit"
     ]
     targets: list[tuple[Any, str, str]] = [
         *fits,
-        (clients.hyfdca, "encrypt_vector", "encrypt"),
-        (clients.hyfdca, "decrypt_vector", "decrypt"),
+        (clients.hyfdca.base, "encrypt_vector", "encrypt"),
+        (clients.hyfdca.base, "decrypt_vector", "decrypt"),
         (strategies.hybrid, "add_vectors", "add"),
         (fedtrellis.wire.local_grid, "encode_message", "messages"),
-        (BundleSteps, "_search", "search"),
+        (MixtureSteps, "_search", "search"),
     ]
     before = [(owner, name, vars(owner)[name]) for owner, name, _ in targets]
     try:

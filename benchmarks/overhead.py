@@ -11,7 +11,7 @@ from math import sqrt
 import numpy as np
 
 from fedtrellis.server.callbacks import Callback, RoundRecord
-from fedtrellis.server.loop import RoundStrategy
+from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.local_grid import LocalGrid
 from strategies import FedFW
@@ -101,12 +101,12 @@ class Alternate(Callback):
         self.theirs: list[float] = []
 
     def on_start(
-        self, strategy: RoundStrategy, first_round: int, num_rounds: int
+        self, strategy: LoopStrategy, first_round: int, num_rounds: int
     ) -> None:
         """Start the clock."""
         self._began = time.perf_counter()
 
-    def on_round(self, strategy: RoundStrategy, record: RoundRecord) -> None:
+    def on_round(self, strategy: LoopStrategy, record: RoundRecord) -> None:
         """Stop the clock at a block's end, and let the other side run its block."""
         if record.round % self.rounds:
             return

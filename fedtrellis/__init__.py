@@ -1,10 +1,11 @@
 """Constrained and structured federated optimisation for Flower."""
 
 from fedtrellis import _moved
+from fedtrellis.server.answers import Answer
 from fedtrellis.server.callbacks import Callback, EarlyStop, RoundRecord
-from fedtrellis.server.loop import RoundStrategy
-from fedtrellis.server.method import Answer
+from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.server.progress import JsonLines, Progress
+from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.client import StatefulClient, client_app
 from fedtrellis.wire.local_grid import LocalGrid
@@ -19,6 +20,7 @@ __all__ = [
     "EarlyStop",
     "JsonLines",
     "LocalGrid",
+    "LoopStrategy",
     "Progress",
     "RoundRecord",
     "RoundStrategy",

@@ -23,7 +23,7 @@ _MOVED = {
     "grey_relational": "tune.grey_relational",
     "local": "wire.local_grid",
     "local_dual_passes": "dual.local_passes",
-    "loop": "server.loop",
+    "loop": "server.rounds",
     "losses": "objectives.losses",
     "low_rank_network": "objectives.low_rank_network",
     "mean_objective": "objectives.mean_objective",
@@ -51,7 +51,9 @@ _MOVED = {
 _RENAMED = {
     "app_directory": {"App": "AppDirectory"},
     "loop": {"SAMPLINGS": "fedtrellis.server.method.SAMPLINGS"},
+    "method": {"Answer": "fedtrellis.server.answers.Answer"},
     "mirror": {"Mirror": "ReplayedIterate"},
+    "protocol": {"PHASES": "fedtrellis.wire.client.PHASES"},
 }
 
 

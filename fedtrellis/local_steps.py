@@ -126,15 +126,15 @@ class ScheduledSteps:
 
     def instruction(self, seed: int) -> dict[str, Any]:
         """What a client needs to be told, for :func:`gradient_at` too."""
-        numbers: dict[str, Any] = {
+        entries: dict[str, Any] = {
             "local-steps": int(self.count),
             "step-size": float(self.size),
             "step-schedule": self.schedule,
         }
         if self.batch_fraction < 1.0:
-            numbers["batch-fraction"] = float(self.batch_fraction)
-            numbers["seed"] = seed
-        return numbers
+            entries["batch-fraction"] = float(self.batch_fraction)
+            entries["seed"] = seed
+        return entries
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> ScheduledSteps:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from fedtrellis.local_steps import STEP_SCHEDULES, ScheduledSteps
-from fedtrellis.server.loop import RoundStrategy
-from fedtrellis.server.method import Answer
+from fedtrellis.server.answers import Answer
+from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import setting
 from fedtrellis.wire.arrays import FloatArray, Layout
 

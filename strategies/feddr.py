@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from fedtrellis.domains import Domain
 from fedtrellis.local_steps import LocalSteps
-from fedtrellis.server.loop import RoundStrategy
-from fedtrellis.server.method import Answer
+from fedtrellis.server.answers import Answer
+from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import given, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
 
@@ -91,7 +91,7 @@ class FedDR(RoundStrategy):
         self._reflections = {name: start.copy() for name in self.clients}
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
-        """The method's numbers."""
+        """Relaxation, proximal step and local steps."""
         return {
             "relaxation": self.relaxation,
             "proximal-step": self.proximal_step,

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from fedtrellis.domains import Domain
 from fedtrellis.domains.atoms import Atom, unpack_atoms
 from fedtrellis.schedules import SCHEDULES, FrankWolfeSchedule
-from fedtrellis.server.loop import RoundStrategy
-from fedtrellis.server.method import Answer
+from fedtrellis.server.answers import Answer
+from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import given, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.broadcast import Step
@@ -113,14 +113,15 @@ class FedFW(RoundStrategy):
         super().__post_init__()
         if self.dual_penalty is None:
             self.dual_penalty = self.penalty
-        self._schedule = self._make_schedule(1)
+        # T and n are known when the run starts; this checks the rest now
+        self._schedule = self._make_schedule(1, self.participation)
         self.needs_planned_rounds = self._schedule.depends_on_rounds
 
-    def _make_schedule(self, rounds: int) -> FrankWolfeSchedule:
+    def _make_schedule(self, rounds: int, participation: float) -> FrankWolfeSchedule:
         return FrankWolfeSchedule(
             self.schedule,
             self.penalty,
-            self.expected_participation,
+            participation,
             rounds,
             self.step_size,
             self.averaging,
@@ -132,7 +133,9 @@ class FedFW(RoundStrategy):
 
     def setup(self, point: FloatArray, layout: Layout) -> None:
         """Start every client's mirror x_i, and its y_i, at the initial model."""
-        self._schedule = self._make_schedule(self.planned_rounds)
+        self._schedule = self._make_schedule(
+            self.planned_rounds, self.expected_participation
+        )
         if not self.domain.contains(point):
             log(WARNING, "The initial model lies outside %r", self.domain)
         self._start = self.broadcast.model.copy()
@@ -144,22 +147,22 @@ class FedFW(RoundStrategy):
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         """η_t, λ_t and what else the variant needs."""
-        numbers: dict[str, Any] = {
+        entries: dict[str, Any] = {
             "step-size": self._schedule.step(server_round),
             "penalty": self._schedule.penalty_weight(server_round),
         }
         if self.variant != "plain":
-            numbers["variant"] = self.variant
+            entries["variant"] = self.variant
         if self.variant == "augmented":
-            numbers["dual-penalty"] = self.dual_penalty
+            entries["dual-penalty"] = self.dual_penalty
         if self.variant == "stochastic":
-            numbers["averaging"] = self._schedule.averaging_weight(server_round)
-            numbers["batch-size"] = self.batch_size
+            entries["averaging"] = self._schedule.averaging_weight(server_round)
+            entries["batch-size"] = self.batch_size
         if self.lmo_noise:
-            numbers["lmo-noise"] = self.lmo_noise
+            entries["lmo-noise"] = self.lmo_noise
         if self.lmo_noise or self.variant == "stochastic":
-            numbers["seed"] = self.seed
-        return numbers
+            entries["seed"] = self.seed
+        return entries
 
     def check(self, answer: Answer) -> Atom:
         """The atom s_i."""

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from fedtrellis.admm.shifted_systems import HESSIANS
 from fedtrellis.random import generator
-from fedtrellis.server.loop import RoundStrategy
-from fedtrellis.server.method import Answer
+from fedtrellis.server.answers import Answer
+from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import SettingsError, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.flower_internals import log
@@ -158,11 +158,11 @@ class FedGiA(RoundStrategy):
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         """σ; and for those in C the number of steps and which H_i."""
-        numbers: dict[str, Any] = {"sigma": self.settled_sigma}
+        entries: dict[str, Any] = {"sigma": self.settled_sigma}
         if client in self.selected(server_round):
-            numbers["local-steps"] = self.local_steps
-            numbers["hessian"] = self.hessian
-        return numbers
+            entries["local-steps"] = self.local_steps
+            entries["hessian"] = self.hessian
+        return entries
 
     def check(self, answer: Answer) -> FloatArray:
         """z_i."""

@@ -56,7 +56,7 @@ class FedProx(FedAvgGD):
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         """The local steps, and μ if there is one."""
-        numbers = super().instruction(server_round, client)
+        entries = super().instruction(server_round, client)
         if self.proximal_weight:
-            numbers["proximal-weight"] = float(self.proximal_weight)
-        return numbers
+            entries["proximal-weight"] = float(self.proximal_weight)
+        return entries

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtrellis.manifolds import Manifold
-from fedtrellis.server.loop import RoundStrategy
-from fedtrellis.server.method import Answer
+from fedtrellis.server.answers import Answer
+from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import given, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
 
@@ -132,16 +132,16 @@ class FirstOrderRFL(RoundStrategy):
 
         A client needs η_g for its c_i, which comes from the step before.
         """
-        numbers: dict[str, Any] = {
+        entries: dict[str, Any] = {
             "step-size": self.step_size,
             "server-step-size": self.settled_server_step_size,
             "local-steps": self.local_steps,
         }
         if not self.correction:
-            numbers["correction"] = False
+            entries["correction"] = False
         if self.batch_size:
-            numbers |= {"batch-size": self.batch_size, "seed": self.seed}
-        return numbers
+            entries |= {"batch-size": self.batch_size, "seed": self.seed}
+        return entries
 
     def check(self, answer: Answer) -> Any:
         """ẑ_i."""
@@ -190,12 +190,12 @@ class FirstOrderRFL(RoundStrategy):
 
     def replaces_state(self, client: str) -> bool:
         """Whether x has changed since the client's last round, which its c_i needs."""
-        used_round = self._registry[client].used_round
+        used_round = self.conversation.client(client).used_round
         return self.correction and 0 < used_round != self._x_round
 
     def client_state(self, client: str) -> dict[str, FloatArray]:
         """c_i, but for a client that has none yet."""
-        if not self.correction or not self._registry[client].used_round:
+        if not self.correction or not self.conversation.client(client).used_round:
             return {}
         return {"c": self._corrections[client]}
 

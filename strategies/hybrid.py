@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord
-from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedtrellis.dual.alignment import HASH_BYTES, Alignment, align
 from fedtrellis.encryption import Cipher, EncryptionError, add_vectors
-from fedtrellis.server.loop import RoundStrategy
-from fedtrellis.server.method import Answer
+from fedtrellis.server.answers import Answer
+from fedtrellis.server.conversation import Conversation
+from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.settings import SettingsError, given, setting
 from fedtrellis.wire.arrays import FloatArray, Layout, array_record, encode, filled
 from fedtrellis.wire.broadcast import sparse_or_dense
@@ -22,7 +22,7 @@ from fedtrellis.wire.protocol import identity_order
 
 __all__ = ["ROWS", "HybridStrategy", "add_shares"]
 
-#: Under this name a request's numbers carry the weights to send: an array of shape
+#: Under this name a request's entries carry the weights to send: an array of shape
 #: (r, p_k), r versions of the client's own features' weights.
 ROWS = "_rows"
 
@@ -32,13 +32,14 @@ Blobs = list[bytes]
 SETUP_ATTEMPTS = 30
 
 
-class HybridStrategy(RoundStrategy):
+class HybridStrategy(LoopStrategy):
     """Base class: clients that hold some of the samples and some of the features.
 
     Before round 1 the clients say which features they have, by name, and send keyed
     hashes of their samples' ids if the method matches samples; ``self.alignment`` is
     what the server makes of it. A client is sent the weights of its own features only.
-
+    What a round is, a method says beside it: it is a
+    :class:`~fedtrellis.RoundStrategy` too, or implements :meth:`run_round` itself.
     """
 
     space = "split"
@@ -98,12 +99,12 @@ class HybridStrategy(RoundStrategy):
         """What a client without state is given: arrays, and entries for its config."""
         return {}, {}
 
-    def _model_for(
-        self, name: str, numbers: dict[str, Any]
+    def model_for(
+        self, client: str, entries: dict[str, Any]
     ) -> tuple[ArrayRecord, dict[str, Any]]:
         """The weights of the client's own features and no others, if any are sent."""
         # a model has at least one array; this one takes the least room
-        rows = np.ascontiguousarray(numbers.pop(ROWS, np.zeros((1, 0))))
+        rows = np.ascontiguousarray(entries.pop(ROWS, np.zeros((1, 0))))
         parts = sparse_or_dense(rows)
         return array_record(parts, join=True), {
             "model-encoding": "dense" if len(parts) == 1 else "sparse",
@@ -113,20 +114,21 @@ class HybridStrategy(RoundStrategy):
 
     def replaces_state(self, client: str) -> bool:
         """Before a client's first round: what earlier waves left is not complete."""
-        known = self._registry[client]
+        known = self.conversation.client(client)
         return not known.ready and not known.used_round
 
-    def _state_for(self, name: str) -> tuple[ArrayRecord, dict[str, Any]]:
-        arrays, entries = self.restore(name)
+    def state_for(self, client: str) -> tuple[ArrayRecord, dict[str, Any]]:
+        """What :meth:`restore` gives, as it travels."""
+        arrays, entries = self.restore(client)
         record = filled(ArrayRecord(), {key: encode(a) for key, a in arrays.items()})
         return record, {"restore": True, **entries}
 
     def ask(
         self,
-        grid: Grid,
+        conversation: Conversation,
         server_round: int,
         kind: str,
-        numbers: Callable[[str], Mapping[str, Any]],
+        entries: Callable[[str], Mapping[str, Any]],
         clients: Sequence[str],
         take: Callable[[Answer], None],
         timeout: float,
@@ -135,8 +137,8 @@ class HybridStrategy(RoundStrategy):
 
         Parameters
         ----------
-        numbers : callable
-            A client's config entries, made anew for each attempt.
+        entries : callable
+            What a client's ``config`` is to say, made anew for each attempt.
         clients : sequence of str
         take : callable
             Uses an answer, or raises ValueError with the reason to drop it.
@@ -151,21 +153,21 @@ class HybridStrategy(RoundStrategy):
             missing = [name for name in clients if name not in taken]
             if not missing:
                 break
-            requests = {name: numbers(name) for name in missing}
-            for answer in self._ask(grid, server_round, kind, requests, timeout):
+            wave = {name: entries(name) for name in missing}
+            for answer in conversation.ask(server_round, kind, wave, timeout):
                 try:
                     take(answer)
                 except ValueError as error:
-                    self._traffic.reject(answer.client, str(error))
+                    conversation.reject(answer.client, str(error))
                     continue
                 taken.add(answer.client)
         return taken
 
     def ask_everyone(
         self,
-        grid: Grid,
+        conversation: Conversation,
         kind: str,
-        numbers: Callable[[str], Mapping[str, Any]],
+        entries: Callable[[str], Mapping[str, Any]],
         take: Callable[[Answer], None],
         timeout: float,
         clients: Sequence[str] | None = None,
@@ -181,10 +183,10 @@ class HybridStrategy(RoundStrategy):
         """
         waiting = list(self.clients if clients is None else clients)
         for _ in range(SETUP_ATTEMPTS):
-            before = len(self._traffic.rejected)
-            requests = {name: numbers(name) for name in waiting}
-            answers = self._ask(grid, 0, kind, requests, timeout)
-            for name, reason in self._traffic.rejected[before:]:
+            before = len(conversation.traffic.rejected)
+            wave = {name: entries(name) for name in waiting}
+            answers = conversation.ask(0, kind, wave, timeout)
+            for name, reason in conversation.traffic.rejected[before:]:
                 refused = _refusal(reason)
                 if refused:
                     raise SettingsError(f"client {name}: {refused}")
@@ -192,7 +194,7 @@ class HybridStrategy(RoundStrategy):
                 try:
                     take(answer)
                 except ValueError as error:
-                    self._traffic.reject(answer.client, str(error))
+                    conversation.reject(answer.client, str(error))
                 else:
                     waiting.remove(answer.client)
             if not waiting:
@@ -224,7 +226,11 @@ class HybridStrategy(RoundStrategy):
         """Raise ValueError if the rest of an answer to the alignment is malformed."""
 
     def align_clients(
-        self, grid: Grid, timeout: float, numbers: Mapping[str, Any], parts: int = 1
+        self,
+        conversation: Conversation,
+        timeout: float,
+        entries: Mapping[str, Any],
+        parts: int = 1,
     ) -> dict[str, list[NDArray[Any]]]:
         """Learn who holds what; returns the rest of each client's answer.
 
@@ -249,7 +255,9 @@ class HybridStrategy(RoundStrategy):
             features[answer.client] = text.split("\n") if text else []
             rest[answer.client] = others
 
-        self.ask_everyone(grid, "train.align", lambda name: numbers, take, timeout)
+        self.ask_everyone(
+            conversation, "train.align", lambda name: entries, take, timeout
+        )
         in_order = {name: hashes[name] for name in self.clients}
         try:
             self._alignment = align(

@@ -7,12 +7,13 @@ from logging import WARNING
 from typing import Any
 
 import numpy as np
-from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedtrellis.dual.alignment import Alignment
 from fedtrellis.objectives.losses import LOSSES
-from fedtrellis.server.method import Answer
+from fedtrellis.server.answers import Answer
+from fedtrellis.server.conversation import Conversation
+from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import SettingsError, given, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.flower_internals import log
@@ -23,7 +24,7 @@ from .projected_fedavg import one_point
 __all__ = ["HybridFedAvg"]
 
 
-class HybridFedAvg(HybridStrategy):
+class HybridFedAvg(HybridStrategy, RoundStrategy):
     """Local SGD on each client's own features, averaged where clients share them.
 
     For min over w of P(w) = (λ/2)‖w‖² + (1/N) Σ l(x_iᵀw; y_i), where client k has of
@@ -109,12 +110,12 @@ class HybridFedAvg(HybridStrategy):
         super().setup(point, layout)
         self._labelled: set[str] = set()
 
-    def prepare(self, grid: Grid, timeout: float) -> None:
+    def prepare(self, conversation: Conversation, timeout: float) -> None:
         """Learn who has which features, and who has labels to learn from."""
         if self._alignment is not None:
             return  # a run that goes on
-        numbers = {"loss": self.loss, "smoothing": self.smoothing}
-        rest = self.align_clients(grid, timeout, numbers)
+        entries = {"loss": self.loss, "smoothing": self.smoothing}
+        rest = self.align_clients(conversation, timeout, entries)
         self._labelled = {name for name in self.clients if rest[name][0].any()}
         if not self._labelled:
             raise SettingsError("no client has a label to learn from")

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
+from fedtrellis.server.conversation import Conversation
 from fedtrellis.settings import setting
 from fedtrellis.wire.arrays import FloatArray
 
@@ -85,11 +85,11 @@ class HyFEM(HybridFedAvg):
         minimum=0.0,
     )
 
-    def prepare(self, grid: Grid, timeout: float) -> None:
+    def prepare(self, conversation: Conversation, timeout: float) -> None:
         """Learn who has which features; every local model starts as the initial w."""
         if self._alignment is not None:
             return  # a run that goes on
-        super().prepare(grid, timeout)
+        super().prepare(conversation, timeout)
         w = self.broadcast.model
         self._local = {
             name: w[self.alignment.columns[name]].copy()

@@ -8,8 +8,8 @@ import numpy as np
 
 from fedtrellis.domains import Domain
 from fedtrellis.local_steps import LocalSteps
-from fedtrellis.server.loop import RoundStrategy
-from fedtrellis.server.method import Answer
+from fedtrellis.server.answers import Answer
+from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import given, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
 

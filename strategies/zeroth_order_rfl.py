@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedtrellis.random import generator
-from fedtrellis.server.method import Answer
+from fedtrellis.server.answers import Answer
 from fedtrellis.settings import setting
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.zeroth_order import combine
@@ -86,17 +86,17 @@ class ZerothOrderRFL(FirstOrderRFL):
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         """What :class:`FirstOrderRFL` says; m, μ and the seed of the directions."""
-        numbers = super().instruction(server_round, client)
-        numbers |= {
+        entries = super().instruction(server_round, client)
+        entries |= {
             "samples": self.samples,
             "smoothing": self.smoothing,
             "seed": self.seed,
         }
         if self.sends_scalars:
-            numbers["scalars"] = True
+            entries["scalars"] = True
         if not self.shared_samples:
-            numbers["shared-samples"] = False
-        return numbers
+            entries["shared-samples"] = False
+        return entries
 
     def check(self, answer: Answer) -> _Answer:
         """The scalars, or ẑ_i."""

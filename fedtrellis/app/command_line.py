@@ -14,7 +14,7 @@ from fedtrellis.app.listing import print_list, write_config_block
 from fedtrellis.app.old_keys import translate
 from fedtrellis.app.run import read_record, run_and_report
 from fedtrellis.server.interruption import DEFAULT_NODES, sim_command
-from fedtrellis.server.loop import RoundStrategy
+from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.server.progress import LOG_FORMATS, print_json
 from fedtrellis.settings import keys, parse_values
 from fedtrellis.signals import Interrupted
@@ -135,7 +135,7 @@ def run_in_process(
     if config["resume"]:
         config["resume"] = str(Path(str(config["resume"])).expanduser().resolve())
     # checked here, so that a bad value is reported before anything is built
-    seed = parse_values(keys(RoundStrategy), RoundStrategy, config)["seed"]
+    seed = parse_values(keys(LoopStrategy), LoopStrategy, config)["seed"]
     grid = LocalGrid(
         app.client_app,
         options.nodes,

@@ -20,7 +20,7 @@ from fedtrellis.app.settings import RunSettings
 from fedtrellis.domains import Domain, Product, WholeSpace, fitting_domains
 from fedtrellis.domains.enclosing import enclosing_ball
 from fedtrellis.manifolds import Euclidean, Manifold
-from fedtrellis.server.loop import RoundStrategy
+from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.settings import SettingsError, keys, parse, parse_values
 from fedtrellis.wire.arrays import FloatArray, Layout, array_record, record_arrays
 from fedtrellis.wire.flower_internals import log
@@ -87,7 +87,7 @@ class Experiment:
         suggested: dict[str, Any] = self.task.suggestions(self.name, said)
         return suggested
 
-    def strategy(self, **options: Any) -> RoundStrategy:
+    def strategy(self, **options: Any) -> LoopStrategy:
         """The server's half of the method; ``options`` are those of every strategy."""
         cls = self.entry.strategy
         parts: dict[str, Any] = {"domain": self.domain, "manifold": self.manifold}
@@ -102,7 +102,7 @@ class Experiment:
         )
 
     @cached_property
-    def _strategy(self) -> RoundStrategy:
+    def _strategy(self) -> LoopStrategy:
         """One that is never started: it answers for the method."""
         return self.strategy()
 
@@ -173,7 +173,7 @@ class Experiment:
 
     def start(
         self,
-        strategy: RoundStrategy | None = None,
+        strategy: LoopStrategy | None = None,
         grid: Any = None,
         *,
         point: FloatArray | None = None,
@@ -183,7 +183,7 @@ class Experiment:
 
         Parameters
         ----------
-        strategy : RoundStrategy, optional
+        strategy : LoopStrategy, optional
             By default :meth:`strategy`.
         grid : Grid, optional
             By default :meth:`grid`.
@@ -301,7 +301,7 @@ def make_experiment(
 ) -> Experiment:
     """Check a whole run config; SettingsError says in one line what is wrong."""
     run = parse(RunSettings, config)
-    options = parse_values(keys(RoundStrategy), RoundStrategy, config)
+    options = parse_values(keys(LoopStrategy), LoopStrategy, config)
     entry: MethodEntry = registry.choose("method", run.method)
     kind = registry.choose("task", run.task)
     settings = parse_values(entry.fields, entry.strategy, config)

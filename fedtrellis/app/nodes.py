@@ -12,7 +12,7 @@ from flwr.client import NumPyClient
 
 from fedtrellis.app.experiment import Experiment
 from fedtrellis.server.callbacks import Callback
-from fedtrellis.server.loop import RoundStrategy
+from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.flower_internals import log
 
@@ -41,7 +41,7 @@ def make_client(
     config, node = context.run_config, context.node_config
     if on_nodes:
         # n is that of the run config: a node does not know how many are connected
-        n = config.get("min-nodes", RoundStrategy.min_nodes)
+        n = config.get("min-nodes", LoopStrategy.min_nodes)
         return _own_data_client(experiment_of(config, int(n)), context)
     if "data" in node:
         _warn_of_unused_data()
@@ -83,7 +83,7 @@ class CheckPartitions(Callback):
     """Stop a run whose nodes do not hold the whole data between them."""
 
     def on_start(
-        self, strategy: RoundStrategy, first_round: int, num_rounds: int
+        self, strategy: LoopStrategy, first_round: int, num_rounds: int
     ) -> None:
         """Compare what the nodes say with how many there are."""
         n = strategy.num_clients
@@ -114,7 +114,7 @@ class CheckNodeData(Callback):
         self.examples = examples
 
     def on_start(
-        self, strategy: RoundStrategy, first_round: int, num_rounds: int
+        self, strategy: LoopStrategy, first_round: int, num_rounds: int
     ) -> None:
         """Compare what the nodes say of their data."""
         n = strategy.num_clients

@@ -15,7 +15,7 @@ from typing import Any
 from fedtrellis._alias import unify_roots
 from fedtrellis.app.settings import RunSettings
 from fedtrellis.domains import RUN_DOMAINS, Domain
-from fedtrellis.server.loop import RoundStrategy
+from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.settings import SettingsError, check_choice, keys
 
 __all__ = ["Group", "MethodEntry", "Plugin", "Registry", "pairs"]
@@ -25,7 +25,7 @@ PLUGINS = "fedtrellis.plugins"
 
 Field = dataclasses.Field[Any]
 #: A method's two halves: the class of its strategy and that of its client.
-Pair = tuple[type[RoundStrategy], type[Any]]
+Pair = tuple[type[LoopStrategy], type[Any]]
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Group:
 class MethodEntry:
     """A method's two halves."""
 
-    strategy: type[RoundStrategy]
+    strategy: type[LoopStrategy]
     client: type[Any]
 
     @property
@@ -90,7 +90,7 @@ class MethodEntry:
     @cached_property
     def fields(self) -> dict[str, Field]:
         """The strategy's own settings by run-config key."""
-        common = keys(RoundStrategy)
+        common = keys(LoopStrategy)
         return {
             f"{self.name}.{key}": value
             for key, value in keys(self.strategy).items()
@@ -227,7 +227,7 @@ class Registry:
     def groups(self) -> list[Group]:
         """All settings, by whose they are, in the order of pyproject.toml."""
         run = Group("", "", [(RunSettings, keys(RunSettings))])
-        run.parts.append((RoundStrategy, keys(RoundStrategy)))
+        run.parts.append((LoopStrategy, keys(LoopStrategy)))
         groups = [run]
         for name, entry in self.methods.items():
             group = Group("method", name, [(entry.strategy, entry.fields)])
@@ -258,6 +258,21 @@ class Registry:
         return {
             key: AUTO if field.default is None else field.default
             for key, field in self.fields.items()
+        }
+
+    def without_foreign(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Leave out settings of methods and tasks that the run does not use."""
+        used = {
+            "method": str(config.get("method", RunSettings.method)),
+            "task": str(config.get("task", RunSettings.task)),
+        }
+        return {
+            key: value
+            for key, value in config.items()
+            if all(
+                group.kind not in used or group.owner == used[group.kind]
+                for group in self.owners(key)
+            )
         }
 
     def owners(self, key: str) -> list[Group]:

@@ -19,7 +19,7 @@ from fedtrellis.app.settings import RunSettings
 from fedtrellis.server.callbacks import Callback, EarlyStop
 from fedtrellis.server.checkpoint import checkpoint_clients
 from fedtrellis.server.interruption import ending_in_order, flwr_command
-from fedtrellis.server.loop import RoundStrategy
+from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.server.progress import JsonLines, Progress, json_log, print_json
 from fedtrellis.server.records import RunRecord, default_results_dir, summary_rows
 from fedtrellis.settings import SettingsError, check_choice, keys, parse, parse_values
@@ -80,7 +80,7 @@ def run(
         # relative to what? a bundle's folder, or that of a SuperLink started long ago
         if value and not Path(value).expanduser().is_absolute():
             raise SettingsError(f"{key} = {value!r} must be an absolute path")
-    options = parse_values(keys(RoundStrategy), RoundStrategy, config)
+    options = parse_values(keys(LoopStrategy), LoopStrategy, config)
     Nodes().wait_for(grid, options["min_nodes"], timeout=600.0)
     resume = None
     if settings.resume:
@@ -217,7 +217,7 @@ def _wait_for_all(grid: Grid, checkpoint: Path) -> None:
 # ------------------------------------------------------------------------------ the end
 
 
-def _print_summary(record: RunRecord, strategy: RoundStrategy) -> None:
+def _print_summary(record: RunRecord, strategy: LoopStrategy) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -235,7 +235,7 @@ def _print_summary(record: RunRecord, strategy: RoundStrategy) -> None:
     print(f"Record: {record.directory}", flush=True)
 
 
-def _last_loss(strategy: RoundStrategy) -> float:
+def _last_loss(strategy: LoopStrategy) -> float:
     return next(
         record.metrics["loss"]
         for record in reversed(strategy.history)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from flwr.serverapp.strategy import Result
 
 if TYPE_CHECKING:
-    from fedtrellis.server.loop import RoundStrategy
+    from fedtrellis.server.loop import LoopStrategy
 
 __all__ = ["Callback", "EarlyStop", "RoundRecord", "format_bytes"]
 
@@ -76,18 +76,18 @@ class Callback:
     """Base class; every method may be left as it is."""
 
     def on_start(
-        self, strategy: RoundStrategy, first_round: int, num_rounds: int
+        self, strategy: LoopStrategy, first_round: int, num_rounds: int
     ) -> None:
         """Before the first round; ``first_round`` is above 1 in a resumed run."""
 
-    def on_round(self, strategy: RoundStrategy, record: RoundRecord) -> bool | None:
+    def on_round(self, strategy: LoopStrategy, record: RoundRecord) -> bool | None:
         """After a round (and after the evaluation of round 0); True stops the run."""
         return None
 
-    def on_end(self, strategy: RoundStrategy, result: Result) -> None:
+    def on_end(self, strategy: LoopStrategy, result: Result) -> None:
         """After the last round."""
 
-    def on_failure(self, strategy: RoundStrategy, error: BaseException) -> None:
+    def on_failure(self, strategy: LoopStrategy, error: BaseException) -> None:
         """When the run ends with an error, which is raised afterwards."""
 
 
@@ -108,7 +108,7 @@ class EarlyStop(Callback):
         self.metric = metric
         self.tolerance = tolerance
 
-    def on_round(self, strategy: RoundStrategy, record: RoundRecord) -> bool | None:
+    def on_round(self, strategy: LoopStrategy, record: RoundRecord) -> bool | None:
         """Compare; a round without the metric goes on."""
         value = record.metrics.get(self.metric, math.inf)
         return record.round > 0 and value <= self.tolerance
@@ -143,6 +143,6 @@ class Call(Callback):
     def __init__(self, function: Callable[[RoundRecord], bool | None]) -> None:
         self.function = function
 
-    def on_round(self, strategy: RoundStrategy, record: RoundRecord) -> bool | None:
+    def on_round(self, strategy: LoopStrategy, record: RoundRecord) -> bool | None:
         """Call it."""
         return self.function(record)

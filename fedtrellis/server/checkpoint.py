@@ -30,7 +30,7 @@ from fedtrellis.wire.arrays import Layout
 from fedtrellis.wire.broadcast import ModelBroadcast
 
 if TYPE_CHECKING:
-    from fedtrellis.server.loop import RoundStrategy
+    from fedtrellis.server.loop import LoopStrategy
 
 __all__ = [
     "checkpoint_clients",
@@ -51,22 +51,22 @@ def _history_path(path: Path) -> Path:
 
 
 def save_checkpoint(
-    path: Path, strategy: RoundStrategy, grid: Grid, server_round: int
+    path: Path, strategy: LoopStrategy, grid: Grid, server_round: int
 ) -> None:
     """Write the state after ``server_round``; a crash leaves the file before it."""
     write_checkpoint(path, strategy, pack_checkpoint(strategy, grid, server_round))
 
 
 def pack_checkpoint(
-    strategy: RoundStrategy, grid: Grid, server_round: int
+    strategy: LoopStrategy, grid: Grid, server_round: int
 ) -> dict[str, Any]:
     """The arrays of a checkpoint; some are the strategy's own, which it may change."""
     meta = {
         "format": _FORMAT,
         "strategy": type(strategy).__name__,
         "round": server_round,
-        "session": strategy._session,
-        "epoch": strategy._epoch,
+        "session": strategy.conversation.session,
+        "epoch": strategy.conversation.epoch,
         "seed": strategy.seed,
         "version": strategy.broadcast.version,
         "layout": strategy.broadcast.layout.to_list(),
@@ -78,7 +78,7 @@ def pack_checkpoint(
                 "epoch": client.epoch,
                 "ready": client.ready,
             }
-            for name, client in strategy._registry.clients.items()
+            for name, client in strategy.conversation.registry.clients.items()
         },
     }
     arrays: dict[str, Any] = {"model": strategy.broadcast.model}
@@ -93,12 +93,12 @@ def pack_checkpoint(
     return arrays
 
 
-def _bound_settings(strategy: RoundStrategy) -> dict[str, Any]:
+def _bound_settings(strategy: LoopStrategy) -> dict[str, Any]:
     return {name: getattr(strategy, name) for name in strategy.state_settings}
 
 
 def write_checkpoint(
-    path: Path, strategy: RoundStrategy, arrays: dict[str, Any]
+    path: Path, strategy: LoopStrategy, arrays: dict[str, Any]
 ) -> None:
     """Write a checkpoint's arrays, and the rounds so far into the history beside it."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -111,7 +111,7 @@ def write_checkpoint(
     os.replace(temporary, path)
 
 
-def _append_history(path: Path, strategy: RoundStrategy) -> None:
+def _append_history(path: Path, strategy: LoopStrategy) -> None:
     """Add the rounds since the last time; the first time, write a new file."""
     saved = strategy._history_saved
     target = path if saved else path.with_name(path.name + ".tmp")
@@ -215,7 +215,7 @@ def read_planned_rounds(path: Path) -> int | None:
 
 
 def load_checkpoint(
-    path: Path, strategy: RoundStrategy, grid: Grid, result: Result
+    path: Path, strategy: LoopStrategy, grid: Grid, result: Result
 ) -> int:
     """Put a strategy that has been set up where the checkpoint was; return its round.
 
@@ -255,7 +255,7 @@ def load_checkpoint(
     return last_round
 
 
-def _check_same_run(path: Path, meta: dict[str, Any], strategy: RoundStrategy) -> None:
+def _check_same_run(path: Path, meta: dict[str, Any], strategy: LoopStrategy) -> None:
     """Raise SettingsError where the checkpoint is of another run."""
     layout = Layout.from_list(meta["layout"])
     bound = meta.get("settings", {})  # older checkpoints do not say
@@ -285,7 +285,7 @@ def _check_same_run(path: Path, meta: dict[str, Any], strategy: RoundStrategy) -
 
 
 def _load_strategy(
-    arrays: dict[str, Any], meta: dict[str, Any], strategy: RoundStrategy
+    arrays: dict[str, Any], meta: dict[str, Any], strategy: LoopStrategy
 ) -> None:
     """Load model and state; any exception says that they do not fit."""
     layout = Layout.from_list(meta["layout"])
@@ -302,7 +302,7 @@ def _load_strategy(
                 f"its entry {'state/' + name!r} has shape {array.shape}, expected "
                 f"{fresh.shape}"
             )
-    strategy._session = meta["session"]
+    strategy.conversation.session = meta["session"]
     strategy.broadcast = ModelBroadcast(layout, arrays["model"], meta["version"])
     strategy.load_state(state)
     foreign = sorted(set(state) - set(strategy.state()))
@@ -310,7 +310,7 @@ def _load_strategy(
         raise ValueError(f"it has an entry {'state/' + foreign[0]!r} too many")
 
 
-def _fresh_state(strategy: RoundStrategy) -> dict[str, NDArray[Any]]:
+def _fresh_state(strategy: LoopStrategy) -> dict[str, NDArray[Any]]:
     """A strategy's state before round 1, as far as it is known without its clients."""
     try:
         return {name: np.asarray(a) for name, a in strategy.state().items()}
@@ -319,16 +319,16 @@ def _fresh_state(strategy: RoundStrategy) -> dict[str, NDArray[Any]]:
 
 
 def _load_clients(
-    arrays: dict[str, Any], meta: dict[str, Any], strategy: RoundStrategy, grid: Grid
+    arrays: dict[str, Any], meta: dict[str, Any], strategy: LoopStrategy, grid: Grid
 ) -> None:
     """Note down what the clients are known to have, and load theirs into the grid."""
     for name, saved_client in meta["clients"].items():
         # its version of the model is left open: whoever has one, has it whole anyway
-        strategy._registry[name].used_round = saved_client["used-round"]
-        strategy._registry[name].epoch = saved_client.get("epoch", "")
+        strategy.conversation.client(name).used_round = saved_client["used-round"]
+        strategy.conversation.client(name).epoch = saved_client.get("epoch", "")
     # clients that are not set back too may have been through the rounds to come
     # already, with a server that got further: those are to be told apart from these
-    strategy._epoch = secrets.token_hex(4)
+    strategy.conversation.epoch = secrets.token_hex(4)
     load = getattr(grid, "load_client_states", None)
     if load is not None:
         states = {
@@ -340,6 +340,7 @@ def _load_clients(
         for name in states:
             if name in strategy.clients:
                 # one that never took part has no state to go on from
-                strategy._registry[name].ready = meta["clients"][name]["ready"]
+                client = strategy.conversation.client(name)
+                client.ready = meta["clients"][name]["ready"]
         if all(name in states for name in strategy.clients):
-            strategy._epoch = str(meta.get("epoch", ""))
+            strategy.conversation.epoch = str(meta.get("epoch", ""))

@@ -2,21 +2,21 @@
 
 Flower's own loop sends one wave of messages a round and cannot stop, resume or tell
 anybody how it goes. This one waits for the nodes, goes through the rounds, evaluates,
-calls callbacks, keeps checkpoints, and gives up when nobody answers any more.
+calls callbacks, keeps checkpoints, and gives up when nobody answers any more. What a
+round is, a subclass says: one wave (:class:`~fedtrellis.RoundStrategy`) or several.
 """
 
 from __future__ import annotations
 
-import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
@@ -28,26 +28,26 @@ from fedtrellis.server.checkpoint import (
     save_checkpoint,
     write_checkpoint,
 )
-from fedtrellis.server.method import Answer, Method
+from fedtrellis.server.conversation import Conversation
+from fedtrellis.server.method import Method
+from fedtrellis.server.metrics import plain_metrics
 from fedtrellis.settings import SettingsError, given, setting
 from fedtrellis.signals import check_signals, deferred, signals_heard
 from fedtrellis.wire.arrays import Layout, encode, record_arrays
 from fedtrellis.wire.broadcast import ModelBroadcast
-from fedtrellis.wire.exchange import Registry, Traffic
 from fedtrellis.wire.flower_internals import log
-from fedtrellis.wire.protocol import LARGEST, METRICS
 
-__all__ = ["RoundStrategy"]
+__all__ = ["LoopStrategy"]
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
-class RoundStrategy(Method, options=True):
-    """Base class: a strategy is what it sends, what it checks, and what it aggregates.
+class LoopStrategy(Method, options=True):
+    """Base class: the loop, callbacks, checkpoints and evaluations of a run.
 
-    A subclass implements :meth:`setup`, :meth:`instruction`, :meth:`check` and
-    :meth:`aggregate`; if its clients have state, :meth:`client_state` and
-    :meth:`state`, :meth:`load_state` too.
+    A method of one wave a round is a :class:`~fedtrellis.RoundStrategy`. One of several
+    implements :meth:`setup` and :meth:`run_round`, which asks the clients whatever it
+    likes through the conversation.
 
     Attributes
     ----------
@@ -123,100 +123,12 @@ class RoundStrategy(Method, options=True):
         self._whole: int | None = None
         self._snapshot: dict[str, Any] | None = None
 
-    # ------------------------------------------------------- Flower's Strategy methods
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Messages of a round's first wave."""
-        self._sampled = self.sample(server_round)
-        return [
-            self._request(
-                server_round,
-                name,
-                "train",
-                {**config, **self._numbers(server_round, name)},
-            )
-            for name in self._sampled
-        ]
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Check and aggregate the replies of a round's first wave."""
-        by_node = {self._registry[name].node_id: name for name in self.clients}
-        answers = []
-        for reply in replies:
-            name = by_node.get(reply.metadata.src_node_id)
-            if name is None or reply.has_error():
-                self._traffic.reject(name or "an unknown node", "no usable reply")
-                continue
-            try:
-                answer = self._open(reply, server_round, name)
-            except Exception as error:
-                self._traffic.reject(name, str(error))
-                continue
-            if answer is None:
-                # this loop has no second wave: the next round's request restores it
-                client = self._registry[name]
-                client.ready, client.version = False, None
-                continue
-            answers.append(answer)
-        metrics = self._use(server_round, answers)
-        if metrics is None:
-            return None, None
-        return self._model_record(), MetricRecord(dict(metrics))
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Messages of an evaluation on all clients' own data, if this round has one."""
-        every = self.client_evaluate_every
-        if not every or server_round % every:
-            return []
-        return [
-            self._request(server_round, name, "evaluate", dict(config))
-            for name in self.clients
-        ]
-
-    def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> MetricRecord | None:
-        """Mean of the clients' metrics, weighted by their numbers of examples."""
-        metrics = [
-            dict(reply.content.metric_records[METRICS])
-            for reply in replies
-            if reply.has_content() and METRICS in reply.content.metric_records
-        ]
-        return self._mean_metrics(metrics)
-
     def summary(self) -> None:
         """Log the strategy's settings."""
         for name, value in self.settings().items():
             log(INFO, "\t├── %s: %s", name, value)
 
     # --------------------------------------------------------------------- the loop
-
-    @staticmethod
-    def _mean_metrics(metrics: Sequence[Mapping[str, Any]]) -> MetricRecord | None:
-        # a client may answer anything: one that names no number has no weight, and one
-        # without weight (no labels, say) does not take metrics away from the others
-        metrics = [
-            m
-            for m in metrics
-            if _is_number(m.get("num-examples")) and m["num-examples"] > 0
-        ]
-        weights = np.array([float(m["num-examples"]) for m in metrics])
-        if not metrics:
-            return None
-        names = set.intersection(
-            *({n for n, v in m.items() if _is_number(v)} for m in metrics)
-        ) - {"num-examples"}
-        mean = {
-            name: float(np.average([m[name] for m in metrics], weights=weights))
-            for name in sorted(names)
-        }
-        return MetricRecord({**mean, "num-examples": int(weights.sum())})
 
     def _model_record(self) -> ArrayRecord:
         """The model under the names, and in the dtypes, of the arrays it began with."""
@@ -226,71 +138,6 @@ class RoundStrategy(Method, options=True):
             kept = layer.astype(dtype, copy=False) if dtype.kind == "f" else layer
             record[name] = encode(kept)
         return record
-
-    def _use(
-        self, server_round: int, answers: Sequence[Answer]
-    ) -> dict[str, float] | None:
-        """Check the answers, aggregate the good ones and remember whose they were."""
-        checked: dict[str, Any] = {}
-        for answer in answers:
-            try:
-                checked[answer.client] = self.check(answer)
-            except ValueError as error:
-                self._traffic.reject(answer.client, str(error))
-            else:
-                self._note_version(answer)
-        self._used = list(checked)
-        if not checked:
-            return None
-        self._whole = None
-        metrics = self.aggregate(server_round, checked)
-        for name in checked:
-            client = self._registry[name]
-            client.used_round, client.epoch = server_round, self._epoch
-            client.ready = True
-        return metrics
-
-    def run_round(
-        self, grid: Grid, server_round: int, config: ConfigRecord, timeout: float
-    ) -> dict[str, float] | None:
-        """One round: a wave, and what the method makes of it.
-
-        A method of several waves overrides this. Returns the round's metrics, or None
-        if nothing was used.
-        """
-        self._sampled = self.sample(server_round)
-        numbers = {
-            name: {**config, **self._numbers(server_round, name)}
-            for name in self._sampled
-        }
-        if not numbers:
-            self._used = []
-            return None
-        answers = self._ask(grid, server_round, "train", numbers, timeout)
-        return self._use(server_round, answers)
-
-    def prepare(self, grid: Grid, timeout: float) -> None:
-        """Waves before round 1, for a method whose clients have to agree on something.
-
-        Also called when a run goes on from a checkpoint, after :meth:`load_state`.
-        """
-
-    def finish(self, grid: Grid) -> None:
-        """After the last round, and after a failure: what clients have to clean up."""
-
-    def _evaluate_clients(
-        self, grid: Grid, server_round: int, config: ConfigRecord, timeout: float
-    ) -> MetricRecord | None:
-        every = self.client_evaluate_every
-        if not every or server_round % every:
-            return None
-        numbers: dict[str, Mapping[str, Any]] = {
-            name: dict(config) for name in self.clients
-        }
-        answers = self._ask(grid, server_round, "evaluate", numbers, timeout)
-        for answer in answers:
-            self._note_version(answer)
-        return self._mean_metrics([answer.metrics for answer in answers])
 
     def start(
         self,
@@ -353,15 +200,13 @@ class RoundStrategy(Method, options=True):
         self.num_rounds = num_rounds
         train_config = train_config or ConfigRecord()
         evaluate_config = evaluate_config or ConfigRecord()
-        self.history, self._history_saved, self._registry = [], 0, Registry()
-        self._session, self._epoch = secrets.token_hex(4), ""
-        self._traffic = Traffic()
+        self.history, self._history_saved = [], 0
+        conversation = self.conversation = Conversation(grid, self)
         log(INFO, "Starting %s: %d rounds", type(self).__name__, num_rounds)
         self.summary()
 
-        self._registry.wait_for(grid, self.min_nodes, self.start_timeout)
-        self._registry.introduce(grid, self.start_timeout, self._traffic, started=False)
-        self.refused = list(self._traffic.rejected)
+        conversation.meet(self.min_nodes, self.start_timeout)
+        self.refused = list(conversation.traffic.rejected)
         self.broadcast = ModelBroadcast(layout, point)
         self.planned_rounds = self._planned_rounds()
         self.setup(point, layout)
@@ -375,7 +220,7 @@ class RoundStrategy(Method, options=True):
         # a signal has to wait until the state is whole: that of a finished round, with
         # nothing of the next but messages
         with deferred(), self._ending_in_order(grid):
-            self.prepare(grid, timeout)
+            self.prepare(conversation, timeout)
             if first_round == 1 and evaluate_fn is not None:
                 evaluation = self._evaluate(evaluate_fn, 0, result)
                 self._tell(RoundRecord(round=0, evaluation=evaluation))
@@ -383,7 +228,7 @@ class RoundStrategy(Method, options=True):
             for server_round in range(first_round, num_rounds + 1):
                 check_signals()
                 record = self._one_round(
-                    grid, server_round, train_config, evaluate_config, timeout, result
+                    server_round, train_config, evaluate_config, timeout, result
                 )
                 failed = 0 if self._used or not self._sampled else failed + 1
                 if failed == self.max_failed_rounds:
@@ -419,7 +264,7 @@ class RoundStrategy(Method, options=True):
         return result
 
     def _planned_rounds(self) -> int:
-        if self.resume is None or not self.needs_planned_rounds:
+        if self._resume is None or not self.needs_planned_rounds:
             return self.num_rounds
         planned = read_planned_rounds(self._resume)
         if planned is None:
@@ -453,7 +298,7 @@ class RoundStrategy(Method, options=True):
             raise
         finally:
             with deferred():  # the signal is known, it need not end this wave too
-                self.finish(grid)
+                self.finish(self.conversation)
 
     def _save_last(self, grid: Grid) -> None:
         """Save the state after the last finished round, if it is still there."""
@@ -468,16 +313,14 @@ class RoundStrategy(Method, options=True):
             log(WARNING, "the last checkpoint was not saved: %s", error)
 
     @contextmanager
-    def _interruptible(self, grid: Grid) -> Iterator[None]:
+    def _interruptible(self) -> Iterator[None]:
         """Wait for a round's answers so that a signal leaves the state before it.
 
-        The only wave of a round changes nothing until :meth:`_use` has its answers. A
-        round of several does; where a wave can take long, because its clients are
-        elsewhere, the state before is kept meanwhile.
+        A round of several waves changes the state between them. Where a wave can take
+        long, because its clients are elsewhere, the state before is kept meanwhile.
         """
-        if type(self).run_round is RoundStrategy.run_round:
-            yield
-        elif getattr(grid, "client_states", None) is not None:
+        grid = self.conversation.grid
+        if getattr(grid, "client_states", None) is not None:
             self._whole = None
             with deferred():
                 yield
@@ -490,7 +333,6 @@ class RoundStrategy(Method, options=True):
 
     def _one_round(
         self,
-        grid: Grid,
         server_round: int,
         train_config: ConfigRecord,
         evaluate_config: ConfigRecord,
@@ -498,19 +340,22 @@ class RoundStrategy(Method, options=True):
         result: Result,
     ) -> RoundRecord:
         began = time.perf_counter()
-        self._registry.introduce(grid, timeout, self._traffic, started=True)
-        with self._interruptible(grid):
-            metrics = self.run_round(grid, server_round, train_config, timeout)
+        conversation = self.conversation
+        conversation.meet_again(timeout)
+        with self._interruptible():
+            metrics = self.run_round(conversation, server_round, train_config, timeout)
         if metrics:
             result.train_metrics_clientapp[server_round] = MetricRecord({**metrics})
-        waves = self._traffic.waves
-        with deferred():  # the round is not finished yet, but the state is the next
-            evaluated = self._evaluate_clients(
-                grid, server_round, evaluate_config, timeout
-            )
+        waves = conversation.traffic.waves
+        evaluated = None
+        if self._evaluates_clients(server_round):
+            with deferred():  # the round is not finished yet, but the state is the next
+                evaluated = self.evaluate_clients(
+                    conversation, server_round, evaluate_config, timeout
+                )
         if evaluated is not None:
             result.evaluate_metrics_clientapp[server_round] = evaluated
-        traffic, self._traffic = self._traffic, Traffic()
+        traffic = conversation.take_traffic()
         return RoundRecord(
             round=server_round,
             sampled=len(self._sampled),
@@ -521,8 +366,13 @@ class RoundStrategy(Method, options=True):
             seconds=time.perf_counter() - began,
             round_trips=waves,
             train=metrics or {},
-            client_evaluation=_plain(evaluated),
+            client_evaluation=plain_metrics(evaluated),
         )
+
+    def _evaluates_clients(self, server_round: int) -> bool:
+        """Whether the clients are asked for an evaluation in this round."""
+        every = self.client_evaluate_every
+        return bool(every) and server_round % every == 0
 
     def _evaluate(
         self, evaluate_fn: EvaluateFn, server_round: int, result: Result
@@ -531,7 +381,7 @@ class RoundStrategy(Method, options=True):
         if metrics is None:
             return {}
         result.evaluate_metrics_serverapp[server_round] = metrics
-        return _plain(metrics)
+        return plain_metrics(metrics)
 
     def _tell(self, record: RoundRecord) -> bool:
         """Give a round to the history and to the callbacks; whether one said stop."""
@@ -545,16 +395,3 @@ class RoundStrategy(Method, options=True):
 def _unanswered(rounds: str, record: RoundRecord) -> RuntimeError:
     who, why = (record.rejected or [("?", "nobody was asked")])[-1]
     return RuntimeError(f"no usable answer in {rounds}; the last: client {who}: {why}")
-
-
-def _is_number(value: Any) -> bool:
-    # sums of what is larger would not be finite
-    return isinstance(value, int | float) and abs(value) <= LARGEST
-
-
-def _plain(metrics: MetricRecord | None) -> dict[str, float]:
-    return {
-        name: float(value)
-        for name, value in (metrics or {}).items()
-        if isinstance(value, int | float)
-    }

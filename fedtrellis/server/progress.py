@@ -29,7 +29,7 @@ from fedtrellis.wire.exchange import NO_ANSWER
 from fedtrellis.wire.flower_internals import LOGGER_NAME, ConsoleHandler, log
 
 if TYPE_CHECKING:
-    from fedtrellis.server.loop import RoundStrategy
+    from fedtrellis.server.loop import LoopStrategy
 
 __all__ = ["LOG_FORMATS", "JsonLines", "Progress", "json_log", "print_json"]
 
@@ -72,7 +72,7 @@ class Progress(Callback):
         self._live: Any = None
 
     def on_start(
-        self, strategy: RoundStrategy, first_round: int, num_rounds: int
+        self, strategy: LoopStrategy, first_round: int, num_rounds: int
     ) -> None:
         """Start the bar, if there is a terminal to draw it on."""
         # a resumed run's rounds so far count
@@ -117,7 +117,7 @@ class Progress(Callback):
         )
         self._live.start()
 
-    def on_round(self, strategy: RoundStrategy, record: RoundRecord) -> None:
+    def on_round(self, strategy: LoopStrategy, record: RoundRecord) -> None:
         """Draw or log."""
         self._up += record.bytes_up
         self._down += record.bytes_down
@@ -166,15 +166,15 @@ class Progress(Callback):
             )
         return "  ".join(parts)
 
-    def on_end(self, strategy: RoundStrategy, result: Result) -> None:
+    def on_end(self, strategy: LoopStrategy, result: Result) -> None:
         """Log the totals; leave the bar as it is."""
         self._finish(strategy)
 
-    def on_failure(self, strategy: RoundStrategy, error: BaseException) -> None:
+    def on_failure(self, strategy: LoopStrategy, error: BaseException) -> None:
         """Log the totals so far; leave the terminal in order."""
         self._finish(strategy)
 
-    def _finish(self, strategy: RoundStrategy) -> None:
+    def _finish(self, strategy: LoopStrategy) -> None:
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -259,7 +259,7 @@ class JsonLines(Callback):
         self.end = {} if end is None else end
 
     def on_start(
-        self, strategy: RoundStrategy, first_round: int, num_rounds: int
+        self, strategy: LoopStrategy, first_round: int, num_rounds: int
     ) -> None:
         """Print ``start``."""
         self._rounds = num_rounds
@@ -272,7 +272,7 @@ class JsonLines(Callback):
             **self.start,
         )
 
-    def on_round(self, strategy: RoundStrategy, record: RoundRecord) -> None:
+    def on_round(self, strategy: LoopStrategy, record: RoundRecord) -> None:
         """Print ``round``; round 0 is the model that the run starts from."""
         print_json(
             "round",
@@ -288,12 +288,12 @@ class JsonLines(Callback):
             metrics=record.metrics,
         )
 
-    def on_end(self, strategy: RoundStrategy, result: Result) -> None:
+    def on_end(self, strategy: LoopStrategy, result: Result) -> None:
         """Print ``end``."""
         totals = summarise(strategy.history)
         print_json("end", status="completed", **totals, **self.end)
 
-    def on_failure(self, strategy: RoundStrategy, error: BaseException) -> None:
+    def on_failure(self, strategy: LoopStrategy, error: BaseException) -> None:
         """Print ``end`` with what went wrong."""
         message = f"{type(error).__name__}: {error}"
         totals = summarise(strategy.history)

@@ -18,7 +18,7 @@ from fedtrellis.server.callbacks import Callback, RoundRecord, format_bytes, sho
 from fedtrellis.wire.arrays import decode
 
 if TYPE_CHECKING:
-    from fedtrellis.server.loop import RoundStrategy
+    from fedtrellis.server.loop import LoopStrategy
 
 __all__ = [
     "RunRecord",
@@ -138,7 +138,7 @@ class RunRecord(Callback):
         return self.directory / "checkpoint.npz"
 
     def on_start(
-        self, strategy: RoundStrategy, first_round: int, num_rounds: int
+        self, strategy: LoopStrategy, first_round: int, num_rounds: int
     ) -> None:
         """Open the history; a resumed run's begins with the rounds it goes on from."""
         path = self.directory / "history.jsonl"
@@ -152,13 +152,13 @@ class RunRecord(Callback):
         self._file.write(json.dumps(record.to_dict()) + "\n")
         self._rounds.append(record)
 
-    def on_round(self, strategy: RoundStrategy, record: RoundRecord) -> None:
+    def on_round(self, strategy: LoopStrategy, record: RoundRecord) -> None:
         """Append a line."""
         self._write_line(record)
         assert self._file is not None
         self._file.flush()
 
-    def on_end(self, strategy: RoundStrategy, result: Result) -> None:
+    def on_end(self, strategy: LoopStrategy, result: Result) -> None:
         """Write model, summary and picture."""
         arrays: dict[str, Any] = {
             name: decode(array) for name, array in result.arrays.items()
@@ -174,7 +174,7 @@ class RunRecord(Callback):
             reference=self.reference,
         )
 
-    def on_failure(self, strategy: RoundStrategy, error: BaseException) -> None:
+    def on_failure(self, strategy: LoopStrategy, error: BaseException) -> None:
         """Say how the run ended."""
         self.fail(error)
 

@@ -32,7 +32,6 @@ from fedtrellis.wire.protocol import (
     ARRAYS,
     CONFIG,
     METRICS,
-    PHASES,
     STATUS,
     ClientMemory,
     Named,
@@ -45,6 +44,11 @@ __all__ = ["MethodClient", "StatefulClient", "client_app", "evaluate_objective"]
 
 ClientFn = Callable[[Context], Any]
 
+#: Phases of rounds of several waves that the clients' classes defined so far have, as
+#: keys: a message of type ``train.NAME`` is for a client's ``fit_NAME``.
+PHASES: dict[str, None] = {}
+_PHASE = "fit_"
+
 #: Local steps, samples and the like that a request may ask for, see :func:`client_app`.
 MAX_COUNT = 10**6
 
@@ -54,6 +58,10 @@ class MethodClient(NumPyClient):
 
     It works with :func:`client_app` only: Flower's ``ClientApp(client_fn=...)`` knows
     neither the messages of these methods nor where their clients keep state.
+
+    A method ``fit_NAME(parameters, config)`` of a subclass is a phase of its own, for
+    messages of type ``train.NAME``: every app that is made once the class is defined
+    takes them.
 
     Attributes
     ----------
@@ -68,6 +76,13 @@ class MethodClient(NumPyClient):
     weigh_evaluation: (
         Callable[[float, int, dict[str, Any]], tuple[float, int, dict[str, Any]]] | None
     ) = None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Note the phases of a subclass, for the apps to come."""
+        super().__init_subclass__(**options)
+        for name in dir(cls):
+            if name.startswith(_PHASE) and callable(getattr(cls, name)):
+                PHASES[name.removeprefix(_PHASE)] = None
 
     def to_client(self) -> Client:
         """Refuse Flower's older API, which calls this itself, with the way out.
@@ -151,9 +166,10 @@ def client_app(
         ``NumPyClient``. Called for every message, so what is expensive belongs behind
         a module-level ``functools.lru_cache``.
     phases : sequence of str
-        Names of additional phases of a round, beside those of fedtrellis's own methods:
-        a message of type ``train.NAME`` calls the client's method
-        ``fit_NAME(parameters, config)``.
+        Names of phases of a round: a message of type ``train.NAME`` calls the client's
+        method ``fit_NAME(parameters, config)``. Those of subclasses of
+        :class:`MethodClient` are known by themselves, unless the class is defined
+        later than the app, say in a module that only ``client_fn`` imports.
     mods : list, optional
         Flower mods around every message.
     max_parameters : int
@@ -171,12 +187,10 @@ def client_app(
     """
     app = ClientApp(mods=mods)
 
-    def handler(
-        method: str, phase: str | None = None
-    ) -> Callable[[Message, Context], Message]:
+    def handler(function: str) -> Callable[[Message, Context], Message]:
         def handle(message: Message, context: Context) -> Message:
             return _answer(
-                client_fn, method, phase, message, context, max_parameters, max_count
+                client_fn, function, message, context, max_parameters, max_count
             )
 
         return handle
@@ -184,7 +198,7 @@ def client_app(
     app.train()(handler("fit"))
     app.evaluate()(handler("evaluate"))
     for phase in dict.fromkeys((*PHASES, *phases)):
-        app.train(phase)(handler(f"fit_{phase}", phase))
+        app.train(phase)(handler(_PHASE + phase))
 
     def hello(message: Message, context: Context) -> Message:
         client = _make(client_fn, context)
@@ -218,8 +232,7 @@ def _make(client_fn: ClientFn, context: Context) -> NumPyClient:
 
 def _answer(
     client_fn: ClientFn,
-    method: str,
-    phase: str | None,
+    function: str,
     message: Message,
     context: Context,
     max_parameters: int,
@@ -240,9 +253,9 @@ def _answer(
                 "in-sync": True,
             },
         )
-        if phase is not None:
+        if function.startswith(_PHASE):
             # a round has several of them, whose answers nothing else tells apart
-            status["phase"] = phase
+            status["phase"] = function.removeprefix(_PHASE)
         answer = filled(RecordDict(), {STATUS: status})
         try:
             memory.take_request(content, config, max_parameters)
@@ -259,16 +272,16 @@ def _answer(
             state = {k: decode(v) for k, v in memory.committed.items()}
             client.state = Named("the client's state", state)
         layers = memory.model.layout.layers(memory.model.point)
-        function = getattr(client, method, None)
-        if function is None:
-            raise TypeError(f"{type(client).__name__} has no method {method}")
+        handle = getattr(client, function, None)
+        if handle is None:
+            raise TypeError(f"{type(client).__name__} has no method {function}")
         try:
-            result = function(layers, config)
+            result = handle(layers, config)
         except RestoreNeededError:  # what the method found its state to be
             status["in-sync"] = False
             return Message(answer, reply_to=message)
         metrics = MetricRecord()
-        if method == "evaluate":
+        if function == "evaluate":
             loss, num_examples, extra = result
             if isinstance(client, MethodClient) and client.weigh_evaluation is not None:
                 loss, num_examples, extra = client.weigh_evaluation(*result)

@@ -3,7 +3,7 @@
 A request is a Flower ``Message`` of three records:
 
 =========== =====================================================================
-``config``  the round, the session, the model's encoding, and the method's numbers
+``config``  the round, the session, the model's encoding, and what the method has to say
 ``model``   what the client needs to know x̄ (see :mod:`fedtrellis.wire.broadcast`)
 ``restore`` the client's own state, only where the server believes it has none
 =========== =====================================================================
@@ -45,7 +45,6 @@ from fedtrellis.wire.broadcast import (
 __all__ = [
     "HELLO",
     "LARGEST",
-    "PHASES",
     "ClientMemory",
     "Named",
     "client_identity",
@@ -54,22 +53,6 @@ __all__ = [
 ]
 
 HELLO = "query.hello"
-#: Phases of the rounds of methods that need several: message types ``train.NAME``.
-PHASES = (
-    "align",
-    "labels",
-    "ready",
-    "inner_product",
-    "propose",
-    "open",
-    "backup",
-    "dual",
-    "primal",
-    "new_samples",
-    "new_products",
-    "finish",
-)
-
 # Names of the records in a request, an answer, and in a client's context.state.
 CONFIG, MODEL, RESTORE = "config", "model", "restore"
 STATUS, ARRAYS, METRICS = "status", "arrays", "metrics"

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 
-from fedtrellis import Callback, LocalGrid, RoundRecord
+from fedtrellis import Callback, LocalGrid, RoundRecord, RoundStrategy
 from fedtrellis.encryption import Cipher
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.local_grid import FAULTS
@@ -195,12 +195,14 @@ class _Fingerprint(pickle.Pickler):
 
 def fingerprint(strategy: Any) -> bytes:
     """All of a strategy's state but its log of the traffic."""
-    skip = ("callbacks", "history", "_traffic", "worst", "_wished")
+    skip = ("callbacks", "history", "worst", "_wished")
     stream = io.BytesIO()
     content = {k: v for k, v in vars(strategy).items() if k not in skip}
+    said = vars(content.pop("conversation"))
+    content["conversation"] = [said[k] for k in ("registry", "session", "epoch")]
     steps = content.pop("_steps", None)
     if steps is not None:
-        of_round = ("method", "_wave", "_extra", "_wished")
+        of_round = ("strategy", "_wave", "_extra", "_wished")
         content["steps"] = {k: v for k, v in vars(steps).items() if k not in of_round}
     _Fingerprint(stream).dump(content)
     return stream.getvalue()
@@ -355,10 +357,11 @@ def _watch(strategy: Any, grid: Tampering, tally: Tally, model: int) -> None:
         sizes = sum(array.nbytes for array in answer.arrays) + answer.numbers.nbytes
         return int(max(sizes, model))
 
-    strategy._open = guarded(
-        strategy._open, lambda reply, *_: max(message_bytes(reply), model)
+    strategy.conversation.open = guarded(
+        strategy.conversation.open, lambda reply, *_: max(message_bytes(reply), model)
     )
-    strategy.check = guarded(strategy.check, of_answer)
+    if isinstance(strategy, RoundStrategy):
+        vars(strategy)["check"] = guarded(strategy.check, of_answer)
     for method in ("ask", "ask_everyone"):
         ask = getattr(strategy, method, None)
         if ask is None:
@@ -408,7 +411,7 @@ def _server_errors(case: Case, strategy: Any) -> float:
                 expected[strategy.alignment.columns[name]] += own
     largest = max(
         float(np.abs(item).max(initial=0.0))
-        for item in _walk(strategy, frozenset({"history", "callbacks"}))
+        for item in _walk(strategy, frozenset({"history", "callbacks", "grid"}))
         if isinstance(item, np.ndarray) and item.dtype.kind == "f"
     )
     errors = float(np.abs(model - expected).max(initial=0.0)) / (1.0 + largest)
@@ -454,9 +457,13 @@ def _one_run(
     grid.rng, grid.others, grid.only = rng, others, only
 
     class Calm(Callback):
-        """The preparation and the last rounds are spared, unless it is its turn."""
+        """The preparation and the last rounds are spared, unless it is its turn.
+
+        What the server makes of the answers is watched from here on.
+        """
 
         def on_start(self, strategy: Any, first: int, last: int) -> None:
+            _watch(strategy, grid, tally, case.start.nbytes)
             if not only:
                 grid.faults = dict.fromkeys(FAULTS, 0.0)
 
@@ -469,8 +476,7 @@ def _one_run(
         client_evaluate_every=3 if case.evaluates else 0,
         start_timeout=5.0,
     )
-    strategy.aggregate = type(strategy).aggregate.__get__(strategy)
-    _watch(strategy, grid, tally, case.start.nbytes)
+    vars(strategy).pop("aggregate", None)  # the case looks into honest rounds only
     failed = ""
     try:
         strategy.start(grid, ArrayRecord([case.start]), num_rounds=rounds)
@@ -485,7 +491,7 @@ def _one_run(
     if only == "query.hello":
         # the answers to the introduction are looked at before the strategy sees any
         rejected = [why for r in strategy.history for _, why in r.rejected]
-        rejected += [why for _, why in strategy._traffic.rejected]
+        rejected += [why for _, why in strategy.conversation.traffic.rejected]
         for why in rejected:
             if "introduction" in why:
                 tally.refuse(why)

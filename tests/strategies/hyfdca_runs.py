@@ -126,9 +126,9 @@ class View:
 
     def client_state(self, name: str) -> dict[str, Array]:
         """A client's state as of the last of its rounds that was used."""
-        strategy = self.strategy
-        memory = ClientMemory.load(self.context(name).state, strategy._session)
-        used = strategy._registry[name].used_round
+        said = self.strategy.conversation
+        memory = ClientMemory.load(self.context(name).state, said.session)
+        used = said.client(name).used_round
         if used == memory.provisional_round:
             arrays = memory.provisional
         elif used == memory.committed_round:

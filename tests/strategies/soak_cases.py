@@ -146,9 +146,10 @@ def node_states(strategy: Any, grid: LocalGrid) -> dict[str, dict[str, Array]]:
     Clients that have neither that nor the one before it are left out: they will ask.
     """
     states = {}
+    said = strategy.conversation
     for name in strategy.clients:
-        memory = ClientMemory.load(context_of(grid, name).state, strategy._session)
-        used = strategy._registry[name].used_round
+        memory = ClientMemory.load(context_of(grid, name).state, said.session)
+        used = said.client(name).used_round
         if used == memory.provisional_round:
             arrays = memory.provisional
         elif used == memory.committed_round:
@@ -295,7 +296,7 @@ def _averages(
         for name, point in answers.items():
             context = Context(0, 0, {"partition-id": int(name)}, None, {})  # type: ignore[arg-type]
             client = kind(context, problem.objectives[int(name)])
-            config = {"server-round": t, **strategy._numbers(t, name)}
+            config = {"server-round": t, **strategy.request_entries(t, name)}
             (expected,), _, _ = client.fit([before], config)
             worst = max(worst, distance(point, expected))
         mean = project(np.mean(list(answers.values()), axis=0))
@@ -499,7 +500,7 @@ def _split_by_features(method: str) -> Case:
         worst = 0.0
         for name, w_k in answers.items() if not stateful else ():
             context = Context(0, 0, {"partition-id": int(name)}, None, {})  # type: ignore[arg-type]
-            config = {"server-round": t, **strategy._numbers(t, name)}
+            config = {"server-round": t, **strategy.request_entries(t, name)}
             expected = make_client(context).descend(before[held[int(name)]], config)
             worst = max(worst, distance(w_k, expected))
         local = strategy._local if stateful else answers

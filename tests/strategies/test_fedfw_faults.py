@@ -121,8 +121,9 @@ class Run:
         in_step = set()
         for context in self.grid._contexts.values():
             name = str(context.node_config["partition-id"])
-            memory = ClientMemory.load(context.state, self.strategy._session)
-            used_round = self.strategy._registry[name].used_round
+            said = self.strategy.conversation
+            memory = ClientMemory.load(context.state, said.session)
+            used_round = said.client(name).used_round
             if used_round == memory.provisional_round:
                 state = memory.provisional
             elif used_round == memory.committed_round:

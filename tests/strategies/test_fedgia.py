@@ -106,7 +106,7 @@ class States(Callback):
         self.z.append(np.array([strategy.client_point(c) for c in strategy.clients]))
         pi = np.zeros((strategy.num_clients, self.x[-1].size))
         for context in self.grid._contexts.values():
-            memory = ClientMemory.load(context.state, strategy._session)
+            memory = ClientMemory.load(context.state, strategy.conversation.session)
             index = int(context.node_config["partition-id"])
             if "pi" in memory.provisional:
                 pi[index] = decode(memory.provisional["pi"]).ravel()

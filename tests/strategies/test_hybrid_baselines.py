@@ -19,6 +19,7 @@ from scipy.sparse import coo_array, csc_array, csr_array
 from clients import HybridFedAvgClient, HyFEMClient
 from fedtrellis import Callback, LocalGrid, RoundRecord, client_app
 from fedtrellis.random import generator
+from fedtrellis.server.conversation import Conversation
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import decode
 from fedtrellis.wire.local_grid import FAULTS
@@ -539,7 +540,7 @@ def check_nodes(run: Run) -> None:
         name = str(context.node_config["partition-id"])
         if int(name) not in run.watch.used[-1]:
             continue
-        memory = ClientMemory.load(context.state, run.strategy._session)
+        memory = ClientMemory.load(context.state, run.strategy.conversation.session)
         assert memory.provisional_round == len(run.watch.used)
         assert np.array_equal(
             decode(memory.provisional["w"]), run.strategy.local_model(name)
@@ -618,19 +619,22 @@ def test_samples_without_labels_are_skipped(method: Any) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_clients_get_the_weights_of_their_features_and_send_no_ids(method: Any) -> None:
+def test_clients_get_the_weights_of_their_features_and_send_no_ids(
+    method: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = hybrid()
     sent: list[list[NDArray[Any]]] = []
+    read = Conversation.open
 
-    class Spy(method):  # type: ignore[misc]
-        def _open(self, reply: Any, server_round: int, name: str) -> Any:
-            answer = super()._open(reply, server_round, name)
-            if server_round == 0 and answer is not None:
-                sent.append(answer.arrays)
-            return answer
+    def spy(self: Conversation, reply: Any, server_round: int, name: str) -> Any:
+        answer = read(self, reply, server_round, name)
+        if server_round == 0 and answer is not None:
+            sent.append(answer.arrays)
+        return answer
 
+    monkeypatch.setattr(Conversation, "open", spy)
     rounds = 3
-    run = Run(Spy, data, rounds)
+    run = Run(method, data, rounds)
     models = [START, *run.watch.models]
     for t in range(rounds):
         for k, rows in run.seen[6 * t : 6 * (t + 1)]:

@@ -469,7 +469,7 @@ def test_a_resumed_run_is_the_same_run(options: dict[str, Any], tmp_path: Path) 
     assert [r.round for r in straight.strategy.history] == list(range(1, 31))
     assert np.abs(straight.strategy.steps.w - broken.strategy.steps.w).max() < 1e-12
     straight.check_reported()
-    assert first.strategy._session == straight.strategy._session
+    assert first.strategy.conversation.session == straight.strategy.conversation.session
 
 
 def test_resumed_against_uninterrupted(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,6 +26,7 @@ from fedtrellis.encryption import (
     write_key_pair,
 )
 from fedtrellis.encryption.plain import PlainCipher
+from fedtrellis.server.conversation import Conversation
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import decode, record_arrays
 from fedtrellis.wire.protocol import ARRAYS, CONFIG, MODEL, RESTORE
@@ -209,7 +210,7 @@ def test_the_server_has_no_secret_key() -> None:
     secrets: list[bytes] = []
 
     def each(run: Run, _: int) -> None:
-        key = shared_run_key(run.strategy._session, "tenseal-bfv")
+        key = shared_run_key(run.strategy.conversation.session, "tenseal-bfv")
         assert key.has_secret
         whole, shared = key.secret_bytes(), key._file.secret
         assert shared is not None
@@ -370,21 +371,30 @@ class Cheats(HyFDCA):
     seen: dict[int, Blobs]
     cheated = False
 
-    def _request(
-        self, server_round: int, name: str, kind: str, numbers: Any
-    ) -> Message:
-        scores = {
-            int(key.partition("/")[2]): list(value)
-            for key, value in numbers.items()
-            if key.startswith("scores/")
-        }
-        if scores and server_round < self.at:
-            self.seen = getattr(self, "seen", {}) | scores
-        if scores and server_round == self.at:
-            changed = type(self).change(self, scores)
+    def ask(
+        self,
+        conversation: Conversation,
+        server_round: int,
+        kind: str,
+        entries: Callable[[str], Mapping[str, Any]],
+        *arguments: Any,
+    ) -> set[str]:
+        def changed(name: str) -> Mapping[str, Any]:
+            honest = entries(name)
+            scores = {
+                int(key.partition("/")[2]): list(value)
+                for key, value in honest.items()
+                if key.startswith("scores/")
+            }
+            if scores and server_round < self.at:
+                self.seen = getattr(self, "seen", {}) | scores
+            if not scores or server_round != self.at:
+                return honest
             type(self).cheated = True
-            numbers = {**numbers, **{f"scores/{g}": b for g, b in changed.items()}}
-        return super()._request(server_round, name, kind, numbers)
+            others = type(self).change(self, scores)
+            return {**honest, **{f"scores/{g}": b for g, b in others.items()}}
+
+        return super().ask(conversation, server_round, kind, changed, *arguments)
 
 
 def _tampered(_: Cheats, scores: dict[int, Blobs]) -> dict[int, Blobs]:

@@ -28,8 +28,8 @@ from fedtrellis import (
     RoundStrategy,
     client_app,
 )
+from fedtrellis.server.answers import Answer
 from fedtrellis.server.callbacks import Call, format_bytes
-from fedtrellis.server.method import Answer
 from fedtrellis.server.plots import plot_convergence
 from fedtrellis.server.progress import JsonLines, json_log, why_dropped
 from fedtrellis.server.records import (

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from fedtrellis import (
     Callback,
     LocalGrid,
+    LoopStrategy,
     RoundRecord,
     RoundStrategy,
     SettingsError,
@@ -24,7 +25,7 @@ from fedtrellis import (
 )
 from fedtrellis.domains.atoms import DenseAtom
 from fedtrellis.random import generator
-from fedtrellis.server.method import Answer
+from fedtrellis.server.answers import Answer
 from fedtrellis.wire.arrays import Layout
 from fedtrellis.wire.broadcast import Step
 
@@ -98,7 +99,7 @@ class Interrupt(Callback):
     def __init__(self, at: int) -> None:
         self.at = at
 
-    def on_round(self, strategy: RoundStrategy, record: RoundRecord) -> None:
+    def on_round(self, strategy: LoopStrategy, record: RoundRecord) -> None:
         if record.round == self.at:
             raise PowerCutError
 
@@ -219,7 +220,7 @@ def test_callbacks_are_told_where_a_resumed_run_begins(tmp_path: Path) -> None:
 
     class Listen(Callback):
         def on_start(
-            self, strategy: RoundStrategy, first_round: int, num_rounds: int
+            self, strategy: LoopStrategy, first_round: int, num_rounds: int
         ) -> None:
             heard.append((first_round, num_rounds, len(strategy.history)))
 

@@ -31,13 +31,15 @@ from fedtrellis import (
     Callback,
     EarlyStop,
     LocalGrid,
+    LoopStrategy,
     RoundRecord,
     RoundStrategy,
     SettingsError,
     StatefulClient,
     client_app,
 )
-from fedtrellis.server.method import Answer
+from fedtrellis.server.answers import Answer
+from fedtrellis.server.conversation import Conversation
 from fedtrellis.wire.arrays import Layout, encode
 from fedtrellis.wire.exchange import Registry, Traffic, exchange
 
@@ -321,7 +323,7 @@ def test_a_round_without_answers_changes_nothing() -> None:
     models: list[bytes] = []
 
     class Watch(Callback):
-        def on_round(self, strategy: RoundStrategy, record: RoundRecord) -> None:
+        def on_round(self, strategy: LoopStrategy, record: RoundRecord) -> None:
             models.append(strategy.broadcast.model.tobytes())
 
     strategy = Steps(callbacks=[Watch()])
@@ -337,7 +339,7 @@ def test_failed_rounds_in_a_row_end_the_run_with_the_last_reason() -> None:
     failed: list[BaseException] = []
 
     class Watch(Callback):
-        def on_failure(self, strategy: RoundStrategy, error: BaseException) -> None:
+        def on_failure(self, strategy: LoopStrategy, error: BaseException) -> None:
             failed.append(error)
 
     bad = failing({2, 3, 5, 6, 7, 8}, {0, 1})
@@ -353,10 +355,10 @@ def test_a_run_that_used_no_answer_is_an_error_however_short(rounds: int) -> Non
     ended: list[str] = []
 
     class Watch(Callback):
-        def on_end(self, strategy: RoundStrategy, result: Result) -> None:
+        def on_end(self, strategy: LoopStrategy, result: Result) -> None:
             ended.append("completed")
 
-        def on_failure(self, strategy: RoundStrategy, error: BaseException) -> None:
+        def on_failure(self, strategy: LoopStrategy, error: BaseException) -> None:
             ended.append(str(error))
 
     bad = failing({1, 2, 3}, {0, 1})
@@ -451,7 +453,7 @@ def test_the_servers_copies_are_the_clients_states_whatever_gets_lost() -> None:
 
 def test_a_wiped_client_is_restored_in_the_same_round() -> None:
     class Wiping(Callback):
-        def on_round(self, strategy: RoundStrategy, record: RoundRecord) -> None:
+        def on_round(self, strategy: LoopStrategy, record: RoundRecord) -> None:
             if record.round == 2:
                 for context in grid._contexts.values():
                     context.state = RecordDict()
@@ -498,7 +500,7 @@ class Between(Callback):
     def __init__(self, actions: Mapping[int, Callable[[], None]]) -> None:
         self.actions = actions
 
-    def on_round(self, strategy: RoundStrategy, record: RoundRecord) -> None:
+    def on_round(self, strategy: LoopStrategy, record: RoundRecord) -> None:
         if record.round in self.actions:
             self.actions[record.round]()
 
@@ -536,7 +538,7 @@ def test_a_client_that_is_back_before_its_old_node_is_given_up_waits_for_that() 
     strategy = Steps(callbacks=[Between({2: restart, 3: give_up})])
     result = start(strategy, grid, rounds=4)
     assert model_of(result) == [20.0] * SIZE
-    assert strategy._registry["1"].node_id == 4711
+    assert strategy.conversation.client("1").node_id == 4711
 
 
 def test_a_newcomer_after_the_start_is_left_out(logged: list[str]) -> None:
@@ -673,7 +675,8 @@ def test_clients_properties_are_known_to_the_strategy() -> None:
 
 def with_clients(count: int, **options: Any) -> Steps:
     strategy = Steps(**options)
-    strategy._registry.names = [str(i) for i in range(count)]
+    strategy.conversation = Conversation(LocalGrid(app_with(), count), strategy)
+    strategy.conversation.registry.names = [str(i) for i in range(count)]
     return strategy
 
 
@@ -797,14 +800,14 @@ def test_early_stop_stops_and_every_callback_hears_of_it() -> None:
             self.name = name
 
         def on_start(
-            self, strategy: RoundStrategy, first_round: int, num_rounds: int
+            self, strategy: LoopStrategy, first_round: int, num_rounds: int
         ) -> None:
             heard[self.name].append(("start", first_round, num_rounds))
 
-        def on_round(self, strategy: RoundStrategy, record: RoundRecord) -> None:
+        def on_round(self, strategy: LoopStrategy, record: RoundRecord) -> None:
             heard[self.name].append(record.round)
 
-        def on_end(self, strategy: RoundStrategy, result: Result) -> None:
+        def on_end(self, strategy: LoopStrategy, result: Result) -> None:
             heard[self.name].append("end")
 
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
@@ -833,7 +836,7 @@ def test_an_error_in_a_callback_or_in_the_evaluation_reaches_on_failure() -> Non
     failures: list[str] = []
 
     class Watch(Callback):
-        def on_failure(self, strategy: RoundStrategy, error: BaseException) -> None:
+        def on_failure(self, strategy: LoopStrategy, error: BaseException) -> None:
             failures.append(repr(error))
 
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:

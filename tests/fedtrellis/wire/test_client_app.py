@@ -380,6 +380,39 @@ def test_additional_phases_call_methods_of_their_names() -> None:
         app(request(1, None, kind="train.missing"), new_context())
 
 
+def test_phases_are_known_by_the_classes_that_have_them() -> None:
+    """Of somebody else's class too, and of a mix-in; a later class needs ``phases``."""
+
+    class Curvature:
+        fit_intercept = True  # an attribute, not a phase
+
+        def fit_curvature_of_a_mix_in(self, parameters: Arrays, config: Config) -> Fit:
+            return [np.array([3.0])], 1, {}
+
+    class Somebodys(Curvature, Adder):
+        def fit_somebodys_own(self, parameters: Arrays, config: Config) -> Fit:
+            return [np.array([-7.0])], 1, {}
+
+    app = client_app(lambda context: Later(context))
+    for phase, value in (("somebodys_own", -7.0), ("curvature_of_a_mix_in", 3.0)):
+        reply = client_app(Somebodys)(
+            request(1, None, kind=f"train.{phase}"), new_context()
+        )
+        assert arrays_of(reply) == [value]
+
+    class Later(Adder):
+        def fit_of_a_class_to_come(self, parameters: Arrays, config: Config) -> Fit:
+            return [np.array([1.0])], 1, {}
+
+    late = request(1, None, kind="train.of_a_class_to_come")
+    with pytest.raises(ValueError, match="of_a_class_to_come"):
+        app(late, new_context())
+    app = client_app(lambda context: Later(context), phases=["of_a_class_to_come"])
+    assert arrays_of(app(late, new_context())) == [1.0]
+    with pytest.raises(ValueError, match="intercept"):
+        app(request(1, None, kind="train.intercept"), new_context())
+
+
 def test_mods_see_every_message() -> None:
     seen: list[str] = []
 

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from fedtrellis import LocalGrid, RoundRecord, StatefulClient, client_app
 from fedtrellis.encryption import EncryptionError
 from fedtrellis.encryption.tenseal_format import check_expansion
-from fedtrellis.server.loop import RoundStrategy
-from fedtrellis.server.method import Answer
+from fedtrellis.server.answers import Answer
+from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.wire.arrays import Layout, array_record, encode
 from fedtrellis.wire.broadcast import ModelBroadcast, ReceivedModel, Step, receive
 from fedtrellis.wire.exchange import Traffic
@@ -133,8 +133,8 @@ def test_answers_are_dropped_with_a_reason(spoil: Any, reason: str) -> None:
 def test_what_a_dropped_answer_says_of_the_model_is_not_believed() -> None:
     """Its client may have no model at all; it is sent all of it in the next round."""
     strategy = run(put("arrays", "0", encode(np.zeros(3))))
-    assert strategy._registry["0"].version is None
-    assert strategy._registry["1"].version is not None
+    assert strategy.conversation.client("0").version is None
+    assert strategy.conversation.client("1").version is not None
 
 
 def test_an_introduction_without_its_records_leaves_the_node_out() -> None:

@@ -1,4 +1,7 @@
-"""HyFDCA's iteration as the paper has it: steps ``practical`` and ``theoretical``.
+"""HyFDCA's iteration with the paper's steps, ``practical`` and ``theoretical``.
+
+Clients encrypt by how much α of their samples is to change, and the server adds up the
+updates without seeing one:
 
     newcomers are sent enc(α) of their samples, and send ŵ_k             (one wave)
     all send enc(x_{k,i}ᵀ w_k), the server adds them up                  (one wave)
@@ -16,26 +19,26 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from fedtrellis.server.method import Answer
+from fedtrellis.server.answers import Answer
+from fedtrellis.server.conversation import Conversation
 from fedtrellis.wire.arrays import FloatArray
 
-from ._hyfdca_steps import Steps, as_array, read_blobs, split_blobs
-from .hybrid import ROWS, Blobs
+from ..hybrid import ROWS, Blobs
+from .steps import Steps, as_array, read_blobs, split_blobs
 
 if TYPE_CHECKING:
-    from .hyfdca import HyFDCA
+    from .strategy import HyFDCA
 
-__all__ = ["PaperSteps"]
+__all__ = ["UpdateSteps"]
 
 # Shares that may be added to a group's enc(α) before one of its holders makes it anew:
 # values have to leave room for the sum of so many.
 _MAX_SHARES = 2048
 
 
-class PaperSteps(Steps):
+class UpdateSteps(Steps):
     """The server's side of algorithm 1; see the module.
 
     Attributes
@@ -48,8 +51,8 @@ class PaperSteps(Steps):
         ŵ_k/(λN) of each client, as last sent, shape (p_k,).
     """
 
-    def __init__(self, method: HyFDCA) -> None:
-        super().__init__(method)
+    def __init__(self, strategy: HyFDCA) -> None:
+        super().__init__(strategy)
         self.alphas: dict[int, Blobs] = {}
         self.shares: dict[int, int] = {}
         self.products: dict[tuple[str, int], Blobs] = {}
@@ -58,14 +61,14 @@ class PaperSteps(Steps):
             for name, columns in self.alignment.columns.items()
         }
         # clients that know the current α of their samples
-        self.current: set[str] = set(method.clients)
+        self.current: set[str] = set(strategy.clients)
         self.w = np.zeros(len(self.alignment.feature_names))
         self.certified = self.w
         self.iteration = 0
 
     def iterate(
         self,
-        grid: Grid,
+        conversation: Conversation,
         server_round: int,
         extra: Mapping[str, Any],
         available: Sequence[str],
@@ -73,8 +76,8 @@ class PaperSteps(Steps):
     ) -> tuple[set[str], dict[str, float]]:
         """One iteration; returns whose answers were used, and the metrics."""
         self.iteration += 1
-        rule = {"step-rule": self.method.step, "iteration": self.iteration}
-        self._begin(grid, server_round, {**extra, **rule}, timeout)
+        rule = {"step-rule": self.strategy.step, "iteration": self.iteration}
+        self._begin(conversation, server_round, {**extra, **rule}, timeout)
         newcomers = [name for name in available if name not in self.current]
         if newcomers:
             self._primal(newcomers)
@@ -93,7 +96,7 @@ class PaperSteps(Steps):
         """PrimalAggregation: clients learn α of their samples, the server ŵ_k."""
         wishes = {name: self._stale_ciphertexts(name, clients) for name in clients}
 
-        def numbers(name: str) -> dict[str, Any]:
+        def entries(name: str) -> dict[str, Any]:
             groups = self.alignment.client_groups(name)
             moved = [g for g in groups if g in self.alphas]
             config = {**self._extra, "moved": moved, "renew": wishes[name]}
@@ -116,7 +119,7 @@ class PaperSteps(Steps):
             self.current.add(name)
             self._used(name)
 
-        taken = self._ask("train.primal", numbers, clients, take)
+        taken = self._ask("train.primal", entries, clients, take)
         # w_m = (1/λN) Σ over K_m of ŵ_{k,m}
         self.w = np.zeros_like(self.w)
         for name, own in self.contributions.items():
@@ -138,10 +141,10 @@ class PaperSteps(Steps):
         """SecureInnerProduct; a client without shared samples has nothing to send."""
         shared = {name: self._shared_groups(name) for name in available}
 
-        def numbers(name: str) -> dict[str, Any]:
+        def entries(name: str) -> dict[str, Any]:
             return {
                 **self._extra,
-                ROWS: self.method.own(name, self.w),
+                ROWS: self.strategy.own(name, self.w),
                 "products": shared[name],
                 # shares of other iterations are added to these: one label for all
                 "versions": [0] * len(shared[name]),
@@ -162,7 +165,7 @@ class PaperSteps(Steps):
         local = {name for name in available if not shared[name]}
         if not asked:
             return local
-        return local | self._ask("train.inner_product", numbers, asked, take)
+        return local | self._ask("train.inner_product", entries, asked, take)
 
     def _dual(self, clients: Sequence[str]) -> tuple[dict[str, float], set[str]]:
         """LocalDualMethod, and enc(α) ← enc(α) + Σ enc(γ_t/|B_n| Δα)."""
@@ -175,7 +178,7 @@ class PaperSteps(Steps):
         updates: dict[int, dict[str, Blobs]] = {}
         scores: dict[int, Blobs] = {}
 
-        def numbers(name: str) -> dict[str, Any]:
+        def entries(name: str) -> dict[str, Any]:
             groups = self.alignment.client_groups(name)
             gamma, c_k = self._damping(name)
             config = {
@@ -186,7 +189,7 @@ class PaperSteps(Steps):
                 "moved": [g for g in groups if g in self.alphas],
                 "terms": _MAX_SHARES,
                 "report": reporters.get(name, []),
-                ROWS: self.method.own(name, self.w),
+                ROWS: self.strategy.own(name, self.w),
             }
             for g in groups:
                 holders = self.alignment.groups[g].holders
@@ -211,7 +214,7 @@ class PaperSteps(Steps):
             for i, g in enumerate(report):
                 sums[g] = answer.numbers[2 * i : 2 * i + 2]
 
-        taken = self._ask("train.dual", numbers, clients, take)
+        taken = self._ask("train.dual", entries, clients, take)
         for g, shares in updates.items():
             before = {"": self.alphas[g]} if g in self.alphas else {}
             total, spoilt = self._add(before | shares)
@@ -229,9 +232,9 @@ class PaperSteps(Steps):
     ) -> dict[str, float]:
         """P and D of the point the iteration started from, if nobody was away."""
         metrics = {"moved-groups": float(len(sums))}
-        if len(taken) == len(self.method.clients) and len(self.current) == len(taken):
+        if len(taken) == len(self.strategy.clients) and len(self.current) == len(taken):
             losses, conjugates = np.sum(list(sums.values()), axis=0)
-            N, λ = self.alignment.num_samples, self.method.regularization
+            N, λ = self.alignment.num_samples, self.strategy.regularization
             half = 0.5 * λ * float(self.w @ self.w)
             metrics["primal"] = half + float(losses) / N
             metrics["dual"] = -half - float(conjugates) / N
@@ -241,9 +244,9 @@ class PaperSteps(Steps):
 
     def _damping(self, name: str) -> tuple[float, float]:
         """γ_t and c_k of the convergence theorems; 1 and 1 in practice."""
-        if self.method.step == "practical":
+        if self.strategy.step == "practical":
             return 1.0, 1.0
-        if self.method.cyclic_groups:
+        if self.strategy.cyclic_groups:
             return 1.0 / self.iteration, 1.0
         if self.alignment.horizontal:
             return 1.0, 1.0
@@ -265,7 +268,7 @@ class PaperSteps(Steps):
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Ciphertexts, contributions and who is up to date."""
-        names = self.method.clients
+        names = self.strategy.clients
         arrays: dict[str, NDArray[Any]] = {
             "w": self.w,
             "iteration": np.array(self.iteration),
@@ -285,7 +288,7 @@ class PaperSteps(Steps):
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Inverse of :meth:`state`."""
-        names = self.method.clients
+        names = self.strategy.clients
         self.w, self.iteration = state["w"], int(state["iteration"])
         self.current = {names[int(i)] for i in state["current"]}
         for key, array in state.items():

@@ -7,17 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedtrellis.encryption import Cipher
-from fedtrellis.server.method import Answer
+from fedtrellis.server.answers import Answer
+from fedtrellis.server.conversation import Conversation
 from fedtrellis.wire.arrays import FloatArray
 
-from .hybrid import Blobs, add_shares
+from ..hybrid import Blobs, add_shares
 
 if TYPE_CHECKING:
-    from .hyfdca import HyFDCA
+    from .strategy import HyFDCA
 
 __all__ = ["Steps", "as_array", "read_blobs", "split_blobs"]
 
@@ -36,14 +36,14 @@ class Steps(ABC):
     w: FloatArray
     certified: FloatArray
 
-    def __init__(self, method: HyFDCA) -> None:
-        self.method = method
-        self.alignment = method.alignment
+    def __init__(self, strategy: HyFDCA) -> None:
+        self.strategy = strategy
+        self.alignment = strategy.alignment
 
     @abstractmethod
     def iterate(
         self,
-        grid: Grid,
+        conversation: Conversation,
         server_round: int,
         extra: Mapping[str, Any],
         available: Sequence[str],
@@ -67,32 +67,31 @@ class Steps(ABC):
 
     def _begin(
         self,
-        grid: Grid,
+        conversation: Conversation,
         server_round: int,
         extra: Mapping[str, Any],
         timeout: float,
     ) -> None:
         """Note down what all waves of an iteration have in common."""
-        self._wave = (grid, server_round, timeout)
-        self._extra = {**extra, **self.method.phase_config()}
+        self._wave = (conversation, server_round, timeout)
+        self._extra = {**extra, **self.strategy.phase_config()}
 
     def _ask(
         self,
         kind: str,
-        numbers: Callable[[str], Mapping[str, Any]],
+        entries: Callable[[str], Mapping[str, Any]],
         clients: Sequence[str],
         take: Callable[[Answer], None],
     ) -> set[str]:
-        grid, server_round, timeout = self._wave
-        return self.method.ask(
-            grid, server_round, kind, numbers, clients, take, timeout
+        conversation, server_round, timeout = self._wave
+        return self.strategy.ask(
+            conversation, server_round, kind, entries, clients, take, timeout
         )
 
     def _used(self, client: str) -> None:
         """An answer was used that changes the client's state."""
-        known = self.method._registry[client]
-        known.used_round, known.epoch = self._wave[1], self.method._epoch
-        known.ready = True
+        conversation, server_round, _ = self._wave
+        conversation.note_used(client, server_round)
 
     def _shared_groups(self, client: str) -> list[int]:
         groups = self.alignment.groups
@@ -100,18 +99,18 @@ class Steps(ABC):
 
     @property
     def _cipher(self) -> Cipher:
-        assert self.method.cipher is not None
-        return self.method.cipher
+        assert self.strategy.cipher is not None
+        return self.strategy.cipher
 
     def _blocks(self, g: int) -> int:
-        """Number of ciphertexts of a group's numbers."""
+        """Number of ciphertexts of one number for each of a group's samples."""
         return self._cipher.blocks(self.alignment.groups[g].size)
 
     def _add(self, shares: Mapping[str, Blobs]) -> tuple[Blobs | None, set[str]]:
         """The sum of shares; or None, and whose are to be had again."""
         total, spoilt = add_shares(self._cipher, shares)
         for name, why in spoilt.items():
-            self.method._traffic.reject(name, why)
+            self.strategy.conversation.reject(name, why)
         return total, set(spoilt)
 
 

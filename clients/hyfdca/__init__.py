@@ -1,0 +1,7 @@
+"""The client's half of HyFDCA."""
+
+from .base import NewSamples
+from .client import HyFDCAClient
+from .preparation import LabelError
+
+__all__ = ["HyFDCAClient", "LabelError", "NewSamples"]

@@ -1,0 +1,154 @@
+"""Before round 1: what the clients agree on, and check."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtrellis.dual.alignment import HASH_BYTES
+from fedtrellis.encryption import Cipher, remove_run_key
+from fedtrellis.wire.arrays import FloatArray
+from fedtrellis.wire.protocol import RestoreNeededError
+
+from .._split_data import check_split_data
+from .base import Fit, IntArray, SplitClient, as_arrays, keyed_hashes, loss_of
+
+__all__ = ["LabelError", "Preparation"]
+
+
+class LabelError(ValueError):
+    """The clients' labels do not fit together."""
+
+
+class Preparation(SplitClient):
+    """Matching samples, sharing labels and norms, and the end of a run's key."""
+
+    def fit_align(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> Fit:
+        """Keyed hashes of the samples' ids, features' names, and which key this is."""
+        check_split_data(self, config)
+        cipher = self._cipher(config)
+        hashes = keyed_hashes(cipher, "sample", self.sample_ids, HASH_BYTES)
+        answer = [
+            np.frombuffer(hashes, dtype=np.uint8).reshape(-1, HASH_BYTES),
+            _text("\n".join(self.feature_names)),
+            _text(cipher.fingerprint),
+        ]
+        if config["send-context"]:
+            answer.append(np.frombuffer(cipher.evaluation_bytes(), dtype=np.uint8))
+        return answer, 0, {}
+
+    def fit_labels(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> Fit:
+        """Labels, whether there are any, and ‖x_{k,i}‖², encrypted, by group."""
+        cipher = self._cipher(config)
+        known, labels = self._own_labels()
+        norms = _squared_norms(self.features)
+        blobs: list[bytes] = []
+        groups = self._held(config["holders"])
+        for g, held in groups.items():
+            for what, values in (
+                ("labels", labels),
+                ("counts", known),
+                ("norms", norms),
+            ):
+                own = values[held.rows]
+                blobs += self._encrypt(config, (what, g, 0), own, held.holders)
+        answer = as_arrays(blobs)
+        self._check_groups(config)
+        for g in config.get("tag-groups", []):
+            answer.append(self._entry_tags(cipher, groups[g].rows))
+        return answer, 0, {}
+
+    def _own_labels(self) -> tuple[FloatArray, FloatArray]:
+        """1 where this client has a label, and the label (0 where it has none)."""
+        n = self.features.shape[0]
+        if self.labels is None:
+            return np.zeros(n), np.zeros(n)
+        known = ~np.isnan(np.asarray(self.labels, dtype=np.float64))
+        return known.astype(np.float64), np.where(known, self.labels, 0.0)
+
+    def _entry_tags(self, cipher: Cipher, rows: IntArray) -> NDArray[np.uint8]:
+        """A keyed number for each non-zero entry, to find those held twice.
+
+        From 64 bits of the sample's and of the feature's own keyed hash each; without
+        the key a tag says nothing but whether two clients have it.
+        """
+        from scipy import sparse
+
+        own = sparse.csr_array(self.features)[rows].tocoo()
+        entries = own.data != 0.0
+        ids = [self.sample_ids[i] for i in rows]
+        samples = np.frombuffer(keyed_hashes(cipher, "entry-sample", ids, 8), "<u8")
+        features = np.frombuffer(
+            keyed_hashes(cipher, "entry-feature", self.feature_names, 8), "<u8"
+        )
+        i, m = own.coords[0][entries], own.coords[1][entries]
+        with np.errstate(over="ignore"):
+            # a keyed odd multiplier for each feature, then two rounds of mixing
+            tags = samples[i] * (features[m] | np.uint64(1)) + features[m]
+            for factor in (0xBF58476D1CE4E5B9, 0x94D049BB133111EB):
+                tags = (tags ^ (tags >> np.uint64(31))) * np.uint64(factor)
+        tags.sort()
+        return np.frombuffer(tags.astype("<u8").tobytes(), dtype=np.uint8)
+
+    def fit_ready(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> Fit:
+        """Check the key, and the labels of all holders against each other."""
+        self._cipher(config)
+        self._learn(config, check=True)
+        return [], 0, {}
+
+    def _learn(self, config: dict[str, Any], check: bool = False) -> None:
+        """Make sure that groups, labels and key are there and are the run's."""
+        self._check_groups(config)
+        if "labels" not in self.state:
+            self._take_labels(config, check)
+        self._cipher(config)
+
+    def _take_labels(self, config: dict[str, Any], check: bool) -> None:
+        """Take labels and norms from the sums over the holders, if they came along."""
+        if not any(k.startswith("labels/") for k in config):
+            raise RestoreNeededError("this client has no labels")
+        known, own = self._own_labels()
+        labels, norms = [], []
+        for g, held in self._held(config["holders"]).items():
+            rows, holders = held.rows, held.holders
+            sums, counts, squares = (
+                self._decrypt(config, f"{what}/{g}", (what, g, 0), held.size, holders)
+                for what in ("labels", "counts", "norms")
+            )
+            if check and not counts.all():
+                raise LabelError(
+                    f"{int((counts == 0).sum())} samples are labelled by none of their "
+                    f"{holders} holders"
+                )
+            y = sums / np.maximum(counts, 1.0)
+            wrong = (known[rows] > 0) & (np.abs(y - own[rows]) > 1e-9)
+            if check and wrong.any():
+                raise LabelError(
+                    f"{int(wrong.sum())} samples have other labels on another client"
+                )
+            # a mean of rounded sums is a label to the resolution; a sign exactly
+            labels.append(np.rint(y) if loss_of(config).labels == "signs" else y)
+            norms.append(np.maximum(squares, 0.0))
+        self.state["labels"] = np.concatenate(labels)
+        self.state["norms"] = np.concatenate(norms)
+        self.state["holders"] = np.asarray(config["holders"])
+
+    def fit_finish(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> Fit:
+        """Remove the key that the clients of this machine made for the run."""
+        if config.get("forget-key"):
+            remove_run_key(config["session"])
+        return [], 0, {}
+
+
+def _squared_norms(features: Any) -> FloatArray:
+    """‖x_{k,i}‖² of every row."""
+    squares = (
+        features.multiply(features) if hasattr(features, "multiply") else features**2
+    )
+    return np.asarray(squares.sum(axis=1), dtype=np.float64).reshape(-1)
+
+
+def _text(text: str) -> NDArray[np.uint8]:
+    return np.frombuffer(text.encode(), dtype=np.uint8)

@@ -1,0 +1,8 @@
+"""What this package adds to fedtrellis: its entry point names ``plugin``."""
+
+from fedtrellis.app import Plugin
+
+from .client import MajoritySignClient
+from .strategy import MajoritySign
+
+plugin = Plugin(methods=[(MajoritySign, MajoritySignClient)])

@@ -1,0 +1,129 @@
+"""A client's answer, and what is looked at before it counts for anything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from numpy.typing import NDArray
+
+from fedtrellis.wire.arrays import FloatArray, record_arrays
+from fedtrellis.wire.protocol import ARRAYS, LARGEST, METRICS, STATUS
+
+__all__ = ["Answer", "open_answer"]
+
+
+@dataclass
+class Answer:
+    """A client's answer that passed every check of the wire.
+
+    Attributes
+    ----------
+    client : str
+        Who answered.
+    arrays : list of ndarray
+        What ``fit`` returned; read-only.
+    metrics : dict
+        Its metrics.
+    numbers : ndarray of float64
+        The vector that it left in ``self.numbers``; empty if none.
+    version : int or None
+        The model version that the client has now, if it keeps the model.
+    """
+
+    client: str
+    arrays: list[NDArray[Any]]
+    metrics: dict[str, Any]
+    numbers: FloatArray = field(default_factory=lambda: np.empty(0))
+    version: int | None = None
+
+
+def open_answer(
+    content: RecordDict,
+    client: str,
+    session: str,
+    server_round: int,
+    model_version: int | None,
+    phase: str | None,
+) -> Answer | None:
+    """Check an answer's envelope; None if the client has to be restored.
+
+    Parameters
+    ----------
+    content : RecordDict
+        What arrived. Nothing in it is trusted.
+    client : str
+        Who was asked.
+    session : str
+    server_round : int
+    model_version : int or None
+        Of the model that it was asked with; None where clients do not keep the model.
+    phase : str or None
+        What it was asked for, ``"propose"`` by ``train.propose``; None in a round of
+        one wave.
+
+    Raises
+    ------
+    ValueError
+        The answer is malformed, of somebody else or another round or phase, or not
+        finite: the message is the reason to drop it. What a client sent may raise
+        anything else, too.
+    """
+    if STATUS not in content:
+        raise ValueError("the answer has no status")
+    for record, kind in (
+        (STATUS, ConfigRecord),
+        (ARRAYS, ArrayRecord),
+        (METRICS, MetricRecord),
+    ):
+        if record in content and not isinstance(content[record], kind):
+            raise ValueError(
+                f"the answer's {record!r} is a {type(content[record]).__name__}, "
+                f"expected {kind.__name__}"
+            )
+    status = cast(ConfigRecord, content[STATUS])
+    for key, expected in (
+        ("client-id", client),
+        ("session", session),
+        ("server-round", server_round),
+        ("phase", phase),
+    ):
+        if status.get(key) != expected:
+            raise ValueError(
+                f"the answer has {key} {status.get(key)!r}, not {expected!r}"
+            )
+    in_sync = status.get("in-sync")
+    if not isinstance(in_sync, bool):
+        raise ValueError(f"the answer has in-sync {in_sync!r}")
+    if not in_sync:
+        return None
+    version = status.get("model-version")
+    if model_version is not None and (
+        type(version) is not int or version != model_version
+    ):
+        raise ValueError(f"the answer is for model version {version!r}")
+    arrays: list[NDArray[Any]] = []
+    if ARRAYS in content:
+        arrays = record_arrays(cast(ArrayRecord, content[ARRAYS]))
+    data = status.get("numbers", b"")
+    if not isinstance(data, bytes) or len(data) % 8:
+        raise ValueError("the answer's numbers are not numbers of 8 bytes each")
+    numbers = np.frombuffer(data, dtype="<f8")
+    for array in (*arrays, numbers):
+        if array.dtype.kind == "f" and not _moderate(array):
+            raise ValueError(
+                f"the answer is not finite, or has numbers beyond ±{LARGEST:g}"
+            )
+    metrics: dict[str, Any] = {}
+    if METRICS in content:
+        metrics = dict(cast(MetricRecord, content[METRICS]))
+    return Answer(client, arrays, metrics, numbers, model_version)
+
+
+def _moderate(array: NDArray[Any]) -> bool:
+    # NaN is not between anything
+    return not array.size or (
+        float(array.min()) >= -LARGEST and float(array.max()) <= LARGEST
+    )

@@ -1,0 +1,308 @@
+"""What the server says to its clients in a run, and what it makes of their answers.
+
+One object holds all that a run's messages have in common: the grid, who the clients are
+and what each of them is known to have, the session and the epoch of the state protocol
+(:mod:`fedtrellis.wire.protocol`), and what the round has moved so far. The round loop,
+checkpoints and methods of several waves a round talk to the clients through it. What a
+method decides of its messages, the conversation asks its :class:`Policy`.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping
+from logging import WARNING
+from typing import Any, Protocol
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from fedtrellis.server.answers import Answer, open_answer
+from fedtrellis.server.callbacks import listed
+from fedtrellis.wire.arrays import filled
+from fedtrellis.wire.exchange import NO_ANSWER, Client, Registry, Traffic, exchange
+from fedtrellis.wire.flower_internals import log
+from fedtrellis.wire.protocol import (
+    CONFIG,
+    MODEL,
+    RESTORE,
+    identity_order,
+)
+
+__all__ = ["Conversation", "Policy"]
+
+
+class Policy(Protocol):
+    """What a method decides of its messages; every strategy of fedtrellis is one.
+
+    Attributes
+    ----------
+    stateful : bool
+        Whether the method's clients keep state (and so take part in the protocol).
+    keep_model : bool
+        Whether clients keep the model, to be sent the steps that they lack.
+    keep_old_state : bool
+        Whether a client that is out of step keeps what it has of the entries that it
+        is not given back, however old; else it starts without.
+    """
+
+    stateful: bool
+    keep_model: bool
+    keep_old_state: bool
+
+    @property
+    def model_version(self) -> int:
+        """The version of the model that requests bring, which answers have to name."""
+
+    def model_for(
+        self, client: str, entries: dict[str, Any]
+    ) -> tuple[ArrayRecord, dict[str, Any]]:
+        """The model as one client is sent it, and what to say of its encoding.
+
+        ``entries`` are the request's; what they hold for the model is taken out.
+        """
+
+    def state_for(self, client: str) -> tuple[ArrayRecord, dict[str, Any]]:
+        """The state for a client that has none, and what to say of it."""
+
+    def replaces_state(self, client: str) -> bool:
+        """Whether a client's own state no longer counts, only :meth:`state_for`."""
+
+
+class Conversation:
+    """A run's talk with its clients.
+
+    Parameters
+    ----------
+    grid : Grid
+        Flower's, or a :class:`~fedtrellis.LocalGrid`.
+    policy : Policy
+        The method's.
+
+    Attributes
+    ----------
+    registry : Registry
+        Who the clients are, and what each is known to have.
+    session : str
+        Of this run, for good: state of another session is never used.
+    epoch : str
+        Of this server's time in the session; empty until it goes on from a checkpoint.
+    traffic : Traffic
+        Bytes, waves and dropped answers since :meth:`take_traffic`.
+    """
+
+    def __init__(self, grid: Grid, policy: Policy) -> None:
+        self.grid = grid
+        self.policy = policy
+        self.registry = Registry()
+        self.session, self.epoch = secrets.token_hex(4), ""
+        self.traffic = Traffic()
+
+    # ----------------------------------------------------------------- who is there
+
+    @property
+    def names(self) -> list[str]:
+        """Identities of the run's clients, in order."""
+        return self.registry.names
+
+    def client(self, name: str) -> Client:
+        """What is known of a client."""
+        return self.registry[name]
+
+    def meet(self, count: int, timeout: float) -> None:
+        """Wait for so many nodes; all that are there then are the run's clients.
+
+        Raises
+        ------
+        TimeoutError, SettingsError, RuntimeError
+            Too few came, two of them have one identity, or none can be used.
+        """
+        self.registry.wait_for(self.grid, count, timeout)
+        self.registry.introduce(self.grid, timeout, self.traffic, started=False)
+
+    def meet_again(self, timeout: float) -> None:
+        """Take in clients of the run that have come back on another node."""
+        self.registry.introduce(self.grid, timeout, self.traffic, started=True)
+
+    # ---------------------------------------------------------- what is noted of them
+
+    def note_used(self, name: str, server_round: int) -> None:
+        """Note down that a client's answer was used, which decides about its state."""
+        client = self.registry[name]
+        client.used_round, client.epoch = server_round, self.epoch
+        client.ready = True
+
+    def note_version(self, answer: Answer) -> None:
+        """Note down which model a client has, of an answer that is used."""
+        if answer.version is not None:
+            self.registry[answer.client].version = answer.version
+
+    def note_lost(self, name: str) -> None:
+        """Note down that a client is out of step: it is given state and model whole."""
+        client = self.registry[name]
+        client.ready, client.version = False, None
+
+    def reject(self, who: str, reason: str) -> None:
+        """Note down and log why an answer is dropped."""
+        self.traffic.reject(who, reason)
+
+    def take_traffic(self) -> Traffic:
+        """What was moved since the last call, or since the beginning."""
+        traffic, self.traffic = self.traffic, Traffic()
+        return traffic
+
+    # --------------------------------------------------------------------- requests
+
+    def request(
+        self, server_round: int, name: str, kind: str, entries: Mapping[str, Any]
+    ) -> Message:
+        """A message to one client, with the model and, if it has none, its state.
+
+        Parameters
+        ----------
+        server_round : int
+        name : str
+            The client.
+        kind : str
+            The message's type: ``"train"``, ``"train.NAME"`` or ``"evaluate"``.
+        entries : mapping
+            What the method has to say, for the client's ``config``.
+        """
+        client, policy = self.registry[name], self.policy
+        entries = dict(entries)
+        arrays, model_config = policy.model_for(name, entries)
+        config: dict[str, Any] = {
+            "session": self.session,
+            "server-round": server_round,
+            **model_config,
+            **entries,
+        }
+        records: dict[str, Any] = {MODEL: arrays}
+        if not policy.keep_model:
+            config["keep-model"] = False
+        if kind != "evaluate" and policy.stateful:
+            config["used-round"] = client.used_round
+            # without a server that was started again, neither is there
+            if client.epoch:
+                config["used-epoch"] = client.epoch
+            if self.epoch:
+                config["epoch"] = self.epoch
+            replace = policy.replaces_state(name)
+            if replace or not client.ready:
+                restore, restore_config = policy.state_for(name)
+                config.update(restore_config)
+                if replace or not policy.keep_old_state:
+                    config["restore-alone"] = True
+                if replace:
+                    config["restore-over"] = True
+                if restore:
+                    records[RESTORE] = restore
+        content = filled(
+            RecordDict(), {CONFIG: filled(ConfigRecord(), config), **records}
+        )
+        return Message(
+            content,
+            dst_node_id=client.node_id,
+            message_type=kind,
+            group_id=str(server_round),
+        )
+
+    def ask(
+        self,
+        server_round: int,
+        kind: str,
+        entries: Mapping[str, Mapping[str, Any]],
+        timeout: float,
+    ) -> list[Answer]:
+        """Send one wave to the named clients, and again to those out of step.
+
+        Parameters
+        ----------
+        server_round : int
+        kind : str
+            The messages' type, as :meth:`request` takes it.
+        entries : mapping
+            By client, what the method has to say to it.
+        timeout : float
+            Seconds to wait for the answers of the wave.
+
+        Returns
+        -------
+        list of Answer
+            Those that passed the checks, in the clients' order; why the others did
+            not is in :attr:`traffic`.
+        """
+        answers: list[Answer] = []
+        todo = sorted(entries, key=identity_order)
+        for attempt in (1, 2):
+            requests = [
+                self.request(server_round, name, kind, entries[name]) for name in todo
+            ]
+            by_node = {self.registry[name].node_id: name for name in todo}
+            self.traffic.waves += 1
+            asked = [self.registry[name] for name in todo]
+            replies = exchange(self.grid, requests, timeout, self.traffic, asked)
+            silent = [
+                by_node[node] for node, reply in replies.items() if reply == NO_ANSWER
+            ]
+            if silent:
+                names = listed(sorted(silent, key=identity_order), 20)
+                log(WARNING, "round %d: no answer from client %s", server_round, names)
+            behind: list[str] = []
+            for node_id, reply in replies.items():
+                name = by_node[node_id]
+                if not isinstance(reply, Message):
+                    self.reject(name, reply)
+                    continue
+                answers += self._hear(reply, server_round, name, behind)
+                if attempt == 2 and name in behind:
+                    self.reject(name, "its state could not be restored")
+            todo = sorted(behind, key=identity_order)
+            if not todo:
+                break
+        return sorted(answers, key=lambda answer: identity_order(answer.client))
+
+    # ---------------------------------------------------------------------- answers
+
+    def read(self, server_round: int, replies: Iterable[Message]) -> list[Answer]:
+        """The answers among replies to :meth:`request` that another loop has collected.
+
+        There is no second attempt: the next request restores who is out of step.
+        """
+        by_node = {self.registry[name].node_id: name for name in self.names}
+        answers: list[Answer] = []
+        for reply in replies:
+            name = by_node.get(reply.metadata.src_node_id)
+            if name is None or reply.has_error():
+                self.reject(name or "an unknown node", "no usable reply")
+            else:
+                answers += self._hear(reply, server_round, name, [])
+        return answers
+
+    def _hear(
+        self, reply: Message, server_round: int, name: str, behind: list[str]
+    ) -> list[Answer]:
+        """One answer or none; a client that is out of step is added to ``behind``."""
+        try:
+            answer = self.open(reply, server_round, name)
+        except Exception as error:  # the content is the client's: anything goes
+            self.reject(name, str(error) or type(error).__name__)
+            return []
+        if answer is None:
+            self.note_lost(name)
+            behind.append(name)
+            return []
+        return [answer]
+
+    def open(self, reply: Message, server_round: int, name: str) -> Answer | None:
+        """Check a reply's envelope, see :func:`~fedtrellis.server.answers.open_answer`.
+
+        Nothing changes here: what an answer says counts once it is used.
+        """
+        policy = self.policy
+        version = policy.model_version if policy.keep_model else None
+        # of "train.propose", which exchange() holds to be the request's type as well
+        phase = reply.metadata.message_type.partition(".")[2] or None
+        return open_answer(
+            reply.content, name, self.session, server_round, version, phase
+        )

@@ -1,0 +1,145 @@
+"""What HyFDCA can be set to, and what of it fits together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedtrellis.encryption import load_evaluation
+from fedtrellis.objectives.losses import LOSSES
+from fedtrellis.settings import SettingsError, given, setting
+
+from ..hybrid import HybridStrategy
+
+__all__ = ["ENCRYPTIONS", "SLOTS", "STEPS", "HyFDCASettings"]
+
+STEPS = ("bundle", "line-search", "practical", "theoretical")
+ENCRYPTIONS = ("tenseal-bfv", "none")
+SLOTS = ("all", "chosen")
+
+
+class HyFDCASettings(HybridStrategy):
+    """The settings of :class:`~strategies.HyFDCA`, which has the method itself."""
+
+    loss: str = given(
+        "of a score", default="hinge", kw_only=False, choices=tuple(LOSSES)
+    )
+    regularization: float = given(
+        "weight of (1/2)‖w‖²", default=1e-3, kw_only=False, symbol="λ", above=0.0
+    )
+    smoothing: float = given(
+        "of the smoothed hinge loss", default=1.0, symbol="g", above=0.0
+    )
+    step: str = setting(
+        "bundle",
+        "how proposals become a step",
+        note="``bundle``: clients propose u_i(w), −u_i ∈ ∂l_i, and the server mixes "
+        "all that it remembers; ``line-search``: they propose each coordinate's own "
+        "optimum, and the server takes the best step towards it. With both D never "
+        "falls, and no sample moves before all its holders have taken part. "
+        "``practical`` and ``theoretical`` are the paper's: three round trips, "
+        "encrypted dual updates that the server adds up, and stale values of clients "
+        "that are away. With everybody there ``theoretical`` never lowers D if "
+        "‖x_i‖ ≤ 1 for all samples; with longer ones it may",
+        choices=STEPS,
+        formerly="dual-step",
+    )
+    local_fraction: float = setting(
+        1.0,
+        "fraction of a client's samples that move in an iteration, drawn anew each "
+        "time",
+        note="with the first two steps all holders of a sample draw alike, from their "
+        "key",
+        symbol="H/N_k",
+        above=0.0,
+        maximum=1.0,
+    )
+    memory: int = setting(20, "proposals of a group that a bundle remembers", minimum=3)
+    slots: str = setting(
+        "all",
+        "inner products that are encrypted: all samples', which hides how many were "
+        "drawn and certifies P, or the drawn ones' only",
+        choices=SLOTS,
+    )
+    local_passes: int = setting(
+        0,
+        "passes of stochastic dual coordinate ascent over a client's own samples, for "
+        "groups that nobody shares (CoCoA+); 0: none",
+        minimum=0,
+    )
+    parts: int = setting(
+        1,
+        "groups that the samples of one set of holders are cut into",
+        note="more converge faster, cost more uploads (parts · p_k numbers a client), "
+        "and let the server see the clients' contributions to w in finer pieces",
+        minimum=1,
+    )
+    secure_sum: bool = setting(
+        False,
+        "whether clients encrypt v_k too, so that the server sees only sums over all "
+        "clients, at one more round trip",
+        note="all groups then move together, by complete participation",
+    )
+    cyclic_groups: int = setting(
+        0,
+        "C ≥ 2: only every C-th client is asked in turn, γ_t = 1/t (the paper's "
+        "vertical case, theoretical step only); 0: not",
+        minimum=0,
+    )
+    tolerance: float = setting(
+        1e-6,
+        "stop when (P − D)/P is at most this; 0: never",
+        minimum=0.0,
+        formerly="gap-tolerance",
+    )
+    encryption: str = setting(
+        "tenseal-bfv",
+        "whose key the clients of a simulation make; none is for debugging",
+        choices=ENCRYPTIONS,
+    )
+    context: str | Path | bytes | None = setting(
+        None,
+        "file with the evaluation context that belongs to the clients' key file "
+        "(fedtrellis-keys); auto: the clients of one machine make a key of their own "
+        "for the run, and send its context",
+        note="Python takes its bytes, too",
+        shown=False,
+        formerly="context-file",
+    )
+    backup_every: int = setting(
+        10,
+        "iterations after which a client sends enc(α) for safekeeping, to be given "
+        "back to those that lose their state",
+        minimum=1,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        step, secure_sum = self.step, self.secure_sum
+        if self.cyclic_groups and (self.cyclic_groups < 2 or step != "theoretical"):
+            raise SettingsError(
+                f"cyclic_groups = {self.cyclic_groups} must be 0, or at least 2 with "
+                "step 'theoretical'"
+            )
+        self.safe = step in ("bundle", "line-search")
+        if secure_sum and not self.safe:
+            raise SettingsError(
+                f"secure_sum = True is for steps bundle and line-search, not {step!r}"
+            )
+        if secure_sum and self.local_passes:
+            raise SettingsError(
+                f"local_passes = {self.local_passes} must be 0 with secure_sum: all "
+                "groups move together"
+            )
+        # refused now, before any client has sent anything, if it holds a secret key
+        self._given_cipher = None
+        if self.context is not None:
+            self._given_cipher = load_evaluation(_source(self.context))
+
+    @property
+    def remembered(self) -> int:
+        """Proposals of a group that count: a line search is between two."""
+        return self.memory if self.step == "bundle" else 2
+
+
+def _source(context: str | Path | bytes) -> str | Path | bytes:
+    return Path(context).expanduser() if isinstance(context, str) else context

@@ -1,0 +1,210 @@
+"""Samples that move together, and how far they have come.
+
+A **unit** is a group, or with secure sums all of them. It goes through its stages at
+its own pace: inner products at one w, its snapshot; proposals; with secure sums the
+opening of what they add up to. Then the search moves it, and it starts over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtrellis.dual.bundle import DualBundle, Mixture
+from fedtrellis.dual.group_steps import GroupStep
+from fedtrellis.wire.arrays import FloatArray
+
+from ..hybrid import Blobs
+from .steps import Steps, as_array
+
+if TYPE_CHECKING:
+    from .strategy import HyFDCA
+
+__all__ = ["Unit", "UnitSteps"]
+
+# A search over more points than this would take longer than the clients do.
+_MAX_POINTS = 400
+_MAX_UNITS = 100
+
+
+@dataclass
+class Unit:
+    """Samples that move together, and how far they have come."""
+
+    groups: list[int]
+    step: int = 0  # mixtures applied so far
+    mixture: Mixture | None = None  # the last one
+    snapshot: FloatArray | None = None  # the w that the proposals are made at
+    version: int = -1  # which w that is
+    products: dict[tuple[str, int], Blobs] = field(default_factory=dict)
+    scores: dict[int, Blobs] = field(default_factory=dict)  # enc(x_iᵀ w), by group
+    answers: dict[tuple[str, int], FloatArray] = field(default_factory=dict)
+    reports: dict[int, FloatArray] = field(default_factory=dict)
+    shares: dict[str, dict[str, list[Blobs]]] = field(default_factory=dict)
+    opened: dict[str, FloatArray] = field(default_factory=dict)
+    # enc(α) of each group and the step it is of; what of them made one backup
+    alphas: dict[int, tuple[int, Blobs]] = field(default_factory=dict)
+    backup: tuple[dict[int, tuple[int, Blobs]], FloatArray | None, float] = field(
+        default_factory=lambda: ({}, None, 0.0)
+    )
+
+    def begin(self, w: FloatArray, version: int) -> None:
+        """Start over, at a new w."""
+        self.snapshot, self.version = w, version
+        for stage in (self.products, self.scores, self.answers, self.reports):
+            stage.clear()
+        self.shares.clear()
+        self.opened.clear()
+
+
+class UnitSteps(Steps):
+    """The units and the bundle of an iteration, and what clients are told of them."""
+
+    def __init__(self, strategy: HyFDCA) -> None:
+        super().__init__(strategy)
+        groups = range(len(self.alignment.groups))
+        lists = [list(groups)] if strategy.secure_sum else self._lists()
+        self.units = [Unit(group) for group in lists]
+        self.unit_of = {g: u for u, unit in enumerate(self.units) for g in unit.groups}
+        self.bundle = DualBundle(
+            len(self.alignment.feature_names),
+            len(self.units),
+            strategy.regularization,
+            min(strategy.remembered, max(3, _MAX_POINTS // len(self.units))),
+        )
+        # holders that lost what they remembered of a group
+        self.bare: set[tuple[str, int]] = set()
+        self.w = self.bundle.w
+        self.version = 0
+        self.certified = self.w
+
+    def _lists(self) -> list[list[int]]:
+        """The units' groups: one each, unless there are too many to search over."""
+        groups = self.alignment.groups
+        lists: list[list[int]] = []
+        for shared in (True, False):  # they may differ in what they propose
+            own = [g for g, group in enumerate(groups) if group.shared == shared]
+            room = max(1, _MAX_UNITS * len(own) // len(groups))
+            parts = np.array_split(own, min(len(own), room)) if own else []
+            lists += [part.tolist() for part in parts]
+        return lists
+
+    # ------------------------------------------------------------------------- helpers
+
+    def _instructions(self, name: str) -> dict[str, Any]:
+        """Where each of a client's groups stands: the mixture to take, if it has not.
+
+        And α, encrypted, of a group that it lost, where the server has it.
+        """
+        records = []
+        for g in self.alignment.client_groups(name):
+            unit = self.units[self.unit_of[g]]
+            alpha_id = self.bundle.alpha_id(self.unit_of[g])
+            give = (name, g) in self.bare and self._alpha_is_current(g) and unit.step
+            alpha = unit.alphas[g][1] if give else None
+            records.append(GroupStep.after(g, unit.step, alpha_id, unit.mixture, alpha))
+        return GroupStep.pack(records)
+
+    def _snapshots(self, groups: Sequence[int]) -> tuple[list[FloatArray], list[int]]:
+        """The different snapshots of some groups, and which of them is each group's."""
+        vectors: list[FloatArray] = []
+        versions: list[int] = []
+        rows = []
+        for g in groups:
+            unit = self.units[self.unit_of[g]]
+            if unit.version not in versions:
+                assert unit.snapshot is not None
+                versions.append(unit.version)
+                vectors.append(unit.snapshot)
+            rows.append(versions.index(unit.version))
+        return vectors, rows
+
+    def _kinds(self, shared: bool) -> list[str]:
+        """What clients propose, in order."""
+        kinds = ["dual-point" if self.strategy.step == "bundle" else "coordinate"]
+        if not shared and self.strategy.local_passes:
+            beside = self.strategy.step == "bundle"
+            kinds = [*kinds, "passes"] if beside else ["passes"]
+        return kinds
+
+    def _count(self, g: int) -> int:
+        if self.strategy.secure_sum:  # all groups are one unit, with as many proposals
+            return len(self._kinds(shared=True))
+        return len(self._kinds(self.alignment.groups[g].shared))
+
+    def _ready(self, g: int) -> bool:
+        unit = self.units[self.unit_of[g]]
+        return g in unit.scores or not self.alignment.groups[g].shared
+
+    def _reporter(self, g: int) -> str:
+        return self.alignment.groups[g].holders[0]
+
+    def _answered(self, unit: Unit) -> bool:
+        return all(g in unit.reports for g in unit.groups) and all(
+            (name, g) in unit.answers
+            for g in unit.groups
+            for name in self.alignment.groups[g].holders
+        )
+
+    def _alpha_is_current(self, g: int) -> bool:
+        unit = self.units[self.unit_of[g]]
+        return g in unit.alphas and unit.alphas[g][0] == unit.step
+
+    # --------------------------------------------------------------------- checkpoints
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """The bundle and the units; a stage that was under way starts over."""
+        arrays: dict[str, NDArray[Any]] = {
+            f"bundle/{key}": array for key, array in self.bundle.state().items()
+        }
+        arrays["w"] = self.w
+        arrays["version"] = np.array(self.version)
+        names = self.strategy.clients
+        bare = [(names.index(name), g) for name, g in sorted(self.bare)]
+        arrays["bare"] = np.array(bare, dtype=np.int64).reshape(-1, 2)
+        for u, unit in enumerate(self.units):
+            arrays[f"{u}/step"] = np.array(unit.step)
+            if unit.mixture is not None:
+                arrays[f"{u}/mix-ids"] = unit.mixture.ids
+                arrays[f"{u}/mix-weights"] = unit.mixture.weights
+                arrays[f"{u}/keep"] = unit.mixture.keep
+                arrays[f"{u}/alpha-id"] = np.array(unit.mixture.alpha_id)
+            alphas, v, b = unit.backup
+            for g, (step, blobs) in alphas.items():
+                for i, blob in enumerate(blobs):
+                    key = f"{u}/backup/{g}/{step}/{i}"
+                    arrays[key] = as_array(blob)
+            if v is not None:
+                arrays[f"{u}/backup-v"], arrays[f"{u}/backup-b"] = v, np.array(b)
+        return arrays
+
+    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Inverse of :meth:`state`."""
+        prefix = "bundle/"
+        own = {k.removeprefix(prefix): a for k, a in state.items() if prefix in k}
+        self.bundle.load_state(own)
+        self.w, self.version = state["w"], int(state["version"])
+        names = self.strategy.clients
+        self.bare = {(names[int(k)], int(g)) for k, g in state["bare"]}
+        for u, unit in enumerate(self.units):
+            unit.step = int(state[f"{u}/step"])
+            if f"{u}/mix-ids" in state:
+                unit.mixture = Mixture(
+                    state[f"{u}/mix-ids"],
+                    state[f"{u}/mix-weights"],
+                    state[f"{u}/keep"],
+                    int(state[f"{u}/alpha-id"]),
+                )
+            alphas: dict[int, tuple[int, Blobs]] = {}
+            for key, array in state.items():
+                if key.startswith(f"{u}/backup/"):
+                    _, _, g, step, _ = key.split("/")
+                    blobs = alphas.setdefault(int(g), (int(step), []))[1]
+                    blobs.append(array.tobytes())
+            if f"{u}/backup-v" in state:
+                v, b = state[f"{u}/backup-v"], float(state[f"{u}/backup-b"])
+                unit.backup, unit.alphas = (alphas, v, b), dict(alphas)

@@ -1,0 +1,129 @@
+"""examples/own-method: a method from another package, wherever ours are known."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sim
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = 'method="majority-sign" task="linear-regression" rounds='
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a process in which the package is installed."""
+    target = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
+    command += ["--no-build-isolation", "--target", str(target)]
+    package = ROOT / "examples" / "own-method"
+    subprocess.run([*command, str(package)], check=True, timeout=300)
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(target), str(ROOT)])}
+
+
+def call(
+    environment: dict[str, str], *words: str, cwd: Path = ROOT
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def model(record: Path) -> Any:
+    with np.load(record / "model.npz") as arrays:
+        return arrays["0"]
+
+
+def loop(step_size: float) -> Any:
+    """The same six rounds without messages."""
+    task = sim.app.experiment({"task": "linear-regression", "method": "fedgia"}, 4).task
+    x = np.zeros(100)
+    for t in range(1, 7):
+        votes = sum(np.sign(task.client_objective(i).gradient(x)) for i in range(4))
+        x -= step_size / np.sqrt(t) * np.sign(votes)
+    return x
+
+
+def test_the_app_of_a_checkout_knows_it(
+    installed: dict[str, str], tmp_path: Path
+) -> None:
+    listed = call(installed, "sim.py", "--list", "majority-sign")
+    assert "majority-sign.step-size" in listed.stdout, listed.stderr
+    words = ["sim.py", "--nodes", "4", "--out", str(tmp_path), "-c", CONFIG + "6"]
+    done = call(installed, *words, "-c", "majority-sign.step-size=0.05")
+    assert done.returncode == 0, done.stderr
+    (record,) = tmp_path.iterdir()
+    np.testing.assert_allclose(model(record), loop(0.05), rtol=0, atol=1e-12)
+    assert "majority-sign.step-size = 0.05" in (record / "config.toml").read_text()
+    # its settings are nobody else's, and the other way round
+    wrong = call(installed, "sim.py", "-c", "majority-sign.step-size=0.05")
+    assert "is a setting of method 'majority-sign'" in wrong.stderr
+    wrong = call(installed, *words, "-c", "fedfw.penalty=1.0")
+    assert "this run's method is 'majority-sign'" in wrong.stderr
+    wrong = call(installed, *words, "-c", "majority-sign.step-size=-1.0")
+    assert "majority-sign.step-size = -1.0 must be greater than 0" in wrong.stderr
+
+
+def test_the_command_runs_resumes_and_tunes_it(
+    installed: dict[str, str], tmp_path: Path
+) -> None:
+    fedtrellis, runs = ["-m", "fedtrellis"], tmp_path / "runs"
+    assert "majority-sign" in call(installed, *fedtrellis, "list", cwd=tmp_path).stdout
+    words = ["--nodes", "4", "--out", str(runs)]
+    short = f"{CONFIG}3 checkpoint-every=3"
+    done = call(installed, *fedtrellis, "run", *words, "-c", short, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (first,) = runs.iterdir()
+    done = call(
+        installed,
+        *fedtrellis,
+        "resume",
+        str(first),
+        *words,
+        "-c",
+        "rounds=6",
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    (second,) = set(runs.iterdir()) - {first}
+    np.testing.assert_allclose(model(second), loop(0.1), rtol=0, atol=1e-12)
+    summary = json.loads((second / "summary.json").read_text())
+    assert (summary["status"], summary["rounds"]) == ("completed", 6)
+    space = tmp_path / "search.toml"
+    space.write_text('["majority-sign.step-size"]\nvalues = [0.01, 0.1]\n')
+    words = ["tune", "--search", str(space), "--trials", "2", "--nodes", "4"]
+    out = ["--out", str(tmp_path / "tuned"), "-c", CONFIG + "6"]
+    done = call(installed, *fedtrellis, *words, *out, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "majority-sign.step-size" in (tmp_path / "tuned" / "best.toml").read_text()
+
+
+def test_a_plug_in_that_cannot_be_loaded_stops_nobody_else(
+    installed: dict[str, str], tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken-1.dist-info"
+    broken.mkdir()
+    (broken / "METADATA").write_text("Name: broken\nVersion: 1\n")
+    (broken / "entry_points.txt").write_text("[fedtrellis.plugins]\nb = nothing:here\n")
+    path = os.pathsep.join([str(tmp_path), installed["PYTHONPATH"]])
+    environment = installed | {"PYTHONPATH": path}
+    listed = call(environment, "sim.py", "--list", "majority-sign")
+    assert "majority-sign.step-size" in listed.stdout
+    assert "plug-in 'b' cannot be loaded: ModuleNotFoundError" in listed.stdout
+    wrong = call(environment, "sim.py", "-c", 'method="majority-sing"')
+    assert "did you mean 'majority-sign'?" in wrong.stderr
+    assert "plug-in 'b' cannot be loaded" in wrong.stderr
