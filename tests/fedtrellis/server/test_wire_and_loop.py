@@ -777,6 +777,23 @@ def test_client_evaluation_is_the_mean_weighted_by_examples() -> None:
     assert strategy.history[2].client_evaluation == {}
 
 
+@pytest.mark.parametrize("weight", [2.0, 0, -1.0, float("nan"), "2", [1.0]])
+def test_weights_are_no_numbers_of_examples(weight: Any) -> None:
+    """A client without a good weight has none, as one without examples."""
+    mean = RoundStrategy._mean_metrics(
+        [
+            {"loss": 1.0, "num-examples": 40, "mean-weight": 6.0},
+            {"loss": 5.0, "num-examples": 10, "mean-weight": weight},
+            {"loss": 9.0, "num-examples": 0, "mean-weight": 100.0},
+        ]
+    )
+    assert mean is not None
+    if weight == 2.0:
+        assert dict(mean) == {"loss": 2.0, "num-examples": 50}
+    else:
+        assert dict(mean) == {"loss": 1.0, "num-examples": 40}
+
+
 def test_client_metrics_that_cannot_be_averaged_are_left_out() -> None:
     class Detailed(StepClient):
         def evaluate(
