@@ -14,7 +14,7 @@ __all__ = ["mean_metrics", "plain_metrics"]
 
 
 def mean_metrics(metrics: Sequence[Mapping[str, Any]]) -> MetricRecord | None:
-    """Mean of several clients' metrics, weighted by their numbers of examples.
+    """Mean of several clients' metrics, by their numbers of examples or own weights.
 
     What a client says of its own weight, under ``protocol.WEIGHT``, counts instead. A
     client may answer anything: one that names no number of examples has no weight, and

@@ -308,9 +308,15 @@ def test_feddr_goes_on_after_lost_state(fault: str) -> None:
 
 
 @pytest.mark.parametrize("schedule", ["convex", "nonconvex", "stochastic", "constant"])
-@pytest.mark.parametrize("p", [1.0, 0.5])
+@pytest.mark.parametrize(
+    ("asked", "sampling", "p"),
+    # 3 of 5 clients in every round, where half of them are asked for
+    [(1.0, "bernoulli", 1.0), (0.5, "bernoulli", 0.5), (0.5, "fixed", 0.6)],
+)
 @pytest.mark.parametrize("faults", [{}, LOSSES], ids=["calm", "losses"])
-def test_naive_equals_loop(schedule: str, p: float, faults: dict[str, float]) -> None:
+def test_naive_equals_loop(
+    schedule: str, asked: float, sampling: str, p: float, faults: dict[str, float]
+) -> None:
     rounds = 40
     _, model, sets = played(
         NaiveFrankWolfe,
@@ -320,7 +326,8 @@ def test_naive_equals_loop(schedule: str, p: float, faults: dict[str, float]) ->
         faults=faults,
         schedule=schedule,
         step_size=0.1,
-        participation=p,
+        participation=asked,
+        sampling=sampling,
     )
     x_bar = START
     for t, S in enumerate(sets, start=1):

@@ -155,7 +155,6 @@ class Run:
         """METHODS §3, with explicit c_i; the x^k and the c_i of every client."""
         s = self.strategy
         eta, tau = s.step_size, s.local_steps
-        eta_g = s.server_step_size or math.sqrt(N)
         x, c = self.start, np.zeros((N, *self.start.shape))
         for t, (used, x_ours) in enumerate(
             zip(self.used, self.models, strict=True), start=1
@@ -172,6 +171,8 @@ class Run:
                     z = project(self.manifold, z_hat)
                 hats.append(z_hat)
                 means[i] = G_sum / tau
+            # n of the theory's √n is the number averaged
+            eta_g = s.server_step_size or math.sqrt(len(used) or N)
             if used:
                 x = z0 + eta_g * (np.mean(hats, axis=0) - z0)
             if s.correction:
@@ -315,6 +316,20 @@ def test_resumed_run_is_the_same_run(order: int, tmp_path: Path) -> None:
     rest = Run(Stiefel((P, R)), 20, resume=path, **options)
     assert rest.used == whole.used[9:]
     assert np.array_equal(rest.model, whole.model)
+
+
+def test_a_checkpoint_without_the_number_averaged_took_all_clients() -> None:
+    """The η_g of its x, which the clients' c_i need, was √n of all n clients."""
+    run = Run(Stiefel((P, R)), 3, order=1, grid={"reply_loss": 0.5})
+    strategy, averaged = run.strategy, len(run.watch.used[-1])
+    state = strategy.state()
+    assert state["averaged"] == averaged < N
+    assert strategy.settled_server_step_size == math.sqrt(averaged)
+    strategy.load_state({k: v for k, v in state.items() if k != "averaged"})
+    assert strategy.settled_server_step_size == math.sqrt(N)
+    strategy.load_state(state)
+    numbers = strategy.instruction(4, "0")
+    assert numbers["server-step-size"] == math.sqrt(averaged)
 
 
 # ---------------------------------------------------------------------- convergence
