@@ -8,8 +8,9 @@ A request is a Flower ``Message`` of three records:
 ``restore`` the client's own state, only where the server believes it has none
 =========== =====================================================================
 
-and an answer of up to three: ``status`` (who answers, for which round, whether it needs
-to be brought in line), ``arrays`` and ``metrics``.
+and an answer of up to three: ``status`` (who answers, for which round, in which phase
+of a round that has several, whether it needs to be brought in line), ``arrays`` and
+``metrics``.
 
 The state protocol. A client cannot know whether the server used its answer, so what a
 round did to its state is *provisional*. The server's next request names the last of
