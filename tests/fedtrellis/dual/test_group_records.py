@@ -11,7 +11,7 @@ from fedtrellis.dual.bundle import Mixture
 from fedtrellis.dual.group_steps import GroupStep
 from fedtrellis.dual.held_groups import HeldGroup
 
-# Three groups: one with a mixture of two points, one that has not moved, and one of which
+# Three groups: one with a mixture of two points, one that has not moved, one of which
 # the client lost α.
 RECORDS = [
     GroupStep(4, 2, 9, [3, 7], [0.25, 0.75], [3]),
