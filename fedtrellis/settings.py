@@ -440,14 +440,14 @@ class Declared:
             setattr(self, field.name, value)
 
     def described(self) -> dict[str, Any]:
-        """Its fields' values, by name and symbol."""
-        return {
-            f"{field.name.replace('_', ' ')} {field.metadata['symbol']}".strip(): (
-                getattr(self, field.name)
-            )
-            for field in dataclasses.fields(self)  # type: ignore[arg-type]
-            if field.metadata.get("shown", "help" in field.metadata)
-        }
+        """Its fields' values, by name and symbol; "auto" for what is not settled."""
+        values = {}
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            if field.metadata.get("shown", "help" in field.metadata):
+                name = f"{field.name.replace('_', ' ')} {field.metadata['symbol']}"
+                value = getattr(self, field.name)
+                values[name.strip()] = AUTO if value is None else value
+        return values
 
 
 _SECTIONS = ("Attributes", "Returns", "Raises", "Notes", "Examples")

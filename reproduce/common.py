@@ -21,17 +21,19 @@ import numpy as np
 from flwr.app import ArrayRecord, MetricRecord
 
 import sim
+from fedtrellis.app import Experiment
 from fedtrellis.app.directory import flatten
+from fedtrellis.app.settings import RunSettings
 from fedtrellis.server.callbacks import EarlyStop
 from fedtrellis.server.loop import LoopStrategy
-from fedtrellis.wire.arrays import Layout, array_record, record_arrays
-from fedtrellis.wire.local_grid import LocalGrid
+from fedtrellis.wire.arrays import record_arrays
 
 __all__ = [
     "Item",
     "Options",
     "Run",
     "SkippedError",
+    "app_config",
     "execute",
     "load_results",
     "mean_of",
@@ -108,7 +110,7 @@ class Run:
     key : tuple of str, int or float
         By which the item knows it.
     config : dict
-        Run-config keys that differ from the defaults.
+        Settings, see :func:`app_config`.
     nodes : int
     stop : float
         Value of ``metric`` at which it ends, measured on the server; 0: never.
@@ -123,7 +125,7 @@ class Run:
     start : ndarray, optional
         Where a model of one array starts, in the place of the task's own point.
     strategy : callable
-        Makes the strategy, as :func:`sim.make_strategy` does.
+        Makes the strategy, as :meth:`fedtrellis.app.Experiment.strategy` does.
     """
 
     key: tuple[Any, ...]
@@ -135,7 +137,7 @@ class Run:
     metric: str = "squared-gradient-norm"
     point: bool = False
     start: Any = field(default=None, hash=False, compare=False)
-    strategy: Callable[..., LoopStrategy] = sim.make_strategy
+    strategy: Callable[..., LoopStrategy] = Experiment.strategy
 
 
 def evaluated_rounds(last: int) -> set[int]:
@@ -144,9 +146,48 @@ def evaluated_rounds(last: int) -> set[int]:
     return {0, last} | {round(10 ** (k / 12)) for k in range(steps)}
 
 
+#: What all methods with local steps take unless an item says otherwise: equal work.
+LOCAL_STEPS = {"local-steps": 5, "local-step-size": 0.1}
+# short names that some methods' settings have without the first word
+_LOCAL = {"local-step-size": "step-size", "local-batch-size": "batch-size"}
+
+
 def read_config(path: Path) -> dict[str, Any]:
-    """A run config in TOML, flat."""
-    return flatten(tomllib.loads(path.read_text(encoding="utf-8")))
+    """A run config in TOML, flat, with short names (:func:`app_config`)."""
+    config = flatten(tomllib.loads(path.read_text(encoding="utf-8")))
+    prefix = f"{config['method']}."
+    return {key.removeprefix(prefix): value for key, value in config.items()}
+
+
+def app_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A whole run config of settings with short names.
+
+    The runs of an item differ in their methods and share settings, so methods' settings
+    stand there without their owner: ``local-steps`` is ``feddr.local-steps`` where the
+    method is FedDR. A setting that the method does not have is left out.
+
+    Raises
+    ------
+    KeyError
+        No method has such a setting.
+    """
+    registry = sim.app.registry
+    known, methods = registry.fields, registry.methods
+    method = config.get("method", RunSettings.method)
+    # those without local steps have step sizes and batches of another kind
+    local = _LOCAL if f"{method}.local-steps" in known else {}
+    whole = sim.app.default_config()
+    for key, value in {**LOCAL_STEPS, **config}.items():
+        own = f"{method}.{key}"
+        if key in known:
+            whole[key] = value
+        elif own in known:
+            whole[own] = value
+        elif key in local:
+            whole[f"{method}.{local[key]}"] = value
+        elif key not in _LOCAL and not any(f"{m}.{key}" in known for m in methods):
+            raise KeyError(f"no such setting: {key!r}")
+    return registry.without_foreign(whole)
 
 
 def one_thread() -> None:
@@ -170,34 +211,23 @@ def perform(run: Run) -> dict[str, Any]:
         ``bytes`` and ``seconds`` so far, by the rounds evaluated, from 0; with
         ``point``, the result.
     """
-    unknown = set(run.config) - set(sim.default_config())
-    if unknown:
-        raise KeyError(f"no such settings: {sorted(unknown)}")
-    config = sim.default_config() | run.config
-    setup = sim.make_setup(config, run.nodes)
-    layout = Layout(tuple(setup.task.shapes()))
+    experiment = sim.app.experiment(app_config(run.config), run.nodes)
     stops = [EarlyStop(run.metric, run.stop)] if run.stop else []
-    grid = LocalGrid(sim.client_app, run.nodes, seed=setup.run.seed, run_config=config)
-    wanted = set() if run.every else evaluated_rounds(setup.run.rounds)
-    strategy = run.strategy(setup, callbacks=stops, evaluate_every=run.every or 1)
+    wanted = set() if run.every else evaluated_rounds(experiment.run.rounds)
+    strategy = run.strategy(experiment, callbacks=stops, evaluate_every=run.every or 1)
 
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
         if wanted and server_round not in wanted:
             return None
-        return MetricRecord(sim.evaluate(setup, layout, record_arrays(arrays)))
+        return experiment.evaluate_fn(server_round, arrays)
 
-    start = setup.task.initial_point() if run.start is None else [run.start]
-    point = layout.point(start)
-    if setup.manifold is None and not setup.domain.contains(point):
-        point = setup.domain.project(point)
-    start = layout.layers(point)
+    point = experiment.start_point()
+    if run.start is not None:
+        point = experiment.layout.point([run.start])
+        if experiment.manifold is None and not experiment.domain.contains(point):
+            point = experiment.domain.project(point)
     try:
-        outcome = strategy.start(
-            grid,
-            array_record(start),
-            num_rounds=setup.run.rounds,
-            evaluate_fn=evaluate,
-        )
+        outcome = experiment.start(strategy, point=point, evaluate_fn=evaluate)
     except RuntimeError as error:  # it diverged: nobody's answer is finite any more
         return {"failed": str(error)}
     history = strategy.history

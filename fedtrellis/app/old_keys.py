@@ -17,9 +17,6 @@ from fedtrellis.wire.flower_internals import log
 
 __all__ = ["old_owners", "translate"]
 
-# 0, -1 and "" used to stand for "by itself"
-_BY_ITSELF = (0, -1, "")
-
 
 def _old_key(key: str, field: Field) -> str:
     formerly = field.metadata.get("formerly")
@@ -37,14 +34,17 @@ def old_owners(registry: Registry, old: str) -> list[Group]:
 
 
 def _new_value(field: Field, value: Any) -> Any:
-    """A value of version 0.1, where 0, -1 or an empty text may mean auto."""
-    meta = field.metadata
-    if field.default is not None or value not in _BY_ITSELF or value is False:
+    """A value of version 0.1, where a number or an empty text may have meant auto.
+
+    That number was 0, and -1 where 0 is a value like others.
+    """
+    if field.default is not None or isinstance(value, bool):
         return value
     if isinstance(value, str):
-        return AUTO
-    # the value next to what is allowed
-    return AUTO if value == (-1 if meta.get("above") is None else 0) else value
+        return value or AUTO
+    least, above = field.metadata.get("minimum"), field.metadata.get("above")
+    zero = (least is None or least <= 0) and (above is None or above < 0)
+    return AUTO if value == (-1 if zero else 0) else value
 
 
 def translate(

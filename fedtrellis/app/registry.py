@@ -261,7 +261,7 @@ class Registry:
         }
 
     def without_foreign(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Leave out the settings of methods and tasks that a run config does not use."""
+        """Leave out settings of methods and tasks that the run does not use."""
         used = {
             "method": str(config.get("method", RunSettings.method)),
             "task": str(config.get("task", RunSettings.task)),

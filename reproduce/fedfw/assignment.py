@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import quadratic_assignment
 
-import sim
-from reproduce.common import Item, Options, Run, execute, read_config
+from reproduce.common import Item, Options, Run, app_config, execute, read_config
 from reproduce.drawing import measured, new_figure, save
 from tasks import QuadraticAssignment, make_task
 
@@ -51,7 +50,7 @@ def compute(options: Options) -> dict[str, Any]:
     if options.quick:
         long, short, starts = 20, 5, min(starts, 2)
         methods = dict(list(RUNS.items())[1:3])
-    task = make_task("quadratic-assignment", sim.default_config() | base, NODES, 0)
+    task = make_task("quadratic-assignment", app_config(base), NODES, 0)
     assert isinstance(task, QuadraticAssignment)
     A, B, optimum = task.instance()
     points = [random_start(len(A), seed) for seed in range(starts)]

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import sim
+from fedtrellis.app import Experiment
+from fedtrellis.app.registry import MethodEntry
+from fedtrellis.app.settings import RunSettings
 from fedtrellis.schedules import FrankWolfeSchedule
-from fedtrellis.server.rounds import RoundStrategy
-from fedtrellis.wire.arrays import Layout
+from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.wire.broadcast import Step
-from reproduce.common import Item, Options, Run, execute, read_config, workers
+from reproduce.common import (
+    Item,
+    Options,
+    Run,
+    app_config,
+    execute,
+    read_config,
+    workers,
+)
 from reproduce.drawing import color, measured, new_figure, save
 from reproduce.sweep import Point
 from strategies import FedFW
@@ -51,19 +63,10 @@ class AveragingFedFW(FedFW):
         return {}
 
 
-def averaging(setup: sim.Setup, **options: Any) -> RoundStrategy:
-    """Return what :func:`sim.make_strategy` does, with :class:`AveragingFedFW`."""
-    method = setup.method
-    return AveragingFedFW(
-        setup.domain,
-        penalty=method.penalty,
-        variant=method.variant,
-        schedule=method.schedule,
-        participation=method.participation,
-        sampling=method.sampling,
-        seed=setup.run.seed,
-        **options,
-    )
+def averaging(experiment: Experiment, **options: Any) -> LoopStrategy:
+    """Return what the experiment's own strategy is, as :class:`AveragingFedFW`."""
+    entry = MethodEntry(AveragingFedFW, experiment.entry.client)
+    return dataclasses.replace(experiment, entry=entry).strategy(**options)
 
 
 def compute_server_step(options: Options) -> dict[str, Any]:
@@ -72,7 +75,10 @@ def compute_server_step(options: Options) -> dict[str, Any]:
     seeds = min(options.seeds, 3)
     if options.quick:
         base["rounds"], seeds = 100, 1
-    steps = {"exact": sim.make_strategy, "averaged atoms": averaging}
+    steps: dict[str, Callable[..., LoopStrategy]] = {
+        "exact": Experiment.strategy,
+        "averaged atoms": averaging,
+    }
     variants: dict[str, dict[str, Any]] = {
         "FedFW": {"penalty": 5.0},
         "FedFW+": {"penalty": 0.5, "variant": "augmented"},
@@ -167,7 +173,7 @@ def run_local(
     Parameters
     ----------
     config : dict
-        A whole run config of FedFW, full participation.
+        Settings of FedFW, full participation.
     nodes : int
     steps : int
         k.
@@ -179,13 +185,12 @@ def run_local(
     dict
         Metrics by ``round``.
     """
-    setup = sim.make_setup(config, nodes)
-    task, domain = setup.task, setup.domain
-    rounds, penalty = setup.run.rounds, setup.method.penalty
-    name = setup.method.schedule
-    name = name or task.suggestions("fedfw").get("schedule", "convex")
-    schedule = FrankWolfeSchedule(name, penalty, num_rounds=rounds * steps)
-    layout = Layout(tuple(task.shapes()))
+    experiment = sim.app.experiment(app_config(config), nodes)
+    task, domain, layout = experiment.task, experiment.domain, experiment.layout
+    rounds, method = experiment.run.rounds, experiment.strategy()
+    assert isinstance(method, FedFW)
+    penalty = method.penalty
+    schedule = FrankWolfeSchedule(method.schedule, penalty, num_rounds=rounds * steps)
     start = domain.project(layout.point(task.initial_point()))
     objectives: list[Any] = [task.client_objective(i) for i in range(nodes)]
     x_bar = np.array(start)
@@ -193,7 +198,7 @@ def run_local(
     curve: dict[str, list[float]] = {"round": []}
     for t in range(rounds + 1):
         if t % every == 0 or t == rounds:
-            known = sim.evaluate(setup, layout, layout.layers(x_bar))
+            known = experiment.evaluate(layout.layers(x_bar))
             for key, value in ({"round": t} | known).items():
                 curve.setdefault(key, []).append(float(value))
         if t == rounds:
@@ -244,7 +249,7 @@ def compute_local_steps(options: Options) -> dict[str, Any]:
     counts = STEPS[::2] if options.quick else STEPS
     cases = []
     for name, settings in LOCAL.items():
-        config = sim.default_config() | settings
+        config = {"rounds": RunSettings.rounds, **settings}
         if options.quick:
             config |= {"rounds": 10, "classification.train-limit": 500}
         cases += [(name, k, config) for k in counts]
@@ -336,6 +341,7 @@ def compute_sensitivity(options: Options) -> dict[str, Any]:
         "classification.train-limit": 5000,
         # FedDR: η and γ that table 1 tries, 20 steps on a twentieth of the examples
         "proximal-step": 1000.0,
+        "local-steps": 20,
         "local-step-size": 0.1,
         "local-batch-size": 25,
     }
@@ -347,7 +353,7 @@ def compute_sensitivity(options: Options) -> dict[str, Any]:
     for name, (dataset, settings) in SENSITIVITY.items():
         config = base | settings | {"classification.dataset": dataset}
         config["classification.path"] = str(options.file(dataset))
-        whole = sim.default_config() | config
+        whole = app_config(config)
         (shape,) = make_task("classification", whole, NODES, 0).shapes()
         change = CHANGE * np.random.default_rng(0).standard_normal(shape)
         runs += [

@@ -9,7 +9,7 @@ import numpy as np
 
 import sim
 from fedtrellis.objectives.reference import certified_minimum
-from reproduce.common import Item, Options, Run, execute, read_config
+from reproduce.common import Item, Options, Run, app_config, execute, read_config
 from reproduce.drawing import measured, new_figure, save
 
 __all__ = ["ITEMS", "slope"]
@@ -43,7 +43,7 @@ def compute(options: Options, name: str) -> dict[str, Any]:
     base = read_config(HERE / f"{name}.toml")
     if options.quick:
         base["rounds"] = 100
-    setup = sim.make_setup(sim.default_config() | base, NODES)
+    setup = sim.app.experiment(app_config(base), NODES)
     task, domain = setup.task, setup.domain
     best, certainty = task.reference_optimum(domain), 0.0
     if best is None:

@@ -25,11 +25,13 @@ from fedtrellis.schedules import FrankWolfeSchedule
 from reproduce.common import (
     Item,
     Options,
+    app_config,
     evaluated_rounds,
     read_config,
     workers,
 )
 from reproduce.drawing import measured, new_figure, save
+from strategies import FedFW
 from tasks import make_task
 
 from .traffic import bytes_a_round
@@ -232,18 +234,20 @@ def run(
     Parameters
     ----------
     config : dict
-        A whole run config.
+        Settings, see :func:`reproduce.common.app_config`.
     nodes : int
     tolerance, most
         Of the oracle, see :func:`leading_pairs`.
     dtype : type
         Of the clients' iterates, float64 or float32.
     """
-    setup = sim.make_setup(config, nodes)
+    setup = sim.app.experiment(app_config(config), nodes)
     task, domain = setup.task, setup.domain
     assert isinstance(domain, NuclearNormBall)
-    rounds, augmented = setup.run.rounds, setup.method.variant == "augmented"
-    penalty = setup.method.penalty
+    rounds, augmented = setup.run.rounds, setup.settings["variant"] == "augmented"
+    method = setup.strategy()
+    assert isinstance(method, FedFW)
+    penalty = method.penalty
     schedule = FrankWolfeSchedule("convex", penalty)
     (shape,) = task.shapes()
     x_bar = np.zeros(shape)
@@ -261,7 +265,7 @@ def run(
         places.append((pattern.row, pattern.col))
     # x_i at the node's own ratings, which is all that ∇f_i takes
     held = [np.zeros(len(row)) for row, _ in places]
-    rng = np.random.default_rng(setup.run.seed)
+    rng = np.random.default_rng(setup.options["seed"])
     noise = rng.standard_normal((nodes, shape[1], min(BLOCK, *shape)))
     block = np.linalg.qr(noise)[0].astype(dtype)
     wanted = evaluated_rounds(rounds)
@@ -372,7 +376,7 @@ def centralised(config: dict[str, Any], rounds: int) -> dict[str, float]:
 
 def compute(options: Options) -> dict[str, Any]:
     """All runs, the iterates in single precision, a process each."""
-    config = sim.default_config() | read_config(HERE / "movielens.toml")
+    config = read_config(HERE / "movielens.toml")
     config["matrix-completion.path"] = str(options.file("ml-100k/u.data"))
     trial = {"matrix-completion.validation-fraction": 0.2, "rounds": TRIAL_ROUNDS}
     penalties, radii, steps = CANDIDATES, RADII, 100
@@ -421,7 +425,7 @@ def compute(options: Options) -> dict[str, Any]:
         "dense": bytes_a_round(dense, senders, 2),
         "rounds": config["rounds"],
         "paper-rounds": paper_config["rounds"],
-        "seed": config["seed"],
+        "seed": 0,
         "by-radius": by_radius,
         "by-penalty": by_penalty,
         "optimum": optimum,

@@ -9,9 +9,8 @@ from typing import Any
 import sim
 from fedtrellis.server.callbacks import Callback, RoundRecord
 from fedtrellis.server.loop import LoopStrategy
-from fedtrellis.wire.arrays import Layout, array_record
 from fedtrellis.wire.local_grid import LocalGrid
-from reproduce.common import Item, Options, SkippedError, workers
+from reproduce.common import Item, Options, SkippedError, app_config, workers
 from reproduce.drawing import measured, new_figure, save
 
 __all__ = ["CASES", "ITEMS", "bytes_a_round"]
@@ -41,14 +40,14 @@ def bytes_a_round(
         ``down`` and ``up``, bytes a node in the last of the rounds, when everything
         is running; ``parameters`` of the model.
     """
-    whole = sim.default_config() | dict(config) | {"rounds": rounds}
-    setup = sim.make_setup(whole, nodes)
-    layout = Layout(tuple(setup.task.shapes()))
-    grid = LocalGrid(sim.client_app, nodes, run_config=whole, encode=True)
+    whole = app_config({**config, "rounds": rounds})
+    experiment = sim.app.experiment(whole, nodes)
+    grid = experiment.grid(seed=0, encode=True)
     count = _Count(grid)
-    point = setup.domain.project(layout.point(setup.task.initial_point()))
-    strategy = sim.make_strategy(setup, callbacks=[count])
-    strategy.start(grid, array_record(layout.layers(point)), num_rounds=rounds)
+    layout = experiment.layout
+    point = experiment.domain.project(layout.point(experiment.task.initial_point()))
+    strategy = experiment.strategy(callbacks=[count])
+    strategy.start(grid, experiment.initial_arrays(point), num_rounds=rounds)
     (down, up), (before_down, before_up) = count.so_far[-1], count.so_far[-2]
     return {
         "down": round((down - before_down) / nodes),

@@ -8,7 +8,7 @@ from typing import Any
 from reproduce.common import Options, Run, SkippedError, execute, mean_of, read_config
 from reproduce.drawing import color, measured, new_figure, save
 
-from .tables import METHODS, QSAR, qot_config, step_sizes
+from .tables import FEDAVG_STEP, METHODS, QSAR, qot_config, step_sizes
 
 __all__ = [
     "compute_figure_1",
@@ -32,7 +32,7 @@ METRIC = "squared-gradient-norm"
 
 def compute_figure_1(options: Options) -> dict[str, Any]:
     """One seed, k_0 = 1, 5, 10, 15, 20, m = 64, s = 0.5."""
-    base = read_config(HERE / "v1.toml")
+    base = read_config(HERE / "v1.toml") | FEDAVG_STEP
     steps = (1, 10) if options.quick else (1, 5, 10, 15, 20)
     runs = [
         Run(
@@ -85,7 +85,7 @@ def _sweep(
     options: Options, points: list[tuple[int, float, int]], seeds: int
 ) -> dict[str, Any]:
     """Runs of both variants at points (m, s, k_0)."""
-    base = read_config(HERE / "v1.toml")
+    base = read_config(HERE / "v1.toml") | FEDAVG_STEP
     runs = [
         Run(
             (name, m, s, k0, seed),
@@ -191,7 +191,7 @@ def render_figure_3(results: dict[str, Any], out: Path) -> str:
 
 def compute_figure_4(options: Options) -> dict[str, Any]:
     """Four algorithms, k_0 = 1, 10; V.1, and V.2 if the data is there; one seed."""
-    problems = {"V.1": read_config(HERE / "v1.toml")}
+    problems = {"V.1": read_config(HERE / "v1.toml") | FEDAVG_STEP}
     try:
         problems["V.2, qot"] = qot_config(options)
     except SkippedError:

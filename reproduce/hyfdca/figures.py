@@ -69,9 +69,9 @@ def _splits(problem: Problem, options: Options) -> tuple[Split, ...]:
 def practical(samples: int, held: int) -> Settings:
     """The paper's step with H samples of the ``held`` that a client has."""
     return {
-        "dual-step": "practical",
+        "step": "practical",
         "local-fraction": min(1.0, samples / held),
-        "gap-tolerance": 0.0,
+        "tolerance": 0.0,
     }
 
 

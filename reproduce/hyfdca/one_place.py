@@ -19,6 +19,7 @@ import sim
 from fedtrellis.dual.bundle import DualBundle
 from fedtrellis.objectives.losses import Hinge
 from fedtrellis.wire.arrays import FloatArray
+from reproduce.common import app_config
 from tasks import HybridTask
 
 __all__ = [
@@ -94,7 +95,7 @@ class State(NamedTuple):
 
 def load(config: dict[str, Any], nodes: int) -> Table:
     """Make the table of a hybrid task whose data is a grid of groups and is dense."""
-    setup = sim.make_setup(sim.default_config() | config, nodes)
+    setup = sim.app.experiment(app_config(config), nodes)
     task = setup.task
     assert isinstance(task, HybridTask)
     objective: Any = task.objective()

@@ -6,12 +6,9 @@ import time
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, MetricRecord
 
 import sim
-from fedtrellis.wire.arrays import Layout, array_record, record_arrays
-from fedtrellis.wire.local_grid import LocalGrid
-from reproduce.common import Run
+from reproduce.common import Run, app_config
 from tasks import HybridTask
 
 __all__ = ["optimum_of", "perform_hybrid"]
@@ -19,7 +16,7 @@ __all__ = ["optimum_of", "perform_hybrid"]
 
 def optimum_of(config: dict[str, Any], nodes: int) -> dict[str, float]:
     """P*, its certificate, and what a central solver took for it."""
-    setup = sim.make_setup(sim.default_config() | config, nodes)
+    setup = sim.app.experiment(app_config(config), nodes)
     task = setup.task
     assert isinstance(task, HybridTask)
     task.num_examples()  # the data is loaded before the clock starts
@@ -46,28 +43,14 @@ def perform_hybrid(run: Run) -> dict[str, Any]:
         samples (on the training samples where there are none), ``trips``, ``seconds``
         (both so far); and ``failed``, the reason if it ended with an error.
     """
-    config = sim.default_config() | run.config
-    setup = sim.make_setup(config, run.nodes)
-    task = setup.task
-    assert isinstance(task, HybridTask)
-    layout = Layout(tuple(task.shapes()))
-    grid = LocalGrid(sim.client_app, run.nodes, seed=setup.run.seed, run_config=config)
-    strategy = sim.make_strategy(
-        setup, evaluate_every=run.every, max_failed_rounds=setup.run.rounds
+    experiment = sim.app.experiment(app_config(run.config), run.nodes)
+    strategy = experiment.strategy(
+        evaluate_every=run.every, max_failed_rounds=experiment.run.rounds
     )
-
-    def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
-        return MetricRecord(sim.evaluate(setup, layout, record_arrays(arrays)))
-
     failed = ""
     with np.errstate(over="ignore", invalid="ignore"):
         try:
-            strategy.start(
-                grid,
-                array_record([np.zeros(layout.shapes[0])]),
-                num_rounds=setup.run.rounds,
-                evaluate_fn=evaluate,
-            )
+            experiment.start(strategy)
         except (RuntimeError, FloatingPointError) as error:  # it diverged
             failed = str(error)
     result: dict[str, Any] = {"failed": failed}

@@ -11,8 +11,7 @@ import numpy as np
 import sim
 from benchmarks.hyfdca_split import Clock, IterationTimes, SplitGrid, instrumented
 from fedtrellis.server.callbacks import Callback, RoundRecord
-from fedtrellis.wire.arrays import array_record
-from reproduce.common import Options, Run, SkippedError
+from reproduce.common import Options, Run, SkippedError, app_config
 from reproduce.drawing import measured
 
 from .figures import BUNDLE, FEDAVG, HYFEM, PRACTICAL, practical
@@ -139,26 +138,24 @@ class _Times(Callback):
 
 def time_iterations(run: Run) -> list[IterationTimes]:
     """Perform a run in this process, with messages as bytes; its iterations' times."""
-    config = sim.default_config() | run.config
-    setup = sim.make_setup(config, run.nodes)
+    config = app_config(run.config)
+    experiment = sim.app.experiment(config, run.nodes)
     clock = Clock()
     grid = SplitGrid(
         sim.client_app,
         run.nodes,
         clock,
-        seed=setup.run.seed,
+        seed=experiment.options["seed"],
         run_config=config,
         encode=True,
     )
     times = _Times(grid)
-    strategy = sim.make_strategy(
-        setup, callbacks=[times], max_failed_rounds=setup.run.rounds
+    strategy = experiment.strategy(
+        callbacks=[times], max_failed_rounds=experiment.run.rounds
     )
     with instrumented(clock):
         strategy.start(
-            grid,
-            array_record([np.zeros(setup.shape)]),
-            num_rounds=setup.run.rounds,
+            grid, experiment.initial_arrays(), num_rounds=experiment.run.rounds
         )
     return times.times
 
@@ -171,7 +168,7 @@ def _methods(
     steps = [1, 100, 100]
     if tuned:
         steps = [inner_steps(tuned[i], samples, split.nodes) for i in (0, 1, 4)]
-    secret = {"encryption": "tenseal-bfv", "gap-tolerance": 0.0}
+    secret = {"encryption": "tenseal-bfv", "tolerance": 0.0}
     return {
         BUNDLE: secret,
         PRACTICAL: practical(steps[0], held) | secret,
@@ -189,7 +186,7 @@ def compute_tables_6_8(options: Options) -> dict[str, Any]:
         splits = problem.splits[:1] if options.quick else problem.splits
         for split in splits:
             base = config_of(problem, options, split)
-            setup = sim.make_setup(sim.default_config() | base, split.nodes)
+            setup = sim.app.experiment(app_config(base), split.nodes)
             samples = setup.task.num_examples()
             for fraction in AVAILABLE:
                 row: dict[str, Any] = {

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-import sim
-from reproduce.common import Options, Run, perform, read_config
+from reproduce.common import Options, Run, app_config, perform, read_config
 from reproduce.drawing import measured, new_figure, percent, save
 from reproduce.sweep import Point, seeds_and_time, sweep, sweep_picture
 from tasks import Attack, make_task
@@ -46,7 +45,7 @@ def compute_figure_3(options: Options) -> dict[str, Any]:
     config = _base(options)
     run = perform(Run((), config, CLIENTS, point=True))
     perturbation = np.array(run["point"])
-    task = make_task("attack", sim.default_config() | config, CLIENTS, 0)
+    task = make_task("attack", app_config(config), CLIENTS, 0)
     assert isinstance(task, Attack)
     images = task.images(held_out=True)
     perturbed = images + perturbation

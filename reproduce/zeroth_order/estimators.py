@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-import sim
 from fedtrellis.manifolds import Manifold
 from fedtrellis.random import generator
 from fedtrellis.wire.arrays import FloatArray, Layout
@@ -80,7 +79,7 @@ def descend(
     settings: Mapping[str, Any], seed: int, iterations: int
 ) -> dict[str, dict[str, list[float]]]:
     """All variants from one start, an iteration of each in turn."""
-    config = sim.default_config() | {
+    config = {
         f"kernel-pca.{key}": settings[key]
         for key in ("dataset", "components", "samples")
     }

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-import sim
-from reproduce.common import Options, read_config
+from reproduce.common import Options, app_config, read_config
 from reproduce.drawing import color, new_figure, percent, save
 from reproduce.sweep import Point, seeds_and_time, sweep, sweep_picture
 from tasks import make_task
@@ -60,7 +59,7 @@ def _sweep(
     )
     sizes = {}
     for point in points:
-        config = {**sim.default_config(), **base, **point.settings}
+        config = app_config({**base, **point.settings})
         task = make_task(base["task"], config, point.nodes, 0)
         sizes[point.label] = sum(prod(shape) for shape in task.shapes())
     return results | {"rounds": base["rounds"], "sizes": sizes}

@@ -18,6 +18,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 # what one thread adds up has the same last bits every time; read when NumPy is loaded
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -31,12 +32,13 @@ def record(code: Path, commit: str, only: str) -> int:
     sys.path.insert(0, str(code.resolve()))
     import sim
     from tests.recorded.cases import CASES
-    from tests.recorded.old_records import interrupt
+    from tests.recorded.old_records import interrupt, old_start
     from tests.recorded.run_case import TABLE, machine, run_case
 
     if not Path(sim.__file__).resolve().is_relative_to(code.resolve()):
         raise SystemExit(f"sim is that of {sim.__file__}, not of {code}")
-    defaults = sim.app.default_config()
+    old: Any = sim
+    defaults = old.default_config()
     lines = []
     for case in CASES:
         if only not in case["name"]:
@@ -44,7 +46,7 @@ def record(code: Path, commit: str, only: str) -> int:
         if "resume" in case:
             interrupt(case, defaults)
         began = time.perf_counter()
-        result = run_case(case, defaults)
+        result = run_case(case, defaults, old_start)
         seconds = time.perf_counter() - began
         what = result.get("error", f"{len(result.get('up', []))} rounds")
         print(f"{seconds:6.2f} s  {case['name']}: {what}", flush=True)
@@ -75,13 +77,16 @@ def compare_all(only: str, tolerance: float) -> int:
         if only not in name:
             continue
         method = "refused" if "error" in case["result"] else name.split("/")[0]
+        now = run_case(case, table["defaults"])
         found = compare(
             case["result"],
-            run_case(case, table["defaults"]),
+            now,
             tolerance=tolerance,
             ciphertexts=case.get("ciphertexts", False),
         )
-        reasons = {part: reason_to_accept(name, part) for part in found.parts}
+        reasons = {
+            part: reason_to_accept(name, part, now.get(part)) for part in found.parts
+        }
         kind = "same"
         if found.parts:
             kind = "accepted" if all(reasons.values()) else "different"

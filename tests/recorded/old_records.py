@@ -1,19 +1,19 @@
-"""Records of runs that were interrupted, as the recorded version left them."""
+"""What only ``record`` needs: how the version recorded was run, and interrupted."""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
 
-from tests.recorded.run_case import HERE, RESUMED, prepared, quiet, start
+from tests.recorded.run_case import HERE, RESUMED, prepared, quiet
 
-__all__ = ["interrupt"]
+__all__ = ["interrupt", "old_start"]
 
 _FILES = (
     "config.toml",
@@ -24,6 +24,28 @@ _FILES = (
     "checkpoint.npz.history.jsonl",
 )
 _INTERRUPTED = 6
+
+
+def old_start(
+    config: Mapping[str, Any],
+    nodes: int,
+    node_configs: Sequence[Mapping[str, Any]] | None = None,
+    **faults: Any,
+) -> Path:
+    """Run a flat run config as ``sim.py`` did when it was one file."""
+    import sim
+    from fedtrellis import LocalGrid
+
+    old: Any = sim
+    grid = LocalGrid(
+        old.client_app,
+        nodes,
+        seed=config["seed"],
+        run_config=config,
+        node_configs=node_configs,
+        **faults,
+    )
+    return Path(old.run(grid, config))
 
 
 def interrupt(case: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
@@ -49,7 +71,7 @@ def interrupt(case: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
     ):
         config, node_configs = prepared(before, defaults, Path(scratch))
         try:
-            start(config, case["nodes"], node_configs)
+            old_start(config, case["nodes"], node_configs)
         except KeyboardInterrupt:
             (record,) = Path(scratch, "runs").iterdir()
         target = HERE / case["resume"]

@@ -16,7 +16,7 @@ import shutil
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -63,24 +63,28 @@ def start(
     path
         The run's record.
     """
-    import sim
     from fedtrellis import LocalGrid
     from fedtrellis.app.old_keys import translate
+    from sim import app
 
-    # all flat keys, most of them of other methods than the run's
-    config = translate(sim.app.registry, config, drop=True)
+    # as of a record of that version: keys of other methods are there, and left out
+    new = translate(app.registry, config, drop=True)
     grid = LocalGrid(
-        sim.client_app,
+        app.client_app,
         nodes,
         seed=config["seed"],
-        run_config=config,
+        run_config=new,
         node_configs=node_configs,
         **faults,
     )
-    return sim.app.run(grid, config)
+    return app.run(grid, new)
 
 
-def run_case(case: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+def run_case(
+    case: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    start: Callable[..., Path] = start,
+) -> dict[str, Any]:
     """Run a case and return what is recorded of it.
 
     Parameters
@@ -92,6 +96,8 @@ def run_case(case: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, 
         (a record beside this file; a copy of it is gone on from).
     defaults : mapping
         All settings of the version that was recorded.
+    start : callable
+        :func:`start`, or that of the version recorded.
 
     Returns
     -------
