@@ -18,10 +18,11 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
+from fedtrellis.declared import Declared
 from fedtrellis.random import generator
 from fedtrellis.server.conversation import Conversation
 from fedtrellis.server.metrics import mean_metrics
-from fedtrellis.settings import Declared, setting
+from fedtrellis.settings import setting
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.broadcast import ModelBroadcast
 from fedtrellis.wire.protocol import pack_restore

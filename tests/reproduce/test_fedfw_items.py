@@ -28,20 +28,29 @@ from reproduce.fedfw.traffic import bytes_a_round
 HERE = folder_of("fedfw")
 
 
-@pytest.fixture(scope="module")
-def quick(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+@pytest.fixture(
+    scope="module",
+    params=["without-data", pytest.param("with-data", marks=pytest.mark.slow)],
+)
+def quick(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
     """Results by item of all that the data allows, and where their pictures are."""
     out = tmp_path_factory.mktemp("fedfw")
     page = HERE / "README.md"
     before = page.read_bytes()
     arguments = ["--quick", "--seeds", "1", "--jobs", "2", "--out", str(out)]
-    assert main(["fedfw", *arguments]) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "without-data":
+            patch.delenv("FEDTRELLIS_DATA", raising=False)
+        assert main(["fedfw", *arguments]) == 0
     # only a full run changes the page
     assert page.read_bytes() == before
     results: dict[str, Any] = {
         path.stem: load_results(path) for path in (out / "results").glob("*.json")
     }
-    return results | {"out": out}
+    given = request.param == "with-data" and "FEDTRELLIS_DATA" in os.environ
+    return results | {"out": out, "data": given}
 
 
 @pytest.mark.timeout(900)
@@ -62,8 +71,7 @@ def test_every_item_has_its_picture_and_its_table(quick: dict[str, Any]) -> None
         assert item in quick
     for item in ("workshop-lasso", "workshop-digits", "workshop-chr12a", "claims"):
         assert item in quick
-    folder = os.environ.get("FEDTRELLIS_DATA")
-    if folder:
+    if quick["data"]:
         for item in ("table-1-mnist", "table-2-mnist", "figure-1", "figure-4-convex"):
             assert item in quick
 

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 from flwr.app import Message
 
-from fedtrellis import Callback, LocalGrid, RoundRecord
+from fedtrellis import LocalGrid
 from fedtrellis.encryption.plain import PlainCipher
 from fedtrellis.settings import SettingsError
 from fedtrellis.signals import Interrupted, signals_interrupt
 from fedtrellis.wire.arrays import array_record, record_arrays
 from strategies import HyFDCA
+from tests.harness import Stop, calm
 from tests.strategies.hyfdca_runs import Run, irregular, small
 
 KINDS = ("hybrid", "horizontal", "vertical")
@@ -44,7 +45,7 @@ def _calm_from(t: int) -> Callable[[Run, int], None]:
 
     def each(run: Run, round_: int) -> None:
         if round_ == t - 1:
-            run.grid.faults = dict.fromkeys(run.grid.faults, 0.0)
+            calm(run.grid)
 
     return each
 
@@ -397,14 +398,6 @@ def test_states_lost_before_round_1(phases: tuple[str, ...]) -> None:
 
 
 # -------------------------------------------------------------------------- checkpoints
-
-
-class Stop(Callback):
-    def __init__(self, at: int) -> None:
-        self.at = at
-
-    def on_round(self, strategy: Any, record: RoundRecord) -> bool:
-        return record.round == self.at
 
 
 class Forgets(LocalGrid):

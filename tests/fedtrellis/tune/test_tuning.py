@@ -372,10 +372,17 @@ def test_a_search_on_this_repository_from_end_to_end(
     assert third["metrics"]["loss"] == first[2]["metrics"]["loss"]
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("number", "jobs"),
+    [
+        (signal.SIGINT, 1),
+        (signal.SIGTERM, 2),
+        pytest.param(signal.SIGINT, 2, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, 1, marks=pytest.mark.slow),
+    ],
+)
 def test_an_interrupted_search_keeps_what_was_done(
-    tmp_path: Path, search: Path, jobs: int, number: int
+    tmp_path: Path, search: Path, number: int, jobs: int
 ) -> None:
     out = tmp_path / "out"
     command = tune("--search", search, "--out", out, "--jobs", jobs, "--nodes", "4")
