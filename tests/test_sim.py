@@ -555,6 +555,7 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, variant: str) -> None
     process.wait()
     (left,) = killed.iterdir()
     assert json.loads((left / "summary.json").read_text())["status"] == "running"
+    assert [line["round"] for line in history(left)] == list(range(len(history(left))))
 
     status, record = run(resumed, f'resume="{left}"', nodes=10)
     assert status == 0

@@ -56,8 +56,13 @@ HELLO = "query.hello"
 # Names of the records in a request, an answer, and in a client's context.state.
 CONFIG, MODEL, RESTORE = "config", "model", "restore"
 STATUS, ARRAYS, METRICS = "status", "arrays", "metrics"
+# These two are in checkpoints and on SuperNodes' disks: names, not modules.
 _META, _STORED = "fedtrellis.meta", "fedtrellis.arrays"
 _MODEL, _COMMITTED, _PROVISIONAL = "model", "committed/", "provisional/"
+
+#: Among an evaluation's metrics: what it weighs in the mean of all, where that is not
+#: its number of examples.
+WEIGHT = "mean-weight"
 
 NO_ROUND = -1
 

@@ -17,14 +17,11 @@ from fedtrellis import LocalGrid, SettingsError
 
 LASSO = {"task": "lasso", "lasso.rows": 40}
 LINEAR = {"task": "linear-regression"}
-HYBRID = {
-    "task": "hybrid-svm",
-    "hybrid-svm.dataset": "breast-cancer",
-    "encryption": "none",
-}
+HYBRID = {"task": "hybrid-svm", "hybrid-svm.dataset": "breast-cancer"}
+HYFDCA = {**HYBRID, "method": "hyfdca", "hyfdca.encryption": "none"}
 CASES: dict[str, dict[str, Any]] = {
     "fedfw": LASSO,
-    "fedfw+": {**LASSO, "method": "fedfw", "variant": "augmented"},
+    "fedfw+": {**LASSO, "method": "fedfw", "fedfw.variant": "augmented"},
     "naive-frank-wolfe": LASSO,
     "projected-fedavg": LASSO,
     "feddr": LASSO,
@@ -32,8 +29,8 @@ CASES: dict[str, dict[str, Any]] = {
     "fedavg-gd": LINEAR,
     "first-order-rfl": {"task": "kernel-pca"},
     "zeroth-order-rfl": {"task": "kernel-pca"},
-    "hyfdca": HYBRID,
-    "hyfdca-practical": {**HYBRID, "method": "hyfdca", "dual-step": "practical"},
+    "hyfdca": HYFDCA,
+    "hyfdca-practical": {**HYFDCA, "hyfdca.step": "practical"},
     "hyfem": HYBRID,
     "hybrid-fedavg": HYBRID,
 }
@@ -49,8 +46,8 @@ def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(parent: Path, config: dict[str, Any]) -> Path:
-    config = sim.default_config() | config | {"results-dir": str(parent)}
-    return sim.run(LocalGrid(sim.client_app, 3, run_config=config), config)
+    config = sim.app.default_config() | config | {"results-dir": str(parent)}
+    return sim.app.run(LocalGrid(sim.client_app, 3, run_config=config), config)
 
 
 def refusal(parent: Path, config: dict[str, Any]) -> str:
@@ -103,17 +100,17 @@ def older(arrays: Arrays) -> Arrays:
 @pytest.mark.parametrize(
     ("first", "second", "key", "told"),
     [
-        ("plain", "augmented", "variant", "it has no entry '0/y'"),
-        ("augmented", "plain", "variant", "it has an entry 'state/0/y' too many"),
-        ("plain", "stochastic", "variant", None),
-        ("bundle", "practical", "dual-step", "it has no entry"),
-        ("practical", "bundle", "dual-step", "it has no entry"),
+        ("plain", "augmented", "fedfw.variant", "it has no entry '0/y'"),
+        ("augmented", "plain", "fedfw.variant", "it has an entry 'state/0/y' too many"),
+        ("plain", "stochastic", "fedfw.variant", None),
+        ("bundle", "practical", "hyfdca.step", "it has no entry"),
+        ("practical", "bundle", "hyfdca.step", "it has no entry"),
     ],
 )
 def test_another_variant_is_refused(
     first: str, second: str, key: str, told: str | None, tmp_path: Path
 ) -> None:
-    case = LASSO if key == "variant" else {**HYBRID, "method": "hyfdca"}
+    case = LASSO if key == "fedfw.variant" else HYFDCA
     config = {**case, "rounds": 2, key: first}
     record = run(tmp_path, config)
     # the record would say so before; a strategy in Python has no record
@@ -122,7 +119,7 @@ def test_another_variant_is_refused(
         settings.read_text().replace(f'{key} = "{first}"', f'{key} = "{second}"')
     )
     config |= {"resume": str(record), "rounds": 3, key: second}
-    name = "variant" if key == "variant" else "step"
+    name = "variant" if key == "fedfw.variant" else "step"
     expected = f"its {name} is {first}, this run's is {second}"
     assert refusal(tmp_path, config).endswith(expected)
     path = record / "checkpoint.npz"

@@ -40,6 +40,7 @@ from fedtrellis import (
 )
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.conversation import Conversation
+from fedtrellis.server.metrics import mean_metrics
 from fedtrellis.wire.arrays import Layout, encode
 from fedtrellis.wire.exchange import Registry, Traffic, exchange
 
@@ -775,6 +776,23 @@ def test_client_evaluation_is_the_mean_weighted_by_examples() -> None:
     assert metrics["model"] == pytest.approx(model / 2, rel=1e-15)
     assert strategy.history[3].client_evaluation == dict(metrics)
     assert strategy.history[2].client_evaluation == {}
+
+
+@pytest.mark.parametrize("weight", [2.0, 0, -1.0, float("nan"), "2", [1.0]])
+def test_weights_are_no_numbers_of_examples(weight: Any) -> None:
+    """A client without a good weight has none, as one without examples."""
+    mean = mean_metrics(
+        [
+            {"loss": 1.0, "num-examples": 40, "mean-weight": 6.0},
+            {"loss": 5.0, "num-examples": 10, "mean-weight": weight},
+            {"loss": 9.0, "num-examples": 0, "mean-weight": 100.0},
+        ]
+    )
+    assert mean is not None
+    if weight == 2.0:
+        assert dict(mean) == {"loss": 2.0, "num-examples": 50}
+    else:
+        assert dict(mean) == {"loss": 1.0, "num-examples": 40}
 
 
 def test_client_metrics_that_cannot_be_averaged_are_left_out() -> None:

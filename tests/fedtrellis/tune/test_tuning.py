@@ -173,6 +173,22 @@ def test_a_small_space_is_gone_through_once(tmp_path: Path) -> None:
     ]
 
 
+def test_a_setting_that_finds_itself_is_searched_like_others(tmp_path: Path) -> None:
+    """Its default, "auto", says nothing of its kind."""
+    path = tmp_path / "search.toml"
+    path.write_text(
+        "fedfw.penalty = {low = 1, high = 10}\n"
+        'fedfw.schedule.values = ["auto", "constant"]\n'
+        'fedfw.dual-penalty.values = ["auto", 2]\n'
+    )
+    search = SearchSpace.read(path, sim.app.default_config())
+    drawn = search.draw(50, seed=0)
+    assert all(1.0 <= one["fedfw.penalty"] <= 10.0 for one in drawn)
+    assert {type(one["fedfw.penalty"]) for one in drawn} == {float}
+    assert {one["fedfw.schedule"] for one in drawn} == {"auto", "constant"}
+    assert {one["fedfw.dual-penalty"] for one in drawn} == {"auto", 2}
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
