@@ -568,12 +568,12 @@ def test_another_search_is_not_mixed_into_an_old_one(
 )
 def test_what_lies_in_the_way_of_a_search_is_named(
     tmp_path: Path,
-    search: Path,
     capsys: pytest.CaptureFixture[str],
     found: str | None,
     message: str,
 ) -> None:
-    out = tmp_path / "out"
+    out, search = tmp_path / "out", tmp_path / "search.toml"
+    search.write_text("[rounds]\nvalues = [1]\n")
     if found is None:
         out.touch()
     else:
