@@ -321,7 +321,7 @@ def test_resumed_run_is_the_same_run(order: int, tmp_path: Path) -> None:
 def test_a_checkpoint_without_the_number_averaged_took_all_clients() -> None:
     """The η_g of its x, which the clients' c_i need, was √n of all n clients."""
     run = Run(Stiefel((P, R)), 3, order=1, grid={"reply_loss": 0.5})
-    strategy, averaged = run.strategy, len(run.watch.used[-1])
+    strategy, averaged = run.strategy, len(run.used[-1])
     state = strategy.state()
     assert state["averaged"] == averaged < N
     assert strategy.settled_server_step_size == math.sqrt(averaged)
