@@ -12,7 +12,9 @@ from fedtrellis.app import App, pairs
 from tasks import TASKS
 
 app = App(methods=pairs(strategies, clients), tasks=TASKS.values())
-server_app, client_app = app.server_app, app.client_app
+# each by itself: Flower reads the source for these names
+server_app = app.server_app
+client_app = app.client_app
 
 if __name__ == "__main__":
     sys.exit(app.command_line())

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import sim
-from fedtrellis.wire.arrays import Layout, array_record
-from fedtrellis.wire.local_grid import LocalGrid
 
 from .ray import run_on_ray
 from .report import Aim, Comparison, Row, Spread, ratios
@@ -54,14 +52,10 @@ def _rate(history: Sequence[Mapping[str, Any]], nodes: int) -> float:
 def _local(nodes: int, rounds: int, encode: bool) -> float:
     """The app's own run on ``LocalGrid``, without its record on disk."""
     config = sim.app.default_config() | _config(rounds + _WARM_UP)
-    setup = sim.app.experiment(config, nodes)
-    strategy = sim.make_strategy(setup, evaluate_every=10**6)
-    grid = LocalGrid(sim.client_app, nodes, run_config=config, encode=encode)
-    layout = Layout(tuple(setup.task.shapes()))
-    point = layout.point(setup.task.initial_point())
-    strategy.start(
-        grid, array_record(layout.layers(point)), num_rounds=rounds + _WARM_UP
-    )
+    experiment = sim.app.experiment(config, nodes)
+    strategy, grid = experiment.strategy(), experiment.grid(encode=encode)
+    start = experiment.initial_arrays()
+    strategy.start(grid, start, num_rounds=rounds + _WARM_UP)
     return _rate([record.to_dict() for record in strategy.history], nodes)
 
 

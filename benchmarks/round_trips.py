@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import sim
-from fedtrellis.wire.arrays import Layout, array_record
-from fedtrellis.wire.local_grid import LocalGrid
+from strategies import HyFDCA
 
 from .report import Comparison
 
@@ -16,7 +15,7 @@ __all__ = ["CASES", "Case", "compare"]
 
 _NODES = 4
 # of a case's settings, those that tell the cases of one method apart
-_SHOWN = ("dual-step", "secure-sum")
+_SHOWN = ("hyfdca.step", "hyfdca.secure-sum")
 
 
 @dataclass(frozen=True)
@@ -30,23 +29,25 @@ class Case:
 
 def _cases() -> list[Case]:
     cases = []
-    for method in sim.app.registry.methods:
-        if method == "hyfdca":
-            # encryption changes the bytes, not the number of messages
-            plain = {"encryption": "none", "gap-tolerance": 0.0}
-            cases += [
-                Case(method, "hybrid-svm", {**plain, "dual-step": step})
-                for step in ("bundle", "practical")
-            ]
-            cases.append(Case(method, "hybrid-svm", {**plain, "secure-sum": True}))
-        elif method in sim.HYBRID:
-            cases.append(Case(method, "hybrid-svm"))
-        elif method in sim.RIEMANNIAN:
-            cases.append(Case(method, "kernel-pca", {"local-step-size": 0.01}))
-        elif method in sim.UNCONSTRAINED:
-            cases.append(Case(method, "linear-regression"))
+    tasks = {
+        "split": "hybrid-svm",
+        "manifold": "kernel-pca",
+        "whole": "linear-regression",
+        "domain": "lasso",
+    }
+    # encryption changes the bytes, not the number of messages
+    plain = {"hyfdca.encryption": "none", "hyfdca.tolerance": 0.0}
+    steps: list[dict[str, Any]] = [
+        {"hyfdca.step": "bundle"},
+        {"hyfdca.step": "practical"},
+        {"hyfdca.secure-sum": True},
+    ]
+    for method, entry in sim.app.registry.methods.items():
+        task = tasks[entry.strategy.space]
+        if entry.strategy is HyFDCA:
+            cases += [Case(method, task, {**plain, **step}) for step in steps]
         else:
-            cases.append(Case(method, "lasso"))
+            cases.append(Case(method, task))
     return cases
 
 
@@ -57,14 +58,9 @@ def _trips(case: Case, rounds: int) -> list[int]:
     """Round trips of each round."""
     config = {**sim.app.default_config(), "method": case.method, "task": case.task}
     config |= {"seed": 0, **case.config}
-    setup = sim.app.experiment(config, _NODES)
-    strategy = sim.make_strategy(setup)
-    grid = LocalGrid(sim.client_app, _NODES, run_config=config)
-    layout = Layout(tuple(setup.task.shapes()))
-    point = layout.point(setup.task.initial_point())
-    if setup.manifold is not None:
-        point = setup.manifold.project(point)
-    strategy.start(grid, array_record(layout.layers(point)), num_rounds=rounds)
+    experiment = sim.app.experiment(config, _NODES)
+    strategy, grid = experiment.strategy(), experiment.grid()
+    strategy.start(grid, experiment.initial_arrays(), num_rounds=rounds)
     return [record.round_trips for record in strategy.history]
 
 

@@ -35,16 +35,16 @@ _BLOCKS = (
 
 #: Each method's files and run config.
 METHODS: dict[str, tuple[Files, str]] = {
-    "fedfw": ("rows", f'{_ROWS} variant="augmented"'),
+    "fedfw": ("rows", f'{_ROWS} fedfw.variant="augmented"'),
     "naive-frank-wolfe": ("rows", _ROWS),
     "projected-fedavg": ("rows", _ROWS),
     "feddr": ("rows", _ROWS),
-    "fedgia": ("rows", f'{_ROWS} hessian="gram"'),
+    "fedgia": ("rows", f'{_ROWS} fedgia.hessian="gram"'),
     "fedavg-gd": ("rows", _ROWS),
     "local-sgd": ("rows", _ROWS),
     "fedprox": ("rows", _ROWS),
     "first-order-rfl": ("rows", _COMPONENTS),
-    "zeroth-order-rfl": ("rows", f"{_COMPONENTS} samples=10"),
+    "zeroth-order-rfl": ("rows", f"{_COMPONENTS} zeroth-order-rfl.samples=10"),
     "hyfdca": ("blocks", _BLOCKS),
     "hyfem": ("blocks", _BLOCKS),
     "hybrid-fedavg": ("blocks", _BLOCKS),

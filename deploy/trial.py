@@ -53,7 +53,7 @@ def run(deployment: Deployment, method: str, rounds: int) -> float:
     )
     if method == "hyfdca":
         context = deployment.folder / "secrets" / "server.context"
-        config += f' context-file="{context}"'
+        config += f' hyfdca.context="{context}"'
     records = deployment.folder / "records"
     deployed, local = records / "deployed" / method, records / "local" / method
     deployment.flwr(

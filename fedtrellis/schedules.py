@@ -28,7 +28,7 @@ class FrankWolfeSchedule:
     penalty : float
         λ_0, at least 0.
     participation : float
-        p, in (0, 1].
+        p, in (0, 1]: how likely a client is to take part in a round.
     num_rounds : int
         T, the rounds planned; counts for ``"nonconvex"`` only. A run that goes on with
         more rounds keeps the T that it began with.

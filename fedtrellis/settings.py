@@ -9,9 +9,8 @@ A group of settings is a class whose fields are made by :func:`setting`::
     Penalty.penalty                    # the default
     parse(Penalty, {"penalty": 0.5})   # checked, and made a float
 
-Subclasses of :class:`Declared`, such as every strategy, are dataclasses of their own
-accord: their fields are their constructor's keyword arguments, checked when an object
-is made, and listed in their docstrings.
+Subclasses of :class:`fedtrellis.declared.Declared`, such as every strategy, have such
+fields for their constructor's keyword arguments.
 
 Flower checks neither the types nor the ranges of a run config, so all of that happens
 here, once, before anything starts: :class:`SettingsError` names the key, its value and
@@ -22,19 +21,15 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import inspect
 import math
-import textwrap
 import types
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from numbers import Real
-from types import MappingProxyType
-from typing import Any, TypeVar, Union, dataclass_transform, get_args, get_type_hints
+from typing import Any, TypeVar, Union, get_args, get_type_hints
 
 __all__ = [
     "AUTO",
-    "Declared",
     "SettingsError",
     "check_choice",
     "describe",
@@ -272,11 +267,12 @@ def _check(key: str, value: Any, meta: Mapping[str, Any]) -> None:
 
 
 @lru_cache(maxsize=256)
-def _hints(cls: Hashable) -> dict[str, Any]:
+def hints_of(cls: Hashable) -> dict[str, Any]:
+    """The types of a class's fields, by name."""
     return get_type_hints(cls)
 
 
-def _checked(key: str, value: Any, field: dataclasses.Field[Any], hint: Any) -> Any:
+def checked(key: str, value: Any, field: dataclasses.Field[Any], hint: Any) -> Any:
     """A field's value, converted and checked; None for "auto" where that may be."""
     meta = field.metadata
     if field.default is None and (value is None or value == AUTO):
@@ -330,9 +326,9 @@ def parse_values(
     SettingsError
         If a value has the wrong type or lies outside what is allowed.
     """
-    hints = _hints(cls)
+    hints = hints_of(cls)
     return {
-        field.name: _checked(
+        field.name: checked(
             key, config.get(key, field.default), field, hints[field.name]
         )
         for key, field in fields.items()
@@ -371,14 +367,16 @@ def describe_fields(
     fields: Mapping[str, dataclasses.Field[Any]],
 ) -> list[tuple[str, str, str]]:
     """As :func:`describe`, of settings by run-config key."""
-    return [(key, _shown_default(f), _line(f)) for key, f in fields.items()]
+    return [(key, shown_default(f), described_line(f)) for key, f in fields.items()]
 
 
-def _shown_default(field: dataclasses.Field[Any]) -> str:
+def shown_default(field: dataclasses.Field[Any]) -> str:
+    """How listings write a default."""
     return AUTO if field.default is None else repr(field.default)
 
 
-def _line(field: dataclasses.Field[Any]) -> str:
+def described_line(field: dataclasses.Field[Any]) -> str:
+    """What a setting is, and what is allowed, in a line."""
     meta = field.metadata
     text: str = meta["help"]
     if meta.get("symbol"):
@@ -387,114 +385,3 @@ def _line(field: dataclasses.Field[Any]) -> str:
     if meta.get("auto") is not None:
         allowed.append(f"auto: what the task suggests, or {meta['auto']!r}")
     return text + (f" ({'; '.join(allowed)})" if allowed else "")
-
-
-# ------------------------------------------------------------ classes with such fields
-
-
-# type checkers take a setting for a default, and know no positional one of a specifier
-@dataclass_transform(eq_default=False, kw_only_default=True, field_specifiers=(given,))
-class Declared:
-    """Base of classes whose fields are their constructor's keyword arguments.
-
-    A subclass becomes a dataclass when it is defined; what its fields declare is
-    checked when an object is made, before its ``__post_init__`` goes on, and its
-    docstring gets their list. A class with an ``__init__`` of its own is left as it is.
-
-    The fields of a class defined with ``options=True`` are those that all below it
-    share: their docstrings only refer to it, and run configs set them without a prefix.
-    """
-
-    def __init_subclass__(cls, options: bool = False, **more: Any) -> None:
-        super().__init_subclass__(**more)
-        if options:
-            cls.__options__ = cls  # type: ignore[attr-defined]
-        makers = (base for base in cls.__mro__ if "__init__" in base.__dict__)
-        maker = next(makers)
-        # below a class with an __init__ of its own nothing is generated either
-        if maker is object or "__declared__" in maker.__dict__:
-            annotations = inspect.get_annotations(cls)
-            # what is annotated only is no field
-            cls.__annotations__ = {
-                name: kind
-                for name, kind in annotations.items()
-                if isinstance(cls.__dict__.get(name), dataclasses.Field)
-            }
-            dataclasses.dataclass(kw_only=True, eq=False, repr=False)(cls)
-            cls.__annotations__ = annotations
-            cls.__declared__ = True  # type: ignore[attr-defined]
-            _document(cls)
-
-    def __post_init__(self) -> None:
-        """Check and convert every field."""
-        cls: Any = type(self)
-        hints = _hints(cls)
-        for field in dataclasses.fields(self):  # type: ignore[arg-type]
-            if "help" not in field.metadata:
-                continue
-            value = _checked(
-                field.name, getattr(self, field.name), field, hints[field.name]
-            )
-            if value is None:
-                value = field.metadata.get("auto")
-            setattr(self, field.name, value)
-
-    def described(self) -> dict[str, Any]:
-        """Its fields' values, by name and symbol."""
-        return {
-            f"{field.name.replace('_', ' ')} {field.metadata['symbol']}".strip(): (
-                getattr(self, field.name)
-            )
-            for field in dataclasses.fields(self)  # type: ignore[arg-type]
-            if field.metadata.get("shown", "help" in field.metadata)
-        }
-
-
-_SECTIONS = ("Attributes", "Returns", "Raises", "Notes", "Examples")
-
-
-def _document(cls: type[Any]) -> None:
-    """Put the fields into the docstring, as numpydoc's Parameters."""
-    # a dataclass without a docstring gets its signature for one
-    text = inspect.cleandoc(cls.__doc__ or "")
-    if not text or text.startswith(f"{cls.__name__}("):
-        return
-    root = getattr(cls, "__options__", cls)
-    common = set() if root is cls else {f.name for f in dataclasses.fields(root)}
-    declared = [f for f in dataclasses.fields(cls) if "help" in f.metadata]
-    own = [field for field in declared if field.name not in common]
-    lines = ["Parameters", "----------"]
-    for field in own:
-        lines += _parameter(field)
-    if common:
-        name = f"{root.__module__}.{root.__qualname__}"
-        lines += ["**options", f"    Those of :class:`~{name}`."]
-    section = "\n".join(lines)
-    for title in _SECTIONS:
-        head, found, rest = text.partition(f"\n{title}\n{'-' * len(title)}\n")
-        if found:
-            cls.__doc__ = f"{head}\n{section}\n{found}{rest}"
-            return
-    cls.__doc__ = f"{text}\n\n{section}\n"
-
-
-def _capital(text: str, meta: Mapping[str, Any] = MappingProxyType({})) -> str:
-    """A sentence begins with a capital, but a symbol stays as it is."""
-    return text if meta.get("symbol") else text[:1].upper() + text[1:]
-
-
-def _parameter(field: dataclasses.Field[Any]) -> list[str]:
-    meta = field.metadata
-    default = ""
-    if field.default is not dataclasses.MISSING:
-        shown = repr(field.default) if meta["given"] else _shown_default(field)
-        default = f", default {shown}"
-    text = ". ".join(
-        part.rstrip(".")
-        for part in (_capital(_line(field), meta), _capital(meta.get("note", "")))
-        if part
-    )
-    body = textwrap.wrap(
-        f"{text}.", 84, initial_indent="    ", subsequent_indent="    "
-    )
-    return [f"{field.name} : {field.type}{default}", *body]

@@ -183,7 +183,7 @@ def app_config(config: Mapping[str, Any]) -> dict[str, Any]:
             whole[key] = value
         elif own in known:
             whole[own] = value
-        elif key in local:
+        elif key in local and f"{method}.{local[key]}" in known:
             whole[f"{method}.{local[key]}"] = value
         elif key not in _LOCAL and not any(f"{m}.{key}" in known for m in methods):
             raise KeyError(f"no such setting: {key!r}")

@@ -113,14 +113,15 @@ class FedFW(RoundStrategy):
         super().__post_init__()
         if self.dual_penalty is None:
             self.dual_penalty = self.penalty
-        self._schedule = self._make_schedule(1)
+        # T and n are known when the run starts; this checks the rest now
+        self._schedule = self._make_schedule(1, self.participation)
         self.needs_planned_rounds = self._schedule.depends_on_rounds
 
-    def _make_schedule(self, rounds: int) -> FrankWolfeSchedule:
+    def _make_schedule(self, rounds: int, participation: float) -> FrankWolfeSchedule:
         return FrankWolfeSchedule(
             self.schedule,
             self.penalty,
-            self.participation,
+            participation,
             rounds,
             self.step_size,
             self.averaging,
@@ -132,7 +133,9 @@ class FedFW(RoundStrategy):
 
     def setup(self, point: FloatArray, layout: Layout) -> None:
         """Start every client's mirror x_i, and its y_i, at the initial model."""
-        self._schedule = self._make_schedule(self.planned_rounds)
+        self._schedule = self._make_schedule(
+            self.planned_rounds, self.expected_participation
+        )
         if not self.domain.contains(point):
             log(WARNING, "The initial model lies outside %r", self.domain)
         self._start = self.broadcast.model.copy()

@@ -72,7 +72,7 @@ class FirstOrderRFL(RoundStrategy):
     )
     server_step_size: float | None = setting(
         None,
-        "of the server's step; auto: √n, as in the theory",
+        "of the server's step; auto: √n, n the clients averaged in the round",
         symbol="η_g",
         above=0.0,
     )
@@ -100,8 +100,8 @@ class FirstOrderRFL(RoundStrategy):
 
     @property
     def settled_server_step_size(self) -> float:
-        """η_g of the run."""
-        return self.server_step_size or sqrt(self.num_clients)
+        """η_g of the step that made x: as set, or √n of the n clients averaged."""
+        return self.server_step_size or sqrt(self._averaged)
 
     def measuring_step(self, num_clients: int) -> float:
         """η̃ with all clients, by which ‖G_η̃(x)‖ is measured."""
@@ -110,7 +110,7 @@ class FirstOrderRFL(RoundStrategy):
 
     @property
     def total_step(self) -> float:
-        """η̃ = η_g η τ."""
+        """η̃ = η_g η τ of the step that made x."""
         return self.settled_server_step_size * self.step_size * self.local_steps
 
     def check_model(self, layout: Layout) -> None:
@@ -123,10 +123,15 @@ class FirstOrderRFL(RoundStrategy):
         self._corrections = {name: np.zeros(point.shape) for name in self.clients}
         # the round that made the x which is broadcast; 0: the start
         self._x_round = 0
+        # how many clients were averaged in it
+        self._averaged = self.num_clients
         self._step_norm = inf
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
-        """η, η_g and τ, and what mini-batches need."""
+        """η, η_g of the step that made x, τ, and what mini-batches need.
+
+        A client needs η_g for its c_i, which comes from the step before.
+        """
         entries: dict[str, Any] = {
             "step-size": self.step_size,
             "server-step-size": self.settled_server_step_size,
@@ -150,6 +155,7 @@ class FirstOrderRFL(RoundStrategy):
     def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
         """Step from P_M(x^k) towards the mean of the ẑ_i, and replay every c_i."""
         z, scale = self._z, self.step_size * self.local_steps
+        self._averaged = len(answers)
         points = {
             name: self.local_point(server_round, name, checked)
             for name, checked in answers.items()
@@ -194,8 +200,11 @@ class FirstOrderRFL(RoundStrategy):
         return {"c": self._corrections[client]}
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Every c_i, and which round x is of."""
-        arrays: dict[str, NDArray[Any]] = {"x-round": np.array(self._x_round)}
+        """Every c_i, which round x is of, and how many clients it averaged."""
+        arrays: dict[str, NDArray[Any]] = {
+            "x-round": np.array(self._x_round),
+            "averaged": np.array(self._averaged),
+        }
         for name, correction in self._corrections.items():
             arrays[f"{name}/c"] = correction
         return arrays
@@ -203,6 +212,8 @@ class FirstOrderRFL(RoundStrategy):
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Inverse of :meth:`state`."""
         self._x_round = int(state["x-round"])
+        # checkpoints that do not say so are of a time when η_g was √n for all n clients
+        self._averaged = int(state.get("averaged", self.num_clients))
         self._z = self.manifold.project(self.broadcast.model)
         self._corrections = {
             name: np.array(state[f"{name}/c"]) for name in self.clients

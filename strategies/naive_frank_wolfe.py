@@ -58,14 +58,15 @@ class NaiveFrankWolfe(RoundStrategy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._schedule = self._make_schedule(1)
+        # T and n are known when the run starts; this checks the rest now
+        self._schedule = self._make_schedule(1, self.participation)
         self.needs_planned_rounds = self._schedule.depends_on_rounds
 
-    def _make_schedule(self, rounds: int) -> FrankWolfeSchedule:
+    def _make_schedule(self, rounds: int, participation: float) -> FrankWolfeSchedule:
         return FrankWolfeSchedule(
             self.schedule,
             penalty=0.0,
-            participation=self.participation,
+            participation=participation,
             num_rounds=rounds,
             step_size=self.step_size,
         )
@@ -75,8 +76,10 @@ class NaiveFrankWolfe(RoundStrategy):
         self.domain.check_shape(layout.point_shape)
 
     def setup(self, point: FloatArray, layout: Layout) -> None:
-        """Make the schedule, now that the number of rounds is known."""
-        self._schedule = self._make_schedule(self.planned_rounds)
+        """Make the schedule, now that rounds and clients are known."""
+        self._schedule = self._make_schedule(
+            self.planned_rounds, self.expected_participation
+        )
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         """Nothing: the client only needs x̄."""

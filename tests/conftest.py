@@ -12,6 +12,19 @@ from xdist.scheduler import LoadFileScheduling
 
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 os.environ["FLWR_DISABLE_UPDATE_CHECK"] = "1"
+# Two workers and Flower's processes share the cores: threads would wait for each other.
+for library in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(library, "1")
+
+
+#: Files that take more than half a minute.
+LONGEST = (
+    "test_fedfw_items.py",
+    "test_hyfdca_faults.py",
+    "test_sim.py",
+    "test_soak.py",
+    "test_tuning.py",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -26,18 +39,23 @@ def flower_logger() -> Iterator[None]:
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    """Leave out the tests that kill processes, unless ``-m`` names them.
+    """Leave out what is too slow for every day, unless ``-m`` names it.
 
-    What starts Flower's processes takes minutes, and comes first: no worker is left
-    alone with it in the end.
+    What starts Flower's processes comes first, and then the longest of the other
+    files: no worker is left alone with one of them in the end.
     """
-    items.sort(key=lambda item: item.get_closest_marker("system") is None)
-    if "faults" in config.getoption("markexpr"):
+    items.sort(
+        key=lambda item: (
+            item.get_closest_marker("system") is None,
+            item.path.name not in LONGEST,
+        )
+    )
+    if "slow" in config.getoption("markexpr"):
         return
     kept: list[pytest.Item] = []
     left: list[pytest.Item] = []
     for item in items:
-        (kept if item.get_closest_marker("faults") is None else left).append(item)
+        (kept if item.get_closest_marker("slow") is None else left).append(item)
     config.hook.pytest_deselected(items=left)
     items[:] = kept
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shlex
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from clients import FedFWClient
 from fedtrellis import Callback, EarlyStop, LocalGrid, RoundStrategy
 from fedtrellis.server.interruption import sim_command
 from fedtrellis.server.records import RunRecord
+from fedtrellis.settings import SettingsError
 from fedtrellis.signals import Interrupted
 from strategies import FedFW
 
@@ -245,3 +247,55 @@ def test_the_command_has_what_no_record_knows() -> None:
         *("--node-config", given[0]),
         *("-c", 'resume="/a b/record"'),
     ]
+
+
+# -------------------------------------------------------------------------- full disk
+
+
+@pytest.mark.parametrize("full", ["history.jsonl", "checkpoint.npz"])
+def test_a_full_disk_is_named_and_the_run_goes_on_elsewhere(
+    tmp_path: Path, full: str
+) -> None:
+    """Files that may not grow beyond a size are what every user can have."""
+    # the history grows by some 300 bytes a round; the checkpoint has 70 kB
+    limit = 75_000 if full == "history.jsonl" else 20_000
+    config = 'task="lasso" rounds=300 checkpoint-every=5'
+    arguments = ["--nodes", "4", "-c", config]
+    done = subprocess.run(
+        [sys.executable, "sim.py", *arguments, "--out", str(tmp_path / "cut")],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(
+            resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY)
+        ),
+    )
+    assert done.returncode == 1
+    (cut,) = (tmp_path / "cut").iterdir()
+    last = done.stderr.splitlines()[-1]
+    assert last == f"sim.py: error: [Errno 27] File too large: '{cut / full}'"
+    check_summary(cut, "failed")
+    rounds = [line["round"] for line in history(cut)]
+    assert rounds == list(range(len(rounds)))
+    assert not list(cut.glob("*.tmp"))
+    if full == "checkpoint.npz":
+        assert rounds[-1] == 5
+        return
+    assert rounds[-1] > 20
+    resume = ["--nodes", "4", "-c", f'resume="{cut}"', "--out", str(tmp_path / "rest")]
+    assert sim.app.command_line(resume) == 0
+    assert sim.app.command_line([*arguments, "--out", str(tmp_path / "whole")]) == 0
+    (rest,), (whole,) = (tmp_path / "rest").iterdir(), (tmp_path / "whole").iterdir()
+    assert np.array_equal(model(rest), model(whole))
+
+
+@pytest.mark.parametrize("where", ["/proc/runs", "file/runs"])
+def test_a_folder_that_cannot_be_written_is_refused_before_round_1(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(FedFW, "start", lambda *rest, **options: pytest.fail("begun"))
+    parent = tmp_path / where
+    with pytest.raises(SettingsError, match=f"results-dir = '{parent}' cannot be writ"):
+        run(parent)

@@ -10,9 +10,13 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, MetricRecord
 
+import clients
+import strategies
 from clients import FedFWClient, FirstOrderRFLClient
 from fedtrellis import LocalGrid, client_app
+from fedtrellis.app import App, pairs
 from fedtrellis.objectives import LeastSquares
+from fedtrellis.settings import SettingsError
 from strategies import FirstOrderRFL
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -24,7 +28,7 @@ def programs() -> list[str]:
     page = PAGES[0].read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     return [
-        re.sub(r"from fedtrellis\.(strategies|clients) ", r"from \1 ", block)
+        re.sub(r"from fedtrellis\.(strategies|clients|tasks) ", r"from \1 ", block)
         for block in blocks
     ]
 
@@ -86,3 +90,23 @@ def test_the_callback_watches_and_the_checkpoint_is_written(
     assert strategy.history[-1].round < 500  # EarlyStop
     assert strategy.history[-1].metrics["loss"] <= 0.1
     assert (tmp_path / "checkpoint").exists()
+
+
+def test_the_plug_in_has_a_task_that_run_configs_know() -> None:
+    names: dict[str, Any] = {"__name__": __name__}
+    exec(programs()[2], names)
+    app = App(pairs(strategies, clients), names["plugin"].tasks)
+    with pytest.raises(SettingsError, match=r"trend\.points = 1 must be at least 2"):
+        app.experiment({"task": "trend", "trend.points": 1}, 3)
+    config = {"task": "trend", "trend.points": 20, "method": "fedgia", "rounds": 100}
+    experiment = app.experiment(config | {"fedgia.tolerance": 0.0}, 3)
+    (x,) = experiment.start().arrays.to_numpy_ndarrays()
+    # the solution of the normal equations, from the points themselves
+    rows, heights = experiment.task._table(range(3))
+    expected = np.linalg.solve(rows.T @ rows, rows.T @ heights)
+    np.testing.assert_allclose(x, expected, atol=1e-9)
+    parts = [experiment.task.client_objective(i).value(x) for i in range(3)]
+    assert experiment.task.value(x) == pytest.approx(np.mean(parts))
+    fedfw = app.experiment({"task": "trend"}, 3).strategy()
+    assert isinstance(fedfw, strategies.FedFW)
+    assert fedfw.penalty == 0.1  # as the task suggests

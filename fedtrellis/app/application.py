@@ -11,11 +11,12 @@ from flwr.app import Context
 from flwr.client import NumPyClient
 from flwr.serverapp import Grid, ServerApp
 
-from fedtrellis.app.experiment import Experiment, make_experiment
+from fedtrellis.app.experiment import Experiment
 from fedtrellis.app.nodes import make_client
 from fedtrellis.app.old_keys import translate
 from fedtrellis.app.registry import Pair, Registry
 from fedtrellis.app.settings import RunSettings
+from fedtrellis.app.setup import make_experiment
 from fedtrellis.domains import RUN_DOMAINS, Domain
 from fedtrellis.wire.client import client_app
 

@@ -77,7 +77,12 @@ def translate(
     for old, value in config.items():
         owners = [] if old in registry.fields else old_owners(registry, old)
         if not owners:
-            translated[old] = value
+            foreign = (
+                group.kind in used_names and group.owner != used_names[group.kind]
+                for group in registry.owners(old)
+            )
+            if not (drop and any(foreign)):
+                translated[old] = value
             continue
         # which set a run has is known only once its task is
         used = [

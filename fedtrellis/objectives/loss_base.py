@@ -160,8 +160,8 @@ class Loss(ScoreLoss):
         """Return s c (u − α) for the best s in [0, 1], the paper's algorithm 3.
 
         s maximises −l*(−(α + s c γ (u − α))) − s c γ z (u − α)
-        − (γ²/2λ)(s c (u − α))², with u = :meth:`dual_point`. Nothing moves where
-        u = α.
+        − (γ²/2λ)(s c (u − α))², with u = :meth:`dual_point`. The last term has 1 for
+        ‖x_i‖²: on longer rows the step may be too long. Nothing moves where u = α.
 
         Parameters
         ----------

@@ -149,7 +149,7 @@ class TorchObjective(Objective):
                 given = [part.shape for part in parts]
                 raise ValueError(f"x has shapes {given}; they must be {wanted_shapes}")
         shapes = self.shapes
-        return [p.reshape(*batch, *s) for p, s in zip(parts, shapes, strict=True)]
+        return [p.reshape((*batch, *s)) for p, s in zip(parts, shapes, strict=True)]
 
     def _like(self, x: Point, layers: list[Array]) -> Any:
         """Return ``layers`` in the form that the point x has."""
@@ -218,7 +218,10 @@ class TorchObjective(Objective):
             for accumulated, gradient in zip(sums, gradients, strict=True):
                 accumulated.add_(gradient, alpha=share)
         # weight ((1/d) Σ ∇loss + l2 x)
-        result = [self.weight * _to_numpy(accumulated) for accumulated in sums]
+        result = [_to_numpy(accumulated) for accumulated in sums]
+        for part in result:
+            # in place: what an operator makes of an array of no axes is no array
+            part *= self.weight
         if self.l2:
             for part, layer in zip(result, layers, strict=True):
                 part += (self.weight * self.l2) * layer

@@ -46,6 +46,7 @@ def open_answer(
     session: str,
     server_round: int,
     model_version: int | None,
+    phase: str | None,
 ) -> Answer | None:
     """Check an answer's envelope; None if the client has to be restored.
 
@@ -59,13 +60,16 @@ def open_answer(
     server_round : int
     model_version : int or None
         Of the model that it was asked with; None where clients do not keep the model.
+    phase : str or None
+        What it was asked for, ``"propose"`` by ``train.propose``; None in a round of
+        one wave.
 
     Raises
     ------
     ValueError
-        The answer is malformed, of somebody else or another round, or not finite: the
-        message is the reason to drop it. What a client sent may raise anything else,
-        too.
+        The answer is malformed, of somebody else or another round or phase, or not
+        finite: the message is the reason to drop it. What a client sent may raise
+        anything else, too.
     """
     if STATUS not in content:
         raise ValueError("the answer has no status")
@@ -84,6 +88,7 @@ def open_answer(
         ("client-id", client),
         ("session", session),
         ("server-round", server_round),
+        ("phase", phase),
     ):
         if status.get(key) != expected:
             raise ValueError(

@@ -25,6 +25,7 @@ from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
 from fedtrellis.server.callbacks import RoundRecord
+from fedtrellis.server.files import append_lines, replacing
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import Layout
 from fedtrellis.wire.broadcast import ModelBroadcast
@@ -103,26 +104,24 @@ def write_checkpoint(
     """Write a checkpoint's arrays, and the rounds so far into the history beside it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     _append_history(_history_path(path), strategy)
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
+    with replacing(path) as file:
         np.savez(file, **arrays)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(temporary, path)
 
 
 def _append_history(path: Path, strategy: LoopStrategy) -> None:
     """Add the rounds since the last time; the first time, write a new file."""
     saved = strategy._history_saved
-    target = path if saved else path.with_name(path.name + ".tmp")
-    with target.open("a" if saved else "w", encoding="utf-8") as file:
-        for record in strategy.history[saved:]:
-            file.write(json.dumps(record.to_dict()) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    if not saved:
+    lines = [json.dumps(record.to_dict()) for record in strategy.history[saved:]]
+    if saved:
+        append_lines(path, lines, sync=True)
+    else:
         # a resumed run may be writing over the history that it was resumed from
-        os.replace(target, path)
+        with replacing(path) as file:
+            file.write("".join(f"{line}\n" for line in lines).encode())
+            file.flush()
+            os.fsync(file.fileno())
     strategy._history_saved = len(strategy.history)
 
 

@@ -301,4 +301,8 @@ class Conversation:
         """
         policy = self.policy
         version = policy.model_version if policy.keep_model else None
-        return open_answer(reply.content, name, self.session, server_round, version)
+        # of "train.propose", which exchange() holds to be the request's type as well
+        phase = reply.metadata.message_type.partition(".")[2] or None
+        return open_answer(
+            reply.content, name, self.session, server_round, version, phase
+        )

@@ -18,10 +18,11 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
+from fedtrellis.declared import Declared
 from fedtrellis.random import generator
 from fedtrellis.server.conversation import Conversation
 from fedtrellis.server.metrics import mean_metrics
-from fedtrellis.settings import Declared, setting
+from fedtrellis.settings import setting
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.broadcast import ModelBroadcast
 from fedtrellis.wire.protocol import pack_restore
@@ -217,6 +218,20 @@ class Method(Strategy, Declared):
         """What a client answered to the introduction (its ``get_properties``)."""
         return self.conversation.client(client).properties
 
+    @property
+    def expected_participation(self) -> float:
+        """How likely a client is to take part in a round, p of the schedules.
+
+        The setting itself, or ⌈p·n⌉/n where a round has a fixed number of clients.
+        """
+        if self.sampling == "fixed":
+            return self._fixed_count() / self.num_clients
+        return self.participation
+
+    def _fixed_count(self) -> int:
+        # n·p may lie above a whole number by rounding alone: 0.07·100 is 7.0…01
+        return int(np.ceil(self.num_clients * self.participation - 1e-9))
+
     def sample(self, server_round: int) -> list[str]:
         """The clients of a round; depends on the seed and the round alone."""
         clients = self.clients
@@ -224,9 +239,7 @@ class Method(Strategy, Declared):
             return list(clients)
         rng = generator(self.seed, "participation", server_round)
         if self.sampling == "fixed":
-            # n·p may lie above a whole number by rounding alone: 0.07·100 is 7.0…01
-            count = int(np.ceil(len(clients) * self.participation - 1e-9))
-            chosen = rng.choice(len(clients), size=count, replace=False)
+            chosen = rng.choice(len(clients), size=self._fixed_count(), replace=False)
             return [clients[index] for index in sorted(chosen)]
         coins = rng.random(len(clients)) < self.participation
         return [c for c, heads in zip(clients, coins, strict=True) if heads]

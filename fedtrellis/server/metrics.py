@@ -8,44 +8,49 @@ from typing import Any
 import numpy as np
 from flwr.app import MetricRecord
 
-from fedtrellis.wire.protocol import LARGEST
+from fedtrellis.wire.protocol import LARGEST, WEIGHT
 
 __all__ = ["mean_metrics", "plain_metrics"]
 
 
 def mean_metrics(metrics: Sequence[Mapping[str, Any]]) -> MetricRecord | None:
-    """Mean of several clients' metrics, weighted by their numbers of examples.
+    """Mean of several clients' metrics, by their numbers of examples or own weights.
 
-    A client may answer anything: one that names no number of examples has no weight,
-    and one without weight (no labels, say) does not take metrics away from the others.
+    What a client says of its own weight, under ``protocol.WEIGHT``, counts instead. A
+    client may answer anything: one that names no number of examples has no weight, and
+    one without weight (no labels, say) does not take metrics away from the others.
 
     Returns
     -------
     MetricRecord or None
-        The numbers that all with weight name, and ``num-examples``, the sum; None if
+        The numbers that all with weight name, and the sum of ``num-examples``; None if
         nobody has weight.
     """
+    examples = "num-examples"
     metrics = [
-        m
-        for m in metrics
-        if _is_number(m.get("num-examples")) and m["num-examples"] > 0
+        {WEIGHT: m[examples], **m} for m in metrics if _is_positive(m.get(examples))
     ]
-    weights = np.array([float(m["num-examples"]) for m in metrics])
+    metrics = [m for m in metrics if _is_positive(m[WEIGHT])]
+    weights = np.array([float(m[WEIGHT]) for m in metrics])
     if not metrics:
         return None
     names = set.intersection(
         *({n for n, v in m.items() if _is_number(v)} for m in metrics)
-    ) - {"num-examples"}
+    ) - {examples, WEIGHT}
     mean = {
         name: float(np.average([m[name] for m in metrics], weights=weights))
         for name in sorted(names)
     }
-    return MetricRecord({**mean, "num-examples": int(weights.sum())})
+    return MetricRecord({**mean, examples: int(sum(m[examples] for m in metrics))})
 
 
 def _is_number(value: Any) -> bool:
     # sums of what is larger would not be finite
     return isinstance(value, int | float) and abs(value) <= LARGEST
+
+
+def _is_positive(value: Any) -> bool:
+    return _is_number(value) and value > 0
 
 
 def plain_metrics(metrics: MetricRecord | None) -> dict[str, float]:

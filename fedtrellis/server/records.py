@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+from logging import WARNING
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from flwr.serverapp.strategy import Result
 
 from fedtrellis.server.callbacks import Callback, RoundRecord, format_bytes, shortened
+from fedtrellis.server.files import append_lines, naming, overwrite, replacing
 from fedtrellis.wire.arrays import decode
+from fedtrellis.wire.flower_internals import log
 
 if TYPE_CHECKING:
     from fedtrellis.server.loop import LoopStrategy
@@ -58,10 +60,9 @@ def to_toml(config: Mapping[str, Any], in_order: bool = False) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _replace(path: Path, text: str) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+def _write(path: Path, text: str) -> None:
+    with naming(path):
+        path.write_text(text, encoding="utf-8")
 
 
 class RunRecord(Callback):
@@ -108,14 +109,13 @@ class RunRecord(Callback):
         self.title = title
         #: What a reader of the summary must not overlook.
         self.warnings: list[str] = []
-        self._file: IO[str] | None = None
         self._rounds: list[RoundRecord] = []  # those that history.jsonl has
         self.status = ""
         self._began = time.time()
         text = to_toml(config)
-        (self.directory / "config.toml").write_text(text, encoding="utf-8")
+        _write(self.directory / "config.toml", text)
         again = to_toml({**config, "resume": str(self.directory)})
-        (self.directory / "resume.toml").write_text(again, encoding="utf-8")
+        _write(self.directory / "resume.toml", again)
         self._write_summary("running", None)
 
     @classmethod
@@ -141,38 +141,39 @@ class RunRecord(Callback):
         self, strategy: LoopStrategy, first_round: int, num_rounds: int
     ) -> None:
         """Open the history; a resumed run's begins with the rounds it goes on from."""
-        path = self.directory / "history.jsonl"
-        self._file = path.open("w", encoding="utf-8")
         self._rounds, self.status = [], "running"
-        for record in strategy.history:
-            self._write_line(record)
+        self._history.unlink(missing_ok=True)
+        self._append(strategy.history)
 
-    def _write_line(self, record: RoundRecord) -> None:
-        assert self._file is not None
-        self._file.write(json.dumps(record.to_dict()) + "\n")
-        self._rounds.append(record)
+    @property
+    def _history(self) -> Path:
+        return self.directory / "history.jsonl"
+
+    def _append(self, records: Sequence[RoundRecord]) -> None:
+        append_lines(self._history, [json.dumps(r.to_dict()) for r in records])
+        self._rounds += records
 
     def on_round(self, strategy: LoopStrategy, record: RoundRecord) -> None:
         """Append a line."""
-        self._write_line(record)
-        assert self._file is not None
-        self._file.flush()
+        self._append([record])
 
     def on_end(self, strategy: LoopStrategy, result: Result) -> None:
-        """Write model, summary and picture."""
+        """Write model, picture and summary."""
         arrays: dict[str, Any] = {
             name: decode(array) for name, array in result.arrays.items()
         }
-        np.savez(self.directory / "model.npz", **arrays)
-        self._close()
-        self._write_summary("completed", None)
+        with replacing(self.directory / "model.npz") as file:
+            np.savez(file, **arrays)
         from fedtrellis.server.plots import plot_convergence
 
-        plot_convergence(
-            {self.title or type(strategy).__name__: strategy.history},
-            self.directory / "convergence.png",
-            reference=self.reference,
-        )
+        picture = self.directory / "convergence.png"
+        with naming(picture):
+            plot_convergence(
+                {self.title or type(strategy).__name__: strategy.history},
+                picture,
+                reference=self.reference,
+            )
+        self._write_summary("completed", None)
 
     def on_failure(self, strategy: LoopStrategy, error: BaseException) -> None:
         """Say how the run ended."""
@@ -182,13 +183,10 @@ class RunRecord(Callback):
         """Say that the run ended early, and why; a record that has its end keeps it."""
         if self.status != "running":
             return
-        self._close()
-        self._write_summary(how_it_ended(error), f"{type(error).__name__}: {error}")
-
-    def _close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        try:
+            self._write_summary(how_it_ended(error), f"{type(error).__name__}: {error}")
+        except OSError as again:  # say, the full disk that ended the run
+            log(WARNING, "the summary says that the run goes on: %s", again)
 
     def _write_summary(self, status: str, error: str | None) -> None:
         self.status = status
@@ -202,7 +200,16 @@ class RunRecord(Callback):
         if error is not None:
             summary["error"] = error
         summary["wall_seconds"] = round(time.time() - self._began, 3)
-        _replace(self.directory / "summary.json", json.dumps(summary, indent=2) + "\n")
+        data = (json.dumps(summary, indent=2) + "\n").encode()
+        path = self.directory / "summary.json"
+        try:
+            with replacing(path) as file:
+                file.write(data)
+        except OSError:
+            if status in ("running", "completed"):
+                raise
+            # on a full disk the room that it has may be enough
+            overwrite(path, data)
 
 
 def how_it_ended(error: BaseException) -> str:

@@ -4,15 +4,17 @@ A table for each key of the app's run config that is to be searched over::
 
     trials = 20                  # optional
 
-    [local-steps]
+    [fedgia.local-steps]
     values = [1, 2, 5, 10]
 
-    [sigma-scale]
+    [fedgia.sigma-scale]
     low = 0.1                    # both inclusive
     high = 10.0
     scale = "log"                # the default; or "linear"
 
 Whether a number is whole is what the key's default in the app's pyproject.toml is.
+Where that is ``"auto"``, bounds are those of numbers that need not be whole, and values
+are for the app to check.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fedtrellis.random import generator
-from fedtrellis.settings import SettingsError, check_choice
+from fedtrellis.settings import AUTO, SettingsError, check_choice
 
 __all__ = ["Dimension", "SearchSpace", "check_key"]
 
@@ -79,15 +81,18 @@ class Dimension:
                 raise SettingsError(
                     f"{key}: values = {values!r} must be a list with an entry"
                 )
-            return cls(key, tuple(_typed(key, value, default) for value in values))
-        if isinstance(default, bool | str):
+            if default != AUTO:
+                values = [_typed(key, value, default) for value in values]
+            return cls(key, tuple(values))
+        if isinstance(default, bool | str) and default != AUTO:
             raise SettingsError(
                 f"{key}: its default {default!r} is no number; give values = [...]"
             )
         for name in ("low", "high"):
             if name not in table:
                 raise SettingsError(f"{key}: {name} is missing; or give values = [...]")
-        low, high = (_typed(key, table[name], default) for name in ("low", "high"))
+        number = 0.0 if default == AUTO else default
+        low, high = (_typed(key, table[name], number) for name in ("low", "high"))
         scale = check_choice(f"{key}: scale", table.get("scale", "log"), _SCALES)
         if not low < high:
             raise SettingsError(f"{key}: low = {low!r} must be below high = {high!r}")

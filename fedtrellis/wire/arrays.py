@@ -238,7 +238,8 @@ class Layout:
 
     A model of one array is optimised in that array's shape (a matrix stays a matrix,
     for the nuclear-norm ball); one of several layers as the vector of all their
-    entries, one layer after the other, each in C order.
+    entries, one layer after the other, each in C order. A single number, an array
+    without axes, is a vector of one entry.
 
     Parameters
     ----------
@@ -261,7 +262,10 @@ class Layout:
     @property
     def point_shape(self) -> tuple[int, ...]:
         """Shape of the point that stands for the model."""
-        return self.shapes[0] if len(self.shapes) == 1 else (self.size,)
+        only = self.shapes[0] if len(self.shapes) == 1 else ()
+        # arithmetic turns an array of shape () into a scalar, which nothing changes in
+        # place; a vector of one entry stays one
+        return only or (self.size,)
 
     def point(self, arrays: Sequence[NDArray[Any]]) -> FloatArray:
         """Join the layers into one float64 point (no copy if there is only one)."""
@@ -270,7 +274,7 @@ class Layout:
                 f"arrays have shapes {[array.shape for array in arrays]}, "
                 f"expected {list(self.shapes)}"
             )
-        if len(arrays) == 1:
+        if len(arrays) == 1 and self.shapes[0]:
             return np.asarray(arrays[0], dtype=np.float64)
         return np.concatenate(
             [np.asarray(array, dtype=np.float64).reshape(-1) for array in arrays]
@@ -293,15 +297,38 @@ class Layout:
         return self.layers(point)
 
     def objective_gradient(self, gradient: Any) -> FloatArray:
-        """Join an objective's gradient, one array or a list, into the point's shape."""
+        """Join an objective's gradient into the point's shape.
+
+        Parameters
+        ----------
+        gradient : ndarray or list of ndarray
+            One array in the shape that the model's only array has, or flat, of p
+            entries; or a list of arrays in the layers' shapes. What has no axes may be
+            a NumPy scalar.
+
+        Raises
+        ------
+        TypeError
+            If it is neither.
+        ValueError
+            If it has another shape: as many entries alone do not make a gradient, a
+            transposed one would be read in the wrong order.
+        """
         if isinstance(gradient, list | tuple) and all(
-            isinstance(part, np.ndarray) for part in gradient
+            isinstance(part, np.ndarray | np.floating) for part in gradient
         ):
             return self.point(gradient)
-        if not isinstance(gradient, np.ndarray):
+        if not isinstance(gradient, np.ndarray | np.floating):
             raise TypeError(
                 f"the objective's gradient is a {type(gradient).__name__}, expected "
                 "an ndarray, or a list of them for a model of several arrays"
+            )
+        flat = (self.size,)
+        own = self.shapes[0] if len(self.shapes) == 1 else flat
+        if gradient.shape not in (own, flat):
+            raise ValueError(
+                f"the objective's gradient has shape {gradient.shape}, "
+                f"expected {own}{f' or {flat}' if own != flat else ''}"
             )
         array = cast(FloatArray, np.asarray(gradient, dtype=np.float64))
         return array.reshape(self.point_shape)

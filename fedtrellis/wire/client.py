@@ -33,6 +33,7 @@ from fedtrellis.wire.protocol import (
     CONFIG,
     METRICS,
     STATUS,
+    WEIGHT,
     ClientMemory,
     Named,
     RestoreNeededError,
@@ -69,7 +70,8 @@ class MethodClient(NumPyClient):
         Told to the server before round 1, beside what ``get_properties`` answers.
     weigh_evaluation : callable or None
         Given the loss, the number of examples and the metrics that ``evaluate``
-        returned, returns those to be sent: the server weights by the number.
+        returned, returns the loss and the metrics to be sent, and between them what
+        they weigh in the server's mean, if that is not the number of examples.
     """
 
     announcement: Mapping[str, Any] = MappingProxyType({})
@@ -253,6 +255,9 @@ def _answer(
                 "in-sync": True,
             },
         )
+        if function.startswith(_PHASE):
+            # a round has several of them, whose answers nothing else tells apart
+            status["phase"] = function.removeprefix(_PHASE)
         answer = filled(RecordDict(), {STATUS: status})
         try:
             memory.take_request(content, config, max_parameters)
@@ -280,10 +285,13 @@ def _answer(
         metrics = MetricRecord()
         if function == "evaluate":
             loss, num_examples, extra = result
+            weight = num_examples
             if isinstance(client, MethodClient) and client.weigh_evaluation is not None:
-                loss, num_examples, extra = client.weigh_evaluation(*result)
+                loss, weight, extra = client.weigh_evaluation(*result)
             metrics["loss"] = float(loss)
             metrics["num-examples"] = int(num_examples)
+            if weight != num_examples:
+                extra = {**extra, WEIGHT: weight}
         else:
             arrays, num_examples, extra = result
             filled(answer, {ARRAYS: array_record(arrays, join=True)})

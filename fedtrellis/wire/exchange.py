@@ -96,10 +96,12 @@ def exchange(
     message_ids = list(grid.push_messages(list(requests)))
     result: dict[int, Message | str] = {}
     waiting: dict[str, int] = {}
+    kinds: dict[str, str] = {}
     for index, request in enumerate(requests):
         message_id = message_ids[index] if index < len(message_ids) else None
         if message_id:
             waiting[message_id] = request.metadata.dst_node_id
+            kinds[message_id] = request.metadata.message_type
         else:
             result[request.metadata.dst_node_id] = "the request could not be sent"
     began = time.monotonic()
@@ -119,6 +121,12 @@ def exchange(
                 reason = (reply.error.reason or "no reason given").strip()
                 result[node_id] = (
                     f"error {reply.error.code}: {reason[-_REASON_LENGTH:]}"
+                )
+            elif reply.metadata.message_type != kinds[reply_to]:
+                # errors may have a type of Flower's own, an answer has its request's
+                result[node_id] = (
+                    f"the answer is one to {reply.metadata.message_type!r}, not to "
+                    f"{kinds[reply_to]!r}"
                 )
             else:
                 result[node_id] = reply

@@ -8,8 +8,9 @@ A request is a Flower ``Message`` of three records:
 ``restore`` the client's own state, only where the server believes it has none
 =========== =====================================================================
 
-and an answer of up to three: ``status`` (who answers, for which round, whether it needs
-to be brought in line), ``arrays`` and ``metrics``.
+and an answer of up to three: ``status`` (who answers, for which round, in which phase
+of a round that has several, whether it needs to be brought in line), ``arrays`` and
+``metrics``.
 
 The state protocol. A client cannot know whether the server used its answer, so what a
 round did to its state is *provisional*. The server's next request names the last of
@@ -55,8 +56,13 @@ HELLO = "query.hello"
 # Names of the records in a request, an answer, and in a client's context.state.
 CONFIG, MODEL, RESTORE = "config", "model", "restore"
 STATUS, ARRAYS, METRICS = "status", "arrays", "metrics"
+# These two are in checkpoints and on SuperNodes' disks: names, not modules.
 _META, _STORED = "fedtrellis.meta", "fedtrellis.arrays"
 _MODEL, _COMMITTED, _PROVISIONAL = "model", "committed/", "provisional/"
+
+#: Among an evaluation's metrics: what it weighs in the mean of all, where that is not
+#: its number of examples.
+WEIGHT = "mean-weight"
 
 NO_ROUND = -1
 

@@ -2,7 +2,7 @@
 
 from reproduce.common import Item
 
-from . import figures, tables
+from . import figures, tables, tuned
 
 __all__ = ["ITEMS", "TITLE"]
 
@@ -13,6 +13,11 @@ ITEMS = {
         "table III, example V.1: four algorithms on linear regression",
         tables.compute_v1,
         tables.render_v1,
+    ),
+    "v1-tuned": Item(
+        "example V.1 with FedAvg's steps constant, and other t of FedGiA",
+        tuned.compute_tuned,
+        tuned.render_tuned,
     ),
     "table-3-qot": Item(
         "table III, example V.2: logistic regression on QSAR oral toxicity",

@@ -38,7 +38,8 @@ class HyFDCASettings(HybridStrategy):
         "falls, and no sample moves before all its holders have taken part. "
         "``practical`` and ``theoretical`` are the paper's: three round trips, "
         "encrypted dual updates that the server adds up, and stale values of clients "
-        "that are away",
+        "that are away. With everybody there ``theoretical`` never lowers D if "
+        "‖x_i‖ ≤ 1 for all samples; with longer ones it may",
         choices=STEPS,
         formerly="dual-step",
     )

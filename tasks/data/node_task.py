@@ -168,7 +168,8 @@ class NodeDataTask(Task):
         """Return what a node's evaluation tells the server.
 
         The server's mean of the nodes' losses, weighted by the second number, is F:
-        that is the number of examples where each counts the same, else 1.
+        that is the number of examples where each counts the same, else 1. The number
+        of examples itself is told beside it.
 
         Parameters
         ----------

@@ -67,6 +67,22 @@ def test_the_examples_have_a_minimum_where_fedgia_ends(
     assert ["_lipschitz" in vars(f) for f in example.objectives] == before
 
 
+def test_fedavg_with_one_constant_step_is_as_soon_there_as_gradient_descent() -> None:
+    example = fedgia_stop.v1()
+    (method,) = (
+        method
+        for method in fedgia_stop.methods(example)
+        if (method.name, method.local_steps) == ("FedAvg", 1)
+    )
+    run = fedgia_stop.run(example, method, 30)
+    x, rounds = np.zeros(100), 0
+    while np.sum((slope := example.mean.gradient(x)) ** 2) > 1e-7:
+        x, rounds = x - 0.25 * slope, rounds + 1
+    assert run.arrived
+    # 7 broadcasts of x, the first one and the one that passes among them
+    assert run.rounds == rounds == 6
+
+
 @pytest.mark.parametrize("shape", [(9, 6), (6, 9)])
 @pytest.mark.parametrize("hessian", ["gram", "diagonal"])
 def test_the_bare_client_solves_its_systems(

@@ -51,6 +51,10 @@ def _reworded(number: int, now: str, reason: str) -> Accepted:
 
 _AUTO = "what a method or its task chooses is 'auto', no longer an empty text or -1"
 _SHORTER = "a key does not repeat what its owner's prefix says"
+_RUN = ("model", "metrics", "down")
+_FIXED = "with sampling = fixed the schedule's p is ⌈p·n⌉/n, the part that answers"
+_AVERAGED = "the default η_g is √n with n the clients whose answers were averaged"
+_PHASE = "an answer in a round of several waves names its phase, 18 to 27 bytes each"
 #: What was changed on purpose since the table was recorded. That a setting has its
 #: owner's prefix now is not in the list: :func:`compare` leaves it out.
 ACCEPTED: list[Accepted] = [
@@ -65,6 +69,21 @@ ACCEPTED: list[Accepted] = [
     _reworded(76, "= 2.0 must be greater than 0 and below 2", "2 itself is the bound"),
     _reworded(78, "projected-fedavg.batch-size = -1 must be at least 0", _SHORTER),
     _reworded(84, "hyfdca.step = 'bundel' is not known", _SHORTER),
+    *(
+        Accepted(f"{method}/lasso/half-fixed", _RUN, _FIXED)
+        for method in ("fedfw", "naive-frank-wolfe")
+    ),
+    *(
+        Accepted(f"*-order-rfl/kernel-pca/{case}", _RUN, _AVERAGED)
+        for case in (
+            *("half", "half-fixed", "lossy", "everything-goes-wrong"),
+            *("old", "old-resumed"),
+        )
+    ),
+    *(
+        Accepted(f"{method}/*", ("up",), _PHASE)
+        for method in ("hyfdca", "hyfem", "hybrid-fedavg")
+    ),
 ]
 
 

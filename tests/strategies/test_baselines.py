@@ -8,16 +8,14 @@ from typing import Any
 import cvxpy
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, Context
 from numpy.typing import NDArray
 
 from clients import FedDRClient, NaiveFrankWolfeClient, ProjectedFedAvgClient
-from fedtrellis import LocalGrid, client_app
 from fedtrellis.domains import Box, Domain, L1Ball, L2Ball
 from fedtrellis.objectives import LeastSquares
 from fedtrellis.random import generator
-from fedtrellis.server.callbacks import Callback, RoundRecord
 from strategies import FedDR, NaiveFrankWolfe, ProjectedFedAvg
+from tests.harness import grid_of, play
 
 Array = NDArray[np.float64]
 cp: Any = cvxpy  # its functions are not typed
@@ -43,20 +41,7 @@ LIPSCHITZ = max(float(np.linalg.norm(a, 2)) ** 2 / ROWS for a in A) + 0.1
 START = np.full(P, 0.1)
 
 
-class Used(Callback):
-    """The clients whose answers were used, by round; ends the faults after a round."""
-
-    def __init__(self, grid: LocalGrid, last_fault: int | None) -> None:
-        self.grid, self.last_fault = grid, last_fault
-        self.sets: list[list[int]] = []
-
-    def on_round(self, strategy: Any, record: RoundRecord) -> None:
-        self.sets.append([int(name) for name in strategy._used])
-        if record.round == self.last_fault:
-            self.grid.faults = dict.fromkeys(self.grid.faults, 0.0)
-
-
-def run(
+def played(
     make: Any,
     client: Any,
     domain: Domain,
@@ -66,21 +51,11 @@ def run(
     last_fault: int | None = None,
     **options: Any,
 ) -> tuple[Any, Array, list[list[int]]]:
-    def client_fn(context: Context) -> Any:
-        i = int(context.node_config["partition-id"])
-        if client is NaiveFrankWolfeClient:
-            return client(context, objective=OBJECTIVES[i], domain=domain)
-        return client(context, objective=OBJECTIVES[i])
-
-    grid = LocalGrid(client_app(client_fn), N, **(faults or {}))
-    used = Used(grid, last_fault)
-    strategy = make(
-        domain, seed=SEED, callbacks=[used], max_failed_rounds=1000, **options
-    )
-    result = strategy.start(
-        grid=grid, initial_arrays=ArrayRecord([START]), num_rounds=rounds
-    )
-    return strategy, result.arrays.to_numpy_ndarrays()[0], used.sets
+    more = [domain] if client is NaiveFrankWolfeClient else []
+    grid = grid_of(client, OBJECTIVES, *more, **(faults or {}))
+    strategy = make(domain, seed=SEED, max_failed_rounds=1000, **options)
+    run = play(strategy, grid, START, rounds, last_fault=last_fault)
+    return strategy, run.model, run.used
 
 
 def project_l1(v: Array) -> Array:
@@ -159,7 +134,7 @@ def test_projected_fedavg_equals_loop(
     options: dict[str, Any],
     faults: dict[str, float],
 ) -> None:
-    _, model, sets = run(
+    _, model, sets = played(
         ProjectedFedAvg,
         ProjectedFedAvgClient,
         domain,
@@ -197,7 +172,7 @@ def check_sets(
 
 def test_one_local_step_is_projected_gradient_descent() -> None:
     domain = L1Ball(RADIUS)
-    _, model, _ = run(
+    _, model, _ = played(
         ProjectedFedAvg,
         ProjectedFedAvgClient,
         domain,
@@ -217,7 +192,7 @@ def test_one_local_step_is_projected_gradient_descent() -> None:
 def test_many_local_steps_end_somewhere_else() -> None:
     """As its documentation says."""
     domain = L1Ball(RADIUS)
-    _, model, _ = run(
+    _, model, _ = played(
         ProjectedFedAvg,
         ProjectedFedAvgClient,
         domain,
@@ -241,7 +216,7 @@ def test_feddr_equals_loop(
     faults: dict[str, float],
 ) -> None:
     alpha, eta, gamma, steps = 1.7, 2.0, 0.15, 4
-    strategy, model, sets = run(
+    strategy, model, sets = played(
         FedDR,
         FedDRClient,
         domain,
@@ -277,7 +252,7 @@ def test_feddr_finds_the_constrained_optimum(
     domain: Domain, participation: float
 ) -> None:
     eta = 1.0
-    _, model, _ = run(
+    _, model, _ = played(
         FedDR,
         FedDRClient,
         domain,
@@ -295,7 +270,7 @@ def test_feddr_finds_the_constrained_optimum(
 def test_feddr_with_the_authors_relaxation() -> None:
     """α = 1.95 gets there as well."""
     domain = L1Ball(RADIUS)
-    _, model, _ = run(
+    _, model, _ = played(
         FedDR,
         FedDRClient,
         domain,
@@ -311,7 +286,7 @@ def test_feddr_with_the_authors_relaxation() -> None:
 def test_feddr_goes_on_after_lost_state(fault: str) -> None:
     """A client starts again at the x̂_i that the server counts; the limit stays."""
     domain = L1Ball(RADIUS)
-    strategy, model, sets = run(
+    strategy, model, sets = played(
         FedDR,
         FedDRClient,
         domain,
@@ -333,11 +308,17 @@ def test_feddr_goes_on_after_lost_state(fault: str) -> None:
 
 
 @pytest.mark.parametrize("schedule", ["convex", "nonconvex", "stochastic", "constant"])
-@pytest.mark.parametrize("p", [1.0, 0.5])
+@pytest.mark.parametrize(
+    ("asked", "sampling", "p"),
+    # 3 of 5 clients in every round, where half of them are asked for
+    [(1.0, "bernoulli", 1.0), (0.5, "bernoulli", 0.5), (0.5, "fixed", 0.6)],
+)
 @pytest.mark.parametrize("faults", [{}, LOSSES], ids=["calm", "losses"])
-def test_naive_equals_loop(schedule: str, p: float, faults: dict[str, float]) -> None:
+def test_naive_equals_loop(
+    schedule: str, asked: float, sampling: str, p: float, faults: dict[str, float]
+) -> None:
     rounds = 40
-    _, model, sets = run(
+    _, model, sets = played(
         NaiveFrankWolfe,
         NaiveFrankWolfeClient,
         L1Ball(RADIUS),
@@ -345,7 +326,8 @@ def test_naive_equals_loop(schedule: str, p: float, faults: dict[str, float]) ->
         faults=faults,
         schedule=schedule,
         step_size=0.1,
-        participation=p,
+        participation=asked,
+        sampling=sampling,
     )
     x_bar = START
     for t, S in enumerate(sets, start=1):

@@ -9,11 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, Context
-from numpy.typing import NDArray
 
 from clients import FedAvgGDClient, FedProxClient, LocalSGDClient
-from fedtrellis import LocalGrid, client_app
 from fedtrellis.local_steps import (
     STEP_SCHEDULES,
     LocalSteps,
@@ -22,10 +19,8 @@ from fedtrellis.local_steps import (
 )
 from fedtrellis.objectives import LeastSquares, Logistic, Objective
 from fedtrellis.random import generator
-from fedtrellis.server.callbacks import Callback, RoundRecord
 from strategies import FedAvgGD, FedProx, LocalSGD
-
-Array = NDArray[np.float64]
+from tests.harness import Array, Stop, Watch, grid_of, play
 
 N, P, SEED, ROUNDS = 5, 6, 3, 12
 # clients of unequal size: the mean must not weigh them by it
@@ -60,40 +55,19 @@ KINDS: list[tuple[Any, Any]] = [
 CLIENTS: dict[Any, Any] = dict(KINDS)
 
 
-class Watch(Callback):
-    """Whose answers were used, and the model, after every round."""
-
-    def __init__(self) -> None:
-        self.used: list[list[int]] = []
-        self.models: list[Array] = []
-
-    def on_round(self, strategy: Any, record: RoundRecord) -> None:
-        self.used.append([int(name) for name in strategy._used])
-        self.models.append(strategy.broadcast.model.copy())
-
-
-def run(
+def played(
     make: Any,
     rounds: int = ROUNDS,
     *,
     objectives: Sequence[Any] = QUADRATICS,
     start: Sequence[Array] = (START,),
     faults: Mapping[str, Any] | None = None,
-    callbacks: Sequence[Callback] = (),
     **options: Any,
 ) -> tuple[Any, list[Array], Watch]:
-    def client_fn(context: Context) -> Any:
-        i = int(context.node_config["partition-id"])
-        return CLIENTS[make](context, objectives[i])
-
-    grid = LocalGrid(client_app(client_fn), len(objectives), seed=1, **(faults or {}))
-    watch = Watch()
-    options = {"seed": SEED, "max_failed_rounds": 1000, **options}
-    strategy = make(callbacks=[watch, *callbacks], **options)
-    result = strategy.start(
-        grid=grid, initial_arrays=ArrayRecord(list(start)), num_rounds=rounds
-    )
-    return strategy, result.arrays.to_numpy_ndarrays(), watch
+    grid = grid_of(CLIENTS[make], objectives, seed=1, **(faults or {}))
+    strategy = make(**{"seed": SEED, "max_failed_rounds": 1000, **options})
+    run = play(strategy, grid, start, rounds)
+    return strategy, run.arrays, run.watch
 
 
 def gradient(i: int, x: Array) -> Array:
@@ -155,7 +129,7 @@ def gap(watch: Watch, expected: Sequence[Array]) -> float:
 def test_equals_loop(
     schedule: str, k_0: int, fraction: float, participation: float
 ) -> None:
-    _, model, watch = run(
+    _, model, watch = played(
         FedAvgGD,
         local_steps=k_0,
         step_size=0.15,
@@ -174,7 +148,7 @@ def test_equals_loop(
 @pytest.mark.parametrize("make", [kind for kind, _ in KINDS])
 def test_lost_replies_are_not_counted(make: Any) -> None:
     """The mean is over those who answered, and k goes on with the rounds."""
-    _, _, watch = run(make, 30, faults=LOSSES, participation=0.8, step_size=0.1)
+    _, _, watch = played(make, 30, faults=LOSSES, participation=0.8, step_size=0.1)
     expected = loop(
         watch.used,
         k_0=5,
@@ -188,7 +162,7 @@ def test_lost_replies_are_not_counted(make: Any) -> None:
 
 @pytest.mark.parametrize("schedule", ["log", "inverse-sqrt"])
 def test_fedprox_equals_loop(schedule: str) -> None:
-    _, _, watch = run(
+    _, _, watch = played(
         FedProx,
         proximal_weight=0.7,
         local_steps=4,
@@ -203,7 +177,7 @@ def test_fedprox_equals_loop(schedule: str) -> None:
 
 def test_one_local_step_is_gradient_descent_on_the_mean() -> None:
     step = 1.0 / LIPSCHITZ
-    _, model, watch = run(
+    _, model, watch = played(
         FedAvgGD, 1500, local_steps=1, step_size=step, step_schedule="constant"
     )
     H = np.mean(HESSIANS, axis=0)
@@ -216,7 +190,7 @@ def test_one_local_step_is_gradient_descent_on_the_mean() -> None:
 
 def test_many_local_steps_of_constant_size_end_somewhere_else() -> None:
     """As its documentation says."""
-    _, model, _ = run(
+    _, model, _ = played(
         FedAvgGD, 50, local_steps=100, step_size=0.1, step_schedule="constant"
     )
     H = np.mean(HESSIANS, axis=0)
@@ -271,14 +245,14 @@ class Recorder:
 )
 def test_batch_sizes(fraction: float, batches: list[int]) -> None:
     objectives = [Recorder(100), Recorder(3), Recorder(101)]
-    run(FedAvgGD, 2, objectives=objectives, batch_fraction=fraction, local_steps=3)
+    played(FedAvgGD, 2, objectives=objectives, batch_fraction=fraction, local_steps=3)
     assert [set(o.batches) for o in objectives] == [{b} for b in batches]
     assert [len(o.batches) for o in objectives] == [6, 6, 6]
 
 
 def test_local_sgd_defaults() -> None:
     """5 % of the examples, and half of FedAvgGD's step."""
-    strategy, _, watch = run(LocalSGD)
+    strategy, _, watch = played(LocalSGD)
     assert strategy.local == ScheduledSteps(5, 0.005, "log", 0.05)
     assert FedAvgGD().local == ScheduledSteps(5, 0.01, "log", 1.0)
     expected = loop(watch.used, k_0=5, a=0.005, fraction=0.05)
@@ -286,7 +260,7 @@ def test_local_sgd_defaults() -> None:
 
 
 def test_batches_depend_on_the_seed_alone() -> None:
-    runs = [run(LocalSGD, seed=seed)[2].models[-1] for seed in (1, 1, 2)]
+    runs = [played(LocalSGD, seed=seed)[2].models[-1] for seed in (1, 1, 2)]
     assert np.array_equal(runs[0], runs[1])
     assert np.abs(runs[0] - runs[2]).max() > 1e-6
 
@@ -297,7 +271,7 @@ def test_batches_depend_on_the_seed_alone() -> None:
 @pytest.mark.parametrize("mu", [0.0, 0.3, 5.0])
 def test_fedprox_pulls_towards_the_servers_model(mu: float) -> None:
     """Many steps reach x_i = (H_i + μI)⁻¹ (c_i + μx), argmin f_i + μ/2‖· − x‖²."""
-    _, _, watch = run(
+    _, _, watch = played(
         FedProx,
         2,
         proximal_weight=mu,
@@ -318,7 +292,7 @@ def test_fedprox_pulls_towards_the_servers_model(mu: float) -> None:
 def test_fedprox_fixed_point() -> None:
     """At the limit x is the mean of the minimisers of f_i + μ/2‖· − x‖²."""
     mu = 2.0
-    _, model, _ = run(
+    _, model, _ = played(
         FedProx,
         200,
         proximal_weight=mu,
@@ -336,8 +310,8 @@ def test_fedprox_fixed_point() -> None:
 
 
 def test_fedprox_without_weight_is_fedavg_gd() -> None:
-    _, _, prox = run(FedProx, proximal_weight=0.0, step_size=0.1)
-    _, _, plain = run(FedAvgGD, step_size=0.1)
+    _, _, prox = played(FedProx, proximal_weight=0.0, step_size=0.1)
+    _, _, plain = played(FedAvgGD, step_size=0.1)
     assert np.array_equal(prox.models, plain.models)
 
 
@@ -379,13 +353,13 @@ def test_models_of_several_layers(make: Any) -> None:
         "participation": 0.7,
         "client_evaluate_every": 4,
     }
-    strategy, layers, watch = run(
+    strategy, layers, watch = played(
         make,
         objectives=[Layered(i) for i in range(N)],
         start=[START[:4].reshape(2, 2), START[4:]],
         **options,
     )
-    _, _, flat = run(make, **options)
+    _, _, flat = played(make, **options)
     assert [layer.shape for layer in layers] == [(2, 2), (2,)]
     assert np.abs(np.array(watch.models) - flat.models).max() < 1e-13
     assert np.array_equal(np.concatenate([v.ravel() for v in layers]), watch.models[-1])
@@ -397,7 +371,7 @@ def test_models_of_several_layers(make: Any) -> None:
 
 
 def test_logistic_regression_falls_to_its_minimum() -> None:
-    _, model, _ = run(
+    _, model, _ = played(
         FedAvgGD,
         1500,
         objectives=LOGISTICS,
@@ -436,7 +410,7 @@ def test_the_instruction_is_small() -> None:
 @pytest.mark.filterwarnings("error")
 def test_divergence_is_reported(make: Any) -> None:
     with pytest.raises(RuntimeError) as caught:
-        run(
+        played(
             make,
             1000,
             step_size=50.0,
@@ -453,7 +427,7 @@ def test_divergence_is_reported(make: Any) -> None:
 def test_one_diverging_client_is_left_out() -> None:
     """The others go on, and the log of the round says why it is missing."""
     steep = LeastSquares(1e4 * A[0], B[0], scale="half-mean")
-    strategy, _, watch = run(
+    strategy, _, watch = played(
         FedAvgGD,
         objectives=[steep, *QUADRATICS[1:]],
         local_steps=40,
@@ -483,23 +457,13 @@ class Throw:
 def test_overflow_is_an_error_and_no_warning(step_size: float) -> None:
     """Of γ∇f_i; and of the sum of models whose entries are finite each."""
     with pytest.raises(RuntimeError, match="the local steps diverged"):
-        run(
+        played(
             FedAvgGD,
             objectives=[Throw()] * 3,
             local_steps=1,
             step_size=step_size,
             max_failed_rounds=1,
         )
-
-
-class Stop(Callback):
-    """Ends a run after a round."""
-
-    def __init__(self, after: int) -> None:
-        self.after = after
-
-    def on_round(self, strategy: Any, record: RoundRecord) -> bool:
-        return record.round == self.after
 
 
 @pytest.mark.parametrize("make", [kind for kind, _ in KINDS])
@@ -512,9 +476,9 @@ def test_resumed_run_is_the_same_run(make: Any, tmp_path: Path) -> None:
         "step_size": 0.1,
     }
     path = tmp_path / "checkpoint"
-    _, whole, watch = run(make, 25, **options)
-    run(make, 25, checkpoint=path, callbacks=[Stop(11)], **options)
-    strategy, rest, rest_watch = run(make, 25, resume=path, **options)
+    _, whole, watch = played(make, 25, **options)
+    played(make, 25, checkpoint=path, callbacks=[Stop(11)], **options)
+    strategy, rest, rest_watch = played(make, 25, resume=path, **options)
     assert rest_watch.used == watch.used[11:]
     assert np.array_equal(rest[0], whole[0])
     assert len(strategy.history) == 25

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, Context, Message
-from numpy.typing import NDArray
 
 from clients import FedFWClient, NaiveFrankWolfeClient
 from fedtrellis import LocalGrid, client_app
@@ -28,8 +27,7 @@ from fedtrellis.domains import (
 from fedtrellis.objectives import LeastSquares, MatrixCompletion
 from fedtrellis.random import generator
 from strategies import FedDR, FedFW, NaiveFrankWolfe, ProjectedFedAvg
-
-Array = NDArray[np.float64]
+from tests.harness import Array, grid_of, play
 
 N, P, ROWS, RADIUS = 5, 12, 6, 3.0
 
@@ -46,32 +44,16 @@ OBJECTIVES = [
 ]
 
 
-def run(
+def arrays_of(
     strategy: Any,
     objectives: Sequence[Any],
     start: Sequence[Array],
     rounds: int,
-    *,
-    domains: Sequence[Domain] | None = None,
-    client: Any = FedFWClient,
-    grid_seed: int = 0,
-    **grid_options: Any,
+    **options: Any,
 ) -> list[Array]:
-    """Run a strategy in this process and return the model's arrays."""
-
-    def client_fn(context: Context) -> Any:
-        i = int(context.node_config["partition-id"])
-        domain = strategy.domain if domains is None else domains[i]
-        return client(context, objective=objectives[i], domain=domain)
-
-    grid = LocalGrid(
-        client_app(client_fn), len(objectives), seed=grid_seed, **grid_options
-    )
-    result = strategy.start(
-        grid=grid, initial_arrays=ArrayRecord(list(start)), num_rounds=rounds
-    )
-    arrays: list[Array] = result.arrays.to_numpy_ndarrays()
-    return arrays
+    """The model's arrays after a run with FedFW's clients."""
+    grid = grid_of(FedFWClient, objectives, strategy.domain, **options)
+    return play(strategy, grid, start, rounds).arrays
 
 
 # ------------------------------------------------------------ METHODS §1 in plain NumPy
@@ -161,16 +143,18 @@ def test_run_equals_numpy_loop(variant: str, name: str, sampling: str) -> None:
         seed=seed,
     )
     start = np.full(P, RADIUS / P / 2)
-    (model,) = run(strategy, OBJECTIVES, [start], rounds)
+    (model,) = arrays_of(strategy, OBJECTIVES, [start], rounds)
 
     def batch_gradient(i: int, x: Array, t: int) -> Array:
         rng = generator(seed, "mini-batch", str(i), t)
         return OBJECTIVES[i].stochastic_gradient(x, rng, batch)
 
     sets = sets_of(strategy, rounds)
+    # 3 of 5 clients in every round, where half of them were asked for
+    share = 0.6 if sampling == "fixed" else p
     x_bar, x = loop(
         sets,
-        lambda t: schedule(name, 1.5, p, rounds, t),
+        lambda t: schedule(name, 1.5, share, rounds, t),
         start,
         variant=variant,
         dual_penalty=0.4,
@@ -191,7 +175,7 @@ def test_first_round_forgets_the_start() -> None:
         for start in (np.zeros(P), np.full(P, 1e-9), -np.eye(P)[3]):
             # λ_1 (x_i − x̄) = 0, but the first gradient is taken at the start
             strategy = FedFW(L1Ball(RADIUS), penalty=1.0, schedule=name)
-            models.append(run(strategy, OBJECTIVES, [start], 1)[0])
+            models.append(arrays_of(strategy, OBJECTIVES, [start], 1)[0])
         assert np.array_equal(models[0], models[1])
         # 5 atoms, each of them a fifth of a vertex: nothing is left of −e_3
         assert np.abs(models[2]).sum() <= RADIUS * (1 + 1e-12)
@@ -205,7 +189,7 @@ def test_numbers_of_the_first_rounds() -> None:
     strategy = FedFW(
         L1Ball(1.0), penalty=2.0, variant="stochastic", schedule="stochastic"
     )
-    run(strategy, OBJECTIVES, [np.zeros(P)], 1)
+    arrays_of(strategy, OBJECTIVES, [np.zeros(P)], 1)
     numbers = strategy.instruction(1, "0")
     assert numbers["step-size"] == 1.0  # 9/9
     assert numbers["penalty"] == 6.0  # 2 √9
@@ -213,13 +197,13 @@ def test_numbers_of_the_first_rounds() -> None:
     assert strategy.instruction(20, "0")["averaging"] == pytest.approx(4 / 9)
 
     strategy = FedFW(L1Ball(1.0), penalty=2.0, participation=0.5)
-    run(strategy, OBJECTIVES, [np.zeros(P)], 1)
+    arrays_of(strategy, OBJECTIVES, [np.zeros(P)], 1)
     assert strategy.instruction(1, "0")["step-size"] == 1.0
     assert strategy.instruction(15, "0")["step-size"] == pytest.approx(2 / 9)
     assert strategy.instruction(15, "0")["penalty"] == pytest.approx(6.0)
 
     strategy = FedFW(L1Ball(1.0), penalty=2.0, schedule="nonconvex")
-    run(strategy, OBJECTIVES, [np.zeros(P)], 7)
+    arrays_of(strategy, OBJECTIVES, [np.zeros(P)], 7)
     for t in (1, 7):  # T = 7: 8^(−2/3), 2 · 8^(1/3)
         assert strategy.instruction(t, "0")["step-size"] == pytest.approx(0.25)
         assert strategy.instruction(t, "0")["penalty"] == pytest.approx(4.0)
@@ -228,7 +212,7 @@ def test_numbers_of_the_first_rounds() -> None:
 def test_dual_penalty_is_the_penalty_by_default() -> None:
     def model(**options: Any) -> Array:
         strategy = FedFW(L1Ball(RADIUS), penalty=0.7, variant="augmented", **options)
-        return run(strategy, OBJECTIVES, [np.zeros(P)], 20)[0]
+        return arrays_of(strategy, OBJECTIVES, [np.zeros(P)], 20)[0]
 
     assert np.array_equal(model(), model(dual_penalty=0.7))
     assert not np.array_equal(model(), model(dual_penalty=0.1))
@@ -238,7 +222,7 @@ def test_dual_penalty_is_the_penalty_by_default() -> None:
 def test_seed_decides_everything(variant: str) -> None:
     """Node ids, encoding and the order of nodes change nothing; the seed does."""
 
-    def model(seed: int, **grid: Any) -> Array:
+    def model(drawn: int, **grid: Any) -> Array:
         strategy = FedFW(
             L1Ball(RADIUS),
             penalty=1.0,
@@ -246,13 +230,13 @@ def test_seed_decides_everything(variant: str) -> None:
             participation=0.5,
             batch_size=2,
             lmo_noise=0.1,
-            seed=seed,
+            seed=drawn,
         )
-        return run(strategy, OBJECTIVES, [np.zeros(P)], 25, **grid)[0]
+        return arrays_of(strategy, OBJECTIVES, [np.zeros(P)], 25, **grid)[0]
 
     first = model(3)
-    assert np.array_equal(first, model(3, grid_seed=1))
-    assert np.array_equal(first, model(3, grid_seed=2, encode=True))
+    assert np.array_equal(first, model(3, seed=1))
+    assert np.array_equal(first, model(3, seed=2, encode=True))
     assert not np.array_equal(first, model(4))
 
 
@@ -260,7 +244,7 @@ def test_participation_is_that_of_the_schedule() -> None:
     """Bernoulli: the mean of the numbers is n p; fixed: always ⌈n p⌉."""
     for sampling in ("bernoulli", "fixed"):
         strategy = FedFW(L1Ball(1.0), participation=0.3, sampling=sampling, seed=1)
-        run(strategy, OBJECTIVES, [np.zeros(P)], 1)
+        arrays_of(strategy, OBJECTIVES, [np.zeros(P)], 1)
         counts = np.array([len(strategy.sample(t)) for t in range(1, 2001)])
         if sampling == "fixed":
             assert set(counts) == {2}
@@ -281,9 +265,10 @@ def test_appendix_a(domain: Domain) -> None:
     # f_i = 2 · ½(x − c_i)², so that F = (1/2) Σ f_i
     objectives = [LeastSquares([[1.0]], [c], scale="sum") for c in (3.0, -1.0)]
     naive = NaiveFrankWolfe(domain)
-    (stuck,) = run(naive, objectives, [np.zeros(1)], 300, client=NaiveFrankWolfeClient)
+    grid = grid_of(NaiveFrankWolfeClient, objectives, domain)
+    stuck = play(naive, grid, np.zeros(1), 300).model
     assert stuck.item() == pytest.approx(0.0, abs=1e-12)
-    (found,) = run(
+    (found,) = arrays_of(
         FedFW(domain, penalty=1.0, variant="augmented"), objectives, [np.zeros(1)], 600
     )
     assert found.item() == pytest.approx(1.0, abs=1e-2)
@@ -295,7 +280,7 @@ def test_appendix_a_plain() -> None:
     # x_1 = 1, and g_2 = (x_2 + 1) + λ_t (x_2 − x̄) = 0 says 1 − x̄ ≈ 2/λ_t, which
     # is 0.0447 for t = 2000 and below 1e-2 from t = 40 000 on; F − F* is its square.
     strategy = FedFW(LInfBall(1.0), penalty=1.0)
-    (found,) = run(strategy, objectives, [np.zeros(1)], 2000)
+    (found,) = arrays_of(strategy, objectives, [np.zeros(1)], 2000)
     assert 1.0 - found.item() == pytest.approx(2.0 / math.sqrt(2001.0), rel=0.1)
 
 
@@ -336,10 +321,15 @@ def test_a_client_may_use_a_larger_set() -> None:
     ball = L1Ball(1.0)
     domains = [ball, ball, ball, L2Ball(1.0), LInfBall(1.0)]
     solution = projected_gradient(centres, ball)
+
+    def own_set(context: Context, both: tuple[Any, Domain]) -> FedFWClient:
+        return FedFWClient(context, *both)
+
     errors = []
     for rounds in (150, 1200):
         strategy = FedFW(ball, penalty=0.5)
-        (model,) = run(strategy, objectives, [np.zeros(6)], rounds, domains=domains)
+        grid = grid_of(own_set, list(zip(objectives, domains, strict=True)))
+        model = play(strategy, grid, np.zeros(6), rounds).model
         errors.append(float(np.linalg.norm(model - solution)))
         assert ball.contains(strategy.client_iterate("0"))
         assert L2Ball(1.0).contains(strategy.client_iterate("3"))
@@ -351,7 +341,7 @@ def test_a_client_may_use_a_larger_set() -> None:
 def test_noise_in_the_oracle() -> None:
     def value(noise: float, seed: int = 0, rounds: int = 400) -> tuple[Array, float]:
         strategy = FedFW(L1Ball(RADIUS), penalty=1.0, lmo_noise=noise, seed=seed)
-        (model,) = run(strategy, OBJECTIVES, [np.zeros(P)], rounds)
+        (model,) = arrays_of(strategy, OBJECTIVES, [np.zeros(P)], rounds)
         return model, float(sum(o.value(model) for o in OBJECTIVES)) / N
 
     start = float(np.sum(B**2))
@@ -371,14 +361,14 @@ def test_layers_are_one_vector() -> None:
     for participation in (1.0, 0.6):
         options: dict[str, Any] = {"penalty": 0.5, "participation": participation}
         strategy = FedFW(L1Ball(2.0), **options)
-        layers = run(
+        layers = arrays_of(
             strategy,
             [Distance(*cs) for cs in layered],
             [np.zeros(s) for s in shapes],
             60,
         )
         assert [layer.shape for layer in layers] == shapes
-        (vector,) = run(
+        (vector,) = arrays_of(
             FedFW(L1Ball(2.0), **options),
             [Distance(c) for c in flat],
             [np.zeros(12)],
@@ -406,7 +396,7 @@ def test_layers_in_sets_of_their_own() -> None:
         return np.concatenate([first, second, third])
 
     strategy = FedFW(domain, penalty=0.5, participation=0.5, sampling="fixed", seed=2)
-    layers = run(strategy, [Distance(*cs) for cs in layered], start, 50)
+    layers = arrays_of(strategy, [Distance(*cs) for cs in layered], start, 50)
     x_bar, _ = loop(
         sets_of(strategy, 50),
         lambda t: schedule("convex", 0.5, 0.5, 50, t),
@@ -462,7 +452,9 @@ def test_other_sets_equal_numpy_loop(
     strategy = FedFW(
         domain, penalty=0.5, participation=0.7, variant="augmented", dual_penalty=0.2
     )
-    (model,) = run(strategy, [Distance(c) for c in centres], [start], 50, encode=True)
+    (model,) = arrays_of(
+        strategy, [Distance(c) for c in centres], [start], 50, encode=True
+    )
     x_bar, x = loop(
         sets_of(strategy, 50),
         lambda t: schedule("convex", 0.5, 0.7, 50, t),
@@ -494,7 +486,7 @@ def test_matrix_completion() -> None:
             MatrixCompletion(rows, columns, ratings, (8, 7), weight=3.0 * len(part))
         )
     strategy = FedFW(NuclearNormBall(radius), penalty=0.3)
-    (model,) = run(strategy, objectives, [np.zeros((8, 7))], 800)
+    (model,) = arrays_of(strategy, objectives, [np.zeros((8, 7))], 800)
     values = [
         sum(o.value(x) for o in objectives) / 3 for x in (np.zeros((8, 7)), model)
     ]

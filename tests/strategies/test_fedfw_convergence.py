@@ -9,16 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, Context, MetricRecord
-from numpy.typing import NDArray
+from flwr.app import ArrayRecord, MetricRecord
 
 from clients import FedFWClient
-from fedtrellis import LocalGrid, client_app
 from fedtrellis.domains import BirkhoffPolytope, Domain, L1Ball
 from fedtrellis.objectives import LeastSquares, QuadraticAssignment
 from strategies import FedFW
-
-Array = NDArray[np.float64]
+from tests.harness import Array, grid_of, play
 
 
 def trace(
@@ -31,20 +28,11 @@ def trace(
 ) -> dict[int, float]:
     """Run, and return the measure of x̄ by round."""
 
-    def client_fn(context: Context) -> FedFWClient:
-        i = int(context.node_config["partition-id"])
-        return FedFWClient(context, objective=objectives[i], domain=domain)
-
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
         return MetricRecord({"measure": measure(arrays.to_numpy_ndarrays()[0])})
 
-    grid = LocalGrid(client_app(client_fn), len(objectives))
-    strategy.start(
-        grid=grid,
-        initial_arrays=ArrayRecord([start]),
-        num_rounds=rounds,
-        evaluate_fn=evaluate,
-    )
+    grid = grid_of(FedFWClient, objectives, domain)
+    play(strategy, grid, start, rounds, evaluate_fn=evaluate)
     return {
         record.round: record.evaluation["measure"]
         for record in strategy.history

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
-from numpy.typing import NDArray
 
 from clients import FedFWClient, NaiveFrankWolfeClient
 from fedtrellis import LocalGrid, client_app
@@ -22,10 +21,8 @@ from fedtrellis.server.callbacks import Callback, RoundRecord
 from fedtrellis.wire.arrays import decode
 from fedtrellis.wire.client import MethodClient
 from fedtrellis.wire.local_grid import FAULTS
-from fedtrellis.wire.protocol import ClientMemory
 from strategies import FedFW, NaiveFrankWolfe
-
-Array = NDArray[np.float64]
+from tests.harness import Stop, contexts, grid_of, memory_of, play
 
 P, ROWS, RADIUS, PENALTY, DUAL, SEED, BATCH = 15, 5, 2.5, 1.2, 0.3, 11, 2
 EVERYTHING = {
@@ -41,20 +38,13 @@ EVERYTHING = {
 KEEPS_STATE = sorted(set(FAULTS) - {"wipe", "state_loss"})
 
 
-class Watch(Callback):
-    """Notes down whose answers were used, and ends the faults before the last round."""
-
-    def __init__(self, grid: LocalGrid, rounds: int) -> None:
-        self.grid, self.rounds = grid, rounds
-        self.used: list[list[int]] = []
+class Counts(Callback):
+    """Whoever was asked and not used was rejected with a reason."""
 
     def on_round(self, strategy: Any, record: RoundRecord) -> None:
-        self.used.append([int(name) for name in strategy._used])
         dropped = {name for name, _ in record.rejected}
         if not strategy.client_evaluate_every:  # its waves' losses are noted down too
             assert dropped == set(strategy._sampled) - set(strategy._used)
-        if record.round == self.rounds - 1:
-            self.grid.faults = dict.fromkeys(FAULTS, 0.0)
 
 
 class Run:
@@ -70,7 +60,7 @@ class Run:
         participation: float = 1.0,
         encode: bool = False,
         grid_seed: int = 0,
-        **options: Any,
+        **settings: Any,
     ) -> None:
         rng = np.random.default_rng(n)
         self.A, self.b = (
@@ -82,13 +72,8 @@ class Run:
         ]
         self.n, self.participation, self.variant = n, participation, variant
 
-        def client_fn(context: Context) -> FedFWClient:
-            i = int(context.node_config["partition-id"])
-            return FedFWClient(context, self.objectives[i], L1Ball(RADIUS))
-
-        app = client_app(client_fn)
-        self.grid = LocalGrid(app, n, seed=grid_seed, encode=encode, **faults)
-        self.watch = Watch(self.grid, rounds)
+        options = {"seed": grid_seed, "encode": encode, **faults}
+        self.grid = grid_of(FedFWClient, self.objectives, L1Ball(RADIUS), **options)
         self.strategy = FedFW(
             L1Ball(RADIUS),
             penalty=PENALTY,
@@ -97,15 +82,13 @@ class Run:
             participation=participation,
             batch_size=BATCH,
             seed=SEED,
-            callbacks=[self.watch, *options.pop("callbacks", [])],
+            callbacks=[Counts(), *settings.pop("callbacks", [])],
             max_failed_rounds=1000,
-            **options,
+            **settings,
         )
         self.start = np.full(P, 0.1)
-        result = self.strategy.start(
-            grid=self.grid, initial_arrays=ArrayRecord([self.start]), num_rounds=rounds
-        )
-        self.model: Array = result.arrays.to_numpy_ndarrays()[0]
+        run = play(self.strategy, self.grid, self.start, rounds, last_fault=rounds - 1)
+        self.model, self.used = run.model, run.used
 
     def check_mean(self) -> None:
         names = self.strategy.clients
@@ -119,11 +102,9 @@ class Run:
         assert last.used == last.sampled
         assert not last.rejected
         in_step = set()
-        for context in self.grid._contexts.values():
-            name = str(context.node_config["partition-id"])
-            said = self.strategy.conversation
-            memory = ClientMemory.load(context.state, said.session)
-            used_round = said.client(name).used_round
+        for number, context in contexts(self.grid).items():
+            name, memory = str(number), memory_of(self.strategy, context)
+            used_round = self.strategy.conversation.client(name).used_round
             if used_round == memory.provisional_round:
                 state = memory.provisional
             elif used_round == memory.committed_round:
@@ -147,7 +128,7 @@ class Run:
         y, d, seen = np.zeros_like(x), np.zeros_like(x), set()
         x_bar = self.start
         p = self.participation
-        for t, S in enumerate(self.watch.used if sets is None else sets, start=1):
+        for t, S in enumerate(self.used if sets is None else sets, start=1):
             eta = 2 / (p * (t - 1) + 2)
             lam = PENALTY * math.sqrt(p * (t - 1) + 2)
             rho = 4 / (t + 7) ** (2 / 3)
@@ -180,7 +161,7 @@ class Run:
 def test_everything_at_once(variant: str, participation: float, encode: bool) -> None:
     run = Run(variant, EVERYTHING, participation=participation, encode=encode)
     assert all(run.grid.fault_counts.values())
-    used = [len(S) for S in run.watch.used]
+    used = [len(S) for S in run.used]
     assert min(used) < max(used)
     run.check_mean()
     run.check_nodes()
@@ -241,7 +222,7 @@ def test_stochastic_with_everything() -> None:
 def test_without_faults_the_sets_are_the_samples() -> None:
     run = Run("plain", {}, participation=0.5, n=6)
     sets = [[int(name) for name in run.strategy.sample(t)] for t in range(1, 61)]
-    assert run.watch.used == sets
+    assert run.used == sets
     run.check_loop(sets)
 
 
@@ -257,16 +238,12 @@ def test_faults_do_not_decide_what_is_sampled() -> None:
 def test_resumed_run_is_the_same_run(variant: str, tmp_path: Path) -> None:
     """A run under faults, stopped in the middle and resumed from its checkpoint."""
 
-    class Stop(Callback):
-        def on_round(self, strategy: Any, record: RoundRecord) -> bool:
-            return record.round == 17
-
     options: dict[str, Any] = {"n": 4, "rounds": 30, "participation": 0.8}
     whole = Run(variant, EVERYTHING, **options)
     path = tmp_path / "checkpoint"
-    Run(variant, EVERYTHING, checkpoint=path, callbacks=[Stop()], **options)
+    Run(variant, EVERYTHING, checkpoint=path, callbacks=[Stop(17)], **options)
     rest = Run(variant, EVERYTHING, resume=path, **options)
-    assert rest.watch.used == whole.watch.used[17:]
+    assert rest.used == whole.used[17:]
     assert np.abs(rest.model - whole.model).max() < 1e-12
     rest.check_mean()
     rest.check_nodes()
@@ -319,9 +296,7 @@ def test_flowers_own_calls_restore_in_the_next_round() -> None:
     sets: list[list[int]] = [[0, 1, 2]]
     for t in range(2, 7):
         if t == 3:
-            for context in run.grid._contexts.values():
-                if context.node_config["partition-id"] == 1:
-                    context.state = RecordDict()
+            contexts(run.grid)[1].state = RecordDict()
         messages = run.strategy.configure_train(
             t, ArrayRecord(), ConfigRecord(), run.grid
         )

@@ -8,11 +8,11 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message
+from flwr.app import ArrayRecord, ConfigRecord, Message
 from numpy.typing import NDArray
 
 from clients import FedFWClient, NaiveFrankWolfeClient
-from fedtrellis import LocalGrid, client_app
+from fedtrellis import LocalGrid
 from fedtrellis.domains import (
     BirkhoffPolytope,
     Box,
@@ -40,8 +40,7 @@ from fedtrellis.wire.broadcast import ModelBroadcast, Step, receive, unpack_step
 from fedtrellis.wire.local_grid import encode_message
 from fedtrellis.wire.protocol import ARRAYS, CONFIG, MODEL, RESTORE, STATUS
 from strategies import FedFW, NaiveFrankWolfe
-
-Array = NDArray[np.float64]
+from tests.harness import Array, app_of, grid_of, play
 
 
 class Distance:
@@ -115,17 +114,12 @@ def recorded(
     missed: Iterable[tuple[int, int]] = (),
     wiped: Iterable[tuple[int, int]] = (),
 ) -> tuple[Recorder, Array]:
-    def client_fn(context: Context) -> Any:
-        i = int(context.node_config["partition-id"])
-        domain = strategy.domain if domains is None else domains[i]
-        return client(context, objective=Distance(centres[i]), domain=domain)
-
-    grid = Recorder(client_app(client_fn), len(centres), encode=True)
+    domains = domains or [strategy.domain] * len(centres)
+    own = [(Distance(c), domain) for c, domain in zip(centres, domains, strict=True)]
+    app = app_of(lambda context, both: client(context, *both), own)
+    grid = Recorder(app, len(centres), encode=True)
     grid.missed, grid.wiped = set(missed), set(wiped)
-    result = strategy.start(
-        grid=grid, initial_arrays=ArrayRecord(list(start)), num_rounds=rounds
-    )
-    return grid, result.arrays.to_numpy_ndarrays()[0]
+    return grid, play(strategy, grid, start, rounds).arrays[0]
 
 
 # ----------------------------------------------------------------- a million parameters
@@ -354,13 +348,9 @@ def test_server_keeps_no_dense_atoms() -> None:
     rng = np.random.default_rng(5)
     objectives = [Distance(rng.standard_normal(size)) for _ in range(3)]
 
-    def client_fn(context: Context) -> FedFWClient:
-        i = int(context.node_config["partition-id"])
-        return FedFWClient(context, objective=objectives[i], domain=L2Ball(1.0))
-
     def held(rounds: int) -> int:
         strategy = FedFW(L2Ball(1.0), penalty=0.5)
-        grid = LocalGrid(client_app(client_fn), 3)
+        grid = grid_of(FedFWClient, objectives, L2Ball(1.0))
         tracemalloc.start()
         try:
             strategy.start(

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, Context
-from numpy.typing import NDArray
 from scipy.special import expit
 
 from clients import FedGiAClient
-from fedtrellis import Callback, LocalGrid, RoundRecord, client_app
+from fedtrellis import Callback, LocalGrid, RoundRecord
 from fedtrellis.objectives import LeastSquares, Logistic, Objective
 from fedtrellis.objectives.nonconvex_logistic import NonconvexLogistic
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import decode
-from fedtrellis.wire.protocol import ClientMemory
 from strategies import FedGiA
 from tasks.linear_regression import LinearRegression
-
-Array = NDArray[np.float64]
+from tests.harness import Array, Stop, contexts, grid_of, memory_of, play
 
 M, N, SEED = 6, 8, 5
 
@@ -82,12 +79,8 @@ class Problem:
         bounds = [self.bound(i, "gram") for i in range(self.m)]
         return max(float(np.linalg.eigvalsh(bound)[-1]) for bound in bounds)
 
-    def app(self, **client: Any) -> Any:
-        def client_fn(context: Context) -> FedGiAClient:
-            i = int(context.node_config["partition-id"])
-            return FedGiAClient(context, self.objectives[i], **client)
-
-        return client_app(client_fn)
+    def grid(self, client: Any = FedGiAClient, **options: Any) -> LocalGrid:
+        return grid_of(client, self.objectives, **options)
 
 
 class States(Callback):
@@ -105,15 +98,14 @@ class States(Callback):
         self.x.append(strategy.broadcast.model.copy())
         self.z.append(np.array([strategy.client_point(c) for c in strategy.clients]))
         pi = np.zeros((strategy.num_clients, self.x[-1].size))
-        for context in self.grid._contexts.values():
-            memory = ClientMemory.load(context.state, strategy.conversation.session)
-            index = int(context.node_config["partition-id"])
+        for index, context in contexts(self.grid).items():
+            memory = memory_of(strategy, context)
             if "pi" in memory.provisional:
                 pi[index] = decode(memory.provisional["pi"]).ravel()
         self.pi.append(pi)
 
 
-def run(
+def played(
     problem: Problem,
     rounds: int,
     *,
@@ -122,13 +114,12 @@ def run(
     grid: dict[str, Any] | None = None,
     **settings: Any,
 ) -> tuple[FedGiA, States]:
-    local = LocalGrid(problem.app(**(client or {})), problem.m, **(grid or {}))
+    local = problem.grid(partial(FedGiAClient, **(client or {})), **(grid or {}))
     states = States(local)
     settings = {"seed": SEED, "tolerance": 0.0} | settings
     callbacks = [states, *settings.pop("callbacks", [])]
     strategy = FedGiA(callbacks=callbacks, **settings)
-    x0 = np.zeros(problem.n) if start is None else start
-    strategy.start(local, ArrayRecord([x0]), num_rounds=rounds)
+    play(strategy, local, np.zeros(problem.n) if start is None else start, rounds)
     return strategy, states
 
 
@@ -178,7 +169,7 @@ def test_every_iterate_is_that_of_algorithm_1(
     problem = Problem(kind, rows)
     start = np.linspace(-0.2, 0.3, N)
     # the smaller t of the experiments lets some of these problems grow without bound
-    strategy, states = run(
+    strategy, states = played(
         problem,
         25,
         start=start,
@@ -225,7 +216,7 @@ def test_a_hessian_of_ones_own() -> None:
         (Solver(H), H, float(np.linalg.eigvalsh(H)[-1])),
     ):
         for k0 in (1, 6):
-            strategy, states = run(
+            strategy, states = played(
                 problem,
                 10,
                 client={"hessian": given},
@@ -258,14 +249,12 @@ def test_a_model_of_several_arrays() -> None:
             return self.inner.lipschitz()
 
     problem = Problem("logistic", [9] * M)
-    _, states = run(problem, 8, hessian="gram", sigma_scale=1.0)
+    _, states = played(problem, 8, hessian="gram", sigma_scale=1.0)
     layered = Problem("logistic", [9] * M)
     layered.objectives = [Layers(f) for f in layered.objectives]  # type: ignore[misc]
-    grid = LocalGrid(layered.app(), M, encode=True)
     strategy = FedGiA(hessian="gram", sigma_scale=1.0, seed=SEED, tolerance=0.0)
-    start = ArrayRecord([np.zeros((2, 3)), np.zeros(2)])
-    result = strategy.start(grid, start, num_rounds=8)
-    arrays = result.arrays.to_numpy_ndarrays()
+    start = [np.zeros((2, 3)), np.zeros(2)]
+    arrays = play(strategy, layered.grid(encode=True), start, 8).arrays
     assert [a.shape for a in arrays] == [(2, 3), (2,)]
     flat = np.concatenate([a.ravel() for a in arrays])
     assert np.abs(flat - states.x[-1]).max() < 1e-12
@@ -279,7 +268,7 @@ def test_a_model_of_several_arrays() -> None:
 def test_stationarity_conditions_hold_at_the_end(kind: str, hessian: str) -> None:
     """(10): π_i = −∇f_i(x_i)/m, x_i = x, Σ π_i = 0."""
     problem = Problem(kind, [20] * M)
-    strategy, states = run(problem, 400, hessian=hessian, sigma_scale=1.0)
+    strategy, states = played(problem, 400, hessian=hessian, sigma_scale=1.0)
     x, pi = states.x[-1], states.pi[-1]
     x_i = states.z[-1] - pi / strategy.settled_sigma
     assert np.abs(x_i - x).max() < 1e-6
@@ -304,7 +293,7 @@ def test_augmented_lagrangian_never_rises(
     rng = np.random.default_rng(seed)
     problem = Problem(kind, rng.integers(2, 25, M).tolist(), seed=seed)
     start = 3.0 * rng.standard_normal(N)
-    strategy, states = run(
+    strategy, states = played(
         problem,
         40,
         start=start,
@@ -338,7 +327,7 @@ def test_stop_rule_against_the_gradient() -> None:
         problem = Problem("least-squares", [60] * 16, n=20, seed=seed)
         for hessian in ("gram", "diagonal"):
             for k0 in (1, 5):
-                strategy, states = run(
+                strategy, states = played(
                     problem,
                     200,
                     hessian=hessian,
@@ -366,7 +355,7 @@ def test_without_anybody_selected_it_is_gradient_descent() -> None:
     """x ← x − ∇f(x)/(σm), and the server reads every ḡ_i off the z_i."""
     problem = Problem("logistic", [12] * M)
     node_configs = [{"slow": True}] * M
-    strategy, states = run(
+    strategy, states = played(
         problem, 5, sigma_scale=2.0, grid={"node_configs": node_configs}
     )
     x = np.zeros(N)
@@ -384,14 +373,14 @@ def test_without_anybody_selected_it_is_gradient_descent() -> None:
 def test_slow_clients_are_never_selected() -> None:
     problem = Problem("least-squares", [12] * M)
     node_configs = [{"slow": i in (1, 4)} for i in range(M)]
-    strategy, _ = run(
+    strategy, _ = played(
         problem, 3, selected_fraction=0.5, grid={"node_configs": node_configs}
     )
     sets = [strategy.selected(t) for t in range(1, 200)]
     assert {len(C) for C in sets} == {3}
     assert frozenset.union(*sets) == {"0", "2", "3", "5"}
     # more than there are that may be selected: all of those
-    strategy, _ = run(
+    strategy, _ = played(
         problem, 3, selected_fraction=1.0, grid={"node_configs": node_configs}
     )
     assert strategy.selected(1) == {"0", "2", "3", "5"}
@@ -399,14 +388,14 @@ def test_slow_clients_are_never_selected() -> None:
 
 def test_selection_is_even_and_depends_on_seed_and_round_alone() -> None:
     problem = Problem("least-squares", [12] * M)
-    strategy, _ = run(problem, 2, selected_fraction=0.5)
+    strategy, _ = played(problem, 2, selected_fraction=0.5)
     counts = dict.fromkeys(strategy.clients, 0)
     for t in range(1, 2001):
         for name in strategy.selected(t):
             counts[name] += 1
     # 2 000 draws with probability 1/2: five standard deviations are 112
     assert all(abs(count - 1000) < 112 for count in counts.values())
-    other, _ = run(problem, 1, selected_fraction=0.5)
+    other, _ = played(problem, 1, selected_fraction=0.5)
     assert [other.selected(t) for t in (7, 3, 7)] == [
         strategy.selected(t) for t in (7, 3, 7)
     ]
@@ -414,9 +403,9 @@ def test_selection_is_even_and_depends_on_seed_and_round_alone() -> None:
 
 def test_sigma_is_given_or_from_the_largest_lipschitz_constant() -> None:
     problem = Problem("logistic", [5, 9, 7, 30, 12, 8])
-    strategy, _ = run(problem, 1, sigma_scale=0.15)
+    strategy, _ = played(problem, 1, sigma_scale=0.15)
     assert strategy.settled_sigma == pytest.approx(0.15 * problem.r / M, rel=1e-10)
-    strategy, _ = run(problem, 1, sigma=0.25)
+    strategy, _ = played(problem, 1, sigma=0.25)
     assert strategy.settled_sigma == 0.25
 
 
@@ -430,21 +419,17 @@ class NoBound:
 
 
 def test_a_loss_without_a_bound() -> None:
-    def app(**client: Any) -> Any:
-        loss = NoBound()
-        return client_app(lambda context: FedGiAClient(context, loss, **client))
+    def grid(**client: Any) -> LocalGrid:
+        return grid_of(partial(FedGiAClient, **client), [NoBound()] * 2)
 
-    start = ArrayRecord([np.ones(3)])
+    start = np.ones(3)
     with pytest.raises(SettingsError, match=r"client 0 gives no Lipschitz.*set sigma"):
-        FedGiA().start(LocalGrid(app(), 2), start, num_rounds=2)
+        play(FedGiA(), grid(), start, 2)
     strategy = FedGiA(sigma_scale=1.0, local_steps=3, tolerance=0.0)
-    result = strategy.start(LocalGrid(app(hessian=1.0), 2), start, num_rounds=60)
-    assert np.abs(result.arrays.to_numpy_ndarrays()[0]).max() < 1e-8
+    assert np.abs(play(strategy, grid(hessian=1.0), start, 60).model).max() < 1e-8
     # σ alone does not help those in C, who need an H_i
     with pytest.raises(RuntimeError, match="NoBound has no"):
-        FedGiA(sigma=1.0, selected_fraction=1.0).start(
-            LocalGrid(app(), 2), start, num_rounds=9
-        )
+        play(FedGiA(sigma=1.0, selected_fraction=1.0), grid(), start, 9)
 
 
 @pytest.mark.parametrize(
@@ -485,11 +470,6 @@ def test_rounds_on_example_v1(hessian: str, k0: int, expected: float) -> None:
     counts, errors = [], []
     for seed in range(20):
         task = LinearRegression(num_clients=64, seed=seed)
-
-        def client_fn(context: Context, task: LinearRegression = task) -> FedGiAClient:
-            i = int(context.node_config["partition-id"])
-            return FedGiAClient(context, task.client_objective(i))
-
         objective = task.objective()
         norms: list[float] = []
 
@@ -511,17 +491,13 @@ def test_rounds_on_example_v1(hessian: str, k0: int, expected: float) -> None:
             seed=seed,
             callbacks=[Exact()],
         )
-        result = strategy.start(
-            LocalGrid(client_app(client_fn), 64),
-            ArrayRecord([np.zeros(100)]),
-            num_rounds=100,
-        )
+        losses = [task.client_objective(i) for i in range(64)]
+        x = play(strategy, grid_of(FedGiAClient, losses), np.zeros(100), 100).model
         # (30), ‖∇f(x)‖² ≤ n · 10⁻⁹; the start is broadcast too
         first = next(t for t, norm in enumerate(norms, start=2) if norm <= 1e-7)
         counts.append(first)
         # the stop rule that needs no gradient comes later, and ends nearer
         assert first <= len(norms) + 1 < 100
-        (x,) = result.arrays.to_numpy_ndarrays()
         least = objective.value(task.solution())
         errors.append(abs(objective.value(x) - least) / least)
     assert np.mean(counts) == pytest.approx(expected, rel=0.25)
@@ -532,19 +508,15 @@ def test_rounds_on_example_v1(hessian: str, k0: int, expected: float) -> None:
 
 
 def test_resumed_run_is_the_same_run(tmp_path: Path) -> None:
-    class Stop(Callback):
-        def on_round(self, strategy: Any, record: RoundRecord) -> bool:
-            return record.round == 7
-
     problem = Problem("logistic", [12] * M)
     path = tmp_path / "checkpoint"
-    _, whole = run(problem, 15, sigma_scale=1.0)
-    run(problem, 15, sigma_scale=1.0, checkpoint=path, callbacks=[Stop()])
-    strategy, rest = run(problem, 15, sigma_scale=1.0, resume=path)
+    _, whole = played(problem, 15, sigma_scale=1.0)
+    played(problem, 15, sigma_scale=1.0, checkpoint=path, callbacks=[Stop(7)])
+    strategy, rest = played(problem, 15, sigma_scale=1.0, resume=path)
     assert np.array_equal(rest.x[-1], whole.x[-1])
     assert len(rest.x) == 8
     assert strategy.history[-1].train == pytest.approx(
         {"stop-residual": strategy.residual()}
     )
     with pytest.raises(SettingsError, match="sigma = 0.5, but the run to go on with"):
-        run(problem, 15, sigma=0.5, resume=path)
+        played(problem, 15, sigma=0.5, resume=path)

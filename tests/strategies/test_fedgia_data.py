@@ -9,36 +9,36 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse
-from flwr.app import ArrayRecord, Context
-from numpy.typing import NDArray
 
 from clients import FedGiAClient
-from fedtrellis import Callback, LocalGrid, RoundRecord, client_app
+from fedtrellis import Callback, RoundRecord
 from fedtrellis.admm.shifted_systems import ConjugateGradientSystem, make_system
 from fedtrellis.objectives import Logistic
 from strategies import FedGiA
 from tasks import Task, make_task
+from tests.harness import Array, grid_of, play
 
-Array = NDArray[np.float64]
 
-
-def run(
+def played(
     task: Task, rounds: int, callbacks: Any = (), **settings: Any
 ) -> tuple[FedGiA, Array]:
-    def client_fn(context: Context) -> FedGiAClient:
-        index = int(context.node_config["partition-id"])
-        return FedGiAClient(context, task.client_objective(index))
-
-    grid = LocalGrid(client_app(client_fn), task.num_clients)
-    settings = task.suggestions("fedgia") | settings
+    losses = [task.client_objective(i) for i in range(task.num_clients)]
+    settings = task.suggestions(FedGiA.name) | settings
     strategy = FedGiA(callbacks=callbacks, **settings)
-    start = ArrayRecord(task.initial_point())
-    result = strategy.start(grid, start, num_rounds=rounds)
-    return strategy, result.arrays.to_numpy_ndarrays()[0]
+    (start,) = task.initial_point()
+    run = play(strategy, grid_of(FedGiAClient, losses), start, rounds)
+    return strategy, run.model
 
 
-@pytest.mark.parametrize("partition", ["iid", "labels"])
-@pytest.mark.parametrize("hessian", ["gram", "diagonal"])
+@pytest.mark.parametrize(
+    ("hessian", "partition"),
+    [
+        ("diagonal", "labels"),
+        pytest.param("diagonal", "iid", marks=pytest.mark.slow),
+        pytest.param("gram", "labels", marks=pytest.mark.slow),
+        pytest.param("gram", "iid", marks=pytest.mark.slow),
+    ],
+)
 def test_breast_cancer_against_scikit_learn(hessian: str, partition: str) -> None:
     """Also with a single label on each client."""
     from sklearn.datasets import load_breast_cancer
@@ -50,7 +50,7 @@ def test_breast_cancer_against_scikit_learn(hessian: str, partition: str) -> Non
         "logistic-regression.l2": 0.01,
     }
     task = make_task("logistic-regression", config, 10, 0)
-    strategy, x = run(task, 3000, hessian=hessian, tolerance=1e-14, sigma_scale=0.5)
+    strategy, x = played(task, 3000, hessian=hessian, tolerance=1e-14, sigma_scale=0.5)
     assert len(strategy.history) < 3000  # the stop rule ended it
 
     features, labels = load_breast_cancer(return_X_y=True)
@@ -97,7 +97,7 @@ def test_qsar_oral_toxicity_on_unit_rows(hessian: str, k0: int) -> None:
             gradient = task.gradient(strategy.broadcast.model)
             norms.append(float(gradient @ gradient))
 
-    _, x = run(task, 20, [Watch()], hessian=hessian, local_steps=k0, tolerance=0.0)
+    _, x = played(task, 20, [Watch()], hessian=hessian, local_steps=k0, tolerance=0.0)
     # (30), ‖∇f‖² ≤ n · 10⁻⁹
     assert norms[-1] <= 1024e-9
     assert task.value(x) == pytest.approx(0.26466, abs=5e-4)
@@ -118,13 +118,8 @@ def test_a_hundred_thousand_sparse_features() -> None:
     system = make_system(parts[0], "gram", weight=0.25, shift=0.1, steps=3)
     assert isinstance(system, ConjugateGradientSystem)
 
-    def client_fn(context: Context) -> FedGiAClient:
-        return FedGiAClient(context, parts[int(context.node_config["partition-id"])])
-
     strategy = FedGiA(hessian="gram", local_steps=3, tolerance=1e-20)
-    grid = LocalGrid(client_app(client_fn), clients)
-    result = strategy.start(grid, ArrayRecord([np.zeros(n)]), num_rounds=60)
-    (x,) = result.arrays.to_numpy_ndarrays()
+    x = play(strategy, grid_of(FedGiAClient, parts), np.zeros(n), 60).model
     gradient = np.mean([part.gradient(x) for part in parts], axis=0)
     start = np.mean([part.gradient(np.zeros(n)) for part in parts], axis=0)
     assert np.linalg.norm(gradient) < 1e-7 * np.linalg.norm(start)

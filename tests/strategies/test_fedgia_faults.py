@@ -8,16 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, Context, RecordDict
-from numpy.typing import NDArray
+from flwr.app import RecordDict
 
 from clients import FedGiAClient
-from fedtrellis import Callback, LocalGrid, RoundRecord, client_app
+from fedtrellis import Callback, RoundRecord
 from fedtrellis.objectives import LeastSquares
 from fedtrellis.wire.local_grid import FAULTS
 from strategies import FedGiA
-
-Array = NDArray[np.float64]
+from tests.harness import Array, Stop, contexts, grid_of, play
 
 M, N, ROWS, K0, SCALE = 8, 10, 14, 3, 1.0
 EVERYTHING = {
@@ -53,7 +51,6 @@ class Run:
             for A, b in zip(self.A, self.b, strict=True)
         ]
         self.lost: set[tuple[int, int]] = set()  # (round, client)
-        self.used: list[list[int]] = []
         outer = self
 
         class Watched(FedGiAClient):
@@ -64,20 +61,12 @@ class Run:
 
         class Watch(Callback):
             def on_round(self, strategy: Any, record: RoundRecord) -> None:
-                if record.round == 0:
-                    return
-                outer.used.append([int(name) for name in strategy._used])
-                for context in outer.grid._contexts.values():
-                    index = int(context.node_config["partition-id"])
+                for index, context in contexts(outer.grid).items():
                     if (wipe_in or {}).get(record.round + 1) == index:
                         context.state = RecordDict()
 
-        def client_fn(context: Context) -> FedGiAClient:
-            index = int(context.node_config["partition-id"])
-            return Watched(context, objectives[index])
-
-        self.grid = LocalGrid(
-            client_app(client_fn), M, seed=grid_seed, encode=encode, **dict(faults)
+        self.grid = grid_of(
+            Watched, objectives, seed=grid_seed, encode=encode, **dict(faults)
         )
         callbacks = [Watch(), *options.pop("callbacks", [])]
         settings = {"tolerance": 0.0, "max_failed_rounds": 1000} | options
@@ -89,10 +78,8 @@ class Run:
             callbacks=callbacks,
             **settings,
         )
-        result = self.strategy.start(
-            self.grid, ArrayRecord([np.zeros(N)]), num_rounds=rounds
-        )
-        self.model: Array = result.arrays.to_numpy_ndarrays()[0]
+        run = play(self.strategy, self.grid, np.zeros(N), rounds)
+        self.model, self.used = run.model, run.used
 
     def gradient(self, i: int, x: Array) -> Array:
         gradient: Array = self.A[i].T @ (self.A[i] @ x - self.b[i]) / ROWS
@@ -184,13 +171,9 @@ def test_the_stop_rule_waits_for_those_who_are_silent() -> None:
 
 
 def test_resumed_under_faults_is_the_same_run(tmp_path: Path) -> None:
-    class Stop(Callback):
-        def on_round(self, strategy: Any, record: RoundRecord) -> bool:
-            return record.round == 17
-
     whole = Run(EVERYTHING, rounds=30)
     path = tmp_path / "checkpoint"
-    Run(EVERYTHING, rounds=30, checkpoint=path, callbacks=[Stop()])
+    Run(EVERYTHING, rounds=30, checkpoint=path, callbacks=[Stop(17)])
     rest = Run(EVERYTHING, rounds=30, resume=path)
     assert rest.used == whole.used[17:]
     assert np.array_equal(rest.model, whole.model)

@@ -12,23 +12,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, Context
+from flwr.app import Context
 from numpy.typing import NDArray
 from scipy.sparse import coo_array, csc_array, csr_array
 
 from clients import HybridFedAvgClient, HyFEMClient
-from fedtrellis import Callback, LocalGrid, RoundRecord, client_app
+from fedtrellis import Callback
 from fedtrellis.random import generator
 from fedtrellis.server.conversation import Conversation
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import decode
-from fedtrellis.wire.local_grid import FAULTS
-from fedtrellis.wire.protocol import ClientMemory
 from strategies import HybridFedAvg, HyFEM
 from strategies import hybrid as hybrid_module
 from tasks import HybridSVM
-
-Array = NDArray[np.float64]
+from tests.harness import Array, contexts, grid_of, memory_of, number_of, play
 
 SEED, LAMBDA, ROUNDS, H, A, B, SMOOTHING, MU = 3, 0.05, 8, 7, 0.6, 1.5, 0.5, 0.8
 METHODS: list[Any] = [HybridFedAvg, HyFEM]
@@ -86,21 +83,6 @@ P = 9
 START = np.linspace(-0.4, 0.5, P)
 
 
-class Watch(Callback):
-    """Whose answers were used, and the model, after every round."""
-
-    def __init__(self) -> None:
-        self.used: list[list[int]] = []
-        self.models: list[Array] = []
-        self.metrics: list[dict[str, float]] = []
-
-    def on_round(self, strategy: Any, record: RoundRecord) -> None:
-        if record.round:
-            self.used.append([int(name) for name in strategy._used])
-            self.models.append(strategy.broadcast.model.copy())
-            self.metrics.append(record.train)
-
-
 class Run:
     """A run on given data."""
 
@@ -120,39 +102,22 @@ class Run:
         **options: Any,
     ) -> None:
         self.seen: list[tuple[int, Array]] = []
-        outer = self
+        seen = self.seen
+        kind: Any = HyFEMClient if issubclass(method, HyFEM) else HybridFedAvgClient
 
-        def client_fn(context: Context) -> HybridFedAvgClient:
-            k = int(context.node_config["partition-id"])
-            stateful = issubclass(method, HyFEM)
-            kind: Any = HyFEMClient if stateful else HybridFedAvgClient
+        class Watched(kind):  # type: ignore[misc]
+            def fit(self, parameters: Any, config: dict[str, Any]) -> Any:
+                seen.append((number_of(self.context), parameters[0].copy()))
+                return super().fit(parameters, config)
 
-            class Watched(kind):  # type: ignore[misc]
-                def fit(self, parameters: Any, config: dict[str, Any]) -> Any:
-                    outer.seen.append((k, parameters[0].copy()))
-                    return super().fit(parameters, config)
+        def client(context: Context, own: Data) -> Any:
+            held = own.features, own.names, own.ids(), own.labels
+            return Watched(context, *held, own.loss)
 
-            own = data[k]
-            client: HybridFedAvgClient = Watched(
-                context, own.features, own.names, own.ids(), own.labels, own.loss
-            )
-            return client
-
-        class Calm(Callback):
-            def on_round(self, strategy: Any, record: RoundRecord) -> None:
-                if calm_from and record.round == calm_from - 1:
-                    outer.grid.faults = dict.fromkeys(FAULTS, 0.0)
-
-        self.grid = LocalGrid(
-            client_app(client_fn),
-            len(data),
-            seed=grid_seed,
-            encode=encode,
-            **(faults or {}),
-        )
+        options_of_grid = {"seed": grid_seed, "encode": encode, **(faults or {})}
+        self.grid = grid_of(client, data, **options_of_grid)
         if states is not None:
             self.grid.load_client_states(states)
-        self.watch = Watch()
         settings = {
             "regularization": LAMBDA,
             "local_steps": H,
@@ -165,11 +130,10 @@ class Run:
         }
         if issubclass(method, HyFEM):
             settings["matching"] = MU
-        self.strategy = method(
-            callbacks=[self.watch, Calm(), *callbacks], **settings | options
-        )
-        result = self.strategy.start(self.grid, ArrayRecord([start]), num_rounds=rounds)
-        self.model: Array = result.arrays.to_numpy_ndarrays()[0]
+        self.strategy = method(callbacks=callbacks, **settings | options)
+        last_fault = calm_from - 1 if calm_from else None
+        run = play(self.strategy, self.grid, start, rounds, last_fault=last_fault)
+        self.model, self.watch = run.model, run.watch
 
     def check(self, data: Sequence[Data], **options: Any) -> None:
         """Every round's model is the plain loop's."""
@@ -536,11 +500,10 @@ def check_nodes(run: Run) -> None:
     """The w_k of those in the last round, which had no faults, are the server's."""
     assert run.watch.used[-1]
     checked = 0
-    for context in run.grid._contexts.values():
-        name = str(context.node_config["partition-id"])
-        if int(name) not in run.watch.used[-1]:
+    for number, context in contexts(run.grid).items():
+        if number not in run.watch.used[-1]:
             continue
-        memory = ClientMemory.load(context.state, run.strategy.conversation.session)
+        name, memory = str(number), memory_of(run.strategy, context)
         assert memory.provisional_round == len(run.watch.used)
         assert np.array_equal(
             decode(memory.provisional["w"]), run.strategy.local_model(name)
@@ -755,7 +718,9 @@ def test_a_malformed_answer_is_as_if_lost(method: Any) -> None:
 # --------------------------------------------------------------------- the comparison
 
 
-@pytest.mark.parametrize("scaling", ["none", "unit"])
+@pytest.mark.parametrize(
+    "scaling", ["none", pytest.param("unit", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("method", METHODS)
 def test_neither_reaches_the_central_optimum_of_digits(
     method: Any, scaling: str

@@ -144,6 +144,32 @@ def test_answers_are_dropped_with_a_reason_and_asked_for_again(
     run.check()
 
 
+def test_an_answer_of_another_phase_of_the_round_is_not_used() -> None:
+    """It says the right client, session and round, and answers the right message."""
+    split = small()
+    kept: list[dict[str, Any]] = []
+
+    class Keeps(Spoils):
+        def _post(self, reply: Message, suffix: str) -> None:
+            super()._post(reply, suffix)
+            if reply.metadata.message_type == "train.inner_product" and not kept:
+                kept.append({k: v.copy() for k, v in reply.content.items()})
+
+    def swap(content: RecordDict) -> None:
+        for name in list(content):
+            del content[name]
+        content.update(kept[0])
+
+    grid = Keeps(split.app(), split.num_clients)
+    grid.kind, grid.change = "train.propose", swap
+    run = Run(split, 5, grid=grid, local_fraction=1.0)
+    assert grid.struck
+    assert run.rejected == [
+        ("0", "the answer has phase 'inner_product', not 'propose'")
+    ]
+    run.check()
+
+
 def test_groups_that_a_client_does_not_hold() -> None:
     exchange = exchanges("hyfdca bundle", "train.inner_product")[0]
     config = dict(exchange.request.content.config_records["config"])

@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, Context
-from numpy.typing import NDArray
+from flwr.app import ArrayRecord
 from sklearn.datasets import load_digits
 
 from clients import FirstOrderRFLClient, ZerothOrderRFLClient
-from fedtrellis import Callback, LocalGrid, RoundRecord, client_app
+from fedtrellis import LocalGrid, client_app
 from fedtrellis.manifolds import (
     Euclidean,
     FixedRank,
@@ -30,8 +29,7 @@ from fedtrellis.wire.local_grid import FAULTS
 from fedtrellis.zeroth_order import directions
 from strategies import FirstOrderRFL, ZerothOrderRFL
 from tasks.kernel_pca import KernelPCA
-
-Array = NDArray[np.float64]
+from tests.harness import Array, Stop, grid_of, play
 
 N, P, R, SEED = 4, 7, 3, 11
 EVERYTHING = {
@@ -104,19 +102,6 @@ MANIFOLDS: list[Manifold] = [
 IDS = [type(manifold).__name__ for manifold in MANIFOLDS]
 
 
-class Watch(Callback):
-    """Notes down whose answers were used, and every result."""
-
-    def __init__(self) -> None:
-        self.used: list[list[int]] = []
-        self.x: list[Array] = []
-
-    def on_round(self, strategy: Any, record: RoundRecord) -> None:
-        if record.round:
-            self.used.append([int(name) for name in strategy._used])
-            self.x.append(strategy.broadcast.model.copy())
-
-
 class Run:
     """A run of either method, and algorithm 1 on the answers that were used."""
 
@@ -133,30 +118,20 @@ class Run:
         self.manifold, self.order = manifold, order
         self.losses = [Quadratic(i, manifold.shape, bad) for i in range(N)]
         client = FirstOrderRFLClient if order else ZerothOrderRFLClient
-
-        def client_fn(context: Context) -> Any:
-            loss = self.losses[int(context.node_config["partition-id"])]
-            return client(context, loss, manifold)
-
-        self.watch = Watch()
-        callbacks = [self.watch, *settings.pop("callbacks", [])]
         options: dict[str, Any] = {
             "step_size": 0.01,
             "local_steps": 3,
             "seed": SEED,
-            "callbacks": callbacks,
             "max_failed_rounds": 1000,
         }
         if not order:
             options |= {"samples": 6, "smoothing": 1e-3}
         make: Callable[..., FirstOrderRFL] = FirstOrderRFL if order else ZerothOrderRFL
         self.strategy = make(manifold, **(options | settings))
-        self.grid = LocalGrid(client_app(client_fn), N, **(grid or {}))
+        self.grid = grid_of(client, self.losses, manifold, **(grid or {}))
         self.start = manifold.random_point(np.random.default_rng(5))
-        result = self.strategy.start(
-            self.grid, ArrayRecord([self.start]), num_rounds=rounds
-        )
-        self.model: Array = result.arrays.to_numpy_ndarrays()[0]
+        run = play(self.strategy, self.grid, self.start, rounds)
+        self.model, self.used, self.models = run.model, run.used, run.models
 
     def estimate(self, i: int, t: int, z: Array, rng: np.random.Generator) -> Array:
         loss = self.losses[i]
@@ -180,10 +155,9 @@ class Run:
         """METHODS §3, with explicit c_i; the x^k and the c_i of every client."""
         s = self.strategy
         eta, tau = s.step_size, s.local_steps
-        eta_g = s.server_step_size or math.sqrt(N)
         x, c = self.start, np.zeros((N, *self.start.shape))
         for t, (used, x_ours) in enumerate(
-            zip(self.watch.used, self.watch.x, strict=True), start=1
+            zip(self.used, self.models, strict=True), start=1
         ):
             z0 = project(self.manifold, x)
             hats, means = [], {}
@@ -197,6 +171,8 @@ class Run:
                     z = project(self.manifold, z_hat)
                 hats.append(z_hat)
                 means[i] = G_sum / tau
+            # n of the theory's √n is the number averaged
+            eta_g = s.server_step_size or math.sqrt(len(used) or N)
             if used:
                 x = z0 + eta_g * (np.mean(hats, axis=0) - z0)
             if s.correction:
@@ -217,8 +193,8 @@ def test_every_iterate_is_that_of_algorithm_1(
 ) -> None:
     run = Run(manifold, 25, order=order, participation=participation)
     if participation < 1.0:
-        assert {len(used) for used in run.watch.used} > {4}
-        assert any(len(used) < N for used in run.watch.used)
+        assert {len(used) for used in run.used} > {4}
+        assert any(len(used) < N for used in run.used)
     run.check_loop()
     assert manifold.contains(run.model, 1e-9)
 
@@ -236,7 +212,7 @@ def test_scalars_are_as_good_as_points(participation: float) -> None:
         Run(Stiefel((P, R)), 20, upload=upload, participation=participation)
         for upload in ("scalars", "dense")
     ]
-    for ours, dense in zip(runs[0].watch.x, runs[1].watch.x, strict=True):
+    for ours, dense in zip(runs[0].models, runs[1].models, strict=True):
         assert np.abs(ours - dense).max() < 1e-9
     # 3 steps with 6 samples are fewer than 7 × 3 numbers
     assert Run(Stiefel((P, R)), 2).strategy.sends_scalars  # type: ignore[attr-defined]
@@ -249,19 +225,13 @@ def test_an_upload_of_scalars_is_small() -> None:
     for upload in ("scalars", "dense"):
         shape, loss = (100_000, 1), Flat(100_000)
         manifold = Sphere(shape)
-
-        def client_fn(
-            context: Context, loss: Flat = loss, manifold: Sphere = manifold
-        ) -> ZerothOrderRFLClient:
-            return ZerothOrderRFLClient(context, loss, manifold)
-
-        grid = LocalGrid(client_app(client_fn), 2, encode=True)
+        grid = grid_of(ZerothOrderRFLClient, [loss] * 2, manifold, encode=True)
         strategy = ZerothOrderRFL(
             manifold, samples=50, local_steps=1, upload=upload, smoothing=1e-2
         )
         start = np.zeros(shape)
         start[0] = 1.0
-        strategy.start(grid, ArrayRecord([start]), num_rounds=3)
+        play(strategy, grid, start, 2)
         sizes.append(max(record.bytes_up for record in strategy.history[1:]) / 2)
     assert sizes[0] < 1000
     assert sizes[1] > 800_000
@@ -295,13 +265,11 @@ def test_a_loss_that_is_never_finite_ends_the_run_with_its_reason() -> None:
             return math.nan
 
     manifold = Sphere((3,))
-    app = client_app(lambda context: ZerothOrderRFLClient(context, Broken(), manifold))
+    grid = grid_of(ZerothOrderRFLClient, [Broken()] * 2, manifold)
     with pytest.raises(
         RuntimeError, match=r"no usable answer.*the function's value is nan"
     ):
-        ZerothOrderRFL(manifold).start(
-            LocalGrid(app, 2), ArrayRecord([np.eye(3)[0]]), num_rounds=9
-        )
+        play(ZerothOrderRFL(manifold), grid, np.eye(3)[0], 9)
 
 
 def test_evaluations_are_counted_as_they_are_made() -> None:
@@ -337,10 +305,6 @@ def test_each_fault_alone(fault: str) -> None:
 
 @pytest.mark.parametrize("order", [0, 1])
 def test_resumed_run_is_the_same_run(order: int, tmp_path: Path) -> None:
-    class Stop(Callback):
-        def on_round(self, strategy: Any, record: RoundRecord) -> bool:
-            return record.round == 9
-
     options: dict[str, Any] = {
         "order": order,
         "participation": 0.7,
@@ -348,10 +312,24 @@ def test_resumed_run_is_the_same_run(order: int, tmp_path: Path) -> None:
     }
     path = tmp_path / "checkpoint"
     whole = Run(Stiefel((P, R)), 20, **options)
-    Run(Stiefel((P, R)), 20, checkpoint=path, callbacks=[Stop()], **options)
+    Run(Stiefel((P, R)), 20, checkpoint=path, callbacks=[Stop(9)], **options)
     rest = Run(Stiefel((P, R)), 20, resume=path, **options)
-    assert rest.watch.used == whole.watch.used[9:]
+    assert rest.used == whole.used[9:]
     assert np.array_equal(rest.model, whole.model)
+
+
+def test_a_checkpoint_without_the_number_averaged_took_all_clients() -> None:
+    """The η_g of its x, which the clients' c_i need, was √n of all n clients."""
+    run = Run(Stiefel((P, R)), 3, order=1, grid={"reply_loss": 0.5})
+    strategy, averaged = run.strategy, len(run.used[-1])
+    state = strategy.state()
+    assert state["averaged"] == averaged < N
+    assert strategy.settled_server_step_size == math.sqrt(averaged)
+    strategy.load_state({k: v for k, v in state.items() if k != "averaged"})
+    assert strategy.settled_server_step_size == math.sqrt(N)
+    strategy.load_state(state)
+    numbers = strategy.instruction(4, "0")
+    assert numbers["server-step-size"] == math.sqrt(averaged)
 
 
 # ---------------------------------------------------------------------- convergence
@@ -393,16 +371,11 @@ def pca(
     manifold = Stiefel((10, 2))
     client = FirstOrderRFLClient if order else ZerothOrderRFLClient
 
-    def client_fn(context: Context) -> Any:
-        loss = losses[int(context.node_config["partition-id"])]
-        return client(context, loss, manifold)
-
     make: Callable[..., FirstOrderRFL] = FirstOrderRFL if order else ZerothOrderRFL
     strategy = make(manifold, seed=SEED, **settings)
     start = manifold.random_point(np.random.default_rng(1))
-    grid = LocalGrid(client_app(client_fn), N, **(faults or {}))
-    result = strategy.start(grid, ArrayRecord([start]), num_rounds=rounds)
-    (x,) = result.arrays.to_numpy_ndarrays()
+    grid = grid_of(client, losses, manifold, **(faults or {}))
+    x = play(strategy, grid, start, rounds).model
     best = -0.5 * float(np.linalg.eigvalsh(C)[-2:].sum())
     gradient = manifold.project_tangent(x, -C @ x)
     gap = -0.5 * float(np.vdot(x, C @ x)) - best
@@ -422,18 +395,11 @@ def test_principal_components_of_digits_sorted_by_label(
     manifold = Stiefel((64, 4))
     client = FirstOrderRFLClient if order else ZerothOrderRFLClient
 
-    def client_fn(context: Context) -> Any:
-        index = int(context.node_config["partition-id"])
-        return client(context, task.client_objective(index), manifold)
-
     make: Callable[..., FirstOrderRFL] = FirstOrderRFL if order else ZerothOrderRFL
     strategy = make(manifold, step_size=eta, local_steps=5, seed=0)
-    result = strategy.start(
-        LocalGrid(client_app(client_fn), 10),
-        ArrayRecord(task.initial_point()),
-        num_rounds=300,
-    )
-    (x,) = result.arrays.to_numpy_ndarrays()
+    losses = [task.client_objective(index) for index in range(10)]
+    grid = grid_of(client, losses, manifold)
+    x = play(strategy, grid, task.initial_point(), 300).model
     features, _ = load_digits(return_X_y=True)
     C = np.cov(features.T, bias=True)
     C /= np.linalg.eigvalsh(C)[-1]
@@ -443,12 +409,12 @@ def test_principal_components_of_digits_sorted_by_label(
 
 def test_critical_points_are_the_fixed_points_of_the_corrected_method_only() -> None:
     settings: dict[str, Any] = {"step_size": 0.02, "local_steps": 5}
-    gap, norm, x = pca(1000, 1, **settings)
+    gap, norm, x = pca(500, 1, **settings)
     assert norm < 1e-8
     assert abs(gap) < 1e-10
     # iterates stay on the manifold
     assert np.abs(x.T @ x - np.eye(2)).max() < 1e-10
-    gap, norm, _ = pca(1000, 1, correction=False, server_step_size=1.0, **settings)
+    gap, norm, _ = pca(500, 1, correction=False, server_step_size=1.0, **settings)
     assert norm > 1e-4
     assert gap > 1e-8
 
@@ -456,17 +422,17 @@ def test_critical_points_are_the_fixed_points_of_the_corrected_method_only() -> 
 @pytest.mark.parametrize("fault", ["reply_loss", "wipe"])
 def test_convergence_survives_lost_replies_and_lost_states(fault: str) -> None:
     settings: dict[str, Any] = {"step_size": 0.02, "local_steps": 5}
-    gap, norm, _ = pca(1000, 1, {fault: 0.2}, **settings)
+    gap, norm, _ = pca(500, 1, {fault: 0.2}, **settings)
     assert norm < 1e-8
     assert abs(gap) < 1e-10
-    gap, _, _ = pca(400, 0, {fault: 0.2}, samples=160, **settings | {"step_size": 0.01})
+    gap, _, _ = pca(200, 0, {fault: 0.2}, samples=160, **settings | {"step_size": 0.01})
     assert abs(gap) < 0.01
 
 
 def test_zeroth_order_comes_near_the_optimum_and_nearer_with_more_samples() -> None:
     floors = []
     for samples in (10, 160):
-        gap, _, x = pca(400, 0, step_size=0.01, local_steps=5, samples=samples)
+        gap, _, x = pca(300, 0, step_size=0.01, local_steps=5, samples=samples)
         assert np.abs(x.T @ x - np.eye(2)).max() < 1e-10
         floors.append(gap)
     assert 0.0 < floors[1] < 0.5 * floors[0] < 0.02
@@ -474,9 +440,9 @@ def test_zeroth_order_comes_near_the_optimum_and_nearer_with_more_samples() -> N
 
 def test_the_stop_rule_is_the_projected_step() -> None:
     run = Run(Stiefel((P, R)), 400, order=1, tolerance=1e-3, step_size=0.02)
-    rounds = len(run.watch.x)
+    rounds = len(run.models)
     assert rounds < 400
-    z = [project(run.manifold, x) for x in run.watch.x]
+    z = [project(run.manifold, x) for x in run.models]
     steps = [
         np.linalg.norm(after - before) / run.strategy.total_step
         for before, after in zip([run.start, *z], z, strict=False)
@@ -507,14 +473,9 @@ def test_a_model_of_several_arrays() -> None:
         (FirstOrderRFL, FirstOrderRFLClient),
         (ZerothOrderRFL, ZerothOrderRFLClient),
     ):
-
-        def client_fn(context: Context, client: Any = client) -> Any:
-            return client(context, Layers(), manifold)
-
-        strategy: FirstOrderRFL = make(manifold, step_size=0.02)
-        grid = LocalGrid(client_app(client_fn), 3, encode=True)
-        result = strategy.start(grid, ArrayRecord(start), num_rounds=300)
-        u, b = result.arrays.to_numpy_ndarrays()
+        strategy: FirstOrderRFL = make(manifold, step_size=0.05)
+        grid = grid_of(client, [Layers()] * 3, manifold, encode=True)
+        u, b = play(strategy, grid, start, 120).arrays
         # the minimum over orthonormal columns: the first row is −(1, −2)/√5
         assert u[0] == pytest.approx(np.array([-1.0, 2.0]) / math.sqrt(5), abs=5e-3)
         assert b == pytest.approx(np.ones(4), abs=5e-3)

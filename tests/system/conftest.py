@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fault_runs import NODES, Deployment
 from flower_process import ROOT, Flower
 
 
@@ -16,6 +17,16 @@ def flower(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flower]:
     command = Flower(tmp_path_factory.mktemp("flower"))
     yield command
     command.stop()
+
+
+@pytest.fixture(scope="session")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """A SuperLink and its SuperNodes, which all tests of deployed runs share."""
+    flower = Flower(tmp_path_factory.mktemp("home"))
+    started = Deployment(flower, NODES, tmp_path_factory.mktemp("deployment") / "it")
+    yield started
+    started.stop()
+    flower.stop()
 
 
 @pytest.fixture(scope="session")

@@ -27,6 +27,7 @@ from fedtrellis.wire.protocol import client_identity
 
 __all__ = [
     "FAMILIES",
+    "NODES",
     "Deployment",
     "Record",
     "ScriptedGrid",
@@ -37,18 +38,23 @@ __all__ = [
     "wait_for",
 ]
 
+#: SuperNodes of a deployment, and nodes of a simulation.
+NODES = 2
+
 #: A small problem of each family of methods.
 FAMILIES = {
     "fedfw": 'task="lasso" lasso.rows=30 lasso.columns=20',
     "fedgia": 'method="fedgia" task="linear-regression" linear-regression.features=9 '
-    "linear-regression.rows-min=20 linear-regression.rows-max=30 tolerance=0.0 "
-    "selected-fraction=1.0",
+    "linear-regression.rows-min=20 linear-regression.rows-max=30 "
+    "fedgia.tolerance=0.0 fedgia.selected-fraction=1.0",
     "first-order": 'method="first-order-rfl" task="kernel-pca" '
-    'kernel-pca.dataset="iris" kernel-pca.components=2 local-step-size=0.01',
+    'kernel-pca.dataset="iris" kernel-pca.components=2 '
+    "first-order-rfl.step-size=0.01",
     "zeroth-order": 'method="zeroth-order-rfl" task="kernel-pca" '
-    'kernel-pca.dataset="iris" kernel-pca.components=2 local-step-size=0.01 samples=20',
+    'kernel-pca.dataset="iris" kernel-pca.components=2 '
+    "zeroth-order-rfl.step-size=0.01 zeroth-order-rfl.samples=20",
     "hyfdca": 'method="hyfdca" task="hybrid-svm" hybrid-svm.dataset="breast-cancer" '
-    'hybrid-svm.partition="vertical" gap-tolerance=0.0 backup-every=2',
+    'hybrid-svm.partition="vertical" hyfdca.tolerance=0.0 hyfdca.backup-every=2',
 }
 
 #: A client, a round and a message type.
@@ -161,6 +167,9 @@ class Deployment:
         memory = Path("/dev/shm")
         self.memory = Path(tempfile.mkdtemp(dir=memory if memory.is_dir() else None))
         self.logs: list[Path] = []
+        #: What the nodes know of as their key file, and whether they do.
+        self.key = folder / "clients.key"
+        self.keys = True
         self.link = self._start_link()
         self.nodes = {k: self._start_node(k) for k in range(num_nodes)}
 
@@ -187,14 +196,37 @@ class Deployment:
         return link
 
     def _start_node(self, k: int) -> subprocess.Popen[bytes]:
+        key = f'key-file="{self.key}"' if self.keys else ""
         node = self._start(
             f"node-{k}",
             *("flower-supernode", "--insecure", "--port", str(free_port())),
             *("--superlink", f"127.0.0.1:{self.port}", "--node-config"),
-            f"partition-id={k} num-partitions={self.num_nodes}",
+            f"partition-id={k} num-partitions={self.num_nodes} "
+            f'factor-file="{self.factor_file(k)}" {key}',
         )
         (self.faults / f"{k}.pid").write_text(str(node.pid))
         return node
+
+    def factor_file(self, k: int) -> Path:
+        """Where a node keeps FedGiA's factor."""
+        return self.folder / f"factor-{k}.npz"
+
+    def give_keys(self, keys: bool) -> None:
+        """Start the nodes anew, unless they know of a key file as they should."""
+        if keys == self.keys:
+            return
+        self.keys = keys
+        for node in self.nodes.values():
+            node.terminate()
+        for k in self.nodes:
+            self.restart_node(k)
+        wait_for(lambda: self.online() == self.num_nodes, 300, "nodes come and go")
+
+    def online(self) -> int:
+        """How many nodes the SuperLink has."""
+        text = self.flower("supernode", "list", "trial", "--format", "json")
+        listed = json.loads(text[text.index("{") :])
+        return sum(node["status"] == "online" for node in listed["nodes"])
 
     def revive(self) -> None:
         """Start what a test has left dead, and forget faults that it never met."""

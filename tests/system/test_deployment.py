@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,8 @@ import pytest
 import yaml
 from flower_process import ROOT, processes_of
 
+import sim
 from deploy.cases import FAMILIES, METHODS, NODES
-from sim import app
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1500)]
 
@@ -171,12 +173,30 @@ def test_docker_takes_the_compose_file() -> None:
 # ----------------------------------------------------------------------- the processes
 
 
-@pytest.fixture(scope="module")
-def trial(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A folder that the one command has filled, and what it printed."""
+@dataclass
+class Trial:
+    """What the one command has run, the folder that it filled, and what it printed."""
+
+    methods: Sequence[str]
+    rounds: int
+    folder: Path
+    output: str
+
+
+@pytest.fixture(
+    scope="module",
+    params=[(["fedfw"], 1), pytest.param((FAMILIES, 2), marks=pytest.mark.slow)],
+    ids=["fedfw", "families"],
+)
+def trial(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Trial:
+    """One method every day; the other families are deployed by test_deployed."""
+    methods, rounds = request.param
     folder = tmp_path_factory.mktemp("deployment") / "trial"
+    options = ["--methods", *methods, "--rounds", str(rounds)]
     done = subprocess.run(
-        [sys.executable, "-m", "deploy.trial", "--keep", str(folder)],
+        [sys.executable, "-m", "deploy.trial", *options, "--keep", str(folder)],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -185,15 +205,13 @@ def trial(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
         check=False,
     )
     assert done.returncode == 0, done.stdout[-6000:]
-    return folder, done.stdout
+    return Trial(methods, rounds, folder, done.stdout)
 
 
-def test_one_command_runs_a_method_of_each_family_on_the_nodes_files(
-    trial: tuple[Path, str],
-) -> None:
-    folder, output = trial
-    for method in FAMILIES:
-        assert f"{method}: 2 rounds, at most" in output
+def test_one_command_runs_the_methods_on_the_nodes_files(trial: Trial) -> None:
+    folder = trial.folder
+    for method in trial.methods:
+        assert f"{method}: {trial.rounds} rounds, at most" in trial.output
         (deployed,) = (folder / "records" / "deployed" / method).iterdir()
         (local,) = (folder / "records" / "local" / method).iterdir()
         with (
@@ -212,10 +230,9 @@ def test_one_command_runs_a_method_of_each_family_on_the_nodes_files(
     assert not processes_of(folder / "flower")
 
 
-def test_nobody_else_gets_in(trial: tuple[Path, str]) -> None:
-    folder, output = trial
-    assert "kept out: an unregistered key, a node without a key" in output
-    logs = {path.stem: path.read_text() for path in (folder / "logs").iterdir()}
+def test_nobody_else_gets_in(trial: Trial) -> None:
+    assert "kept out: an unregistered key, a node without a key" in trial.output
+    logs = {path.stem: path.read_text() for path in (trial.folder / "logs").iterdir()}
     assert "[code: 2004] Failed to activate" in logs["unregistered-key"]
     assert "[code: 2001] SuperNode authentication is enabled" in logs["no-key"]
     assert "Connection attempt failed" in logs["plain-http"]
@@ -249,4 +266,4 @@ def test_an_interrupted_trial_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_a_trial_knows_every_method() -> None:
-    assert set(METHODS) == set(app.registry.methods)
+    assert set(METHODS) == set(sim.app.registry.methods)

@@ -20,7 +20,7 @@ from scipy.optimize import minimize
 import numpyfedgia.task
 import owndomain.task
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
 
 NODES = 4
 

@@ -6,17 +6,17 @@ that the deployed run says it did not use, and the states that died with a proce
 Nothing depends on how long anything took: an answer that a busy machine gave too late
 is one more that was lost, on both sides.
 
-All of them: ``python -m pytest -n 0 -m faults tests/system``.
+All of them: ``python -m pytest -m slow tests/system``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from fault_runs import (
     FAMILIES,
+    NODES,
     Deployment,
     Record,
     Where,
@@ -24,38 +24,33 @@ from fault_runs import (
     simulated,
     wait_for,
 )
-from flower_process import Flower
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1500)]
 
-NODES = 2
 every_family = pytest.mark.parametrize("family", FAMILIES)
-# One family of those with one wave a round is enough for every run of CI.
+# One family of those with one wave a round is enough for every day.
 most_families = pytest.mark.parametrize(
     "family",
     [
-        pytest.param(name, marks=[] if name == "fedfw" else pytest.mark.faults)
+        pytest.param(name, marks=[] if name == "fedfw" else pytest.mark.slow)
         for name in FAMILIES
     ],
 )
 
 
-@pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    flower = Flower(tmp_path_factory.mktemp("home"))
-    started = Deployment(flower, NODES, tmp_path_factory.mktemp("deployment") / "it")
-    yield started
-    started.stop()
-    flower.stop()
-
-
 @pytest.fixture(autouse=True)
-def ready(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+def ready(
+    request: pytest.FixtureRequest,
+    deployment: Deployment,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Start what the test before left dead; keep HyFDCA's keys in one place.
 
-    What is begun in this process and goes on deployed needs the clients' key.
+    What is begun in this process and goes on deployed needs the key that the clients
+    make for a run.
     """
     deployment.revive()
+    deployment.give_keys("hyfdca" not in request.node.name)
     monkeypatch.setattr("tempfile.tempdir", str(deployment.temporary))
 
 
@@ -106,7 +101,7 @@ def test_raising_and_garbage_and_a_client_killed_before_it_kept_its_state(
     check_same(record, simulated(config, NODES, tmp_path / "local", script))
 
 
-@pytest.mark.faults
+@pytest.mark.slow
 @every_family
 def test_a_late_answer(deployment: Deployment, family: str, tmp_path: Path) -> None:
     """The client has computed, and its state is one that the server never used."""
@@ -124,7 +119,7 @@ def test_a_late_answer(deployment: Deployment, family: str, tmp_path: Path) -> N
     check_same(record, simulated(config, NODES, tmp_path / "local", script))
 
 
-@pytest.mark.faults
+@pytest.mark.slow
 def test_a_supernode_that_gives_up_the_wrong_client_app_is_brought_back(
     deployment: Deployment, tmp_path: Path
 ) -> None:
@@ -155,7 +150,7 @@ def test_a_supernode_that_gives_up_the_wrong_client_app_is_brought_back(
 # ------------------------------------------------------------------- SuperNodes killed
 
 
-@pytest.mark.faults
+@pytest.mark.slow
 @every_family
 def test_a_supernode_killed_between_computing_and_answering(
     deployment: Deployment, family: str, tmp_path: Path
@@ -182,7 +177,7 @@ def back(gone: list[int]) -> int:
     return next(t for t in range(gone[0] + 1, 1000) if t not in gone)
 
 
-@pytest.mark.faults
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name != "hyfdca"])
 def test_a_supernode_that_never_comes_back(
     deployment: Deployment, family: str, tmp_path: Path
@@ -198,7 +193,7 @@ def test_a_supernode_that_never_comes_back(
     check_same(record, simulated(config, NODES, tmp_path / "local", script))
 
 
-@pytest.mark.faults
+@pytest.mark.slow
 def test_hyfdca_without_a_holder_of_every_sample_ends_with_an_error(
     deployment: Deployment, tmp_path: Path
 ) -> None:
@@ -229,7 +224,7 @@ def test_hyfdca_without_a_holder_of_every_sample_ends_with_an_error(
 # ------------------------------------------------------- SuperLink and ServerApp killed
 
 
-@pytest.mark.faults
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["superlink", "server-app"])
 @every_family
 def test_a_server_killed_and_the_run_resumed(
@@ -270,7 +265,7 @@ def test_a_server_killed_and_the_run_resumed(
 # -------------------------------------------------------------- from engine to engine
 
 
-@pytest.mark.faults
+@pytest.mark.slow
 @every_family
 def test_a_run_of_this_process_goes_on_deployed(
     deployment: Deployment, family: str, tmp_path: Path

@@ -9,20 +9,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fault_runs import FAMILIES, Record, Where, check_same, make_bundle, simulated
+from fault_runs import (
+    FAMILIES,
+    NODES,
+    Record,
+    Where,
+    check_same,
+    make_bundle,
+    simulated,
+)
 from flower_process import Flower
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(1500)]
-
-NODES = 2
-# One of the families is enough for every run of CI.
-some_families = pytest.mark.parametrize(
-    "family",
-    [
-        pytest.param(name, marks=[] if name == "fedgia" else pytest.mark.faults)
-        for name in FAMILIES
-    ],
-)
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
 class Simulation:
@@ -84,7 +82,7 @@ def wiped_at(t: int) -> dict[Where, list[set[str]]]:
     return {(who, t, ""): [{"wipe"}] for who in ("0", "1")}
 
 
-@some_families
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_ray_actor_killed_and_the_run_resumed(
     simulation: Simulation, family: str, tmp_path: Path
 ) -> None:
@@ -113,7 +111,6 @@ def test_a_ray_actor_killed_and_the_run_resumed(
     check_same(rest, expected)
 
 
-@pytest.mark.faults
 @pytest.mark.parametrize("family", FAMILIES)
 def test_resumed_on_the_other_engine(
     simulation: Simulation, family: str, tmp_path: Path

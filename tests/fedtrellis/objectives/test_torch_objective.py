@@ -190,6 +190,51 @@ def test_one_parameter_may_be_one_array_of_its_shape() -> None:
     )
 
 
+class Affine(nn.Module):
+    """a + b·inputs, or a·inputs without b: a has no axes."""
+
+    def __init__(self, slopes: bool) -> None:
+        super().__init__()
+        self.a = nn.Parameter(torch.tensor(1.0, dtype=torch.float64))
+        if slopes:
+            self.b = nn.Parameter(torch.zeros(6, dtype=torch.float64))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.a + inputs @ self.b if hasattr(self, "b") else self.a * inputs[:, 0]
+
+
+@pytest.mark.parametrize("slopes", [False, True])
+def test_parameters_may_have_no_axes(slopes: bool) -> None:
+    targets = INPUTS @ np.arange(6.0)
+    data = (INPUTS, targets)
+    f = TorchObjective(
+        Affine(slopes), nn.functional.mse_loss, data, weight=2.0, l2=0.1, device="cpu"
+    )
+    x = random_point(f)
+    flat = f.parameters_to_vector(x)
+    # the same by hand: 2 (mean (D x − targets)² + 0.05 ‖x‖²)
+    design = np.column_stack([np.ones(23), INPUTS]) if slopes else INPUTS[:, :1]
+    error = design @ flat - targets
+    value = 2.0 * (float(np.mean(error**2)) + 0.05 * float(flat @ flat))
+    slope = 2.0 * (2.0 / 23 * design.T @ error + 0.1 * flat)
+    assert f.value(x) == pytest.approx(value, rel=1e-12)
+    np.testing.assert_allclose(f.gradient(flat), slope, rtol=1e-11)
+    parts = f.gradient(x)
+    assert [(type(part), part.shape) for part in parts] == [
+        (np.ndarray, shape) for shape in f.shapes
+    ]
+    np.testing.assert_allclose(f.parameters_to_vector(parts), slope, rtol=1e-11)
+    assert [part.tolist() for part in f.vector_to_parameters(flat)] == [
+        part.tolist() for part in x
+    ]
+    values = [f.value(x), f.value(-flat)]
+    np.testing.assert_allclose(f.values(np.stack([flat, -flat])), values, rtol=1e-12)
+    stacked = [np.stack([part, -part]) for part in x]
+    np.testing.assert_allclose(f.values(stacked), values, rtol=1e-12)
+    if not slopes:
+        assert f.gradient(x[0]).shape == ()
+
+
 def test_the_module_and_torchs_random_state_are_left_alone() -> None:
     model = network().train()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}

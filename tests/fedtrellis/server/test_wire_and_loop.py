@@ -40,6 +40,7 @@ from fedtrellis import (
 )
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.conversation import Conversation
+from fedtrellis.server.metrics import mean_metrics
 from fedtrellis.wire.arrays import Layout, encode
 from fedtrellis.wire.exchange import Registry, Traffic, exchange
 
@@ -259,6 +260,7 @@ SPOILT: dict[str, tuple[Callable[[RecordDict], None], str]] = {
     "client-id": (spoil_status("client-id", "0"), "client-id '0', not '1'"),
     "session": (spoil_status("session", "x"), "session 'x'"),
     "round": (spoil_status("server-round", 3), "server-round 3, not 2"),
+    "phase": (spoil_status("phase", "propose"), "phase 'propose', not None"),
     "version": (spoil_status("model-version", 9), "model version 9"),
     "in-sync": (remove_in_sync, "in-sync"),
     "status": (remove("status"), "no status"),
@@ -696,6 +698,8 @@ def test_fixed_sampling_takes_p_n_clients_rounded_up(
     p: float, n: int, count: int
 ) -> None:
     strategy = with_clients(n, participation=p, sampling="fixed")
+    assert strategy.expected_participation == count / n
+    assert with_clients(n, participation=p).expected_participation == p
     for server_round in range(1, 20):
         chosen = strategy.sample(server_round)
         assert len(chosen) == len(set(chosen)) == count
@@ -772,6 +776,23 @@ def test_client_evaluation_is_the_mean_weighted_by_examples() -> None:
     assert metrics["model"] == pytest.approx(model / 2, rel=1e-15)
     assert strategy.history[3].client_evaluation == dict(metrics)
     assert strategy.history[2].client_evaluation == {}
+
+
+@pytest.mark.parametrize("weight", [2.0, 0, -1.0, float("nan"), "2", [1.0]])
+def test_weights_are_no_numbers_of_examples(weight: Any) -> None:
+    """A client without a good weight has none, as one without examples."""
+    mean = mean_metrics(
+        [
+            {"loss": 1.0, "num-examples": 40, "mean-weight": 6.0},
+            {"loss": 5.0, "num-examples": 10, "mean-weight": weight},
+            {"loss": 9.0, "num-examples": 0, "mean-weight": 100.0},
+        ]
+    )
+    assert mean is not None
+    if weight == 2.0:
+        assert dict(mean) == {"loss": 2.0, "num-examples": 50}
+    else:
+        assert dict(mean) == {"loss": 1.0, "num-examples": 40}
 
 
 def test_client_metrics_that_cannot_be_averaged_are_left_out() -> None:
@@ -1030,6 +1051,17 @@ def test_answers_belong_to_the_request_that_they_name() -> None:
     assert script.asked == [["m1", "m2"], ["m1"], ["m1"]]
     assert traffic.up > 0
     assert traffic.down > 0
+
+
+def test_an_answer_to_a_message_of_another_type_is_not_used() -> None:
+    a, b = reply("m1", 10, RecordDict()), reply("m2", 20, RecordDict())
+    b.metadata.message_type = "train.propose"
+    result, _ = wave(Script([[b, a]], ["m1", "m2"]), [10, 20])
+    assert result == {10: a, 20: "the answer is one to 'train.propose', not to 'train'"}
+    # Flower's own word for what it does not know any more has a type of Flower's
+    gone = reply("m1", 1, Error(5, "not found"))
+    gone.metadata.__dict__["_message_type"] = "system"
+    assert wave(Script([[gone]], ["m1"]), [10])[0] == {10: "error 5: not found"}
 
 
 def test_an_error_from_another_node_belongs_to_the_request_that_it_names() -> None:

@@ -173,6 +173,22 @@ def test_a_small_space_is_gone_through_once(tmp_path: Path) -> None:
     ]
 
 
+def test_a_setting_that_finds_itself_is_searched_like_others(tmp_path: Path) -> None:
+    """Its default, "auto", says nothing of its kind."""
+    path = tmp_path / "search.toml"
+    path.write_text(
+        "fedfw.penalty = {low = 1, high = 10}\n"
+        'fedfw.schedule.values = ["auto", "constant"]\n'
+        'fedfw.dual-penalty.values = ["auto", 2]\n'
+    )
+    search = SearchSpace.read(path, sim.app.default_config())
+    drawn = search.draw(50, seed=0)
+    assert all(1.0 <= one["fedfw.penalty"] <= 10.0 for one in drawn)
+    assert {type(one["fedfw.penalty"]) for one in drawn} == {float}
+    assert {one["fedfw.schedule"] for one in drawn} == {"auto", "constant"}
+    assert {one["fedfw.dual-penalty"] for one in drawn} == {"auto", 2}
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -372,10 +388,17 @@ def test_a_search_on_this_repository_from_end_to_end(
     assert third["metrics"]["loss"] == first[2]["metrics"]["loss"]
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("number", "jobs"),
+    [
+        (signal.SIGINT, 1),
+        (signal.SIGTERM, 2),
+        pytest.param(signal.SIGINT, 2, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, 1, marks=pytest.mark.slow),
+    ],
+)
 def test_an_interrupted_search_keeps_what_was_done(
-    tmp_path: Path, search: Path, jobs: int, number: int
+    tmp_path: Path, search: Path, number: int, jobs: int
 ) -> None:
     out = tmp_path / "out"
     command = tune("--search", search, "--out", out, "--jobs", jobs, "--nodes", "4")
@@ -533,6 +556,32 @@ def test_another_search_is_not_mixed_into_an_old_one(
     assert main(common) == 1
     assert "another search" in capsys.readouterr().err
     assert (out / "trials.jsonl").read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        (None, "out cannot be written: .*File exists"),
+        ("[1]", "search.json cannot be read: it says nothing of a search"),
+        ("{", "search.json cannot be read"),
+    ],
+)
+def test_what_lies_in_the_way_of_a_search_is_named(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    found: str | None,
+    message: str,
+) -> None:
+    out, search = tmp_path / "out", tmp_path / "search.toml"
+    search.write_text("[rounds]\nvalues = [1]\n")
+    if found is None:
+        out.touch()
+    else:
+        out.mkdir()
+        (out / "search.json").write_text(found)
+    assert main(["tune", str(ROOT), "--search", str(search), "--out", str(out)]) == 1
+    (error,) = capsys.readouterr().err.splitlines()
+    assert re.search(message, error)
 
 
 # ------------------------------------------------------------------ an app of one's own

@@ -1,6 +1,7 @@
 """Arrays on the wire: the bytes of numpy.save, nothing malformed let in; layouts."""
 
 import io
+import re
 from typing import Any
 
 import numpy as np
@@ -248,8 +249,26 @@ def test_arrays_of_other_shapes_are_refused() -> None:
     for arrays in ([np.eye(2)], [np.eye(2), np.zeros(2)], [np.zeros(4), np.zeros(1)]):
         with pytest.raises(ValueError, match="shapes"):
             layout.point(arrays)
-    with pytest.raises(ValueError, match="reshape"):
+    refused = r"gradient has shape \(6,\), expected \(5,\)$"
+    with pytest.raises(ValueError, match=refused):
         layout.objective_gradient(np.zeros(6))
+
+
+@pytest.mark.parametrize("shape", [(3, 2), (1, 6), (6, 1), (2, 3, 1), ()])
+def test_a_gradient_with_the_right_entries_in_another_shape_is_refused(
+    shape: tuple[int, ...],
+) -> None:
+    matrix = np.arange(6.0).reshape(2, 3)
+    layout = Layout.of([matrix])
+    for right in (matrix, matrix.ravel(), [matrix]):
+        assert np.array_equal(layout.objective_gradient(right), matrix)
+    message = f"has shape {shape}, expected (2, 3) or (6,)"
+    with pytest.raises(ValueError, match=re.escape(message)) as refused:
+        layout.objective_gradient(np.zeros(shape))
+    assert "\n" not in str(refused.value)
+    # the transposed matrix, which a reshape would have read row by row
+    with pytest.raises(ValueError, match=re.escape("(3, 2), expected (2, 3)")):
+        layout.objective_gradient(matrix.T)
 
 
 SHAPES = st.lists(

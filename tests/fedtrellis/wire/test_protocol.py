@@ -254,3 +254,9 @@ def test_identities_are_in_the_order_of_people() -> None:
     ordered = sorted(names, key=identity_order)
     assert ordered == ["007", "9", "10", "-1", "a10", "a9", "b"]
     assert identity_order("7") != identity_order("007")
+
+
+def test_the_names_in_a_clients_state_are_those_of_older_checkpoints() -> None:
+    state = RecordDict()
+    memory_at(3).save(state)
+    assert set(state) == {"fedtrellis.meta", "fedtrellis.arrays"}

@@ -105,8 +105,15 @@ def test_every_node_counts_the_same_without_the_total(tmp_path: Path) -> None:
     own = {**config, **OWN, "data.feature-names": NAMES}
     record = run(tmp_path, own, breast_cancer(tmp_path, ".csv"))
     np.testing.assert_allclose(model(record), model(expected), rtol=0, atol=1e-9)
-    loss = history(record)[-1]["client_evaluation"]["loss"]
-    assert loss == pytest.approx(history(expected)[-1]["evaluation"]["loss"], rel=1e-9)
+    told = history(record)[-1]["client_evaluation"]
+    expected_loss = history(expected)[-1]["evaluation"]["loss"]
+    assert told["loss"] == pytest.approx(expected_loss, rel=1e-9)
+    # what the mean weighs by is 1 a node, which is no number of examples
+    lines = sum(len((tmp_path / f"{i}.csv").read_text().splitlines()) for i in range(N))
+    assert told["num-examples"] == lines - N
+    assert "mean-weight" not in told
+    summary = json.loads((record / "summary.json").read_text())
+    assert summary["metrics"]["num-examples"] == lines - N
 
 
 def test_principal_components_of_the_nodes_digits(tmp_path: Path) -> None:

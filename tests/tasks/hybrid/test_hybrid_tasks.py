@@ -666,6 +666,7 @@ def test_mnist() -> None:
     assert task.metrics(task.optimum().w)["accuracy"] > 0.83
 
 
+@pytest.mark.slow
 def test_covtype_whole() -> None:
     task = svm(
         9,

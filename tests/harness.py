@@ -1,0 +1,229 @@
+"""What tests of methods share: a strategy run in this process, and what came of it.
+
+A grid is made of a client's class and one loss for each node, a run of a strategy and a
+grid::
+
+    grid = grid_of(FedFWClient, OBJECTIVES, domain, reply_loss=0.2)
+    run = play(FedFW(domain), grid, np.zeros(9), rounds=30)
+    run.model, run.used, run.strategy.history
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from flwr.app import ArrayRecord, Context
+from flwr.clientapp import ClientApp
+from numpy.typing import NDArray
+
+import sim
+from fedtrellis import Callback, LocalGrid, RoundRecord, client_app
+from fedtrellis.wire.protocol import ClientMemory
+
+__all__ = [
+    "Array",
+    "Played",
+    "Stop",
+    "Watch",
+    "app_of",
+    "calm",
+    "contexts",
+    "grid_of",
+    "memory_of",
+    "number_of",
+    "play",
+    "run_app",
+]
+
+Array = NDArray[np.float64]
+S = TypeVar("S")
+
+
+def number_of(context: Context) -> int:
+    """The number of a node, its ``partition-id``."""
+    return int(context.node_config["partition-id"])
+
+
+def app_of(client: Callable[..., Any], losses: Sequence[Any], *more: Any) -> ClientApp:
+    """The ClientApp that makes each node's client.
+
+    Parameters
+    ----------
+    client : callable
+        A client's class, or what makes one, given Flower's context, the node's loss and
+        ``more``.
+    losses : sequence
+        One for each node.
+    *more
+        What all clients are given, such as a domain.
+    """
+    return client_app(
+        lambda context: client(context, losses[number_of(context)], *more)
+    )
+
+
+def grid_of(
+    client: Callable[..., Any], losses: Sequence[Any], *more: Any, **options: Any
+) -> LocalGrid:
+    """A LocalGrid of such clients; the options, faults among them, are the grid's."""
+    return LocalGrid(app_of(client, losses, *more), len(losses), **options)
+
+
+def calm(grid: LocalGrid) -> None:
+    """End the faults."""
+    grid.faults = dict.fromkeys(grid.faults, 0.0)
+
+
+def contexts(grid: LocalGrid) -> dict[int, Context]:
+    """Flower's contexts, by the numbers of the nodes."""
+    return {number_of(context): context for context in grid._contexts.values()}
+
+
+def memory_of(strategy: Any, context: Context) -> ClientMemory:
+    """What a client keeps of a strategy's run between its messages."""
+    return ClientMemory.load(context.state, strategy.conversation.session)
+
+
+class Stop(Callback):
+    """Ends a run after a round."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def on_round(self, strategy: Any, record: RoundRecord) -> bool:
+        """Whether it ends here."""
+        return record.round == self.after
+
+
+class Watch(Callback):
+    """Notes down every round: whose answers were used, the model, the metrics.
+
+    Parameters
+    ----------
+    grid : LocalGrid
+        Its faults end after the round ``last_fault``.
+    last_fault : int, optional
+
+    Attributes
+    ----------
+    used : list of list of int
+        The numbers of the clients whose answers were used, by round.
+    models : list of ndarray
+        After each round, shape (p,).
+    metrics : list of dict
+        What the strategy reported.
+    """
+
+    def __init__(self, grid: LocalGrid, last_fault: int | None = None) -> None:
+        self.grid, self.last_fault = grid, last_fault
+        self.used: list[list[int]] = []
+        self.models: list[Array] = []
+        self.metrics: list[dict[str, float]] = []
+
+    def on_round(self, strategy: Any, record: RoundRecord) -> None:
+        """Note a round down; round 0 is none, but the evaluation of the start."""
+        if record.round:
+            self.used.append([int(name) for name in strategy._used])
+            self.models.append(strategy.broadcast.model.copy())
+            self.metrics.append(record.train)
+        if record.round == self.last_fault:
+            calm(self.grid)
+
+
+@dataclass
+class Played(Generic[S]):
+    """A run, and what it was made of.
+
+    Attributes
+    ----------
+    strategy : RoundStrategy
+    grid : LocalGrid
+    arrays : list of ndarray
+        The model in the end.
+    watch : Watch
+    """
+
+    strategy: S
+    grid: LocalGrid
+    arrays: list[Array]
+    watch: Watch
+
+    @property
+    def model(self) -> Array:
+        """The model in the end, where it is one array."""
+        (model,) = self.arrays
+        return model
+
+    @property
+    def used(self) -> list[list[int]]:
+        """Whose answers were used, by round."""
+        return self.watch.used
+
+    @property
+    def models(self) -> list[Array]:
+        """The model after each round."""
+        return self.watch.models
+
+
+def play(
+    strategy: S,
+    grid: LocalGrid,
+    start: Array | Sequence[Array],
+    rounds: int,
+    *,
+    last_fault: int | None = None,
+    **options: Any,
+) -> Played[S]:
+    """Run a strategy, and watch it.
+
+    Parameters
+    ----------
+    strategy : RoundStrategy
+    grid : LocalGrid
+    start : ndarray or sequence of ndarray
+        The model in the beginning.
+    rounds : int
+    last_fault : int, optional
+        After this round the grid's faults end.
+    **options
+        More of ``strategy.start``, such as ``evaluate_fn``.
+    """
+    method: Any = strategy
+    watch = Watch(grid, last_fault)
+    method.callbacks.insert(0, watch)
+    arrays = [start] if isinstance(start, np.ndarray) else list(start)
+    result = method.start(
+        grid=grid, initial_arrays=ArrayRecord(arrays), num_rounds=rounds, **options
+    )
+    return Played(strategy, grid, result.arrays.to_numpy_ndarrays(), watch)
+
+
+def run_app(
+    settings: Mapping[str, Any],
+    num_nodes: int,
+    results: Path,
+    *,
+    grid: type[LocalGrid] = LocalGrid,
+    **options: Any,
+) -> Path:
+    """Run the app in this process, and return the record's folder.
+
+    Parameters
+    ----------
+    settings : mapping
+        Run config besides the defaults.
+    num_nodes : int
+    results : Path
+        Where the record goes.
+    grid : type
+        A kind of LocalGrid.
+    **options
+        More of that.
+    """
+    config = sim.app.default_config() | dict(settings) | {"results-dir": str(results)}
+    made = grid(sim.client_app, num_nodes, run_config=config, **options)
+    return sim.app.run(made, config)
