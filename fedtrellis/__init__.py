@@ -10,7 +10,7 @@ from fedtrellis.settings import SettingsError
 from fedtrellis.wire.client import StatefulClient, client_app
 from fedtrellis.wire.local_grid import LocalGrid
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _moved.install()
 

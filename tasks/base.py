@@ -9,7 +9,7 @@ every message.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -28,7 +28,15 @@ from fedtrellis.settings import SettingsError, keys, parse
 
 from .data.settings import NODES, DataSettings
 
-__all__ = ["Array", "DataFileError", "Point", "Task", "data_path", "derived_seed"]
+__all__ = [
+    "Array",
+    "DataFileError",
+    "Depending",
+    "Point",
+    "Task",
+    "data_path",
+    "derived_seed",
+]
 
 Array = NDArray[np.float64]
 Point = Array | Sequence[Array]
@@ -36,6 +44,26 @@ Point = Array | Sequence[Array]
 
 class DataFileError(SettingsError):
     """A data file is not what its setting says; the message names the file."""
+
+
+@dataclass(frozen=True)
+class Depending:
+    """A suggestion that depends on how a task is set.
+
+    Parameters
+    ----------
+    text : str
+        What it is, for listings.
+    find : callable
+        Makes the value of the task and of the names of the strategy's fields that the
+        user sets; None: nothing is suggested.
+    """
+
+    text: str
+    find: Callable[[Any, Collection[str]], Any]
+
+    def __str__(self) -> str:
+        return self.text
 
 
 @dataclass(frozen=True)
@@ -65,7 +93,8 @@ class Task(ABC):
     suggested : mapping
         What suits F for some of a method's settings, where that is not the method's own
         default: by the method's name, then by the name of the strategy's field. FedFW's
-        ``penalty`` is λ_0 for about ten clients.
+        ``penalty`` is λ_0 for about ten clients. A :class:`Depending` is a value that
+        depends on how the task is set.
     convex : bool
         Whether F is known to be convex.
     bounded_below : bool
@@ -222,8 +251,12 @@ class Task(ABC):
         SettingsError
             A suggestion depends on what nobody has said.
         """
-        values = self.suggested.get(method, {})
-        return {name: value for name, value in values.items() if name not in given}
+        values = {
+            name: value.find(self, given) if isinstance(value, Depending) else value
+            for name, value in self.suggested.get(method, {}).items()
+            if name not in given
+        }
+        return {name: value for name, value in values.items() if value is not None}
 
     def method_options(self) -> dict[str, Any]:
         """Return what a strategy has to know of the task, by its fields' names.

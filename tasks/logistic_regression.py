@@ -15,9 +15,9 @@ from fedtrellis.objectives import Logistic, Objective
 from fedtrellis.objectives.mean_objective import MeanObjective
 from fedtrellis.objectives.nonconvex_logistic import NonconvexLogistic
 from fedtrellis.random import generator
-from fedtrellis.settings import SettingsError, setting
+from fedtrellis.settings import AUTO, SettingsError, setting
 
-from .base import Point, data_path, derived_seed
+from .base import Depending, Point, data_path, derived_seed
 from .data.partition import Indices, PartitionedTask
 from .data.scaling import divide, norms, scaled, with_constant
 from .data.settings import NODES, Schema
@@ -49,6 +49,44 @@ class _Data(NamedTuple):
         """Return a client's features and labels."""
         own = slice(self.starts[client], self.starts[client + 1])
         return self.features[own], self.labels[own]
+
+
+def _schedule(task: LogisticRegression, given: Collection[str]) -> str | None:
+    return None if task.convex else "nonconvex"
+
+
+def _sigma_scale(task: LogisticRegression, given: Collection[str]) -> float | None:
+    """Return t = max(0.1, (8/p) ln d), for d training examples and p features.
+
+    FedGiA, arXiv 2205.01438, table II; but 0.02 for breast cancer, for whose 30
+    features the formula gives 1.6. Rounds grow with t there: 10 clients need 250
+    with 0.02 and 1 250 with 0.1, and with 0.003 they do not converge.
+
+    Raises
+    ------
+    SettingsError
+        t depends on the number of examples, which nobody has said.
+    """
+    if "sigma" in given:
+        return None
+    if task.dataset == "breast-cancer":
+        return 0.02
+    (features,), examples = task.shapes()[0], task.num_examples()
+    if not examples:
+        raise SettingsError(
+            f"fedgia.sigma-scale = {AUTO!r} asks for the task's own, which depends on "
+            "the number of examples of all nodes: set fedgia.sigma-scale, fedgia.sigma "
+            "or data.examples"
+        )
+    return max(0.1, 8.0 / int(features) * math.log(int(examples)))
+
+
+_SCHEDULE = Depending("nonconvex if the regularizer is, else nothing", _schedule)
+_SIGMA_SCALE = Depending(
+    "0.02 for breast-cancer, else max(0.1, (8/p) ln d) for d examples of p features; "
+    "nothing if sigma is set",
+    _sigma_scale,
+)
 
 
 @dataclass(frozen=True)
@@ -87,7 +125,11 @@ class LogisticRegression(PartitionedTask):
     summary: ClassVar[str] = (
         "logistic regression: breast cancer, QSAR, Santander, a file"
     )
-    suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fedfw": {"penalty": 1e-3}}
+    suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "fedfw": {"penalty": 1e-3, "schedule": _SCHEDULE},
+        "naive-frank-wolfe": {"schedule": _SCHEDULE},
+        "fedgia": {"sigma_scale": _SIGMA_SCALE},
+    }
     not_on_nodes: ClassVar[tuple[str, ...]] = (
         *("path", "partition", "labels_per_client", "alpha", "test_fraction"),
         "weighting",
@@ -141,22 +183,6 @@ class LogisticRegression(PartitionedTask):
         """Whether F is convex, which its regulariser decides."""
         return self.regularizer == "l2" or self.l2 == 0.0
 
-    def suggestions(self, method: str, given: Collection[str] = ()) -> dict[str, Any]:
-        """Return Frank-Wolfe's schedule and FedGiA's t by what the settings make of F.
-
-        Raises
-        ------
-        SettingsError
-            t depends on the number of examples, which nobody has said.
-        """
-        values = super().suggestions(method, given)
-        frank_wolfe = method in ("fedfw", "naive-frank-wolfe")
-        if frank_wolfe and not self.convex and "schedule" not in given:
-            values["schedule"] = "nonconvex"
-        if method == "fedgia" and not {"sigma", "sigma_scale"} & set(given):
-            values["sigma_scale"] = self._sigma_scale()
-        return values
-
     def check(self) -> None:  # noqa: D102
         _scaling(self)
         if self.on_nodes:
@@ -192,23 +218,6 @@ class LogisticRegression(PartitionedTask):
 
     def domains(self) -> dict[str, float]:  # noqa: D102
         return {"l1-ball": 10.0, "l2-ball": 5.0, "linf-ball": 1.0}
-
-    def _sigma_scale(self) -> float:
-        """Return t = max(0.1, (8/p) ln d), for d training examples and p features.
-
-        FedGiA, arXiv 2205.01438, table II; but 0.02 for breast cancer, for whose 30
-        features the formula gives 1.6. Rounds grow with t there: 10 clients need 250
-        with 0.02 and 1 250 with 0.1, and with 0.003 they do not converge.
-        """
-        if self.dataset == "breast-cancer":
-            return 0.02
-        (features,), examples = self.shapes()[0], self.num_examples()
-        if not examples:
-            raise SettingsError(
-                "sigma-scale = 0 asks for the task's own, which depends on the number "
-                "of examples of all nodes: set sigma-scale, sigma or data.examples"
-            )
-        return max(0.1, 8.0 / int(features) * math.log(int(examples)))
 
     def metrics(self, x: Point) -> dict[str, float]:
         """Return ``"accuracy"`` on the test examples.

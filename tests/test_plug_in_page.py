@@ -107,5 +107,6 @@ def test_the_plug_in_has_a_task_that_run_configs_know() -> None:
     np.testing.assert_allclose(x, expected, atol=1e-9)
     parts = [experiment.task.client_objective(i).value(x) for i in range(3)]
     assert experiment.task.value(x) == pytest.approx(np.mean(parts))
-    fedfw: Any = app.experiment({"task": "trend", "method": "fedfw"}, 3).strategy()
+    fedfw = app.experiment({"task": "trend"}, 3).strategy()
+    assert isinstance(fedfw, strategies.FedFW)
     assert fedfw.penalty == 0.1  # as the task suggests

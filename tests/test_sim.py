@@ -133,13 +133,13 @@ def test_every_baseline_runs(tmp_path: Path, method: str) -> None:
         ('method="fedgia" fedgia.hessian="gram" fedgia.sigma-scale=0.3', 1e-6),
         ('method="fedgia" fedgia.selected-fraction=1.0 fedgia.local-steps=2', 1e-6),
         (
-            'method="fedavg-gd" fedavg-gd.step-schedule="constant" fedavg-gd.local-steps=1 '
-            "fedavg-gd.step-size=0.05",
+            'method="fedavg-gd" fedavg-gd.step-schedule="constant" '
+            "fedavg-gd.local-steps=1 fedavg-gd.step-size=0.05",
             1e-2,
         ),
         (
-            'method="projected-fedavg" domain="whole-space" projected-fedavg.local-steps=1 '
-            "projected-fedavg.local-step-size=0.05",
+            'method="projected-fedavg" domain="whole-space" '
+            "projected-fedavg.local-steps=1 projected-fedavg.local-step-size=0.05",
             1e-2,
         ),
         ('method="feddr" domain="whole-space" feddr.local-step-size=0.02', 1e-1),
@@ -183,8 +183,9 @@ def test_tasks_on_manifolds(tmp_path: Path, method: str, task: str) -> None:
 def test_function_values_alone_train_without_a_manifold_too(tmp_path: Path) -> None:
     """Plain zeroth-order FedAvg: no manifold, no corrections, the plain mean."""
     config = (
-        'method="zeroth-order-rfl" task="linear-regression" rounds=150 zeroth-order-rfl.samples=100 '
-        "zeroth-order-rfl.step-size=0.005 zeroth-order-rfl.correction=false zeroth-order-rfl.server-step-size=1.0 "
+        'method="zeroth-order-rfl" task="linear-regression" rounds=150 '
+        "zeroth-order-rfl.samples=100 zeroth-order-rfl.step-size=0.005 "
+        "zeroth-order-rfl.correction=false zeroth-order-rfl.server-step-size=1.0 "
         "linear-regression.features=10 zeroth-order-rfl.tolerance=1e-12"
     )
     status, record = run(tmp_path, config, nodes=4)
@@ -400,8 +401,8 @@ BAD = [
     ("rounds=3 5", "'5' is no key=value"),
     ('fedfw.variant="plus"', "fedfw.variant = 'plus' is not known"),
     ('schedule="linear"', "schedule = 'linear' is not known"),
-    ("fedfw.penalty=-2.0", "fedfw.penalty = -2.0 must be at least -1"),
-    ("fedfw.penalty=-0.5", "fedfw.penalty = -0.5 must be at least 0, or -1"),
+    ("fedfw.penalty=-2.0", "fedfw.penalty = -2.0 must be at least 0, or 'auto'"),
+    ("fedfw.penalty=-0.5", "fedfw.penalty = -0.5 must be at least 0, or 'auto'"),
     ('resume="nowhere"', "nowhere' is not the record of a run"),
     ('outer-domain="l2-ball"', "set both or none"),
     ('task="quadratic-assignment" reference=true', "is for convex tasks"),
@@ -506,8 +507,12 @@ def test_list_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     for name in (*sim.app.registry.methods, *TASKS, "l1-ball", "k-support-ball"):
         assert name in out
-    for key in sim.app.default_config():
-        assert key in out
+    for group in sim.app.registry.groups:
+        if group.owner:
+            assert sim.app.command_line(["--list", group.owner]) == 0
+            out = capsys.readouterr().out
+        for key in group.fields:
+            assert key in out
 
 
 def test_pyproject_has_every_setting_with_its_default() -> None:
@@ -522,7 +527,7 @@ def test_configuration_files_and_pairs_mix(tmp_path: Path) -> None:
     read = read_config([str(file), "rounds=8 fedfw.penalty=0.5"])
     assert read == {
         "rounds": 8,
-        "penalty": 0.5,
+        "fedfw.penalty": 0.5,
         "lasso.rows": 50,
         "digits.partition": "iid",
     }
@@ -619,7 +624,7 @@ def test_resume_waits_for_the_nodes_that_the_run_had(
     config |= {"rounds": 5, "results-dir": str(tmp_path / "second")}
     grid = ComesBack(sim.client_app, 4, run_config=config)
     # the other grids are not of this class
-    monkeypatch.setattr(sim, "LocalGrid", type(None))
+    monkeypatch.setattr("fedtrellis.app.run.LocalGrid", type(None))
     assert len(history(sim.app.run(grid, config))) == 6
 
 

@@ -159,13 +159,18 @@ def _open(out: Path, about: Mapping[str, Any]) -> dict[int, Trial]:
     if not path.exists():
         if log.exists():
             raise SettingsError(f"--out {out} has trials, but no search.json")
-        out.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise SettingsError(f"--out {out} cannot be written: {error}") from None
         return {}
     try:
         before = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise SettingsError(f"{path} cannot be read: {error}") from None
+    if not isinstance(before, dict):
+        raise SettingsError(f"{path} cannot be read: it says nothing of a search")
     for key, value in about.items():
         if before.get(key) != value:
             raise SettingsError(

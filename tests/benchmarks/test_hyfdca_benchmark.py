@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -73,8 +74,14 @@ def test_random_quadrants_hold_every_entry_once() -> None:
     assert not found.overlaps()
 
 
-def test_the_parts_of_an_iteration() -> None:
-    result, _ = hyfdca.compare(TINY)
+@pytest.fixture(scope="module")
+def compared() -> Any:
+    """The parts of an iteration, and loss against time."""
+    return hyfdca.compare(TINY)
+
+
+def test_the_parts_of_an_iteration(compared: Any) -> None:
+    result, _ = compared
     rows = {str(row["part"]): row for row in result.rows}
     for name in ("tenseal-bfv", "none"):
         values = {}
@@ -101,8 +108,8 @@ def test_the_parts_of_an_iteration() -> None:
     assert aim.measured.endswith(" %")
 
 
-def test_loss_against_time() -> None:
-    _, result = hyfdca.compare(TINY)
+def test_loss_against_time(compared: Any) -> None:
+    _, result = compared
     rows = {str(row["method"]): row for row in result.rows}
     assert list(rows) == ["HyFDCA", "HyFDCA, not encrypted", "HybridFedAvg", "HyFEM"]
     ours = rows["HyFDCA"]

@@ -1,19 +1,29 @@
 """Settings: every wrong value ends in one line that says what is allowed."""
 
+from __future__ import annotations
+
+import inspect
 import math
+import pydoc
+import re
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedtrellis.settings import (
+    Declared,
     SettingsError,
     check_choice,
     describe,
+    given,
     keys,
     parse,
+    parse_values,
     setting,
 )
+from strategies import FedFW
 
 
 @dataclass(frozen=True)
@@ -137,3 +147,181 @@ def test_describe_gives_key_default_and_what_is_allowed() -> None:
     assert rows["a.exact"] == ("True", "whether it is exact")
     assert rows["a.schedule"] == ("'convex'", "the schedule (one of convex, constant)")
     assert "a.derived" not in rows
+
+
+# ------------------------------------------------------------ classes with such fields
+
+
+class Common(Declared, options=True):
+    """What all have."""
+
+    seed: int = setting(0, "of everything random", minimum=0)
+    said: list[str] = given("who spoke", default_factory=list, shown=False)
+
+
+class Method(Common):
+    """A method.
+
+    Says more here.
+
+    Notes
+    -----
+    Nothing.
+    """
+
+    measures: tuple[str, ...] = ()
+    name: str
+
+    where: object = given("d, the set", kw_only=False)
+    weight: float = setting(
+        None, "weight", symbol="λ", auto=0.5, minimum=0.0, note="See there."
+    )
+    scale: float = setting(None, "found later", above=0.0)
+    fraction: float = setting(0.5, "a part", above=0.0, below=1.0)
+    steps: int = setting(3, "steps a round", minimum=1)
+    kind: str = setting("a", "which", choices=("a", "b"))
+
+
+class Faster(Method):
+    """The same with other defaults, and one setting more."""
+
+    steps: int = setting(9, "more steps", minimum=1)
+    extra: bool = setting(False, "whether there is more")
+
+
+class ByHand(Method):
+    """One with an ``__init__`` of its own."""
+
+    def __init__(self, where: object, steps: int) -> None:
+        super().__init__(where, steps=2 * steps)
+        self.own = steps
+
+
+class BelowByHand(ByHand):
+    """And what stands below it."""
+
+    another: int = 4
+
+
+def test_fields_are_keyword_arguments_and_what_is_only_annotated_is_none() -> None:
+    parameters = inspect.signature(Method).parameters
+    assert list(parameters) == [
+        *("where", "seed", "said", "weight", "scale", "fraction", "steps", "kind")
+    ]
+    assert parameters["where"].kind is parameters["where"].POSITIONAL_OR_KEYWORD
+    assert parameters["steps"].kind is parameters["steps"].KEYWORD_ONLY
+    assert Method.__annotations__["measures"] == "tuple[str, ...]"
+    with pytest.raises(TypeError, match="where"):
+        Method()  # type: ignore[call-arg]
+    # a list of its own for everybody
+    assert Method("d").said is not Method("d").said
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({}, (0.5, None, 0.5, 3)),
+        ({"weight": "auto", "scale": "auto"}, (0.5, None, 0.5, 3)),
+        ({"weight": None, "scale": None}, (0.5, None, 0.5, 3)),
+        ({"weight": 0, "scale": 2}, (0.0, 2.0, 0.5, 3)),
+        ({"weight": np.float32(0.25), "steps": np.int64(7)}, (0.25, None, 0.5, 7)),
+        ({"weight": np.float64(2), "steps": np.float64(7)}, (2.0, None, 0.5, 7)),
+    ],
+)
+def test_values_become_their_fields_types(
+    values: dict[str, Any], expected: tuple[Any, ...]
+) -> None:
+    made = Method("d", **values)
+    found = (made.weight, made.scale, made.fraction, made.steps)
+    assert found == expected
+    assert [type(value) for value in found] == [type(value) for value in expected]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"steps": 0}, "steps = 0 must be at least 1"),
+        ({"steps": None}, "steps = None must be a whole number, not a NoneType"),
+        ({"steps": "auto"}, "steps = 'auto' must be a whole number, not a str"),
+        ({"steps": 2.5}, "steps = 2.5 must be a whole number, not a float"),
+        ({"steps": np.bool_(True)}, "must be a whole number, not a bool"),
+        ({"fraction": 1.0}, "fraction = 1.0 must be greater than 0 and below 1"),
+        ({"fraction": 0}, "fraction = 0.0 must be greater than 0 and below 1"),
+        (
+            {"fraction": math.nan},
+            "fraction = nan must be greater than 0 and below 1 and finite",
+        ),
+        ({"weight": -1}, "weight = -1.0 must be at least 0, or 'auto'"),
+        ({"weight": "none"}, "weight = 'none' must be a number, not a str, or 'auto'"),
+        ({"scale": math.inf}, "scale = inf must be greater than 0 and finite"),
+        ({"kind": "c"}, "kind = 'c' is not known; allowed: a, b"),
+        ({"seed": -1}, "seed = -1 must be at least 0"),
+    ],
+)
+def test_a_constructor_checks_as_a_run_config_does(
+    values: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(SettingsError) as caught:
+        Method("d", **values)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    ((name, value),) = values.items()
+    # None cannot stand in a run config
+    if value is not None:
+        with pytest.raises(SettingsError) as again:
+            parse_values(keys(Method, "m."), Method, {f"m.{name}": value})
+        assert str(again.value) == f"m.{caught.value}"
+
+
+def test_a_subclass_says_only_what_is_different() -> None:
+    assert (Faster("d").steps, Faster("d").fraction) == (9, 0.5)
+    assert (Method("d").steps, Faster.steps, Method.steps) == (3, 9, 3)
+    assert set(keys(Faster)) - set(keys(Method)) == {"extra"}
+    with pytest.raises(SettingsError, match="steps = 0 must be at least 1"):
+        Faster("d", steps=0)
+
+
+def test_a_constructor_by_hand_stays_and_below_it_nothing_is_generated() -> None:
+    made = ByHand("d", 4)
+    assert (made.steps, made.own, made.weight) == (8, 4, 0.5)
+    below = BelowByHand("d", 5)
+    assert (below.steps, below.own, below.another) == (10, 5, 4)
+    assert list(inspect.signature(BelowByHand).parameters) == ["where", "steps"]
+
+
+def test_docstrings_list_a_classs_own_fields_as_numpydoc_has_them() -> None:
+    text = inspect.getdoc(Method)
+    assert text is not None
+    assert text.startswith("A method.\n\nSays more here.\n\nParameters\n----------\n")
+    assert text.endswith("Notes\n-----\nNothing.")
+    for line in (
+        "where : object\n    D, the set.",
+        "weight : float, default auto\n    λ, weight (at least 0; auto: what the task "
+        "suggests, or 0.5). See there.",
+        "fraction : float, default 0.5\n    A part (greater than 0 and below 1).",
+        "kind : str, default 'a'\n    Which (one of a, b).",
+        "**options\n    Those of :class:`~",
+    ):
+        assert line in text
+    assert "seed :" not in text
+    assert "seed : int, default 0" in (inspect.getdoc(Common) or "")
+    assert "steps : int, default 9\n    More steps" in (inspect.getdoc(Faster) or "")
+    # and what help() shows of a strategy of ours
+    shown = pydoc.render_doc(FedFW, renderer=pydoc.plaintext)
+    assert re.search(r"penalty : float, default auto\n.*λ_0, weight of the", shown)
+    assert "**options" in shown
+
+
+def test_described_has_values_by_name_and_symbol_and_leaves_out_what_is_hidden() -> (
+    None
+):
+    assert Faster("d", weight=2).described() == {
+        "seed": 0,
+        "where": "d",
+        "weight λ": 2.0,
+        "scale": None,
+        "fraction": 0.5,
+        "steps": 9,
+        "kind": "a",
+        "extra": False,
+    }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import itertools
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,18 @@ import numpy as np
 import pytest
 
 import sim
+from fedtrellis.app.directory import flatten
 from fedtrellis.wire.arrays import array_record
-from fedtrellis.wire.local_grid import LocalGrid
 from reproduce import hyfdca
 from reproduce.__main__ import folder_of, main
-from reproduce.common import Options, Run, SkippedError, load_results, read_config
+from reproduce.common import (
+    Options,
+    Run,
+    SkippedError,
+    app_config,
+    load_results,
+    read_config,
+)
 from reproduce.hyfdca import figures, tables
 from reproduce.hyfdca.one_place import (
     Available,
@@ -47,7 +55,7 @@ SMALL = {
     "hybrid-svm.sample-groups": 2,
     "hybrid-svm.feature-groups": 4,
 }
-BASE = read_config(HERE / "hyfdca.toml") | SMALL | {"gap-tolerance": 0.0}
+BASE = read_config(HERE / "hyfdca.toml") | SMALL | {"tolerance": 0.0}
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +174,7 @@ def test_data_of_files_is_dealt_as_the_paper_says(tmp_path: Path) -> None:
     assert set(present(options)) == {"digits", "news20"}
     split = Split(3, 3, "3, 3")
     config = config_of(PROBLEMS["news20"], options, split) | {"rounds": 4}
-    setup = sim.app.experiment(sim.app.default_config() | config, 9)
+    setup = sim.app.experiment(app_config(config), 9)
     task = setup.task
     assert isinstance(task, HybridTask)
     assert task.regularization == 1e-5
@@ -214,10 +222,8 @@ def run(
     config: dict[str, Any], nodes: int, rounds: int
 ) -> tuple[list[Any], list[set[int]]]:
     """Each round's w from a run with messages, and who was there."""
-    config = sim.app.default_config() | config
-    setup = sim.app.experiment(config, nodes)
-    grid = LocalGrid(sim.client_app, nodes, run_config=config)
-    strategy = sim.make_strategy(setup, max_failed_rounds=rounds)
+    setup = sim.app.experiment(app_config(config), nodes)
+    strategy = setup.strategy(max_failed_rounds=rounds)
     assert isinstance(strategy, HyFDCA)
     seen: list[Any] = []
     there: list[set[int]] = []
@@ -231,7 +237,7 @@ def run(
 
     vars(strategy)["run_round"] = run_round
     start = array_record([np.zeros(setup.task.shapes()[0])])
-    strategy.start(grid, start, num_rounds=rounds)
+    strategy.start(setup.grid(), start, num_rounds=rounds)
     return seen, there
 
 
@@ -248,7 +254,7 @@ def test_the_bundle_in_one_place_is_the_products(
     table: Table, step: str, kind: str, memory: int, participation: float
 ) -> None:
     # which of several dependent points is forgotten is up to rounding: none is, here
-    config = BASE | {"dual-step": step, "memory": max(memory, 3)}
+    config = BASE | {"step": step, "memory": max(memory, 3)}
     config |= {"participation": participation}
     seen, there = run(config, 8, 6)
     proposer = Proposer(table, (kind,))
@@ -263,7 +269,7 @@ def test_the_papers_steps_in_one_place_are_the_products(
     table: Table, rule: str, participation: float
 ) -> None:
     # all samples move: nothing is drawn but who is there
-    config = BASE | {"dual-step": rule, "participation": participation}
+    config = BASE | {"step": rule, "participation": participation}
     seen, there = run(config, 8, 6)
     states = taken(paper_step(table, rule, available=at(there)), 7)
     for w, state in zip(seen, states[1:], strict=True):
@@ -332,4 +338,5 @@ def test_who_is_there_is_drawn_by_the_seed() -> None:
 
 
 def test_the_committed_config_is_known_settings() -> None:
-    assert set(read_config(HERE / "hyfdca.toml")) <= set(sim.app.default_config())
+    text = (HERE / "hyfdca.toml").read_text(encoding="utf-8")
+    assert set(flatten(tomllib.loads(text))) <= set(sim.app.default_config())

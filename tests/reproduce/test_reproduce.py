@@ -64,6 +64,8 @@ def test_a_quick_run_of_all_items(
 def test_saved_results_are_what_the_pages_show() -> None:
     """Every item has its place in the page; what is committed there is its results."""
     for name, paper in PAPERS.items():
+        if name == "fedfw":  # whose pictures too are looked at in test_fedfw_items
+            continue
         folder = folder_of(name)
         page = (folder / "README.md").read_text(encoding="utf-8")
         for item, definition in paper.ITEMS.items():

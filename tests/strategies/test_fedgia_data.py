@@ -23,7 +23,7 @@ def played(
     task: Task, rounds: int, callbacks: Any = (), **settings: Any
 ) -> tuple[FedGiA, Array]:
     losses = [task.client_objective(i) for i in range(task.num_clients)]
-    settings = {"sigma_scale": task.sigma_scale()} | settings
+    settings = task.suggestions(FedGiA.name) | settings
     strategy = FedGiA(callbacks=callbacks, **settings)
     (start,) = task.initial_point()
     run = play(strategy, grid_of(FedGiAClient, losses), start, rounds)

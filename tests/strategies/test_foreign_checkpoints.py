@@ -119,7 +119,7 @@ def test_another_variant_is_refused(
         settings.read_text().replace(f'{key} = "{first}"', f'{key} = "{second}"')
     )
     config |= {"resume": str(record), "rounds": 3, key: second}
-    name = "variant" if key == "fedfw.variant" else "step"
+    name = key.partition(".")[2]
     expected = f"its {name} is {first}, this run's is {second}"
     assert refusal(tmp_path, config).endswith(expected)
     path = record / "checkpoint.npz"

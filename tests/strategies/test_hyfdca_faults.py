@@ -40,6 +40,18 @@ def _slow(*values: Any) -> list[Any]:
     return [pytest.param(value, marks=pytest.mark.slow) for value in values]
 
 
+# every day all kinds go through everything at once; each thing alone, one of them does
+KINDS_ALONE = ["hybrid", *_slow("horizontal", "vertical")]
+KINDS_SECURE = [
+    ("hybrid", False),
+    ("hybrid", True),
+    ("horizontal", False),
+    ("vertical", False),
+    pytest.param("horizontal", True, marks=pytest.mark.slow),
+    pytest.param("vertical", True, marks=pytest.mark.slow),
+]
+
+
 def _calm_from(t: int) -> Callable[[Run, int], None]:
     """Nothing goes wrong any more from a round on."""
 
@@ -73,7 +85,7 @@ class Away(HyFDCA):
     ("participation", "rounds"),
     [(0.9, 60), (0.5, 200), pytest.param(0.1, 2500, marks=pytest.mark.slow)],
 )
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS_ALONE)
 def test_availability(kind: Any, participation: float, rounds: int) -> None:
     run = Run(small(parts=kind), rounds, participation=participation, seed=1, **MEMORY)
     _converged(run, 1e-4 if participation == 0.1 else 1e-6)
@@ -82,8 +94,7 @@ def test_availability(kind: Any, participation: float, rounds: int) -> None:
     assert not run.rejected  # being away is no loss of state
 
 
-@pytest.mark.parametrize("secure", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "secure"), KINDS_SECURE)
 def test_a_client_gone_for_50_iterations(kind: Any, secure: bool) -> None:
     """The others wait for it where they have to; nobody takes that for a failure."""
     run = Run(
@@ -229,7 +240,7 @@ def test_damaged_ciphertexts_leave_the_same_model() -> None:
     assert np.abs(calm.metric("dual") - rough.metric("dual")).max() < 1e-12
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS_ALONE)
 @pytest.mark.parametrize("fault", ["garbage", "duplicate", "late_reply", "crash"])
 def test_each_fault_that_loses_no_state(fault: str, kind: Any) -> None:
     run = Run(
@@ -253,7 +264,7 @@ def test_each_fault_that_loses_no_state(fault: str, kind: Any) -> None:
 
 @pytest.mark.parametrize("rate", [0.2, *_slow(0.03)])
 @pytest.mark.parametrize("fault", ["wipe", "state_loss"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS_ALONE)
 def test_lost_states(kind: Any, fault: str, rate: float) -> None:
     run = Run(
         small(parts=kind),
@@ -318,8 +329,7 @@ def test_one_client_that_lost_its_state_is_given_alpha_by_its_partner(
     assert (moved[18:] == 3.0).all()
 
 
-@pytest.mark.parametrize("secure", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "secure"), KINDS_SECURE)
 def test_every_client_wiped_at_once(kind: Any, secure: bool) -> None:
     """It goes back to the last backup, not to 0, and from there to the optimum."""
     bounds: dict[int, float] = {}

@@ -167,8 +167,9 @@ class Deployment:
         memory = Path("/dev/shm")
         self.memory = Path(tempfile.mkdtemp(dir=memory if memory.is_dir() else None))
         self.logs: list[Path] = []
-        #: More entries of the nodes' configs.
-        self.node_config = ""
+        #: What the nodes know of as their key file, and whether they do.
+        self.key = folder / "clients.key"
+        self.keys = True
         self.link = self._start_link()
         self.nodes = {k: self._start_node(k) for k in range(num_nodes)}
 
@@ -195,12 +196,13 @@ class Deployment:
         return link
 
     def _start_node(self, k: int) -> subprocess.Popen[bytes]:
+        key = f'key-file="{self.key}"' if self.keys else ""
         node = self._start(
             f"node-{k}",
             *("flower-supernode", "--insecure", "--port", str(free_port())),
             *("--superlink", f"127.0.0.1:{self.port}", "--node-config"),
             f"partition-id={k} num-partitions={self.num_nodes} "
-            f'factor-file="{self.factor_file(k)}" {self.node_config}',
+            f'factor-file="{self.factor_file(k)}" {key}',
         )
         (self.faults / f"{k}.pid").write_text(str(node.pid))
         return node
@@ -209,15 +211,22 @@ class Deployment:
         """Where a node keeps FedGiA's factor."""
         return self.folder / f"factor-{k}.npz"
 
-    def configure_nodes(self, node_config: str = "") -> None:
-        """Start the nodes anew if there is something else in their configs so far."""
-        if node_config == self.node_config:
+    def give_keys(self, keys: bool) -> None:
+        """Start the nodes anew, unless they know of a key file as they should."""
+        if keys == self.keys:
             return
-        self.node_config = node_config
+        self.keys = keys
         for node in self.nodes.values():
             node.terminate()
         for k in self.nodes:
             self.restart_node(k)
+        wait_for(lambda: self.online() == self.num_nodes, 300, "nodes come and go")
+
+    def online(self) -> int:
+        """How many nodes the SuperLink has."""
+        text = self.flower("supernode", "list", "trial", "--format", "json")
+        listed = json.loads(text[text.index("{") :])
+        return sum(node["status"] == "online" for node in listed["nodes"])
 
     def revive(self) -> None:
         """Start what a test has left dead, and forget faults that it never met."""

@@ -67,9 +67,9 @@ def test_hyfdca_between_processes_with_a_key_pair(
     deployment: Deployment, tmp_path: Path
 ) -> None:
     pytest.importorskip("tenseal")
-    key, context = tmp_path / "clients.key", tmp_path / "server.context"
-    write_key_pair(key, context)
-    deployment.configure_nodes(f'key-file="{key}"')
+    deployment.give_keys(True)
+    context = tmp_path / "server.context"
+    write_key_pair(deployment.key, context)
     before = set(deployment.temporary.glob("fedtrellis-*"))
     config = (
         'method="hyfdca" task="hybrid-svm" hybrid-svm.partition="vertical" rounds=2'

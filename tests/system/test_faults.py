@@ -39,13 +39,18 @@ most_families = pytest.mark.parametrize(
 
 
 @pytest.fixture(autouse=True)
-def ready(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+def ready(
+    request: pytest.FixtureRequest,
+    deployment: Deployment,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Start what the test before left dead; keep HyFDCA's keys in one place.
 
-    What is begun in this process and goes on deployed needs the clients' key.
+    What is begun in this process and goes on deployed needs the key that the clients
+    make for a run.
     """
     deployment.revive()
-    deployment.configure_nodes()
+    deployment.give_keys("hyfdca" not in request.node.name)
     monkeypatch.setattr("tempfile.tempdir", str(deployment.temporary))
 
 

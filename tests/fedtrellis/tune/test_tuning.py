@@ -561,6 +561,32 @@ def test_another_search_is_not_mixed_into_an_old_one(
     assert (out / "trials.jsonl").read_text() == before
 
 
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        (None, "out cannot be written: .*File exists"),
+        ("[1]", "search.json cannot be read: it says nothing of a search"),
+        ("{", "search.json cannot be read"),
+    ],
+)
+def test_what_lies_in_the_way_of_a_search_is_named(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    found: str | None,
+    message: str,
+) -> None:
+    out, search = tmp_path / "out", tmp_path / "search.toml"
+    search.write_text("[rounds]\nvalues = [1]\n")
+    if found is None:
+        out.touch()
+    else:
+        out.mkdir()
+        (out / "search.json").write_text(found)
+    assert main(["tune", str(ROOT), "--search", str(search), "--out", str(out)]) == 1
+    (error,) = capsys.readouterr().err.splitlines()
+    assert re.search(message, error)
+
+
 # ------------------------------------------------------------------ an app of one's own
 
 

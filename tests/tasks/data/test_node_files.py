@@ -433,7 +433,7 @@ def test_a_bad_file_tells_nobody_what_it_holds(
         ),
         (
             {"data.features": 3, "method": "fedgia", "domain": ""},
-            "sigma-scale = 0 asks for the task's own",
+            "fedgia.sigma-scale = 'auto' asks for the task's own",
         ),
     ],
 )
@@ -445,7 +445,7 @@ def test_bad_settings(config: dict[str, Any], match: str) -> None:
         **config,
     }
     with pytest.raises(SettingsError, match=match) as caught:
-        sim.make_strategy(sim.app.experiment(whole, 2))
+        sim.app.experiment(whole, 2).strategy()
     assert len(str(caught.value).splitlines()) == 1
 
 

@@ -1,0 +1,243 @@
+"""What there is, by name: ours and plug-ins', their keys and pyproject's block."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sim
+from clients import FedProxClient
+from fedtrellis.app import App, Plugin, pairs
+from fedtrellis.app.directory import flatten
+from fedtrellis.app.listing import config_block, write_config_block
+from fedtrellis.app.registry import Registry
+from fedtrellis.domains import L2Ball
+from fedtrellis.settings import SettingsError, setting
+from strategies import FedFW, FedProx
+from tasks import Lasso
+
+ROOT = Path(sim.__file__).parent
+
+
+class Harder(FedProx):
+    """A method with one setting more: one line."""
+
+    name = "harder"
+    about = "one setting more"
+
+    hardness: float = setting(0.5, "how hard it is", minimum=0.0, below=1.0)
+
+
+class HarderClient(FedProxClient):
+    """Its client."""
+
+
+@dataclass(frozen=True)
+class Shorter(Lasso):
+    """A task with one setting more."""
+
+    name = "shorter"
+    summary = "a short lasso"
+
+    cut: int = setting(4, "how short", minimum=1)
+
+
+class Blob(L2Ball):
+    """A set with a name of its own."""
+
+    name = "blob"
+
+
+class Entry:
+    """What ``importlib.metadata`` gives for an entry point."""
+
+    def __init__(self, name: str, load: Callable[[], Any]) -> None:
+        self.name, self.load, self.value = name, load, f"{name}:plugin"
+
+
+WHOLE = Plugin([(Harder, HarderClient)], [Shorter], [Blob])
+
+
+def app_with(monkeypatch: pytest.MonkeyPatch, **plugins: Callable[[], Any]) -> App:
+    """The app in a place where these are installed."""
+    import clients
+    import strategies
+    from tasks import TASKS
+
+    entries = [Entry(name, load) for name, load in plugins.items()]
+
+    def entry_points(*, group: str) -> list[Entry]:
+        assert group == "fedtrellis.plugins"
+        return entries
+
+    monkeypatch.setattr("fedtrellis.app.registry.entry_points", entry_points)
+    return App(methods=pairs(strategies, clients), tasks=TASKS.values())
+
+
+def test_a_plug_in_adds_a_method_a_task_and_a_domain(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    app = app_with(monkeypatch, mine=lambda: WHOLE)
+    new = set(app.default_config()) - set(sim.app.default_config())
+    own = {f"harder.{key}" for key in ("local-steps", "step-size", "step-schedule")}
+    own |= {f"harder.{key}" for key in ("batch-fraction", "proximal-weight")}
+    tasks = {f"shorter.{key.partition('.')[2]}" for key in _keys("lasso")}
+    assert new == own | {"harder.hardness"} | tasks | {"shorter.cut"}
+    words = ["--nodes", "3", "--out", str(tmp_path / "runs"), "-c"]
+    config = 'method="harder" task="shorter" rounds=2 harder.step-size=1e-4'
+    assert app.command_line([*words, config + " harder.hardness=0.75"]) == 0
+    (record,) = (tmp_path / "runs").iterdir()
+    saved = flatten(tomllib.loads((record / "config.toml").read_text()))
+    assert (saved["harder.hardness"], saved["shorter.cut"]) == (0.75, 4)
+    config = 'method="fedfw" task="shorter" domain="blob" radius=2.0 rounds=2'
+    experiment = app.experiment(_config(config), 3)
+    assert type(experiment.domain) is Blob
+    assert experiment.domain.radius == 2.0
+    capsys.readouterr()
+    for words, told in (
+        (["-c", 'method="harder" harder.hardness=1.0'], "must be at least 0 and below"),
+        (["-c", "harder.hardness=0.2"], "a setting of method 'harder', and this run's"),
+        (["-c", "shorter.cut=2"], "shorter.cut = 2 is a setting of task 'shorter'"),
+        (["-c", 'method="hardr"'], "did you mean 'harder'?"),
+    ):
+        assert app.command_line(words) == 1
+        assert told in capsys.readouterr().err
+    assert app.command_line(["--list"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in ("harder", "one setting more", "shorter"))
+    assert "blob" in shown
+    assert app.command_line(["--list", "harder"]) == 0
+    shown = capsys.readouterr().out
+    assert "harder.hardness" in shown
+    assert "how hard it is (at least 0 and below 1)" in " ".join(shown.split())
+
+
+def _keys(owner: str) -> list[str]:
+    return [
+        key for g in sim.app.registry.groups if g.owner == owner for key in g.fields
+    ]
+
+
+def _config(pairs_: str) -> dict[str, Any]:
+    from fedtrellis.app.directory import read_config
+
+    return read_config([pairs_])
+
+
+@pytest.mark.parametrize(
+    ("plugin", "told"),
+    [
+        (Plugin(methods=[(FedFW, HarderClient)]), "brings a method named 'fedfw'"),
+        (Plugin(tasks=[Lasso]), "brings a task named 'lasso'"),
+        (Plugin(domains=[L2Ball]), "brings a domain named 'l2-ball'"),
+    ],
+)
+def test_names_are_taken_once(
+    plugin: Plugin,
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    app = app_with(monkeypatch, other=lambda: plugin)
+    with pytest.raises(SettingsError, match=f"plug-in 'other' {told}, and there is"):
+        app.default_config()
+    assert app.command_line(["--list"]) == 1
+    assert told in capsys.readouterr().err
+
+
+def test_a_plug_in_that_is_broken_stops_nobody_and_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken() -> Any:
+        raise ImportError("no such thing")
+
+    app = app_with(
+        monkeypatch, bad=broken, good=lambda: WHOLE, odd=lambda: "not a plug-in"
+    )
+    assert "harder" in app.registry.methods
+    assert app.registry.broken_plugins == {
+        "bad": "ImportError: no such thing",
+        "odd": "odd:plugin is no fedtrellis.app.Plugin",
+    }
+    assert app.command_line(["--list"]) == 0
+    shown = capsys.readouterr().out
+    assert "plug-in 'bad' cannot be loaded: ImportError: no such thing" in shown
+    # who names what the plug-in would have brought is told why it is not there
+    assert app.command_line(["-c", 'method="worse"']) == 1
+    assert "plug-in 'bad' cannot be loaded: ImportE" in capsys.readouterr().err
+
+
+def test_a_setting_is_one_line() -> None:
+    """It has its key, its check, its default and its place in pyproject's block."""
+    registry = Registry([(Harder, HarderClient)], [Lasso])
+    assert registry.default_config()["harder.hardness"] == 0.5
+    block = tomllib.loads(config_block(registry))
+    assert block["harder"]["hardness"] == 0.5
+    assert flatten(block) == registry.default_config()
+    app = App([(Harder, HarderClient)], [Lasso])
+    config = {"method": "harder", "task": "lasso"}
+    made: Any = app.experiment(config | {"harder.hardness": 0.25}, 3).strategy()
+    assert made.hardness == 0.25
+    with pytest.raises(SettingsError, match=r"^harder\.hardness = 1\.0 must be"):
+        app.experiment(config | {"harder.hardness": np.float64(1.0)}, 3)
+
+
+def test_methods_are_paired_by_the_names_of_their_classes() -> None:
+    import clients
+    import strategies
+
+    found = pairs(strategies, clients)
+    assert (strategies.FedFW, clients.FedFWClient) in found
+    assert [s.name for s, _ in found] == list(sim.app.registry.methods)
+    named = {thing for thing in vars(strategies).values() if isinstance(thing, type)}
+    assert {s for s, _ in found} == {s for s in named if s.__dict__.get("name")}
+
+
+# ------------------------------------------------------------------------- pyproject
+
+
+def test_pyprojects_block_is_the_registrys() -> None:
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    start = text.index("[tool.flwr.app.config]\n") + len("[tool.flwr.app.config]\n")
+    assert text[start:].startswith(config_block(sim.app.registry) + "[")
+    assert flatten(tomllib.loads(config_block(sim.app.registry))) == (
+        sim.app.default_config()
+    )
+
+
+def test_writing_the_block_leaves_the_rest_and_changes_nothing_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    copy = tmp_path / "pyproject.toml"
+    copy.write_text(whole, encoding="utf-8")
+    assert not write_config_block(sim.app.registry, copy)
+    assert copy.read_text(encoding="utf-8") == whole
+    old = whole.replace('method = "fedfw"\n', 'method = "gone"\nolder = 1\n')
+    assert old != whole
+    copy.write_text(old, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        assert sim.app.command_line(["--write-config"]) == 0
+        assert copy.read_text(encoding="utf-8") == whole
+    # also where the block is the last thing in the file
+    copy.write_text('[a]\nb = "€"\n[tool.flwr.app.config]\nx = 1\n', encoding="utf-8")
+    assert write_config_block(sim.app.registry, copy)
+    assert not write_config_block(sim.app.registry, copy)
+    read = tomllib.loads(copy.read_text(encoding="utf-8"))
+    assert read["a"] == {"b": "€"}
+    assert flatten(read["tool"]["flwr"]["app"]["config"]) == sim.app.default_config()
+    copy.write_text("[project]\n", encoding="utf-8")
+    assert sim.app.command_line(["--write-config"]) == 1
+    assert "has no [tool.flwr.app.config]" in capsys.readouterr().err
+    assert copy.read_text(encoding="utf-8") == "[project]\n"
+
+
+def test_the_app_is_a_page() -> None:
+    assert len(Path(sim.__file__).read_text(encoding="utf-8").splitlines()) <= 100
