@@ -217,7 +217,7 @@ def test_variants_run_with_their_schedules(
     schedule = "stochastic" if variant == "stochastic" else "convex"
     status, _ = run(
         tmp_path,
-        f'task="{task}" fedfw.variant="{variant}" schedule="{schedule}" rounds=4 '
+        f'task="{task}" fedfw.variant="{variant}" fedfw.schedule="{schedule}" rounds=4 '
         "participation=0.5",
     )
     assert status == 0
@@ -400,7 +400,7 @@ BAD = [
     ("rounds", "'rounds' is no key=value"),
     ("rounds=3 5", "'5' is no key=value"),
     ('fedfw.variant="plus"', "fedfw.variant = 'plus' is not known"),
-    ('schedule="linear"', "schedule = 'linear' is not known"),
+    ('fedfw.schedule="linear"', "fedfw.schedule = 'linear' is not known"),
     ("fedfw.penalty=-2.0", "fedfw.penalty = -2.0 must be at least 0, or 'auto'"),
     ("fedfw.penalty=-0.5", "fedfw.penalty = -0.5 must be at least 0, or 'auto'"),
     ('resume="nowhere"', "nowhere' is not the record of a run"),

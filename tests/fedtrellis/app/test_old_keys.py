@@ -213,7 +213,10 @@ def test_of_an_old_record_the_runs_own_keys_are_read(
     with caplog.at_level(logging.WARNING, logger="flwr"):
         found = read_record(REGISTRY, tmp_path)
     assert caplog.records == []
-    task = {"lasso": {"lasso.rows": 50}, "hybrid-svm": {"hybrid-svm.bias": 0.5}}
+    task: dict[str, dict[str, Any]] = {
+        "lasso": {"lasso.rows": 50},
+        "hybrid-svm": {"hybrid-svm.bias": 0.5},
+    }
     expected = {
         owners[method]: value for value, owners in METHODS.values() if method in owners
     }

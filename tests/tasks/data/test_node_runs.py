@@ -183,7 +183,7 @@ def test_hyfdca_on_the_nodes_own_samples_and_features(tmp_path: Path) -> None:
         "method": "hyfdca",
         "rounds": 4,
         "hybrid-svm.bias": 0.0,
-        "encryption": "none",
+        "hyfdca.encryption": "none",
         "client-evaluate-every": 4,
     }
     made = {**config, "hybrid-svm.train-limit": 120}
