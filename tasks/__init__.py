@@ -6,7 +6,7 @@ from typing import Any
 from fedtrellis.settings import check_choice
 
 from .attack import Attack
-from .base import DataFileError, Task
+from .base import DataFileError, Depending, Task
 from .classification import Classification
 from .data.node_file import node_path
 from .data.node_task import NodeDataTask
@@ -31,6 +31,7 @@ __all__ = [
     "ClientData",
     "DataFileError",
     "DataSettings",
+    "Depending",
     "Digits",
     "HybridLogistic",
     "HybridSVM",
