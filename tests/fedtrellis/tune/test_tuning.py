@@ -19,6 +19,7 @@ import pytest
 from rich.console import Console
 
 import sim
+from fedtrellis.app.directory import read_config
 from fedtrellis.command_line import main
 from fedtrellis.server.callbacks import RoundRecord
 from fedtrellis.settings import SettingsError
@@ -292,11 +293,11 @@ def test_the_picture_is_drawn_for_any_number_of_trials(
 # -------------------------------------------------------------------------- command
 
 SEARCH = """
-[selected-fraction]
+[fedgia.selected-fraction]
 low = 0.1
 high = 1.0
 
-[local-steps]
+[fedgia.local-steps]
 values = [1, 5]
 """
 FIXED = 'method="fedgia" task="logistic-regression" rounds=8'
@@ -334,7 +335,7 @@ def test_a_search_on_this_repository_from_end_to_end(
         assert line["status"] == "completed"
         assert set(line["metrics"]) == set(METRICS)
         record = out / line["record"]
-        config = tomllib.loads((record / "config.toml").read_text(encoding="utf-8"))
+        config = read_config([str(record / "config.toml")])
         assert config["rounds"] == 8
         for key, value in line["settings"].items():
             assert config[key] == value
@@ -344,9 +345,10 @@ def test_a_search_on_this_repository_from_end_to_end(
     assert (out / "pareto.png").read_bytes()[:4] == b"\x89PNG"
 
     # the recommended settings are a run config
-    best = tomllib.loads((out / "best.toml").read_text(encoding="utf-8"))
+    best = read_config([str(out / "best.toml")])
     assert best["method"] == "fedgia"
-    settings = {key: best[key] for key in ("selected-fraction", "local-steps")}
+    searched = ("fedgia.selected-fraction", "fedgia.local-steps")
+    settings = {key: best[key] for key in searched}
     (chosen,) = [line for line in first if line["settings"] == settings]
     assert (
         sim.app.command_line(
@@ -423,7 +425,7 @@ def test_an_interrupted_search_keeps_what_was_done(
     else:
         process.send_signal(number)
     _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 130, stderr
+    assert process.returncode == 128 + number, stderr
     assert "are kept" in stderr
     assert "Traceback" not in stderr
     assert 2 <= len(lines(out)) < 500
@@ -446,10 +448,11 @@ def lines_so_far(out: Path) -> list[str]:
 def test_diverged_and_failed_trials_are_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Steps of 10¹² diverge, and a selected fraction of 3 is refused by the app."""
+    """Steps of 10¹² diverge, and a batch fraction of 3 is refused by the app."""
     search = tmp_path / "search.toml"
     search.write_text(
-        "local-step-size.values = [0.1, 1e12]\nselected-fraction.values = [0.5, 3.0]"
+        "fedavg-gd.step-size.values = [0.1, 1e12]\n"
+        "fedavg-gd.batch-fraction.values = [0.5, 3.0]"
     )
     arguments = ["tune", str(ROOT), "--search", str(search), "--nodes", "3"]
     arguments += ["--out", str(tmp_path / "out"), "-c"]
@@ -463,11 +466,11 @@ def test_diverged_and_failed_trials_are_reported(
     assert status[1e12, 0.5][0] == "diverged"
     failed, reason = status[0.1, 3.0]
     assert failed == "failed"
-    assert "selected-fraction = 3.0 must be" in reason
+    assert "fedavg-gd.batch-fraction = 3.0 must be" in reason
     shown = capsys.readouterr().out
     assert "left out: trial" in shown
     assert "diverged: " in shown
-    assert "selected-fraction = 3.0 must be" in shown
+    assert "fedavg-gd.batch-fraction = 3.0 must be" in shown
     logs = [path.read_text() for path in (tmp_path / "out").glob("runs/*/log.txt")]
     assert sum("SettingsError" in log for log in logs) == 2
 
@@ -476,7 +479,7 @@ def test_diverged_and_failed_trials_are_reported(
     ("arguments", "message"),
     [
         (["-c", "metod=1"], "key = 'metod' is not known .* 'method'"),
-        (["-c", "local-steps=3"], "local-steps = 3: the search is over it"),
+        (["-c", "fedgia.local-steps=3"], "local-steps = 3: the search is over it"),
         (["-c", 'results-dir="x"'], "results-dir cannot be set here"),
         (["-c", 'resume="x"'], "resume cannot be set here"),
         (["-c", "nonsense"], "-c 'nonsense'"),
@@ -548,7 +551,7 @@ def test_another_search_is_not_mixed_into_an_old_one(
     for more, message in (
         (["--nodes", "2"], "nodes = 3 instead of 2"),
         (["--seed", "7"], "seed = 0 instead of 7"),
-        (["-c", "sigma-scale=2.0"], "config = "),
+        (["-c", "fedgia.sigma-scale=2.0"], "config = "),
     ):
         assert main([*common, *more]) == 1
         assert message in capsys.readouterr().err.splitlines()[-1]
