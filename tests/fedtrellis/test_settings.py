@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedtrellis.declared import Declared
 from fedtrellis.settings import (
-    Declared,
     SettingsError,
     check_choice,
     describe,
@@ -319,7 +319,7 @@ def test_described_has_values_by_name_and_symbol_and_leaves_out_what_is_hidden()
         "seed": 0,
         "where": "d",
         "weight λ": 2.0,
-        "scale": None,
+        "scale": "auto",
         "fraction": 0.5,
         "steps": 9,
         "kind": "a",

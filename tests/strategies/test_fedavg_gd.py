@@ -490,7 +490,7 @@ def test_resumed_run_is_the_same_run(make: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "options", "says"),
     [
-        (FedAvgGD, {"local_steps": 0}, "local_steps = 0 must be .* at least 1"),
+        (FedAvgGD, {"local_steps": 0}, "local_steps = 0 must be at least 1"),
         (FedAvgGD, {"local_steps": 2.5}, "local_steps = 2.5 must be a whole number"),
         (FedAvgGD, {"local_steps": math.nan}, "local_steps = nan"),
         (FedAvgGD, {"step_size": 0.0}, "step_size = 0.0 must be greater than 0"),
@@ -521,13 +521,7 @@ def test_bad_settings(make: Any, options: dict[str, Any], says: str) -> None:
 
 
 def test_settings_name_the_schedule() -> None:
-    sizes = {
-        name: FedAvgGD(step_schedule=name).settings()["step size γ_k"]
-        for name in STEP_SCHEDULES
-    }
-    assert sizes == {
-        "log": "0.01 / log2(k + 1)",
-        "constant": "0.01",
-        "inverse-sqrt": "0.01 / √k",
-    }
+    for name in STEP_SCHEDULES:
+        shown = FedAvgGD(step_schedule=name).settings()
+        assert (shown["step size a"], shown["step schedule γ_k"]) == (0.01, name)
     assert FedProx(proximal_weight=0.5).settings()["proximal weight μ"] == 0.5

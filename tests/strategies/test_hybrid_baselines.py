@@ -617,7 +617,7 @@ def test_clients_get_the_weights_of_their_features_and_send_no_ids(
         ({"loss": "hinges"}, "loss = 'hinges' is not known"),
         ({"regularization": 0.0}, "regularization = 0.0 must be greater than 0"),
         ({"regularization": math.nan}, "regularization = nan must be greater than 0"),
-        ({"local_steps": 0}, "local_steps = 0 must be a whole number and at least 1"),
+        ({"local_steps": 0}, "local_steps = 0 must be at least 1"),
         ({"local_steps": 2.5}, "local_steps = 2.5 must be a whole number"),
         ({"step_size": 0.0}, "step_size = 0.0 must be greater than 0"),
         ({"step_size": math.inf}, "step_size = inf must be greater than 0"),
