@@ -36,6 +36,14 @@ def flower_logger() -> Iterator[None]:
     logger.setLevel(level)
 
 
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records without their pictures, which take longer than small runs."""
+    monkeypatch.setattr(
+        "fedtrellis.server.plots.plot_convergence", lambda *rest, **options: None
+    )
+
+
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:

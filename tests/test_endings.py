@@ -25,25 +25,17 @@ from fedtrellis.server.records import RunRecord
 from fedtrellis.settings import SettingsError
 from fedtrellis.signals import Interrupted
 from strategies import FedFW
+from tests.harness import run_app
+
+pytestmark = pytest.mark.usefixtures("no_pictures")
 
 ROOT = Path(__file__).resolve().parents[1]
-
-
-@pytest.fixture(autouse=True)
-def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They take longer than these runs."""
-    monkeypatch.setattr(
-        "fedtrellis.server.plots.plot_convergence", lambda *rest, **options: None
-    )
 
 
 def run(parent: Path, loss: float = 0.2, **settings: Any) -> Path:
     """Run a small Lasso with some answers lost, and return its record."""
     config = {"task": "lasso", "lasso.rows": 40, "rounds": 3, "stop-metric": "loss"}
-    config |= settings
-    config = sim.app.default_config() | config | {"results-dir": str(parent)}
-    grid = LocalGrid(sim.client_app, 4, run_config=config, reply_loss=loss)
-    return sim.app.run(grid, config)
+    return run_app(config | settings, 4, parent, reply_loss=loss)
 
 
 def history(record: Path) -> list[dict[str, Any]]:

@@ -20,9 +20,17 @@ from fedtrellis.app.directory import flatten, read_config
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.local_grid import LocalGrid
 from tasks import TASKS, HybridTask
+from tests.harness import run_app
 
 ROOT = Path(__file__).resolve().parents[1]
 HYBRID = 'method="hyfdca" task="hybrid-svm" '
+
+
+@pytest.fixture(autouse=True)
+def pictures(request: pytest.FixtureRequest) -> None:
+    """Only where they are looked at."""
+    if request.node.name != "test_a_run_leaves_a_complete_record":
+        request.getfixturevalue("no_pictures")
 
 
 def run(tmp_path: Path, *configs: str, nodes: int = 4) -> tuple[int, Path | None]:
@@ -254,20 +262,14 @@ def test_outer_domains_run(tmp_path: Path) -> None:
 
 
 def test_a_node_can_ask_for_a_larger_set(tmp_path: Path) -> None:
-    from fedtrellis import LocalGrid
-
     models = []
     asking: list[list[dict[str, str]]] = [
         [{}, {}, {}],
         [{}, {}, {"outer-domain": "l2-ball"}],
     ]
     for nodes in asking:
-        config = sim.app.default_config() | {
-            "rounds": 3,
-            "results-dir": str(tmp_path),
-        }
-        grid = LocalGrid(sim.client_app, 3, run_config=config, node_configs=nodes)
-        models.append(np.load(sim.app.run(grid, config) / "model.npz")["0"])
+        record = run_app({"rounds": 3}, 3, tmp_path, node_configs=nodes)
+        models.append(np.load(record / "model.npz")["0"])
     # an atom of an l2 ball touches every weight, one of an l1 ball a single one
     assert np.count_nonzero(models[0]) < 20
     assert np.count_nonzero(models[1]) > 600
@@ -670,10 +672,9 @@ def test_hyfdca_goes_on_with_its_own_key_or_says_that_it_is_gone(
 def test_a_run_without_answers_ends_after_the_rounds_that_are_set(
     tmp_path: Path,
 ) -> None:
-    grid = LocalGrid(sim.client_app, 2, reply_loss=1.0)
-    config = sim.app.default_config() | {"task": "lasso", "results-dir": str(tmp_path)}
+    settings = {"task": "lasso", "max-failed-rounds": 3}
     with pytest.raises(RuntimeError, match="no usable answer in 3 rounds in a row"):
-        sim.app.run(grid, config | {"max-failed-rounds": 3})
+        run_app(settings, 2, tmp_path, reply_loss=1.0)
     (record,) = tmp_path.iterdir()
     summary = json.loads((record / "summary.json").read_text())
     assert summary["status"] == "failed"
@@ -682,13 +683,9 @@ def test_a_run_without_answers_ends_after_the_rounds_that_are_set(
 
 
 def test_nodes_that_disagree_on_the_partition_stop_the_run(tmp_path: Path) -> None:
-    from fedtrellis import LocalGrid
-
-    config = sim.app.default_config() | {"results-dir": str(tmp_path)}
     nodes = [{"num-partitions": 3}, {}, {}, {}]
-    grid = LocalGrid(sim.client_app, 4, run_config=config, node_configs=nodes)
     with pytest.raises(SettingsError, match="num-partitions must be 4 on every node"):
-        sim.app.run(grid, config)
+        run_app({}, 4, tmp_path, node_configs=nodes)
     (record,) = tmp_path.iterdir()
     summary = json.loads((record / "summary.json").read_text())
     assert summary["status"] == "failed"

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import sim
-from fedtrellis import LocalGrid, SettingsError
+from fedtrellis import SettingsError
+from tests.harness import run_app
 
 LASSO = {"task": "lasso", "lasso.rows": 40}
 LINEAR = {"task": "linear-regression"}
@@ -36,23 +36,12 @@ CASES: dict[str, dict[str, Any]] = {
 }
 Arrays = dict[str, Any]
 
-
-@pytest.fixture(autouse=True)
-def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They take longer than these runs."""
-    monkeypatch.setattr(
-        "fedtrellis.server.plots.plot_convergence", lambda *rest, **options: None
-    )
-
-
-def run(parent: Path, config: dict[str, Any]) -> Path:
-    config = sim.app.default_config() | config | {"results-dir": str(parent)}
-    return sim.app.run(LocalGrid(sim.client_app, 3, run_config=config), config)
+pytestmark = pytest.mark.usefixtures("no_pictures")
 
 
 def refusal(parent: Path, config: dict[str, Any]) -> str:
     with pytest.raises(SettingsError) as caught:
-        run(parent, config)
+        run_app(config, 3, parent)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -72,7 +61,7 @@ def test_no_entry_may_be_missing_or_have_another_shape(
     name: str, tmp_path: Path
 ) -> None:
     config = {"method": name, **CASES[name], "rounds": 2}
-    record = run(tmp_path, config)
+    record = run_app(config, 3, tmp_path)
     path = record / "checkpoint.npz"
     arrays = read(path)
     # of those that differ in a number only, one
@@ -87,7 +76,7 @@ def test_no_entry_may_be_missing_or_have_another_shape(
             write(path, arrays | {entry: arrays[entry][None]})
             assert repr(entry) in refusal(tmp_path, config)
     write(path, arrays)
-    run(tmp_path, config)
+    run_app(config, 3, tmp_path)
 
 
 def older(arrays: Arrays) -> Arrays:
@@ -112,7 +101,7 @@ def test_another_variant_is_refused(
 ) -> None:
     case = LASSO if key == "fedfw.variant" else HYFDCA
     config = {**case, "rounds": 2, key: first}
-    record = run(tmp_path, config)
+    record = run_app(config, 3, tmp_path)
     # the record would say so before; a strategy in Python has no record
     settings = record / "config.toml"
     settings.write_text(
@@ -130,4 +119,4 @@ def test_another_variant_is_refused(
     settings.write_text(
         settings.read_text().replace(f'{key} = "{second}"', f'{key} = "{first}"')
     )
-    run(tmp_path, config | {key: first})
+    run_app(config | {key: first}, 3, tmp_path)

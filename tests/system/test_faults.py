@@ -6,7 +6,7 @@ that the deployed run says it did not use, and the states that died with a proce
 Nothing depends on how long anything took: an answer that a busy machine gave too late
 is one more that was lost, on both sides.
 
-All of them: ``python -m pytest -m slow tests/system``.
+Most of them: ``python -m pytest -k faults -m slow tests/system``.
 """
 
 from __future__ import annotations

@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 import sim
 import tasks.kernel_pca
 import tasks.logistic_regression
-from fedtrellis import LocalGrid
 from fedtrellis.settings import SettingsError
 from tasks import HybridTask, KernelPCA, LogisticRegression, make_task
+from tests.harness import run_app
 from tests.tasks.data.node_files import write_csv, write_libsvm
+
+pytestmark = pytest.mark.usefixtures("no_pictures")
 
 N = 3
 
@@ -25,9 +27,7 @@ N = 3
 def run(
     folder: Path, config: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]
 ) -> Path:
-    config = {**sim.app.default_config(), "results-dir": str(folder), **config}
-    grid = LocalGrid(sim.client_app, len(nodes), run_config=config, node_configs=nodes)
-    return sim.app.run(grid, config)
+    return run_app(config, len(nodes), folder, node_configs=nodes)
 
 
 def model(record: Path) -> NDArray[np.float64]:
