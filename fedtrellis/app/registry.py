@@ -287,5 +287,5 @@ class Registry:
                 hint = f" (did you mean {close[0]!r}?)" if close else ""
                 raise SettingsError(
                     f"{where} key = {key!r} is not known{hint}; "
-                    "python sim.py --list prints all"
+                    "python sim.py --list NAME prints those of a method or task"
                 )
