@@ -64,7 +64,7 @@ class Group:
     owner: str
     parts: list[tuple[type[Any], dict[str, Field]]] = field(default_factory=list)
 
-    @property
+    @cached_property
     def fields(self) -> dict[str, Field]:
         """All settings of the group by run-config key."""
         return {key: value for _, part in self.parts for key, value in part.items()}
@@ -277,7 +277,16 @@ class Registry:
 
     def owners(self, key: str) -> list[Group]:
         """Whose setting a key is."""
-        return [group for group in self.groups if key in group.fields]
+        return self._owners.get(key, [])
+
+    @cached_property
+    def _owners(self) -> dict[str, list[Group]]:
+        # nodes ask for every key with every message
+        found: dict[str, list[Group]] = {}
+        for group in self.groups:
+            for key in group.fields:
+                found.setdefault(key, []).append(group)
+        return found
 
     def check_known(self, overrides: Mapping[str, Any], where: str) -> None:
         """Refuse keys that there are not, with a hint."""
