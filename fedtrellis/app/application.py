@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,25 @@ __all__ = ["App"]
 
 # Settings alive in one process: more only in tests and sweeps.
 _KEPT = 4
+
+
+@dataclass
+class _Known:
+    """A run config that has been read, and the experiments made of it.
+
+    Attributes
+    ----------
+    config : dict
+        With today's keys.
+    on_nodes : bool
+        Whether every node has its own data.
+    experiments : dict
+        By the number of clients.
+    """
+
+    config: dict[str, Any]
+    on_nodes: bool
+    experiments: dict[int, Experiment] = field(default_factory=dict)
 
 
 class App:
@@ -63,7 +83,7 @@ class App:
         self.client_app = client_app(self.client_fn)
         self.server_app = ServerApp()
         self.server_app.main()(self._main)
-        self._experiments: OrderedDict[Any, Experiment] = OrderedDict()
+        self._configs: OrderedDict[Any, _Known] = OrderedDict()
 
     def default_config(self) -> dict[str, Any]:
         """Every key of a run config with its default."""
@@ -85,24 +105,31 @@ class App:
         SettingsError, FileNotFoundError
             Something is wrong with the settings; one line says what.
         """
-        # Flower may give the keys in another order each time
-        key = tuple(sorted(config.items())), num_clients
-        found = self._experiments.get(key)
-        if found is None:
-            new = translate(self.registry, config)
-            self.registry.check_known(new, "run config:")
-            found = make_experiment(self.registry, self.client_app, new, num_clients)
-            self._experiments[key] = found
-            while len(self._experiments) > _KEPT:
-                self._experiments.popitem(last=False)
-        return found
+        known = self._known(config)
+        if num_clients not in known.experiments:
+            known.experiments[num_clients] = make_experiment(
+                self.registry, self.client_app, known.config, num_clients
+            )
+        return known.experiments[num_clients]
 
     def client_fn(self, context: Context) -> NumPyClient:
         """The client of one node; its data is loaded once per process."""
-        config = translate(self.registry, context.run_config)
-        name = config.get("task", RunSettings.task)
-        task = self.registry.choose("task", name).from_config(config, 1, 0)
-        return make_client(self.experiment, task.on_nodes, context)
+        known = self._known(context.run_config)
+        return make_client(self.experiment, known.on_nodes, context)
+
+    def _known(self, config: Mapping[str, Any]) -> _Known:
+        """A run config's translation; a node asks for it with every message."""
+        key = tuple(config.items())
+        found = self._configs.get(key)
+        if found is None:
+            new = translate(self.registry, config)
+            self.registry.check_known(new, "run config:")
+            kind = self.registry.choose("task", new.get("task", RunSettings.task))
+            found = _Known(new, kind.from_config(new, 1, 0).on_nodes)
+            self._configs[key] = found
+            while len(self._configs) > _KEPT:
+                self._configs.popitem(last=False)
+        return found
 
     def run(self, grid: Grid, config: Mapping[str, Any]) -> Path:
         """Run on any grid; return the directory of the run's record."""
