@@ -187,7 +187,7 @@ def test_a_process_that_is_told_to_end_says_how_to_go_on(
     tmp_path: Path, number: signal.Signals, config: str
 ) -> None:
     """And the command that it prints goes on to the same end."""
-    config += " rounds=80 checkpoint-every=1000 evaluate-every=50"
+    config += " rounds=300 checkpoint-every=1000 evaluate-every=50"
     arguments = ["--nodes", "3", "-c", config]
     assert sim.app.command_line([*arguments, "--out", str(tmp_path / "whole")]) == 0
     (whole,) = (tmp_path / "whole").iterdir()

@@ -38,6 +38,7 @@ from .traffic import bytes_a_round
 
 __all__ = ["ITEMS", "leading_pairs", "run"]
 
+SEED = 0
 HERE = Path(__file__).parent
 NODES = 40
 #: λ_0 to choose from, for both methods, and the rounds of a run that helps to choose.
@@ -332,7 +333,7 @@ def _perform(config: dict[str, Any]) -> dict[str, Any]:
     result["penalty"], result["radius"] = config["penalty"], config["radius"]
     x_bar = result.pop("x-bar")
     # the package's oracle, converged to 1e-10, on a gradient of the same kind
-    gradient = make_task("matrix-completion", config, NODES, config["seed"]).gradient(
+    gradient = make_task("matrix-completion", app_config(config), NODES, SEED).gradient(
         x_bar
     )
     domain = NuclearNormBall(config["radius"])
@@ -354,7 +355,7 @@ def centralised(config: dict[str, Any], rounds: int) -> dict[str, float]:
         ``loss``, F at the end; ``bound``, the largest F − gap on the way, below which
         no point of the ball goes; ``rmse`` on the test or validation ratings.
     """
-    task = make_task("matrix-completion", config, 1, config["seed"])
+    task = make_task("matrix-completion", app_config(config), 1, SEED)
     objective: Any = task.client_objective(0)
     (shape,) = task.shapes()
     x = np.zeros(shape)
@@ -425,7 +426,7 @@ def compute(options: Options) -> dict[str, Any]:
         "dense": bytes_a_round(dense, senders, 2),
         "rounds": config["rounds"],
         "paper-rounds": paper_config["rounds"],
-        "seed": 0,
+        "seed": SEED,
         "by-radius": by_radius,
         "by-penalty": by_penalty,
         "optimum": optimum,

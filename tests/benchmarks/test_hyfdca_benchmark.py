@@ -77,7 +77,7 @@ def test_random_quadrants_hold_every_entry_once() -> None:
 @pytest.fixture(scope="module")
 def compared() -> Any:
     """The parts of an iteration, and loss against time."""
-    return hyfdca.compare(TINY)
+    return tuple(hyfdca.compare(TINY))
 
 
 def test_the_parts_of_an_iteration(compared: Any) -> None:

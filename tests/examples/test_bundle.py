@@ -10,7 +10,12 @@ import pytest
 from flwr.cli.build import build_fab_from_disk
 
 ROOT = Path(__file__).resolve().parents[2]
-EXAMPLES = sorted(path.parent for path in ROOT.glob("examples/*/pyproject.toml"))
+# own-method is a plug-in, and no app
+EXAMPLES = sorted(
+    path.parent
+    for path in ROOT.glob("examples/*/pyproject.toml")
+    if "[tool.flwr.app]" in path.read_text(encoding="utf-8")
+)
 
 
 def names_in_bundle(folder: Path) -> list[str]:

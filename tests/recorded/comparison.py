@@ -54,6 +54,9 @@ _SHORTER = "a key does not repeat what its owner's prefix says"
 _RUN = ("model", "metrics", "down")
 _FIXED = "with sampling = fixed the schedule's p is ⌈p·n⌉/n, the part that answers"
 _AVERAGED = "the default η_g is √n with n the clients whose answers were averaged"
+_EXAMPLES = (
+    "num-examples is that of the nodes' rows, not their number: a weight travels"
+)
 _PHASE = "an answer in a round of several waves names its phase, 18 to 27 bytes each"
 #: What was changed on purpose since the table was recorded. That a setting has its
 #: owner's prefix now is not in the list: :func:`compare` leaves it out.
@@ -80,6 +83,7 @@ ACCEPTED: list[Accepted] = [
             *("old", "old-resumed"),
         )
     ),
+    Accepted("*/nodes*", ("metrics", "up"), _EXAMPLES),
     *(
         Accepted(f"{method}/*", ("up",), _PHASE)
         for method in ("hyfdca", "hyfem", "hybrid-fedavg")

@@ -14,7 +14,7 @@ import sim
 from tests.strategies.soak_cases import CASES
 from tests.strategies.soak_runs import soak
 
-ROUNDS = 120
+ROUNDS = 150
 # other steps, variants and messages of methods that are there every day as well
 NOT_EVERY_DAY = {
     "fedfw stochastic",

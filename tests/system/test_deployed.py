@@ -39,7 +39,7 @@ def run_both(
     return output
 
 
-@pytest.mark.slow  # with test_faults, FedFW is deployed every day
+@pytest.mark.slow  # the trial of test_deployment deploys FedFW every day
 def test_fedfw_deployed_ends_in_the_model_of_the_simulation(
     deployment: Deployment, tmp_path: Path
 ) -> None:
@@ -63,6 +63,7 @@ def test_zeroth_order_rfl_deployed_ends_in_the_model_of_the_simulation(
     run_both(deployment, f"{FAMILIES['zeroth-order']} rounds=2", tmp_path)
 
 
+@pytest.mark.slow  # its waves make it the dearest; flwr run has it every day
 def test_hyfdca_between_processes_with_a_key_pair(
     deployment: Deployment, tmp_path: Path
 ) -> None:

@@ -28,14 +28,6 @@ from fault_runs import (
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1500)]
 
 every_family = pytest.mark.parametrize("family", FAMILIES)
-# One family of those with one wave a round is enough for every day.
-most_families = pytest.mark.parametrize(
-    "family",
-    [
-        pytest.param(name, marks=[] if name == "fedfw" else pytest.mark.slow)
-        for name in FAMILIES
-    ],
-)
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +67,8 @@ def add(script: dict[Where, list[set[str]]], where: Where, strike: str) -> None:
 # ------------------------------------------------ answers lost, states kept or set back
 
 
-@most_families
+@pytest.mark.slow
+@every_family
 def test_raising_and_garbage_and_a_client_killed_before_it_kept_its_state(
     deployment: Deployment, family: str, tmp_path: Path
 ) -> None:

@@ -106,7 +106,7 @@ def config_and_warnings(
     config: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> tuple[dict[str, Any], list[str]]:
     caplog.clear()
-    sim.app._experiments.clear()
+    sim.app._configs.clear()
     with caplog.at_level(logging.WARNING, logger="flwr"):
         made = sim.app.experiment(config, 3).config
     return made, [record.getMessage() for record in caplog.records]
