@@ -197,6 +197,8 @@ def test_a_process_that_is_told_to_end_says_how_to_go_on(
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        # a shell's background, or nohup, may ignore them, and children would too
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 120
     while process.poll() is None and time.monotonic() < deadline:
