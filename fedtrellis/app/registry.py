@@ -16,7 +16,7 @@ from fedtrellis._alias import unify_roots
 from fedtrellis.app.settings import RunSettings
 from fedtrellis.domains import RUN_DOMAINS, Domain
 from fedtrellis.server.loop import LoopStrategy
-from fedtrellis.settings import SettingsError, check_choice, keys
+from fedtrellis.settings import AUTO, SettingsError, check_choice, keys
 
 __all__ = ["Group", "MethodEntry", "Plugin", "Registry", "pairs"]
 
@@ -253,8 +253,6 @@ class Registry:
 
     def default_config(self) -> dict[str, Any]:
         """Every key of a run config with its default, as in pyproject.toml."""
-        from fedtrellis.settings import AUTO
-
         return {
             key: AUTO if field.default is None else field.default
             for key, field in self.fields.items()

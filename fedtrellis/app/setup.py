@@ -99,10 +99,9 @@ def _refuse_foreign(
 
 def changed(group: Group, config: Mapping[str, Any]) -> list[str]:
     """The keys of a group whose values are not the defaults."""
-    hints = ((part, fields) for part, fields in group.parts)
     return [
         key
-        for part, fields in hints
+        for part, fields in group.parts
         for key, f in fields.items()
         if key in config and parse_values({key: f}, part, config)[f.name] != f.default
     ]
@@ -144,7 +143,6 @@ def _make_domain(
 ) -> Domain:
     """The set that the model lives in."""
     chosen = _chosen_domain(registry, run, entry, task)
-    domains = {"domain": chosen}
     if issubclass(chosen, WholeSpace):
         _refuse_foreign(registry, config, {"domain": chosen.name})
         return _whole_space(run, entry, task)
@@ -164,7 +162,7 @@ def _make_domain(
         raise SettingsError(
             f"radius = {run.radius}: {chosen.name} has none; allowed: 0"
         )
-    _refuse_foreign(registry, config, {k: d.name for k, d in domains.items()})
+    _refuse_foreign(registry, config, {"domain": chosen.name})
     try:
         domain = chosen.from_config(config, radius)
         if run.layers == "product" and len(layout.shapes) > 1:
