@@ -9,7 +9,7 @@ import numpy as np
 import scipy  # its parts are loaded when first used
 from numpy.typing import ArrayLike, NDArray
 
-from fedtrellis.domains.atoms import SparseAtom
+from fedtrellis.domains.atoms import Atom, SparseAtom
 from fedtrellis.domains.base import Domain, FloatArray, Norm, Shape
 from fedtrellis.domains.numerics import positive, positive_integer, project_l1, unit
 from fedtrellis.settings import setting
@@ -135,6 +135,14 @@ class KSupportBall(Domain):
         x = self._finite(point)
         return x is not None and self.norm(x) <= self.radius * (1.0 + tolerance)
 
+    def _contains_atom(self, atom: Atom, tolerance: float) -> bool:
+        if isinstance(atom, SparseAtom):
+            # zeros do not change the norm, but there must be k entries
+            entries = np.zeros(max(self.k, atom.values.size))
+            entries[: atom.values.size] = atom.values
+            return self.contains(entries, tolerance)
+        return super()._contains_atom(atom, tolerance)
+
     def largest_norm(self, norm: Norm, shape: Shape) -> float:
         """Return the norm of an extreme point whose k entries are equal."""
         self.check_norm(norm, shape)
@@ -243,10 +251,7 @@ class GroupL1Ball(Domain):
         labels = self._labels
         if isinstance(self.groups, int):
             labels = np.arange(flat.size) // self.groups
-        # scaled, so that no square overflows
-        scale = float(np.abs(flat).max()) or 1.0
-        squares = np.bincount(labels, weights=np.square(flat / scale))
-        return scale * np.sqrt(squares), labels
+        return _group_norms(flat, labels), labels
 
     def lmo(self, gradient: ArrayLike) -> SparseAtom:
         """Return −radius · g_G / ‖g_G‖₂ on the group whose ‖g_G‖₂ is largest."""
@@ -280,6 +285,19 @@ class GroupL1Ball(Domain):
         with np.errstate(over="ignore"):
             return bool(norms.sum() <= self.radius * (1.0 + tolerance))
 
+    def _contains_atom(self, atom: Atom, tolerance: float) -> bool:
+        if isinstance(atom, SparseAtom) and atom.values.size:
+            if not np.isfinite(atom.values).all():
+                return False
+            if isinstance(self.groups, int):
+                groups = atom.indices // self.groups
+            else:
+                groups = self._labels[atom.indices]
+            _, labels = np.unique(groups, return_inverse=True)
+            norms = _group_norms(atom.values, labels)
+            return bool(norms.sum() <= self.radius * (1.0 + tolerance))
+        return super()._contains_atom(atom, tolerance)
+
     def largest_norm(self, norm: Norm, shape: Shape) -> float | None:
         """Return the norm of an extreme point, which fills a group; no nuclear one."""
         self.check_norm(norm, shape)
@@ -300,3 +318,12 @@ class GroupL1Ball(Domain):
         """Return zero."""
         self.check_shape(shape)
         return np.zeros(shape)
+
+
+def _group_norms(values: FloatArray, labels: NDArray[np.intp]) -> FloatArray:
+    """Return the l2 norm of each group, the values' groups numbered from 0 on."""
+    # scaled, so that no square overflows
+    scale = float(np.abs(values).max()) or 1.0
+    squares = np.bincount(labels, weights=np.square(values / scale))
+    norms: FloatArray = scale * np.sqrt(squares)
+    return norms
