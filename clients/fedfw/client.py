@@ -14,6 +14,8 @@ from fedtrellis.random import generator
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.client import StatefulClient, evaluate_objective
 
+from .corrective import correct
+
 __all__ = ["FedFWClient"]
 
 
@@ -46,6 +48,11 @@ class FedFWClient(StatefulClient):
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
     ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
         """One step from x_i; the answer is the atom s_i."""
+        if config.get("variant") == "corrective":
+            arrays, self.numbers = correct(
+                self.objective, self.domain, parameters, config, self.state
+            )
+            return arrays, 0, {}
         layout = Layout.of(parameters)
         x_bar = layout.point(parameters)
         x = self.state["x"]

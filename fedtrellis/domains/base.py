@@ -39,6 +39,10 @@ class Domain(ABC):
     of_vectors : bool
         Whether an array of any shape stands for the vector of its entries, so that D
         fits a task whatever its model.
+    form : str
+        What an iterate of FedFW's corrective variant is: "vertices", weights over
+        atoms, for a polytope with small ones; "entries", where an atom is as large as a
+        point; "low-rank", a product of thin factors.
     any_vector : bool
         Whether a task that suggests D works on any vectors, so that all sets of
         vectors fit it.
@@ -52,6 +56,7 @@ class Domain(ABC):
     bounded: ClassVar[bool] = True
     of_vectors: ClassVar[bool] = True
     any_vector: ClassVar[bool] = False
+    form: ClassVar[str] = "vertices"
     by_nonzeros: ClassVar[bool] = False
 
     @abstractmethod

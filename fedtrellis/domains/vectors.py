@@ -83,6 +83,7 @@ class L2Ball(Domain):
     """The l2 ball, ‖x‖₂ ≤ radius."""
 
     name: ClassVar[str] = "l2-ball"
+    form: ClassVar[str] = "entries"
     by_nonzeros: ClassVar[bool] = True
     radius: float
 
@@ -128,6 +129,7 @@ class LInfBall(Domain):
     """The l∞ ball, |x_i| ≤ radius for every i; its vertices are vectors of signs."""
 
     name: ClassVar[str] = "linf-ball"
+    form: ClassVar[str] = "entries"
     by_nonzeros: ClassVar[bool] = True
     radius: float
 
@@ -189,6 +191,7 @@ class Box(Domain):
     """
 
     name: ClassVar[str] = "box"
+    form: ClassVar[str] = "entries"
     parameters: ClassVar[Mapping[str, Any]] = {
         "lower": setting(-1.0, "lower bound of every entry"),
         "upper": setting(1.0, "upper bound of every entry"),

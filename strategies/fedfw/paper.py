@@ -102,11 +102,20 @@ class PaperSteps:
             self._steps_taken[name] += 1
         return {}
 
+    @property
+    def model(self) -> FloatArray:
+        """x̄, which is what the broadcast has."""
+        return self._strategy.broadcast.model
+
+    def converged(self) -> bool:
+        """Never: Frank-Wolfe's steps shrink by a schedule, not by what is reached."""
+        return False
+
     def client_iterate(self, client: str) -> FloatArray:
         """x_i as the server replays it, a new array."""
         return self._mirrors[client].dense()
 
-    def client_state(self, client: str) -> dict[str, FloatArray]:
+    def client_state(self, client: str) -> dict[str, NDArray[Any]]:
         """x_i, and y_i in FedFW+."""
         broadcast = self._strategy.broadcast
         state: dict[str, FloatArray] = {}

@@ -6,21 +6,31 @@ from collections.abc import Mapping
 from logging import WARNING
 from typing import Any
 
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from numpy.typing import NDArray
 
 from fedtrellis.domains import Domain
 from fedtrellis.schedules import SCHEDULES, FrankWolfeSchedule
 from fedtrellis.server.answers import Answer
+from fedtrellis.server.conversation import Conversation
+from fedtrellis.server.metrics import mean_metrics
 from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import given, setting
-from fedtrellis.wire.arrays import FloatArray, Layout
+from fedtrellis.wire.arrays import FloatArray, Layout, array_record
 from fedtrellis.wire.flower_internals import log
+from fedtrellis.wire.sparse import sparse_or_dense
 
+from .corrective import CorrectiveSteps
 from .paper import PaperSteps
 
 __all__ = ["VARIANTS", "FedFW"]
 
-VARIANTS = ("plain", "augmented", "stochastic")
+PAPERS = ("plain", "augmented", "stochastic")
+VARIANTS = ("corrective", *PAPERS)
+
+
+# entry of an evaluation's request: it is to bring x̄
+_EVALUATED = "evaluated"
 
 
 class FedFW(RoundStrategy):
@@ -69,7 +79,17 @@ class FedFW(RoundStrategy):
         None, "weight of the consensus penalty", symbol="λ_0", auto=1e-3, minimum=0.0
     )
     variant: str = setting(
-        "plain", "FedFW, FedFW+ (augmented) or FedFW-sto", choices=VARIANTS
+        None,
+        "corrective steps, FedFW, FedFW+ (augmented) or FedFW-sto",
+        auto="corrective",
+        choices=VARIANTS,
+    )
+    local_steps: int = setting(
+        None,
+        "steps of a client in an answer",
+        note="auto: 20 of the corrective variant, 1 of the papers'",
+        symbol="k",
+        minimum=1,
     )
     schedule: str = setting(
         None,
@@ -92,6 +112,17 @@ class FedFW(RoundStrategy):
         None, "λ_0 of y_i in FedFW+; auto: that of penalty", minimum=0.0
     )
     batch_size: int = setting(64, "examples in a mini-batch of FedFW-sto", minimum=1)
+    tolerance: float = setting(
+        0.0,
+        "relative size of the corrective variant's residuals, and of the certificate "
+        "if there is one, that ends the run; 0: never",
+        minimum=0.0,
+    )
+    certificate: bool = setting(
+        False,
+        "bound F* from below, for convex f_i: every client of the corrective variant "
+        "also sends f_i(x_i) and a Frank-Wolfe gap",
+    )
     lmo_noise: float = setting(
         0.0,
         "standard deviation of Gaussian noise on g_i, added by the client before its "
@@ -101,6 +132,8 @@ class FedFW(RoundStrategy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.local_steps is None:
+            self.local_steps = 1 if self.variant in PAPERS else 20
         if self.dual_penalty is None:
             self.dual_penalty = self.penalty
         # T and n are known when the run starts; this checks the rest now
@@ -128,7 +161,11 @@ class FedFW(RoundStrategy):
         )
         if not self.domain.contains(point):
             log(WARNING, "The initial model lies outside %r", self.domain)
-        self.half = PaperSteps(self, self._schedule)
+        self.half: PaperSteps | CorrectiveSteps
+        if self.variant in PAPERS:
+            self.half = PaperSteps(self, self._schedule)
+        else:
+            self.half = CorrectiveSteps(self)
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         """What the variant's client needs for its answer."""
@@ -146,7 +183,44 @@ class FedFW(RoundStrategy):
         """x_i as the server replays it, a new array."""
         return self.half.client_iterate(client)
 
-    def client_state(self, client: str) -> dict[str, FloatArray]:
+    def result_point(self) -> FloatArray:
+        """x̄, which the corrective variant does not send."""
+        return self.half.model
+
+    def converged(self) -> bool:
+        """Whether the corrective variant's residuals are within the tolerance."""
+        return self.half.converged()
+
+    def model_for(
+        self, client: str, entries: dict[str, Any]
+    ) -> tuple[ArrayRecord, dict[str, Any]]:
+        """What the broadcast has, or for an evaluation x̄ where that is not the same."""
+        if not entries.pop(_EVALUATED, False):
+            return super().model_for(client, entries)
+        parts = sparse_or_dense(self.half.model)
+        return array_record(parts, join=True), {
+            "model-encoding": "dense" if len(parts) == 1 else "sparse",
+            "model-shapes": self.broadcast.layout.to_list(),
+            "model-version": self.broadcast.version,
+            # what the client keeps is z
+            "keep-model": False,
+        }
+
+    def evaluate_clients(
+        self,
+        conversation: Conversation,
+        server_round: int,
+        config: ConfigRecord,
+        timeout: float,
+    ) -> MetricRecord | None:
+        """Mean of the clients' metrics at x̄."""
+        if self.half.model is self.broadcast.model:
+            return super().evaluate_clients(conversation, server_round, config, timeout)
+        entries = {name: {**config, _EVALUATED: True} for name in self.clients}
+        answers = conversation.ask(server_round, "evaluate", entries, timeout)
+        return mean_metrics([answer.metrics for answer in answers])
+
+    def client_state(self, client: str) -> dict[str, NDArray[Any]]:
         """x_i, and what else of the variant's state the server can replay."""
         return self.half.client_state(client)
 

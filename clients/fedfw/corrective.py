@@ -1,0 +1,66 @@
+"""The client's half of FedFW's corrective variant."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtrellis.corrective import Iterate, LocalProblem, start_at, unpack
+from fedtrellis.domains import Domain
+from fedtrellis.wire.arrays import FloatArray, Layout, join_arrays, split_arrays
+
+__all__ = ["correct"]
+
+
+def correct(
+    objective: Any,
+    domain: Domain,
+    parameters: list[NDArray[Any]],
+    config: Mapping[str, Any],
+    state: dict[str, NDArray[Any]],
+) -> tuple[list[NDArray[Any]], FloatArray | None]:
+    """One round: k corrective steps on L_i, then the dual variable's.
+
+    Parameters
+    ----------
+    objective : object
+        f_i.
+    domain : Domain
+        The client's set.
+    parameters : list of ndarray
+        z, in the model's layers.
+    config : mapping
+        The request's.
+    state : dict
+        "x", the iterate packed (or the first model itself), and "y"; both are replaced.
+
+    Returns
+    -------
+    (list of ndarray, ndarray or None)
+        What travels: the iterate's corrections, and φ_i and γ_i if they are wanted.
+    """
+    layout = Layout.of(parameters)
+    z = layout.point(parameters)
+    penalty, steps = float(config["penalty"]), int(config["local-steps"])
+    iterate, y = _iterate(domain, state["x"], layout), state["y"]
+    problem = LocalProblem(objective, layout, int(config["num-clients"]), y, z, penalty)
+    corrections = iterate.corrections(problem, domain, steps)
+    iterate = iterate.changed(corrections, domain, steps)
+    x = iterate.dense()
+    # y_i ← y_i + ρ (x_i − z)
+    y = y + penalty * (x - z)
+    state["x"], state["y"] = join_arrays(iterate.arrays()), y
+    if not config.get("certificate", False):
+        return corrections, None
+    # φ_i = f_i(x_i) / n,  γ_i = max over v in D of ⟨∇f_i(x_i) / n + y_i, x_i − v⟩
+    gap = domain.gap(problem.loss_gradient(x) + y, x)
+    return corrections, np.array([problem.loss(x), gap])
+
+
+def _iterate(domain: Domain, x: NDArray[Any], layout: Layout) -> Iterate:
+    if x.dtype == np.uint8:
+        return unpack(domain, split_arrays(x), layout.point_shape)
+    return start_at(domain, np.asarray(x, dtype=np.float64))

@@ -1,0 +1,99 @@
+"""The contract of a client's iterate: what both sides hold, and what travels of it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Self
+
+from numpy.typing import NDArray
+
+from fedtrellis.corrective.problem import LocalProblem
+from fedtrellis.domains.base import Domain, FloatArray, Shape
+
+__all__ = ["Iterate", "start_at", "unpack"]
+
+Arrays = Sequence[NDArray[Any]]
+
+
+class Iterate(ABC):
+    """x_i in the form that its set gives it; never changed once it is made.
+
+    Client and server hold the same iterate. The client finds :meth:`corrections`, which
+    travel, and both sides make the next iterate of them with :meth:`changed`, bit for
+    bit the same.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        Of a point.
+    """
+
+    shape: Shape
+
+    @abstractmethod
+    def dense(self) -> FloatArray:
+        """x_i as a new array, always computed in the same order."""
+
+    @abstractmethod
+    def corrections(
+        self, problem: LocalProblem, domain: Domain, steps: int
+    ) -> list[NDArray[Any]]:
+        """What so many corrective steps on L_i over the set change, as it travels.
+
+        Each step takes one gradient of f_i.
+        """
+
+    @abstractmethod
+    def changed(self, arrays: Arrays, domain: Domain, steps: int) -> Self:
+        """The iterate after corrections that arrived.
+
+        Parameters
+        ----------
+        arrays : sequence of ndarray
+            What :meth:`corrections` made, or anything else.
+        domain : Domain
+            Where the iterate has to stay.
+        steps : int
+            The corrective steps that were asked for.
+
+        Raises
+        ------
+        ValueError
+            What arrived is malformed, or leaves the set; the reason.
+        """
+
+    @abstractmethod
+    def arrays(self) -> list[NDArray[Any]]:
+        """All of it, for a client that lost its own, or for a checkpoint."""
+
+    @classmethod
+    @abstractmethod
+    def of_arrays(cls, arrays: Arrays, shape: Shape) -> Self:
+        """Inverse of :meth:`arrays`; ValueError if they are malformed."""
+
+    @classmethod
+    @abstractmethod
+    def at(cls, point: FloatArray) -> Self:
+        """The iterate that is a point of the set, before any step."""
+
+
+def _form(domain: Domain) -> type[Iterate]:
+    from fedtrellis.corrective.entries import Entries
+    from fedtrellis.corrective.vertices import Vertices
+
+    forms: dict[str, type[Iterate]] = {
+        "vertices": Vertices,
+        "entries": Entries,
+    }
+    return forms[domain.form]
+
+
+def start_at(domain: Domain, point: FloatArray) -> Iterate:
+    """The iterate of a set's own form that is a point, before any step."""
+    return _form(domain).at(point)
+
+
+def unpack(domain: Domain, arrays: Arrays, shape: Shape) -> Iterate:
+    """The iterate that a set's own form makes of :meth:`Iterate.arrays`."""
+    return _form(domain).of_arrays(arrays, shape)
