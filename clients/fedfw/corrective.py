@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtrellis.corrective import Iterate, LocalProblem, start_at, unpack
+from fedtrellis.corrective.penalty import START_SHARE
 from fedtrellis.domains import Domain
 from fedtrellis.wire.arrays import FloatArray, Layout, join_arrays, split_arrays
 
@@ -40,24 +41,33 @@ def correct(
     Returns
     -------
     (list of ndarray, ndarray or None)
-        What travels: the iterate's corrections, and φ_i and γ_i if they are wanted.
+        What travels: the iterate's corrections, and as scalars the curvature of f_i/n
+        if there is no ρ yet, and φ_i and γ_i if they are wanted.
     """
     layout = Layout.of(parameters)
     z = layout.point(parameters)
-    penalty, steps = float(config["penalty"]), int(config["local-steps"])
+    steps = int(config["local-steps"])
     iterate, y = _iterate(domain, state["x"], layout), state["y"]
-    problem = LocalProblem(objective, layout, int(config["num-clients"]), y, z, penalty)
+    problem = LocalProblem(objective, layout, int(config["num-clients"]), y, z)
+    numbers: list[float] = []
+    if "penalty" in config:
+        problem.penalty = penalty = float(config["penalty"])
+    else:
+        # nobody knows yet how F bends: start from what is seen here
+        curvature = problem.steepest_bend(iterate.dense())
+        problem.penalty = penalty = START_SHARE * curvature
+        numbers.append(curvature)
     corrections = iterate.corrections(problem, domain, steps)
     iterate = iterate.changed(corrections, domain, steps)
     x = iterate.dense()
     # y_i ← y_i + ρ (x_i − z)
     y = y + penalty * (x - z)
     state["x"], state["y"] = join_arrays(iterate.arrays()), y
-    if not config.get("certificate", False):
-        return corrections, None
-    # φ_i = f_i(x_i) / n,  γ_i = max over v in D of ⟨∇f_i(x_i) / n + y_i, x_i − v⟩
-    gap = domain.gap(problem.loss_gradient(x) + y, x)
-    return corrections, np.array([problem.loss(x), gap])
+    if config.get("certificate", False):
+        # φ_i = f_i(x_i) / n
+        # γ_i = max over v in D of ⟨∇f_i(x_i) / n + y_i, x_i − v⟩
+        numbers += [problem.loss(x), domain.gap(problem.loss_gradient(x) + y, x)]
+    return corrections, np.array(numbers) if numbers else None
 
 
 def _iterate(domain: Domain, x: NDArray[Any], layout: Layout) -> Iterate:

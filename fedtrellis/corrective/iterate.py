@@ -80,11 +80,13 @@ class Iterate(ABC):
 
 def _form(domain: Domain) -> type[Iterate]:
     from fedtrellis.corrective.entries import Entries
+    from fedtrellis.corrective.low_rank import LowRank
     from fedtrellis.corrective.vertices import Vertices
 
     forms: dict[str, type[Iterate]] = {
         "vertices": Vertices,
         "entries": Entries,
+        "low-rank": LowRank,
     }
     return forms[domain.form]
 

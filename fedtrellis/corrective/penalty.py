@@ -1,33 +1,118 @@
-"""ρ of the corrective variant, fixed or balanced by the server from what it replays."""
+"""ρ of the corrective variant: fixed, or found by the server from what it replays."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Balance"]
+from fedtrellis.domains.base import FloatArray
+
+__all__ = ["START_SHARE", "Balance"]
+
+#: ρ of the first round as a share of the curvature that a client finds at x¹.
+START_SHARE = 0.1
+# A window ends when every client has answered so often, on average.
+_ANSWERS = 4
+# The m-th change is by a factor of at most exp(10 / m^1.5), and never above 10. What
+# changes less and less, Σ |log changes| < ∞, in the end is a fixed ρ, which converges.
+_MOST, _RATE, _DECAY = 10.0, 10.0, 1.5
 
 
 class Balance:
-    """The weight ρ of the consensus penalty.
+    """The weight ρ of the consensus penalty, the same for all clients.
+
+    Over a window of rounds the duals and z travel; where both have come as far in
+    units of their own, ρ is right::
+
+        q = ‖Y − Y'‖ / (ρ √n ‖z − z'‖),  Y all y_i, Y' and z' where the window began
+        ρ ← ρ · clip(q, 1/c, c),  c = min(10, exp(10 / m^1.5)) for the m-th change
+
+    The idea is residual balancing's (He, Yang and Wang, J. Optimization Theory and
+    Applications 2000), without its dead zone, and with the step that the measurement
+    itself suggests. The rule is ours.
 
     Parameters
     ----------
     fixed : float or None
         ρ for good; None: found by itself.
+
+    Attributes
+    ----------
+    penalty : float or None
+        ρ; None before the clients have said what curvature they see.
     """
 
     def __init__(self, fixed: float | None) -> None:
         self.fixed = fixed
-        self.penalty = 1.0 if fixed is None else fixed
+        self.penalty = fixed
+        self._changes = self._answers = 0
+        self._duals: list[FloatArray] = []
+        self._z: FloatArray = np.empty(0)
 
-    def observe(self, primal: float, dual: float) -> None:
-        """Take a round's residuals into account."""
+    def begin(
+        self, curvatures: Sequence[float], duals: Sequence[FloatArray], z: FloatArray
+    ) -> None:
+        """Start from the curvatures of (1/n) f_i that the first answers brought."""
+        self.penalty = START_SHARE * float(np.mean(curvatures))
+        self._mark(duals, z)
 
-    def state(self) -> NDArray[np.float64]:
-        """What a checkpoint needs."""
-        return np.array([self.penalty])
+    def observe(self, answers: int, duals: Sequence[FloatArray], z: FloatArray) -> None:
+        """Take a round into account, and change ρ at the end of a window.
 
-    def load_state(self, state: NDArray[np.float64]) -> None:
+        Parameters
+        ----------
+        answers : int
+            How many the round used.
+        duals : sequence of ndarray
+            Every client's y_i after the round; not copied.
+        z : ndarray
+            What the round made.
+        """
+        if self.fixed is not None or self.penalty is None:
+            return
+        self._answers += answers
+        if self._answers < _ANSWERS * len(duals):
+            return
+        squares = [
+            float(np.vdot(y - before, y - before))
+            for y, before in zip(duals, self._duals, strict=True)
+        ]
+        # q = ‖Y − Y'‖ / (ρ √n ‖z − z'‖)
+        way = self.penalty * math.sqrt(len(duals)) * float(np.linalg.norm(z - self._z))
+        if way > 0.0 and any(squares):
+            self._changes += 1
+            most = min(_MOST, math.exp(_RATE / self._changes**_DECAY))
+            ratio = math.sqrt(sum(squares)) / way
+            # ρ ← ρ · clip(q, 1/c, c)
+            self.penalty *= min(max(ratio, 1.0 / most), most)
+        self._mark(duals, z)
+
+    def _mark(self, duals: Sequence[FloatArray], z: FloatArray) -> None:
+        self._duals, self._z, self._answers = list(duals), z, 0
+
+    def state(self, clients: Sequence[str]) -> dict[str, NDArray[np.float64]]:
+        """What a checkpoint needs; empty for a fixed ρ, and before there is one."""
+        if self.fixed is not None or self.penalty is None:
+            return {}
+        numbers = [self.penalty, self._changes, self._answers]
+        marks = zip(clients, self._duals, strict=True)
+        return {
+            "balance": np.array(numbers, dtype=np.float64),
+            "balance/z": self._z,
+            **{f"{name}/balance/y": y for name, y in marks},
+        }
+
+    def load_state(
+        self, state: Mapping[str, NDArray[np.float64]], clients: Sequence[str]
+    ) -> None:
         """Inverse of :meth:`state`."""
-        self.penalty = float(state[0])
+        if "balance" not in state:
+            return
+        penalty, changes, answers = state["balance"].tolist()
+        self.penalty, self._changes = penalty, int(changes)
+        duals = [np.array(state[f"{name}/balance/y"]) for name in clients]
+        self._mark(duals, np.array(state["balance/z"]))
+        self._answers = int(answers)

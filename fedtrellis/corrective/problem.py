@@ -33,7 +33,7 @@ class LocalProblem:
     y, z : ndarray of float64
         The client's dual variable, and what the server sent.
     penalty : float
-        ρ.
+        ρ; may be set later.
 
     Attributes
     ----------
@@ -48,7 +48,7 @@ class LocalProblem:
         num_clients: int,
         y: FloatArray,
         z: FloatArray,
-        penalty: float,
+        penalty: float = 0.0,
     ) -> None:
         self.objective, self.layout = objective, layout
         self.n, self.y, self.z, self.penalty = num_clients, y, z, penalty
@@ -94,6 +94,26 @@ class LocalProblem:
         # dᵀ∇²L_i d = (1/n) dᵀ∇²f_i d + ρ ‖d‖²
         length = float(np.vdot(direction, direction))
         return float(curvature) / (self.n * length) + self.penalty
+
+    def steepest_bend(self, x: FloatArray) -> float:
+        """Curvature of (1/n) f_i at x along its gradient; positive.
+
+        By a difference of gradients where f_i does not know it. Where f_i does not
+        bend, or bends downward, its absolute value, or 1.
+        """
+        g = self.loss_gradient(x)
+        length = float(np.linalg.norm(g))
+        if length == 0.0:
+            return 1.0
+        bend = self.bend(x, g)
+        if bend is None:
+            # a step that is small beside x, and not lost in its digits
+            size = 1e-4 * max(1.0, float(np.linalg.norm(x))) / length
+            moved = self.loss_gradient(x + size * g)
+            bend = float(np.vdot(g, moved - g)) / (size * length**2)
+        else:
+            bend -= self.penalty
+        return abs(bend) or 1.0
 
     def step(
         self, x: FloatArray, direction: FloatArray, slope: float, longest: float

@@ -52,6 +52,7 @@ class NuclearNormBall(_MatrixBall):
     """
 
     name: ClassVar[str] = "nuclear-norm-ball"
+    form: ClassVar[str] = "low-rank"
     radius: float
 
     def __post_init__(self) -> None:

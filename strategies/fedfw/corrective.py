@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtrellis.corrective import Iterate, start_at, unpack
-from fedtrellis.corrective.penalty import Balance
+from fedtrellis.corrective.penalty import START_SHARE, Balance
 from fedtrellis.server.answers import Answer
 from fedtrellis.wire.arrays import FloatArray, join_arrays, split_arrays
 
@@ -25,8 +25,8 @@ class _Corrected:
     """What an answer comes to, once it is checked."""
 
     iterate: Iterate
-    loss: float = np.nan
-    gap: float = np.nan
+    certificate: tuple[float, float] | None  # φ_i and γ_i
+    curvature: float | None  # of f_i / n at x¹, in the first answers
 
 
 class CorrectiveSteps:
@@ -58,12 +58,13 @@ class CorrectiveSteps:
         self.gap, self._scale = np.inf, 0.0
 
     def instruction(self, server_round: int) -> dict[str, Any]:
-        """ρ and k, and whether the scalars of the certificate are wanted."""
+        """ρ, unless there is none yet, k, and whether the certificate is wanted."""
         entries: dict[str, Any] = {
             "variant": self._strategy.variant,
-            "penalty": self._balance.penalty,
             "local-steps": self._strategy.local_steps,
         }
+        if self._balance.penalty is not None:
+            entries["penalty"] = self._balance.penalty
         if self._strategy.certificate:
             entries["certificate"] = True
         return entries
@@ -74,40 +75,59 @@ class CorrectiveSteps:
         iterate = self._iterates[answer.client].changed(
             answer.arrays, strategy.domain, strategy.local_steps
         )
-        if not strategy.certificate:
-            return _Corrected(iterate)
-        if answer.numbers.shape != (2,):
+        numbers = answer.numbers.tolist()
+        first = self._balance.penalty is None
+        if len(numbers) != first + 2 * strategy.certificate:
             raise ValueError(
-                f"{answer.numbers.size} scalars for the certificate, which takes 2"
+                f"the answer has {len(numbers)} scalars instead of "
+                f"{first + 2 * strategy.certificate}"
             )
-        return _Corrected(iterate, *answer.numbers.tolist())
+        if first and not numbers[0] > 0.0:
+            raise ValueError(f"the curvature is {numbers[0]:g} instead of positive")
+        return _Corrected(
+            iterate,
+            (numbers[-2], numbers[-1]) if strategy.certificate else None,
+            numbers[0] if first else None,
+        )
 
     def aggregate(
         self, server_round: int, answers: dict[str, _Corrected]
     ) -> dict[str, float]:
-        """Replay x_i and y_i of those who answered; the next ρ and z."""
+        """Replay x_i and y_i of those who answered; the next z and ρ."""
         rho = self._balance.penalty
-        z = self._strategy.broadcast.model
+        broadcast = self._strategy.broadcast
+        z = broadcast.model
         for name, corrected in answers.items():
             self._iterates[name] = corrected.iterate
             x = self._points[name] = corrected.iterate.dense()
-            # y_i ← y_i + ρ (x_i − z), at the z and ρ that the client was sent
-            self._duals[name] = self._duals[name] + rho * (x - z)
-            self._certificates[name] = (corrected.loss, corrected.gap)
+            # y_i ← y_i + ρ (x_i − z), at the z and ρ that the client was sent, or at
+            # the ρ that it found itself
+            own = rho if corrected.curvature is None else corrected.curvature
+            assert own is not None
+            if corrected.curvature is not None:
+                own *= START_SHARE
+            self._duals[name] = self._duals[name] + own * (x - z)
+            if corrected.certificate is not None:
+                self._certificates[name] = corrected.certificate
         clients = self._strategy.clients
         points = [self._points[name] for name in clients]
         # x̄ = (1/n) Σ x_i, over everybody
         self.model = np.mean(points, axis=0)
-        mean_dual = np.mean([self._duals[name] for name in clients], axis=0)
         # z ← (1/n) Σ (x_i + y_i / ρ)
-        broadcast = self._strategy.broadcast
-        rho = self._balance.penalty
-        following = self.model + mean_dual / rho
+        duals = [self._duals[name] for name in clients]
+        if rho is None:
+            curvatures = [c.curvature for c in answers.values() if c.curvature]
+            self._balance.begin(curvatures, duals, z)
+            rho = self._balance.penalty
+        assert rho is not None
+        # z ← (1/n) Σ (x_i + y_i / ρ)
+        following = self.model + np.mean(duals, axis=0) / rho
         broadcast.revise(following)
         self.primal_residual = float(
             np.sqrt(np.mean([np.vdot(x - self.model, x - self.model) for x in points]))
         )
         self.dual_residual = float(np.linalg.norm(following - z))
+        self._balance.observe(len(answers), duals, broadcast.model)
         metrics = {
             "penalty": rho,
             "primal-residual": self.primal_residual,
@@ -169,7 +189,7 @@ class CorrectiveSteps:
         arrays: dict[str, NDArray[Any]] = {
             "start": self._start,
             "model": self.model,
-            "balance": self._balance.state(),
+            **self._balance.state(self._strategy.clients),
         }
         for name in self._strategy.clients:
             if self._points[name] is not self._start:
@@ -183,7 +203,7 @@ class CorrectiveSteps:
         """Inverse of :meth:`state`."""
         domain = self._strategy.domain
         self._start, self.model = np.array(state["start"]), np.array(state["model"])
-        self._balance.load_state(state["balance"])
+        self._balance.load_state(state, self._strategy.clients)
         first = start_at(domain, self._start)
         for name in self._strategy.clients:
             self._duals[name] = np.array(state[f"{name}/y"])

@@ -76,7 +76,7 @@ class FedFW(RoundStrategy):
         kw_only=False,
     )
     penalty: float = setting(
-        None, "weight of the consensus penalty", symbol="λ_0", auto=1e-3, minimum=0.0
+        None, "weight of the consensus penalty", symbol="λ_0", minimum=0.0
     )
     variant: str = setting(
         None,
@@ -134,8 +134,12 @@ class FedFW(RoundStrategy):
         super().__post_init__()
         if self.local_steps is None:
             self.local_steps = 1 if self.variant in PAPERS else 20
+        if self.penalty is None and self.variant in PAPERS:
+            self.penalty = 1e-3
         if self.dual_penalty is None:
             self.dual_penalty = self.penalty
+        if self.variant not in PAPERS:
+            return
         # T and n are known when the run starts; this checks the rest now
         self._schedule = self._make_schedule(1, self.participation)
         self.needs_planned_rounds = self._schedule.depends_on_rounds
@@ -156,13 +160,13 @@ class FedFW(RoundStrategy):
 
     def setup(self, point: FloatArray, layout: Layout) -> None:
         """Start the variant's half, with every client at the initial model."""
-        self._schedule = self._make_schedule(
-            self.planned_rounds, self.expected_participation
-        )
         if not self.domain.contains(point):
             log(WARNING, "The initial model lies outside %r", self.domain)
         self.half: PaperSteps | CorrectiveSteps
         if self.variant in PAPERS:
+            self._schedule = self._make_schedule(
+                self.planned_rounds, self.expected_participation
+            )
             self.half = PaperSteps(self, self._schedule)
         else:
             self.half = CorrectiveSteps(self)
