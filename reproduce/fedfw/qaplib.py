@@ -48,7 +48,7 @@ class Variant(NamedTuple):
     parameter : str
         The setting that is chosen.
     values : tuple of float
-        As multiples of the mean |entry| of ∇f_i/n at the barycentre; four of them.
+        As multiples of the mean |entry| of ∇f_i/n at the barycentre.
     gradients : int
         That a client computes in a round, each with a call of its oracle.
     """
@@ -59,10 +59,10 @@ class Variant(NamedTuple):
     gradients: int = 1
 
 
-_PENALTIES = (0.25, 1.0, 4.0, 16.0)
+_PENALTIES = (0.0625, 0.25, 1.0, 4.0, 16.0)
 #: All of them, each with as many gradients of a client and as many values to try.
 VARIANTS = {
-    "FedFW": Variant({}, "penalty", _PENALTIES),
+    "FedFW": Variant({"variant": "plain"}, "penalty", _PENALTIES),
     "FedFW+": Variant({"variant": "augmented"}, "penalty", _PENALTIES),
 }
 
