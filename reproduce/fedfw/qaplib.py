@@ -224,7 +224,9 @@ def render(results: dict[str, Any], out: Path) -> str:
                 [float(value) for value in method["tried"]],
             )
             edge = "yes" if chosen in (min(tried), max(tried)) else "no"
-            beside.append(f"{mean:+.1f} ± {half:.1f}; {chosen:g}; {edge}")
+            beside.append(
+                f"{round(mean, 1) + 0.0:+.1f} ± {half:.1f}; {chosen:g}; {edge}"
+            )
         lines.append(f"| {name} | {optimum:,.0f} | {' | '.join(cells)} |")
         paired.append(f"| {name} | {' | '.join(beside)} |")
         one.set_title(name)
@@ -243,8 +245,8 @@ def render(results: dict[str, Any], out: Path) -> str:
         )
     lines += [
         "",
-        f"Cost of the rounded x̄ above the optimum, in per cent: from the barycentre; "
-        f"best, mean and worst of {starts} random starts. A random permutation's is "
+        f"Cost of the rounded x̄ above the optimum, in per cent: from the barycentre "
+        f"(a line in the picture); best, mean and worst of {starts} random starts. A random permutation's is "
         + ", ".join(
             f"{100.0 * (instance['chance'] / instance['optimum'] - 1.0):.0f} ({name})"
             for name, instance in found.items()
