@@ -246,7 +246,8 @@ def render(results: dict[str, Any], out: Path) -> str:
     lines += [
         "",
         f"Cost of the rounded x̄ above the optimum, in per cent: from the barycentre "
-        f"(a line in the picture); best, mean and worst of {starts} random starts. A random permutation's is "
+        f"(a line in the picture); best, mean and worst of {starts} random starts. "
+        "A random permutation's is "
         + ", ".join(
             f"{100.0 * (instance['chance'] / instance['optimum'] - 1.0):.0f} ({name})"
             for name, instance in found.items()
