@@ -294,6 +294,7 @@ def _measure(case: Case, result: Comparison) -> None:
                 ROOT,
                 {
                     "task": "lasso",
+                    "fedfw.variant": "plain",
                     "rounds": case.rounds,
                     "min-nodes": case.nodes,
                     "log-format": "json",

@@ -100,7 +100,7 @@ def _measure(case: Case, result: Comparison) -> None:
     problem = case.problem()
 
     def make_fedfw() -> FedFW:
-        return FedFW(problem.domain, penalty=_PENALTY)
+        return FedFW(problem.domain, penalty=_PENALTY, variant="plain")
 
     sides = [(make_fedfw, fedfw_app(problem)), (make_fedavg, fedavg_app(problem))]
     for encode in (False, True):

@@ -37,7 +37,12 @@ FULL = [Case(10, 3, 300, 300), Case(100, 3, 60, 60)]
 
 def _config(rounds: int) -> dict[str, Any]:
     # the first and the last round are evaluated, and evaluation is not counted
-    return {"task": "lasso", "rounds": rounds, "evaluate-every": 10**6}
+    return {
+        "task": "lasso",
+        "fedfw.variant": "plain",
+        "rounds": rounds,
+        "evaluate-every": 10**6,
+    }
 
 
 def _rate(history: Sequence[Mapping[str, Any]], nodes: int) -> float:

@@ -122,7 +122,9 @@ def _measure(case: Case) -> tuple[Spread, Spread, float]:
     matrices = synthetic(case.columns, case.rows, case.nodes)
     problem, bare = least_squares(matrices, _RADIUS), BareLoop(matrices)
     turns = Alternate(case.rounds, bare.run)
-    strategy = FedFW(problem.domain, penalty=_PENALTY, callbacks=[turns])
+    strategy = FedFW(
+        problem.domain, penalty=_PENALTY, callbacks=[turns], variant="plain"
+    )
     grid = LocalGrid(fedfw_app(problem), problem.nodes)
     # the first block is warm-up for both
     rounds = (case.blocks + 1) * case.rounds

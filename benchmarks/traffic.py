@@ -65,7 +65,7 @@ def measure(method: str, domain: Domain, shape: tuple[int, ...]) -> tuple[float,
 
     strategy: FedFW | ProjectedFedAvg
     if method == "fedfw":
-        strategy = FedFW(domain)
+        strategy = FedFW(domain, variant="plain")
     else:
         strategy = ProjectedFedAvg(domain, local_steps=1)
     grid = LocalGrid(client_app(client_fn), NODES, encode=True)

@@ -4,7 +4,7 @@ A grid is made of a client's class and one loss for each node, a run of a strate
 grid::
 
     grid = grid_of(FedFWClient, OBJECTIVES, domain, reply_loss=0.2)
-    run = play(FedFW(domain), grid, np.zeros(9), rounds=30)
+    run = play(FedFW(domain, variant="plain"), grid, np.zeros(9), rounds=30)
     run.model, run.used, run.strategy.history
 """
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, Self, get_args
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedtrellis.domains.atoms import Atom
+from fedtrellis.domains.atoms import Atom, SparseAtom
 from fedtrellis.domains.atoms.base import FloatArray, Shape
 from fedtrellis.settings import parse
 
@@ -42,6 +42,9 @@ class Domain(ABC):
     any_vector : bool
         Whether a task that suggests D works on any vectors, so that all sets of
         vectors fit it.
+    by_nonzeros : bool
+        Whether zeros among the entries say nothing: x is in D where the vector of its
+        other entries is. A sparse atom is then judged by its few values.
     """
 
     name: ClassVar[str]
@@ -49,6 +52,7 @@ class Domain(ABC):
     bounded: ClassVar[bool] = True
     of_vectors: ClassVar[bool] = True
     any_vector: ClassVar[bool] = False
+    by_nonzeros: ClassVar[bool] = False
 
     @abstractmethod
     def lmo(self, gradient: ArrayLike) -> Atom:
@@ -125,6 +129,39 @@ class Domain(ABC):
         ValueError
             D has no points of this shape.
         """
+
+    def contains_atom(self, atom: Atom, tolerance: float = 1e-9) -> bool:
+        """Say whether an atom that came from elsewhere is a point of D.
+
+        The same answer as ``contains(atom.dense(), tolerance)``, at the cost of the
+        atom's own form where D has a way to (:meth:`_contains_atom`). Membership is
+        what is asked, not whether the point is extreme.
+
+        Parameters
+        ----------
+        atom : Atom
+            Of any kind, as :func:`~fedtrellis.domains.atoms.unpack_atoms` rebuilds it.
+        tolerance : float
+            Relative to the size of D, as in :meth:`contains`.
+
+        Returns
+        -------
+        bool
+            False also for an atom that is not finite, or whose shape no point of D
+            has; nothing is raised.
+        """
+        try:
+            self.check_shape(atom.shape)
+        except ValueError:
+            return False
+        with np.errstate(over="ignore", invalid="ignore"):
+            return self._contains_atom(atom, tolerance)
+
+    def _contains_atom(self, atom: Atom, tolerance: float) -> bool:
+        """Answer :meth:`contains_atom` for an atom whose shape fits."""
+        if self.by_nonzeros and isinstance(atom, SparseAtom) and atom.values.size:
+            return self.contains(atom.values, tolerance)
+        return self.contains(atom.dense(), tolerance)
 
     @abstractmethod
     def diameter(self, shape: Shape) -> float:

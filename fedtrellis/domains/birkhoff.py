@@ -8,7 +8,7 @@ import numpy as np
 import scipy  # its parts are loaded when first used
 from numpy.typing import ArrayLike
 
-from fedtrellis.domains.atoms import PermutationAtom
+from fedtrellis.domains.atoms import Atom, PermutationAtom
 from fedtrellis.domains.base import Domain, FloatArray, Norm, Shape
 
 __all__ = ["BirkhoffPolytope"]
@@ -130,6 +130,12 @@ class BirkhoffPolytope(Domain):
         with np.errstate(over="ignore"):
             off = max(np.abs(x.sum(axis=i) - 1.0).max() for i in (0, 1))
         return bool(x.min() >= -tolerance and off <= tolerance)
+
+    def _contains_atom(self, atom: Atom, tolerance: float) -> bool:
+        if isinstance(atom, PermutationAtom):
+            # the sum of each row and column
+            return bool(abs(atom.scale - 1.0) <= tolerance)
+        return super()._contains_atom(atom, tolerance)
 
     def largest_norm(self, norm: Norm, shape: Shape) -> float:
         """Return the norm of a permutation, which has n ones and singular values."""

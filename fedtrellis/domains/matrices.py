@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedtrellis.domains.atoms import DenseAtom, RankOneAtom
+from fedtrellis.domains.atoms import Atom, DenseAtom, RankOneAtom
 from fedtrellis.domains.base import Domain, FloatArray, Norm, Shape
-from fedtrellis.domains.numerics import positive, project_l1, thin_svd
+from fedtrellis.domains.numerics import positive, project_l1, thin_svd, unit
 from fedtrellis.domains.singular import as_matrix, top_pairs
 from fedtrellis.settings import setting
 
@@ -123,6 +123,15 @@ class NuclearNormBall(_MatrixBall):
         return x is not None and bool(
             thin_svd(x)[1].sum() <= self.radius * (1.0 + tolerance)
         )
+
+    def _contains_atom(self, atom: Atom, tolerance: float) -> bool:
+        if isinstance(atom, RankOneAtom):
+            u, v = atom.left, atom.right
+            if not (np.isfinite(u).all() and np.isfinite(v).all()):
+                return False
+            # the one singular value of u vᵀ is ‖u‖ ‖v‖
+            return unit(u)[1] * unit(v)[1] <= self.radius * (1.0 + tolerance)
+        return super()._contains_atom(atom, tolerance)
 
     def largest_norm(self, norm: Norm, shape: Shape) -> float:
         """Return the norm of radius · u vᵀ; Σ |u_i v_j| ≤ √m √n."""

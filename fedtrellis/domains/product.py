@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedtrellis.domains.atoms import ProductAtom
+from fedtrellis.domains.atoms import Atom, ProductAtom
 from fedtrellis.domains.base import Domain, FloatArray, Norm, Shape
 
 __all__ = ["Product"]
@@ -91,6 +91,14 @@ class Product(Domain):
         return x is not None and all(
             domain.contains(piece, tolerance) for domain, piece in self._pieces(x)
         )
+
+    def _contains_atom(self, atom: Atom, tolerance: float) -> bool:
+        if isinstance(atom, ProductAtom):
+            shapes = tuple(part.shape for part in atom.parts)
+            if shapes == self.shapes:  # cut as D is
+                pairs = zip(self.domains, atom.parts, strict=True)
+                return all(d.contains_atom(part, tolerance) for d, part in pairs)
+        return super()._contains_atom(atom, tolerance)
 
     def largest_norm(self, norm: Norm, shape: Shape) -> float | None:
         """Return the norm of the pieces' largest norms, if all are known."""

@@ -24,6 +24,7 @@ class L1Ball(Domain):
     """
 
     name: ClassVar[str] = "l1-ball"
+    by_nonzeros: ClassVar[bool] = True
     any_vector: ClassVar[bool] = True
     radius: float
 
@@ -82,6 +83,7 @@ class L2Ball(Domain):
     """The l2 ball, ‖x‖₂ ≤ radius."""
 
     name: ClassVar[str] = "l2-ball"
+    by_nonzeros: ClassVar[bool] = True
     radius: float
 
     def __post_init__(self) -> None:
@@ -126,6 +128,7 @@ class LInfBall(Domain):
     """The l∞ ball, |x_i| ≤ radius for every i; its vertices are vectors of signs."""
 
     name: ClassVar[str] = "linf-ball"
+    by_nonzeros: ClassVar[bool] = True
     radius: float
 
     def __post_init__(self) -> None:
@@ -146,6 +149,11 @@ class LInfBall(Domain):
         if x is None:
             return False
         return bool(np.abs(x).max() <= self.radius * (1.0 + tolerance))
+
+    def _contains_atom(self, atom: Atom, tolerance: float) -> bool:
+        if isinstance(atom, SignAtom):
+            return self.contains(atom.levels(), tolerance)
+        return super()._contains_atom(atom, tolerance)
 
     def largest_norm(self, norm: Norm, shape: Shape) -> float | None:
         """Return the norm of a vertex; their nuclear norms differ."""
@@ -263,6 +271,12 @@ class Box(Domain):
         t = tolerance * max(np.abs(self.lower).max(), np.abs(self.upper).max())
         return bool((x >= self.lower - t).all() and (x <= self.upper + t).all())
 
+    def _contains_atom(self, atom: Atom, tolerance: float) -> bool:
+        numbers = isinstance(self.lower, float) and isinstance(self.upper, float)
+        if numbers and isinstance(atom, SignAtom):
+            return self.contains(atom.levels(), tolerance)
+        return super()._contains_atom(atom, tolerance)
+
     def largest_norm(self, norm: Norm, shape: Shape) -> float | None:
         """Return the norm of the vertex with the largest entries; no nuclear one."""
         self.check_norm(norm, shape)
@@ -291,6 +305,7 @@ class Simplex(Domain):
     """The simplex, x ≥ 0 with Σ x_i = radius; its vertices are radius · e_j."""
 
     name: ClassVar[str] = "simplex"
+    by_nonzeros: ClassVar[bool] = True
     radius: float = 1.0
 
     def __post_init__(self) -> None:

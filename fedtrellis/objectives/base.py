@@ -33,10 +33,16 @@ class Objective(ABC):
         The shape of a point x.
     num_examples : int
         How many examples the function is made of.
+    quadratic : bool
+        Whether f is known to be quadratic. The curvature is then the same at every x,
+        and f(x + γd) = f(x) + γ⟨∇f(x), d⟩ + (γ²/2) curvature. Where the curvature is
+        above 0, γ = −⟨∇f(x), d⟩ / curvature is the exact line search; where it is not,
+        f is lowest at an end of any segment along d.
     """
 
     shape: tuple[int, ...]
     num_examples: int
+    quadratic: bool = False
 
     @abstractmethod
     def value(self, x: Array) -> float:
@@ -49,6 +55,32 @@ class Objective(ABC):
     def value_and_gradient(self, x: Array) -> tuple[float, Array]:
         """Return f(x) and ∇f(x), at less than the price of both where possible."""
         return self.value(x), self.gradient(x)
+
+    def curvature(self, x: Array, direction: Array) -> float | None:
+        """Return dᵀ∇²f(x)d, the second derivative of f(x + γd) by γ at γ = 0.
+
+        Products with the data give it, never a Hessian. It is below 0 where f bends
+        downwards along d, which only a non-convex f does.
+
+        Parameters
+        ----------
+        x : ndarray
+            The point.
+        direction : ndarray
+            d, of the shape of x and any length.
+
+        Returns
+        -------
+        float or None
+            None, at every x and d, from an objective that does not offer it, as one
+            does that says nothing else. A line search then has values to go by.
+
+        Raises
+        ------
+        ValueError
+            x or the direction is of another shape.
+        """
+        return None
 
     def stochastic_gradient(
         self, x: Array, rng: np.random.Generator, batch_size: int

@@ -88,11 +88,13 @@ def check_integers(name: str, value: ArrayLike, count: int, bound: int) -> IntAr
     return integers
 
 
-def check_point(x: ArrayLike, shape: tuple[int, ...], *, batch: bool = False) -> Array:
+def check_point(
+    x: ArrayLike, shape: tuple[int, ...], *, batch: bool = False, name: str = "x"
+) -> Array:
     """Return a point, or a batch of points on a leading axis, of the given shape."""
     point = np.asarray(x, dtype=np.float64)
     if point.shape[1 if batch else 0 :] != shape or point.ndim != len(shape) + batch:
         wanted = ("m", *shape) if batch else shape
-        name = "points" if batch else "x"
+        name = "points" if batch else name
         raise ValueError(f"{name} has shape {point.shape}; it must be {wanted}")
     return point

@@ -82,26 +82,50 @@ class LinearModel(FiniteSum):
         """Return the gradient of :meth:`_penalty`, of the shape of x; x is kept."""
         return x
 
+    def _penalty_curvature(self, x: Array, direction: Array) -> float:
+        """Return the second derivative of :meth:`_penalty` along a direction."""
+        return float(np.vdot(direction, direction))
+
     def _value_and_gradient(
         self, x: Array, rows: IntArray | None, *, value: bool, gradient: bool
     ) -> tuple[float, Array]:
         design = self._design.rows(rows)
         factor = self.weight * self._factor * inverse_fraction(rows, self.num_examples)
         scores, labels = design.apply(x), self._labels_of(rows)
-        total, result = 0.0, x
+        total, result, slopes = 0.0, x, scores
+        if not gradient:
+            losses_sum = self._pointwise.total(scores, labels)
+        elif value:
+            losses_sum, slopes = self._pointwise.total_and_slope(scores, labels)
+        else:
+            slopes = self._pointwise.slope(scores, labels, scores)
         if value:
             # weight (factor Σ l(a_kᵀx; y_k) + (l2/2)‖x‖²)
-            total = factor * float(self._pointwise.total(scores, labels))
+            total = factor * float(losses_sum)
             if self.l2:
                 total += self.weight * self.l2 * float(self._penalty(x.ravel()))
         if gradient:
             # weight (factor Σ a_k l′(a_kᵀx; y_k) + l2 x)
-            result = design.adjoint(self._pointwise.slope(scores, labels, scores))
+            result = design.adjoint(slopes)
             if factor != 1.0:
                 result *= factor
             if self.l2:
                 result += (self.weight * self.l2) * self._penalty_slope(x)
         return total, result
+
+    def curvature(self, x: Array, direction: Array) -> float:
+        """Return dᵀ∇²f(x)d, from A d and, where it depends on x, the scores A x."""
+        x = check_point(x, self.shape)
+        direction = check_point(direction, self.shape, name="direction")
+        changes = self._design.apply_to_few(direction)
+        # no matter which scores where the loss is quadratic
+        scores = changes if self.quadratic else self._design.apply(x)
+        # weight (factor Σ l″(a_kᵀx; y_k) (a_kᵀd)² + l2 ‖d‖²)
+        bends = self._pointwise.curvature_along(scores, self._labels, changes)
+        result = self._factor * float(bends.sum())
+        if self.l2:
+            result += self.l2 * self._penalty_curvature(x, direction)
+        return self.weight * result
 
     def _entries_per_point(self, rows: IntArray | None) -> int:
         examples = self.num_examples if rows is None else len(rows)
@@ -183,6 +207,8 @@ class LeastSquares(LinearModel):
     "sum" with weight n is the LASSO of the FedFW workshop paper (2022); "half-mean" is
     example V.1 of FedGiA, arXiv 2205.01438, with Θ = AᵀA/d.
     """
+
+    quadratic = True
 
     def __init__(
         self,

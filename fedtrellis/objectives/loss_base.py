@@ -54,9 +54,34 @@ class ScoreLoss(ABC):
             Memory of z's shape that may be used for the result; z itself will do.
         """
 
+    @abstractmethod
+    def curvature_along(self, z: Array, y: Any, change: Array) -> Array:
+        """Return the second derivative of l(z + γ·change; y) by γ at γ = 0.
+
+        At a kink and where the second derivative jumps, it is that of one side.
+
+        Parameters
+        ----------
+        z : ndarray
+            The scores.
+        y : ndarray
+            The labels; broadcast against the examples.
+        change : ndarray
+            Of z's shape.
+
+        Returns
+        -------
+        ndarray
+            One number an example, at least 0.
+        """
+
     def total(self, z: Array, y: Any) -> Any:
         """Return the sum of l over the first axis; z stays as it is."""
         return self.value(z, y).sum(axis=0)
+
+    def total_and_slope(self, z: Array, y: Any) -> tuple[Any, Array]:
+        """Return :meth:`total` and :meth:`slope`, the slope in the memory of z."""
+        return self.total(z, y), self.slope(z, y, z)
 
 
 class Loss(ScoreLoss):

@@ -93,6 +93,9 @@ class Hinge(_SignLoss, _QuadraticConjugate):
     ) -> Array:
         return np.where(y * z < 1.0, -y, 0.0)
 
+    def curvature_along(self, z: Array, y: Array, change: Array) -> Array:  # noqa: D102
+        return np.zeros_like(change)
+
 
 @dataclass(frozen=True)
 class SmoothedHinge(_SignLoss, _QuadraticConjugate):
@@ -134,6 +137,12 @@ class SmoothedHinge(_SignLoss, _QuadraticConjugate):
     ) -> Array:
         return np.asarray(-y * np.clip((1.0 - y * z) / self.smoothing, 0.0, 1.0))
 
+    def curvature_along(self, z: Array, y: Array, change: Array) -> Array:  # noqa: D102
+        # change²/g between 1 − g and 1, where the parabola is
+        margin = 1.0 - y * z
+        bent = (margin > 0.0) & (margin < self.smoothing)
+        return np.where(bent, np.square(change) / self.smoothing, 0.0)
+
 
 @dataclass(frozen=True)
 class Squared(_QuadraticConjugate):
@@ -155,6 +164,9 @@ class Squared(_QuadraticConjugate):
         self, z: Array, y: Array, out: Array | None = None
     ) -> Array:
         return np.asarray(np.subtract(z, y, out=out))
+
+    def curvature_along(self, z: Array, y: Array, change: Array) -> Array:  # noqa: D102
+        return np.square(change)
 
     def feasible(self, alpha: Array, y: Array) -> Array:  # noqa: D102
         return np.array(alpha, dtype=np.float64)
@@ -181,6 +193,11 @@ class Logistic(_SignLoss):
         slopes = np.asarray(np.multiply(z, -y, out=out))
         scipy.special.expit(slopes, out=slopes)
         return np.asarray(np.multiply(slopes, -y, out=slopes))
+
+    def curvature_along(self, z: Array, y: Array, change: Array) -> Array:  # noqa: D102
+        # σ(z) σ(−z) change², alike for either label as y² = 1
+        spread = scipy.special.expit(z) * scipy.special.expit(-z)
+        return np.asarray(spread * np.square(change))
 
     def conjugate(self, alpha: Array, y: Array) -> Array:  # noqa: D102
         inside = y * self.feasible(alpha, y)
@@ -241,6 +258,22 @@ class CrossEntropy(ScoreLoss):
         slopes /= slopes.sum(axis=-1, keepdims=True)
         slopes[_chosen(slopes, y)] -= 1.0
         return slopes
+
+    def curvature_along(  # noqa: D102
+        self, z: Array, y: IntArray, change: Array
+    ) -> Array:
+        # changeᵀ (diag(q) − qqᵀ) change with q = softmax(z), which is the variance of
+        # the change under q: Σ_c q_c (change_c − mean)² does not cancel
+        shares = np.exp(z - z.max(axis=-1, keepdims=True))
+        shares /= shares.sum(axis=-1, keepdims=True)
+        means = np.einsum("...c,...c->...", shares, change)
+        return np.asarray(
+            np.einsum("...c,...c->...", shares, np.square(change - means[..., None]))
+        )
+
+    def total_and_slope(self, z: Array, y: IntArray) -> tuple[Any, Array]:  # noqa: D102
+        values, slopes = self.value_and_slope(z, y)
+        return values.sum(axis=0), slopes
 
     def value_and_slope(self, z: Array, y: IntArray) -> tuple[Array, Array]:
         """Return both at the price of one, the slope in the memory of z."""

@@ -47,6 +47,8 @@ class MatrixCompletion(FiniteSum):
         If lengths disagree, an index is out of range, or an entry is not finite.
     """
 
+    quadratic = True
+
     def __init__(
         self,
         rows: ArrayLike,
@@ -99,6 +101,13 @@ class MatrixCompletion(FiniteSum):
             result = np.zeros(self.shape)
             result.reshape(-1)[self._entries] = self._entry_gradient(residuals, rows)
         return total, result
+
+    def curvature(self, x: Array, direction: Array) -> float:
+        """Return (2 weight/d) Σ_k D[rows_k, columns_k]², the same at every X."""
+        check_point(x, self.shape)
+        direction = check_point(direction, self.shape, name="direction")
+        changes = direction.reshape(-1)[self._flat]
+        return 2.0 * self._scale(None) * float(changes @ changes)
 
     def _entries_per_point(self, rows: IntArray | None) -> int:
         return self.num_examples if rows is None else len(rows)

@@ -56,6 +56,7 @@ class MeanObjective(Objective):
             )
         self.shape = self._parts[0].shape
         self.num_examples = sum(part.num_examples for part in self._parts)
+        self.quadratic = all(part.quadratic for part in self._parts)
 
     def value(self, x: Array) -> float:
         """Return F(x)."""
@@ -74,6 +75,16 @@ class MeanObjective(Objective):
             gradient += part_gradient
         gradient /= len(self._parts)
         return value / len(self._parts), gradient
+
+    def curvature(self, x: Array, direction: Array) -> float | None:
+        """Return dᵀ∇²F(x)d; None where one of the f_i does not offer it."""
+        total = 0.0
+        for part in self._parts:
+            curvature = part.curvature(x, direction)
+            if curvature is None:
+                return None
+            total += curvature
+        return total / len(self._parts)
 
     def values(
         self,

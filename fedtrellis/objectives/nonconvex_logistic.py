@@ -57,3 +57,10 @@ class NonconvexLogistic(Logistic):
         with np.errstate(over="ignore"):
             slope: Array = x / np.square(1.0 + np.square(x))
         return slope
+
+    def _penalty_curvature(self, x: Array, direction: Array) -> float:
+        # Σ_j d_j² (1 − 3x_j²)/(1 + x_j²)³ = Σ_j d_j² s²(4s − 3) with s = 1/(1 + x_j²),
+        # which is 0 where x_j² is ∞
+        with np.errstate(over="ignore"):
+            s = 1.0 / (1.0 + np.square(x))
+        return float(np.vdot(np.square(direction), np.square(s) * (4.0 * s - 3.0)))

@@ -46,6 +46,8 @@ class PrincipalComponents(FiniteSum):
     §5.1 of arXiv 2507.22855.
     """
 
+    quadratic = True
+
     def __init__(self, A: ArrayLike, components: int, *, weight: float = 1.0) -> None:
         self._rows = check_examples("A", np.asarray(A))
         self.num_examples, features = self._rows.shape
@@ -82,6 +84,12 @@ class PrincipalComponents(FiniteSum):
         slope *= -self.weight
         # f(x) = ½⟨x, ∇f(x)⟩
         return 0.5 * float(np.vdot(x, slope)), slope
+
+    def curvature(self, x: Array, direction: Array) -> float:
+        """Return −weight · Tr(dᵀ C d), the same at every x and never above 0."""
+        check_point(x, self.shape)
+        direction = check_point(direction, self.shape, name="direction")
+        return -self.weight * float(np.vdot(direction, self._product(direction, None)))
 
     def _entries_per_point(self, rows: IntArray | None) -> int:
         examples = self.num_examples if rows is None else len(rows)

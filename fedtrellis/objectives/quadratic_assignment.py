@@ -15,6 +15,7 @@ from fedtrellis.objectives.checks import (
     check_array,
     check_integers,
     check_number,
+    check_point,
 )
 from fedtrellis.objectives.symmetric import DENSE_ORDER, symmetric_operator
 
@@ -56,6 +57,8 @@ class QuadraticAssignment(FiniteSum):
     (the Hessian itself is indefinite). The relaxation to the Birkhoff polytope is
     figure 1d of the FedFW workshop paper (2022).
     """
+
+    quadratic = True
 
     def __init__(
         self,
@@ -122,6 +125,15 @@ class QuadraticAssignment(FiniteSum):
             # A X Bᵀ + Aᵀ X B
             result = flows_right + flows.T @ (x @ distances)
         return total, result
+
+    def curvature(self, x: Array, direction: Array) -> float:
+        """Return 2 f(D), as f is a quadratic form; of either sign.
+
+        Where it is not above 0, f is lowest at an end of a segment along D.
+        """
+        check_point(x, self.shape)
+        direction = check_point(direction, self.shape, name="direction")
+        return 2.0 * self.value(direction)
 
     def _entries_per_point(self, rows: IntArray | None) -> int:
         return self.shape[0] ** 2

@@ -271,6 +271,31 @@ class TorchObjective(Objective):
         gradient: Array | list[Array] = self._value_and_gradient(x, rows)[1]
         return gradient
 
+    def curvature(self, x: Point, direction: Point) -> float:
+        """Return dᵀ∇²f(x)d, by differentiating γ ↦ f(x + γd) twice.
+
+        With kinks in the model (ReLU) it is that of the piece that x lies on.
+
+        Raises
+        ------
+        RuntimeError
+            PyTorch cannot differentiate an operation of the model or the loss twice.
+        """
+        layers, along = self._layers(x, ()), self._layers(direction, ())
+        tensors, changes = self._tensors(layers), self._tensors(along)
+
+        def on_line(step: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+            moved = {name: p + step * changes[name] for name, p in tensors.items()}
+            return self._mean_loss(moved, inputs, targets)
+
+        second = torch.func.grad(torch.func.grad(on_line))
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        start = next(iter(tensors.values())).new_zeros(())
+        for inputs, targets, share in self._chunks(None, self.batch_size_limit):
+            total += share * second(start, inputs, targets)
+        # weight ((1/d) Σ d²loss/dγ² + l2 ‖d‖²)
+        return self.weight * (float(total) + 2.0 * self._penalty(along))
+
     def values(
         self,
         points: Point,

@@ -199,7 +199,11 @@ class UniversalPerturbation(FiniteSum):
         images = self._chosen(rows)
         # every perturbation on every image: (m d, *shape)
         perturbed = (points[:, None] + images[None]).reshape(-1, *self.shape)
-        margins = self._margins(perturbed)[0].reshape(len(points), -1)
+        return self._losses(self._margins(perturbed)[0], points)
+
+    def _losses(self, margins: Array, points: Array) -> Array:
+        """Return f at m points from the margins of all images at each, one by one."""
+        margins = margins.reshape(len(points), -1)
         # (1/d) Σ_k max(margin_k, −κ) + balance ‖δ‖²
         losses: Array = np.maximum(margins, -self.confidence).mean(axis=1)
         flat = points.reshape(len(points), -1)
@@ -210,9 +214,8 @@ class UniversalPerturbation(FiniteSum):
     def _value_and_gradient(
         self, x: Array, rows: IntArray | None, *, value: bool, gradient: bool
     ) -> tuple[float, Array]:
-        total = float(self._values(x[None], rows)[0]) if value else 0.0
         if not gradient:
-            return total, x
+            return float(self._values(x[None], rows)[0]), x
         classifier = self._classifier
         if not isinstance(classifier, DifferentiableClassifier):
             raise NotImplementedError(
@@ -220,6 +223,7 @@ class UniversalPerturbation(FiniteSum):
             )
         perturbed = self._chosen(rows) + x
         margins, rivals = self._margins(perturbed)
+        total = float(self._losses(margins, x[None])[0]) if value else 0.0
         count = len(margins)
         # e_t − e_c where the margin is above −κ, else 0
         active = (margins > -self.confidence) / count

@@ -249,7 +249,7 @@ def compute_local_steps(options: Options) -> dict[str, Any]:
     counts = STEPS[::2] if options.quick else STEPS
     cases = []
     for name, settings in LOCAL.items():
-        config = {"rounds": RunSettings.rounds, **settings}
+        config = {"rounds": RunSettings.rounds, "variant": "plain", **settings}
         if options.quick:
             config |= {"rounds": 10, "classification.train-limit": 500}
         cases += [(name, k, config) for k in counts]

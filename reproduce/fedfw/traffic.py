@@ -40,7 +40,7 @@ def bytes_a_round(
         ``down`` and ``up``, bytes a node in the last of the rounds, when everything
         is running; ``parameters`` of the model.
     """
-    whole = app_config({**config, "rounds": rounds})
+    whole = app_config({"variant": "plain", **config, "rounds": rounds})
     experiment = sim.app.experiment(whole, nodes)
     grid = experiment.grid(seed=0, encode=True)
     count = _Count(grid)

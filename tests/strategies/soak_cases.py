@@ -228,7 +228,7 @@ def _fedfw(problem: Problem, variant: str) -> Case:
         }
         if variant == "augmented":
             found["mirrors = clients' y_i"] = max(
-                distance(state["y"], strategy._duals[name])
+                distance(state["y"], strategy.half._duals[name])
                 for name, state in states.items()
             )
         return found

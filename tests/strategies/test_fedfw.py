@@ -174,7 +174,9 @@ def test_first_round_forgets_the_start() -> None:
         models = []
         for start in (np.zeros(P), np.full(P, 1e-9), -np.eye(P)[3]):
             # λ_1 (x_i − x̄) = 0, but the first gradient is taken at the start
-            strategy = FedFW(L1Ball(RADIUS), penalty=1.0, schedule=name)
+            strategy = FedFW(
+                L1Ball(RADIUS), penalty=1.0, schedule=name, variant="plain"
+            )
             models.append(arrays_of(strategy, OBJECTIVES, [start], 1)[0])
         assert np.array_equal(models[0], models[1])
         # 5 atoms, each of them a fifth of a vertex: nothing is left of −e_3
@@ -196,13 +198,13 @@ def test_numbers_of_the_first_rounds() -> None:
     assert numbers["averaging"] == 1.0  # 4/8^(2/3)
     assert strategy.instruction(20, "0")["averaging"] == pytest.approx(4 / 9)
 
-    strategy = FedFW(L1Ball(1.0), penalty=2.0, participation=0.5)
+    strategy = FedFW(L1Ball(1.0), penalty=2.0, participation=0.5, variant="plain")
     arrays_of(strategy, OBJECTIVES, [np.zeros(P)], 1)
     assert strategy.instruction(1, "0")["step-size"] == 1.0
     assert strategy.instruction(15, "0")["step-size"] == pytest.approx(2 / 9)
     assert strategy.instruction(15, "0")["penalty"] == pytest.approx(6.0)
 
-    strategy = FedFW(L1Ball(1.0), penalty=2.0, schedule="nonconvex")
+    strategy = FedFW(L1Ball(1.0), penalty=2.0, schedule="nonconvex", variant="plain")
     arrays_of(strategy, OBJECTIVES, [np.zeros(P)], 7)
     for t in (1, 7):  # T = 7: 8^(−2/3), 2 · 8^(1/3)
         assert strategy.instruction(t, "0")["step-size"] == pytest.approx(0.25)
@@ -243,7 +245,9 @@ def test_seed_decides_everything(variant: str) -> None:
 def test_participation_is_that_of_the_schedule() -> None:
     """Bernoulli: the mean of the numbers is n p; fixed: always ⌈n p⌉."""
     for sampling in ("bernoulli", "fixed"):
-        strategy = FedFW(L1Ball(1.0), participation=0.3, sampling=sampling, seed=1)
+        strategy = FedFW(
+            L1Ball(1.0), participation=0.3, sampling=sampling, seed=1, variant="plain"
+        )
         arrays_of(strategy, OBJECTIVES, [np.zeros(P)], 1)
         counts = np.array([len(strategy.sample(t)) for t in range(1, 2001)])
         if sampling == "fixed":
@@ -279,7 +283,7 @@ def test_appendix_a_plain() -> None:
     objectives = [LeastSquares([[1.0]], [c], scale="sum") for c in (3.0, -1.0)]
     # x_1 = 1, and g_2 = (x_2 + 1) + λ_t (x_2 − x̄) = 0 says 1 − x̄ ≈ 2/λ_t, which
     # is 0.0447 for t = 2000 and below 1e-2 from t = 40 000 on; F − F* is its square.
-    strategy = FedFW(LInfBall(1.0), penalty=1.0)
+    strategy = FedFW(LInfBall(1.0), penalty=1.0, variant="plain")
     (found,) = arrays_of(strategy, objectives, [np.zeros(1)], 2000)
     assert 1.0 - found.item() == pytest.approx(2.0 / math.sqrt(2001.0), rel=0.1)
 
@@ -327,7 +331,7 @@ def test_a_client_may_use_a_larger_set() -> None:
 
     errors = []
     for rounds in (150, 1200):
-        strategy = FedFW(ball, penalty=0.5)
+        strategy = FedFW(ball, penalty=0.5, variant="plain")
         grid = grid_of(own_set, list(zip(objectives, domains, strict=True)))
         model = play(strategy, grid, np.zeros(6), rounds).model
         errors.append(float(np.linalg.norm(model - solution)))
@@ -340,7 +344,9 @@ def test_a_client_may_use_a_larger_set() -> None:
 
 def test_noise_in_the_oracle() -> None:
     def value(noise: float, seed: int = 0, rounds: int = 400) -> tuple[Array, float]:
-        strategy = FedFW(L1Ball(RADIUS), penalty=1.0, lmo_noise=noise, seed=seed)
+        strategy = FedFW(
+            L1Ball(RADIUS), penalty=1.0, lmo_noise=noise, seed=seed, variant="plain"
+        )
         (model,) = arrays_of(strategy, OBJECTIVES, [np.zeros(P)], rounds)
         return model, float(sum(o.value(model) for o in OBJECTIVES)) / N
 
@@ -359,7 +365,11 @@ def test_layers_are_one_vector() -> None:
     layered = [[rng.standard_normal(s) for s in shapes] for _ in range(3)]
     flat = [np.concatenate([c.reshape(-1) for c in cs]) for cs in layered]
     for participation in (1.0, 0.6):
-        options: dict[str, Any] = {"penalty": 0.5, "participation": participation}
+        options: dict[str, Any] = {
+            "penalty": 0.5,
+            "variant": "plain",
+            "participation": participation,
+        }
         strategy = FedFW(L1Ball(2.0), **options)
         layers = arrays_of(
             strategy,
@@ -395,7 +405,14 @@ def test_layers_in_sets_of_their_own() -> None:
         third = [1.0, 0.0, 0.0, 1.0] if a + d <= b + c else [0.0, 1.0, 1.0, 0.0]
         return np.concatenate([first, second, third])
 
-    strategy = FedFW(domain, penalty=0.5, participation=0.5, sampling="fixed", seed=2)
+    strategy = FedFW(
+        domain,
+        penalty=0.5,
+        participation=0.5,
+        sampling="fixed",
+        seed=2,
+        variant="plain",
+    )
     layers = arrays_of(strategy, [Distance(*cs) for cs in layered], start, 50)
     x_bar, _ = loop(
         sets_of(strategy, 50),
@@ -485,7 +502,7 @@ def test_matrix_completion() -> None:
         objectives.append(
             MatrixCompletion(rows, columns, ratings, (8, 7), weight=3.0 * len(part))
         )
-    strategy = FedFW(NuclearNormBall(radius), penalty=0.3)
+    strategy = FedFW(NuclearNormBall(radius), penalty=0.3, variant="plain")
     (model,) = arrays_of(strategy, objectives, [np.zeros((8, 7))], 800)
     values = [
         sum(o.value(x) for o in objectives) / 3 for x in (np.zeros((8, 7)), model)

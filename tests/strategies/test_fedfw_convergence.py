@@ -106,7 +106,7 @@ def averaged_atoms(
 @pytest.mark.slow
 def test_lasso_full_participation() -> None:
     """From F(0) = 4 158 below 20, faster than Theorem 1's t^(−1/2)."""
-    _, values = lasso_run(ROUNDS, penalty=5.0)
+    _, values = lasso_run(ROUNDS, variant="plain", penalty=5.0)
     assert 3900 < values[0] < 4250
     assert values[ROUNDS] < 20
     later = {t: value for t, value in values.items() if t >= 100}
@@ -116,7 +116,9 @@ def test_lasso_full_participation() -> None:
 @pytest.mark.slow
 def test_lasso_half_participation() -> None:
     """The exact server step gets there too; averaging the atoms does not."""
-    strategy, values = lasso_run(ROUNDS, penalty=5.0, participation=0.5)
+    strategy, values = lasso_run(
+        ROUNDS, variant="plain", penalty=5.0, participation=0.5
+    )
     assert values[ROUNDS] < 20
     later = {t: value for t, value in values.items() if t >= 100}
     assert slope(later) <= -0.5
@@ -198,7 +200,7 @@ def test_nonconvex_rate() -> None:
 
         best = []
         for horizon in horizons:
-            strategy = FedFW(domain, penalty=5.0, schedule="nonconvex")
+            strategy = FedFW(domain, penalty=5.0, schedule="nonconvex", variant="plain")
             start = np.full((8, 8), 1 / 8)
             values = trace(strategy, objectives, domain, start, horizon, gap)
             best.append(min(values.values()))

@@ -116,7 +116,7 @@ class Run:
             assert np.abs(x - self.strategy.client_iterate(name)).max() < 1e-9
             if self.variant == "augmented":
                 y = decode(state["y"])
-                assert np.abs(y - self.strategy._duals[name]).max() < 1e-9
+                assert np.abs(y - self.strategy.half._duals[name]).max() < 1e-9
             else:
                 assert "y" not in state
         assert in_step >= set(self.strategy._used)

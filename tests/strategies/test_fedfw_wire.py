@@ -140,7 +140,7 @@ def big_centres() -> list[Array]:
 
 def test_bytes_of_a_million_parameters() -> None:
     """An upload is one atom, a download n of them: not the 8 MB of x."""
-    strategy = FedFW(L1Ball(5.0), penalty=0.1)
+    strategy = FedFW(L1Ball(5.0), penalty=0.1, variant="plain")
     rounds = 6
     grid, model = recorded(strategy, big_centres(), [np.zeros(SIZE)], rounds)
     for (t, _), messages in grid.requests.items():
@@ -171,7 +171,7 @@ def test_bytes_of_a_million_parameters() -> None:
 
 def test_bytes_after_a_missed_round_and_a_wipe() -> None:
     """x̄ whole, but only its non-zeros; and x_i for the node that lost everything."""
-    strategy = FedFW(L1Ball(5.0), penalty=0.1)
+    strategy = FedFW(L1Ball(5.0), penalty=0.1, variant="plain")
     grid, model = recorded(
         strategy,
         big_centres(),
@@ -277,7 +277,7 @@ def test_atoms_travel_in_their_smallest_form(
     """Up: one atom and nothing else of the data. Down: the atoms of the last round."""
     rng = np.random.default_rng(3)
     centres = [rng.standard_normal(start.shape) for _ in range(3)]
-    strategy = FedFW(domain, penalty=0.5)
+    strategy = FedFW(domain, penalty=0.5, variant="plain")
     grid, model = recorded(strategy, centres, [start], 4)
     atoms: dict[tuple[int, int], Atom] = {}
     for where, messages in grid.answers.items():
@@ -320,7 +320,7 @@ def test_atoms_of_several_kinds_in_one_step() -> None:
     centres = [rng.standard_normal(400) for _ in range(5)]
     ball = L1Ball(1.0)
     domains = [ball, L2Ball(1.0), ball, LInfBall(1.0), ball]
-    strategy = FedFW(ball, penalty=0.5)
+    strategy = FedFW(ball, penalty=0.5, variant="plain")
     grid, model = recorded(strategy, centres, [np.zeros(400)], 3, domains=domains)
     kinds = [SparseAtom, DenseAtom, SparseAtom, SignAtom, SparseAtom]
     for (_, i), messages in grid.answers.items():
@@ -336,7 +336,9 @@ def test_atoms_of_several_kinds_in_one_step() -> None:
     assert np.abs(model - np.mean(iterates, axis=0)).max() < 1e-12
 
     domains[1] = ball  # without it they pay: one step of two kinds
-    grid, _ = recorded(FedFW(ball), centres, [np.zeros(400)], 3, domains=domains)
+    grid, _ = recorded(
+        FedFW(ball, variant="plain"), centres, [np.zeros(400)], 3, domains=domains
+    )
     (step,) = unpack_steps(arrays_of(grid.requests[3, 0][0], MODEL), (400,))
     kinds[1] = SparseAtom
     assert [type(atom) for atom in step.atoms] == kinds
@@ -349,7 +351,7 @@ def test_server_keeps_no_dense_atoms() -> None:
     objectives = [Distance(rng.standard_normal(size)) for _ in range(3)]
 
     def held(rounds: int) -> int:
-        strategy = FedFW(L2Ball(1.0), penalty=0.5)
+        strategy = FedFW(L2Ball(1.0), penalty=0.5, variant="plain")
         grid = grid_of(FedFWClient, objectives, L2Ball(1.0))
         tracemalloc.start()
         try:

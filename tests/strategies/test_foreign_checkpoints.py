@@ -20,7 +20,7 @@ LINEAR = {"task": "linear-regression"}
 HYBRID = {"task": "hybrid-svm", "hybrid-svm.dataset": "breast-cancer"}
 HYFDCA = {**HYBRID, "method": "hyfdca", "hyfdca.encryption": "none"}
 CASES: dict[str, dict[str, Any]] = {
-    "fedfw": LASSO,
+    "fedfw": {**LASSO, "method": "fedfw", "fedfw.variant": "plain"},
     "fedfw+": {**LASSO, "method": "fedfw", "fedfw.variant": "augmented"},
     "naive-frank-wolfe": LASSO,
     "projected-fedavg": LASSO,

@@ -70,7 +70,10 @@ class Quadratic:
 
 Make = Callable[[int, Any], tuple[Any, Callable[[Context, Any], Any]]]
 METHODS: dict[str, Make] = {
-    "fedfw": lambda p, o: (FedFW(BALL, **o), lambda c, f: FedFWClient(c, f, BALL)),
+    "fedfw": lambda p, o: (
+        FedFW(BALL, variant="plain", **o),
+        lambda c, f: FedFWClient(c, f, BALL),
+    ),
     "fedfw+": lambda p, o: (
         FedFW(BALL, variant="augmented", **o),
         lambda c, f: FedFWClient(c, f, BALL),

@@ -43,7 +43,7 @@ NODES = 2
 
 #: A small problem of each family of methods.
 FAMILIES = {
-    "fedfw": 'task="lasso" lasso.rows=30 lasso.columns=20',
+    "fedfw": 'task="lasso" lasso.rows=30 lasso.columns=20 fedfw.variant="plain"',
     "fedgia": 'method="fedgia" task="linear-regression" linear-regression.features=9 '
     "linear-regression.rows-min=20 linear-regression.rows-max=30 "
     "fedgia.tolerance=0.0 fedgia.selected-fraction=1.0",

@@ -156,6 +156,12 @@ class SignAtom(Atom):
         coerce(self, "bits", np.dtype(np.bool_))
         object.__setattr__(self, "shape", self.bits.shape)
 
+    def levels(self) -> FloatArray:
+        """Return the values that occur: ``low``, ``high`` or both."""
+        low = [] if self.bits.all() else [self.low]
+        high = [self.high] if self.bits.any() else []
+        return np.array(low + high, dtype=FLOAT64)
+
     def dense(self) -> FloatArray:
         """Return the atom as a new float64 array."""
         return np.where(self.bits, np.float64(self.high), np.float64(self.low))

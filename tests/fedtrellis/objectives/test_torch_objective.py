@@ -367,3 +367,14 @@ def test_what_does_not_fit_is_refused(message: str, run: Callable[[], object]) -
     with pytest.raises(ValueError, match=message) as caught:
         run()
     assert "\n" not in str(caught.value)
+
+
+def test_the_curvature_takes_a_point_in_either_form_and_any_chunks() -> None:
+    ours, expected = linear_pair(0.3, 2.5)
+    W, D = np.random.default_rng(1).standard_normal((2, 7, 4))
+    curvature = expected.curvature(W, D)
+    x, d = ([V[:-1].T, V[-1]] for V in (W, D))
+    assert ours.curvature(x, d) == pytest.approx(curvature, rel=1e-12)
+    ours.batch_size_limit = 5
+    flat = [ours.parameters_to_vector(point) for point in (x, d)]
+    assert ours.curvature(*flat) == pytest.approx(curvature, rel=1e-12)

@@ -6,31 +6,21 @@ from collections.abc import Mapping
 from logging import WARNING
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from fedtrellis.domains import Domain
-from fedtrellis.domains.atoms import Atom, unpack_atoms
 from fedtrellis.schedules import SCHEDULES, FrankWolfeSchedule
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import given, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
-from fedtrellis.wire.broadcast import Step
 from fedtrellis.wire.flower_internals import log
-from fedtrellis.wire.replay import ReplayedIterate
 
-__all__ = ["VARIANTS", "FedFW", "one_atom"]
+from .paper import PaperSteps
+
+__all__ = ["VARIANTS", "FedFW"]
 
 VARIANTS = ("plain", "augmented", "stochastic")
-
-
-def one_atom(answer: Answer, shape: tuple[int, ...]) -> Atom:
-    """The single atom of an answer; ValueError if it is anything else."""
-    atoms = unpack_atoms(answer.arrays, shape)
-    if len(atoms) != 1:
-        raise ValueError(f"the answer has {len(atoms)} atoms instead of 1")
-    return atoms[0]
 
 
 class FedFW(RoundStrategy):
@@ -132,109 +122,38 @@ class FedFW(RoundStrategy):
         self.domain.check_shape(layout.point_shape)
 
     def setup(self, point: FloatArray, layout: Layout) -> None:
-        """Start every client's mirror x_i, and its y_i, at the initial model."""
+        """Start the variant's half, with every client at the initial model."""
         self._schedule = self._make_schedule(
             self.planned_rounds, self.expected_participation
         )
         if not self.domain.contains(point):
             log(WARNING, "The initial model lies outside %r", self.domain)
-        self._start = self.broadcast.model.copy()
-        self._mirrors = {name: ReplayedIterate(self._start) for name in self.clients}
-        self._duals: dict[str, FloatArray] = {}
-        if self.variant == "augmented":
-            self._duals = {name: np.zeros(point.shape) for name in self.clients}
-        self._steps_taken = dict.fromkeys(self.clients, 0)
+        self.half = PaperSteps(self, self._schedule)
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
-        """η_t, λ_t and what else the variant needs."""
-        entries: dict[str, Any] = {
-            "step-size": self._schedule.step(server_round),
-            "penalty": self._schedule.penalty_weight(server_round),
-        }
-        if self.variant != "plain":
-            entries["variant"] = self.variant
-        if self.variant == "augmented":
-            entries["dual-penalty"] = self.dual_penalty
-        if self.variant == "stochastic":
-            entries["averaging"] = self._schedule.averaging_weight(server_round)
-            entries["batch-size"] = self.batch_size
-        if self.lmo_noise:
-            entries["lmo-noise"] = self.lmo_noise
-        if self.lmo_noise or self.variant == "stochastic":
-            entries["seed"] = self.seed
-        return entries
+        """What the variant's client needs for its answer."""
+        return self.half.instruction(server_round)
 
-    def check(self, answer: Answer) -> Atom:
-        """The atom s_i."""
-        return one_atom(answer, self.broadcast.layout.point_shape)
+    def check(self, answer: Answer) -> Any:
+        """What the variant makes of an answer."""
+        return self.half.check(answer)
 
     def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
-        """Take the exact server step, and replay every used client's step."""
-        n, eta = self.num_clients, self._schedule.step(server_round)
-        x_bar = self.broadcast.model
-        if self.variant == "augmented":
-            for name in answers:
-                # y_i ← y_i + λ_0 (x_i − x̄), at the x̄ that the client was sent
-                y = self._duals[name]
-                self._mirrors[name].add_to(y, self.dual_penalty)
-                y -= self.dual_penalty * x_bar
-        if len(answers) == n:
-            # x̄ ← (1 − η_t) x̄ + (η_t / n) Σ s_i
-            self.broadcast.advance(Step(1.0 - eta, eta / n, tuple(answers.values())))
-        else:
-            # x̄ ← x̄ + (η_t / n) Σ over S of (s_i − x_i)
-            x_bar = x_bar.copy()
-            for name, atom in answers.items():
-                atom.add_to(x_bar, eta / n)
-                self._mirrors[name].add_to(x_bar, -eta / n)
-            self.broadcast.replace(x_bar)
-        for name, atom in answers.items():
-            # x_i ← (1 − η_t) x_i + η_t s_i
-            self._mirrors[name].step(1.0 - eta, eta, atom)
-            self._steps_taken[name] += 1
-        return {}
+        """Take the variant's server step, and replay every used client's."""
+        return self.half.aggregate(server_round, answers)
 
     def client_iterate(self, client: str) -> FloatArray:
         """x_i as the server replays it, a new array."""
-        return self._mirrors[client].dense()
+        return self.half.client_iterate(client)
 
     def client_state(self, client: str) -> dict[str, FloatArray]:
-        """x_i, and y_i in FedFW+."""
-        state: dict[str, FloatArray] = {}
-        if self._steps_taken[client]:
-            state["x"] = self.client_iterate(client)
-        elif self.broadcast.version == 0:
-            state["x"] = self.broadcast.model  # x_i¹ = x̄¹: costs nothing to send
-        else:
-            state["x"] = self._start
-        if self.variant == "augmented":
-            state["y"] = self._duals[client]
-        return state
+        """x_i, and what else of the variant's state the server can replay."""
+        return self.half.client_state(client)
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Mirrors and duals, for a checkpoint."""
-        arrays: dict[str, NDArray[Any]] = {"start": self._start}
-        for name, mirror in self._mirrors.items():
-            for key, array in mirror.state().items():
-                arrays[f"{name}/x/{key}"] = array
-            arrays[f"{name}/steps"] = np.array(self._steps_taken[name])
-        for name, y in self._duals.items():
-            arrays[f"{name}/y"] = y
-        return arrays
+        """What the server replays, for a checkpoint."""
+        return self.half.state()
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Inverse of :meth:`state`."""
-        self._start = np.array(state["start"])
-        mirrors: dict[str, dict[str, NDArray[Any]]] = {
-            name: {} for name in self.clients
-        }
-        for key, array in state.items():
-            # a name may hold a slash, what follows "/x/" may not
-            name, found, entry = key.rpartition("/x/")
-            if found and name in mirrors:
-                mirrors[name][entry] = array
-        for name in self.clients:
-            self._mirrors[name] = ReplayedIterate.from_state(self._start, mirrors[name])
-            self._steps_taken[name] = int(state[f"{name}/steps"])
-            if self.variant == "augmented":
-                self._duals[name] = np.array(state[f"{name}/y"])
+        self.half.load_state(state)

@@ -1,0 +1,223 @@
+"""Curvatures along a direction, against differences of gradients and closed forms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from fedtrellis.objectives import (
+    LeastSquares,
+    Logistic,
+    MultinomialLogistic,
+    Objective,
+    QuadraticAssignment,
+)
+from fedtrellis.objectives.losses import (
+    CrossEntropy,
+    Hinge,
+    ScoreLoss,
+    SmoothedHinge,
+    Squared,
+)
+from fedtrellis.objectives.losses import Logistic as LogisticLoss
+from fedtrellis.objectives.mean_objective import MeanObjective
+from fedtrellis.objectives.nonconvex_logistic import NonconvexLogistic
+from fedtrellis.objectives.principal_components import PrincipalComponents
+from tests.fedtrellis.objectives.cases import (
+    BITS,
+    CASES,
+    DISTANCES,
+    FLOWS,
+    LABELS,
+    TARGETS,
+    Array,
+    csr,
+    features,
+    point,
+)
+
+QUADRATIC = {"least", "matrix", "assignment", "principal", "mean"}
+
+
+def torch_objective() -> Objective:
+    torch = pytest.importorskip("torch")
+    from fedtrellis.objectives.torch_objective import TorchObjective
+
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 3)]
+    return TorchObjective(
+        torch.nn.Sequential(*layers).double(),
+        torch.nn.functional.cross_entropy,
+        (features(), LABELS),
+        weight=2.0,
+        l2=0.3,
+        batch_size_limit=2,
+    )
+
+
+ALL: dict[str, Callable[[], Objective]] = {
+    **CASES,
+    "least squares, many columns": lambda: LeastSquares(
+        features(5, 90), TARGETS, l2=0.1
+    ),
+    "logistic, many columns": lambda: Logistic(features(5, 90), BITS, l2=0.1),
+    "multinomial, many columns": lambda: MultinomialLogistic(
+        features(5, 90), LABELS, 3, weight=2.0
+    ),
+    "nonconvex logistic": lambda: NonconvexLogistic(
+        features(), BITS, l2=0.4, weight=2.0
+    ),
+    "principal components": lambda: PrincipalComponents(features(), 2, weight=3.0),
+    "principal components, wide": lambda: PrincipalComponents(features(3, 5), 2),
+    "mean, quadratic": lambda: MeanObjective(
+        [LeastSquares(features(), TARGETS), LeastSquares(features(seed=4), TARGETS)]
+    ),
+    "of a mean, logistic": lambda: MeanObjective(
+        [LeastSquares(features(), TARGETS), Logistic(features(), BITS)]
+    ),
+    "torch": torch_objective,
+}
+
+
+def directions(objective: Objective) -> list[Array]:
+    """A dense one, one with two entries, one with the first and last row, and none."""
+    dense, few = point(objective, 5), np.zeros(objective.shape)
+    few.flat[[1, -2]] = 0.5, -2.0
+    ends = np.zeros(objective.shape)
+    ends[[0, -1]] = dense[[0, -1]]
+    return [dense, few, ends, np.zeros(objective.shape)]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_curvature_is_how_the_slope_along_the_direction_changes(name: str) -> None:
+    objective = ALL[name]()
+    x, step = point(objective), 1e-4
+    for d in directions(objective):
+        before = x.copy(), d.copy()
+        found = objective.curvature(x, d)
+        assert type(found) is float
+        slopes = [np.vdot(objective.gradient(x + t * d), d) for t in (step, -step)]
+        expected = (slopes[0] - slopes[1]) / (2 * step)
+        assert found == pytest.approx(expected, rel=1e-6, abs=1e-7)
+        np.testing.assert_array_equal(x, before[0])
+        np.testing.assert_array_equal(d, before[1])
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_quadratic_is_its_parabola_along_a_line_and_nothing_else_is(
+    name: str,
+) -> None:
+    objective = ALL[name]()
+    x, d = point(objective), point(objective, 5)
+    curvature = objective.curvature(x, d)
+    assert curvature is not None
+    slope, gamma = float(np.vdot(objective.gradient(x), d)), 3.7
+    parabola = objective.value(x) + gamma * slope + 0.5 * gamma**2 * curvature
+    at_the_end = objective.value(x + gamma * d)
+    same = at_the_end == pytest.approx(parabola, rel=1e-12, abs=1e-12)
+    assert objective.quadratic == same == (name.split()[0].strip(",") in QUADRATIC)
+    if objective.quadratic:
+        assert objective.curvature(x + d, d) == curvature
+
+
+def test_closed_forms() -> None:
+    d = np.array([1.0, -2.0, 0.5])
+    A, weight = features(), 3.0
+    f: Objective = LeastSquares(A, TARGETS, weight=weight, l2=0.2)
+    expected = weight * (2 * np.sum((A @ d) ** 2) + 0.2 * d @ d)
+    assert f.curvature(0 * d, d) == pytest.approx(expected, rel=1e-14)
+    # at 0 every σ′ is 1/4, and softmax's Hessian Böhning's half
+    f = Logistic(A, BITS)
+    assert f.curvature(0 * d, d) == pytest.approx(np.mean((A @ d) ** 2) / 4)
+    f = MultinomialLogistic(A, np.array([0, 1, 1, 0, 1]), 2, intercept=False)
+    D = np.stack([d, -d], axis=1)
+    bound = D.ravel() @ f.hessian_bound() @ D.ravel()
+    assert f.curvature(0 * D, D) == pytest.approx(bound)
+    f = PrincipalComponents(A, 1, weight=2.0)
+    assert f.curvature(0 * d[:, None], d[:, None]) == pytest.approx(
+        -2.0 * np.mean((A @ d) ** 2)
+    )
+
+
+def test_an_assignment_bends_either_way() -> None:
+    f = QuadraticAssignment(FLOWS, DISTANCES)
+    # ∇²f = A ⊗ B + Aᵀ ⊗ Bᵀ over entries in C order
+    hessian = np.kron(FLOWS, DISTANCES) + np.kron(FLOWS.T, DISTANCES.T)
+    values, vectors = np.linalg.eigh(hessian)
+    assert values[0] < 0.0 < values[-1]
+    for k in (0, -1):
+        D = vectors[:, k].reshape(4, 4)
+        assert f.curvature(point(f), D) == pytest.approx(values[k])
+
+
+LOSSES: list[ScoreLoss] = [
+    Hinge(),
+    SmoothedHinge(0.7),
+    LogisticLoss(),
+    Squared(),
+    CrossEntropy(),
+]
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: type(loss).__name__)
+def test_a_loss_s_curvature_is_the_derivative_of_its_slope(loss: ScoreLoss) -> None:
+    rng = np.random.default_rng(0)
+    shape = (400, 3) if isinstance(loss, CrossEntropy) else (400,)
+    z, change = 3.0 * rng.standard_normal((2, *shape))
+    y = rng.integers(0, 3, 400) if len(shape) == 2 else rng.choice([-1.0, 1.0], 400)
+    difference = loss.slope(z + 1e-6 * change, y) - loss.slope(z - 1e-6 * change, y)
+    expected = (difference * change / 2e-6).reshape(400, -1).sum(axis=1)
+    found = loss.curvature_along(z, y, change)
+    assert found.shape == (400,)
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
+    totals, slopes = loss.total_and_slope(z.copy(), y)
+    assert totals == loss.total(z, y)
+    np.testing.assert_array_equal(slopes, loss.slope(z, y))
+
+
+@pytest.mark.parametrize("size", [1e-200, 1e3, 1e200])
+def test_extreme_points_do_not_overflow(size: float) -> None:
+    x, d = size * np.array([1.0, -1.0, 0.5]), np.array([1.0, 2.0, -1.0])
+    with np.errstate(all="raise", under="ignore"):
+        curvature = NonconvexLogistic(np.eye(3), [0, 1, 1], l2=0.4).curvature(x, d)
+    # of the loss nothing is left far out, and a quarter at 0; of the regulariser
+    # nothing and its 1
+    expected = (1 / 12 + 0.4) * 6.0 if size < 1.0 else 0.0
+    assert curvature == pytest.approx(expected, abs=1e-9)
+
+
+class Half(Objective):
+    shape, num_examples = (3,), 1
+
+    def value(self, x: Array) -> float:
+        return 0.5 * float(x @ x)
+
+    def gradient(self, x: Array) -> Array:
+        return x.copy()
+
+
+def test_an_objective_need_not_offer_it() -> None:
+    x = np.ones(3)
+    assert Half().curvature(x, x) is None
+    assert Half().quadratic is False
+    mean = MeanObjective([LeastSquares(features(), TARGETS), Half()])
+    assert mean.curvature(x, x) is None
+    assert mean.quadratic is False
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name != "torch"])
+def test_directions_of_another_shape_are_refused(name: str) -> None:
+    objective = ALL[name]()
+    x = point(objective)
+    with pytest.raises(ValueError, match="direction has shape"):
+        objective.curvature(x, x[:-1])
+    with pytest.raises(ValueError, match="x has shape"):
+        objective.curvature(x[:-1], x)
+
+
+def test_few_columns_of_sparse_data_are_a_product_all_the_same() -> None:
+    dense, sparse = (Logistic(A, BITS) for A in (features(5, 90), csr(features(5, 90))))
+    x, few = point(dense), directions(dense)[1]
+    assert sparse.curvature(x, few) == pytest.approx(dense.curvature(x, few))
