@@ -165,34 +165,6 @@ def test_the_loop_without_messages_is_the_strategy(
     assert bare["nuclear-norm"] <= 700.0 * (1 + 1e-9)
 
 
-def test_the_leading_pairs_are_the_leading_ones() -> None:
-    rng = np.random.default_rng(0)
-    matrices = rng.standard_normal((3, 80, 50))
-    start = np.linalg.qr(rng.standard_normal((3, 50, 4)))[0]
-
-    def pairs(tolerance: float) -> tuple[Any, Any, Any, Any]:
-        return movielens.leading_pairs(
-            lambda v, which: matrices[which] @ v,
-            lambda u, which: matrices[which].transpose(0, 2, 1) @ u,
-            start,
-            tolerance,
-            2000,
-        )
-
-    left, values, right = np.linalg.svd(matrices)
-    u, found, v, count = pairs(1e-8)
-    np.testing.assert_allclose(found, values[:, 0])
-    np.testing.assert_allclose(abs(np.sum(u * left[:, :, 0], 1)), 1.0, atol=1e-8)
-    np.testing.assert_allclose(abs(np.sum(v[:, :, 0] * right[:, 0], 1)), 1.0, atol=1e-8)
-    np.testing.assert_allclose(
-        np.einsum("np,npq,nq->n", u, matrices, v[:, :, 0]), found
-    )
-    # a loose one takes less work, and is nearly as good
-    _, found, _, fewer = pairs(0.07)
-    assert np.all(fewer < count)
-    assert np.all(found > 0.97 * values[:, 0])
-
-
 def test_movielens_on_ratings_made_up(tmp_path: Path) -> None:
     """The item's own data may not be passed on, so that it is not there in general."""
     rng = np.random.default_rng(0)
