@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from numpy.typing import NDArray
 
@@ -27,8 +27,12 @@ class Iterate(ABC):
     ----------
     shape : tuple of int
         Of a point.
+    balance : float
+        The target of :class:`~fedtrellis.corrective.penalty.Balance`: 1 where the steps
+        come close to the minimiser of L_i.
     """
 
+    balance: ClassVar[float] = 1.0
     shape: Shape
 
     @abstractmethod

@@ -28,7 +28,8 @@ class Balance:
     units of their own, ρ is right::
 
         q = ‖Y − Y'‖ / (ρ √n ‖z − z'‖),  Y all y_i, Y' and z' where the window began
-        ρ ← ρ · clip(q, 1/c, c),  c = min(10, exp(10 / m^1.5)) for the m-th change
+        ρ ← ρ · clip(q / target, 1/c, c)  at the m-th change,
+        c = min(10, exp(10 / m^1.5))
 
     The idea is residual balancing's (He, Yang and Wang, J. Optimization Theory and
     Applications 2000), without its dead zone, and with the step that the measurement
@@ -38,6 +39,9 @@ class Balance:
     ----------
     fixed : float or None
         ρ for good; None: found by itself.
+    target : float
+        What q is when ρ is right: 1 if the clients' steps come close to the minimiser
+        of L_i, more if what they miss adds to the way of the duals.
 
     Attributes
     ----------
@@ -45,8 +49,8 @@ class Balance:
         ρ; None before the clients have said what curvature they see.
     """
 
-    def __init__(self, fixed: float | None) -> None:
-        self.fixed = fixed
+    def __init__(self, fixed: float | None, target: float = 1.0) -> None:
+        self.fixed, self._target = fixed, target
         self.penalty = fixed
         self._changes = self._answers = 0
         self._duals: list[FloatArray] = []
@@ -85,8 +89,8 @@ class Balance:
         if way > 0.0 and any(squares):
             self._changes += 1
             most = min(_MOST, math.exp(_RATE / self._changes**_DECAY))
-            ratio = math.sqrt(sum(squares)) / way
-            # ρ ← ρ · clip(q, 1/c, c)
+            ratio = math.sqrt(sum(squares)) / (way * self._target)
+            # ρ ← ρ · clip(q / target, 1/c, c)
             self.penalty *= min(max(ratio, 1.0 / most), most)
         self._mark(duals, z)
 

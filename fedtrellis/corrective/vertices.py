@@ -42,6 +42,9 @@ class Vertices(Iterate):
     shape : tuple of int
     """
 
+    # so few pairwise steps leave something of L_i
+    balance = 2.0
+
     def __init__(
         self, atoms: Sequence[Atom], weights: FloatArray, shape: Shape
     ) -> None:

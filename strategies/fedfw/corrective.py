@@ -53,7 +53,7 @@ class CorrectiveSteps:
         self._points = dict.fromkeys(strategy.clients, self._start)
         self._duals = {n: np.zeros(self._start.shape) for n in strategy.clients}
         self._certificates: dict[str, tuple[float, float]] = {}
-        self._balance = Balance(strategy.penalty)
+        self._balance = Balance(strategy.penalty, first.balance)
         self.primal_residual = self.dual_residual = np.inf
         self.gap, self._scale = np.inf, 0.0
 
