@@ -47,7 +47,8 @@ def correct(
     layout = Layout.of(parameters)
     z = layout.point(parameters)
     steps = int(config["local-steps"])
-    iterate, y = _iterate(domain, state["x"], layout), state["y"]
+    correction = config.get("correction")
+    iterate, y = _iterate(domain, state["x"], layout, correction), state["y"]
     problem = LocalProblem(objective, layout, int(config["num-clients"]), y, z)
     numbers: list[float] = []
     if "penalty" in config:
@@ -70,7 +71,10 @@ def correct(
     return corrections, np.array(numbers) if numbers else None
 
 
-def _iterate(domain: Domain, x: NDArray[Any], layout: Layout) -> Iterate:
+def _iterate(
+    domain: Domain, x: NDArray[Any], layout: Layout, correction: str | None
+) -> Iterate:
     if x.dtype == np.uint8:
-        return unpack(domain, split_arrays(x), layout.point_shape)
-    return start_at(domain, np.asarray(x, dtype=np.float64))
+        return unpack(domain, split_arrays(x), layout.point_shape, correction)
+    # not a step yet: this is the first model itself
+    return start_at(domain, np.asarray(x, dtype=np.float64), correction)

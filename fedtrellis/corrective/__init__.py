@@ -6,7 +6,7 @@ that the iterate has for it, and that travels, is the set's own
 (:attr:`fedtrellis.domains.Domain.form`).
 """
 
-from fedtrellis.corrective.iterate import Iterate, start_at, unpack
+from fedtrellis.corrective.iterate import CORRECTIONS, Iterate, start_at, unpack
 from fedtrellis.corrective.problem import LocalProblem
 
-__all__ = ["Iterate", "LocalProblem", "start_at", "unpack"]
+__all__ = ["CORRECTIONS", "Iterate", "LocalProblem", "start_at", "unpack"]

@@ -31,7 +31,9 @@ class Entries(Iterate):
         self._point, self.shape = point, point.shape
 
     @classmethod
-    def at(cls, point: FloatArray) -> Self:
+    def at(
+        cls, point: FloatArray, domain: Domain, correction: str | None = None
+    ) -> Self:
         """The point itself."""
         return cls(point.copy())
 
@@ -96,7 +98,13 @@ class Entries(Iterate):
         return [self._point.reshape(-1)]
 
     @classmethod
-    def of_arrays(cls, arrays: Arrays, shape: Shape) -> Self:
+    def of_arrays(
+        cls,
+        arrays: Arrays,
+        shape: Shape,
+        domain: Domain,
+        correction: str | None = None,
+    ) -> Self:
         """Inverse of :meth:`arrays`."""
         if len(arrays) != 1 or arrays[0].size != math.prod(shape):
             raise ValueError(f"the entries are not those of a point of shape {shape}")

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from numpy.typing import NDArray
 
 from fedtrellis.corrective.problem import LocalProblem
 from fedtrellis.domains.base import Domain, FloatArray, Shape
 
-__all__ = ["Iterate", "start_at", "unpack"]
+__all__ = ["CORRECTIONS", "Iterate", "start_at", "unpack"]
+
+#: Kinds of corrective steps.
+CORRECTIONS = ("pairwise", "projected")
 
 Arrays = Sequence[NDArray[Any]]
 
@@ -32,7 +35,7 @@ class Iterate(ABC):
         come close to the minimiser of L_i.
     """
 
-    balance: ClassVar[float] = 1.0
+    balance: float = 1.0
     shape: Shape
 
     @abstractmethod
@@ -73,33 +76,54 @@ class Iterate(ABC):
 
     @classmethod
     @abstractmethod
-    def of_arrays(cls, arrays: Arrays, shape: Shape) -> Self:
+    def of_arrays(
+        cls, arrays: Arrays, shape: Shape, domain: Domain, correction: str | None
+    ) -> Self:
         """Inverse of :meth:`arrays`; ValueError if they are malformed."""
 
     @classmethod
     @abstractmethod
-    def at(cls, point: FloatArray) -> Self:
+    def at(cls, point: FloatArray, domain: Domain, correction: str | None) -> Self:
         """The iterate that is a point of the set, before any step."""
 
 
-def _form(domain: Domain) -> type[Iterate]:
+def _form(domain: Domain, correction: str | None) -> type[Iterate]:
     from fedtrellis.corrective.entries import Entries
     from fedtrellis.corrective.low_rank import LowRank
+    from fedtrellis.corrective.parts import Parts
     from fedtrellis.corrective.vertices import Vertices
 
     forms: dict[str, type[Iterate]] = {
         "vertices": Vertices,
         "entries": Entries,
         "low-rank": LowRank,
+        "parts": Parts,
     }
-    return forms[domain.form]
+    form = domain.form
+    if correction == "pairwise" and form != "parts":
+        form = "vertices"
+    elif correction == "projected" and form == "vertices":
+        form = "entries"
+    return forms[form]
 
 
-def start_at(domain: Domain, point: FloatArray) -> Iterate:
-    """The iterate of a set's own form that is a point, before any step."""
-    return _form(domain).at(point)
+def start_at(
+    domain: Domain, point: FloatArray, correction: str | None = None
+) -> Iterate:
+    """The iterate that is a point of a set, before any step.
+
+    Parameters
+    ----------
+    domain : Domain
+    point : ndarray of float64
+    correction : {"pairwise", "projected"}, optional
+        Weights over atoms, or projected steps, whatever the set's own form is.
+    """
+    return _form(domain, correction).at(point, domain, correction)
 
 
-def unpack(domain: Domain, arrays: Arrays, shape: Shape) -> Iterate:
-    """The iterate that a set's own form makes of :meth:`Iterate.arrays`."""
-    return _form(domain).of_arrays(arrays, shape)
+def unpack(
+    domain: Domain, arrays: Arrays, shape: Shape, correction: str | None = None
+) -> Iterate:
+    """The iterate of :func:`start_at`'s form that :meth:`Iterate.arrays` describe."""
+    return _form(domain, correction).of_arrays(arrays, shape, domain, correction)

@@ -38,7 +38,9 @@ class LowRank(Iterate):
         self.shape: Shape = (left.shape[0], right.shape[0])
 
     @classmethod
-    def at(cls, point: FloatArray) -> Self:
+    def at(
+        cls, point: FloatArray, domain: Domain, correction: str | None = None
+    ) -> Self:
         """A matrix by its singular value decomposition, U √Σ and V √Σ."""
         left, values, right = np.linalg.svd(point, full_matrices=False)
         rank = int((values > _RANK_TOLERANCE * values[0]).sum())
@@ -60,11 +62,13 @@ class LowRank(Iterate):
             A and B, C-contiguous, float64.
         """
         x = accelerated(problem, domain.project, self.dense(), steps)
-        return [np.ascontiguousarray(array) for array in type(self).at(x).arrays()]
+        return [
+            np.ascontiguousarray(array) for array in type(self).at(x, domain).arrays()
+        ]
 
     def changed(self, arrays: Arrays, domain: Domain, steps: int) -> Self:
         """The factors that arrived, in place of those before."""
-        made = type(self).of_arrays(arrays, self.shape)
+        made = type(self).of_arrays(arrays, self.shape, domain)
         if not domain.contains_product(made.left, made.right):
             raise ValueError(f"the matrix lies outside {domain!r}")
         return made
@@ -74,7 +78,13 @@ class LowRank(Iterate):
         return [self.left, self.right]
 
     @classmethod
-    def of_arrays(cls, arrays: Arrays, shape: Shape) -> Self:
+    def of_arrays(
+        cls,
+        arrays: Arrays,
+        shape: Shape,
+        domain: Domain,
+        correction: str | None = None,
+    ) -> Self:
         """Inverse of :meth:`arrays`."""
         if len(arrays) != 2:
             raise ValueError(f"a product of two factors came in {len(arrays)} arrays")

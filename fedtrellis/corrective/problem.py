@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtrellis.domains.base import FloatArray
+from fedtrellis.domains.base import FloatArray, Shape
 from fedtrellis.wire.arrays import Layout
 
 __all__ = ["LocalProblem"]
@@ -81,6 +81,10 @@ class LocalProblem:
             + float(np.vdot(self.y, away))
             + 0.5 * self.penalty * float(np.vdot(away, away))
         )
+
+    def block(self, x: FloatArray, where: slice, shape: Shape) -> LocalProblem:
+        """The problem of one piece of a flat x, the rest of which stays as it is."""
+        return _Block(self, x, where, shape)
 
     def bend(self, x: FloatArray, direction: FloatArray) -> float | None:
         """Curvature of L_i at x along d over ‖d‖²; None where f_i does not know."""
@@ -160,6 +164,33 @@ class LocalProblem:
             else:
                 gamma *= 0.5
         return 0.0
+
+
+class _Block(LocalProblem):
+    """L_i as a function of some of the entries."""
+
+    def __init__(
+        self, problem: LocalProblem, x: FloatArray, where: slice, shape: Shape
+    ) -> None:
+        self._problem, self._x, self._where, self._shape = problem, x, where, shape
+        self._quadratic = problem._quadratic
+
+    def _whole(self, piece: FloatArray) -> FloatArray:
+        x = self._x.copy()
+        x[self._where] = piece.reshape(-1)
+        return x
+
+    def gradient(self, x: FloatArray) -> FloatArray:
+        whole = self._problem.gradient(self._whole(x))
+        return whole[self._where].reshape(self._shape)
+
+    def value(self, x: FloatArray) -> float:
+        return self._problem.value(self._whole(x))
+
+    def bend(self, x: FloatArray, direction: FloatArray) -> float | None:
+        along = np.zeros(self._x.shape)
+        along[self._where] = direction.reshape(-1)
+        return self._problem.bend(self._whole(x), along)
 
 
 def _minimiser(slope: float, bend: float, longest: float) -> float:

@@ -51,14 +51,14 @@ class Vertices(Iterate):
         self.atoms, self.weights, self.shape = list(atoms), weights, shape
 
     @classmethod
-    def at(cls, point: FloatArray) -> Self:
+    def at(
+        cls, point: FloatArray, domain: Domain, correction: str | None = None
+    ) -> Self:
         """A point as the only atom, of weight 1."""
         flat = point.reshape(-1)
         indices = np.flatnonzero(flat)
-        if not indices.size:
-            indices = np.zeros(1, dtype=np.intp)  # an atom has at least one entry
         atom: Atom
-        if indices.size <= max(1, _SPARSE_SHARE * flat.size):
+        if indices.size <= _SPARSE_SHARE * flat.size:
             atom = SparseAtom(indices, flat[indices].copy(), point.shape)
         else:
             atom = DenseAtom(point.copy())
@@ -173,7 +173,13 @@ class Vertices(Iterate):
         return [self.weights, *pack_atoms(self.atoms)]
 
     @classmethod
-    def of_arrays(cls, arrays: Arrays, shape: Shape) -> Self:
+    def of_arrays(
+        cls,
+        arrays: Arrays,
+        shape: Shape,
+        domain: Domain,
+        correction: str | None = None,
+    ) -> Self:
         """Inverse of :meth:`arrays`."""
         atoms = unpack_atoms(arrays[1:], shape)
         if not atoms or arrays[0].shape != (len(atoms),):
@@ -219,9 +225,10 @@ class _Table:
     def dots(self, array: FloatArray) -> FloatArray:
         """⟨a, array⟩ for every atom, shape (number of atoms,)."""
         if self._sparse:
-            starts = np.cumsum(self._sizes) - self._sizes
             products = array.take(self._indices) * self._values
-            return np.asarray(np.add.reduceat(products, starts))
+            owners = np.repeat(np.arange(len(self._atoms)), self._sizes)
+            dots = np.bincount(owners, weights=products, minlength=len(self._atoms))
+            return np.asarray(dots, dtype=np.float64)
         return np.array([atom.dot(array) for atom in self._atoms])
 
 

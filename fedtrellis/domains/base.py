@@ -42,7 +42,7 @@ class Domain(ABC):
     form : str
         What an iterate of FedFW's corrective variant is: "vertices", weights over
         atoms, for a polytope with small ones; "entries", where an atom is as large as a
-        point; "low-rank", a product of thin factors.
+        point; "low-rank", a product of thin factors; "parts", one of a product's sets.
     any_vector : bool
         Whether a task that suggests D works on any vectors, so that all sets of
         vectors fit it.

@@ -91,6 +91,7 @@ class CappedSimplex(Domain):
     """
 
     name: ClassVar[str] = "capped-simplex"
+    form: ClassVar[str] = "entries"
     parameters: ClassVar[Mapping[str, Any]] = {
         "cap": setting(1.0, "largest entry", above=0.0, formerly="")
     }

@@ -47,7 +47,7 @@ class CorrectiveSteps:
         self._strategy = strategy
         self._start = strategy.broadcast.model.copy()
         self.model: FloatArray = self._start
-        first = start_at(strategy.domain, self._start)
+        first = self._first()
         self._iterates = dict.fromkeys(strategy.clients, first)
         # x_i as it stands, and y_i
         self._points = dict.fromkeys(strategy.clients, self._start)
@@ -56,6 +56,10 @@ class CorrectiveSteps:
         self._balance = Balance(strategy.penalty, first.balance)
         self.primal_residual = self.dual_residual = np.inf
         self.gap, self._scale = np.inf, 0.0
+
+    def _first(self) -> Iterate:
+        strategy = self._strategy
+        return start_at(strategy.domain, self._start, strategy.correction)
 
     def instruction(self, server_round: int) -> dict[str, Any]:
         """ρ, unless there is none yet, k, and whether the certificate is wanted."""
@@ -67,6 +71,8 @@ class CorrectiveSteps:
             entries["penalty"] = self._balance.penalty
         if self._strategy.certificate:
             entries["certificate"] = True
+        if self._strategy.correction is not None:
+            entries["correction"] = self._strategy.correction
         return entries
 
     def check(self, answer: Answer) -> _Corrected:
@@ -204,13 +210,15 @@ class CorrectiveSteps:
         domain = self._strategy.domain
         self._start, self.model = np.array(state["start"]), np.array(state["model"])
         self._balance.load_state(state, self._strategy.clients)
-        first = start_at(domain, self._start)
+        first = self._first()
         for name in self._strategy.clients:
             self._duals[name] = np.array(state[f"{name}/y"])
             self._iterates[name], self._points[name] = first, self._start
             if f"{name}/x" in state:
                 packed = split_arrays(np.asarray(state[f"{name}/x"]))
-                iterate = unpack(domain, packed, self._start.shape)
+                iterate = unpack(
+                    domain, packed, self._start.shape, self._strategy.correction
+                )
                 self._iterates[name], self._points[name] = iterate, iterate.dense()
             if f"{name}/certificate" in state:
                 loss, gap = state[f"{name}/certificate"].tolist()

@@ -9,6 +9,7 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from numpy.typing import NDArray
 
+from fedtrellis.corrective import CORRECTIONS
 from fedtrellis.domains import Domain
 from fedtrellis.schedules import SCHEDULES, FrankWolfeSchedule
 from fedtrellis.server.answers import Answer
@@ -27,6 +28,10 @@ __all__ = ["VARIANTS", "FedFW"]
 
 PAPERS = ("plain", "augmented", "stochastic")
 VARIANTS = ("corrective", *PAPERS)
+_CORRECTIVE = {"variant": ("corrective",)}
+_PAPERS = {"variant": PAPERS}
+_AUGMENTED = {"variant": ("augmented",)}
+_STOCHASTIC = {"variant": ("stochastic",)}
 
 
 # entry of an evaluation's request: it is to bring x̄
@@ -91,15 +96,28 @@ class FedFW(RoundStrategy):
         symbol="k",
         minimum=1,
     )
+    correction: str = setting(
+        None,
+        "the corrective variant's steps: pairwise, on the weights of atoms, or "
+        "projected, on the entries or factors; auto: what the set's atoms are made for",
+        choices=CORRECTIONS,
+        only=_CORRECTIVE,
+    )
     schedule: str = setting(
         None,
         "of step size and penalty",
         note="see :class:`~fedtrellis.schedules.FrankWolfeSchedule`",
         auto="convex",
         choices=SCHEDULES,
+        only=_PAPERS,
     )
     step_size: float = setting(
-        0.01, "of the constant schedule", symbol="η", above=0.0, maximum=1.0
+        0.01,
+        "of the constant schedule",
+        symbol="η",
+        above=0.0,
+        maximum=1.0,
+        only=_PAPERS,
     )
     averaging: float = setting(
         0.1,
@@ -107,27 +125,36 @@ class FedFW(RoundStrategy):
         symbol="ρ",
         above=0.0,
         maximum=1.0,
+        only=_STOCHASTIC,
     )
     dual_penalty: float = setting(
-        None, "λ_0 of y_i in FedFW+; auto: that of penalty", minimum=0.0
+        None,
+        "λ_0 of y_i in FedFW+; auto: that of penalty",
+        minimum=0.0,
+        only=_AUGMENTED,
     )
-    batch_size: int = setting(64, "examples in a mini-batch of FedFW-sto", minimum=1)
+    batch_size: int = setting(
+        64, "examples in a mini-batch of FedFW-sto", minimum=1, only=_STOCHASTIC
+    )
     tolerance: float = setting(
         0.0,
         "relative size of the corrective variant's residuals, and of the certificate "
         "if there is one, that ends the run; 0: never",
         minimum=0.0,
+        only=_CORRECTIVE,
     )
     certificate: bool = setting(
         False,
         "bound F* from below, for convex f_i: every client of the corrective variant "
         "also sends f_i(x_i) and a Frank-Wolfe gap",
+        only=_CORRECTIVE,
     )
     lmo_noise: float = setting(
         0.0,
         "standard deviation of Gaussian noise on g_i, added by the client before its "
         "oracle; 0: none",
         minimum=0.0,
+        only=_PAPERS,
     )
 
     def __post_init__(self) -> None:
