@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtrellis.corrective import Iterate, LocalProblem, start_at, unpack
-from fedtrellis.corrective.penalty import START_SHARE
 from fedtrellis.domains import Domain
 from fedtrellis.wire.arrays import FloatArray, Layout, join_arrays, split_arrays
 
@@ -50,20 +49,17 @@ def correct(
     correction = config.get("correction")
     iterate, y = _iterate(domain, state["x"], layout, correction), state["y"]
     problem = LocalProblem(objective, layout, int(config["num-clients"]), y, z)
-    numbers: list[float] = []
-    if "penalty" in config:
-        problem.penalty = penalty = float(config["penalty"])
-    else:
-        # nobody knows yet how F bends: start from what is seen here
-        curvature = problem.steepest_bend(iterate.dense())
-        problem.penalty = penalty = START_SHARE * curvature
-        numbers.append(curvature)
+    # nobody knows yet how F bends: the first round has no penalty
+    problem.penalty = penalty = float(config.get("penalty", 0.0))
     corrections = iterate.corrections(problem, domain, steps)
-    iterate = iterate.changed(corrections, domain, steps)
-    x = iterate.dense()
+    after = iterate.changed(corrections, domain, steps)
+    x = after.dense()
     # y_i ← y_i + ρ (x_i − z)
     y = y + penalty * (x - z)
-    state["x"], state["y"] = join_arrays(iterate.arrays()), y
+    state["x"], state["y"] = join_arrays(after.arrays()), y
+    numbers: list[float] = []
+    if "penalty" not in config:
+        numbers.append(problem.bend_between(x, iterate.dense()))
     if config.get("certificate", False):
         # φ_i = f_i(x_i) / n
         # γ_i = max over v in D of ⟨∇f_i(x_i) / n + y_i, x_i − v⟩

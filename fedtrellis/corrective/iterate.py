@@ -14,7 +14,7 @@ from fedtrellis.domains.base import Domain, FloatArray, Shape
 __all__ = ["CORRECTIONS", "Iterate", "start_at", "unpack"]
 
 #: Kinds of corrective steps.
-CORRECTIONS = ("pairwise", "projected")
+CORRECTIONS = ("projected", "pairwise")
 
 Arrays = Sequence[NDArray[Any]]
 
@@ -102,8 +102,6 @@ def _form(domain: Domain, correction: str | None) -> type[Iterate]:
     form = domain.form
     if correction == "pairwise" and form != "parts":
         form = "vertices"
-    elif correction == "projected" and form == "vertices":
-        form = "entries"
     return forms[form]
 
 

@@ -7,9 +7,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtrellis.corrective.entries import accelerated
 from fedtrellis.corrective.iterate import Arrays, Iterate
 from fedtrellis.corrective.problem import LocalProblem
+from fedtrellis.corrective.projected import projected_steps
 from fedtrellis.domains.base import Domain, FloatArray, Shape
 
 __all__ = ["LowRank"]
@@ -54,14 +54,14 @@ class LowRank(Iterate):
     def corrections(
         self, problem: LocalProblem, domain: Domain, steps: int
     ) -> list[NDArray[Any]]:
-        """Accelerated projected gradient steps, see :func:`accelerated`.
+        """Projected steps, see :func:`projected_steps`.
 
         Returns
         -------
         list of ndarray
             A and B, C-contiguous, float64.
         """
-        x = accelerated(problem, domain.project, self.dense(), steps)
+        x = projected_steps(problem, domain, self.dense(), steps)
         return [
             np.ascontiguousarray(array) for array in type(self).at(x, domain).arrays()
         ]

@@ -10,15 +10,13 @@ from numpy.typing import NDArray
 
 from fedtrellis.domains.base import FloatArray
 
-__all__ = ["START_SHARE", "Balance"]
+__all__ = ["Balance"]
 
-#: ρ of the first round as a share of the curvature that a client finds at x¹.
-START_SHARE = 0.1
 # A window ends when every client has answered so often, on average.
-_ANSWERS = 4
-# The m-th change is by a factor of at most exp(10 / m^1.5), and never above 10. What
+_ANSWERS = 2
+# The m-th change is by a factor of at most exp(20 / m^1.25), and never above 10. What
 # changes less and less, Σ |log changes| < ∞, in the end is a fixed ρ, which converges.
-_MOST, _RATE, _DECAY = 10.0, 10.0, 1.5
+_MOST, _RATE, _DECAY = 10.0, 20.0, 1.25
 
 
 class Balance:
@@ -29,7 +27,7 @@ class Balance:
 
         q = ‖Y − Y'‖ / (ρ √n ‖z − z'‖),  Y all y_i, Y' and z' where the window began
         ρ ← ρ · clip(q / target, 1/c, c)  at the m-th change,
-        c = min(10, exp(10 / m^1.5))
+        c = min(10, exp(20 / m^1.25))
 
     The idea is residual balancing's (He, Yang and Wang, J. Optimization Theory and
     Applications 2000), without its dead zone, and with the step that the measurement
@@ -59,9 +57,15 @@ class Balance:
     def begin(
         self, curvatures: Sequence[float], duals: Sequence[FloatArray], z: FloatArray
     ) -> None:
-        """Start from the curvatures of (1/n) f_i that the first answers brought."""
-        self.penalty = START_SHARE * float(np.mean(curvatures))
-        self._mark(duals, z)
+        """Start from the curvatures that the first answers brought, if any is known.
+
+        In the first round ρ is 0: every client goes its own way, and says how (1/n) f_i
+        bends on it. The mean of that is ρ for the second.
+        """
+        known = [curvature for curvature in curvatures if curvature > 0.0]
+        if known:
+            self.penalty = float(np.mean(known))
+            self._mark(duals, z)
 
     def observe(self, answers: int, duals: Sequence[FloatArray], z: FloatArray) -> None:
         """Take a round into account, and change ρ at the end of a window.

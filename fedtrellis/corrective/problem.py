@@ -99,29 +99,21 @@ class LocalProblem:
         length = float(np.vdot(direction, direction))
         return float(curvature) / (self.n * length) + self.penalty
 
-    def steepest_bend(self, x: FloatArray) -> float:
-        """Curvature of (1/n) f_i at x along its gradient; positive.
+    def bend_between(self, x: FloatArray, other: FloatArray) -> float:
+        """Mean curvature of (1/n) f_i on the way between two points, not below 0.
 
-        By a difference of gradients where f_i does not know it. Where f_i does not
-        bend, or bends downward, its absolute value, or 1.
+        |⟨∇f_i(x) − ∇f_i(x'), x − x'⟩| / (n ‖x − x'‖²); 0 where they are the same.
         """
-        g = self.loss_gradient(x)
-        length = float(np.linalg.norm(g))
+        way = x - other
+        length = float(np.vdot(way, way))
         if length == 0.0:
-            return 1.0
-        bend = self.bend(x, g)
-        if bend is None:
-            # a step that is small beside x, and not lost in its digits
-            size = 1e-4 * max(1.0, float(np.linalg.norm(x))) / length
-            moved = self.loss_gradient(x + size * g)
-            bend = float(np.vdot(g, moved - g)) / (size * length**2)
-        else:
-            bend -= self.penalty
-        return abs(bend) or 1.0
+            return 0.0
+        change = self.loss_gradient(x) - self.loss_gradient(other)
+        return abs(float(np.vdot(change, way))) / length
 
-    def step(
+    def line(
         self, x: FloatArray, direction: FloatArray, slope: float, longest: float
-    ) -> float:
+    ) -> tuple[float, float | None]:
         """How far to go from x: γ in [0, longest], by the smallest L_i(x + γd).
 
         Exact where f_i is quadratic and says so. Otherwise a step by the curvature at
@@ -136,15 +128,20 @@ class LocalProblem:
             ⟨∇L_i(x), d⟩, negative.
         longest : float
             What the set, or the weight that moves, allows.
+
+        Returns
+        -------
+        (float, float or None)
+            γ, and :meth:`bend` at x along d.
         """
         bend = self.bend(x, direction)
         if bend is None:
-            return self._searched(x, direction, slope, longest, True)
-        bend *= float(np.vdot(direction, direction))
-        gamma = _minimiser(slope, bend, longest)
-        if self._quadratic:
-            return gamma
-        return self._searched(x, direction, slope, gamma, False)
+            return self._searched(x, direction, slope, longest, True), None
+        curvature = bend * float(np.vdot(direction, direction))
+        gamma = _minimiser(slope, curvature, longest)
+        if not self._quadratic:
+            gamma = self._searched(x, direction, slope, gamma, False)
+        return gamma, bend
 
     def _searched(
         self, x: FloatArray, d: FloatArray, slope: float, gamma: float, guess: bool
@@ -173,7 +170,7 @@ class _Block(LocalProblem):
         self, problem: LocalProblem, x: FloatArray, where: slice, shape: Shape
     ) -> None:
         self._problem, self._x, self._where, self._shape = problem, x, where, shape
-        self._quadratic = problem._quadratic
+        self._quadratic, self.penalty = problem._quadratic, problem.penalty
 
     def _whole(self, piece: FloatArray) -> FloatArray:
         x = self._x.copy()

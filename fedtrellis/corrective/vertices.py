@@ -106,7 +106,7 @@ class Vertices(Iterate):
                 break
             direction = v.dense()
             atoms[u].add_to(direction, -1.0)
-            gamma = problem.step(x, direction, slope, weights[u])
+            gamma, _ = problem.line(x, direction, slope, weights[u])
             if gamma == 0.0:
                 break
             x += gamma * direction

@@ -164,7 +164,6 @@ class SpectralNormBall(_MatrixBall):
     """The spectral norm ball, σ₁(X) ≤ radius, of m × n matrices."""
 
     name: ClassVar[str] = "spectral-norm-ball"
-    form: ClassVar[str] = "entries"
     radius: float
 
     def __post_init__(self) -> None:

@@ -28,6 +28,7 @@ class NonNegativeL1Ball(Domain):
     """
 
     name: ClassVar[str] = "non-negative-l1-ball"
+    sparse_atoms: ClassVar[bool] = True
     by_nonzeros: ClassVar[bool] = True
     radius: float
 
@@ -91,7 +92,6 @@ class CappedSimplex(Domain):
     """
 
     name: ClassVar[str] = "capped-simplex"
-    form: ClassVar[str] = "entries"
     parameters: ClassVar[Mapping[str, Any]] = {
         "cap": setting(1.0, "largest entry", above=0.0, formerly="")
     }

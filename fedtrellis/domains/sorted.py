@@ -57,7 +57,6 @@ class SortedL1Ball(_BySortedVector):
     """
 
     name: ClassVar[str] = "sorted-l1-ball"
-    form: ClassVar[str] = "entries"
     parameters: ClassVar[Mapping[str, Any]] = {
         "weights": setting(
             0.5, "weight of the smallest entry; it falls evenly from the largest's 1",
@@ -195,7 +194,6 @@ class Permutahedron(_BySortedVector):
     """
 
     name: ClassVar[str] = "permutahedron"
-    form: ClassVar[str] = "entries"
     parameters: ClassVar[Mapping[str, Any]] = {
         "vector": setting(
             1.0, "largest entry; the others fall evenly to 0", above=0.0, formerly=""

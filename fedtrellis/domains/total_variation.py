@@ -29,7 +29,6 @@ class TotalVariationBall(Domain):
     """
 
     name: ClassVar[str] = "total-variation-ball"
-    form: ClassVar[str] = "entries"
     radius: float
 
     def __post_init__(self) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtrellis.corrective import Iterate, start_at, unpack
-from fedtrellis.corrective.penalty import START_SHARE, Balance
+from fedtrellis.corrective.penalty import Balance
 from fedtrellis.server.answers import Answer
 from fedtrellis.wire.arrays import FloatArray, join_arrays, split_arrays
 
@@ -26,7 +26,7 @@ class _Corrected:
 
     iterate: Iterate
     certificate: tuple[float, float] | None  # φ_i and γ_i
-    curvature: float | None  # of f_i / n at x¹, in the first answers
+    curvature: float | None  # of f_i / n on the client's way, in the first round
 
 
 class CorrectiveSteps:
@@ -71,7 +71,7 @@ class CorrectiveSteps:
             entries["penalty"] = self._balance.penalty
         if self._strategy.certificate:
             entries["certificate"] = True
-        if self._strategy.correction is not None:
+        if self._strategy.correction != "projected":
             entries["correction"] = self._strategy.correction
         return entries
 
@@ -88,8 +88,8 @@ class CorrectiveSteps:
                 f"the answer has {len(numbers)} scalars instead of "
                 f"{first + 2 * strategy.certificate}"
             )
-        if first and not numbers[0] > 0.0:
-            raise ValueError(f"the curvature is {numbers[0]:g} instead of positive")
+        if first and numbers[0] < 0.0:
+            raise ValueError(f"the curvature is {numbers[0]:g}, below 0")
         return _Corrected(
             iterate,
             (numbers[-2], numbers[-1]) if strategy.certificate else None,
@@ -106,13 +106,9 @@ class CorrectiveSteps:
         for name, corrected in answers.items():
             self._iterates[name] = corrected.iterate
             x = self._points[name] = corrected.iterate.dense()
-            # y_i ← y_i + ρ (x_i − z), at the z and ρ that the client was sent, or at
-            # the ρ that it found itself
-            own = rho if corrected.curvature is None else corrected.curvature
-            assert own is not None
-            if corrected.curvature is not None:
-                own *= START_SHARE
-            self._duals[name] = self._duals[name] + own * (x - z)
+            # y_i ← y_i + ρ (x_i − z), at the z and ρ that the client was sent
+            if rho is not None:
+                self._duals[name] = self._duals[name] + rho * (x - z)
             if corrected.certificate is not None:
                 self._certificates[name] = corrected.certificate
         clients = self._strategy.clients
@@ -121,21 +117,22 @@ class CorrectiveSteps:
         self.model = np.mean(points, axis=0)
         # z ← (1/n) Σ (x_i + y_i / ρ)
         duals = [self._duals[name] for name in clients]
-        if rho is None:
-            curvatures = [c.curvature for c in answers.values() if c.curvature]
-            self._balance.begin(curvatures, duals, z)
-            rho = self._balance.penalty
-        assert rho is not None
-        # z ← (1/n) Σ (x_i + y_i / ρ)
-        following = self.model + np.mean(duals, axis=0) / rho
+        # z ← (1/n) Σ (x_i + y_i / ρ);  without a ρ all y_i are 0
+        following = self.model
+        if rho is not None:
+            following = self.model + np.mean(duals, axis=0) / rho
         broadcast.revise(following)
         self.primal_residual = float(
             np.sqrt(np.mean([np.vdot(x - self.model, x - self.model) for x in points]))
         )
         self.dual_residual = float(np.linalg.norm(following - z))
-        self._balance.observe(len(answers), duals, broadcast.model)
+        if rho is None:
+            curvatures = [answer.curvature or 0.0 for answer in answers.values()]
+            self._balance.begin(curvatures, duals, broadcast.model)
+        else:
+            self._balance.observe(len(answers), duals, broadcast.model)
         metrics = {
-            "penalty": rho,
+            "penalty": rho or 0.0,
             "primal-residual": self.primal_residual,
             "dual-residual": self.dual_residual,
         }

@@ -97,9 +97,9 @@ class FedFW(RoundStrategy):
         minimum=1,
     )
     correction: str = setting(
-        None,
-        "the corrective variant's steps: pairwise, on the weights of atoms, or "
-        "projected, on the entries or factors; auto: what the set's atoms are made for",
+        "projected",
+        "the corrective variant's steps: on x_i itself, within a face that the oracle "
+        "widens, or pairwise, on the weights of atoms",
         choices=CORRECTIONS,
         only=_CORRECTIVE,
     )
