@@ -93,7 +93,7 @@ def _domain_rows(registry: Registry) -> list[tuple[str, str]]:
     for name, domain in registry.domains.items():
         if domain.bounded:
             tasks = [task for task, allowed in fitting.items() if name in allowed]
-            rows.append((name, "for " + ", ".join(tasks)))
+            rows.append((name, f"for {', '.join(tasks) or 'a task of your own'}"))
             continue
         methods = {"can": [], "only": []}  # type: dict[str, list[str]]
         for method, entry in registry.methods.items():

@@ -14,7 +14,7 @@ from fedtrellis.domains.base import Domain, FloatArray, Norm, Shape
 from fedtrellis.domains.numerics import positive, positive_integer, project_l1, unit
 from fedtrellis.settings import setting
 
-__all__ = ["GroupL1Ball", "KSupportBall"]
+__all__ = ["GroupL1Ball", "KSupportBall", "group_norms"]
 
 
 @dataclass(frozen=True)
@@ -246,18 +246,22 @@ class GroupL1Ball(Domain):
                 f"not fit shape {tuple(shape)}, which has {size}"
             )
 
-    def _norms(self, flat: FloatArray) -> tuple[FloatArray, NDArray[np.intp]]:
-        """Return each group's l2 norm, and the group of each entry."""
-        labels = self._labels
+    def _labels_of(self, size: int) -> NDArray[np.intp]:
+        """Return the group of each of so many entries."""
         if isinstance(self.groups, int):
-            labels = np.arange(flat.size) // self.groups
-        return _group_norms(flat, labels), labels
+            return np.arange(size) // self.groups
+        return self._labels
+
+    def _gauge(self, values: FloatArray, labels: NDArray[np.intp]) -> float:
+        """Return the norm of the values, their groups numbered from 0 on."""
+        return float(group_norms(values, labels).sum())
 
     def lmo(self, gradient: ArrayLike) -> SparseAtom:
         """Return −radius · g_G / ‖g_G‖₂ on the group whose ‖g_G‖₂ is largest."""
         g = self._input(gradient, "gradient")
         flat = g.reshape(-1)
-        norms, labels = self._norms(flat)
+        labels = self._labels_of(flat.size)
+        norms = group_norms(flat, labels)
         best = int(norms.argmax())
         if isinstance(self.groups, int):
             support = np.arange(best * self.groups, (best + 1) * self.groups)
@@ -270,7 +274,8 @@ class GroupL1Ball(Domain):
         """Project the vector of group norms onto the l1 ball and rescale the groups."""
         x = self._input(point, "point")
         flat = x.reshape(-1)
-        norms, labels = self._norms(flat)
+        labels = self._labels_of(flat.size)
+        norms = group_norms(flat, labels)
         # x_G ← x_G · n'_G / n_G  with n' the l1 projection of the norms n
         shrunk = project_l1(norms, self.radius)
         factors = np.divide(shrunk, norms, out=np.ones_like(norms), where=norms > 0.0)
@@ -281,9 +286,9 @@ class GroupL1Ball(Domain):
         x = self._finite(point)
         if x is None:
             return False
-        norms, _ = self._norms(x.reshape(-1))
         with np.errstate(over="ignore"):
-            return bool(norms.sum() <= self.radius * (1.0 + tolerance))
+            norm = self._gauge(x.reshape(-1), self._labels_of(x.size))
+        return norm <= self.radius * (1.0 + tolerance)
 
     def _contains_atom(self, atom: Atom, tolerance: float) -> bool:
         if isinstance(atom, SparseAtom) and atom.values.size:
@@ -294,8 +299,8 @@ class GroupL1Ball(Domain):
             else:
                 groups = self._labels[atom.indices]
             _, labels = np.unique(groups, return_inverse=True)
-            norms = _group_norms(atom.values, labels)
-            return bool(norms.sum() <= self.radius * (1.0 + tolerance))
+            norm = self._gauge(atom.values, labels)
+            return norm <= self.radius * (1.0 + tolerance)
         return super()._contains_atom(atom, tolerance)
 
     def largest_norm(self, norm: Norm, shape: Shape) -> float | None:
@@ -320,7 +325,7 @@ class GroupL1Ball(Domain):
         return np.zeros(shape)
 
 
-def _group_norms(values: FloatArray, labels: NDArray[np.intp]) -> FloatArray:
+def group_norms(values: FloatArray, labels: NDArray[np.intp]) -> FloatArray:
     """Return the l2 norm of each group, the values' groups numbered from 0 on."""
     # scaled, so that no square overflows
     scale = float(np.abs(values).max()) or 1.0

@@ -49,6 +49,7 @@ def _reworded(number: int, now: str, reason: str) -> Accepted:
     return Accepted(f"*/wrong-{number}", ("error",), reason, now)
 
 
+_SETS = "there are more sets to choose from"
 _AUTO = "what a method or its task chooses is 'auto', no longer an empty text or -1"
 _SHORTER = "a key does not repeat what its owner's prefix says"
 _RUN = ("model", "metrics", "down")
@@ -66,6 +67,9 @@ _ALLOWED = "outer-domain alone allows that set to nodes whose own config has it"
 #: What was changed on purpose since the table was recorded. That a setting has its
 #: owner's prefix now is not in the list: :func:`compare` leaves it out.
 ACCEPTED: list[Accepted] = [
+    _reworded(10, "k-support-ball, l1-ball, l2-ball, linf-ball, non-negative", _SETS),
+    _reworded(11, "group-l1-ball, non-negative-l1-ball, capped-simplex", _SETS),
+    _reworded(12, "group-l1-ball, non-negative-l1-ball, capped-simplex", _SETS),
     _reworded(32, "allowed: constant, convex, nonconvex, stochastic, or 'auto'", _AUTO),
     _reworded(33, "fedfw.penalty = -0.5 must be at least 0, or 'auto'", _AUTO),
     _reworded(34, "fedfw.penalty = -2.0 must be at least 0, or 'auto'", _AUTO),

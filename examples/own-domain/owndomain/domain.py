@@ -1,4 +1,4 @@
-"""A new constraint set: the ball of the ordered weighted ℓ1 norm."""
+"""A new constraint set: few groups of entries, all entries of a group alike."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import isotonic_regression
 
 from fedtrellis.domains import Domain
 from fedtrellis.domains.atoms import SparseAtom
@@ -14,85 +13,80 @@ from fedtrellis.domains.atoms import SparseAtom
 Array = NDArray[np.float64]
 
 
-class OWLBall(Domain):
-    """{x : Σ_i w_i |x|_[i] ≤ radius}, |x|_[1] ≥ |x|_[2] ≥ ... the sorted magnitudes.
+class GroupMaxBall(Domain):
+    """{x : Σ over groups G of max_{j in G} |x_j| ≤ radius}, the ℓ1,∞ ball.
 
-    The largest magnitude pays the most, so that entries are driven to be 0 or *equal*:
-    features that say the same get the same coefficient, where an ℓ1 ball picks one of
-    them. Bogdan et al. 2015 (SLOPE); Zeng and Figueiredo 2014, arXiv 1409.4271, with
-    the set's extreme points: for some k, k entries ± radius / (w_1 + ... + w_k).
+    A group pays for its largest entry only, so the others may as well be as large: few
+    groups are chosen, and their entries are equal up to the sign (Turlach, Venables and
+    Wright, Technometrics 2005; Quattoni, Carreras, Collins and Darrell, ICML 2009). The
+    extreme points have ±radius in all of one group.
 
     Parameters
     ----------
-    weights : ndarray of shape (n,)
-        w_1 ≥ w_2 ≥ ... ≥ w_n ≥ 0, w_1 > 0.
+    size : int
+        Consecutive entries make groups of this size.
     radius : float
         Positive.
     """
 
-    name: ClassVar[str] = "owl-ball"
+    name: ClassVar[str] = "group-max-ball"
 
-    def __init__(self, weights: ArrayLike, radius: float) -> None:
-        self.weights: Array = np.asarray(weights, dtype=np.float64)
-        self.radius = float(radius)
-        w = self.weights
-        if w.ndim != 1 or w.size == 0 or not np.isfinite(w).all():
-            raise ValueError(f"{self.name}: weights must be a finite vector")
-        if (np.diff(w) > 0).any() or w[-1] < 0 or w[0] <= 0:
-            raise ValueError(f"{self.name}: weights must not grow, nor be negative")
+    def __init__(self, size: int, radius: float) -> None:
+        self.size, self.radius = int(size), float(radius)
+        if self.size < 1:
+            raise ValueError(f"{self.name}: size must be at least 1, got {size!r}")
         if not 0.0 < self.radius < np.inf:
             raise ValueError(f"{self.name}: radius must be positive, got {radius!r}")
-        # the magnitude of the k entries of an extreme point, for k = 1, ..., n
-        self.levels: Array = self.radius / np.cumsum(w)
 
     def __repr__(self) -> str:
-        return f"OWLBall(n={self.weights.size}, radius={self.radius:g})"
+        return f"GroupMaxBall(size={self.size}, radius={self.radius:g})"
 
     def norm(self, point: ArrayLike) -> float:
-        """Return Σ_i w_i |x|_[i]."""
-        return float(self.weights @ np.sort(np.abs(np.ravel(point)))[::-1])
+        """Return Σ_G max |x_j|."""
+        rows = np.abs(np.reshape(point, (-1, self.size)))
+        return float(rows.max(axis=1).sum())
 
     def lmo(self, gradient: ArrayLike) -> SparseAtom:
         """Return the extreme point s with the smallest ⟨gradient, s⟩.
 
-        With k entries it is best on the k largest |g_j|, against their signs, and has
-        ⟨g, s⟩ = −level_k (|g|_[1] + ... + |g|_[k]); so k is the best of n numbers.
+        On a group G the best is −radius · sign(g_j), which has ⟨g, s⟩ = −radius ‖g_G‖₁.
         """
         g = self._input(gradient, "gradient")
-        flat = g.ravel()
-        order = np.argsort(-np.abs(flat), kind="stable")
-        k = 1 + int(np.argmax(self.levels * np.cumsum(np.abs(flat[order]))))
-        indices = np.sort(order[:k])
-        values = -np.copysign(self.levels[k - 1], flat[indices])
+        rows = g.reshape(-1, self.size)
+        best = int(np.abs(rows).sum(axis=1).argmax())
+        indices = best * self.size + np.arange(self.size)
+        values = np.where(rows[best] > 0.0, -self.radius, self.radius)
         return SparseAtom(indices, values, g.shape)
 
     def project(self, point: ArrayLike) -> Array:
-        """Return the nearest point: shrink by τ w, with τ found by bisection.
+        """Return the nearest point: clip each group, by a τ found by bisection.
 
-        The point that minimises ½‖s − x‖² + τ Σ w_i |s|_[i] has the sorted magnitudes
-        max(0, y), y the nearest decreasing sequence to |x|_[·] − τ w.
+        The point that minimises ½‖s − x‖² + τ Σ_G max |s_j| has the entries of a group
+        clipped at the level that takes τ off them in all.
         """
         x = self._input(point, "point")
         if self.norm(x) <= self.radius:
             return x.copy()
-        magnitudes = np.abs(x.ravel())
-        order = np.argsort(-magnitudes, kind="stable")
+        rows = x.reshape(-1, self.size)
+        magnitudes = np.abs(rows)
+        # of each group, the k largest added up
+        sums = np.cumsum(np.sort(magnitudes, axis=1)[:, ::-1], axis=1)
 
-        def shrunk(tau: float) -> Array:
-            y = magnitudes[order] - tau * self.weights
-            result = np.empty(x.size)
-            result[order] = np.maximum(isotonic_regression(y, increasing=False).x, 0.0)
-            return np.copysign(result, x.ravel()).reshape(x.shape)
+        def clipped(tau: float) -> Array:
+            # Σ_j (|x_j| − level)₊ = τ  at  level = max over k of (sum_k − τ) / k
+            levels = (sums - tau) / np.arange(1, self.size + 1)
+            level = np.maximum(levels.max(axis=1, keepdims=True), 0.0)
+            result: Array = np.copysign(np.minimum(magnitudes, level), rows)
+            return result.reshape(x.shape)
 
-        # with τ = |x|_[1] / mean(w) the mean of what is left is not positive
-        low, high = 0.0, float(magnitudes.max() / self.weights.mean())
+        low, high = 0.0, float(sums[:, -1].max())  # all of the largest group
         for _ in range(100):
             middle = 0.5 * (low + high)
-            if self.norm(shrunk(middle)) > self.radius:
+            if self.norm(clipped(middle)) > self.radius:
                 low = middle
             else:
                 high = middle
-        return shrunk(high)
+        return clipped(high)
 
     def contains(self, point: ArrayLike, tolerance: float = 1e-9) -> bool:
         """Say whether the norm is at most the radius, give or take."""
@@ -100,10 +94,9 @@ class OWLBall(Domain):
         return x is not None and self.norm(x) <= self.radius * (1.0 + tolerance)
 
     def diameter(self, shape: tuple[int, ...]) -> float:
-        """Return the distance of the two opposite extreme points that are longest."""
+        """Return the distance of two opposite extreme points."""
         self.check_shape(shape)
-        k = np.arange(1, self.weights.size + 1)
-        return float(2.0 * (np.sqrt(k) * self.levels).max())
+        return float(2.0 * self.radius * np.sqrt(self.size))
 
     def centre(self, shape: tuple[int, ...]) -> Array:
         """Return the zero point."""
@@ -111,9 +104,10 @@ class OWLBall(Domain):
         return np.zeros(shape)
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
-        """Raise a ValueError unless an array of this shape has n entries."""
-        if int(np.prod(shape)) != self.weights.size:
+        """Raise a ValueError unless an array of this shape is made of whole groups."""
+        super().check_shape(shape)
+        if int(np.prod(shape)) % self.size:
             raise ValueError(
-                f"{self.name} has points of {self.weights.size} entries, "
+                f"{self.name} has points of whole groups of {self.size} entries, "
                 f"not of shape {tuple(shape)}"
             )

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from owndomain.domain import OWLBall
+from owndomain.domain import GroupMaxBall
 from owndomain.objective import Huber
 
 GROUP, GROUPS, ROWS = 4, 10, 60
@@ -14,11 +14,9 @@ GROUP, GROUPS, ROWS = 4, 10, 60
 TRUTH = np.repeat([1.5, -1.0, *[0.0] * (GROUPS - 2)], GROUP)
 
 
-def make_domain() -> OWLBall:
+def make_domain() -> GroupMaxBall:
     """Return the set, just large enough for the truth; the same on every node."""
-    # OSCAR's weights: w_i falls linearly (Bondell and Reich 2008)
-    weights = np.linspace(1.0, 0.2, GROUP * GROUPS)
-    return OWLBall(weights, float(weights @ np.sort(np.abs(TRUTH))[::-1]))
+    return GroupMaxBall(GROUP, float(np.abs(TRUTH[::GROUP]).sum()))
 
 
 @lru_cache

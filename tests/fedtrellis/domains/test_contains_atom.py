@@ -10,14 +10,21 @@ from hypothesis import strategies as st
 from fedtrellis.domains import (
     BirkhoffPolytope,
     Box,
+    CappedSimplex,
     Domain,
     GroupL1Ball,
     KSupportBall,
     L1Ball,
     LInfBall,
+    NonNegativeL1Ball,
     NuclearNormBall,
     Product,
     Simplex,
+    SortedL1Ball,
+    SparseGroupBall,
+    Spectrahedron,
+    TotalVariationBall,
+    WeightedL1Ball,
 )
 from fedtrellis.domains.atoms import (
     Atom,
@@ -116,6 +123,13 @@ SMALL: list[tuple[Domain, Shape]] = [
     (NuclearNormBall(2.0), (4, 5)),
     (BirkhoffPolytope(), (4, 4)),
     (Product([L1Ball(1.0), NuclearNormBall(1.0)], [(3,), (2, 2)]), (7,)),
+    (NonNegativeL1Ball(2.0), (6,)),
+    (CappedSimplex(0.75, 2.0), (6,)),
+    (WeightedL1Ball(0.5, 2.0), (6,)),
+    (SortedL1Ball(0.5, 2.0), (6,)),
+    (SparseGroupBall(2.0, 2, 0.5), (6,)),
+    (TotalVariationBall(2.0), (6,)),
+    (Spectrahedron(2.0), (4, 4)),
 ]
 
 

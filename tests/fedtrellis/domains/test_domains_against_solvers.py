@@ -13,16 +13,24 @@ from scipy.optimize import linprog
 from fedtrellis.domains import (
     BirkhoffPolytope,
     Box,
+    CappedSimplex,
     Domain,
     GroupL1Ball,
     KSupportBall,
     L1Ball,
     L2Ball,
     LInfBall,
+    NonNegativeL1Ball,
     NuclearNormBall,
+    Permutahedron,
     Product,
     Simplex,
+    SortedL1Ball,
+    SparseGroupBall,
+    Spectrahedron,
     SpectralNormBall,
+    TotalVariationBall,
+    WeightedL1Ball,
 )
 
 # its functions are exported in a way that mypy cannot follow
@@ -51,9 +59,36 @@ CASES: list[tuple[Domain, Shape]] = [
     (GroupL1Ball(2.0, 2), (6,)),
     (GroupL1Ball(2.0, [[0, 4], [1], [2, 3, 5]]), (6,)),
     (Product([L1Ball(1.0), BirkhoffPolytope(), Box(0, 1)], [(3,), (2, 2), (2,)]), (9,)),
+    (NonNegativeL1Ball(2.5), (5,)),
+    (CappedSimplex(0.75, 2.0), (5,)),
+    (CappedSimplex(3.0, 2.0), (4,)),
+    (WeightedL1Ball(1.0, 2.0), (5,)),
+    (WeightedL1Ball(np.array([[2.0, 0.5], [1.0, 4.0]]), 1.5), (2, 2)),
+    (SortedL1Ball(0.0, 2.0), (5,)),
+    (SortedL1Ball(np.array([2.0, 1.5, 0.5, 0.0]), 2.0), (4,)),
+    (SparseGroupBall(2.0, 2, 0.5), (6,)),
+    (SparseGroupBall(2.0, [[0, 4], [1], [2, 3, 5]], 0.2), (6,)),
+    (TotalVariationBall(2.0), (6,)),
+    (TotalVariationBall(2.0), (2, 2)),
+    (Permutahedron(3.0), (4,)),
+    (Permutahedron(np.array([-1.0, 3.0, 0.0, 0.0, 0.5])), (5,)),
+    (Spectrahedron(2.0), (4, 4)),
 ]
 IDS = [f"{domain.name}-{i}" for i, (domain, _) in enumerate(CASES)]
 all_cases = pytest.mark.parametrize(("domain", "shape"), CASES, ids=IDS)
+
+
+def sorted_weights(domain: SortedL1Ball, size: int) -> Array:
+    if isinstance(domain.weights, float):
+        steps = np.arange(size) / (size - 1)
+        return np.asarray(1.0 + (domain.weights - 1.0) * steps)
+    return domain.weights
+
+
+def sorted_values(domain: Permutahedron, size: int) -> Array:
+    if isinstance(domain.vector, float):
+        return np.asarray(domain.vector * np.arange(size)[::-1] / (size - 1))
+    return np.sort(domain.vector)[::-1]
 
 
 def constraints(domain: Domain, x: Any) -> list[Any]:
@@ -85,11 +120,40 @@ def constraints(domain: Domain, x: Any) -> list[Any]:
             return [cp.sigma_max(x) <= domain.radius]
         case BirkhoffPolytope():
             return [x >= 0, cp.sum(x, axis=0) == 1, cp.sum(x, axis=1) == 1]
-        case GroupL1Ball():
+        case GroupL1Ball():  # SparseGroupBall among them
             groups: Any = domain.groups
             if isinstance(groups, int):
                 groups = np.arange(flat.size).reshape(-1, groups).tolist()
-            return [sum(cp.norm2(flat[list(g)]) for g in groups) <= domain.radius]
+            norm = sum(cp.norm2(flat[list(g)]) for g in groups)
+            if isinstance(domain, SparseGroupBall):
+                a = domain.share
+                norm = (1 - a) * norm + a * cp.norm1(flat)
+            return [norm <= domain.radius]
+        case NonNegativeL1Ball():
+            return [x >= 0, cp.sum(x) <= domain.radius]
+        case CappedSimplex():
+            return [x >= 0, x <= domain.cap, cp.sum(x) == domain.radius]
+        case WeightedL1Ball():
+            weights = np.ravel(domain.weights)
+            if isinstance(domain.weights, float):  # j^s
+                weights = np.array(
+                    [(j + 1) ** domain.weights for j in range(flat.size)]
+                )
+            return [weights @ cp.abs(flat) <= domain.radius]
+        case SortedL1Ball():  # Σ_k (w_k − w_{k+1}) · (the k largest added up)
+            w = sorted_weights(domain, flat.size)
+            falls = w - np.append(w[1:], 0.0)
+            sums = [cp.sum_largest(cp.abs(flat), k) for k in range(1, flat.size)]
+            pairs = zip(falls, [*sums, cp.norm1(flat)], strict=True)
+            return [sum(fall * total for fall, total in pairs) <= domain.radius]
+        case TotalVariationBall():
+            return [cp.abs(flat[0]) + cp.norm1(cp.diff(flat)) <= domain.radius]
+        case Permutahedron():
+            v = sorted_values(domain, flat.size)
+            some = [cp.sum_largest(flat, k) <= v[:k].sum() for k in range(1, flat.size)]
+            return [*some, cp.sum(flat) == v.sum()]
+        case Spectrahedron():
+            return [x == x.T, x >> 0, cp.trace(x) == domain.radius]
         case Product():
             result = []
             start = 0
@@ -134,6 +198,31 @@ def vertices(domain: Domain, shape: Shape) -> list[Array]:
         case BirkhoffPolytope():
             identity = np.eye(shape[0])
             return [identity[list(p)] for p in itertools.permutations(range(shape[0]))]
+        case NonNegativeL1Ball():
+            return [np.zeros(size), *(domain.radius * np.eye(size))]
+        case CappedSimplex():
+            full = min(domain.cap, domain.radius)
+            count = int(domain.radius // full)
+            entries = [full] * count + [domain.radius - count * full]
+            entries = (entries + [0.0] * size)[:size]
+            return [np.array(p) for p in set(itertools.permutations(entries))]
+        case WeightedL1Ball():
+            weights = np.broadcast_to(domain.weights, shape).ravel()
+            if isinstance(domain.weights, float):
+                weights = np.arange(1.0, size + 1) ** domain.weights
+            ends = np.diag(domain.radius / weights).reshape(size, *shape)
+            return [sign * end for end in ends for sign in (1.0, -1.0)]
+        case SortedL1Ball():
+            sums = np.cumsum(sorted_weights(domain, size))
+            choices = itertools.product((-1.0, 0.0, 1.0), repeat=size)
+            chosen = [(np.array(c), np.count_nonzero(c)) for c in choices if any(c)]
+            return [domain.radius / sums[k - 1] * c for c, k in chosen]
+        case TotalVariationBall():
+            steps = np.triu(np.full((size, size), domain.radius)).reshape(size, *shape)
+            return [sign * step for step in steps for sign in (1.0, -1.0)]
+        case Permutahedron():
+            values = sorted_values(domain, size).tolist()
+            return [np.array(p) for p in set(itertools.permutations(values))]
     return []
 
 
@@ -225,7 +314,7 @@ def test_projection_against_cvxpy(domain: Domain, shape: Shape) -> None:
         assert not np.shares_memory(ours, point)
         x = cp.Variable(shape)
         theirs = solve(cp.sum_squares(x - point), domain, x)
-        np.testing.assert_allclose(ours, theirs, atol=2e-5)
+        np.testing.assert_allclose(ours, theirs, atol=5e-5)
         # and ours is no farther than the solver's, which is feasible to about 1e-8
         near = float(np.linalg.norm(theirs - point))
         assert np.linalg.norm(ours - point) <= near + 1e-7

@@ -15,16 +15,24 @@ from fedtrellis.domains import (
     RUN_DOMAINS,
     BirkhoffPolytope,
     Box,
+    CappedSimplex,
     Domain,
     GroupL1Ball,
     KSupportBall,
     L1Ball,
     L2Ball,
     LInfBall,
+    NonNegativeL1Ball,
     NuclearNormBall,
+    Permutahedron,
     Product,
     Simplex,
+    SortedL1Ball,
+    SparseGroupBall,
+    Spectrahedron,
     SpectralNormBall,
+    TotalVariationBall,
+    WeightedL1Ball,
     fitting_domains,
     make_domain,
 )
@@ -55,6 +63,18 @@ EXAMPLES: list[tuple[Domain, tuple[int, ...], type[Atom]]] = [
     (GroupL1Ball(2.0, 5), (10,), SparseAtom),
     (GroupL1Ball(2.0, [[1], [0, 2]]), (3,), SparseAtom),
     (Product([L1Ball(1.0), L2Ball(1.0)], [(2,), (2, 2)]), (6,), ProductAtom),
+    (NonNegativeL1Ball(2.0), (5,), SparseAtom),
+    (CappedSimplex(0.7, 2.0), (5,), SparseAtom),
+    (WeightedL1Ball(0.5, 2.0), (5,), SparseAtom),
+    (WeightedL1Ball(np.arange(1.0, 7.0).reshape(2, 3), 2.0), (2, 3), SparseAtom),
+    (SortedL1Ball(0.5, 2.0), (5,), SparseAtom),
+    (SortedL1Ball(np.array([3.0, 2, 2, 1, 0]), 2.0), (5,), SparseAtom),
+    (SparseGroupBall(2.0, 5, 0.3), (10,), SparseAtom),
+    (SparseGroupBall(2.0, [[1], [0, 2]], 0.0), (3,), SparseAtom),
+    (TotalVariationBall(2.0), (5,), SignAtom),
+    (Permutahedron(2.0), (5,), DenseAtom),
+    (Permutahedron(np.array([1.0, 0, 0, -1, 0])), (5,), SparseAtom),
+    (Spectrahedron(2.0), (4, 4), RankOneAtom),
 ]
 examples = pytest.mark.parametrize(
     ("domain", "shape", "atom"),
@@ -145,6 +165,14 @@ BAD_SHAPES: list[tuple[Domain, tuple[int, ...], str]] = [
     (BirkhoffPolytope(), (0, 0), "square"),
     (GroupL1Ball(1.0, 3), (7,), "multiple"),
     (GroupL1Ball(1.0, [[0], [1, 2]]), (4,), "has 4"),
+    (NonNegativeL1Ball(1.0), (0,), "at least one entry"),
+    (CappedSimplex(0.2, 1.0), (4,), "cap may be no less than 0.25"),
+    (WeightedL1Ball(np.ones(3), 1.0), (4,), r"\(3,\)"),
+    (SortedL1Ball(np.ones(3), 1.0), (4,), "has 4"),
+    (SparseGroupBall(1.0, 3), (7,), "multiple"),
+    (TotalVariationBall(1.0), (0,), "at least one entry"),
+    (Permutahedron(np.ones(3)), (2,), "has 2"),
+    (Spectrahedron(1.0), (2, 3), "square"),
     (Product([L1Ball(1.0)], [(3,)]), (4,), r"\(3,\)"),
     (Product([L1Ball(1.0)], [(4,)]), (2, 2), r"\(4,\)"),
 ]
@@ -175,7 +203,10 @@ def test_shapes_that_do_not_fit(
 BAD_PARAMETERS: list[tuple[Callable[[], Domain], str]] = [
     *(
         (lambda c=c, r=r: c(r), rf"{c.name}: radius must be .* got {r!r}")
-        for c in (L1Ball, L2Ball, LInfBall, Simplex, NuclearNormBall, SpectralNormBall)
+        for c in (
+            *(L1Ball, L2Ball, LInfBall, Simplex, NuclearNormBall, SpectralNormBall),
+            *(NonNegativeL1Ball, TotalVariationBall, Spectrahedron),
+        )
         for r in (0.0, -1.0, np.nan, np.inf, "ten", None, True)
     ),
     (lambda: KSupportBall(0, 1.0), "k must be an integer of at least 1, got 0"),
@@ -196,6 +227,21 @@ BAD_PARAMETERS: list[tuple[Callable[[], Domain], str]] = [
     (lambda: GroupL1Ball(1.0, [[0], []]), "groups must"),
     (lambda: GroupL1Ball(1.0, [[0.5], [1]]), "groups must"),  # type: ignore[list-item]
     (lambda: GroupL1Ball(1.0, None), "groups must"),  # type: ignore[arg-type]
+    (lambda: CappedSimplex(0.0), "cap must be"),
+    (lambda: WeightedL1Ball(-1.0, 1.0), "weights must be a number of at least 0"),
+    (lambda: WeightedL1Ball([1.0, 0.0], 1.0), "positive ones"),  # type: ignore[arg-type]
+    (lambda: WeightedL1Ball([1.0, np.nan], 1.0), "weights must"),  # type: ignore[arg-type]
+    (lambda: WeightedL1Ball(True, 1.0), "weights must"),
+    (lambda: SortedL1Ball(1.5, 1.0), "from 0 to 1"),
+    (lambda: SortedL1Ball([1.0, 2.0], 1.0), "do not grow"),  # type: ignore[arg-type]
+    (lambda: SortedL1Ball([0.0, 0.0], 1.0), "weights must"),  # type: ignore[arg-type]
+    (lambda: SortedL1Ball([1.0, -1.0], 1.0), "weights must"),  # type: ignore[arg-type]
+    (lambda: SortedL1Ball([[1.0]], 1.0), "weights must"),  # type: ignore[arg-type]
+    (lambda: SparseGroupBall(1.0, 2, 1.0), "share must be .* below 1, got 1.0"),
+    (lambda: SparseGroupBall(1.0, 2, True), "share must be"),
+    (lambda: SparseGroupBall(1.0, 0, 0.5), "sparse-group-ball: groups must be"),
+    (lambda: Permutahedron(0.0), "a positive number or a vector"),
+    (lambda: Permutahedron([[1.0]]), "vector must be"),  # type: ignore[arg-type]
     (lambda: Product([], []), "one or more"),
     (lambda: Product([L1Ball(1.0)], []), "a shape for each"),
     (lambda: Product(["l1-ball"], [(2,)]), "must be domains"),  # type: ignore[list-item]
@@ -254,6 +300,14 @@ def test_registry() -> None:
         "birkhoff-polytope",
         "group-l1-ball",
         "product",
+        "non-negative-l1-ball",
+        "capped-simplex",
+        "weighted-l1-ball",
+        "sorted-l1-ball",
+        "sparse-group-ball",
+        "total-variation-ball",
+        "permutahedron",
+        "spectrahedron",
     }
     assert all(cls.__name__ in domains.__all__ for cls in DOMAINS.values())
     assert make_domain("l1-ball", radius=10) == L1Ball(10.0)
@@ -289,10 +343,17 @@ def test_sets_say_what_a_run_config_may_set() -> None:
         "box.lower": -1.0,
         "box.upper": 1.0,
         "k-support-ball.k": 10,
+        "nuclear-norm-ball.tolerance": 1e-10,
         "group-l1-ball.groups": 10,
+        "capped-simplex.cap": 1.0,
+        "weighted-l1-ball.weights": 0.5,
+        "sorted-l1-ball.weights": 0.5,
+        "sparse-group-ball.groups": 10,
+        "sparse-group-ball.share": 0.5,
+        "permutahedron.vector": 1.0,
     }
     without = {name for name, cls in RUN_DOMAINS.items() if not cls.has_radius()}
-    assert without == {"box", "birkhoff-polytope", "whole-space"}
+    assert without == {"box", "birkhoff-polytope", "permutahedron", "whole-space"}
     config = {"box.lower": -2, "k-support-ball.k": 3, "lower": 7.0}
     assert Box.from_config(config, radius=5.0) == Box(-2.0, 1.0)
     assert KSupportBall.from_config(config, radius=5.0) == KSupportBall(3, 5.0)
@@ -308,7 +369,12 @@ def test_sets_say_what_a_run_config_may_set() -> None:
 
 def test_a_task_over_any_vectors_takes_every_set_of_vectors() -> None:
     suggested = {"l2-ball": 5.0, "l1-ball": 10.0, "nuclear-norm-ball": 2.0}
-    others = ["linf-ball", "box", "simplex", "k-support-ball", "group-l1-ball"]
+    others = [
+        *("linf-ball", "box", "simplex", "k-support-ball", "group-l1-ball"),
+        *("non-negative-l1-ball", "capped-simplex", "weighted-l1-ball"),
+        *("sorted-l1-ball", "sparse-group-ball", "total-variation-ball"),
+        "permutahedron",
+    ]
     fitting = fitting_domains(suggested)
     assert list(fitting) == [*suggested, *others]
     assert fitting == suggested | dict.fromkeys(others, 0.0)

@@ -14,16 +14,24 @@ from scipy.sparse.linalg import ArpackNoConvergence
 from fedtrellis.domains import (
     BirkhoffPolytope,
     Box,
+    CappedSimplex,
     Domain,
     GroupL1Ball,
     KSupportBall,
     L1Ball,
     L2Ball,
     LInfBall,
+    NonNegativeL1Ball,
     NuclearNormBall,
+    Permutahedron,
     Product,
     Simplex,
+    SortedL1Ball,
+    SparseGroupBall,
+    Spectrahedron,
     SpectralNormBall,
+    TotalVariationBall,
+    WeightedL1Ball,
 )
 
 Array = NDArray[np.float64]
@@ -43,6 +51,19 @@ CASES: list[tuple[Domain, Shape]] = [
     (GroupL1Ball(2.0, 3), (9,)),
     (GroupL1Ball(2.0, [[0, 8], [1, 3, 5], [2, 4], [6, 7]]), (3, 3)),
     (Product([L1Ball(1.0), NuclearNormBall(2.0)], [(3,), (2, 3)]), (9,)),
+    (NonNegativeL1Ball(2.5), (9,)),
+    (CappedSimplex(0.4, 2.5), (9,)),
+    (CappedSimplex(0.3, 0.9), (3, 3)),
+    (WeightedL1Ball(1.5, 2.5), (3, 3)),
+    (WeightedL1Ball(np.linspace(0.2, 3.0, 9), 2.5), (9,)),
+    (SortedL1Ball(0.3, 2.5), (9,)),
+    (SortedL1Ball(np.array([2.0, 1, 1, 0.5, 0, 0, 0, 0, 0]), 2.5), (3, 3)),
+    (SparseGroupBall(2.0, 3, 0.0), (9,)),
+    (SparseGroupBall(2.0, [[0, 8], [1, 3, 5], [2, 4], [6, 7]], 0.6), (3, 3)),
+    (TotalVariationBall(2.5), (9,)),
+    (Permutahedron(2.5), (9,)),
+    (Permutahedron(np.array([2.0, 0, 0, -1, 0, 0, 0, 1, 0])), (3, 3)),
+    (Spectrahedron(2.0), (4, 4)),
 ]
 all_cases = pytest.mark.parametrize(
     ("domain", "shape"), CASES, ids=[f"{d.name}-{i}" for i, (d, _) in enumerate(CASES)]
@@ -121,6 +142,14 @@ def test_projection_at_every_scale(domain: Domain, shape: Shape, scale: float) -
         (NuclearNormBall(9.0), (40, 100)),
         (SpectralNormBall(1.0), (60, 40)),
         (BirkhoffPolytope(), (60, 60)),
+        (NonNegativeL1Ball(3.0), (2000,)),
+        (CappedSimplex(0.3, 3.0), (2000,)),
+        (WeightedL1Ball(0.5, 3.0), (2000,)),
+        (SortedL1Ball(0.5, 3.0), (2000,)),
+        (SparseGroupBall(3.0, 20, 0.3), (2000,)),
+        (TotalVariationBall(3.0), (2000,)),
+        (Permutahedron(3.0), (2000,)),
+        (Spectrahedron(3.0), (60, 60)),
     ],
 )
 @pytest.mark.parametrize("scale", [0.01, 1.0, 30.0])

@@ -10,16 +10,24 @@ from numpy.typing import ArrayLike, NDArray
 from fedtrellis.domains import (
     BirkhoffPolytope,
     Box,
+    CappedSimplex,
     Domain,
     GroupL1Ball,
     KSupportBall,
     L1Ball,
     L2Ball,
     LInfBall,
+    NonNegativeL1Ball,
     NuclearNormBall,
+    Permutahedron,
     Product,
     Simplex,
+    SortedL1Ball,
+    SparseGroupBall,
+    Spectrahedron,
     SpectralNormBall,
+    TotalVariationBall,
+    WeightedL1Ball,
     WholeSpace,
 )
 from fedtrellis.domains.atoms import SparseAtom
@@ -28,7 +36,7 @@ from fedtrellis.domains.enclosing import ENCLOSING, enclosing_ball
 from fedtrellis.settings import SettingsError
 
 
-class WeightedL1Ball(Domain):
+class ReadmeBall(Domain):
     """The README's: Σ w_j |x_j| ≤ radius, with what a set cannot do without."""
 
     name = "weighted-l1-ball"
@@ -86,9 +94,21 @@ INNER: dict[str, tuple[Domain, Shape]] = {
         Product((L1Ball(1.0), SpectralNormBall(2.0)), ((1,), MATRIX)),
         (16,),
     ),
-    "weighted": (WeightedL1Ball(np.array([0.5, 2.0, 0.3]), 1.5), (3,)),
+    "non-negative": (NonNegativeL1Ball(2.5), VECTOR),
+    "capped": (CappedSimplex(0.7, 2.5), VECTOR),
+    "weighted-l1": (WeightedL1Ball(0.5, 2.5), VECTOR),
+    "weighted-l1-matrix": (
+        WeightedL1Ball(np.linspace(2, 1, 15).reshape(3, 5), 2.0),
+        MATRIX,
+    ),
+    "sorted-l1": (SortedL1Ball(0.5, 2.5), VECTOR),
+    "sparse-group": (SparseGroupBall(2.0, ((0, 1, 2), (3, 4), (5, 6)), 0.3), VECTOR),
+    "total-variation": (TotalVariationBall(2.0), MATRIX),
+    "permutahedron": (Permutahedron(np.array([3.0, -1, 2, 0, 0, -4, 1])), VECTOR),
+    "spectrahedron": (Spectrahedron(2.0), SQUARE),
+    "weighted": (ReadmeBall(np.array([0.5, 2.0, 0.3]), 1.5), (3,)),
     "weighted-nested": (
-        Product((WeightedL1Ball(np.array([0.5, 2.0]), 1.5), L2Ball(3.5)), ((2,), (4,))),
+        Product((ReadmeBall(np.array([0.5, 2.0]), 1.5), L2Ball(3.5)), ((2,), (4,))),
         (6,),
     ),
 }
@@ -101,7 +121,7 @@ SUPPORTED = {
     "linf-ball": set(INNER),
     "nuclear-norm-ball": {
         "l1-matrix", "l2-matrix", "nuclear", "spectral", "birkhoff", "simplex-matrix",
-        "k-support-matrix", "k-support-low-rank",
+        "k-support-matrix", "k-support-low-rank", "weighted-l1-matrix", "spectrahedron",
     },
 }  # fmt: skip
 
@@ -159,6 +179,12 @@ def test_the_ball_holds_the_domain_and_touches_it(name: str, key: str) -> None:
         ("nuclear-norm-ball", "k-support-low-rank", 2 * math.sqrt(3)),  # rank 3
         ("l1-ball", "product", 1 + 2 * math.sqrt(6)),
         ("l2-ball", "product", math.hypot(1, 2)),
+        ("l2-ball", "capped", math.sqrt(3 * 0.7**2 + 0.4**2)),
+        ("l1-ball", "sorted-l1", 7 * 2.5 / (7 * 0.75)),  # seven equal ones
+        ("l1-ball", "sparse-group", 3 * 2.0 / (0.7 * math.sqrt(3) + 0.3 * 3)),
+        ("l2-ball", "total-variation", 2 * math.sqrt(15)),
+        ("l1-ball", "permutahedron", 3 + 1 + 2 + 4 + 1),
+        ("l1-ball", "spectrahedron", 2.0 * 4),
         ("linf-ball", "weighted", 1.5 / 0.3),
         ("linf-ball", "weighted-nested", 3.5),
     ],
@@ -179,7 +205,7 @@ def test_a_pair_that_is_not_supported_says_so_in_one_line(name: str) -> None:
 
 
 def test_a_set_may_say_more_than_its_oracle_does() -> None:
-    class Outspoken(WeightedL1Ball):
+    class Outspoken(ReadmeBall):
         def largest_norm(self, norm: Norm, shape: Shape) -> float | None:
             return float(self.radius / self.weights.min())
 

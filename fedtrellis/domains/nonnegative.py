@@ -1,0 +1,220 @@
+"""Sets of non-negative vectors beside the simplex: with a cap, or within an l1 ball."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedtrellis.domains.atoms import Atom, SparseAtom
+from fedtrellis.domains.base import Domain, FloatArray, Norm, Shape
+from fedtrellis.domains.numerics import positive, project_simplex
+from fedtrellis.settings import setting
+
+__all__ = ["CappedSimplex", "NonNegativeL1Ball"]
+
+# p · cap may fall short of the radius by this much: three caps of 0.3 make 0.9.
+_ROUNDING = 1e-12
+
+
+@dataclass(frozen=True)
+class NonNegativeL1Ball(Domain):
+    """The non-negative part of the l1 ball, x ≥ 0 with Σ x_i ≤ radius.
+
+    The simplex and all below it; its vertices are zero and radius · e_j. LMO O(p),
+    projection O(p log p).
+    """
+
+    name: ClassVar[str] = "non-negative-l1-ball"
+    by_nonzeros: ClassVar[bool] = True
+    radius: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "radius", positive(self.name, "radius", self.radius))
+
+    def lmo(self, gradient: ArrayLike) -> SparseAtom:
+        """Return radius · e_j with j = argmin g_j if g_j < 0, else zero."""
+        g = self._input(gradient, "gradient")
+        j = int(g.argmin())
+        count = int(g.flat[j] < 0.0)  # an atom without a value is zero
+        return SparseAtom(np.full(count, j), np.full(count, self.radius), g.shape)
+
+    def project(self, point: ArrayLike) -> FloatArray:
+        """Return max(x − θ, 0): θ = 0 if that is in D, else as onto the simplex."""
+        x = self._input(point, "point")
+        clipped = np.maximum(x, 0.0)
+        with np.errstate(over="ignore"):  # a sum of ∞ is outside, which is all we ask
+            if clipped.sum() <= self.radius:
+                return clipped
+        return project_simplex(x.reshape(-1), self.radius).reshape(x.shape)
+
+    def contains(self, point: ArrayLike, tolerance: float = 1e-9) -> bool:
+        """Say whether x ≥ −t and Σ x_i ≤ radius + t, t = tolerance · radius."""
+        x = self._finite(point)
+        if x is None:
+            return False
+        t = tolerance * self.radius
+        with np.errstate(over="ignore"):
+            return bool(x.min() >= -t and x.sum() <= self.radius + t)
+
+    def largest_norm(self, norm: Norm, shape: Shape) -> float:
+        """Return radius, the norm of every vertex but zero."""
+        self.check_norm(norm, shape)
+        return self.radius
+
+    def diameter(self, shape: Shape) -> float:
+        """Return √2 radius, the distance of two vertices; radius if p = 1."""
+        self.check_shape(shape)
+        return math.sqrt(min(math.prod(shape), 2)) * self.radius
+
+    def centre(self, shape: Shape) -> FloatArray:
+        """Return radius / (p + 1) in every coordinate, the mean of the vertices."""
+        self.check_shape(shape)
+        return np.full(shape, self.radius / (math.prod(shape) + 1))
+
+
+@dataclass(frozen=True)
+class CappedSimplex(Domain):
+    """The capped simplex, 0 ≤ x_i ≤ cap with Σ x_i = radius.
+
+    The simplex cut by a box; with cap = 1 and an integer radius the hypersimplex. An
+    extreme point has ⌊radius / cap⌋ entries cap and one that makes up the sum.
+
+    Parameters
+    ----------
+    cap : float
+        The largest entry; p · cap must be at least the radius.
+    radius : float
+        The sum.
+    """
+
+    name: ClassVar[str] = "capped-simplex"
+    parameters: ClassVar[Mapping[str, Any]] = {
+        "cap": setting(1.0, "largest entry", above=0.0, formerly="")
+    }
+    cap: float
+    radius: float = 1.0
+
+    def __post_init__(self) -> None:
+        for parameter in ("cap", "radius"):
+            value = positive(self.name, parameter, getattr(self, parameter))
+            object.__setattr__(self, parameter, value)
+
+    def check_shape(self, shape: Shape) -> None:
+        """Raise a one-line ValueError if all entries at the cap are not enough."""
+        super().check_shape(shape)
+        if math.prod(shape) * self.cap < self.radius * (1.0 - _ROUNDING):
+            raise ValueError(
+                f"{self.name} with cap = {self.cap:g} and radius = {self.radius:g} has "
+                f"no points of shape {tuple(shape)}: cap may be no less than "
+                f"{self.radius / math.prod(shape):g}"
+            )
+
+    def _levels(self, size: int) -> FloatArray:
+        """Return the entries of an extreme point that are not zero, largest first."""
+        full = min(int(self.radius / self.cap), size)
+        rest = self.radius - full * self.cap
+        levels = [self.cap] * full + [rest] * (rest > 0.0 and full < size)
+        return np.array(levels)
+
+    def lmo(self, gradient: ArrayLike) -> SparseAtom:
+        """Return cap where g is smallest, as often as it fits, and then the rest."""
+        g = self._input(gradient, "gradient")
+        flat = g.reshape(-1)
+        levels = self._levels(flat.size)
+        # the k-th smallest entry; what is below it is in, and of what equals it as
+        # many as there is room for, lowest index first
+        k = levels.size
+        threshold = np.partition(flat, k - 1)[k - 1]
+        below = np.flatnonzero(flat < threshold)
+        equal = np.flatnonzero(flat == threshold)[: k - below.size]
+        support = np.concatenate([below, equal])
+        values = np.full(k, self.cap)
+        values[-1] = levels[-1]  # the last of the largest
+        order = np.argsort(support)
+        return SparseAtom(support[order], values[order], g.shape)
+
+    def project(self, point: ArrayLike) -> FloatArray:
+        """Return min(max(x − θ, 0), cap) with the θ that makes the sum right.
+
+        The sum falls piecewise linearly in θ, with breaks at x_i and x_i − cap
+        (Wang, Lu, "Projection onto the capped simplex", arXiv 1503.01002). The breaks
+        are sorted, the piece is found by bisection and the equation on it is linear.
+        """
+        x = self._input(point, "point")
+        flat, size = x.reshape(-1), x.size
+        # With K = ⌈radius/cap⌉ the θ is within cap below the K-th largest entry.
+        # From there on every number is of the size of cap, wherever the point is.
+        k = min(math.ceil(self.radius / self.cap), size)
+        reference = np.partition(flat, size - k)[size - k]
+        with np.errstate(over="ignore"):
+            v = np.clip(flat - reference, -self.cap, self.cap)
+        breaks = np.sort(np.concatenate([v, v - self.cap]))
+
+        def total(theta: float) -> float:
+            return float(np.clip(v - theta, 0.0, self.cap).sum())
+
+        low, high = 0, breaks.size - 1  # the sums are p · cap and 0
+        while high - low > 1:
+            middle = (low + high) // 2
+            if total(breaks[middle]) >= self.radius:
+                low = middle
+            else:
+                high = middle
+        start = float(breaks[low])
+        moving = int(((v > start) & (v - self.cap <= start)).sum())
+        # Σ clip(v − start − δ) = Σ clip(v − start) − moving · δ  up to the next break
+        delta = max(total(start) - self.radius, 0.0) / max(moving, 1)
+        nearest: FloatArray = np.clip(v - start - delta, 0.0, self.cap)
+        return nearest.reshape(x.shape)
+
+    def contains(self, point: ArrayLike, tolerance: float = 1e-9) -> bool:
+        """Say whether −t ≤ x ≤ cap + t, |Σ x_i − radius| ≤ t = tolerance · radius."""
+        x = self._finite(point)
+        return x is not None and self._holds(x, tolerance)
+
+    def _holds(self, entries: NDArray[Any], tolerance: float) -> bool:
+        t = tolerance * self.radius
+        with np.errstate(over="ignore"):
+            return bool(
+                entries.min() >= -t
+                and entries.max() <= self.cap + t
+                and abs(entries.sum() - self.radius) <= t
+            )
+
+    def _contains_atom(self, atom: Atom, tolerance: float) -> bool:
+        if isinstance(atom, SparseAtom) and atom.values.size:
+            return self._holds(atom.values, tolerance)  # zeros change nothing
+        return super()._contains_atom(atom, tolerance)
+
+    def largest_norm(self, norm: Norm, shape: Shape) -> float | None:
+        """Return the norm of an extreme point; their nuclear norms differ."""
+        self.check_norm(norm, shape)
+        if norm == "nuclear":
+            return None
+        if norm == "l1":
+            return self.radius
+        levels = self._levels(math.prod(shape))
+        return float(levels[0] if norm == "linf" else np.linalg.norm(levels))
+
+    def diameter(self, shape: Shape) -> float:
+        """Return the distance of two extreme points that share as little as they can.
+
+        ‖x − y‖² = 2 ‖x‖² − 2 <x, y>, which is largest where one falls as the other
+        rises.
+        """
+        self.check_shape(shape)
+        size = math.prod(shape)
+        levels = self._levels(size)
+        # entry i of x, falling, meets entry p − 1 − i: both are there from p − k on
+        k = levels.size
+        shared = levels[size - k :] if size - k < k else levels[:0]
+        inner = float(shared @ shared[::-1])
+        return math.sqrt(max(2.0 * float(levels @ levels) - 2.0 * inner, 0.0))
+
+    def centre(self, shape: Shape) -> FloatArray:
+        """Return radius / p in every coordinate."""
+        self.check_shape(shape)
+        return np.full(shape, self.radius / math.prod(shape))
