@@ -15,6 +15,14 @@ from fedtrellis.domains.base import Domain, FloatArray, Shape
 
 __all__ = ["Entries"]
 
+# Stands for "zero now" among shares, which are not above 1.
+_ZERO = 2.0
+# A float16 is within 2⁻¹¹ of what it stands for, and what is below its smallest
+# number, 2⁻²⁴ of the largest change, is within that.
+_ROUNDED = 1e-3
+# A share of the diameter that is rounding of the float64 arithmetic.
+_TOLERANCE = 1e-9
+
 
 class Entries(Iterate):
     """x as its entries; what travels are the ones that changed.
@@ -45,45 +53,80 @@ class Entries(Iterate):
     def corrections(
         self, problem: LocalProblem, domain: Domain, steps: int
     ) -> list[NDArray[Any]]:
-        """Projected steps, see :func:`projected_steps`.
+        """Projected steps, see :func:`projected_steps`, and what they change.
+
+        A change travels as a float16 share of the largest one. What rounding takes from
+        x is then a share of the step, 2⁻¹¹ of it, which shrinks as the steps do: it
+        costs the limit no digit. The iterate is what both sides make of that.
 
         Returns
         -------
         list of ndarray
-            Either the flat indices (unsigned) and values (float64) of the entries that
-            changed, or all entries, whichever is smaller.
+            Which entries changed: their flat indices (unsigned), or the bits of a mask
+            (int8), whichever is smaller; their changes over the largest (float16, in
+            [−1, 1], or 2 for an entry that is zero now); the largest (float64).
         """
         x = projected_steps(problem, domain, self._point, steps)
         old, new = self._point.reshape(-1), x.reshape(-1)
-        changed = np.flatnonzero(old != new)
-        indices = changed.astype(np.min_scalar_type(max(new.size - 1, 0)))
-        if indices.nbytes + 8 * indices.size >= x.nbytes:
-            return [new]
-        return [indices, new[changed]]
+        change = new - old
+        where = np.flatnonzero(change)
+        largest = float(np.abs(change).max())
+        shares = (change[where] / (largest or 1.0)).astype(np.float16)
+        shares[new[where] == 0.0] = _ZERO
+        places = where.astype(np.min_scalar_type(max(new.size - 1, 0)))
+        if places.nbytes > (new.size + 7) // 8:
+            places = np.packbits(change != 0.0).view(np.int8)
+        return [places, shares, np.array([largest])]
 
     def changed(self, arrays: Arrays, domain: Domain, steps: int) -> Self:
-        """Overwrite the entries that changed."""
-        if len(arrays) not in (1, 2):
+        """Change the entries, and project what rounding has put outside of the set."""
+        if len(arrays) != 3:
             raise ValueError(f"changed entries came in {len(arrays)} arrays")
-        values = arrays[-1]
-        size = math.prod(self.shape)
-        if values.dtype != np.float64 or values.ndim != 1:
-            raise ValueError("the entries are not a vector of float64")
+        places, shares, largest = arrays
+        where = self._where(places)
+        if shares.dtype != np.float16 or shares.shape != where.shape:
+            raise ValueError(
+                f"{shares.size} changes of {shares.dtype} for {where.size}"
+            )
+        if largest.dtype != np.float64 or largest.shape != (1,) or largest[0] < 0.0:
+            raise ValueError("the largest change is not one number from 0 on")
+        values = shares.astype(np.float64)
+        if not ((np.abs(values) <= 1.0) | (values == _ZERO)).all():
+            raise ValueError("a change is larger than the largest")
+        # x ← x + change
         point = self._point.copy()
-        if len(arrays) == 1:
-            if values.size != size:
-                raise ValueError(f"{values.size} entries for a point of {size}")
-            point = values.reshape(self.shape).copy()
+        flat = point.reshape(-1)
+        change = np.where(values == _ZERO, -flat[where], float(largest[0]) * values)
+        flat[where] += change
+        if domain.contains(point, 0.0):
+            return type(self)(point)
+        # rounding alone puts a point no farther outside than this
+        far = _ROUNDED * float(np.linalg.norm(change))
+        if domain.sparse_atoms:
+            inside = domain.project_on(point, point != 0.0)
         else:
-            indices = arrays[0]
-            if indices.dtype.kind != "u" or indices.shape != values.shape:
-                raise ValueError("the indices of the entries do not fit them")
-            if indices.size and int(indices.max()) >= size:
-                raise ValueError(f"an index lies outside a point of {size} entries")
-            point.reshape(-1)[indices] = values
-        if not domain.contains(point):
-            raise ValueError(f"the point lies outside {domain!r}")
-        return type(self)(point)
+            inside = domain.project(point)
+        distance = float(np.linalg.norm(inside - point))
+        if not distance <= far + _TOLERANCE * domain.diameter(self.shape):
+            raise ValueError(
+                f"the point lies outside {domain!r}, at a distance of {distance:g}"
+            )
+        return type(self)(inside)
+
+    def _where(self, places: NDArray[Any]) -> NDArray[np.intp]:
+        """Flat indices of the entries that a message names; ValueError if none."""
+        size = math.prod(self.shape)
+        if places.ndim != 1 or places.dtype.kind not in "ui":
+            raise ValueError("the places of the changes are not integers")
+        if places.dtype == np.int8:
+            if places.size != (size + 7) // 8:
+                raise ValueError(f"a mask of {places.size} bytes for {size} entries")
+            mask = np.unpackbits(places.view(np.uint8), count=size)
+            return np.flatnonzero(mask)
+        where = places.astype(np.intp)
+        if where.size and (where[-1] >= size or (where[1:] <= where[:-1]).any()):
+            raise ValueError(f"the places are not increasing ones of {size} entries")
+        return where
 
     def arrays(self) -> list[NDArray[Any]]:
         """[all entries]."""

@@ -102,13 +102,11 @@ class Balance:
         self._duals, self._z, self._answers = list(duals), z, 0
 
     def state(self, clients: Sequence[str]) -> dict[str, NDArray[np.float64]]:
-        """What a checkpoint needs; empty for a fixed ρ, and before there is one."""
-        if self.fixed is not None or self.penalty is None:
-            return {}
-        numbers = [self.penalty, self._changes, self._answers]
-        marks = zip(clients, self._duals, strict=True)
+        """What a checkpoint needs."""
+        penalty = math.nan if self.penalty is None else self.penalty
+        marks = zip(clients, self._duals, strict=False)  # none before there is a ρ
         return {
-            "balance": np.array(numbers, dtype=np.float64),
+            "balance": np.array([penalty, self._changes, self._answers]),
             "balance/z": self._z,
             **{f"{name}/balance/y": y for name, y in marks},
         }
@@ -116,11 +114,12 @@ class Balance:
     def load_state(
         self, state: Mapping[str, NDArray[np.float64]], clients: Sequence[str]
     ) -> None:
-        """Inverse of :meth:`state`."""
-        if "balance" not in state:
-            return
+        """Inverse of :meth:`state`; a fixed ρ stays what it is."""
         penalty, changes, answers = state["balance"].tolist()
-        self.penalty, self._changes = penalty, int(changes)
-        duals = [np.array(state[f"{name}/balance/y"]) for name in clients]
-        self._mark(duals, np.array(state["balance/z"]))
-        self._answers = int(answers)
+        marked = [f"{name}/balance/y" for name in clients]
+        if marked[0] in state:
+            duals = [np.array(state[key]) for key in marked]
+            self._mark(duals, np.array(state["balance/z"]))
+        self._changes, self._answers = int(changes), int(answers)
+        if self.fixed is None:
+            self.penalty = None if math.isnan(penalty) else penalty

@@ -9,10 +9,6 @@ from fedtrellis.domains.base import Domain, FloatArray
 
 __all__ = ["projected_steps"]
 
-# Answers of the oracle in a round that may widen the face. More of them bring more
-# entries up than they save rounds; docs/fedfw.md has the numbers.
-_ORACLE_CALLS = 4
-
 
 def projected_steps(
     problem: LocalProblem, domain: Domain, start: FloatArray, steps: int
@@ -25,8 +21,8 @@ def projected_steps(
         d = P(x − g / M) − x,  P the projection onto the points of D that are 0 off J
         x ← x + γ d,  γ in [0, 1] by line search;  M ← dᵀ∇²L_i d / ‖d‖²
 
-    J starts as the support of x, and grows by the first few of the oracle's answers,
-    so that what changes stays small. Where atoms are not sparse J is everything.
+    J starts as the support of x, and grows by the oracle's answers, so that few entries
+    change. Where atoms are not sparse J is everything.
 
     Source: Birgin, Martínez and Raydan, SIAM J. Optimization 2000, with the exact step
     of a quadratic; the growing face is ours.
@@ -46,9 +42,9 @@ def projected_steps(
     # M: at first by the curvature along the gradient, then along the last step
     bound: float | None = None
     last: tuple[FloatArray, FloatArray] | None = None
-    for taken in range(steps):
+    for _ in range(steps):
         g = problem.gradient(x)
-        if face is not None and taken < _ORACLE_CALLS:
+        if face is not None:
             face |= domain.lmo(g).dense() != 0.0
         if bound is None and last is not None:
             # nothing knows the curvature: that of the last step, by its gradients

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["CorrectiveSteps"]
 
+# Corrective steps of a round where the user says nothing.
+_STEPS = 20
+
 
 @dataclass
 class _Corrected:
@@ -43,29 +46,36 @@ class CorrectiveSteps:
         x̄ = (1/n) Σ x_i, where the broadcast has z.
     """
 
+    @property
+    def penalty(self) -> float | None:
+        """ρ; None until the clients' first answers settle where it starts."""
+        return self._balance.penalty
+
     def __init__(self, strategy: FedFW) -> None:
         self._strategy = strategy
+        self._steps = strategy.local_steps or _STEPS
         self._start = strategy.broadcast.model.copy()
         self.model: FloatArray = self._start
-        first = self._first()
-        self._iterates = dict.fromkeys(strategy.clients, first)
+        self._iterates = {name: self._first(name) for name in strategy.clients}
         # x_i as it stands, and y_i
         self._points = dict.fromkeys(strategy.clients, self._start)
         self._duals = {n: np.zeros(self._start.shape) for n in strategy.clients}
         self._certificates: dict[str, tuple[float, float]] = {}
-        self._balance = Balance(strategy.penalty, first.balance)
+        targets = [iterate.balance for iterate in self._iterates.values()]
+        self._balance = Balance(strategy.penalty, max(targets))
         self.primal_residual = self.dual_residual = np.inf
         self.gap, self._scale = np.inf, 0.0
 
-    def _first(self) -> Iterate:
+    def _first(self, client: str) -> Iterate:
         strategy = self._strategy
-        return start_at(strategy.domain, self._start, strategy.correction)
+        domain = strategy.domain_of(client)
+        return start_at(domain, self._start, strategy.correction)
 
-    def instruction(self, server_round: int) -> dict[str, Any]:
+    def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         """ρ, unless there is none yet, k, and whether the certificate is wanted."""
         entries: dict[str, Any] = {
             "variant": self._strategy.variant,
-            "local-steps": self._strategy.local_steps,
+            "local-steps": self._steps,
         }
         if self._balance.penalty is not None:
             entries["penalty"] = self._balance.penalty
@@ -79,7 +89,7 @@ class CorrectiveSteps:
         """The client's next iterate, in its own set; ValueError if it is none."""
         strategy = self._strategy
         iterate = self._iterates[answer.client].changed(
-            answer.arrays, strategy.domain, strategy.local_steps
+            answer.arrays, strategy.domain_of(answer.client), self._steps
         )
         numbers = answer.numbers.tolist()
         first = self._balance.penalty is None
@@ -138,7 +148,7 @@ class CorrectiveSteps:
         }
         if self._strategy.certificate:
             metrics |= self._certify()
-        return metrics
+        return metrics | self._strategy.whether_outside()
 
     def _certify(self) -> dict[str, float]:
         """A lower bound of F*, for convex f_i, once everybody has answered.
@@ -204,17 +214,19 @@ class CorrectiveSteps:
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Inverse of :meth:`state`."""
-        domain = self._strategy.domain
         self._start, self.model = np.array(state["start"]), np.array(state["model"])
         self._balance.load_state(state, self._strategy.clients)
-        first = self._first()
         for name in self._strategy.clients:
             self._duals[name] = np.array(state[f"{name}/y"])
-            self._iterates[name], self._points[name] = first, self._start
+            self._iterates[name] = self._first(name)
+            self._points[name] = self._start
             if f"{name}/x" in state:
                 packed = split_arrays(np.asarray(state[f"{name}/x"]))
                 iterate = unpack(
-                    domain, packed, self._start.shape, self._strategy.correction
+                    self._strategy.domain_of(name),
+                    packed,
+                    self._start.shape,
+                    self._strategy.correction,
                 )
                 self._iterates[name], self._points[name] = iterate, iterate.dense()
             if f"{name}/certificate" in state:

@@ -10,17 +10,16 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from numpy.typing import NDArray
 
 from fedtrellis.corrective import CORRECTIONS
-from fedtrellis.domains import Domain
 from fedtrellis.schedules import SCHEDULES, FrankWolfeSchedule
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.conversation import Conversation
 from fedtrellis.server.metrics import mean_metrics
-from fedtrellis.server.rounds import RoundStrategy
-from fedtrellis.settings import given, setting
+from fedtrellis.settings import SettingsError, setting
 from fedtrellis.wire.arrays import FloatArray, Layout, array_record
 from fedtrellis.wire.flower_internals import log
 from fedtrellis.wire.sparse import sparse_or_dense
 
+from ..frank_wolfe import FrankWolfeStrategy
 from .corrective import CorrectiveSteps
 from .paper import PaperSteps
 
@@ -28,17 +27,17 @@ __all__ = ["VARIANTS", "FedFW"]
 
 PAPERS = ("plain", "augmented", "stochastic")
 VARIANTS = ("corrective", *PAPERS)
+STEP_COUNTS = ("own", "round")
 _CORRECTIVE = {"variant": ("corrective",)}
 _PAPERS = {"variant": PAPERS}
 _AUGMENTED = {"variant": ("augmented",)}
 _STOCHASTIC = {"variant": ("stochastic",)}
 
-
 # entry of an evaluation's request: it is to bring x̄
 _EVALUATED = "evaluated"
 
 
-class FedFW(RoundStrategy):
+class FedFW(FrankWolfeStrategy):
     """Federated Frank-Wolfe: clients send extreme points, never gradients or models.
 
     Solves min over x in D of F(x) = (1/n) Σ_i f_i(x). Every client i keeps its own
@@ -71,17 +70,15 @@ class FedFW(RoundStrategy):
 
     name = "fedfw"
     about = "federated Frank-Wolfe: FedFW, FedFW+, FedFW-sto"
-    space = "domain"
-    bounded = True
-    state_settings = ("variant",)
+    state_settings = ("variant", "correction")
+    free_to_change = ("penalty",)
 
-    domain: Domain = given(
-        "D, in the shape of the model: an array's own shape if the model has one "
-        "array, else the vector of all entries, layer after layer",
-        kw_only=False,
-    )
     penalty: float = setting(
-        None, "weight of the consensus penalty", symbol="λ_0", minimum=0.0
+        None,
+        "weight of the consensus penalty, λ_0, or ρ of the corrective variant; auto: "
+        "by what the clients' first answers say",
+        symbol="λ_0",
+        minimum=0.0,
     )
     variant: str = setting(
         None,
@@ -89,18 +86,12 @@ class FedFW(RoundStrategy):
         auto="corrective",
         choices=VARIANTS,
     )
-    local_steps: int = setting(
-        None,
-        "steps of a client in an answer",
-        note="auto: 20 of the corrective variant, 1 of the papers'",
-        symbol="k",
-        minimum=1,
-    )
     correction: str = setting(
         "projected",
         "the corrective variant's steps: on x_i itself, within a face that the oracle "
         "widens, or pairwise, on the weights of atoms",
         choices=CORRECTIONS,
+        formerly="",
         only=_CORRECTIVE,
     )
     schedule: str = setting(
@@ -110,6 +101,23 @@ class FedFW(RoundStrategy):
         auto="convex",
         choices=SCHEDULES,
         only=_PAPERS,
+    )
+    step_count: str = setting(
+        None,
+        "what t of the convex schedule counts: the steps of each client that were "
+        "used (own), or the rounds (round), as the paper does; auto: own with that "
+        "schedule",
+        choices=STEP_COUNTS,
+        formerly="",
+        only=_PAPERS,
+    )
+    local_steps: int = setting(
+        None,
+        "steps of a client in a round; auto: 20 of the corrective variant, 1 of the "
+        "papers'",
+        symbol="k",
+        minimum=1,
+        formerly="",
     )
     step_size: float = setting(
         0.01,
@@ -141,32 +149,41 @@ class FedFW(RoundStrategy):
         "relative size of the corrective variant's residuals, and of the certificate "
         "if there is one, that ends the run; 0: never",
         minimum=0.0,
+        formerly="",
         only=_CORRECTIVE,
     )
     certificate: bool = setting(
         False,
         "bound F* from below, for convex f_i: every client of the corrective variant "
         "also sends f_i(x_i) and a Frank-Wolfe gap",
+        formerly="",
         only=_CORRECTIVE,
     )
     lmo_noise: float = setting(
         0.0,
         "standard deviation of Gaussian noise on g_i, added by the client before its "
         "oracle; 0: none",
+        symbol="σ",
         minimum=0.0,
+        only=_PAPERS,
+    )
+    lmo_noise_decay: bool = setting(
+        True,
+        "whether that deviation is σ √η_t; without this F stays above F*, by more the "
+        "larger σ is",
+        formerly="",
         only=_PAPERS,
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.local_steps is None:
-            self.local_steps = 1 if self.variant in PAPERS else 20
-        if self.penalty is None and self.variant in PAPERS:
-            self.penalty = 1e-3
-        if self.dual_penalty is None:
-            self.dual_penalty = self.penalty
         if self.variant not in PAPERS:
             return
+        if self.step_count == "own" and self.schedule != "convex":
+            raise SettingsError(
+                "step_count = 'own' is for schedule = 'convex', not for "
+                f"{self.schedule!r}; allowed: 'round'"
+            )
         # T and n are known when the run starts; this checks the rest now
         self._schedule = self._make_schedule(1, self.participation)
         self.needs_planned_rounds = self._schedule.depends_on_rounds
@@ -174,25 +191,30 @@ class FedFW(RoundStrategy):
     def _make_schedule(self, rounds: int, participation: float) -> FrankWolfeSchedule:
         return FrankWolfeSchedule(
             self.schedule,
-            self.penalty,
-            participation,
+            # 0 until it is known
+            self.penalty or 0.0,
+            # who counts steps needs no p
+            1.0 if self.counts_own_steps else participation,
             rounds,
             self.step_size,
             self.averaging,
         )
 
-    def check_model(self, layout: Layout) -> None:
-        """Check that the model has the shape of the domain's points."""
-        self.domain.check_shape(layout.point_shape)
+    @property
+    def counts_own_steps(self) -> bool:
+        """Whether the schedule goes by each client's own steps."""
+        return self.schedule == "convex" and self.step_count != "round"
 
     def setup(self, point: FloatArray, layout: Layout) -> None:
         """Start the variant's half, with every client at the initial model."""
+        self.settle_domains(layout.point_shape)
         if not self.domain.contains(point):
             log(WARNING, "The initial model lies outside %r", self.domain)
         self.half: PaperSteps | CorrectiveSteps
         if self.variant in PAPERS:
             self._schedule = self._make_schedule(
-                self.planned_rounds, self.expected_participation
+                self.planned_rounds * (self.local_steps or 1),
+                self.expected_participation,
             )
             self.half = PaperSteps(self, self._schedule)
         else:
@@ -200,7 +222,7 @@ class FedFW(RoundStrategy):
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         """What the variant's client needs for its answer."""
-        return self.half.instruction(server_round)
+        return self.half.instruction(server_round, client)
 
     def check(self, answer: Answer) -> Any:
         """What the variant makes of an answer."""
