@@ -22,7 +22,7 @@ from fedtrellis.wire.arrays import decode
 from fedtrellis.wire.client import MethodClient
 from fedtrellis.wire.local_grid import FAULTS
 from strategies import FedFW, NaiveFrankWolfe
-from tests.harness import Stop, contexts, grid_of, memory_of, play
+from tests.harness import Stop, contexts, grid_of, memory_of, only_for, play
 
 P, ROWS, RADIUS, PENALTY, DUAL, SEED, BATCH = 15, 5, 2.5, 1.2, 0.3, 11, 2
 EVERYTHING = {
@@ -79,10 +79,13 @@ class Run:
         self.strategy = FedFW(
             L1Ball(RADIUS),
             penalty=settings.pop("penalty", PENALTY),
-            dual_penalty=settings.pop("dual_penalty", DUAL),
             variant=variant,
             participation=participation,
-            batch_size=BATCH,
+            **only_for(
+                variant,
+                dual_penalty=settings.pop("dual_penalty", DUAL),
+                batch_size=BATCH,
+            ),
             seed=SEED,
             callbacks=[Counts(), *settings.pop("callbacks", [])],
             max_failed_rounds=1000,
