@@ -8,8 +8,9 @@ from fedtrellis.domains.numerics import thin_svd
 
 __all__ = ["polar_factor"]
 
-# From this many rows and columns on, products are quicker than a decomposition.
-_PRODUCTS_FROM = 64
+# Products are quicker than a decomposition from so many rows and columns on, for
+# matrices at least twice as long as they are wide, or for all.
+_LONG_FROM, _ALL_FROM = 64, 256
 # Smallest eigenvalue of XᵀX over their sum for it: Q is then within 1e-10 of what the
 # decomposition gives.
 _SMALLEST = 1e-8
@@ -37,7 +38,8 @@ def polar_factor(matrix: FloatArray) -> FloatArray:
     """
     wide = matrix.shape[0] < matrix.shape[1]
     x = matrix.T if wide else matrix
-    if x.shape[1] >= _PRODUCTS_FROM:
+    m, n = x.shape
+    if n >= (_LONG_FROM if m >= 2 * n else _ALL_FROM):
         with np.errstate(over="ignore", invalid="ignore"):
             gram = x.T @ x
         total = float(np.trace(gram))
