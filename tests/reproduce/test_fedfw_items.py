@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import tomllib
@@ -23,7 +24,15 @@ from reproduce.common import (
     load_results,
     perform,
 )
-from reproduce.fedfw import accuracy, beyond, claims, convergence, leakage, movielens
+from reproduce.fedfw import (
+    accuracy,
+    beyond,
+    claims,
+    convergence,
+    leakage,
+    movielens,
+    qaplib,
+)
 from reproduce.fedfw.assignment import random_start
 from reproduce.fedfw.traffic import bytes_a_round
 
@@ -184,21 +193,61 @@ def test_movielens_on_ratings_made_up(tmp_path: Path) -> None:
     assert results["moved"]["FedFW"]["up"] < results["dense"]["up"] / 5
 
 
-def test_one_local_step_is_fedfw() -> None:
-    for settings in (
-        {"task": "lasso", "penalty": 5.0},
-        {"task": "classification", "penalty": 1e-3, "classification.train-limit": 300},
-    ):
-        config = settings | {"rounds": 12}
-        run = perform(Run((), config, 4, curve=True))
-        bare = beyond.run_local(config, 4, 1)
-        np.testing.assert_allclose(bare["loss"], run["curve"]["loss"], rtol=1e-9)
-    several = beyond.run_local(config, 4, 5)
-    assert several["loss"][-1] < bare["loss"][-1]
+def test_qaplib_on_instances_made_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Small enough for the cost of every permutation to be known."""
+    monkeypatch.setattr(qaplib, "INSTANCES", ("five",))
+    monkeypatch.setattr(qaplib, "NODES", 4)
+    arguments = ["--quick", "--jobs", "1", "--data", str(tmp_path)]
+    command = ["fedfw", "qaplib", *arguments, "--out", str(tmp_path / "out")]
+    assert main(command) == 0
+    assert "skipped: needs qaplib/five.dat" in capsys.readouterr().out
+    A, B = np.random.default_rng(0).integers(1, 50, (2, 5, 5))
+    costs = {
+        float(sum(A[i, j] * B[p[i], p[j]] for i in range(5) for j in range(5)))
+        for p in itertools.permutations(range(5))
+    }
+    folder = tmp_path / "qaplib"
+    folder.mkdir()
+    numbers = [5, *A.ravel(), *B.ravel()]
+    (folder / "five.dat").write_text(" ".join(map(str, numbers)))
+    (folder / "five.sln").write_text(f"5 {min(costs):.0f} 1 2 3 4 5")
+    assert main(command) == 0
+    results = load_results(tmp_path / "out" / "results" / "qaplib.json")
+    five = results["instances"]["five"]
+    assert five["optimum"] == min(costs)
+    assert set(five["methods"]) == {qaplib.FAQ, *qaplib.VARIANTS}
+    for method in five["methods"].values():
+        assert {method["barycentre"], *method["starts"]} <= costs
+        assert len(method["starts"]) == 2
+    for label, variant in qaplib.VARIANTS.items():
+        method = five["methods"][label]
+        assert method["barycentre"] == min(method["tried"].values())
+        assert len(method["tried"]) == len(variant.values)
+        assert method["rounds"] * variant.gradients == results["gradients"] == 20
+    # results name instances, and not where somebody keeps them
+    assert str(tmp_path) not in (tmp_path / "out/results/qaplib.json").read_text()
+    excess = 100.0 * (five["methods"]["FedFW"]["barycentre"] / min(costs) - 1.0)
+    assert f"| {excess:.1f}; " in qaplib.render(results, tmp_path)
+
+
+def test_every_variant_has_as_many_values_to_try() -> None:
+    assert len({len(variant.values) for variant in qaplib.VARIANTS.values()}) == 1
+    mean, half = qaplib.interval([1.0, 2.0, 3.0])
+    # Student's quantile with two degrees of freedom, from a table
+    assert mean == 2.0
+    assert half == pytest.approx(4.303 / np.sqrt(3.0), rel=1e-3)
 
 
 def test_averaged_atoms_are_the_exact_step_when_all_answer() -> None:
-    config = {"task": "lasso", "schedule": "convex", "penalty": 5.0, "rounds": 30}
+    config = {
+        "task": "lasso",
+        "schedule": "convex",
+        "step-count": "round",
+        "penalty": 5.0,
+        "rounds": 30,
+    }
     for variant in ("plain", "augmented"):
         both = [
             perform(
