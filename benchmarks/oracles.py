@@ -298,7 +298,8 @@ def _pair(
         f"{x.size:,}",
         inputs,
         1,
-        lambda: [before(_checked(x), ball.radius)],
+        # the checks are the same
+        lambda: [before(ball._input(x, "point"), ball.radius)],
         now,
         _largest,
         1e-10,
