@@ -76,6 +76,33 @@ class Domain(ABC):
             The gradient is not finite, or D has no points of its shape.
         """
 
+    def lmo_from(
+        self, gradient: ArrayLike, start: FloatArray | None
+    ) -> tuple[Atom, FloatArray | None]:
+        """Call the oracle for one of several similar gradients.
+
+        Here it is :meth:`lmo`, and there is nothing to keep. A set whose oracle is
+        quicker from where the last one ended overrides this.
+
+        Parameters
+        ----------
+        gradient : ndarray
+        start : ndarray or None
+            What the last call returned beside its atom; None before that.
+
+        Returns
+        -------
+        Atom
+        ndarray of float64 or None
+            What to keep for the next gradient of this shape.
+
+        Raises
+        ------
+        ValueError
+            As :meth:`lmo`, or the start is not for gradients of this shape.
+        """
+        return self.lmo(gradient), None
+
     @abstractmethod
     def project(self, point: ArrayLike) -> FloatArray:
         """Solve argmin over s in D of ‖point − s‖₂ (Euclidean, Frobenius).

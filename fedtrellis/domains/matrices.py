@@ -1,26 +1,25 @@
 """Balls of matrices by their singular values: nuclear and spectral norm."""
 
+from __future__ import annotations
+
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import scipy  # its parts are loaded when first used
 from numpy.typing import ArrayLike
 
 from fedtrellis.domains.atoms import Atom, DenseAtom, RankOneAtom
 from fedtrellis.domains.base import Domain, FloatArray, Norm, Shape
-from fedtrellis.domains.numerics import positive, project_l1, unit
+from fedtrellis.domains.numerics import positive, project_l1, thin_svd, unit
+from fedtrellis.domains.singular import as_matrix, top_pairs
+from fedtrellis.settings import setting
+
+if TYPE_CHECKING:
+    from fedtrellis.domains.singular import Matrix
 
 __all__ = ["NuclearNormBall", "SpectralNormBall"]
-
-# From this many rows and columns on, one triple by Lanczos is faster than all of them.
-_LANCZOS_FROM = 96
-# Largest residual of a singular triple, relative to the singular value.
-_RESIDUAL = 1e-10
-# Restarts of Lanczos, 20 products each, before a full decomposition is the cheaper.
-_MAX_RESTARTS = 40
 
 
 class _MatrixBall(Domain):
@@ -49,29 +48,70 @@ class NuclearNormBall(_MatrixBall):
     """The nuclear norm ball, ‖X‖_* = Σ σ_i(X) ≤ radius, of m × n matrices.
 
     Its extreme points are radius · u vᵀ with unit vectors u and v.
+
+    Parameters
+    ----------
+    radius : float
+    tolerance : float
+        Of the oracle: the largest ‖Gᵀ u₁ − σ₁ v₁‖ (or ‖G v₁ − σ₁ u₁‖) over σ₁. With
+        more than the default, which is as good as exact, <G, s> may be above the
+        minimum by tolerance · radius · σ₁; mostly it is by the square of it.
     """
 
     name: ClassVar[str] = "nuclear-norm-ball"
+    parameters: ClassVar[Mapping[str, Any]] = {
+        "tolerance": setting(
+            1e-10,
+            "largest residual of the oracle's singular pair",
+            above=0.0,
+            below=1.0,
+            formerly="",
+        )
+    }
     radius: float
+    tolerance: float = 1e-10
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "radius", positive(self.name, "radius", self.radius))
+        for parameter in ("radius", "tolerance"):
+            value = positive(self.name, parameter, getattr(self, parameter))
+            object.__setattr__(self, parameter, value)
+        if self.tolerance >= 1.0:
+            raise ValueError(
+                f"{self.name}: tolerance must be below 1, got {self.tolerance!r}"
+            )
 
-    def lmo(self, gradient: ArrayLike) -> RankOneAtom:
+    def lmo(self, gradient: Matrix) -> RankOneAtom:
         """Return −radius · u₁ v₁ᵀ, the leading singular vectors of the gradient.
 
-        The largest entry of u₁ is made positive, so that the pair is unique.
+        The largest entry of u₁ is made positive, so that the pair is unique. The
+        gradient may be an ndarray, a sparse array or matrix, or a LinearOperator, see
+        :func:`~fedtrellis.domains.singular.sparse_plus_low_rank`.
         """
-        g = self._input(gradient, "gradient")
-        left, right = _leading_pair(g)
-        if left[np.abs(left).argmax()] < 0.0:
-            left, right = -left, -right
-        return RankOneAtom(-self.radius * left, right)
+        return self.lmo_from(gradient, None)[0]
+
+    def lmo_from(
+        self, gradient: Matrix, start: ArrayLike | None
+    ) -> tuple[RankOneAtom, FloatArray | None]:
+        """Return :meth:`lmo`'s atom, and a block of singular vectors to start from.
+
+        See :func:`~fedtrellis.domains.singular.top_pairs`.
+        """
+        g = as_matrix(gradient)
+        self.check_shape(g.shape)
+        left, _, right, start = top_pairs(g, 1, start, self.tolerance)
+        u, v = left[:, 0], right[:, 0]
+        if u[np.abs(u).argmax()] < 0.0:
+            u, v = -u, -v
+        return RankOneAtom(-self.radius * u, v), start
+
+    def gap(self, gradient: ArrayLike, point: ArrayLike) -> float:
+        """Return the Frank-Wolfe gap, whatever the tolerance: a bound takes all σ₁."""
+        return Domain.gap(NuclearNormBall(self.radius), gradient, point)
 
     def project(self, point: ArrayLike) -> FloatArray:
         """Project the singular values onto the l1 ball."""
         x = self._input(point, "point")
-        left, values, right = _svd(x)
+        left, values, right = thin_svd(x)
         projected = project_l1(values, self.radius)
         if np.array_equal(projected, values):
             return x.copy()
@@ -81,7 +121,7 @@ class NuclearNormBall(_MatrixBall):
         """Say whether Σ σ_i ≤ radius (1 + tolerance)."""
         x = self._finite(point)
         return x is not None and bool(
-            _svd(x)[1].sum() <= self.radius * (1.0 + tolerance)
+            thin_svd(x)[1].sum() <= self.radius * (1.0 + tolerance)
         )
 
     def _contains_atom(self, atom: Atom, tolerance: float) -> bool:
@@ -118,13 +158,13 @@ class SpectralNormBall(_MatrixBall):
 
     def lmo(self, gradient: ArrayLike) -> DenseAtom:
         """Return −radius · U Vᵀ, from the thin singular value decomposition U Σ Vᵀ."""
-        left, _, right = _svd(self._input(gradient, "gradient"))
+        left, _, right = thin_svd(self._input(gradient, "gradient"))
         return DenseAtom(-self.radius * (left @ right))
 
     def project(self, point: ArrayLike) -> FloatArray:
         """Clip the singular values."""
         x = self._input(point, "point")
-        left, values, right = _svd(x)
+        left, values, right = thin_svd(x)
         if values[0] <= self.radius:
             return x.copy()
         return (left * np.minimum(values, self.radius)) @ right
@@ -132,7 +172,9 @@ class SpectralNormBall(_MatrixBall):
     def contains(self, point: ArrayLike, tolerance: float = 1e-9) -> bool:
         """Say whether σ₁ ≤ radius (1 + tolerance)."""
         x = self._finite(point)
-        return x is not None and bool(_svd(x)[1][0] <= self.radius * (1.0 + tolerance))
+        return x is not None and bool(
+            thin_svd(x)[1][0] <= self.radius * (1.0 + tolerance)
+        )
 
     def largest_norm(self, norm: Norm, shape: Shape) -> float | None:
         """Return the norm of radius · U Vᵀ; Σ |x_ij| is not known."""
@@ -149,60 +191,3 @@ class SpectralNormBall(_MatrixBall):
         """Return 2 radius √min(m, n), the distance of U Vᵀ radius to its negative."""
         self.check_shape(shape)
         return 2.0 * self.radius * math.sqrt(min(shape))
-
-
-def _scaled(matrix: FloatArray) -> tuple[FloatArray, float]:
-    """Return the matrix over a power of two near its largest entry, and that power."""
-    largest = float(np.abs(matrix).max())
-    scale = 2.0 ** math.floor(math.log2(largest)) if largest > 0.0 else 1.0
-    return matrix / scale, scale
-
-
-def _svd(matrix: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return the thin singular value decomposition U, σ, Vᵀ; σ decreases."""
-    scaled, scale = _scaled(matrix)
-    try:
-        left, values, right = np.linalg.svd(scaled, full_matrices=False)
-    except np.linalg.LinAlgError:  # the divide-and-conquer driver fails now and then
-        left, values, right = scipy.linalg.svd(
-            scaled, full_matrices=False, lapack_driver="gesvd"
-        )
-    return left, scale * values, right
-
-
-def _leading_pair(matrix: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return the unit singular vectors of the largest singular value."""
-    if min(matrix.shape) >= _LANCZOS_FROM and matrix.any():
-        from scipy.sparse.linalg import ArpackError, svds
-
-        scaled, _ = _scaled(matrix)
-        try:
-            left, values, right = svds(
-                scaled,
-                k=1,
-                tol=0.1 * _RESIDUAL,
-                v0=_start_vector(min(matrix.shape)),
-                maxiter=_MAX_RESTARTS,
-            )
-        except (ArpackError, np.linalg.LinAlgError):
-            pass  # not converged: all of them, below
-        else:
-            u, sigma, v = left[:, 0], float(values[0]), right[0]
-            # σ u = A v and σ v = Aᵀ u hold for a singular triple
-            residual = max(
-                float(np.linalg.norm(scaled @ v - sigma * u)),
-                float(np.linalg.norm(u @ scaled - sigma * v)),
-            )
-            if residual <= _RESIDUAL * sigma:
-                return u / np.linalg.norm(u), v / np.linalg.norm(v)
-    left, _, right = _svd(matrix)
-    return left[:, 0], right[0]
-
-
-@lru_cache(maxsize=32)
-def _start_vector(size: int) -> FloatArray:
-    """Return Lanczos' start, always the same for a size."""
-    # random: a structured gradient could have its singular vector orthogonal to ones
-    vector = np.random.default_rng(0).standard_normal(size)
-    vector.flags.writeable = False
-    return vector

@@ -4,10 +4,19 @@ import math
 from typing import Any
 
 import numpy as np
+import scipy  # its parts are loaded when first used
 
 from fedtrellis.domains.base import FloatArray
 
-__all__ = ["positive", "positive_integer", "project_l1", "project_simplex", "unit"]
+__all__ = [
+    "magnitude",
+    "positive",
+    "positive_integer",
+    "project_l1",
+    "project_simplex",
+    "thin_svd",
+    "unit",
+]
 
 
 def positive(domain: str, parameter: str, value: Any) -> float:
@@ -51,6 +60,34 @@ def unit(vector: FloatArray) -> tuple[FloatArray, float]:
         vector = vector / scale
     norm = math.sqrt(float(np.vdot(vector, vector)))
     return vector / norm, scale * norm
+
+
+def magnitude(array: FloatArray) -> float:
+    """Return a power of two near ‖array‖₂, for exact scaling; 0.0 if all are zero.
+
+    Not finite where an entry is not.
+    """
+    with np.errstate(over="ignore"):
+        size = float(np.linalg.norm(array))  # one pass, and NaN and infinity show
+    if not 1e-100 < size < 1e100:  # the squares have left the range of floats
+        size = float(np.abs(array).max(initial=0.0))
+    if size == 0.0 or not math.isfinite(size):
+        return size
+    # half of the largest power still is a float, and so is its inverse
+    return math.ldexp(1.0, min(max(math.frexp(size)[1], -1000), 1000))
+
+
+def thin_svd(matrix: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return the thin singular value decomposition U, σ, Vᵀ; σ decreases."""
+    scale = magnitude(matrix) or 1.0
+    scaled = matrix / scale
+    try:
+        left, values, right = np.linalg.svd(scaled, full_matrices=False)
+    except np.linalg.LinAlgError:  # the divide-and-conquer driver fails now and then
+        left, values, right = scipy.linalg.svd(
+            scaled, full_matrices=False, lapack_driver="gesvd"
+        )
+    return left, scale * values, right
 
 
 def project_simplex(vector: FloatArray, radius: float) -> FloatArray:

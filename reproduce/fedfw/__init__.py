@@ -11,6 +11,7 @@ from . import (
     convergence,
     leakage,
     movielens,
+    qaplib,
     traffic,
 )
 
@@ -25,6 +26,7 @@ ITEMS: dict[str, Item] = {
     **convergence.ITEMS,
     **movielens.ITEMS,
     **assignment.ITEMS,
+    **qaplib.ITEMS,
     **beyond.ITEMS,
     **traffic.ITEMS,
     **claims.ITEMS,

@@ -9,7 +9,6 @@ from the strategy's own encoded Messages.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from scipy.sparse.linalg import svds
 
 import sim
 from fedtrellis.domains import NuclearNormBall
+from fedtrellis.domains.lanczos import Products, leading_pairs
 from fedtrellis.schedules import FrankWolfeSchedule
 from reproduce.common import (
     Item,
@@ -36,7 +36,7 @@ from tasks import make_task
 
 from .traffic import bytes_a_round
 
-__all__ = ["ITEMS", "leading_pairs", "run"]
+__all__ = ["ITEMS", "run"]
 
 SEED = 0
 HERE = Path(__file__).parent
@@ -65,65 +65,6 @@ BLOCK = 4
 KEPT = 64
 
 Array = NDArray[Any]
-Product = Callable[[Array, Array], Array]
-
-
-def leading_pairs(
-    forward: Product,
-    backward: Product,
-    start: Array,
-    tolerance: float = 0.07,
-    most: int = 20,
-) -> tuple[Array, Array, Array, Array]:
-    """Return the leading singular triples of n matrices A_i of shape (p, q), nearly.
-
-    Subspace iteration with Rayleigh and Ritz' projection, on all matrices in step. It
-    ends for a matrix when the triple of the subspace that an iteration began with had
-    ‖A_iᵀ u − σ v‖ at most ``tolerance`` · σ; the triple returned is of one iteration
-    later. A subspace is followed and not a vector: a node's last atom is what its
-    gradient has just been pushed away from.
-
-    Parameters
-    ----------
-    forward, backward : callable
-        V, I ↦ A_i V_i and U, I ↦ A_iᵀ U_i for the matrices i in the array I, of shape
-        (k,), and arrays of shape (k, q, b) and (k, p, b).
-    start : ndarray of shape (n, q, b)
-        Orthonormal columns.
-    tolerance : float
-    most : int
-        Iterations.
-
-    Returns
-    -------
-    u : ndarray of shape (n, p)
-    values : ndarray of shape (n,)
-    v : ndarray of shape (n, q, b)
-        Its first columns belong to ``u``; all together are a start for similar
-        matrices.
-    iterations : ndarray of shape (n,)
-        Each with one product with A_i and one with A_iᵀ, for b vectors at once.
-    """
-    v, now = start.copy(), np.arange(len(start))
-    found, iterations = np.zeros(len(start)), np.zeros(len(start), np.intp)
-    u: Array = np.empty(0)
-    while len(now):
-        iterations[now] += 1
-        left, small = np.linalg.qr(forward(v[now], now))
-        p, values, q = np.linalg.svd(small)
-        left = left @ p
-        image = backward(left, now)
-        before = np.einsum("nqb,nb->nq", v[now], q[:, 0])
-        residual = np.linalg.norm(image[:, :, 0] - values[:, :1] * before, axis=1)
-        right, small = np.linalg.qr(image)
-        p, improved, q = np.linalg.svd(small)
-        v[now], found[now] = right @ p, improved[:, 0]
-        if not u.size:
-            u = np.empty(left.shape[:2], left.dtype)
-        u[now] = np.einsum("npb,nb->np", left, q[:, 0])
-        ended = (residual <= tolerance * values[:, 0]) | (iterations[now] == most)
-        now = now[~ended]
-    return u, found, v, iterations
 
 
 class _Iterates:
@@ -187,10 +128,8 @@ class _Iterates:
         result += self.dual_scale * self.base[i] + self.dual_left[i] @ self.right[i]
         return np.asarray(result if self.dual is None else result + self.dual[i])
 
-    def products(
-        self, weight: float, x_bar: Array, gradients: list[Any]
-    ) -> tuple[Product, Product]:
-        """V, I ↦ G_i V_i, U, I ↦ G_iᵀ U_i; G_i = ∇f_i(x_i)/n + λ_t (x_i − x̄) + y_i."""
+    def products(self, weight: float, x_bar: Array, gradients: list[Any]) -> Products:
+        """V, I ↦ G_i V_i, G_iᵀ G_i V_i with G_i = ∇f_i(x_i)/n + λ_t (x_i − x̄) + y_i."""
         k = self.kept
         own = self.dtype(weight * self.scale + self.dual_scale)
         left = self.dtype(weight) * self.left[:, :, :k] + self.dual_left[:, :, :k]
@@ -220,7 +159,11 @@ class _Iterates:
                     out += one @ self.dual[i]
             return np.asarray(result.transpose(0, 2, 1))
 
-        return forward, backward
+        def both(v: Array, nodes: Array) -> tuple[Array, Array]:
+            w = forward(v, nodes)
+            return w, backward(w, nodes)
+
+        return both
 
 
 def run(
@@ -238,7 +181,7 @@ def run(
         Settings, see :func:`reproduce.common.app_config`.
     nodes : int
     tolerance, most
-        Of the oracle, see :func:`leading_pairs`.
+        Of the oracle, see :func:`~fedtrellis.domains.lanczos.leading_pairs`.
     dtype : type
         Of the clients' iterates, float64 or float32.
     """
@@ -268,7 +211,7 @@ def run(
     held = [np.zeros(len(row)) for row, _ in places]
     rng = np.random.default_rng(setup.options["seed"])
     noise = rng.standard_normal((nodes, shape[1], min(BLOCK, *shape)))
-    block = np.linalg.qr(noise)[0].astype(dtype)
+    block = noise.astype(dtype)
     wanted = evaluated_rounds(rounds)
     curve: dict[str, list[float]] = {"round": [], "seconds": [], "loss": []}
     seconds = oracle = 0.0
@@ -290,17 +233,18 @@ def run(
             gradient.data[:] = at_zero[i] + curvature[i] * held[i]
         before = time.process_time()
         products = iterates.products(weight, x_bar, gradients)
-        u, values, block, count = leading_pairs(*products, block, tolerance, most)
+        pairs = leading_pairs(products, block, 1, tolerance, most)
         oracle += time.process_time() - before
-        iterations += float(count.mean())
-        left, right = -domain.radius * u, block[:, :, 0]
+        block = pairs.start
+        iterations += float(pairs.passes.mean())
+        left, right = -domain.radius * pairs.left[:, :, 0], pairs.right[:, :, 0]
         seconds += time.process_time() - began
         if t in wanted and min(shape) > 100:
             # a node's oracle against one that has converged; not counted
             i = t % nodes
             whole = iterates.gradient(i, weight, x_bar, gradients[i])
             best = svds(whole, k=1, tol=1e-4, return_singular_vectors=False)
-            found = min(found, float(values[i] / best[0]))
+            found = min(found, float(pairs.values[i, 0] / best[0]))
         began = time.process_time()
         for i, (row, column) in enumerate(places):
             held[i] = (1.0 - eta) * held[i] + eta * left[i, row] * right[i, column]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import tomllib
@@ -23,7 +24,15 @@ from reproduce.common import (
     load_results,
     perform,
 )
-from reproduce.fedfw import accuracy, beyond, claims, convergence, leakage, movielens
+from reproduce.fedfw import (
+    accuracy,
+    beyond,
+    claims,
+    convergence,
+    leakage,
+    movielens,
+    qaplib,
+)
 from reproduce.fedfw.assignment import random_start
 from reproduce.fedfw.traffic import bytes_a_round
 
@@ -156,34 +165,6 @@ def test_the_loop_without_messages_is_the_strategy(
     assert bare["nuclear-norm"] <= 700.0 * (1 + 1e-9)
 
 
-def test_the_leading_pairs_are_the_leading_ones() -> None:
-    rng = np.random.default_rng(0)
-    matrices = rng.standard_normal((3, 80, 50))
-    start = np.linalg.qr(rng.standard_normal((3, 50, 4)))[0]
-
-    def pairs(tolerance: float) -> tuple[Any, Any, Any, Any]:
-        return movielens.leading_pairs(
-            lambda v, which: matrices[which] @ v,
-            lambda u, which: matrices[which].transpose(0, 2, 1) @ u,
-            start,
-            tolerance,
-            2000,
-        )
-
-    left, values, right = np.linalg.svd(matrices)
-    u, found, v, count = pairs(1e-8)
-    np.testing.assert_allclose(found, values[:, 0])
-    np.testing.assert_allclose(abs(np.sum(u * left[:, :, 0], 1)), 1.0, atol=1e-8)
-    np.testing.assert_allclose(abs(np.sum(v[:, :, 0] * right[:, 0], 1)), 1.0, atol=1e-8)
-    np.testing.assert_allclose(
-        np.einsum("np,npq,nq->n", u, matrices, v[:, :, 0]), found
-    )
-    # a loose one takes less work, and is nearly as good
-    _, found, _, fewer = pairs(0.07)
-    assert np.all(fewer < count)
-    assert np.all(found > 0.97 * values[:, 0])
-
-
 def test_movielens_on_ratings_made_up(tmp_path: Path) -> None:
     """The item's own data may not be passed on, so that it is not there in general."""
     rng = np.random.default_rng(0)
@@ -210,6 +191,53 @@ def test_movielens_on_ratings_made_up(tmp_path: Path) -> None:
     assert first["rmse-train"][0] ** 2 == pytest.approx(first["loss"][0])
     assert results["optimum"]["bound"] <= results["optimum"]["loss"]
     assert results["moved"]["FedFW"]["up"] < results["dense"]["up"] / 5
+
+
+def test_qaplib_on_instances_made_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Small enough for the cost of every permutation to be known."""
+    monkeypatch.setattr(qaplib, "INSTANCES", ("five",))
+    monkeypatch.setattr(qaplib, "NODES", 4)
+    arguments = ["--quick", "--jobs", "1", "--data", str(tmp_path)]
+    command = ["fedfw", "qaplib", *arguments, "--out", str(tmp_path / "out")]
+    assert main(command) == 0
+    assert "skipped: needs qaplib/five.dat" in capsys.readouterr().out
+    A, B = np.random.default_rng(0).integers(1, 50, (2, 5, 5))
+    costs = {
+        float(sum(A[i, j] * B[p[i], p[j]] for i in range(5) for j in range(5)))
+        for p in itertools.permutations(range(5))
+    }
+    folder = tmp_path / "qaplib"
+    folder.mkdir()
+    numbers = [5, *A.ravel(), *B.ravel()]
+    (folder / "five.dat").write_text(" ".join(map(str, numbers)))
+    (folder / "five.sln").write_text(f"5 {min(costs):.0f} 1 2 3 4 5")
+    assert main(command) == 0
+    results = load_results(tmp_path / "out" / "results" / "qaplib.json")
+    five = results["instances"]["five"]
+    assert five["optimum"] == min(costs)
+    assert set(five["methods"]) == {qaplib.FAQ, *qaplib.VARIANTS}
+    for method in five["methods"].values():
+        assert {method["barycentre"], *method["starts"]} <= costs
+        assert len(method["starts"]) == 2
+    for label, variant in qaplib.VARIANTS.items():
+        method = five["methods"][label]
+        assert method["barycentre"] == min(method["tried"].values())
+        assert len(method["tried"]) == len(variant.values)
+        assert method["rounds"] * variant.gradients == results["gradients"] == 20
+    # results name instances, and not where somebody keeps them
+    assert str(tmp_path) not in (tmp_path / "out/results/qaplib.json").read_text()
+    excess = 100.0 * (five["methods"]["FedFW"]["barycentre"] / min(costs) - 1.0)
+    assert f"| {excess:.1f}; " in qaplib.render(results, tmp_path)
+
+
+def test_every_variant_has_as_many_values_to_try() -> None:
+    assert len({len(variant.values) for variant in qaplib.VARIANTS.values()}) == 1
+    mean, half = qaplib.interval([1.0, 2.0, 3.0])
+    # Student's quantile with two degrees of freedom, from a table
+    assert mean == 2.0
+    assert half == pytest.approx(4.303 / np.sqrt(3.0), rel=1e-3)
 
 
 def test_one_local_step_is_fedfw() -> None:

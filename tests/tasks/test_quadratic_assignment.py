@@ -150,7 +150,7 @@ def test_qaplib() -> None:
     original = read_instance(folder / "chr12a.dat")
     np.testing.assert_array_equal(stored.A, original.A)
     np.testing.assert_array_equal(stored.B, original.B)
-    for name in ("chr12a", "nug12", "had12", "esc16a", "rou15", "tai100a"):
+    for name in ("chr12a", "had16", "nug20", "tai20a", "esc16a", "tai100a"):
         path = str(folder / f"{name}.dat")
         task = QuadraticAssignment(num_clients=10, seed=0, path=path)
         task.check()

@@ -100,7 +100,7 @@ def test_every_key_of_another_domain_is_refused(method: str) -> None:
             f"run's domain is {used!r}"
         )
         pairs += 1
-    assert pairs == 10
+    assert pairs == 11
 
 
 def test_defaults_of_others_are_no_settings_of_the_run() -> None:

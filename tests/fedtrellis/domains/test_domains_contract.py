@@ -343,6 +343,7 @@ def test_sets_say_what_a_run_config_may_set() -> None:
         "box.lower": -1.0,
         "box.upper": 1.0,
         "k-support-ball.k": 10,
+        "nuclear-norm-ball.tolerance": 1e-10,
         "group-l1-ball.groups": 10,
         "capped-simplex.cap": 1.0,
         "weighted-l1-ball.weights": 0.5,

@@ -1,0 +1,311 @@
+"""Leading singular pairs against NumPy's decomposition, with and without a start."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse
+from numpy.typing import NDArray
+from scipy.sparse.linalg import LinearOperator, aslinearoperator
+
+from fedtrellis.domains import Domain, L1Ball, NuclearNormBall, lanczos, singular
+from fedtrellis.domains.lanczos import Products, leading_pairs
+from fedtrellis.domains.singular import sparse_plus_low_rank, top_pairs
+
+Array = NDArray[np.float64]
+
+# small ones, wide and tall
+SHAPES = [(5, 4), (60, 200), (130, 190), (190, 130)]
+
+
+def ratings(shape: tuple[int, int], seed: int = 0) -> scipy.sparse.csr_array:
+    """A sparse matrix with a few singular values that stand out."""
+    rng = np.random.default_rng(seed)
+    factors = [rng.standard_normal((size, 6)) for size in shape]
+    seen = rng.random(shape) < 0.3
+    return scipy.sparse.csr_array(
+        seen * ((factors[0] * 0.7 ** np.arange(6)) @ factors[1].T)
+    )
+
+
+def forms(shape: tuple[int, int]) -> list[tuple[Array, Any]]:
+    """Matrices as arrays, and as something that stands for the same one."""
+    rng = np.random.default_rng(1)
+    sparse = ratings(shape)
+    left, right = (0.3 * rng.standard_normal((size, 3)) for size in shape)
+    dense = sparse.toarray()
+    return [
+        (dense, dense),
+        (dense, np.asfortranarray(dense)),
+        (dense, dense.tolist()),
+        (dense, sparse),
+        (dense, scipy.sparse.csc_matrix(dense)),
+        (dense, aslinearoperator(sparse)),
+        (dense + left @ right.T, sparse_plus_low_rank(sparse, left, right)),
+    ]
+
+
+def assert_leading(matrix: Array, pairs: Any, tolerance: float = 1e-10) -> None:
+    """Check the pairs by their definition, and the values against NumPy's."""
+    left, values, right = pairs[:3]
+    count = len(values)
+    expected = np.linalg.svd(matrix, compute_uv=False)
+    np.testing.assert_allclose(
+        values, expected[:count], atol=1e-13 * expected[0] + tolerance**2 * expected[0]
+    )
+    for one in (left, right):
+        np.testing.assert_allclose(one.T @ one, np.eye(count), atol=1e-13)
+    for residual in (matrix @ right - left * values, matrix.T @ left - right * values):
+        norms = np.linalg.norm(residual, axis=0)
+        assert norms.max() <= (tolerance + 1e-14) * expected[0]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_all_forms_of_a_matrix(shape: tuple[int, int], count: int) -> None:
+    for matrix, form in forms(shape):
+        cold = top_pairs(form, count)
+        assert_leading(matrix, cold)
+        again = top_pairs(form, count)
+        np.testing.assert_array_equal(again.left, cold.left)
+        # ... and of a similar one, from there
+        change = 0.05 * np.outer(matrix[:, 0], matrix[0])
+        warm = top_pairs(matrix + change, count, cold.start)
+        assert_leading(matrix + change, warm)
+        if cold.start is not None:
+            assert cold.start.shape[0] == min(shape)
+
+
+@pytest.mark.parametrize("scale", [1e-305, 1e-200, 1e-110, 1e110, 1e200, 1e300])
+@pytest.mark.filterwarnings("error")
+def test_scales(scale: float) -> None:
+    for matrix, _ in forms((130, 190))[:1]:
+        for form in (scale * matrix, scipy.sparse.csr_array(scale * matrix)):
+            for start in (None, top_pairs(matrix).start):
+                left, values, right, _ = top_pairs(form, 1, start)
+                assert_leading(matrix, (left, values / scale, right))
+
+
+def drifting(steps: int) -> list[Array]:
+    """Matrices whose leading pairs turn and change places."""
+    rng = np.random.default_rng(2)
+    now = ratings((150, 120), 3).toarray()
+    result = []
+    for _ in range(steps):
+        left, values, right = np.linalg.svd(now)
+        # what Frank-Wolfe does: the leading pair is pushed down, others come up
+        now = now - 0.2 * values[0] * np.outer(left[:, 0], right[0])
+        now = now + 0.02 * values[0] * rng.standard_normal(now.shape) / 10.0
+        result.append(now)
+    return result
+
+
+@pytest.mark.parametrize("tolerance", [0.07, 1e-2, 1e-5, 1e-10])
+def test_a_tolerance_holds_from_matrix_to_matrix(
+    tolerance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes: dict[bool, int] = {True: 0, False: 0}
+    original = leading_pairs
+
+    def counted(products: Products, start: Array, *rest: Any) -> Any:
+        found = original(products, start, *rest)
+        passes[kept is not None] += int(found.passes[0])
+        return found
+
+    monkeypatch.setattr(singular, "leading_pairs", counted)
+    # both count as blocks of products
+    monkeypatch.setattr(singular, "_TIGHT", 0.0)
+    start = None
+    for matrix in drifting(12):
+        largest = np.linalg.svd(matrix, compute_uv=False)[0]
+        for kept in (None, start) if start is not None else (None,):
+            left, values, right, after = top_pairs(matrix, 1, kept, tolerance)
+            assert values[0] == pytest.approx(left[:, 0] @ matrix @ right[:, 0])
+            # who has converged is mostly the first: 0.09 where the tolerance is 0.07
+            assert (1 - 1.3 * tolerance) * largest <= values[0] <= largest * (1 + 1e-12)
+            for error in (
+                matrix @ right - left * values,
+                matrix.T @ left - right * values,
+            ):
+                assert np.linalg.norm(error) <= (tolerance + 1e-13) * largest
+        start = after
+    assert passes[True] < 0.85 * passes[False]
+
+
+def test_equal_leading_values() -> None:
+    rng = np.random.default_rng(4)
+    left = np.linalg.qr(rng.standard_normal((160, 130)))[0]
+    right = np.linalg.qr(rng.standard_normal((140, 130)))[0]
+    values = np.r_[np.ones(4), np.linspace(0.8, 0.0, 126)]
+    matrix = (left * values) @ right.T
+    for count in (1, 2):
+        assert_leading(matrix, top_pairs(matrix, count))
+        start = top_pairs(matrix, count).start
+        assert_leading(matrix, top_pairs(matrix, count, start))
+
+
+def test_fewer_singular_values_than_wanted_and_none() -> None:
+    rng = np.random.default_rng(5)
+    one = np.outer(rng.standard_normal(150), rng.standard_normal(170))
+    for form in (one, aslinearoperator(one), scipy.sparse.csr_array(one)):
+        assert_leading(one, top_pairs(form, 2))
+        assert_leading(one, top_pairs(form, 1))
+    zero = np.zeros((150, 170))
+    for form in (zero, aslinearoperator(zero), scipy.sparse.csr_array(zero.shape)):
+        assert_leading(zero, top_pairs(form, 2))
+
+
+def test_a_change_of_leader_between_parts_that_do_not_touch() -> None:
+    # the old leader is still a pair to the last digit, and says nothing of the other
+    parts = [ratings((100, 90), seed).toarray() for seed in (6, 7)]
+    parts = [part / np.linalg.norm(part, 2) for part in parts]
+    start = None
+    for weight in (2.0, 1.5, 1.0 - 1e-3, 0.5, 2.0, 1.5, 0.9):
+        matrix = scipy.sparse.block_diag([weight * parts[0], parts[1]]).toarray()
+        _, values, _, start = top_pairs(matrix, 1, start)
+        assert values[0] == pytest.approx(max(weight, 1.0), rel=1e-12)
+
+
+def test_a_full_decomposition_where_it_does_not_converge(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    matrix = np.random.default_rng(8).standard_normal((110, 100))
+    left, values, right = np.linalg.svd(matrix)
+    start = top_pairs(matrix).start
+    monkeypatch.setattr(singular, "_AFFORDED", 100)  # one pass
+    found = top_pairs(matrix, 1, start)
+    assert values[0] == pytest.approx(found.values[0], rel=1e-14)
+    np.testing.assert_allclose(abs(found.left[:, 0] @ left[:, 0]), 1.0)
+    assert found.start is not None
+    np.testing.assert_allclose(abs(right[:4] @ found.start), np.eye(4), atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda g: top_pairs(np.where(g > 2.0, np.nan, g)), "finite"),
+        (lambda g: top_pairs(scipy.sparse.csr_array(g * np.inf)), "finite"),
+        (lambda g: top_pairs(aslinearoperator(np.where(g > 2.0, np.nan, g))), "finite"),
+        (lambda g: top_pairs(g[0]), "rows"),
+        (lambda g: top_pairs(g, 0), "count = 0"),
+        (lambda g: top_pairs(g[:3], 4), r"count = 4 .*\(3, 150\)"),
+        (lambda g: top_pairs(g, 1, np.ones(120)), r"shape \(120, b\)"),
+        (lambda g: top_pairs(g, 1, np.ones((150, 2))), r"shape \(120, b\)"),
+        (lambda g: top_pairs(g, 1, np.full((120, 2), np.nan)), "finite"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_what_is_refused(call: Callable[[Array], Any], says: str) -> None:
+    matrix = np.random.default_rng(9).standard_normal((120, 150))
+    with pytest.raises(ValueError, match=says) as caught:
+        call(matrix)
+    assert "\n" not in str(caught.value)
+
+
+def batch(matrices: Array) -> Products:
+    def products(v: Array, which: NDArray[np.intp]) -> tuple[Array, Array]:
+        w = matrices[which] @ v
+        return w, matrices[which].transpose(0, 2, 1) @ w
+
+    return products
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_many_matrices_in_step(dtype: type[np.floating[Any]]) -> None:
+    rng = np.random.default_rng(0)
+    matrices = rng.standard_normal((3, 80, 50)).astype(dtype)
+    # one is done at once, one is zero, and the others go on
+    matrices[1] = np.outer(np.ones(80), np.ones(50))
+    matrices = np.concatenate([matrices, np.zeros((1, 80, 50), dtype)])
+    start = rng.standard_normal((4, 50, 4)).astype(dtype)
+    precision = 1e-8 if dtype is np.float64 else 1e-3
+    found = leading_pairs(batch(matrices), start, 2, precision, 2000)
+    # there is no second pair in the one of rank 1 that squares could tell from zero
+    assert found.converged.tolist() == [True, dtype is np.float32, True, True]
+    assert found.left.dtype == found.start.dtype == dtype
+    assert found.passes[3] == 1 < found.passes[1] < found.passes[0]
+    values = np.linalg.svd(matrices, compute_uv=False)
+    np.testing.assert_allclose(
+        found.values, values[:, :2], atol=precision * values.max()
+    )
+    for one, left, sigma, right in zip(matrices, *found[:3], strict=True):
+        np.testing.assert_allclose(
+            one @ right, left * sigma, atol=1e-4 * precision**0.5
+        )
+    # a loose one takes less work, and is nearly as good; a start is worth something
+    loose = leading_pairs(batch(matrices), start, 1, 0.07, 2000)
+    assert np.all(loose.passes <= found.passes)
+    assert loose.passes.sum() < found.passes.sum()
+    assert np.all(loose.values[:, 0] >= 0.93 * values[:, 0])
+    warm = leading_pairs(batch(matrices), found.start, 2, precision, 2000)
+    assert np.all(warm.passes[[0, 2]] < found.passes[[0, 2]])
+    # and where it may not go on, it says so
+    cut = leading_pairs(batch(matrices), start, 1, precision, 2)
+    assert cut.passes.max() == 2
+    assert cut.converged.tolist() == [False, True, False, True]
+
+
+def test_a_basis_that_fills_the_space() -> None:
+    rng = np.random.default_rng(10)
+    for columns in (3, 5, 9, 30):
+        matrices = rng.standard_normal((2, 12, columns))
+        start = rng.standard_normal((2, columns, min(4, columns)))
+        found = leading_pairs(batch(matrices), start, 1, 0.0, 1000)
+        values = np.linalg.svd(matrices, compute_uv=False)[:, :1]
+        np.testing.assert_allclose(found.values, values, rtol=1e-13)
+
+
+def test_the_ball_follows_its_gradients() -> None:
+    exact, loose = NuclearNormBall(3.0), NuclearNormBall(3.0, tolerance=0.03)
+    starts: list[Array | None] = [None, None]
+    for matrix in drifting(6):
+        expected = exact.lmo(matrix)
+        best = -3.0 * np.linalg.svd(matrix, compute_uv=False)[0]
+        for k, (ball, error) in enumerate(((exact, 1e-12), (loose, 0.03))):
+            atom, starts[k] = ball.lmo_from(matrix, starts[k])
+            assert np.linalg.norm(atom.left) == pytest.approx(3.0, rel=1e-13)
+            assert np.linalg.norm(atom.right) == pytest.approx(1.0, rel=1e-13)
+            assert atom.dot(matrix) <= (1 - error) * best
+            assert atom.left[np.abs(atom.left).argmax()] < 0.0
+        # a bound takes the exact oracle
+        assert loose.gap(matrix, 0.0 * matrix) == -expected.dot(matrix)
+    other: Domain = L1Ball(2.0)
+    vertex, kept = other.lmo_from(matrix, None)
+    assert kept is None
+    np.testing.assert_array_equal(vertex.dense(), other.lmo(matrix).dense())
+
+
+def test_the_ball_takes_gradients_in_all_forms() -> None:
+    ball = NuclearNormBall(2.0)
+    for matrix, form in forms((130, 190)):
+        atom = ball.lmo(form)
+        np.testing.assert_allclose(atom.dense(), ball.lmo(matrix).dense(), atol=1e-8)
+    with pytest.raises(ValueError, match="matrices"):
+        ball.lmo(scipy.sparse.coo_array(np.ones(4)))
+    with pytest.raises(ValueError, match="below 1"):
+        NuclearNormBall(1.0, tolerance=1.0)
+    with pytest.raises(ValueError, match="tolerance must be a positive"):
+        NuclearNormBall(1.0, tolerance=0.0)
+
+
+def test_an_operator_is_never_made_dense_where_it_converges() -> None:
+    matrix = forms((130, 190))[0][0]
+    largest = 0
+
+    def product(x: Array) -> Array:
+        nonlocal largest
+        largest = max(largest, x.size // 190)
+        return np.asarray(matrix @ x)
+
+    operator: Any = LinearOperator(
+        matrix.shape,
+        matvec=product,
+        matmat=product,
+        rmatvec=lambda x: matrix.T @ x,
+        rmatmat=lambda x: matrix.T @ x,
+        dtype=np.float64,
+    )
+    start = top_pairs(operator).start
+    top_pairs(operator, 2, start)
+    assert largest <= lanczos._BLOCKS
