@@ -1,4 +1,4 @@
-"""examples/split-constraint: sets of the nodes, whose intersection is the constraint."""
+"""examples/split-constraint: nodes with sets of their own, the answer in all."""
 
 from __future__ import annotations
 

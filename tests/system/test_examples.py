@@ -189,7 +189,10 @@ def test_nodes_with_different_sets(
     gradient = np.mean([f.gradient(x) for f in objectives], axis=0)
     start = domain.centre(x.shape)
     # the gap bounds F(x) − F*; at the start it is more than 0.01
-    assert domain.gap(np.mean([f.gradient(start) for f in objectives], axis=0), start) > 0.01
+    assert (
+        domain.gap(np.mean([f.gradient(start) for f in objectives], axis=0), start)
+        > 0.01
+    )
     assert domain.gap(gradient, x) < 0.002
 
 

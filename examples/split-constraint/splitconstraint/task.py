@@ -1,4 +1,4 @@
-"""What is learnt: a portfolio that follows an index, with no more than a cap of each."""
+"""What is learnt: a portfolio that follows an index, its shares under a cap."""
 
 from __future__ import annotations
 
