@@ -103,7 +103,9 @@ def test_spectrahedron_lmo_against_all_eigenvalues(
     for gradient in (g, g + (skew - skew.T)):
         atom = domain.lmo(gradient)
         size = float(np.linalg.norm(g))
-        assert atom.dot(gradient) == pytest.approx(2.0 * lowest, abs=1e-12 * size + 1e-13)
+        assert atom.dot(gradient) == pytest.approx(
+            2.0 * lowest, abs=1e-12 * size + 1e-13
+        )
         assert domain.contains_atom(atom, 1e-13)
         np.testing.assert_array_equal(domain.lmo(gradient).left, atom.left)
     zero = domain.lmo(np.zeros((n, n)))
