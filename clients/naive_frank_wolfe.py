@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from fedtrellis.domains import Domain
 from fedtrellis.domains.atoms import pack_atoms
+from fedtrellis.domains.description import describe
 from fedtrellis.wire.arrays import Layout
 from fedtrellis.wire.client import MethodClient, evaluate_objective
 
@@ -32,6 +33,10 @@ class NaiveFrankWolfeClient(MethodClient):
         self.context = context
         self.objective = objective
         self.domain = domain
+
+    def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
+        """What the server is told before round 1: the set that the client works on."""
+        return {"domain": describe(self.domain)}
 
     def fit(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]

@@ -12,14 +12,23 @@ from math import isfinite, sqrt
 
 from fedtrellis.settings import SettingsError, check_choice
 
-__all__ = ["SCHEDULES", "FrankWolfeSchedule"]
+__all__ = ["SCHEDULES", "FrankWolfeSchedule", "automatic_penalty"]
 
 SCHEDULES = ("convex", "nonconvex", "stochastic", "constant")
+
+# What stands before G/D in an automatic λ_0. A λ_t that does not grow wants more, and
+# FedFW+ less whatever the schedule is: what it adds up is what counts there.
+_MULTIPLES = {"convex": 0.7, "nonconvex": 1.4, "stochastic": 0.35, "constant": 7.0}
+_AUGMENTED = 0.12
 
 
 @dataclass(frozen=True)
 class FrankWolfeSchedule:
-    """The numbers of round t.
+    """The numbers of step t.
+
+    t counts steps from 1: rounds, or k times as many where a round has k local steps;
+    or with ``participation=1`` the steps that one client has taken. It need not be
+    whole where it is a mean over clients.
 
     Parameters
     ----------
@@ -61,7 +70,7 @@ class FrankWolfeSchedule:
         """Whether ``num_rounds`` counts."""
         return self.name == "nonconvex"
 
-    def step(self, t: int) -> float:
+    def step(self, t: float) -> float:
         """η_t, t from 1."""
         p, T = self.participation, self.num_rounds
         if self.name == "convex":
@@ -75,7 +84,7 @@ class FrankWolfeSchedule:
             return 9.0 / (t + 8.0)
         return self.step_size
 
-    def penalty_weight(self, t: int) -> float:
+    def penalty_weight(self, t: float) -> float:
         """λ_t, t from 1."""
         p, T, lambda_0 = self.participation, self.num_rounds, self.penalty
         if self.name == "convex":
@@ -89,9 +98,33 @@ class FrankWolfeSchedule:
             return lambda_0 * sqrt(t + 8.0)
         return lambda_0
 
-    def averaging_weight(self, t: int) -> float:
+    def averaging_weight(self, t: float) -> float:
         """ρ_t, t from 1; ρ_1 = 1 exactly."""
         if self.name == "constant":
             return 1.0 if t == 1 else self.averaging
         # ρ_t = 4 / (t + 7)^(2/3), at most 1
         return float(min(1.0, 4.0 / (t + 7.0) ** (2.0 / 3.0)))
+
+
+def automatic_penalty(
+    gradient_norm: float, diameter: float, schedule: str, augmented: bool
+) -> float:
+    """Return λ_0 where nobody has chosen one, a multiple of G/D.
+
+    It is what has the unit that λ_0 (x_i − x̄) needs beside (1/n) ∇f_i. The multiples
+    are ours, found on some problems and tried on others:
+    ``python -m reproduce fedfw penalty``.
+
+    Parameters
+    ----------
+    gradient_norm : float
+        G, the size of the clients' ‖(1/n) ∇f_i(x¹)‖.
+    diameter : float
+        D, of the set; above 0.
+    schedule : str
+        One of :data:`SCHEDULES`.
+    augmented : bool
+        Whether λ_0 is FedFW+'s, which adds λ_0 (x_i − x̄) up.
+    """
+    multiple = _AUGMENTED if augmented else _MULTIPLES[schedule]
+    return multiple * gradient_norm / diameter

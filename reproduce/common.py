@@ -150,6 +150,8 @@ def evaluated_rounds(last: int) -> set[int]:
 LOCAL_STEPS = {"local-steps": 5, "local-step-size": 0.1}
 # short names that some methods' settings have without the first word
 _LOCAL = {"local-step-size": "step-size", "local-batch-size": "batch-size"}
+# Methods whose local steps are the oracle's, which no item means by these names.
+_ORACLES = ("fedfw",)
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -164,7 +166,8 @@ def app_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
     The runs of an item differ in their methods and share settings, so methods' settings
     stand there without their owner: ``local-steps`` is ``feddr.local-steps`` where the
-    method is FedDR. A setting that the method does not have is left out.
+    method is FedDR. A setting that the method does not have is left out, and so are
+    local steps where they are the oracle's: ``fedfw.local-steps`` has its whole name.
 
     Raises
     ------
@@ -175,13 +178,14 @@ def app_config(config: Mapping[str, Any]) -> dict[str, Any]:
     known, methods = registry.fields, registry.methods
     method = config.get("method", RunSettings.method)
     # those without local steps have step sizes and batches of another kind
-    local = _LOCAL if f"{method}.local-steps" in known else {}
+    gradients = f"{method}.local-steps" in known and method not in _ORACLES
+    local = _LOCAL if gradients else {}
     whole = sim.app.default_config()
     for key, value in {**LOCAL_STEPS, **config}.items():
         own = f"{method}.{key}"
         if key in known:
             whole[key] = value
-        elif own in known:
+        elif own in known and (key != "local-steps" or gradients):
             whole[own] = value
         elif key in local and f"{method}.{local[key]}" in known:
             whole[f"{method}.{local[key]}"] = value

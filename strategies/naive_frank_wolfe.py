@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedtrellis.domains import Domain
 from fedtrellis.domains.atoms import Atom
 from fedtrellis.schedules import SCHEDULES, FrankWolfeSchedule
 from fedtrellis.server.answers import Answer
-from fedtrellis.server.rounds import RoundStrategy
-from fedtrellis.settings import given, setting
+from fedtrellis.settings import setting
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.broadcast import Step
 
-from .fedfw import one_atom
+from .frank_wolfe import FrankWolfeStrategy
 
 __all__ = ["NaiveFrankWolfe"]
 
 
-class NaiveFrankWolfe(RoundStrategy):
+class NaiveFrankWolfe(FrankWolfeStrategy):
     """Average the atoms of the clients' own gradients; a baseline that fails.
 
     ::
@@ -39,12 +37,8 @@ class NaiveFrankWolfe(RoundStrategy):
 
     name = "naive-frank-wolfe"
     about = "averaged oracles, a baseline that does not converge"
-    space = "domain"
-    bounded = True
-
     stateful = False
 
-    domain: Domain = given("D", kw_only=False)
     schedule: str = setting(
         None,
         "of the step size",
@@ -71,12 +65,9 @@ class NaiveFrankWolfe(RoundStrategy):
             step_size=self.step_size,
         )
 
-    def check_model(self, layout: Layout) -> None:
-        """Check that the model has the shape of the domain's points."""
-        self.domain.check_shape(layout.point_shape)
-
     def setup(self, point: FloatArray, layout: Layout) -> None:
         """Make the schedule, now that rounds and clients are known."""
+        self.settle_domains(layout.point_shape)
         self._schedule = self._make_schedule(
             self.planned_rounds, self.expected_participation
         )
@@ -87,7 +78,8 @@ class NaiveFrankWolfe(RoundStrategy):
 
     def check(self, answer: Answer) -> Atom:
         """The atom s_i."""
-        return one_atom(answer, self.broadcast.layout.point_shape)
+        (atom,) = self.take_atoms(answer, 1)
+        return atom
 
     def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
         """Average the atoms."""
@@ -95,4 +87,4 @@ class NaiveFrankWolfe(RoundStrategy):
         # x̄ ← (1 − η_t) x̄ + (η_t / |S|) Σ s_i
         step = Step(1.0 - eta, eta / len(answers), tuple(answers.values()))
         self.broadcast.advance(step)
-        return {}
+        return self.whether_outside()

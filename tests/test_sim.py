@@ -268,18 +268,23 @@ def test_outer_domains_run(tmp_path: Path) -> None:
     assert status == 0
 
 
-def test_a_node_can_ask_for_a_larger_set(tmp_path: Path) -> None:
+def test_a_node_can_ask_for_a_larger_set_that_the_run_allows(tmp_path: Path) -> None:
     models = []
     asking: list[list[dict[str, str]]] = [
         [{}, {}, {}],
         [{}, {}, {"outer-domain": "l2-ball"}],
     ]
     for nodes in asking:
-        record = run_app({"rounds": 3}, 3, tmp_path, node_configs=nodes)
+        config = {"rounds": 3, "outer-domain": "l2-ball"}
+        record = run_app(config, 3, tmp_path, node_configs=nodes)
         models.append(np.load(record / "model.npz")["0"])
     # an atom of an l2 ball touches every weight, one of an l1 ball a single one
     assert np.count_nonzero(models[0]) < 20
     assert np.count_nonzero(models[1]) > 600
+    with pytest.raises(SettingsError, match="client 2 works on L2Ball") as refused:
+        run_app({"rounds": 3}, 3, tmp_path, node_configs=asking[1])
+    assert "L1Ball(radius=30.0)" in str(refused.value)
+    assert "\n" not in str(refused.value)
 
 
 def test_client_evaluation_is_recorded(tmp_path: Path) -> None:
@@ -413,7 +418,7 @@ BAD = [
     ("fedfw.penalty=-2.0", "fedfw.penalty = -2.0 must be at least 0, or 'auto'"),
     ("fedfw.penalty=-0.5", "fedfw.penalty = -0.5 must be at least 0, or 'auto'"),
     ('resume="nowhere"', "nowhere' is not the record of a run"),
-    ('outer-domain="l2-ball"', "set both or none"),
+    ("outer-fraction=0.5", "outer-fraction = 0.5 needs an outer-domain"),
     ('task="quadratic-assignment" reference=true', "is for convex tasks"),
     ("nowhere.toml", "No such file"),
     (

@@ -91,6 +91,9 @@ class Experiment:
         """The server's half of the method; ``options`` are those of every strategy."""
         cls = self.entry.strategy
         parts: dict[str, Any] = {"domain": self.domain, "manifold": self.manifold}
+        if self.run.outer_domain:
+            # whoever takes it says so
+            parts["client_domains"] = [self._enclosing(self.run.outer_domain)]
         parts |= self.task.method_options()
         wanted = {f.name for f in dataclasses.fields(cls)}
         values = {name: v for name, v in self.settings.items() if v is not None}

@@ -30,10 +30,14 @@ class RunSettings:
         choices=("whole", "product"),
     )
     outer_domain: str = setting(
-        "", f"larger set for some clients: {', '.join(ENCLOSING)}; empty: none"
+        "", f"larger set that clients may have: {', '.join(ENCLOSING)}; empty: none"
     )
     outer_fraction: float = setting(
-        0.0, "fraction of clients with the larger set", minimum=0.0, maximum=0.99
+        0.0,
+        "fraction of clients with the larger set, beside those whose node config has "
+        "outer-domain too",
+        minimum=0.0,
+        maximum=0.99,
     )
     evaluate_gap: bool = setting(
         True,

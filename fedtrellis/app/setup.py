@@ -38,10 +38,10 @@ def make_experiment(
             entry.client_fields, entry.client_settings, config
         )
     _refuse_foreign(registry, config, {"method": run.method, "task": run.task})
-    if bool(run.outer_domain) != (run.outer_fraction > 0.0):
+    if run.outer_fraction > 0.0 and not run.outer_domain:
         raise SettingsError(
-            f"outer-domain = {run.outer_domain!r} and outer-fraction = "
-            f"{run.outer_fraction} go together: set both or none"
+            f"outer-fraction = {run.outer_fraction} needs an outer-domain, the larger "
+            "set that these clients have"
         )
     split = entry.strategy.space == "split"
     if kind.split_data != split:
@@ -115,10 +115,10 @@ def _check_for_nodes(run: RunSettings, entry: MethodEntry, task: Any) -> None:
             f"reference = true {where}: F* would be that of data which only the nodes "
             "have; allowed: false"
         )
-    if run.outer_domain:
+    if run.outer_fraction:
         raise SettingsError(
-            f"outer-domain = {run.outer_domain!r} {where}: the nodes have no order; a "
-            "node's own config may have outer-domain"
+            f"outer-fraction = {run.outer_fraction} {where}: the nodes have no order; "
+            "those whose own config has outer-domain too have the larger set"
         )
     known = entry.strategy.measures
     if not task.split_data:

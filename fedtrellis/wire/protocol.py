@@ -151,6 +151,13 @@ def read_request(content: RecordDict, max_count: int) -> Named:
     for key, of in (("model-shapes", int), ("restore-as-model", str)):
         if not all(type(item) is of for item in config.get(key, [])):
             raise ValueError(f"the request has {key} = {config[key]!r}")
+    for key, value in config.items():
+        # such as a number for each of so many steps
+        if isinstance(value, list) and len(value) > max_count:
+            raise ValueError(
+                f"the request has {len(value)} numbers for {key}; this client takes "
+                f"up to {max_count} (client_app's max_count)"
+            )
     for key in _COUNTS:
         if key in config and not (
             type(config[key]) is int and 0 <= config[key] <= max_count

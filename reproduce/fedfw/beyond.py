@@ -9,11 +9,9 @@ from typing import Any
 
 import numpy as np
 
-import sim
 from fedtrellis.app import Experiment
 from fedtrellis.app.registry import MethodEntry
 from fedtrellis.app.settings import RunSettings
-from fedtrellis.schedules import FrankWolfeSchedule
 from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.wire.broadcast import Step
 from reproduce.common import (
@@ -23,7 +21,6 @@ from reproduce.common import (
     app_config,
     execute,
     read_config,
-    workers,
 )
 from reproduce.drawing import color, measured, new_figure, save
 from reproduce.sweep import Point
@@ -32,7 +29,7 @@ from tasks import make_task
 
 from .ablations import render_panels, sweep_panels
 
-__all__ = ["ITEMS", "AveragingFedFW", "averaging", "run_local"]
+__all__ = ["ITEMS", "AveragingFedFW", "averaging"]
 
 HERE = Path(__file__).parent
 NODES = 10
@@ -59,7 +56,8 @@ class AveragingFedFW(FedFW):
         kept.model[...] = x_bar
         kept.replace(x_bar)
         kept.version = version
-        kept.advance(Step(1.0 - eta, eta / len(answers), tuple(answers.values())))
+        atoms = tuple(atom for answer in answers.values() for atom in answer.atoms)
+        kept.advance(Step(1.0 - eta, eta / len(answers), atoms))
         return {}
 
 
@@ -161,63 +159,6 @@ def render_server_step(results: dict[str, Any], out: Path) -> str:
 # --------------------------------------------------------------------- local steps
 
 
-def run_local(
-    config: dict[str, Any], nodes: int, steps: int, *, every: int = 1
-) -> dict[str, list[float]]:
-    """Run FedFW with several local steps a round, without messages.
-
-    Every client takes its steps against the x̄ of the round's beginning and sends the
-    atoms of all of them. The schedule counts local steps, τ = (t − 1) k + j, so that
-    with k = 1 this is FedFW; x̄ stays the mean of all x_i.
-
-    Parameters
-    ----------
-    config : dict
-        Settings of FedFW, full participation.
-    nodes : int
-    steps : int
-        k.
-    every : int
-        Rounds between evaluations.
-
-    Returns
-    -------
-    dict
-        Metrics by ``round``.
-    """
-    experiment = sim.app.experiment(app_config(config), nodes)
-    task, domain, layout = experiment.task, experiment.domain, experiment.layout
-    rounds, method = experiment.run.rounds, experiment.strategy()
-    assert isinstance(method, FedFW)
-    penalty = method.penalty
-    schedule = FrankWolfeSchedule(method.schedule, penalty, num_rounds=rounds * steps)
-    start = domain.project(layout.point(task.initial_point()))
-    objectives: list[Any] = [task.client_objective(i) for i in range(nodes)]
-    x_bar = np.array(start)
-    x = [np.array(start) for _ in range(nodes)]
-    curve: dict[str, list[float]] = {"round": []}
-    for t in range(rounds + 1):
-        if t % every == 0 or t == rounds:
-            known = experiment.evaluate(layout.layers(x_bar))
-            for key, value in ({"round": t} | known).items():
-                curve.setdefault(key, []).append(float(value))
-        if t == rounds:
-            break
-        for i, objective in enumerate(objectives):
-            for j in range(1, steps + 1):
-                tau = t * steps + j
-                eta, weight = schedule.step(tau), schedule.penalty_weight(tau)
-                # g_i = (1/n) ∇f_i(x_i) + λ_τ (x_i − x̄)
-                g = layout.objective_gradient(
-                    objective.gradient(layout.objective_point(x[i]))
-                )
-                g = g / nodes + weight * (x[i] - x_bar)
-                x[i] = (1.0 - eta) * x[i]
-                domain.lmo(g).add_to(x[i], eta)
-        x_bar = np.mean(x, axis=0)
-    return curve
-
-
 #: Tasks of the item, all full participation.
 LOCAL: dict[str, dict[str, Any]] = {
     "LASSO": {"task": "lasso", "rounds": 1000, "penalty": 5.0},
@@ -239,26 +180,35 @@ LOCAL: dict[str, dict[str, Any]] = {
 STEPS = (1, 2, 5, 20)
 
 
-def _local(arguments: tuple[dict[str, Any], int]) -> dict[str, list[float]]:
-    config, steps = arguments
-    return run_local(config, NODES, steps, every=max(1, config["rounds"] // 50))
-
-
 def compute_local_steps(options: Options) -> dict[str, Any]:
     """All tasks with all k."""
     counts = STEPS[::2] if options.quick else STEPS
-    cases = []
+    runs = []
     for name, settings in LOCAL.items():
         config = {"rounds": RunSettings.rounds, "variant": "plain", **settings}
         if options.quick:
             config |= {"rounds": 10, "classification.train-limit": 500}
-        cases += [(name, k, config) for k in counts]
-    with workers(options.jobs) as pool:
-        found = pool.map(_local, [(config, k) for _, k, config in cases])
-        rows = [
-            {"task": name, "steps": k, "curve": curve}
-            for (name, k, _), curve in zip(cases, found, strict=True)
+        every = max(1, config["rounds"] // 50)
+        runs += [
+            Run(
+                (name, k),
+                config | {"fedfw.local-steps": k},
+                NODES,
+                curve=True,
+                every=every,
+            )
+            for k in counts
         ]
+    results = execute(runs, options.jobs)
+    rows = [
+        {
+            "task": name,
+            "steps": k,
+            "curve": results[name, k]["curve"],
+            "bytes-up": results[name, k]["bytes-up"],
+        }
+        for name, k in (run.key for run in runs)
+    ]
     return {"rows": rows}
 
 
@@ -268,8 +218,8 @@ def render_local_steps(results: dict[str, Any], out: Path) -> str:
     figure, axes = new_figure(len(names))
     lines = [
         "| task | local steps k | rounds | F | gap | test accuracy, % | atoms up, a "
-        "node and round |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "node and round | bytes up |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for one, name in zip(axes[0], names, strict=True):
         rows = [row for row in results["rows"] if row["task"] == name]
@@ -286,7 +236,8 @@ def render_local_steps(results: dict[str, Any], out: Path) -> str:
             lines.append(
                 f"| {name} | {row['steps']} | {curve['round'][-1]:.0f} "
                 f"| {curve['loss'][-1]:.4g} | {curve['gap'][-1]:.3g} | {share} "
-                f"| {row['steps']} |"
+                f"| {row['steps']} "
+                f"| {row['bytes-up'] / NODES / curve['round'][-1]:,.0f} |"
             )
         one.set_title(name, fontsize="medium")
         one.set_xlabel("communication round")

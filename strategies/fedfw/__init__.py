@@ -1,6 +1,5 @@
 """The server's half of federated Frank-Wolfe."""
 
-from .paper import one_atom
-from .strategy import VARIANTS, FedFW
+from .strategy import STEP_COUNTS, VARIANTS, FedFW
 
-__all__ = ["VARIANTS", "FedFW", "one_atom"]
+__all__ = ["STEP_COUNTS", "VARIANTS", "FedFW"]

@@ -8,22 +8,22 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from fedtrellis.domains import Domain
 from fedtrellis.schedules import SCHEDULES, FrankWolfeSchedule
 from fedtrellis.server.answers import Answer
-from fedtrellis.server.rounds import RoundStrategy
-from fedtrellis.settings import given, setting
+from fedtrellis.settings import SettingsError, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.flower_internals import log
 
+from ..frank_wolfe import FrankWolfeStrategy
 from .paper import PaperSteps
 
 __all__ = ["VARIANTS", "FedFW"]
 
 VARIANTS = ("plain", "augmented", "stochastic")
+STEP_COUNTS = ("own", "round")
 
 
-class FedFW(RoundStrategy):
+class FedFW(FrankWolfeStrategy):
     """Federated Frank-Wolfe: clients send extreme points, never gradients or models.
 
     Solves min over x in D of F(x) = (1/n) Σ_i f_i(x). Every client i keeps its own
@@ -56,17 +56,15 @@ class FedFW(RoundStrategy):
 
     name = "fedfw"
     about = "federated Frank-Wolfe: FedFW, FedFW+, FedFW-sto"
-    space = "domain"
-    bounded = True
     state_settings = ("variant",)
+    free_to_change = ("penalty",)
 
-    domain: Domain = given(
-        "D, in the shape of the model: an array's own shape if the model has one "
-        "array, else the vector of all entries, layer after layer",
-        kw_only=False,
-    )
     penalty: float = setting(
-        None, "weight of the consensus penalty", symbol="λ_0", auto=1e-3, minimum=0.0
+        None,
+        "weight of the consensus penalty; auto: by the size of the clients' gradients "
+        "at the initial model, which they send once",
+        symbol="λ_0",
+        minimum=0.0,
     )
     variant: str = setting(
         "plain", "FedFW, FedFW+ (augmented) or FedFW-sto", choices=VARIANTS
@@ -77,6 +75,21 @@ class FedFW(RoundStrategy):
         note="see :class:`~fedtrellis.schedules.FrankWolfeSchedule`",
         auto="convex",
         choices=SCHEDULES,
+    )
+    step_count: str = setting(
+        None,
+        "what t of the convex schedule counts: the steps of each client that were "
+        "used (own), or the rounds (round), as the paper does; auto: own with that "
+        "schedule",
+        choices=STEP_COUNTS,
+        formerly="",
+    )
+    local_steps: int = setting(
+        None,
+        "steps a round, each with an atom; auto: 1",
+        symbol="k",
+        minimum=1,
+        formerly="",
     )
     step_size: float = setting(
         0.01, "of the constant schedule", symbol="η", above=0.0, maximum=1.0
@@ -96,13 +109,23 @@ class FedFW(RoundStrategy):
         0.0,
         "standard deviation of Gaussian noise on g_i, added by the client before its "
         "oracle; 0: none",
+        symbol="σ",
         minimum=0.0,
+    )
+    lmo_noise_decay: bool = setting(
+        True,
+        "whether that deviation is σ √η_t; without this F stays above F*, by more the "
+        "larger σ is",
+        formerly="",
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.dual_penalty is None:
-            self.dual_penalty = self.penalty
+        if self.step_count == "own" and self.schedule != "convex":
+            raise SettingsError(
+                "step_count = 'own' is for schedule = 'convex', not for "
+                f"{self.schedule!r}; allowed: 'round'"
+            )
         # T and n are known when the run starts; this checks the rest now
         self._schedule = self._make_schedule(1, self.participation)
         self.needs_planned_rounds = self._schedule.depends_on_rounds
@@ -110,21 +133,25 @@ class FedFW(RoundStrategy):
     def _make_schedule(self, rounds: int, participation: float) -> FrankWolfeSchedule:
         return FrankWolfeSchedule(
             self.schedule,
-            self.penalty,
-            participation,
+            # 0 until it is known
+            self.penalty or 0.0,
+            # who counts steps needs no p
+            1.0 if self.counts_own_steps else participation,
             rounds,
             self.step_size,
             self.averaging,
         )
 
-    def check_model(self, layout: Layout) -> None:
-        """Check that the model has the shape of the domain's points."""
-        self.domain.check_shape(layout.point_shape)
+    @property
+    def counts_own_steps(self) -> bool:
+        """Whether the schedule goes by each client's own steps."""
+        return self.schedule == "convex" and self.step_count != "round"
 
     def setup(self, point: FloatArray, layout: Layout) -> None:
         """Start the variant's half, with every client at the initial model."""
+        self.settle_domains(layout.point_shape)
         self._schedule = self._make_schedule(
-            self.planned_rounds, self.expected_participation
+            self.planned_rounds * (self.local_steps or 1), self.expected_participation
         )
         if not self.domain.contains(point):
             log(WARNING, "The initial model lies outside %r", self.domain)
@@ -132,7 +159,7 @@ class FedFW(RoundStrategy):
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         """What the variant's client needs for its answer."""
-        return self.half.instruction(server_round)
+        return self.half.instruction(server_round, client)
 
     def check(self, answer: Answer) -> Any:
         """What the variant makes of an answer."""

@@ -59,6 +59,11 @@ _EXAMPLES = (
     "num-examples is that of the nodes' rows, not their number: a weight travels"
 )
 _PHASE = "an answer in a round of several waves names its phase, 18 to 27 bytes each"
+_FRANK_WOLFE = ("fedfw", "naive-frank-wolfe")
+_SET = "a client's introduction names its set: 32 to 60 bytes, twice that of a product"
+_OUTSIDE = "where clients' sets are larger, a round says whether the model is outside D"
+_ALL = (*_RUN, "up", "sampled", "used", "trips", "rejected")
+_ALLOWED = "outer-domain alone allows that set to nodes whose own config has it"
 #: What was changed on purpose since the table was recorded. That a setting has its
 #: owner's prefix now is not in the list: :func:`compare` leaves it out.
 ACCEPTED: list[Accepted] = [
@@ -76,10 +81,7 @@ ACCEPTED: list[Accepted] = [
     _reworded(76, "= 2.0 must be greater than 0 and below 2", "2 itself is the bound"),
     _reworded(78, "projected-fedavg.batch-size = -1 must be at least 0", _SHORTER),
     _reworded(84, "hyfdca.step = 'bundel' is not known", _SHORTER),
-    *(
-        Accepted(f"{method}/lasso/half-fixed", _RUN, _FIXED)
-        for method in ("fedfw", "naive-frank-wolfe")
-    ),
+    *(Accepted(f"{method}/lasso/half-fixed", _RUN, _FIXED) for method in _FRANK_WOLFE),
     *(
         Accepted(f"*-order-rfl/kernel-pca/{case}", _RUN, _AVERAGED)
         for case in (
@@ -88,6 +90,9 @@ ACCEPTED: list[Accepted] = [
         )
     ),
     Accepted("*/nodes*", ("metrics", "up"), _EXAMPLES),
+    *(Accepted(f"{method}/*", ("up",), _SET) for method in _FRANK_WOLFE),
+    Accepted("*/outer-*", ("metrics",), _OUTSIDE, "outside-domain"),
+    Accepted("fedfw/digits/wrong-19", ("error", *_ALL), _ALLOWED),
     *(
         Accepted(f"{method}/*", ("up",), _PHASE)
         for method in ("hyfdca", "hyfem", "hybrid-fedavg")

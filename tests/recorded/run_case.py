@@ -30,6 +30,24 @@ __all__ = ["machine", "read_record", "read_table", "run_case", "start"]
 HERE = Path(__file__).parent
 TABLE = HERE / "runs.json"
 PROBES = 2
+#: What later defaults of FedFW were then, of settings that there were not.
+OLD_FEDFW: dict[str, Any] = {
+    "fedfw.step-count": "round",
+    "fedfw.lmo-noise-decay": False,
+}
+#: λ_0 as the tasks suggested it.
+OLD_PENALTIES = {
+    "digits": 1e-5,
+    "lasso": 5.0,
+    "quadratic-assignment": 1000.0,
+    "matrix-completion": 1e-4,
+    "classification": 1e-4,
+    "linear-regression": 0.1,
+    "logistic-regression": 1e-3,
+    "kernel-pca": 1e-2,
+    "low-rank-network": 1e-4,
+    "attack": 1e-4,
+}
 #: How the name of a case ends that goes on from an old record.
 RESUMED = "-resumed"
 
@@ -65,10 +83,15 @@ def start(
     """
     from fedtrellis import LocalGrid
     from fedtrellis.app.old_keys import translate
+    from fedtrellis.settings import AUTO
     from sim import app
 
     # as of a record of that version: keys of other methods are there, and left out
     new = translate(app.registry, config, drop=True)
+    if config["method"] == "fedfw":
+        new |= OLD_FEDFW
+        if new["fedfw.penalty"] == AUTO:
+            new["fedfw.penalty"] = OLD_PENALTIES.get(str(config["task"]), 1e-3)
     grid = LocalGrid(
         app.client_app,
         nodes,

@@ -240,21 +240,14 @@ def test_every_variant_has_as_many_values_to_try() -> None:
     assert half == pytest.approx(4.303 / np.sqrt(3.0), rel=1e-3)
 
 
-def test_one_local_step_is_fedfw() -> None:
-    for settings in (
-        {"task": "lasso", "penalty": 5.0},
-        {"task": "classification", "penalty": 1e-3, "classification.train-limit": 300},
-    ):
-        config = settings | {"rounds": 12}
-        run = perform(Run((), config, 4, curve=True))
-        bare = beyond.run_local(config, 4, 1)
-        np.testing.assert_allclose(bare["loss"], run["curve"]["loss"], rtol=1e-9)
-    several = beyond.run_local(config, 4, 5)
-    assert several["loss"][-1] < bare["loss"][-1]
-
-
 def test_averaged_atoms_are_the_exact_step_when_all_answer() -> None:
-    config = {"task": "lasso", "schedule": "convex", "penalty": 5.0, "rounds": 30}
+    config = {
+        "task": "lasso",
+        "schedule": "convex",
+        "step-count": "round",
+        "penalty": 5.0,
+        "rounds": 30,
+    }
     for variant in ("plain", "augmented"):
         both = [
             perform(

@@ -16,6 +16,7 @@ from reproduce.common import (
     Options,
     Run,
     SkippedError,
+    app_config,
     execute,
     load_results,
     mean_of,
@@ -27,6 +28,16 @@ from reproduce.common import (
 
 ROOT = Path(__file__).resolve().parents[2]
 V1 = read_config(ROOT / "reproduce" / "fedgia" / "v1.toml")
+
+
+def test_local_steps_of_an_oracle_have_their_whole_name() -> None:
+    shared = {"local-steps": 20, "local-batch-size": 8}
+    found = app_config({"method": "fedfw", **shared})
+    assert found["fedfw.local-steps"] == "auto"
+    assert found["fedfw.batch-size"] == 64
+    found = app_config({"method": "fedfw", **shared, "fedfw.local-steps": 3})
+    assert found["fedfw.local-steps"] == 3
+    assert app_config({"method": "feddr", **shared})["feddr.local-steps"] == 20
 
 
 def test_a_quick_run_of_all_items(

@@ -200,6 +200,9 @@ def fingerprint(strategy: Any) -> bytes:
     content = {k: v for k, v in vars(strategy).items() if k not in skip}
     said = vars(content.pop("conversation"))
     content["conversation"] = [said[k] for k in ("registry", "session", "epoch")]
+    half = content.pop("half", None)
+    if half is not None:
+        content["half"] = {k: v for k, v in vars(half).items() if k != "_strategy"}
     steps = content.pop("_steps", None)
     if steps is not None:
         of_round = ("strategy", "_wave", "_extra", "_wished")

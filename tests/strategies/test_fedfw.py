@@ -66,8 +66,12 @@ def l1_oracle(g: Array) -> Array:
     return s
 
 
+SCHEDULES = ("convex", "nonconvex", "stochastic", "constant")
+SAMPLINGS = ("everybody", "bernoulli", "fixed")
+
+
 def schedule(
-    name: str, lam0: float, p: float, T: int, t: int
+    name: str, lam0: float, p: float, T: int, t: float
 ) -> tuple[float, float, float]:
     """η_t, λ_t, ρ_t; the constant schedule has η = 0.2 and ρ = 0.3."""
     rho = min(1.0, 4 / (t + 7) ** (2 / 3))
@@ -87,7 +91,7 @@ def full_gradient(i: int, x: Array, t: int) -> Array:
 
 def loop(
     sets: Sequence[Sequence[int]],
-    numbers: Callable[[int], tuple[float, float, float]],
+    numbers: Callable[[float], tuple[float, float, float]],
     start: Array,
     *,
     variant: str = "plain",
@@ -95,28 +99,41 @@ def loop(
     gradient: Callable[[int, Array, int], Array] = full_gradient,
     oracle: Callable[[Array], Array] = l1_oracle,
     n: int = N,
+    k: int = 1,
+    own: bool = True,
+    noise: Callable[[int, int, float], Array] | None = None,
 ) -> tuple[Array, list[Array]]:
-    """The method as METHODS §1 has it; ``sets[t − 1]`` take part in round t."""
+    """The method as METHODS §1 and §5.2 have it; ``sets[t − 1]`` take part in round t.
+
+    ``numbers`` are η, λ, ρ of a step, counted from 1: of k a round, or of the client's
+    own, and then λ goes by the mean over all clients.
+    """
     x = [start.copy() for _ in range(n)]
     y = [np.zeros_like(start) for _ in range(n)]
     d: list[Array | None] = [None] * n
+    taken = np.zeros(n)
     x_bar = start.copy()
     for t, S in enumerate(sets, start=1):
-        eta, lam, rho = numbers(t)
-        moves = np.zeros_like(start)
+        before, mean = [z.copy() for z in x], taken.mean()
         for i in S:
-            g = gradient(i, x[i], t) / n
-            if variant == "augmented":
-                y[i] = y[i] + dual_penalty * (x[i] - x_bar)
-                g = g + y[i]
-            if variant == "stochastic":
-                before = d[i]
-                g = g if before is None else (1 - rho) * before + rho * g
-                d[i] = g
-            s = oracle(g + lam * (x[i] - x_bar))
-            moves += eta * (s - x[i])
-            x[i] = (1 - eta) * x[i] + eta * s
-        x_bar = x_bar + moves / n
+            for j in range(1, k + 1):
+                tau = (t - 1) * k + j
+                eta, _, rho = numbers(taken[i] + 1 if own else tau)
+                _, lam, _ = numbers(mean + j if own else tau)
+                g = gradient(i, x[i], t) / n
+                if variant == "augmented":
+                    y[i] = y[i] + dual_penalty * (x[i] - x_bar)
+                    g = g + y[i]
+                if variant == "stochastic":
+                    old = d[i]
+                    g = g if old is None else (1 - rho) * old + rho * g
+                    d[i] = g
+                if noise is not None:
+                    g = g + noise(i, t, eta)
+                s = oracle(g + lam * (x[i] - x_bar))
+                x[i] = (1 - eta) * x[i] + eta * s
+                taken[i] += 1
+        x_bar = x_bar + sum(x[i] - before[i] for i in S) / n
     return x_bar, x
 
 
@@ -124,17 +141,38 @@ def sets_of(strategy: Any, rounds: int) -> list[list[int]]:
     return [[int(name) for name in strategy.sample(t)] for t in range(1, rounds + 1)]
 
 
-@pytest.mark.parametrize("sampling", ["everybody", "bernoulli", "fixed"])
-@pytest.mark.parametrize("name", ["convex", "nonconvex", "stochastic", "constant"])
+def draws(seed: int, purpose: str) -> Callable[[int, int], np.random.Generator]:
+    """A client's generator of a round, from which its steps draw one by one."""
+    made: dict[tuple[int, int], np.random.Generator] = {}
+
+    def draw(i: int, t: int) -> np.random.Generator:
+        return made.setdefault((i, t), generator(seed, purpose, str(i), t))
+
+    return draw
+
+
+#: Schedule, what its t counts, who takes part, local steps.
+RUNS = [
+    *((name, "round", sampling, 1) for name in SCHEDULES for sampling in SAMPLINGS),
+    *(("convex", "own", sampling, k) for sampling in SAMPLINGS for k in (1, 3)),
+    *((name, "round", "bernoulli", 3) for name in SCHEDULES),
+]
+
+
+@pytest.mark.parametrize(("name", "count", "sampling", "k"), RUNS)
 @pytest.mark.parametrize("variant", ["plain", "augmented", "stochastic"])
-def test_run_equals_numpy_loop(variant: str, name: str, sampling: str) -> None:
-    p, rounds, seed, batch = 1.0 if sampling == "everybody" else 0.5, 40, 7, 2
+def test_run_equals_numpy_loop(
+    variant: str, name: str, count: str, sampling: str, k: int
+) -> None:
+    p, rounds, seed, batch = 1.0 if sampling == "everybody" else 0.5, 40 // k, 7, 2
     strategy = FedFW(
         L1Ball(RADIUS),
         penalty=1.5,
         dual_penalty=0.4,
         variant=variant,
         schedule=name,
+        step_count=count,
+        local_steps=k,
         step_size=0.2,
         averaging=0.3,
         batch_size=batch,
@@ -144,26 +182,29 @@ def test_run_equals_numpy_loop(variant: str, name: str, sampling: str) -> None:
     )
     start = np.full(P, RADIUS / P / 2)
     (model,) = arrays_of(strategy, OBJECTIVES, [start], rounds)
+    batches = draws(seed, "mini-batch")
 
     def batch_gradient(i: int, x: Array, t: int) -> Array:
-        rng = generator(seed, "mini-batch", str(i), t)
-        return OBJECTIVES[i].stochastic_gradient(x, rng, batch)
+        return OBJECTIVES[i].stochastic_gradient(x, batches(i, t), batch)
 
     sets = sets_of(strategy, rounds)
     # 3 of 5 clients in every round, where half of them were asked for
     share = 0.6 if sampling == "fixed" else p
     x_bar, x = loop(
         sets,
-        lambda t: schedule(name, 1.5, share, rounds, t),
+        # who counts steps needs no p
+        lambda t: schedule(name, 1.5, 1.0 if count == "own" else share, k * rounds, t),
         start,
         variant=variant,
         dual_penalty=0.4,
         gradient=batch_gradient if variant == "stochastic" else full_gradient,
+        k=k,
+        own=count == "own",
     )
-    assert np.abs(model - x_bar).max() < 1e-9
+    assert np.abs(model - x_bar).max() < 1e-10
     for i in range(N):
-        assert np.abs(strategy.client_iterate(str(i)) - x[i]).max() < 1e-9
-    assert np.abs(model - np.mean(x, axis=0)).max() < 1e-9
+        assert np.abs(strategy.client_iterate(str(i)) - x[i]).max() < 1e-10
+    assert np.abs(model - np.mean(x, axis=0)).max() < 1e-10
     assert [record.sampled for record in strategy.history] == [len(s) for s in sets]
     assert [record.used for record in strategy.history] == [len(s) for s in sets]
 
@@ -198,7 +239,13 @@ def test_numbers_of_the_first_rounds() -> None:
     assert numbers["averaging"] == 1.0  # 4/8^(2/3)
     assert strategy.instruction(20, "0")["averaging"] == pytest.approx(4 / 9)
 
-    strategy = FedFW(L1Ball(1.0), penalty=2.0, participation=0.5, variant="plain")
+    strategy = FedFW(
+        L1Ball(1.0),
+        penalty=2.0,
+        participation=0.5,
+        step_count="round",
+        variant="plain",
+    )
     arrays_of(strategy, OBJECTIVES, [np.zeros(P)], 1)
     assert strategy.instruction(1, "0")["step-size"] == 1.0
     assert strategy.instruction(15, "0")["step-size"] == pytest.approx(2 / 9)
@@ -331,7 +378,12 @@ def test_a_client_may_use_a_larger_set() -> None:
 
     errors = []
     for rounds in (150, 1200):
-        strategy = FedFW(ball, penalty=0.5, variant="plain")
+        strategy = FedFW(
+            ball,
+            penalty=0.5,
+            variant="plain",
+            client_domains={"3": domains[3], "4": domains[4]},
+        )
         grid = grid_of(own_set, list(zip(objectives, domains, strict=True)))
         model = play(strategy, grid, np.zeros(6), rounds).model
         errors.append(float(np.linalg.norm(model - solution)))
@@ -340,6 +392,36 @@ def test_a_client_may_use_a_larger_set() -> None:
     assert errors[1] < 0.05
     assert errors[1] < 0.6 * errors[0]
     assert np.abs(model).sum() < 1.05  # x̄ itself is in D at consensus only
+
+
+@pytest.mark.parametrize("decay", [True, False])
+@pytest.mark.parametrize("k", [1, 3])
+def test_noise_in_the_oracle_equals_numpy_loop(k: int, decay: bool) -> None:
+    """σ √η_t of it, with each client's own η, or σ."""
+    strategy = FedFW(
+        L1Ball(RADIUS),
+        penalty=1.5,
+        variant="plain",
+        local_steps=k,
+        lmo_noise=2.0,
+        lmo_noise_decay=decay,
+        participation=0.5,
+        seed=3,
+    )
+    (model,) = arrays_of(strategy, OBJECTIVES, [np.zeros(P)], 15)
+    drawn = draws(3, "oracle noise")
+
+    def noise(i: int, t: int, eta: float) -> Array:
+        return drawn(i, t).normal(0.0, 2.0 * (math.sqrt(eta) if decay else 1.0), P)
+
+    x_bar, _ = loop(
+        sets_of(strategy, 15),
+        lambda t: schedule("convex", 1.5, 1.0, 15, t),
+        np.zeros(P),
+        k=k,
+        noise=noise,
+    )
+    assert np.abs(model - x_bar).max() < 1e-10
 
 
 def test_noise_in_the_oracle() -> None:
@@ -416,7 +498,7 @@ def test_layers_in_sets_of_their_own() -> None:
     layers = arrays_of(strategy, [Distance(*cs) for cs in layered], start, 50)
     x_bar, _ = loop(
         sets_of(strategy, 50),
-        lambda t: schedule("convex", 0.5, 0.5, 50, t),
+        lambda t: schedule("convex", 0.5, 1.0, 50, t),
         np.concatenate([a.reshape(-1) for a in start]),
         gradient=lambda i, x, t: x - flat[i],
         oracle=oracle,
@@ -474,7 +556,7 @@ def test_other_sets_equal_numpy_loop(
     )
     x_bar, x = loop(
         sets_of(strategy, 50),
-        lambda t: schedule("convex", 0.5, 0.7, 50, t),
+        lambda t: schedule("convex", 0.5, 1.0, 50, t),
         start,
         variant="augmented",
         dual_penalty=0.2,
@@ -542,6 +624,9 @@ class CountingGrid(LocalGrid):
         ({"averaging": 0.0}, "averaging = 0.0"),
         ({"batch_size": 0}, "batch_size = 0"),
         ({"lmo_noise": -1.0}, "lmo_noise = -1.0"),
+        ({"local_steps": 0}, "local_steps = 0 must be at least 1"),
+        ({"step_count": "mine"}, "allowed: own, round"),
+        ({"step_count": "own", "schedule": "nonconvex"}, "is for schedule = 'convex'"),
     ],
 )
 def test_bad_settings(options: dict[str, Any], says: str) -> None:

@@ -62,6 +62,8 @@ class Run:
         grid_seed: int = 0,
         **settings: Any,
     ) -> None:
+        self.own = settings.get("step_count", "own") == "own"
+        self.k = settings.get("local_steps", 1)
         rng = np.random.default_rng(n)
         self.A, self.b = (
             rng.standard_normal((n, ROWS, P)),
@@ -76,8 +78,8 @@ class Run:
         self.grid = grid_of(FedFWClient, self.objectives, L1Ball(RADIUS), **options)
         self.strategy = FedFW(
             L1Ball(RADIUS),
-            penalty=PENALTY,
-            dual_penalty=DUAL,
+            penalty=settings.pop("penalty", PENALTY),
+            dual_penalty=settings.pop("dual_penalty", DUAL),
             variant=variant,
             participation=participation,
             batch_size=BATCH,
@@ -123,36 +125,50 @@ class Run:
         assert len(self.strategy._used) > 0
 
     def check_loop(self, sets: Sequence[Sequence[int]] | None = None) -> None:
-        """The model is that of METHODS §1 in NumPy, with the answers that were used."""
+        """The model is METHODS' in NumPy, §1 and §5.2, with the answers used."""
         x = np.tile(self.start, (self.n, 1))
         y, d, seen = np.zeros_like(x), np.zeros_like(x), set()
-        x_bar = self.start
+        x_bar, taken = self.start, np.zeros(self.n)
         p = self.participation
+        penalty, dual = self.strategy.penalty, self.strategy.dual_penalty
         for t, S in enumerate(self.used if sets is None else sets, start=1):
-            eta = 2 / (p * (t - 1) + 2)
-            lam = PENALTY * math.sqrt(p * (t - 1) + 2)
-            rho = 4 / (t + 7) ** (2 / 3)
+            mean, norms = taken.mean(), []
+            # λ_0 is found in the first round that is used, in which it does not matter
+            unknown = penalty is None
             for i in S:
-                gradient = 2 * self.A[i].T @ (self.A[i] @ x[i] - self.b[i])
-                if self.variant == "augmented":
-                    y[i] += DUAL * (x[i] - x_bar)
-                    gradient += y[i]
-                if self.variant == "stochastic":
-                    rng = generator(SEED, "mini-batch", str(i), t)
-                    objective = self.objectives[i]
-                    sample = objective.stochastic_gradient(x[i], rng, BATCH) / self.n
-                    weight = rho if i in seen else 1.0
-                    seen.add(i)
-                    d[i] = (1 - weight) * d[i] + weight * sample
-                    gradient = d[i]
-                g = gradient + lam * (x[i] - x_bar)
-                j = np.argmax(np.abs(g))
-                x[i] *= 1 - eta
-                x[i, j] -= eta * RADIUS * np.sign(g[j])
+                rng = generator(SEED, "mini-batch", str(i), t)
+                for j in range(1 if unknown else self.k):
+                    own, common = taken[i], mean + j
+                    if not self.own:
+                        own = common = p * ((t - 1) * self.k + j)
+                    eta = 2 / (own + 2)
+                    lam = 0.0 if unknown else penalty * math.sqrt(common + 2)
+                    dual_now = 0.0 if unknown else penalty if dual is None else dual
+                    gradient = 2 * self.A[i].T @ (self.A[i] @ x[i] - self.b[i])
+                    norms.append(np.linalg.norm(gradient))
+                    if self.variant == "augmented":
+                        y[i] += dual_now * (x[i] - x_bar)
+                        gradient += y[i]
+                    if self.variant == "stochastic":
+                        objective = self.objectives[i]
+                        sample = objective.stochastic_gradient(x[i], rng, BATCH)
+                        rho = min(1.0, 4 / (own + 8) ** (2 / 3))
+                        weight = rho if i in seen else 1.0
+                        seen.add(i)
+                        d[i] = (1 - weight) * d[i] + weight * sample / self.n
+                        gradient = d[i]
+                    g = gradient + lam * (x[i] - x_bar)
+                    j_max = np.argmax(np.abs(g))
+                    x[i] *= 1 - eta
+                    x[i, j_max] -= eta * RADIUS * np.sign(g[j_max])
+                    taken[i] += 1
+            if unknown and S:
+                share = 0.12 if self.variant == "augmented" else 0.7
+                penalty = share * np.median(norms) / (2 * RADIUS)
             x_bar = x.mean(axis=0)
-        assert np.abs(self.model - x_bar).max() < 1e-9
+        assert np.abs(self.model - x_bar).max() < 1e-10
         for i in range(self.n):
-            assert np.abs(self.strategy.client_iterate(str(i)) - x[i]).max() < 1e-9
+            assert np.abs(self.strategy.client_iterate(str(i)) - x[i]).max() < 1e-10
 
 
 @pytest.mark.parametrize("encode", [False, True])
@@ -163,6 +179,28 @@ def test_everything_at_once(variant: str, participation: float, encode: bool) ->
     assert all(run.grid.fault_counts.values())
     used = [len(S) for S in run.used]
     assert min(used) < max(used)
+    run.check_mean()
+    run.check_nodes()
+    run.check_loop()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"step_count": "round"},
+        {"local_steps": 3},
+        {"local_steps": 3, "step_count": "round"},
+        {"penalty": None},
+        {"penalty": None, "dual_penalty": None, "local_steps": 2},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("variant", ["plain", "augmented"])
+def test_other_settings_under_everything(
+    variant: str, settings: dict[str, Any]
+) -> None:
+    """The common clock, several steps an answer, λ_0 by what the clients say."""
+    run = Run(variant, EVERYTHING, participation=0.6, rounds=40, **settings)
     run.check_mean()
     run.check_nodes()
     run.check_loop()

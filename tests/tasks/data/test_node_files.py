@@ -429,7 +429,7 @@ def test_a_bad_file_tells_nobody_what_it_holds(
         ({"data.features": 3, "stop-metric": "gap"}, "allowed: loss, accuracy"),
         (
             {"data.features": 3, "outer-domain": "l2-ball", "outer-fraction": 0.5},
-            "outer-domain = 'l2-ball' does not fit",
+            "outer-fraction = 0.5 does not fit",
         ),
         (
             {"data.features": 3, "method": "fedgia", "domain": ""},

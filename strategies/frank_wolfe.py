@@ -1,0 +1,154 @@
+"""What strategies share whose clients answer with points of a set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from logging import WARNING
+
+from fedtrellis.domains import Domain
+from fedtrellis.domains.atoms import Atom, unpack_atoms
+from fedtrellis.domains.description import alike, describe
+from fedtrellis.random import generator
+from fedtrellis.server.answers import Answer
+from fedtrellis.server.rounds import RoundStrategy
+from fedtrellis.settings import SettingsError, given
+from fedtrellis.wire.arrays import Layout
+from fedtrellis.wire.flower_internals import log
+
+__all__ = ["FrankWolfeStrategy"]
+
+# Random directions in which a larger set is compared with D.
+_DIRECTIONS = 10
+
+
+class FrankWolfeStrategy(RoundStrategy):
+    """Base of strategies that take atoms: D, and whose atoms are taken.
+
+    A client says before round 1 which set it works on, and an atom outside that set is
+    refused: whatever one of n clients sends, its share of x̄ stays in its set.
+    """
+
+    space = "domain"
+    bounded = True
+
+    domain: Domain = given(
+        "D, in the shape of the model: an array's own shape if the model has one "
+        "array, else the vector of all entries, layer after layer",
+        kw_only=False,
+    )
+    client_domains: Mapping[str, Domain] | Sequence[Domain] = given(
+        "larger sets D_i ⊇ D by the clients that have them, or a list of sets of which "
+        "any client may have one; the intersection of all clients' sets must be D",
+        default=(),
+        shown=False,
+    )
+
+    def check_model(self, layout: Layout) -> None:
+        """Check that the model has the shape of the domain's points."""
+        self.domain.check_shape(layout.point_shape)
+
+    # ------------------------------------------------------------------ larger sets
+
+    def settle_domains(self, shape: tuple[int, ...]) -> None:
+        """Find out which set each client has, of what was declared and what it said.
+
+        A client that says nothing, as somebody else's may, has what is declared for
+        its name, else D.
+
+        Raises
+        ------
+        SettingsError
+            A client works on a set that was not declared for it, or what was declared
+            is not for a client of this run, or does not enclose D.
+        """
+        named: Mapping[str, Domain] = {}
+        anybody: Sequence[Domain] = ()
+        if isinstance(self.client_domains, Mapping):
+            named = self.client_domains
+        else:
+            anybody = self.client_domains
+        for name in named:
+            if name not in self.clients:
+                raise SettingsError(
+                    f"client_domains has client {name!r}; the clients are "
+                    f"{', '.join(self.clients[:20])}"
+                )
+        for domain in (*named.values(), *anybody):
+            self._check_encloses(domain, shape)
+        self._domains = {
+            name: self._domain_of(name, named.get(name), anybody)
+            for name in self.clients
+        }
+        self._was_outside = False
+
+    def _domain_of(
+        self, name: str, its_own: Domain | None, anybody: Sequence[Domain]
+    ) -> Domain:
+        said = self.client_properties(name).get("domain", "")
+        allowed = [d for d in (its_own, self.domain, *anybody) if d is not None]
+        if not said:
+            return allowed[0]
+        for domain in allowed:
+            if alike(str(said), describe(domain)):
+                return domain
+        raise SettingsError(
+            f"client {name} works on {str(said)[:500]}, and the strategy on "
+            f"{' or '.join(map(repr, allowed))}: make them one set, or declare the "
+            f"client's, which must enclose the strategy's, by client_domains (in a run "
+            "config outer-domain)"
+        )
+
+    def _check_encloses(self, domain: Domain, shape: tuple[int, ...]) -> None:
+        domain.check_shape(shape)
+        rng = generator(0, "directions")
+        for _ in range(_DIRECTIONS):
+            g = rng.standard_normal(shape)
+            # D ⊆ D_i just if  min over s in D_i of ⟨g, s⟩ ≤ min over D  for all g
+            lowest, needed = domain.lmo(g).dot(g), self.domain.lmo(g).dot(g)
+            if lowest > needed + 1e-9 * abs(needed):
+                raise SettingsError(
+                    f"client_domains has {domain!r}, which does not enclose "
+                    f"{self.domain!r}"
+                )
+
+    # ------------------------------------------------------------------------ atoms
+
+    def check_atom(self, client: str, atom: Atom) -> None:
+        """Refuse an atom that is none of its client's set; ValueError says so."""
+        domain = self._domains[client]
+        if not domain.contains_atom(atom):
+            raise ValueError(f"an atom lies outside {domain!r}")
+
+    def take_atoms(self, answer: Answer, count: int) -> tuple[Atom, ...]:
+        """The atoms of an answer.
+
+        Raises
+        ------
+        ValueError
+            There are not so many, or one lies outside the client's set; the message is
+            the reason that log and history give.
+        """
+        atoms = unpack_atoms(answer.arrays, self.broadcast.layout.point_shape)
+        if len(atoms) != count:
+            raise ValueError(f"the answer has {len(atoms)} atoms instead of {count}")
+        for atom in atoms:
+            self.check_atom(answer.client, atom)
+        return tuple(atoms)
+
+    def whether_outside(self) -> dict[str, float]:
+        """The metric ``outside-domain``: 1 where the model lies outside D, else 0.
+
+        Empty where all clients have D, so that it cannot. The first time is logged.
+        """
+        if all(domain is self.domain for domain in self._domains.values()):
+            return {}
+        outside = not self.domain.contains(self.result_point())
+        if outside and not self._was_outside:
+            log(
+                WARNING,
+                "the model lies outside %r: some clients' sets are larger, "
+                "and they agree in the long run only",
+                self.domain,
+            )
+            self._was_outside = True
+        return {"outside-domain": float(outside)}

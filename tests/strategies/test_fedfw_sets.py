@@ -1,0 +1,279 @@
+"""Whose atoms the server takes: sets that clients announce, and atoms outside them."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from clients import FedFWClient, NaiveFrankWolfeClient
+from fedtrellis import LocalGrid
+from fedtrellis.domains import (
+    BirkhoffPolytope,
+    Box,
+    Domain,
+    KSupportBall,
+    L1Ball,
+    L2Ball,
+    LInfBall,
+    NuclearNormBall,
+    Product,
+)
+from fedtrellis.domains.atoms import SparseAtom, pack_atoms, unpack_atoms
+from fedtrellis.domains.description import alike, describe
+from fedtrellis.objectives import LeastSquares
+from fedtrellis.settings import SettingsError
+from strategies import FedFW, NaiveFrankWolfe
+from tests.harness import Played, app_of, play
+
+N, P, LIAR = 4, 8, 2
+BALL = L1Ball(2.0)
+rng = np.random.default_rng(3)
+LOSSES = [
+    LeastSquares(rng.standard_normal((5, P)), rng.standard_normal(5)) for _ in range(N)
+]
+
+
+class Silent(FedFWClient):
+    """Client 2 never answers."""
+
+    def fit(self, parameters: Any, config: dict[str, Any]) -> Any:
+        if self.client_id == str(LIAR):
+            raise RuntimeError("not today")
+        return super().fit(parameters, config)
+
+
+class Longer(FedFWClient):
+    """Client 2's last atom of a round is a million times as long as it should be."""
+
+    def lie(self, arrays: list[NDArray[Any]]) -> list[NDArray[Any]]:
+        *rest, last = unpack_atoms(arrays, (P,))
+        dense = 1e6 * last.dense()
+        (j,) = np.flatnonzero(dense)
+        return pack_atoms([*rest, SparseAtom(np.array([j]), dense[[j]], (P,))])
+
+    def fit(self, parameters: Any, config: dict[str, Any]) -> Any:
+        arrays, examples, metrics = super().fit(parameters, config)
+        if self.client_id == str(LIAR):
+            arrays = self.lie(arrays)
+        return arrays, examples, metrics
+
+
+class Elsewhere(Longer):
+    """Client 2's atoms are those of an ℓ∞ ball, in D's own announcement."""
+
+    def lie(self, arrays: list[NDArray[Any]]) -> list[NDArray[Any]]:
+        atoms = unpack_atoms(arrays, (P,))
+        return pack_atoms([LInfBall(2.0).lmo(-atom.dense()) for atom in atoms])
+
+
+class LongerNaive(NaiveFrankWolfeClient):
+    """The same of the baseline's client."""
+
+    def fit(self, parameters: Any, config: dict[str, Any]) -> Any:
+        arrays, examples, metrics = super().fit(parameters, config)
+        if self.context.node_config["partition-id"] == LIAR:
+            arrays = Longer.lie(self, arrays)  # type: ignore[arg-type]
+        return arrays, examples, metrics
+
+
+class SilentNaive(NaiveFrankWolfeClient):
+    """Client 2 never answers."""
+
+    def fit(self, parameters: Any, config: dict[str, Any]) -> Any:
+        if self.context.node_config["partition-id"] == LIAR:
+            raise RuntimeError("not today")
+        return super().fit(parameters, config)
+
+
+def run(client: Any, strategy: Any, rounds: int = 12, **options: Any) -> Played[Any]:
+    grid = LocalGrid(app_of(client, LOSSES, BALL), N, **options)
+    return play(strategy, grid, np.full(P, 0.1), rounds)
+
+
+@pytest.mark.parametrize("liar", [Longer, Elsewhere])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"variant": "plain", "penalty": 1.0},
+        {"variant": "augmented", "local_steps": 3},
+        {"variant": "stochastic", "batch_size": 2, "participation": 0.7},
+    ],
+    ids=lambda settings: str(settings["variant"]),
+)
+def test_a_liar_counts_as_much_as_one_who_is_not_there(
+    settings: dict[str, Any], liar: Any
+) -> None:
+    faults: dict[str, Any] = {
+        "request_loss": 0.2,
+        "reply_loss": 0.1,
+        "encode": True,
+        "seed": 5,
+    }
+    strategy = FedFW(BALL, **settings)
+    lied = run(liar, strategy, **faults)
+    silent = run(Silent, FedFW(BALL, **settings), **faults)
+    for mine, theirs in zip(lied.models, silent.models, strict=True):
+        assert np.array_equal(mine, theirs)
+    asked = [str(LIAR) in strategy.sample(t) for t in range(1, 13)]
+    for record, was_asked in zip(strategy.history, asked, strict=True):
+        reasons = [why for who, why in record.rejected if who == str(LIAR)]
+        assert len(reasons) == was_asked
+        assert all(
+            why in ("no answer", "an atom lies outside L1Ball(radius=2.0)")
+            for why in reasons
+        )
+    assert any("outside" in why for r in strategy.history for _, why in r.rejected)
+    assert np.array_equal(strategy.client_iterate(str(LIAR)), np.full(P, 0.1))
+
+
+def test_the_baselines_server_refuses_them_as_well() -> None:
+    lied = run(LongerNaive, NaiveFrankWolfe(BALL))
+    silent = run(SilentNaive, NaiveFrankWolfe(BALL))
+    assert np.array_equal(lied.model, silent.model)
+    assert lied.strategy.history[3].rejected == [
+        (str(LIAR), "an atom lies outside L1Ball(radius=2.0)")
+    ]
+
+
+# ------------------------------------------------------------------- what is announced
+
+
+class Mixed(LocalGrid):
+    """Notes down which kinds of messages there were."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.kinds: set[str] = set()
+
+    def _deliver(self, message: Any) -> None:
+        self.kinds.add(message.metadata.message_type)
+        super()._deliver(message)
+
+
+def of_sets(
+    domains: Sequence[Domain], strategy: Any, client: Any = FedFWClient
+) -> tuple[Mixed, Any]:
+    """A run whose clients work on sets of their own."""
+
+    def make(context: Context, both: tuple[Any, Domain]) -> Any:
+        return client(context, *both)
+
+    grid = Mixed(app_of(make, list(zip(LOSSES, domains, strict=True))), N)
+    return grid, lambda: play(strategy, grid, np.zeros(P), 5)
+
+
+SETS = [BALL, BALL, BALL, L2Ball(2.0)]
+
+
+@pytest.mark.parametrize(
+    ("domains", "declared", "says"),
+    [
+        (SETS, {}, "client 3 works on L2Ball(radius=2.0), and the strategy on L1Ball("),
+        ([BALL, L1Ball(2.1), BALL, BALL], {}, "client 1 works on L1Ball(radius=2.1)"),
+        (SETS, {"2": L2Ball(2.0)}, "client 3 works on L2Ball(radius=2.0)"),
+        (SETS, [L2Ball(2.5)], "client 3 works on L2Ball(radius=2.0)"),
+        (SETS, {"4": L2Ball(2.0)}, "client_domains has client '4'; the clients are 0,"),
+        (SETS, {"3": L2Ball(1.0)}, "L2Ball(radius=1.0), which does not enclose L1Ball"),
+    ],
+)
+@pytest.mark.parametrize("method", [FedFW, NaiveFrankWolfe])
+def test_another_set_ends_the_run_before_round_1(
+    method: Any, domains: Sequence[Domain], declared: Any, says: str
+) -> None:
+    client = FedFWClient if method is FedFW else NaiveFrankWolfeClient
+    grid, start = of_sets(domains, method(BALL, client_domains=declared), client)
+    with pytest.raises(SettingsError, match=re.escape(says)) as refused:
+        start()
+    assert "\n" not in str(refused.value)
+    assert grid.kinds == {"query.hello"}
+
+
+@pytest.mark.parametrize("declared", [{"3": L2Ball(2.0)}, [LInfBall(2.0), L2Ball(2.0)]])
+def test_a_larger_set_that_is_declared(
+    declared: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    strategy = FedFW(BALL, variant="plain", penalty=0.1, client_domains=declared)
+    _, start = of_sets(SETS, strategy)
+    played = start()
+    assert [record.used for record in strategy.history] == [N] * 5
+    # an atom of the ℓ2 ball alone is outside, and the model says so each round
+    outside = [float(np.abs(model).sum() > 2.0) for model in played.models]
+    assert 1.0 in outside
+    assert outside == [m["outside-domain"] for m in played.watch.metrics]
+    warnings = [r for r in caplog.records if r.levelno == logging.WARNING]
+    assert sum("lies outside L1Ball" in r.getMessage() for r in warnings) == 1
+
+
+class Foreign(FedFWClient):
+    """A client of somebody else's, which announces nothing."""
+
+    def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
+        return {}
+
+
+def test_who_announces_nothing_is_taken_and_its_atoms_are_looked_at() -> None:
+    strategy = FedFW(BALL, variant="plain")
+    _, start = of_sets(SETS, strategy, Foreign)
+    start()
+    for record in strategy.history:
+        assert record.used == N - 1
+        assert record.rejected == [("3", "an atom lies outside L1Ball(radius=2.0)")]
+    strategy = FedFW(BALL, variant="plain", client_domains={"3": L2Ball(2.0)})
+    _, start = of_sets(SETS, strategy, Foreign)
+    start()
+    assert [record.used for record in strategy.history] == [N] * 5
+
+
+# ------------------------------------------------------------------ sets as one line
+
+
+@given(st.floats(1e-6, 1e6), st.sampled_from([L1Ball, L2Ball, LInfBall]))
+def test_a_radius_may_have_other_last_digits(radius: float, kind: type[Any]) -> None:
+    said = describe(kind(radius))
+    assert alike(said, describe(kind(radius * (1 + 1e-12))))
+    assert not alike(said, describe(kind(radius * (1 + 1e-6))))
+
+
+def test_sets_are_told_apart() -> None:
+    sets: list[Domain] = [
+        L1Ball(1.0),
+        L2Ball(1.0),
+        LInfBall(1.0),
+        KSupportBall(2, 1.0),
+        KSupportBall(3, 1.0),
+        NuclearNormBall(1.0),
+        BirkhoffPolytope(),
+        Box(-1.0, 1.0),
+        Box(1.0, 2.0),
+        Box(np.zeros(3), np.array([1.0, 2.0, 3.0])),
+        Box(np.zeros(3), np.array([1.0, 2.0, 4.0])),
+        Product([L1Ball(1.0), L2Ball(1.0)], [(3,), (2, 2)]),
+        Product([L1Ball(1.0), L2Ball(1.0)], [(3,), (4,)]),
+    ]
+    for i, one in enumerate(sets):
+        for j, other in enumerate(sets):
+            assert alike(describe(one), describe(other)) == (i == j)
+    assert "\n" not in describe(Box(np.zeros(900), np.ones(900)))
+
+
+class Nameless(L1Ball):
+    """A set whose class has no ``repr``."""
+
+    __repr__ = object.__repr__
+
+
+def test_a_set_without_a_description_is_not_compared() -> None:
+    assert describe(Nameless(2.0)) == ""
+    strategy = FedFW(Nameless(2.0), variant="plain")
+    _, start = of_sets([Nameless(2.0)] * N, strategy)
+    start()
+    assert [record.used for record in strategy.history] == [N] * 5
