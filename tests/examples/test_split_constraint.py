@@ -51,19 +51,17 @@ def client_fn(context: Context) -> FedFWClient:
 
 def test_the_nodes_have_just_the_constraint_in_common() -> None:
     rng = np.random.default_rng(0)
-    for g in rng.normal(size=(50, ASSETS)):
+    for g in rng.normal(size=(5, ASSETS)):
         assert all(domain.contains(DOMAIN.lmo(g).dense()) for domain in NODE_DOMAINS)
         # the nearest points of two sets, in turns, end in both: there it is
         x = g
-        for _ in range(2000):
+        for _ in range(500):
             x = NODE_DOMAINS[0].project(NODE_DOMAINS[1].project(x))
         assert DOMAIN.contains(x, 1e-6)
 
 
 def test_the_model_is_the_best_of_the_intersection() -> None:
-    strategy = FedFW(
-        DOMAIN, client_domains=NODE_DOMAINS, variant="augmented", penalty=0.01, seed=0
-    )
+    strategy = FedFW(DOMAIN, client_domains=NODE_DOMAINS, variant="augmented")
     start = DOMAIN.centre((ASSETS,))
     result = strategy.start(
         grid=LocalGrid(client_app(client_fn), NODES),
@@ -84,7 +82,7 @@ def test_the_model_is_the_best_of_the_intersection() -> None:
 
 def test_a_set_that_the_server_does_not_know_of_is_refused() -> None:
     with pytest.raises(SettingsError, match="client_domains"):
-        FedFW(DOMAIN, client_domains=NODE_DOMAINS[:1], penalty=0.01).start(
+        FedFW(DOMAIN, client_domains=NODE_DOMAINS[:1]).start(
             grid=LocalGrid(client_app(client_fn), NODES),
             initial_arrays=ArrayRecord([DOMAIN.centre((ASSETS,))]),
             num_rounds=1,

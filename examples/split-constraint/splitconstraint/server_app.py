@@ -18,7 +18,6 @@ def main(grid: Grid, context: Context) -> None:
         DOMAIN,
         client_domains=NODE_DOMAINS,  # what a node may have instead, without a name
         variant="augmented",
-        penalty=config["penalty"],
         client_evaluate_every=100,
     )
     result = strategy.start(
@@ -29,7 +28,7 @@ def main(grid: Grid, context: Context) -> None:
 
     (x,) = result.arrays.to_numpy_ndarrays()
     for server_round, metrics in result.evaluate_metrics_clientapp.items():
-        print(f"round {server_round}: loss {metrics['loss']:.4f}")
+        print(f"round {server_round}: loss {metrics['loss']:.5f}")
     print(f"the shares add up to {x.sum():.4f}, the largest is {x.max():.4f} of {CAP}")
     nearest = DOMAIN.project(x)
     print(f"nearest point of the set: {np.linalg.norm(nearest - x):.4f} away")
