@@ -68,8 +68,10 @@ def take_steps(
         if j == 0 and config.get("gradient-norm", False):
             client.numbers = np.array([np.linalg.norm(g) / factor])
 
-        # s_i = argmin over s in D of ⟨g_i, s⟩
-        atom = client.domain.lmo(g)
+        # s_i = argmin over s in D of ⟨g_i, s⟩, from where the last one was found
+        atom, start = client.domain.lmo_from(g, state.get("start"))
+        if start is not None:
+            state["start"] = start
         # x_i ← (1 − η_t) x_i + η_t s_i
         x = (1.0 - eta) * x
         atom.add_to(x, eta)
