@@ -150,7 +150,8 @@ class Run:
                     gradient = 2 * self.A[i].T @ (self.A[i] @ x[i] - self.b[i])
                     norms.append(np.linalg.norm(gradient))
                     if self.variant == "augmented":
-                        y[i] += dual_now * (x[i] - x_bar)
+                        if j == 0:
+                            y[i] += dual_now * (x[i] - x_bar)
                         gradient += y[i]
                     if self.variant == "stochastic":
                         objective = self.objectives[i]
@@ -305,6 +306,7 @@ def test_more_rounds_do_not_change_the_step_that_was_planned(
                 return FedFWClient(context, objective, domain)
             return NaiveFrankWolfeClient(context, objective, domain)
 
+        options |= {"variant": "plain"} if method is FedFW else {}
         strategy = method(L1Ball(RADIUS), schedule="nonconvex", **options)
         grid = LocalGrid(client_app(client), 2)
         strategy.start(grid, ArrayRecord([np.zeros(P)]), rounds)
