@@ -60,6 +60,7 @@ class NuclearNormBall(_MatrixBall):
     """
 
     name: ClassVar[str] = "nuclear-norm-ball"
+    form: ClassVar[str] = "low-rank"
     parameters: ClassVar[Mapping[str, Any]] = {
         "tolerance": setting(
             1e-10,
@@ -133,6 +134,18 @@ class NuclearNormBall(_MatrixBall):
             # the one singular value of u vᵀ is ‖u‖ ‖v‖
             return unit(u)[1] * unit(v)[1] <= self.radius * (1.0 + tolerance)
         return super()._contains_atom(atom, tolerance)
+
+    def contains_product(self, left: FloatArray, right: FloatArray) -> bool:
+        """Say whether ‖A Bᵀ‖_* ≤ radius, from the small matrix R_A R_Bᵀ.
+
+        With A = Q_A R_A and B = Q_B R_B that has the same singular values.
+        """
+        if not (np.isfinite(left).all() and np.isfinite(right).all()):
+            return False
+        if not left.size or not right.size:
+            return True
+        core = np.linalg.qr(left).R @ np.linalg.qr(right).R.T
+        return self.contains(core)
 
     def largest_norm(self, norm: Norm, shape: Shape) -> float:
         """Return the norm of radius · u vᵀ; Σ |u_i v_j| ≤ √m √n."""

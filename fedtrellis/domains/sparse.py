@@ -38,6 +38,7 @@ class KSupportBall(Domain):
     """
 
     name: ClassVar[str] = "k-support-ball"
+    sparse_atoms: ClassVar[bool] = True
     parameters: ClassVar[Mapping[str, Any]] = {
         "k": setting(
             10, "non-zeros of an extreme point", minimum=1, formerly="sparsity"
@@ -195,6 +196,7 @@ class GroupL1Ball(Domain):
     """
 
     name: ClassVar[str] = "group-l1-ball"
+    sparse_atoms: ClassVar[bool] = True
     parameters: ClassVar[Mapping[str, Any]] = {
         "groups": setting(10, "entries in a group", minimum=1, formerly="group-size")
     }

@@ -25,6 +25,7 @@ class Spectrahedron(Domain):
     """
 
     name: ClassVar[str] = "spectrahedron"
+    form: ClassVar[str] = "low-rank"
     of_vectors: ClassVar[bool] = False
     radius: float = 1.0
 
