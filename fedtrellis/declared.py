@@ -76,7 +76,7 @@ class Declared:
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
         for name, (other, allowed) in misplaced(cls, values).items():
             raise SettingsError(
-                f"{name.replace('_', '-')} = {values[name]!r} applies where {other} is "
+                f"{name} = {values[name]!r} applies where {other} is "
                 f"{' or '.join(allowed)}; here it is {values[other]!r}"
             )
 

@@ -27,6 +27,7 @@ from fedtrellis.app.settings import RunSettings
 from fedtrellis.server.callbacks import EarlyStop
 from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.wire.arrays import record_arrays
+from fedtrellis.wire.local_grid import LocalGrid
 
 __all__ = [
     "Item",
@@ -126,6 +127,8 @@ class Run:
         Where a model of one array starts, in the place of the task's own point.
     strategy : callable
         Makes the strategy, as :meth:`fedtrellis.app.Experiment.strategy` does.
+    grid : callable
+        Makes the nodes, as :meth:`fedtrellis.app.Experiment.grid` does.
     """
 
     key: tuple[Any, ...]
@@ -138,6 +141,7 @@ class Run:
     point: bool = False
     start: Any = field(default=None, hash=False, compare=False)
     strategy: Callable[..., LoopStrategy] = Experiment.strategy
+    grid: Callable[[Experiment], LocalGrid] = Experiment.grid
 
 
 def evaluated_rounds(last: int) -> set[int]:
@@ -231,7 +235,8 @@ def perform(run: Run) -> dict[str, Any]:
         if experiment.manifold is None and not experiment.domain.contains(point):
             point = experiment.domain.project(point)
     try:
-        outcome = experiment.start(strategy, point=point, evaluate_fn=evaluate)
+        nodes = run.grid(experiment)
+        outcome = experiment.start(strategy, nodes, point=point, evaluate_fn=evaluate)
     except RuntimeError as error:  # it diverged: nobody's answer is finite any more
         return {"failed": str(error)}
     history = strategy.history

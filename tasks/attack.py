@@ -99,7 +99,7 @@ class Attack(Task):
     name: ClassVar[str] = "attack"
     summary: ClassVar[str] = "a universal perturbation; digits or CIFAR-10"
     suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "fedfw": {"penalty": 1e-4, "schedule": "nonconvex"},
+        "fedfw": {"schedule": "nonconvex"},
         "naive-frank-wolfe": {"schedule": "nonconvex"},
     }
     convex: ClassVar[bool] = False

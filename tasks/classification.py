@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, ClassVar
@@ -54,7 +53,6 @@ class Classification(PartitionedTask):
 
     name: ClassVar[str] = "classification"
     summary: ClassVar[str] = "MNIST, EMNIST, CIFAR-10 or synthetic; linear, DNN or CNN"
-    suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fedfw": {"penalty": 1e-4}}
 
     not_on_nodes: ClassVar[tuple[str, ...]] = (
         *("path", "split", "partition", "labels_per_client", "alpha", "train_limit"),

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -36,7 +35,6 @@ class Digits(PartitionedTask):
 
     name: ClassVar[str] = "digits"
     summary: ClassVar[str] = "hand-written digits (scikit-learn), logistic regression"
-    suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fedfw": {"penalty": 1e-5}}
 
     def num_examples(self) -> int:  # noqa: D102
         return len(_data(self).labels)

@@ -62,7 +62,7 @@ class KernelPCA(NodeDataTask):
     name: ClassVar[str] = "kernel-pca"
     summary: ClassVar[str] = "principal components of digits, iris or a file's matrix"
     suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "fedfw": {"penalty": 1e-2, "schedule": "nonconvex"},
+        "fedfw": {"schedule": "nonconvex"},
         "naive-frank-wolfe": {"schedule": "nonconvex"},
     }
     convex: ClassVar[bool] = False

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -44,7 +43,6 @@ class Lasso(NodeDataTask):
 
     name: ClassVar[str] = "lasso"
     summary: ClassVar[str] = "sparse linear regression on generated data"
-    suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fedfw": {"penalty": 5.0}}
     not_on_nodes: ClassVar[tuple[str, ...]] = ("rows", "columns", "nonzeros", "noise")
 
     dataset: str = setting(

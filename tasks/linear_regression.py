@@ -61,7 +61,6 @@ class LinearRegression(NodeDataTask):
     name: ClassVar[str] = "linear-regression"
     summary: ClassVar[str] = "least squares on generated data of three distributions"
     suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "fedfw": {"penalty": 0.1},
         # FedGiA's t in the paper's table II. It suits clients with about as many
         # examples as features: with many more, f is hardly smoother than the f_i, and
         # a t below 1/2 or so diverges.

@@ -53,7 +53,7 @@ class LowRankNetwork(PartitionedTask):
     name: ClassVar[str] = "low-rank-network"
     summary: ClassVar[str] = "digits or MNIST by a perceptron of low rank"
     suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "fedfw": {"penalty": 1e-4, "schedule": "nonconvex"},
+        "fedfw": {"schedule": "nonconvex"},
         "naive-frank-wolfe": {"schedule": "nonconvex"},
     }
     convex: ClassVar[bool] = False

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -50,7 +49,6 @@ class MatrixCompletion(NodeDataTask):
 
     name: ClassVar[str] = "matrix-completion"
     summary: ClassVar[str] = "low-rank matrix completion, generated or MovieLens-100k"
-    suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fedfw": {"penalty": 1e-4}}
 
     not_on_nodes: ClassVar[tuple[str, ...]] = (
         "path",

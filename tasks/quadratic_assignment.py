@@ -39,7 +39,7 @@ class QuadraticAssignment(Task):
     name: ClassVar[str] = "quadratic-assignment"
     summary: ClassVar[str] = "relaxed quadratic assignment, chr12a of QAPLIB or a file"
     suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "fedfw": {"penalty": 1000.0, "schedule": "nonconvex"},
+        "fedfw": {"schedule": "nonconvex"},
         "naive-frank-wolfe": {"schedule": "nonconvex"},
     }
     convex: ClassVar[bool] = False

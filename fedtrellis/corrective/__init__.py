@@ -6,7 +6,21 @@ that the iterate has for it, and that travels, is the set's own
 (:attr:`fedtrellis.domains.Domain.form`).
 """
 
+from fedtrellis.corrective.entries import Entries
 from fedtrellis.corrective.iterate import CORRECTIONS, Iterate, start_at, unpack
+from fedtrellis.corrective.low_rank import LowRank
+from fedtrellis.corrective.parts import Parts
 from fedtrellis.corrective.problem import LocalProblem
+from fedtrellis.corrective.vertices import Vertices
 
-__all__ = ["CORRECTIONS", "Iterate", "LocalProblem", "start_at", "unpack"]
+__all__ = [
+    "CORRECTIONS",
+    "Entries",
+    "Iterate",
+    "LocalProblem",
+    "LowRank",
+    "Parts",
+    "Vertices",
+    "start_at",
+    "unpack",
+]

@@ -24,7 +24,7 @@ _ROUNDED = 1e-3
 _TOLERANCE = 1e-9
 
 
-class Entries(Iterate):
+class Entries(Iterate, form="entries"):
     """x as its entries; what travels are the ones that changed.
 
     For balls and boxes whose extreme points are dense: one atom of theirs takes as much

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from numpy.typing import NDArray
 
@@ -35,8 +35,15 @@ class Iterate(ABC):
         come close to the minimiser of L_i.
     """
 
+    #: Every form by its name.
+    forms: ClassVar[dict[str, type[Iterate]]] = {}
+
     balance: float = 1.0
     shape: Shape
+
+    def __init_subclass__(cls, form: str, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        Iterate.forms[form] = cls
 
     @abstractmethod
     def dense(self) -> FloatArray:
@@ -88,21 +95,10 @@ class Iterate(ABC):
 
 
 def _form(domain: Domain, correction: str | None) -> type[Iterate]:
-    from fedtrellis.corrective.entries import Entries
-    from fedtrellis.corrective.low_rank import LowRank
-    from fedtrellis.corrective.parts import Parts
-    from fedtrellis.corrective.vertices import Vertices
-
-    forms: dict[str, type[Iterate]] = {
-        "vertices": Vertices,
-        "entries": Entries,
-        "low-rank": LowRank,
-        "parts": Parts,
-    }
     form = domain.form
     if correction == "pairwise" and form != "parts":
         form = "vertices"
-    return forms[form]
+    return Iterate.forms[form]
 
 
 def start_at(

@@ -18,7 +18,7 @@ __all__ = ["LowRank"]
 _RANK_TOLERANCE = 1e-13
 
 
-class LowRank(Iterate):
+class LowRank(Iterate, form="low-rank"):
     """X = A Bᵀ.
 
     Extreme points of the set have rank one, and there are endlessly many: weights over

@@ -17,7 +17,7 @@ from fedtrellis.domains.product import Product
 __all__ = ["Parts"]
 
 
-class Parts(Iterate):
+class Parts(Iterate, form="parts"):
     """x = (x_1, …, x_k), each piece in its own set's form.
 
     Parameters

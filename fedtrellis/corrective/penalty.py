@@ -60,11 +60,12 @@ class Balance:
         """Start from the curvatures that the first answers brought, if any is known.
 
         In the first round ρ is 0: every client goes its own way, and says how (1/n) f_i
-        bends on it. The mean of that is ρ for the second.
+        bends on it. The median of that is ρ for the second: one client among several
+        cannot choose it alone.
         """
         known = [curvature for curvature in curvatures if curvature > 0.0]
         if known:
-            self.penalty = float(np.mean(known))
+            self.penalty = float(np.median(known))
             self._mark(duals, z)
 
     def observe(self, answers: int, duals: Sequence[FloatArray], z: FloatArray) -> None:

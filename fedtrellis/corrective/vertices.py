@@ -31,7 +31,7 @@ _SUM_TOLERANCE = 1e-9
 _ROUNDING = 1e-15
 
 
-class Vertices(Iterate):
+class Vertices(Iterate, form="vertices"):
     """x = Σ w_a a over the active atoms a, with w_a > 0 and Σ w_a = 1.
 
     Parameters

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 from fedtrellis.domains.atoms import Atom, DenseAtom, RankOneAtom
 from fedtrellis.domains.base import Domain, FloatArray, Norm, Shape
 from fedtrellis.domains.numerics import positive, project_l1, thin_svd, unit
+from fedtrellis.domains.polar import polar_factor
 from fedtrellis.domains.singular import as_matrix, top_pairs
 from fedtrellis.settings import setting
 
@@ -170,9 +171,8 @@ class SpectralNormBall(_MatrixBall):
         object.__setattr__(self, "radius", positive(self.name, "radius", self.radius))
 
     def lmo(self, gradient: ArrayLike) -> DenseAtom:
-        """Return −radius · U Vᵀ, from the thin singular value decomposition U Σ Vᵀ."""
-        left, _, right = thin_svd(self._input(gradient, "gradient"))
-        return DenseAtom(-self.radius * (left @ right))
+        """Return −radius · U Vᵀ, the gradient's polar factor, U Σ Vᵀ its thin SVD."""
+        return DenseAtom(-self.radius * polar_factor(self._input(gradient, "gradient")))
 
     def project(self, point: ArrayLike) -> FloatArray:
         """Clip the singular values."""

@@ -11,6 +11,8 @@ from . import (
     convergence,
     leakage,
     movielens,
+    own_steps,
+    penalty,
     qaplib,
     traffic,
 )
@@ -28,6 +30,8 @@ ITEMS: dict[str, Item] = {
     **assignment.ITEMS,
     **qaplib.ITEMS,
     **beyond.ITEMS,
+    **own_steps.ITEMS,
+    **penalty.ITEMS,
     **traffic.ITEMS,
     **claims.ITEMS,
 }

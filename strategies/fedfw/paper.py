@@ -167,12 +167,12 @@ class PaperSteps:
         x_bar = None if alike else sent.copy()
         for name, answer in answers.items():
             mirror = self._mirrors[name]
+            if self._duals:
+                # y_i ← y_i + λ_0 (x_i − x̄), at the x̄ that the client was sent
+                y = self._duals[name]
+                mirror.add_to(y, self._dual_penalty)
+                y -= self._dual_penalty * sent
             for eta, atom in zip(etas[name], answer.atoms, strict=True):
-                if self._duals:
-                    # y_i ← y_i + λ_0 (x_i − x̄), at the x̄ that the client was sent
-                    y = self._duals[name]
-                    mirror.add_to(y, self._dual_penalty)
-                    y -= self._dual_penalty * sent
                 if x_bar is not None:
                     # x̄ ← x̄ + (1/n) Σ over S of η_i (s_i − x_i)
                     atom.add_to(x_bar, eta / n)
