@@ -146,7 +146,7 @@ def nuclear_ball(radius: float) -> Ball:
 
 @dataclass
 class Loss:
-    """f_i: its value, its gradient, dᵀ∇²f_i(x)d if known, and whether it is quadratic."""
+    """f_i: value, gradient, dᵀ∇²f_i(x)d if known, and whether it is quadratic."""
 
     value: Callable[[Array], float]
     gradient: Callable[[Array], Array]
@@ -281,7 +281,7 @@ class Loop:
             return
         if self.rho is None:
             if bends:
-                self.rho = float(np.mean(bends))
+                self.rho = float(np.median(bends))
                 self.mark = np.array(self.y), self.z
             return
         self.answers += used
@@ -296,7 +296,7 @@ class Loop:
             self.rho *= min(max(q, 1 / c), c)
         self.mark, self.answers = (np.array(self.y), self.z), 0
 
-    # ------------------------------------------------------------------- the problem L_i
+    # ------------------------------------------------------------- the problem L_i
 
     def _gradient(self, i: int, x: Array, rho: float) -> Array:
         g = self.losses[i].gradient(x) / self.n
@@ -338,7 +338,7 @@ class Loop:
             if gamma < longest * 2.0**-40:
                 return 0.0
 
-    # ------------------------------------------------------------------------- the steps
+    # ------------------------------------------------------------------- the steps
 
     def _projected(self, i: int, rho: float) -> Array:
         x, ball = self.x[i], self.ball
