@@ -17,6 +17,8 @@ _ANSWERS = 2
 # The m-th change is by a factor of at most exp(20 / m^1.25), and never above 10. What
 # changes less and less, Σ |log changes| < ∞, in the end is a fixed ρ, which converges.
 _MOST, _RATE, _DECAY = 10.0, 20.0, 1.25
+# Changes after which ρ only rises where F is not convex.
+_SETTLED = 10
 
 
 class Balance:
@@ -37,6 +39,9 @@ class Balance:
     ----------
     fixed : float or None
         ρ for good; None: found by itself.
+    convex : bool
+        Whether ρ may go up and down for good. Otherwise, after ten changes, it only
+        rises: F has to bend upward with it wherever the clients still move.
     target : float
         What q is when ρ is right: 1 if the clients' steps come close to the minimiser
         of L_i, more if what they miss adds to the way of the duals.
@@ -47,8 +52,10 @@ class Balance:
         ρ; None before the clients have said what curvature they see.
     """
 
-    def __init__(self, fixed: float | None, target: float = 1.0) -> None:
-        self.fixed, self._target = fixed, target
+    def __init__(
+        self, fixed: float | None, convex: bool = True, target: float = 1.0
+    ) -> None:
+        self.fixed, self._convex, self._target = fixed, convex, target
         self.penalty = fixed
         self._changes = self._answers = 0
         self._duals: list[FloatArray] = []
@@ -95,6 +102,8 @@ class Balance:
             self._changes += 1
             most = min(_MOST, math.exp(_RATE / self._changes**_DECAY))
             ratio = math.sqrt(sum(squares)) / (way * self._target)
+            if not self._convex and self._changes > _SETTLED:
+                ratio = max(ratio, 1.0)
             # ρ ← ρ · clip(q / target, 1/c, c)
             self.penalty *= min(max(ratio, 1.0 / most), most)
         self._mark(duals, z)

@@ -62,7 +62,8 @@ class CorrectiveSteps:
         self._duals = {n: np.zeros(self._start.shape) for n in strategy.clients}
         self._certificates: dict[str, tuple[float, float]] = {}
         targets = [iterate.balance for iterate in self._iterates.values()]
-        self._balance = Balance(strategy.penalty, max(targets))
+        convex = strategy.schedule != "nonconvex"
+        self._balance = Balance(strategy.penalty, convex, max(targets))
         self.primal_residual = self.dual_residual = np.inf
         self.gap, self._scale = np.inf, 0.0
 
