@@ -229,6 +229,8 @@ class Loop:
     pairwise : bool
     mistake : bool
         z = mean x_i, METHODS' pitfall (a).
+    convex : bool
+        Whether ρ may fall after its tenth change.
     """
 
     def __init__(
@@ -240,9 +242,11 @@ class Loop:
         penalty: float | None = None,
         pairwise: bool = False,
         mistake: bool = False,
+        convex: bool = True,
     ) -> None:
         self.losses, self.ball, self.k = losses, ball, steps
         self.n, self.pairwise, self.mistake = len(losses), pairwise, mistake
+        self.convex = convex
         self.x = [start.copy() for _ in losses]
         self.y = [np.zeros_like(start) for _ in losses]
         self.z, self.mean = start.copy(), start.copy()
@@ -293,6 +297,8 @@ class Loop:
             self.changes += 1
             c = min(10.0, math.exp(20.0 / self.changes**1.25))
             q = float(a / b) / (2.0 if self.pairwise else 1.0)
+            if not self.convex and self.changes > 10:
+                q = max(q, 1.0)
             self.rho *= min(max(q, 1 / c), c)
         self.mark, self.answers = (np.array(self.y), self.z), 0
 
