@@ -19,7 +19,7 @@ from fedtrellis.server.callbacks import RoundRecord  # noqa: E402
 from fedtrellis.server.plots import plot_convergence  # noqa: E402
 
 RUNS = {
-    "FedFW, corrective": "",
+    "FedFW, corrective": 'fedfw.variant="corrective"',
     "the same, half of the clients": "participation=0.5",
     "FedFW": 'fedfw.variant="plain"',
     "FedFW+": 'fedfw.variant="augmented"',
