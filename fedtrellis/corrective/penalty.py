@@ -89,6 +89,10 @@ class Balance:
         """
         if self.fixed is not None or self.penalty is None:
             return
+        if not self._duals:
+            # it was fixed before the checkpoint that this run goes on from
+            self._mark(duals, z)
+            return
         self._answers += answers
         if self._answers < _ANSWERS * len(duals):
             return

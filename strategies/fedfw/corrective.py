@@ -203,6 +203,7 @@ class CorrectiveSteps:
         arrays: dict[str, NDArray[Any]] = {
             "start": self._start,
             "model": self.model,
+            "scale": np.array(self._scale),
             **self._balance.state(self._strategy.clients),
         }
         for name in self._strategy.clients:
@@ -216,6 +217,7 @@ class CorrectiveSteps:
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Inverse of :meth:`state`."""
         self._start, self.model = np.array(state["start"]), np.array(state["model"])
+        self._scale = float(state["scale"])
         self._balance.load_state(state, self._strategy.clients)
         for name in self._strategy.clients:
             self._duals[name] = np.array(state[f"{name}/y"])

@@ -184,6 +184,12 @@ class FedFW(FrankWolfeStrategy):
                     f"{', '.join(PAPERS)}, not for {self.variant!r}; allowed: convex, "
                     "nonconvex"
                 )
+            if self.penalty == 0.0:
+                raise SettingsError(
+                    "penalty = 0.0 is for variant = "
+                    f"{', '.join(PAPERS)}, not for {self.variant!r}, which divides by "
+                    "it; allowed: numbers above 0, 'auto'"
+                )
             return
         if self.step_count == "own" and self.schedule != "convex":
             raise SettingsError(
