@@ -17,6 +17,8 @@ _ANSWERS = 2
 # The m-th change is by a factor of at most exp(20 / m^1.25), and never above 10. What
 # changes less and less, Σ |log changes| < ∞, in the end is a fixed ρ, which converges.
 _MOST, _RATE, _DECAY = 10.0, 20.0, 1.25
+# Way of the multipliers and of z, relative to z, below which ρ stays.
+_STILL = 1e-7
 # Changes after which ρ only rises where F is not convex.
 _SETTLED = 10
 
@@ -101,11 +103,13 @@ class Balance:
             for y, before in zip(duals, self._duals, strict=True)
         ]
         # q = ‖Y − Y'‖ / (ρ √n ‖z − z'‖)
-        way = self.penalty * math.sqrt(len(duals)) * float(np.linalg.norm(z - self._z))
-        if way > 0.0 and any(squares):
+        scale = self.penalty * math.sqrt(len(duals))
+        ways = math.sqrt(sum(squares)), scale * float(np.linalg.norm(z - self._z))
+        # what has hardly moved is at the limit, where rounding is all that moves it
+        if min(ways) > 0.0 and max(ways) > _STILL * scale * float(np.linalg.norm(z)):
             self._changes += 1
             most = min(_MOST, math.exp(_RATE / self._changes**_DECAY))
-            ratio = math.sqrt(sum(squares)) / (way * self._target)
+            ratio = ways[0] / (ways[1] * self._target)
             if not self._convex and self._changes > _SETTLED:
                 ratio = max(ratio, 1.0)
             # ρ ← ρ · clip(q / target, 1/c, c)

@@ -38,7 +38,7 @@ _EVALUATED = "evaluated"
 
 
 class FedFW(FrankWolfeStrategy):
-    """Federated Frank-Wolfe: clients send extreme points, never gradients or models.
+    """Federated Frank-Wolfe: clients send points of a set in their smallest form.
 
     Solves min over x in D of F(x) = (1/n) Σ_i f_i(x). Every client i keeps its own
     x_i, the server keeps x̄ = (1/n) Σ_i x_i. In round t, with S the clients whose
@@ -50,7 +50,7 @@ class FedFW(FrankWolfeStrategy):
                  g_i = d_i + λ_t (x_i − x̄)                                   stochastic
                  s_i = argmin over s in D of ⟨g_i, s⟩
                  x_i ← (1 − η_t) x_i + η_t s_i
-                 sends s_i, and nothing else that depends on its data
+                 sends s_i
         server   x̄ ← x̄ + (η_t / n) Σ over S of (s_i − x_i)
 
     With everybody in S the server's step is x̄ ← (1 − η_t) x̄ + (η_t / n) Σ s_i: n atoms,
@@ -64,6 +64,9 @@ class FedFW(FrankWolfeStrategy):
 
     Notes
     -----
+    Nothing of this is private: from what it replays the server can compute gradients
+    of f_i, see ``docs/fedfw.md``.
+
     The matching client is ``FedFWClient(context, objective, domain)``. No theory covers
     FedFW-sto with p < 1 or on non-convex losses.
     """

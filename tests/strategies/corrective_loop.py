@@ -293,7 +293,8 @@ class Loop:
             return
         a = np.linalg.norm(np.array(self.y) - self.mark[0])
         b = self.rho * math.sqrt(self.n) * np.linalg.norm(self.z - self.mark[1])
-        if a > 0.0 and b > 0.0:
+        still = 1e-7 * self.rho * math.sqrt(self.n) * np.linalg.norm(self.z)
+        if min(a, b) > 0.0 and max(a, b) > still:
             self.changes += 1
             c = min(10.0, math.exp(20.0 / self.changes**1.25))
             q = float(a / b) / (2.0 if self.pairwise else 1.0)

@@ -56,6 +56,7 @@ from strategies import (
     ZerothOrderRFL,
 )
 from strategies.fedfw.strategy import VARIANTS
+from tests.harness import only_for
 from tests.strategies.hyfdca_runs import View, small
 
 Array = NDArray[np.float64]
@@ -244,15 +245,11 @@ def _fedfw(problem: Problem, variant: str) -> Case:
             )
         return found
 
-    options: dict[str, Any] = {"penalty": 1.2}
-    if variant == "augmented":
-        options["dual_penalty"] = 0.3
-    if variant == "stochastic":
-        options["batch_size"] = 2
-    if variant == "corrective":
-        # ρ by itself, from what is sent beside the arrays
-        options = {"local_steps": 5, "certificate": True}
-    make = partial(FedFW, domain, variant=variant, **options)
+    # corrective steps: ρ by itself, from what is sent beside the arrays
+    own: dict[str, Any] = {"local_steps": 5, "certificate": True}
+    if variant != "corrective":
+        own = {"penalty": 1.2, **only_for(variant, dual_penalty=0.3, batch_size=2)}
+    make = partial(FedFW, domain, variant=variant, **own)
     app = problem.app(FedFWClient, domain)
     return Case(f"fedfw {variant}", "fedfw", make, app, np.full(P, 0.1), errors)
 

@@ -264,7 +264,7 @@ def check_lasso(rounds: int, most: int, **settings: Any) -> None:
 
 
 def test_a_small_lasso_is_solved() -> None:
-    check_lasso(80, 2000, rows=40, columns=60, nonzeros=4)
+    check_lasso(140, 2000, rows=40, columns=60, nonzeros=4)
 
 
 @pytest.mark.slow
