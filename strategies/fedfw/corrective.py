@@ -62,7 +62,8 @@ class CorrectiveSteps:
         self._duals = {n: np.zeros(self._start.shape) for n in strategy.clients}
         self._certificates: dict[str, tuple[float, float]] = {}
         targets = [iterate.balance for iterate in self._iterates.values()]
-        self._balance = Balance(strategy.penalty, max(targets))
+        convex = strategy.schedule != "nonconvex"
+        self._balance = Balance(strategy.penalty, convex, max(targets))
         self.primal_residual = self.dual_residual = np.inf
         self.gap, self._scale = np.inf, 0.0
 
@@ -202,6 +203,7 @@ class CorrectiveSteps:
         arrays: dict[str, NDArray[Any]] = {
             "start": self._start,
             "model": self.model,
+            "scale": np.array(self._scale),
             **self._balance.state(self._strategy.clients),
         }
         for name in self._strategy.clients:
@@ -215,6 +217,7 @@ class CorrectiveSteps:
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Inverse of :meth:`state`."""
         self._start, self.model = np.array(state["start"]), np.array(state["model"])
+        self._scale = float(state["scale"])
         self._balance.load_state(state, self._strategy.clients)
         for name in self._strategy.clients:
             self._duals[name] = np.array(state[f"{name}/y"])

@@ -99,11 +99,11 @@ class FedFW(FrankWolfeStrategy):
     )
     schedule: str = setting(
         None,
-        "of step size and penalty",
+        "of step size and penalty; the corrective variant has no steps of a schedule, "
+        "and asks only whether F is convex or nonconvex",
         note="see :class:`~fedtrellis.schedules.FrankWolfeSchedule`",
         auto="convex",
         choices=SCHEDULES,
-        only=_PAPERS,
     )
     step_count: str = setting(
         None,
@@ -181,6 +181,18 @@ class FedFW(FrankWolfeStrategy):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.variant not in PAPERS:
+            if self.schedule not in ("convex", "nonconvex"):
+                raise SettingsError(
+                    f"schedule = {self.schedule!r} is for variant = "
+                    f"{', '.join(PAPERS)}, not for {self.variant!r}; allowed: convex, "
+                    "nonconvex"
+                )
+            if self.penalty == 0.0:
+                raise SettingsError(
+                    "penalty = 0.0 is for variant = "
+                    f"{', '.join(PAPERS)}, not for {self.variant!r}, which divides by "
+                    "it; allowed: numbers above 0, 'auto'"
+                )
             return
         if self.step_count == "own" and self.schedule != "convex":
             raise SettingsError(

@@ -54,6 +54,7 @@ from strategies import (
     ProjectedFedAvg,
     ZerothOrderRFL,
 )
+from tests.harness import only_for
 from tests.strategies.hyfdca_runs import View, small
 
 Array = NDArray[np.float64]
@@ -237,9 +238,8 @@ def _fedfw(problem: Problem, variant: str) -> Case:
         FedFW,
         domain,
         penalty=1.2,
-        dual_penalty=0.3,
         variant=variant,
-        batch_size=2,
+        **only_for(variant, dual_penalty=0.3, batch_size=2),
     )
     app = problem.app(FedFWClient, domain)
     return Case(f"fedfw {variant}", "fedfw", make, app, np.full(P, 0.1), errors)
