@@ -185,8 +185,8 @@ def render_lost(results: dict[str, Any], out: Path) -> str:
     lines += [
         "",
         f"(F(x̄) − F*) / (F(x¹) − F*) after {results['rounds']:,} rounds, "
-        f"{NODES} nodes; mean and extremes over seeds, or one seed. Data and losses are "
-        "the same for all methods. The gap, relative to that at x¹, and the bytes "
+        f"{NODES} nodes; mean and extremes over seeds, or one seed. Data and losses "
+        "are the same for all methods. The gap, relative to that at x¹, and the bytes "
         f"stand in the methods' order. {measured(results)}",
     ]
     return f"{save(figure, out, 'lost-answers')}\n\n" + "\n".join(lines)
