@@ -17,6 +17,7 @@ from . import (
     fedgia,
     hyfdca,
     messages,
+    oracles,
     overhead,
     round_trips,
     scale,
@@ -36,6 +37,9 @@ COMPARISONS: dict[str, Callable[[bool], Iterable[Comparison]]] = {
     "fedavg": lambda quick: [fedavg.compare(fedavg.QUICK if quick else fedavg.FULL)],
     "zeroth-order": lambda quick: [
         zeroth_order.compare(zeroth_order.QUICK if quick else zeroth_order.FULL)
+    ],
+    "oracles": lambda quick: [
+        oracles.compare(oracles.QUICK if quick else oracles.FULL)
     ],
     "fedgia": lambda quick: fedgia.compare(fedgia.QUICK if quick else fedgia.FULL),
     "encryption": lambda quick: [

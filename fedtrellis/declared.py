@@ -16,6 +16,7 @@ from typing import Any, dataclass_transform
 
 from fedtrellis.settings import (
     AUTO,
+    SettingsError,
     checked,
     described_line,
     given,
@@ -23,7 +24,7 @@ from fedtrellis.settings import (
     shown_default,
 )
 
-__all__ = ["Declared"]
+__all__ = ["Declared", "misplaced"]
 
 
 # type checkers take a setting for a default, and know no positional one of a specifier
@@ -72,6 +73,12 @@ class Declared:
             if value is None:
                 value = field.metadata.get("auto")
             setattr(self, field.name, value)
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
+        for name, (other, allowed) in misplaced(cls, values).items():
+            raise SettingsError(
+                f"{name} = {values[name]!r} applies where {other} is "
+                f"{' or '.join(allowed)}; here it is {values[other]!r}"
+            )
 
     def described(self) -> dict[str, Any]:
         """Its fields' values, by name and symbol; "auto" for what is not settled."""
@@ -82,6 +89,38 @@ class Declared:
                 value = getattr(self, field.name)
                 values[name.strip()] = AUTO if value is None else value
         return values
+
+
+def misplaced(
+    cls: type[Any], values: Mapping[str, Any]
+) -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Settings that do not apply beside the others, and yet are said.
+
+    Parameters
+    ----------
+    cls : type
+        A :class:`Declared` one.
+    values : mapping
+        Of its fields; a missing one has its default.
+
+    Returns
+    -------
+    dict
+        By name: which other setting that is because of, and what that would have to be.
+    """
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    found = {}
+    for name, field in fields.items():
+        default = field.metadata.get("auto") if field.default is None else field.default
+        if values.get(name, default) in (None, default):
+            continue
+        for other, allowed in (field.metadata.get("only") or {}).items():
+            value = values.get(other)
+            if value is None:
+                value = fields[other].metadata.get("auto") or fields[other].default
+            if value not in allowed:
+                found[name] = other, tuple(allowed)
+    return found
 
 
 _SECTIONS = ("Attributes", "Returns", "Raises", "Notes", "Examples")

@@ -65,6 +65,7 @@ def setting(
     below: float | None = None,
     shown: bool = True,
     formerly: str | None = None,
+    only: Mapping[str, Sequence[str]] | None = None,
 ) -> Any:
     """Declare a setting: a field that Python and run configs can set.
 
@@ -93,6 +94,9 @@ def setting(
     formerly : str, optional
         The flat run-config key of version 0.1, where it is not this field's name;
         empty: there was none.
+    only : mapping, optional
+        Values of other settings, by their names, that this one applies to; beside
+        others it is refused, and no task's suggestion counts.
     """
     return _field(
         default,
@@ -108,6 +112,7 @@ def setting(
         below=below,
         shown=shown,
         formerly=formerly,
+        only=only,
     )
 
 

@@ -82,6 +82,10 @@ class FrankWolfeStrategy(RoundStrategy):
         self._may_leave = any(d is not self.domain for d in self._domains.values())
         self._was_outside = False
 
+    def domain_of(self, client: str) -> Domain:
+        """D_i, the client's own set, or D."""
+        return self._domains[client]
+
     def _domain_of(
         self, name: str, its_own: Domain | None, anybody: Sequence[Domain]
     ) -> Domain:

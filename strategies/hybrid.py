@@ -17,8 +17,8 @@ from fedtrellis.server.conversation import Conversation
 from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.settings import SettingsError, given, setting
 from fedtrellis.wire.arrays import FloatArray, Layout, array_record, encode, filled
-from fedtrellis.wire.broadcast import sparse_or_dense
 from fedtrellis.wire.protocol import identity_order
+from fedtrellis.wire.sparse import sparse_or_dense
 
 __all__ = ["ROWS", "HybridStrategy", "add_shares"]
 

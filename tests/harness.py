@@ -10,6 +10,7 @@ grid::
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 import sim
 from fedtrellis import Callback, LocalGrid, RoundRecord, client_app
 from fedtrellis.wire.protocol import ClientMemory
+from strategies import FedFW
 
 __all__ = [
     "Array",
@@ -35,6 +37,7 @@ __all__ = [
     "grid_of",
     "memory_of",
     "number_of",
+    "only_for",
     "play",
     "run_app",
 ]
@@ -167,6 +170,16 @@ class Played(Generic[S]):
     def models(self) -> list[Array]:
         """The model after each round."""
         return self.watch.models
+
+
+def only_for(variant: str, **settings: Any) -> dict[str, Any]:
+    """Of some settings of FedFW, those that apply to a variant."""
+    fields = {field.name: field for field in dataclasses.fields(FedFW)}
+    return {
+        name: value
+        for name, value in settings.items()
+        if variant in fields[name].metadata["only"]["variant"]
+    }
 
 
 def play(

@@ -19,6 +19,7 @@ ORDER = (
     ("objectives",),
     ("admm",),
     ("wire",),
+    ("corrective",),
     ("local_steps", "zeroth_order"),
     ("encryption",),
     ("dual",),

@@ -12,6 +12,7 @@ from fedtrellis.domains.atoms import pack_atoms
 from fedtrellis.domains.description import describe
 from fedtrellis.wire.client import StatefulClient, evaluate_objective
 
+from .corrective import correct
 from .paper import take_steps
 
 __all__ = ["FedFWClient"]
@@ -50,8 +51,13 @@ class FedFWClient(StatefulClient):
     def fit(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
     ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
-        """The round's steps from x_i; the answer is the atom s_i of each."""
-        return pack_atoms(take_steps(self, parameters, config)), 0, {}
+        """The round's steps from x_i: s_i of each, or what they correct of x_i."""
+        if config.get("variant") != "corrective":
+            return pack_atoms(take_steps(self, parameters, config)), 0, {}
+        arrays, self.numbers = correct(
+            self.objective, self.domain, parameters, config, self.state
+        )
+        return arrays, 0, {}
 
     def evaluate(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]

@@ -54,8 +54,9 @@ def take_steps(
         factor = 1.0 if variant == "stochastic" else n
         # factor · g_i = factor · ((1/n) ∇f_i(x_i) + λ_t (x_i − x̄) [+ y_i])
         g = x - x_bar
-        if variant == "augmented":
-            # y_i ← y_i + λ_0 (x_i − x̄)
+        if variant == "augmented" and j == 0:
+            # y_i ← y_i + λ_0 (x_i − x̄), while x̄ is the mean of the x_i: with an older
+            # one Σ y_i would not stay 0, and the limit would be another
             y = state["y"] + config["dual-penalty"] * g
             state["y"] = y
         g *= factor * penalties[j]
@@ -67,8 +68,10 @@ def take_steps(
         if j == 0 and config.get("gradient-norm", False):
             client.numbers = np.array([np.linalg.norm(g) / factor])
 
-        # s_i = argmin over s in D of ⟨g_i, s⟩
-        atom = client.domain.lmo(g)
+        # s_i = argmin over s in D of ⟨g_i, s⟩, from where the last one was found
+        atom, start = client.domain.lmo_from(g, state.get("start"))
+        if start is not None:
+            state["start"] = start
         # x_i ← (1 − η_t) x_i + η_t s_i
         x = (1.0 - eta) * x
         atom.add_to(x, eta)

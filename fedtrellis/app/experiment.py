@@ -17,6 +17,7 @@ from flwr.serverapp.strategy import Result
 
 from fedtrellis.app.registry import MethodEntry
 from fedtrellis.app.settings import RunSettings
+from fedtrellis.declared import misplaced
 from fedtrellis.domains import Domain
 from fedtrellis.domains.enclosing import enclosing_ball
 from fedtrellis.manifolds import Manifold
@@ -85,7 +86,10 @@ class Experiment:
         """What the task suggests for settings that are left to themselves, by field."""
         said = {name for name, value in self.settings.items() if value is not None}
         suggested: dict[str, Any] = self.task.suggestions(self.name, said)
-        return suggested
+        # what the user says may leave a suggestion without a purpose
+        together = {**self.settings, **suggested}
+        idle = misplaced(self.entry.strategy, together)
+        return {name: value for name, value in suggested.items() if name not in idle}
 
     def strategy(self, **options: Any) -> LoopStrategy:
         """The server's half of the method; ``options`` are those of every strategy."""

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from fedtrellis.domains.atoms import Atom, SparseAtom
 from fedtrellis.domains.atoms.base import FloatArray, Shape
@@ -39,6 +39,12 @@ class Domain(ABC):
     of_vectors : bool
         Whether an array of any shape stands for the vector of its entries, so that D
         fits a task whatever its model.
+    form : str
+        What an iterate of FedFW's corrective variant is: "entries"; "low-rank", a
+        product of thin factors; or "parts", one of a product's sets each.
+    sparse_atoms : bool
+        Whether extreme points have few entries that are not zero, and points of D that
+        are zero elsewhere can be projected onto, see :meth:`project_on`.
     any_vector : bool
         Whether a task that suggests D works on any vectors, so that all sets of
         vectors fit it.
@@ -52,6 +58,8 @@ class Domain(ABC):
     bounded: ClassVar[bool] = True
     of_vectors: ClassVar[bool] = True
     any_vector: ClassVar[bool] = False
+    form: ClassVar[str] = "entries"
+    sparse_atoms: ClassVar[bool] = False
     by_nonzeros: ClassVar[bool] = False
 
     @abstractmethod
@@ -162,6 +170,18 @@ class Domain(ABC):
         if self.by_nonzeros and isinstance(atom, SparseAtom) and atom.values.size:
             return self.contains(atom.values, tolerance)
         return self.contains(atom.dense(), tolerance)
+
+    def project_on(self, point: FloatArray, support: NDArray[np.bool_]) -> FloatArray:
+        """Project onto the points of D that are zero off a support.
+
+        Here by the projection of the point with zeros there, which stay zero where D
+        has no say in the order or the sum of entries. Used where :attr:`sparse_atoms`.
+        """
+        return self.project(np.where(support, point, 0.0))
+
+    def contains_product(self, left: FloatArray, right: FloatArray) -> bool:
+        """Say whether A Bᵀ lies in D, for thin factors of shapes (m, r) and (n, r)."""
+        return self.contains(left @ right.T)
 
     @abstractmethod
     def diameter(self, shape: Shape) -> float:

@@ -24,7 +24,7 @@ class LeadingPairs(NamedTuple):
     ----------
     left : ndarray of shape (n, p, count)
     values : ndarray of shape (n, count)
-        Decreasing, and A right = left · values to rounding.
+        Decreasing, and Aᵀ left = right · values to rounding.
     right : ndarray of shape (n, q, count)
     start : ndarray of shape (n, q, b)
         Where to start for similar matrices.
@@ -55,7 +55,8 @@ def leading_pairs(
     for computing eigenvalues", 1977; Wu, Simon, "Thick-restart Lanczos method for
     large symmetric eigenvalue problems", SIAM J. Matrix Anal. Appl. 2000), on all
     matrices in step. It ends for a matrix when ‖A_iᵀ u − σ v‖ is at most ``tolerance``
-    times the largest σ for each pair, and at most its root for the pair that follows.
+    times the largest σ for each pair, and at most its root for the pair that follows;
+    what it returns is half a step further.
 
     A block is followed from one matrix to the next, and not a vector: Frank-Wolfe's
     last atom is what its gradient has just been pushed away from, and near an optimum
@@ -107,11 +108,13 @@ def leading_pairs(
             done = now[ended]
             took[done], good[done] = passes, converged[ended]
             best = front[ended, :, :count]
-            # A V S = U Σ Tᵀ, so that U, Σ, V S T are pairs, orthonormal to rounding
-            left[done], values[done], t = np.linalg.svd(
-                w[ended] @ best, full_matrices=False
-            )
-            right[done] = v[ended] @ (best @ t.swapaxes(1, 2))
+            # A V S = U Σ Tᵀ, and so Aᵀ U = AᵀA V S T Σ⁻¹, which is R Σ' Qᵀ: the pairs
+            # U Q, R are half a step further than those looked at
+            u, sigma_u, t = np.linalg.svd(w[ended] @ best, full_matrices=False)
+            sigma_u = np.maximum(sigma_u, math.sqrt(rounding) * sigma_u[:, :1] + tiny)
+            back = z[ended] @ (best @ t.swapaxes(1, 2)) / sigma_u[:, None]
+            right[done], values[done], turn = np.linalg.svd(back, full_matrices=False)
+            left[done] = u @ turn.swapaxes(1, 2)
             # one step of the power method on the whole block, for nothing
             kept[done] = image[ended] / sigma[ended, :1, None] ** 2
             if ended.all():

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 from fedtrellis.domains.atoms import Atom, DenseAtom, RankOneAtom
 from fedtrellis.domains.base import Domain, FloatArray, Norm, Shape
 from fedtrellis.domains.numerics import positive, project_l1, thin_svd, unit
+from fedtrellis.domains.polar import polar_factor
 from fedtrellis.domains.singular import as_matrix, top_pairs
 from fedtrellis.settings import setting
 
@@ -59,6 +60,7 @@ class NuclearNormBall(_MatrixBall):
     """
 
     name: ClassVar[str] = "nuclear-norm-ball"
+    form: ClassVar[str] = "low-rank"
     parameters: ClassVar[Mapping[str, Any]] = {
         "tolerance": setting(
             1e-10,
@@ -133,6 +135,18 @@ class NuclearNormBall(_MatrixBall):
             return unit(u)[1] * unit(v)[1] <= self.radius * (1.0 + tolerance)
         return super()._contains_atom(atom, tolerance)
 
+    def contains_product(self, left: FloatArray, right: FloatArray) -> bool:
+        """Say whether ‖A Bᵀ‖_* ≤ radius, from the small matrix R_A R_Bᵀ.
+
+        With A = Q_A R_A and B = Q_B R_B that has the same singular values.
+        """
+        if not (np.isfinite(left).all() and np.isfinite(right).all()):
+            return False
+        if not left.size or not right.size:
+            return True
+        core = np.linalg.qr(left).R @ np.linalg.qr(right).R.T
+        return self.contains(core)
+
     def largest_norm(self, norm: Norm, shape: Shape) -> float:
         """Return the norm of radius · u vᵀ; Σ |u_i v_j| ≤ √m √n."""
         self.check_norm(norm, shape)
@@ -157,9 +171,8 @@ class SpectralNormBall(_MatrixBall):
         object.__setattr__(self, "radius", positive(self.name, "radius", self.radius))
 
     def lmo(self, gradient: ArrayLike) -> DenseAtom:
-        """Return −radius · U Vᵀ, from the thin singular value decomposition U Σ Vᵀ."""
-        left, _, right = thin_svd(self._input(gradient, "gradient"))
-        return DenseAtom(-self.radius * (left @ right))
+        """Return −radius · U Vᵀ, the gradient's polar factor, U Σ Vᵀ its thin SVD."""
+        return DenseAtom(-self.radius * polar_factor(self._input(gradient, "gradient")))
 
     def project(self, point: ArrayLike) -> FloatArray:
         """Clip the singular values."""

@@ -28,6 +28,7 @@ class NonNegativeL1Ball(Domain):
     """
 
     name: ClassVar[str] = "non-negative-l1-ball"
+    sparse_atoms: ClassVar[bool] = True
     by_nonzeros: ClassVar[bool] = True
     radius: float
 

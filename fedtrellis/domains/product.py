@@ -31,6 +31,7 @@ class Product(Domain):
 
     name: ClassVar[str] = "product"
     of_vectors: ClassVar[bool] = False
+    form: ClassVar[str] = "parts"
     domains: Sequence[Domain]
     shapes: Sequence[Shape]
 

@@ -11,7 +11,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedtrellis.domains.atoms import Atom, SparseAtom
 from fedtrellis.domains.base import Domain, FloatArray, Norm, Shape
-from fedtrellis.domains.numerics import positive, positive_integer, project_l1, unit
+from fedtrellis.domains.numerics import (
+    magnitude,
+    positive,
+    positive_integer,
+    project_l1,
+    unit,
+)
 from fedtrellis.settings import setting
 
 __all__ = ["GroupL1Ball", "KSupportBall", "group_norms"]
@@ -32,6 +38,7 @@ class KSupportBall(Domain):
     """
 
     name: ClassVar[str] = "k-support-ball"
+    sparse_atoms: ClassVar[bool] = True
     parameters: ClassVar[Mapping[str, Any]] = {
         "k": setting(
             10, "non-zeros of an extreme point", minimum=1, formerly="sparsity"
@@ -189,12 +196,15 @@ class GroupL1Ball(Domain):
     """
 
     name: ClassVar[str] = "group-l1-ball"
+    sparse_atoms: ClassVar[bool] = True
     parameters: ClassVar[Mapping[str, Any]] = {
         "groups": setting(10, "entries in a group", minimum=1, formerly="group-size")
     }
     radius: float
     groups: int | Sequence[Sequence[int]]
     _labels: NDArray[np.intp] = field(init=False, repr=False, compare=False)
+    # of consecutive groups that are all of one size; else 0
+    _size: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "radius", positive(self.name, "radius", self.radius))
@@ -204,7 +214,14 @@ class GroupL1Ball(Domain):
             object.__setattr__(self, "groups", size)
         else:
             labels = self._label()
+            size = len(self.groups[0])
+            # a shorter last group would not show in the labels alone
+            if {len(group) for group in self.groups} != {size} or not np.array_equal(
+                labels, np.arange(labels.size) // size
+            ):
+                size = 0
         object.__setattr__(self, "_labels", labels)
+        object.__setattr__(self, "_size", size)
 
     def _label(self) -> NDArray[np.intp]:
         """Normalise the groups to tuples and return each entry's group."""
@@ -252,21 +269,37 @@ class GroupL1Ball(Domain):
             return np.arange(size) // self.groups
         return self._labels
 
-    def _gauge(self, values: FloatArray, labels: NDArray[np.intp]) -> float:
+    def _norms(
+        self, values: FloatArray, labels: NDArray[np.intp] | None = None
+    ) -> FloatArray:
+        """Return the groups' l2 norms, of the labels' groups or of a whole array."""
+        if labels is not None or not self._size:
+            return group_norms(values, self._labels if labels is None else labels)
+        rows = values.reshape(-1, self._size)
+        squares: FloatArray = np.einsum("gi,gi->g", rows, rows)
+        scale = 1.0
+        if not 1e-200 < squares.max() < 1e200:  # they have left the range of floats
+            scale = magnitude(values) or 1.0
+            rows = rows / scale
+            squares = np.einsum("gi,gi->g", rows, rows)
+        norms: FloatArray = scale * np.sqrt(squares)
+        return norms
+
+    def _gauge(
+        self, values: FloatArray, labels: NDArray[np.intp] | None = None
+    ) -> float:
         """Return the norm of the values, their groups numbered from 0 on."""
-        return float(group_norms(values, labels).sum())
+        return float(self._norms(values, labels).sum())
 
     def lmo(self, gradient: ArrayLike) -> SparseAtom:
         """Return −radius · g_G / ‖g_G‖₂ on the group whose ‖g_G‖₂ is largest."""
         g = self._input(gradient, "gradient")
         flat = g.reshape(-1)
-        labels = self._labels_of(flat.size)
-        norms = group_norms(flat, labels)
-        best = int(norms.argmax())
-        if isinstance(self.groups, int):
-            support = np.arange(best * self.groups, (best + 1) * self.groups)
+        best = int(self._norms(flat).argmax())
+        if self._size:
+            support = np.arange(best * self._size, (best + 1) * self._size)
         else:
-            support = np.flatnonzero(labels == best)
+            support = np.flatnonzero(self._labels == best)
         direction, _ = unit(flat[support])
         return SparseAtom(support, -self.radius * direction, g.shape)
 
@@ -274,12 +307,14 @@ class GroupL1Ball(Domain):
         """Project the vector of group norms onto the l1 ball and rescale the groups."""
         x = self._input(point, "point")
         flat = x.reshape(-1)
-        labels = self._labels_of(flat.size)
-        norms = group_norms(flat, labels)
+        norms = self._norms(flat)
         # x_G ← x_G · n'_G / n_G  with n' the l1 projection of the norms n
         shrunk = project_l1(norms, self.radius)
         factors = np.divide(shrunk, norms, out=np.ones_like(norms), where=norms > 0.0)
-        return (flat * factors[labels]).reshape(x.shape)
+        if self._size:
+            rows = flat.reshape(-1, self._size)
+            return (rows * factors[:, None]).reshape(x.shape)
+        return (flat * factors[self._labels]).reshape(x.shape)
 
     def contains(self, point: ArrayLike, tolerance: float = 1e-9) -> bool:
         """Say whether Σ ‖x_G‖₂ ≤ radius (1 + tolerance)."""
@@ -287,7 +322,7 @@ class GroupL1Ball(Domain):
         if x is None:
             return False
         with np.errstate(over="ignore"):
-            norm = self._gauge(x.reshape(-1), self._labels_of(x.size))
+            norm = self._gauge(x.reshape(-1))
         return norm <= self.radius * (1.0 + tolerance)
 
     def _contains_atom(self, atom: Atom, tolerance: float) -> bool:

@@ -60,7 +60,9 @@ class SparseGroupBall(GroupL1Ball):
             )
         object.__setattr__(self, "share", float(share))
 
-    def _gauge(self, values: FloatArray, labels: NDArray[np.intp]) -> float:
+    def _gauge(
+        self, values: FloatArray, labels: NDArray[np.intp] | None = None
+    ) -> float:
         """Return N of the values, their groups numbered from 0 on."""
         groups = super()._gauge(values, labels)
         return (1.0 - self.share) * groups + self.share * float(np.abs(values).sum())

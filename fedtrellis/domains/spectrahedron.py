@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
@@ -11,16 +10,9 @@ from numpy.typing import ArrayLike
 
 from fedtrellis.domains.atoms import Atom, RankOneAtom
 from fedtrellis.domains.base import Domain, FloatArray, Norm, Shape
-from fedtrellis.domains.numerics import positive, project_simplex, unit
+from fedtrellis.domains.numerics import magnitude, positive, project_simplex, unit
 
 __all__ = ["Spectrahedron"]
-
-# From this many rows on, one eigenvector by Lanczos is faster than a decomposition.
-_LANCZOS_FROM = 128
-# Largest residual of an eigenpair, relative to a bound of all eigenvalues.
-_RESIDUAL = 1e-10
-# Restarts of Lanczos before a full decomposition is the cheaper.
-_MAX_RESTARTS = 40
 
 
 @dataclass(frozen=True)
@@ -33,6 +25,7 @@ class Spectrahedron(Domain):
     """
 
     name: ClassVar[str] = "spectrahedron"
+    form: ClassVar[str] = "low-rank"
     of_vectors: ClassVar[bool] = False
     radius: float = 1.0
 
@@ -50,10 +43,11 @@ class Spectrahedron(Domain):
     def lmo(self, gradient: ArrayLike) -> RankOneAtom:
         """Return radius · v vᵀ, v the eigenvector of the smallest eigenvalue.
 
-        That of (G + Gᵀ)/2, by Lanczos' method where the matrix is large.
+        That of (G + Gᵀ)/2, in O(n³): LAPACK reduces it to three diagonals and finds the
+        one pair of these.
         """
-        g = self._input(gradient, "gradient")
-        v = _lowest_eigenvector(_symmetric_part(g)[0])
+        symmetric, _ = _symmetric_part(self._input(gradient, "gradient"))
+        v, _ = unit(scipy.linalg.eigh(symmetric, subset_by_index=[0, 0])[1][:, 0])
         return RankOneAtom(self.radius * v, v)
 
     def project(self, point: ArrayLike) -> FloatArray:
@@ -118,49 +112,7 @@ class Spectrahedron(Domain):
 
 
 def _symmetric_part(matrix: FloatArray) -> tuple[FloatArray, float]:
-    """Return (X + Xᵀ)/2 over a power of two near X's largest entry, and that power."""
-    largest = float(np.abs(matrix).max())
-    scale = 2.0 ** math.floor(math.log2(largest)) if largest > 0.0 else 1.0
+    """Return (X + Xᵀ)/2 over a power of two near ‖X‖_F, and that power; 1 for zero."""
+    scale = magnitude(matrix) or 1.0
     scaled = matrix / scale
     return 0.5 * (scaled + scaled.T), scale
-
-
-def _lowest_eigenvector(matrix: FloatArray) -> FloatArray:
-    """Return a unit eigenvector of a symmetric matrix's smallest eigenvalue."""
-    n = len(matrix)
-    # no eigenvalue is larger: the largest sum of a row, ‖·‖_∞
-    bound = float(np.abs(matrix).sum(axis=1).max())
-    if n >= _LANCZOS_FROM and bound > 0.0:
-        from scipy.sparse.linalg import ArpackError, eigsh
-
-        # Less the bound all eigenvalues are negative, and the smallest is largest in
-        # magnitude: then ARPACK's tolerance, which is relative, makes sense for it.
-        shifted = matrix - bound * np.eye(n)
-        try:
-            values, vectors = eigsh(
-                shifted,
-                k=1,
-                which="SA",
-                tol=0.1 * _RESIDUAL,
-                v0=_start_vector(n),
-                maxiter=_MAX_RESTARTS,
-            )
-        except (ArpackError, np.linalg.LinAlgError):
-            pass  # not converged: by a decomposition, below
-        else:
-            v: FloatArray = vectors[:, 0]
-            residual = float(np.linalg.norm(shifted @ v - values[0] * v))
-            if residual <= _RESIDUAL * bound:
-                return v / np.linalg.norm(v)
-    _, vectors = scipy.linalg.eigh(matrix, subset_by_index=[0, 0])
-    lowest: FloatArray = vectors[:, 0]
-    return lowest / np.linalg.norm(lowest)
-
-
-@lru_cache(maxsize=32)
-def _start_vector(size: int) -> FloatArray:
-    """Return Lanczos' start, always the same for a size."""
-    # random: a structured gradient could have its eigenvector orthogonal to ones
-    vector = np.random.default_rng(0).standard_normal(size)
-    vector.flags.writeable = False
-    return vector

@@ -24,6 +24,7 @@ class L1Ball(Domain):
     """
 
     name: ClassVar[str] = "l1-ball"
+    sparse_atoms: ClassVar[bool] = True
     by_nonzeros: ClassVar[bool] = True
     any_vector: ClassVar[bool] = True
     radius: float
@@ -305,6 +306,7 @@ class Simplex(Domain):
     """The simplex, x ≥ 0 with Σ x_i = radius; its vertices are radius · e_j."""
 
     name: ClassVar[str] = "simplex"
+    sparse_atoms: ClassVar[bool] = True
     by_nonzeros: ClassVar[bool] = True
     radius: float = 1.0
 
@@ -320,6 +322,12 @@ class Simplex(Domain):
         """Return max(x − θ, 0), θ found by sorting (Duchi et al. 2008)."""
         x = self._input(point, "point")
         return project_simplex(x.reshape(-1), self.radius).reshape(x.shape)
+
+    def project_on(self, point: FloatArray, support: NDArray[np.bool_]) -> FloatArray:
+        """Project the entries of the support onto a simplex of their own."""
+        result = np.zeros(point.shape)
+        result[support] = self.project(point[support])
+        return result
 
     def contains(self, point: ArrayLike, tolerance: float = 1e-9) -> bool:
         """Say whether x ≥ −t and |Σ x_i − radius| ≤ t, t = tolerance · radius."""

@@ -79,6 +79,7 @@ class WeightedL1Ball(ByVector):
     """
 
     name: ClassVar[str] = "weighted-l1-ball"
+    sparse_atoms: ClassVar[bool] = True
     parameters: ClassVar[Mapping[str, Any]] = {
         "weights": setting(
             0.5, "s of the weights j^s of the entries j = 1, …, p", minimum=0.0,

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import islice
-from math import isfinite, prod
+from math import isfinite
 from typing import Any, cast
 
 import numpy as np
@@ -26,11 +26,15 @@ from numpy.typing import NDArray
 
 from fedtrellis.domains.atoms import Atom, SparseAtom, pack_atoms, unpack_atoms
 from fedtrellis.wire.arrays import FloatArray, Layout, array_record, record_arrays
+from fedtrellis.wire.sparse import (
+    ENVELOPE,
+    check_entries,
+    from_sparse_or_dense,
+    sparse_or_dense,
+)
 
 __all__ = ["ModelBroadcast", "OutOfSyncError", "Step", "receive", "sparse_or_dense"]
 
-# What an array costs on the wire beside its data: names, hashes, the .npy header.
-_ENVELOPE = 400
 #: Parameters that a message may declare without bringing them, see :func:`receive`.
 MAX_PARAMETERS = 10**8
 # Steps up to this size are unpacked once for all clients of a process; beyond, each of
@@ -88,36 +92,6 @@ class Step:
         return 24 + sum(atom.nbytes + 2 for atom in self.atoms)
 
 
-def sparse_or_dense(point: FloatArray) -> list[NDArray[Any]]:
-    """The smaller of [indices, values] of the non-zeros and [the array itself]."""
-    flat = point.reshape(-1)
-    bits = flat.view(np.uint64)  # −0.0 is no zero here: it arrives as what it was
-    index_dtype = np.min_scalar_type(max(flat.size - 1, 0))
-    count = np.count_nonzero(bits)
-    if count * (index_dtype.itemsize + 8) + _ENVELOPE >= flat.nbytes:
-        return [point]
-    indices = np.flatnonzero(bits)
-    return [indices.astype(index_dtype), flat[indices]]
-
-
-def from_sparse_or_dense(
-    arrays: Sequence[NDArray[Any]], shape: tuple[int, ...]
-) -> FloatArray:
-    """Inverse of :func:`sparse_or_dense`; the result may be a read-only view."""
-    if len(arrays) == 1:
-        return np.asarray(arrays[0], dtype=np.float64).reshape(shape)
-    if len(arrays) != 2:
-        raise ValueError(f"a sparse array has 2 arrays, not {len(arrays)}")
-    indices, values = arrays
-    if indices.shape != values.shape or indices.dtype.kind != "u" or indices.ndim != 1:
-        raise ValueError("indices and values of a sparse array do not fit together")
-    if indices.size and int(indices.max()) >= prod(shape):
-        raise ValueError(f"an index lies outside an array of shape {shape}")
-    point = np.zeros(shape)
-    point.reshape(-1)[indices] = values
-    return point
-
-
 class ModelBroadcast:
     """The server's half: the model, its version, and the steps that led to it.
 
@@ -137,6 +111,8 @@ class ModelBroadcast:
         self.version = version
         self._steps: deque[Step] = deque()  # the last of them leads to self.version
         self._steps_nbytes = 0
+        # flat indices of what each of the last versions changed, see revise
+        self._revisions: deque[NDArray[np.intp]] = deque()
         self._encoded: dict[int | None, tuple[ArrayRecord, Config]] = {}
 
     def advance(self, step: Step) -> None:
@@ -144,6 +120,7 @@ class ModelBroadcast:
         step.apply(self.model)
         self.version += 1
         self._encoded.clear()
+        self._revisions.clear()
         if step.decay == 0.0:
             self._forget_steps()  # nobody needs what came before
         self._steps.append(step)
@@ -154,6 +131,26 @@ class ModelBroadcast:
 
     def replace(self, model: FloatArray) -> None:
         """Set the model to something that is not a step from the one before."""
+        self._set(model)
+        self._revisions.clear()
+
+    def revise(self, model: FloatArray) -> None:
+        """Set the model to one of which many entries may be those of the one before.
+
+        A client that has an earlier version is sent the entries that changed since, if
+        these are smaller than the model whole.
+        """
+        before = self.model.reshape(-1).view(np.uint64)
+        self._set(model)
+        # bits, not values: −0.0 is not 0.0
+        changed = np.flatnonzero(self.model.reshape(-1).view(np.uint64) != before)
+        self._revisions.append(changed)
+        # what together takes more than the model itself would never be sent
+        count = sum(indices.size for indices in self._revisions)
+        while self._revisions and count > self.model.size:
+            count -= self._revisions.popleft().size
+
+    def _set(self, model: FloatArray) -> None:
         self.model = np.array(model, dtype=np.float64, order="C")
         self.version += 1
         self._encoded.clear()
@@ -172,7 +169,8 @@ class ModelBroadcast:
             The arrays, and the keys that :func:`receive` needs beside them. What is
             returned is shared between the clients it is for: not to be changed.
         """
-        if base is not None and base < self.version - len(self._steps):
+        known = max(len(self._steps), len(self._revisions))
+        if base is not None and base < self.version - known:
             base = None
         if base not in self._encoded:
             self._encoded[base] = self._encode(base)
@@ -181,7 +179,16 @@ class ModelBroadcast:
     def _encode(self, base: int | None) -> tuple[ArrayRecord, Config]:
         config: Config = {"model-version": self.version}
         steps: Sequence[Step] | None = None
-        if base is not None:
+        if base is not None and self._revisions:
+            since = list(self._revisions)[len(self._revisions) - self.version + base :]
+            changed = np.unique(np.concatenate([np.empty(0, np.intp), *since]))
+            indices = changed.astype(np.min_scalar_type(max(self.model.size - 1, 0)))
+            values = self.model.reshape(-1)[changed]
+            whole = sparse_or_dense(self.model)
+            if indices.nbytes + values.nbytes < sum(array.nbytes for array in whole):
+                config |= {"model-encoding": "entries", "model-base": base}
+                return array_record([indices, values], join=True), config
+        elif base is not None:
             first = len(self._steps) - (self.version - base)
             steps = list(islice(self._steps, first, None))
         elif self._steps and self._steps[0].decay == 0.0:
@@ -200,12 +207,12 @@ class ModelBroadcast:
 
     def _worth_sending(self, steps: Sequence[Step]) -> bool:
         """Whether the steps are smaller than the model whole."""
-        size = sum(step.nbytes for step in steps) + 2 * _ENVELOPE
+        size = sum(step.nbytes for step in steps) + 2 * ENVELOPE
         atoms = sum(len(step.atoms) for step in steps)
         if (len(steps) > 1 or atoms > _FEW_ATOMS) and size < self.model.nbytes:
             # several steps, or many clients, may well touch the same few entries
             whole = sparse_or_dense(self.model)
-            return size < sum(array.nbytes for array in whole) + _ENVELOPE
+            return size < sum(array.nbytes for array in whole) + ENVELOPE
         return not steps or size < self.model.nbytes
 
 
@@ -269,6 +276,28 @@ def _unpack_joined(
     record["joined" if joined else "0"] = Array("", (), stype, data)
     # steps and their atoms are never changed, so they can be shared
     return tuple(unpack_steps(record_arrays(record), shape))
+
+
+def _received_entries(
+    record: ArrayRecord, base: int, version: int, stored: ReceivedModel | None
+) -> ReceivedModel:
+    """The stored model with the entries that changed since version ``base``."""
+    # what is overwritten may be newer than the base, but not older
+    if stored is None or not base <= stored.version <= version:
+        raise _out_of_sync(f"entries change version {base}", stored)
+    arrays = record_arrays(record)
+    if len(arrays) != 2:
+        raise ValueError(f"changed entries came in {len(arrays)} arrays")
+    indices, values = arrays
+    check_entries(indices, values, stored.point.size)
+    point = stored.point.copy()
+    point.reshape(-1)[indices] = values
+    return ReceivedModel(stored.layout, _finite(point), version)
+
+
+def _out_of_sync(what: str, stored: ReceivedModel | None) -> OutOfSyncError:
+    have = "none" if stored is None else str(stored.version)
+    return OutOfSyncError(f"{what}, the client has {have}")
 
 
 def _layout(
@@ -338,9 +367,11 @@ def receive(
             raise ValueError(f"a {encoding} model came in {len(arrays)} arrays")
         point = from_sparse_or_dense(arrays, layout.point_shape)
         return ReceivedModel(layout, _finite(point), version)
+    base = cast(int, config.get("model-base", -1))
+    if encoding == "entries":
+        return _received_entries(record, base, version, stored)
     if encoding != "steps":
         raise ValueError(f"model-encoding is {encoding!r}")
-    base = cast(int, config.get("model-base", -1))
     if stored is not None and base <= stored.version <= version:
         if stored.version == version:
             return stored
@@ -359,8 +390,7 @@ def receive(
         if not steps or steps[0].decay != 0.0:
             raise ValueError("steps without a base do not start from nothing")
     else:
-        have = "none" if stored is None else str(stored.version)
-        raise OutOfSyncError(f"steps start at version {base}, the client has {have}")
+        raise _out_of_sync(f"steps start at version {base}", stored)
     first, *rest = steps
     first.add_atoms(point)
     for step in rest:

@@ -266,7 +266,8 @@ def _answer(
             status["in-sync"] = False
             return Message(answer, reply_to=message)
         assert memory.model is not None
-        if config.get("keep-model", True):
+        keep_model = config.get("keep-model", True)
+        if keep_model or function == "evaluate":
             status["model-version"] = memory.model.version
 
         client = _make(client_fn, context)
@@ -309,7 +310,9 @@ def _answer(
             answer[METRICS] = metrics
         reply = Message(answer, reply_to=message)
         # the state is written last: whatever raised before has changed nothing
-        memory.save(context.state, keep_model=config.get("keep-model", True))
+        if keep_model or function != "evaluate":
+            # an evaluation elsewhere leaves the model that the client goes on with
+            memory.save(context.state, keep_model)
     except BaseException:
         # Flower keeps what an exception left behind when deployed, and drops it in
         # simulation; a client that failed is as it was before, everywhere

@@ -34,13 +34,8 @@ from typing import Any, cast
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
 
 from fedtrellis.wire.arrays import FloatArray, Layout, decode, encode, filled
-from fedtrellis.wire.broadcast import (
-    MAX_PARAMETERS,
-    ReceivedModel,
-    from_sparse_or_dense,
-    receive,
-    sparse_or_dense,
-)
+from fedtrellis.wire.broadcast import MAX_PARAMETERS, ReceivedModel, receive
+from fedtrellis.wire.sparse import from_sparse_or_dense, sparse_or_dense
 
 __all__ = [
     "HELLO",

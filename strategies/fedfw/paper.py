@@ -167,12 +167,12 @@ class PaperSteps:
         x_bar = None if alike else sent.copy()
         for name, answer in answers.items():
             mirror = self._mirrors[name]
+            if self._duals:
+                # y_i ← y_i + λ_0 (x_i − x̄), at the x̄ that the client was sent
+                y = self._duals[name]
+                mirror.add_to(y, self._dual_penalty)
+                y -= self._dual_penalty * sent
             for eta, atom in zip(etas[name], answer.atoms, strict=True):
-                if self._duals:
-                    # y_i ← y_i + λ_0 (x_i − x̄), at the x̄ that the client was sent
-                    y = self._duals[name]
-                    mirror.add_to(y, self._dual_penalty)
-                    y -= self._dual_penalty * sent
                 if x_bar is not None:
                     # x̄ ← x̄ + (1/n) Σ over S of η_i (s_i − x_i)
                     atom.add_to(x_bar, eta / n)
@@ -205,11 +205,20 @@ class PaperSteps:
 
     # ------------------------------------------------------------------- its state
 
+    @property
+    def model(self) -> FloatArray:
+        """x̄, which is what the broadcast has."""
+        return self._strategy.broadcast.model
+
+    def converged(self) -> bool:
+        """Never: Frank-Wolfe's steps shrink by a schedule, not by what is reached."""
+        return False
+
     def client_iterate(self, client: str) -> FloatArray:
         """x_i as the server replays it, a new array."""
         return self._mirrors[client].dense()
 
-    def client_state(self, client: str) -> dict[str, FloatArray]:
+    def client_state(self, client: str) -> dict[str, NDArray[Any]]:
         """x_i, and y_i in FedFW+."""
         broadcast = self._strategy.broadcast
         state: dict[str, FloatArray] = {}

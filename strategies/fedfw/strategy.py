@@ -6,21 +6,35 @@ from collections.abc import Mapping
 from logging import WARNING
 from typing import Any
 
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from numpy.typing import NDArray
 
+from fedtrellis.corrective import CORRECTIONS
 from fedtrellis.schedules import SCHEDULES, FrankWolfeSchedule
 from fedtrellis.server.answers import Answer
+from fedtrellis.server.conversation import Conversation
+from fedtrellis.server.metrics import mean_metrics
 from fedtrellis.settings import SettingsError, setting
-from fedtrellis.wire.arrays import FloatArray, Layout
+from fedtrellis.wire.arrays import FloatArray, Layout, array_record
 from fedtrellis.wire.flower_internals import log
+from fedtrellis.wire.sparse import sparse_or_dense
 
 from ..frank_wolfe import FrankWolfeStrategy
+from .corrective import CorrectiveSteps
 from .paper import PaperSteps
 
 __all__ = ["VARIANTS", "FedFW"]
 
-VARIANTS = ("plain", "augmented", "stochastic")
+PAPERS = ("plain", "augmented", "stochastic")
+VARIANTS = ("corrective", *PAPERS)
 STEP_COUNTS = ("own", "round")
+_CORRECTIVE = {"variant": ("corrective",)}
+_PAPERS = {"variant": PAPERS}
+_AUGMENTED = {"variant": ("augmented",)}
+_STOCHASTIC = {"variant": ("stochastic",)}
+
+# entry of an evaluation's request: it is to bring x̄
+_EVALUATED = "evaluated"
 
 
 class FedFW(FrankWolfeStrategy):
@@ -63,18 +77,29 @@ class FedFW(FrankWolfeStrategy):
 
     name = "fedfw"
     about = "federated Frank-Wolfe: FedFW, FedFW+, FedFW-sto"
-    state_settings = ("variant",)
+    state_settings = ("variant", "correction")
     free_to_change = ("penalty",)
 
     penalty: float = setting(
         None,
-        "weight of the consensus penalty; auto: by the size of the clients' gradients "
-        "at the initial model, which they send once",
+        "weight of the consensus penalty, λ_0, or ρ of the corrective variant; auto: "
+        "by what the clients' first answers say",
         symbol="λ_0",
         minimum=0.0,
     )
     variant: str = setting(
-        "plain", "FedFW, FedFW+ (augmented) or FedFW-sto", choices=VARIANTS
+        None,
+        "corrective steps, FedFW, FedFW+ (augmented) or FedFW-sto",
+        auto="corrective",
+        choices=VARIANTS,
+    )
+    correction: str = setting(
+        "projected",
+        "the corrective variant's steps: on x_i itself, within a face that the oracle "
+        "widens, or pairwise, on the weights of atoms",
+        choices=CORRECTIONS,
+        formerly="",
+        only=_CORRECTIVE,
     )
     schedule: str = setting(
         None,
@@ -82,6 +107,7 @@ class FedFW(FrankWolfeStrategy):
         note="see :class:`~fedtrellis.schedules.FrankWolfeSchedule`",
         auto="convex",
         choices=SCHEDULES,
+        only=_PAPERS,
     )
     step_count: str = setting(
         None,
@@ -90,16 +116,23 @@ class FedFW(FrankWolfeStrategy):
         "schedule",
         choices=STEP_COUNTS,
         formerly="",
+        only=_PAPERS,
     )
     local_steps: int = setting(
         None,
-        "steps a round, each with an atom; auto: 1",
+        "steps of a client in a round; auto: 20 of the corrective variant, 1 of the "
+        "papers'",
         symbol="k",
         minimum=1,
         formerly="",
     )
     step_size: float = setting(
-        0.01, "of the constant schedule", symbol="η", above=0.0, maximum=1.0
+        0.01,
+        "of the constant schedule",
+        symbol="η",
+        above=0.0,
+        maximum=1.0,
+        only=_PAPERS,
     )
     averaging: float = setting(
         0.1,
@@ -107,27 +140,52 @@ class FedFW(FrankWolfeStrategy):
         symbol="ρ",
         above=0.0,
         maximum=1.0,
+        only=_STOCHASTIC,
     )
     dual_penalty: float = setting(
-        None, "λ_0 of y_i in FedFW+; auto: that of penalty", minimum=0.0
+        None,
+        "λ_0 of y_i in FedFW+; auto: that of penalty",
+        minimum=0.0,
+        only=_AUGMENTED,
     )
-    batch_size: int = setting(64, "examples in a mini-batch of FedFW-sto", minimum=1)
+    batch_size: int = setting(
+        64, "examples in a mini-batch of FedFW-sto", minimum=1, only=_STOCHASTIC
+    )
+    tolerance: float = setting(
+        0.0,
+        "relative size of the corrective variant's residuals, and of the certificate "
+        "if there is one, that ends the run; 0: never",
+        minimum=0.0,
+        formerly="",
+        only=_CORRECTIVE,
+    )
+    certificate: bool = setting(
+        False,
+        "bound F* from below, for convex f_i: every client of the corrective variant "
+        "also sends f_i(x_i) and a Frank-Wolfe gap",
+        formerly="",
+        only=_CORRECTIVE,
+    )
     lmo_noise: float = setting(
         0.0,
         "standard deviation of Gaussian noise on g_i, added by the client before its "
         "oracle; 0: none",
         symbol="σ",
         minimum=0.0,
+        only=_PAPERS,
     )
     lmo_noise_decay: bool = setting(
         True,
         "whether that deviation is σ √η_t; without this F stays above F*, by more the "
         "larger σ is",
         formerly="",
+        only=_PAPERS,
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.variant not in PAPERS:
+            return
         if self.step_count == "own" and self.schedule != "convex":
             raise SettingsError(
                 "step_count = 'own' is for schedule = 'convex', not for "
@@ -157,12 +215,17 @@ class FedFW(FrankWolfeStrategy):
     def setup(self, point: FloatArray, layout: Layout) -> None:
         """Start the variant's half, with every client at the initial model."""
         self.settle_domains(layout.point_shape)
-        self._schedule = self._make_schedule(
-            self.planned_rounds * (self.local_steps or 1), self.expected_participation
-        )
         if not self.domain.contains(point):
             log(WARNING, "The initial model lies outside %r", self.domain)
-        self.half = PaperSteps(self, self._schedule)
+        self.half: PaperSteps | CorrectiveSteps
+        if self.variant in PAPERS:
+            self._schedule = self._make_schedule(
+                self.planned_rounds * (self.local_steps or 1),
+                self.expected_participation,
+            )
+            self.half = PaperSteps(self, self._schedule)
+        else:
+            self.half = CorrectiveSteps(self)
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         """What the variant's client needs for its answer."""
@@ -180,7 +243,44 @@ class FedFW(FrankWolfeStrategy):
         """x_i as the server replays it, a new array."""
         return self.half.client_iterate(client)
 
-    def client_state(self, client: str) -> dict[str, FloatArray]:
+    def result_point(self) -> FloatArray:
+        """x̄, which the corrective variant does not send."""
+        return self.half.model
+
+    def converged(self) -> bool:
+        """Whether the corrective variant's residuals are within the tolerance."""
+        return self.half.converged()
+
+    def model_for(
+        self, client: str, entries: dict[str, Any]
+    ) -> tuple[ArrayRecord, dict[str, Any]]:
+        """What the broadcast has, or for an evaluation x̄ where that is not the same."""
+        if not entries.pop(_EVALUATED, False):
+            return super().model_for(client, entries)
+        parts = sparse_or_dense(self.half.model)
+        return array_record(parts, join=True), {
+            "model-encoding": "dense" if len(parts) == 1 else "sparse",
+            "model-shapes": self.broadcast.layout.to_list(),
+            "model-version": self.broadcast.version,
+            # what the client keeps is z
+            "keep-model": False,
+        }
+
+    def evaluate_clients(
+        self,
+        conversation: Conversation,
+        server_round: int,
+        config: ConfigRecord,
+        timeout: float,
+    ) -> MetricRecord | None:
+        """Mean of the clients' metrics at x̄."""
+        if self.half.model is self.broadcast.model:
+            return super().evaluate_clients(conversation, server_round, config, timeout)
+        entries = {name: {**config, _EVALUATED: True} for name in self.clients}
+        answers = conversation.ask(server_round, "evaluate", entries, timeout)
+        return mean_metrics([answer.metrics for answer in answers])
+
+    def client_state(self, client: str) -> dict[str, NDArray[Any]]:
         """x_i, and what else of the variant's state the server can replay."""
         return self.half.client_state(client)
 

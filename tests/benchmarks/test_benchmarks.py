@@ -9,7 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import __main__, fedavg, messages, overhead, zeroth_order
+from benchmarks import (
+    __main__,
+    fedavg,
+    messages,
+    oracles,
+    overhead,
+    zeroth_order,
+)
 from benchmarks.report import Spread, ratios
 from benchmarks.runs import least_squares, synthetic
 
@@ -101,3 +108,26 @@ def test_zeroth_order_sides_agree_and_are_shown() -> None:
     # the sides themselves are compared where they are measured
     assert float(str(row["difference"])) < 1e-6
     assert len(result.aims) == 1
+
+
+def test_the_oracles_answer_as_they_did() -> None:
+    sizes = oracles.Sizes((120, 110, 2000), range(3, 6), ((130, 64),), (500, 12_000), 2)
+    result = oracles.compare(sizes)
+    sets = [str(row["set"]) for row in result.rows]
+    assert sets.count("nuclear norm, oracle") == 6
+    assert sets.count("spectral norm, oracle") == 2
+    assert sets.count("l1 ball, projection") == 6
+    assert sets.count("group l1 ball, oracle") == 4
+    assert not result.aims  # at sizes that mean nothing there are none
+    case = oracles.Case(
+        "l1",
+        "2",
+        "wrong",
+        1,
+        lambda: [1.0],
+        lambda: [2.0],
+        lambda a, b: b[0] - a[0],
+        0.5,
+    )
+    with pytest.raises(AssertionError, match="differ by 1"):
+        oracles._measure(case, 1)

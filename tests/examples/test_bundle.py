@@ -40,9 +40,10 @@ def test_each_example_is_a_bundle_of_its_own(folder: Path) -> None:
     assert listed.count("\n") == 1
 
 
-def test_there_are_three() -> None:
+def test_there_are_four() -> None:
     assert [path.name for path in EXAMPLES] == [
         "numpy-fedgia",
         "own-domain",
         "quickstart-pytorch",
+        "split-constraint",
     ]

@@ -58,6 +58,7 @@ _AVERAGED = "the default η_g is √n with n the clients whose answers were aver
 _EXAMPLES = (
     "num-examples is that of the nodes' rows, not their number: a weight travels"
 )
+_GROUPS = "the squares of a group's entries are added up in another order"
 _PHASE = "an answer in a round of several waves names its phase, 18 to 27 bytes each"
 _FRANK_WOLFE = ("fedfw", "naive-frank-wolfe")
 _SET = "a client's introduction names its set: 32 to 60 bytes, twice that of a product"
@@ -89,6 +90,7 @@ ACCEPTED: list[Accepted] = [
             *("old", "old-resumed"),
         )
     ),
+    Accepted("projected-*/lasso/in-group-l1-ball", ("model", "metrics"), _GROUPS),
     Accepted("*/nodes*", ("metrics", "up"), _EXAMPLES),
     *(Accepted(f"{method}/*", ("up",), _SET) for method in _FRANK_WOLFE),
     Accepted("*/outer-*", ("metrics",), _OUTSIDE, "outside-domain"),

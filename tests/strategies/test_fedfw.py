@@ -27,7 +27,7 @@ from fedtrellis.domains import (
 from fedtrellis.objectives import LeastSquares, MatrixCompletion
 from fedtrellis.random import generator
 from strategies import FedDR, FedFW, NaiveFrankWolfe, ProjectedFedAvg
-from tests.harness import Array, grid_of, play
+from tests.harness import Array, grid_of, only_for, play
 
 N, P, ROWS, RADIUS = 5, 12, 6, 3.0
 
@@ -122,7 +122,8 @@ def loop(
                 _, lam, _ = numbers(mean + j if own else tau)
                 g = gradient(i, x[i], t) / n
                 if variant == "augmented":
-                    y[i] = y[i] + dual_penalty * (x[i] - x_bar)
+                    if j == 1:
+                        y[i] = y[i] + dual_penalty * (x[i] - x_bar)
                     g = g + y[i]
                 if variant == "stochastic":
                     old = d[i]
@@ -168,14 +169,12 @@ def test_run_equals_numpy_loop(
     strategy = FedFW(
         L1Ball(RADIUS),
         penalty=1.5,
-        dual_penalty=0.4,
         variant=variant,
         schedule=name,
         step_count=count,
         local_steps=k,
         step_size=0.2,
-        averaging=0.3,
-        batch_size=batch,
+        **only_for(variant, dual_penalty=0.4, averaging=0.3, batch_size=batch),
         participation=p,
         sampling="bernoulli" if sampling == "everybody" else sampling,
         seed=seed,
@@ -277,9 +276,9 @@ def test_seed_decides_everything(variant: str) -> None:
             penalty=1.0,
             variant=variant,
             participation=0.5,
-            batch_size=2,
             lmo_noise=0.1,
             seed=drawn,
+            **only_for(variant, batch_size=2),
         )
         return arrays_of(strategy, OBJECTIVES, [np.zeros(P)], 25, **grid)[0]
 
@@ -626,7 +625,13 @@ class CountingGrid(LocalGrid):
         ({"lmo_noise": -1.0}, "lmo_noise = -1.0"),
         ({"local_steps": 0}, "local_steps = 0 must be at least 1"),
         ({"step_count": "mine"}, "allowed: own, round"),
-        ({"step_count": "own", "schedule": "nonconvex"}, "is for schedule = 'convex'"),
+        (
+            {"variant": "plain", "step_count": "own", "schedule": "nonconvex"},
+            "is for schedule = 'convex'",
+        ),
+        ({"schedule": "constant"}, "applies where variant is plain or augmented"),
+        ({"variant": "plain", "certificate": True}, "applies where variant is correct"),
+        ({"variant": "plain", "batch_size": 5}, "applies where variant is stochastic"),
     ],
 )
 def test_bad_settings(options: dict[str, Any], says: str) -> None:

@@ -22,7 +22,7 @@ from fedtrellis.wire.arrays import decode
 from fedtrellis.wire.client import MethodClient
 from fedtrellis.wire.local_grid import FAULTS
 from strategies import FedFW, NaiveFrankWolfe
-from tests.harness import Stop, contexts, grid_of, memory_of, play
+from tests.harness import Stop, contexts, grid_of, memory_of, only_for, play
 
 P, ROWS, RADIUS, PENALTY, DUAL, SEED, BATCH = 15, 5, 2.5, 1.2, 0.3, 11, 2
 EVERYTHING = {
@@ -79,10 +79,13 @@ class Run:
         self.strategy = FedFW(
             L1Ball(RADIUS),
             penalty=settings.pop("penalty", PENALTY),
-            dual_penalty=settings.pop("dual_penalty", DUAL),
             variant=variant,
             participation=participation,
-            batch_size=BATCH,
+            **only_for(
+                variant,
+                dual_penalty=settings.pop("dual_penalty", DUAL),
+                batch_size=BATCH,
+            ),
             seed=SEED,
             callbacks=[Counts(), *settings.pop("callbacks", [])],
             max_failed_rounds=1000,
@@ -147,7 +150,8 @@ class Run:
                     gradient = 2 * self.A[i].T @ (self.A[i] @ x[i] - self.b[i])
                     norms.append(np.linalg.norm(gradient))
                     if self.variant == "augmented":
-                        y[i] += dual_now * (x[i] - x_bar)
+                        if j == 0:
+                            y[i] += dual_now * (x[i] - x_bar)
                         gradient += y[i]
                     if self.variant == "stochastic":
                         objective = self.objectives[i]
@@ -302,6 +306,7 @@ def test_more_rounds_do_not_change_the_step_that_was_planned(
                 return FedFWClient(context, objective, domain)
             return NaiveFrankWolfeClient(context, objective, domain)
 
+        options |= {"variant": "plain"} if method is FedFW else {}
         strategy = method(L1Ball(RADIUS), schedule="nonconvex", **options)
         grid = LocalGrid(client_app(client), 2)
         strategy.start(grid, ArrayRecord([np.zeros(P)]), rounds)

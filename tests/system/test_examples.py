@@ -19,6 +19,7 @@ from scipy.optimize import minimize
 
 import numpyfedgia.task
 import owndomain.task
+import splitconstraint.task
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -171,6 +172,28 @@ def test_a_set_and_a_loss_of_ones_own(
     assert np.mean([f.value(np.zeros_like(x)) for f in objectives]) > 5.0
     assert domain.gap(gradient, x) < 0.5
     assert np.abs(x - owndomain.task.TRUTH).max() < 0.4
+
+
+def test_nodes_with_different_sets(
+    installed: Flower, apps: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "x.npy"
+    output = run_app(installed, apps / "split-constraint", f'save-to="{file}"')
+    found = re.search(r"nearest point of the set: ([\d.]+) away", output)
+    assert found, output[-3000:]
+    assert float(found[1]) < 0.005
+    x = np.load(file)
+    domain = splitconstraint.task.DOMAIN
+    assert domain.contains(x)
+    objectives = [splitconstraint.task.load_objective(i) for i in range(NODES)]
+    gradient = np.mean([f.gradient(x) for f in objectives], axis=0)
+    start = domain.centre(x.shape)
+    # the gap bounds F(x) − F*; at the start it is more than 0.01
+    assert (
+        domain.gap(np.mean([f.gradient(start) for f in objectives], axis=0), start)
+        > 0.01
+    )
+    assert domain.gap(gradient, x) < 0.002
 
 
 def test_a_loss_of_ones_own_under_fedgia_from_a_folder_of_wheels(

@@ -143,6 +143,9 @@ NEW = (
     "fedfw.step-count",
     "fedfw.local-steps",
     "fedfw.lmo-noise-decay",
+    "fedfw.correction",
+    "fedfw.tolerance",
+    "fedfw.certificate",
 )
 
 

@@ -1,9 +1,8 @@
-"""Sets that are others for some values, and the spectrahedron's large matrices."""
+"""Sets that are others for some values, and the spectrahedron's eigenvectors."""
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from scipy.sparse.linalg import ArpackNoConvergence
 
 from fedtrellis.domains import (
     CappedSimplex,
@@ -90,9 +89,9 @@ def symmetric(rng: np.random.Generator, n: int, rank: int, sign: float) -> Array
     return result
 
 
-@pytest.mark.parametrize("n", [100, 150])
-@pytest.mark.parametrize(("rank", "sign"), [(1, -1.0), (3, 1.0), (3, -1.0), (200, 1.0)])
-def test_spectrahedron_lmo_is_as_good_as_the_full_decomposition(
+@pytest.mark.parametrize("n", [1, 30])
+@pytest.mark.parametrize(("rank", "sign"), [(1, -1.0), (3, 1.0), (3, -1.0), (50, 1.0)])
+def test_spectrahedron_lmo_against_all_eigenvalues(
     n: int, rank: int, sign: float
 ) -> None:
     rng = np.random.default_rng(7)
@@ -101,38 +100,16 @@ def test_spectrahedron_lmo_is_as_good_as_the_full_decomposition(
     lowest = np.linalg.eigvalsh(g)[0]
     domain = Spectrahedron(2.0)
     # <A, X> = 0 for A = −Aᵀ: the symmetric part counts
-    for gradient in (g, g + skew - skew.T):
+    for gradient in (g, g + (skew - skew.T)):
         atom = domain.lmo(gradient)
         size = float(np.linalg.norm(g))
-        assert atom.dot(gradient) == pytest.approx(2.0 * lowest, abs=1e-12 * size)
+        assert atom.dot(gradient) == pytest.approx(
+            2.0 * lowest, abs=1e-12 * size + 1e-13
+        )
         assert domain.contains_atom(atom, 1e-13)
         np.testing.assert_array_equal(domain.lmo(gradient).left, atom.left)
     zero = domain.lmo(np.zeros((n, n)))
     assert domain.contains(zero.dense())
-
-
-def test_spectrahedron_lmo_falls_back_if_lanczos_fails(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    g = symmetric(np.random.default_rng(2), 150, 200, 1.0)
-    lowest = np.linalg.eigvalsh(g)[0]
-    calls = []
-
-    def wrong(matrix: Array, **options: object) -> tuple[Array, Array]:
-        calls.append("wrong")
-        values, vectors = np.linalg.eigh(matrix)
-        mixed = (vectors[:, 0] + 1e-6 * vectors[:, -1])[:, None]
-        return values[:1], mixed
-
-    def failing(matrix: Array, **options: object) -> tuple[Array, Array]:
-        calls.append("failing")
-        raise ArpackNoConvergence("no", np.empty(0), np.empty((0, 0)))
-
-    for broken in (wrong, failing):
-        monkeypatch.setattr("scipy.sparse.linalg.eigsh", broken)
-        atom = Spectrahedron(1.0).lmo(g)
-        assert atom.dot(g) == pytest.approx(lowest, rel=1e-12)
-    assert calls == ["wrong", "failing"]
 
 
 def test_the_spectrahedron_refuses_what_is_not_symmetric_or_not_psd() -> None:

@@ -230,9 +230,7 @@ def test_many_matrices_in_step(dtype: type[np.floating[Any]]) -> None:
         found.values, values[:, :2], atol=precision * values.max()
     )
     for one, left, sigma, right in zip(matrices, *found[:3], strict=True):
-        np.testing.assert_allclose(
-            one @ right, left * sigma, atol=1e-4 * precision**0.5
-        )
+        np.testing.assert_allclose(one.T @ left, right * sigma, atol=10 * precision)
     # a loose one takes less work, and is nearly as good; a start is worth something
     loose = leading_pairs(batch(matrices), start, 1, 0.07, 2000)
     assert np.all(loose.passes <= found.passes)

@@ -1,0 +1,1 @@
+"""A Flower app whose nodes have different sets, with the model in all of them."""

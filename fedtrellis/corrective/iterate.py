@@ -1,0 +1,123 @@
+"""The contract of a client's iterate: what both sides hold, and what travels of it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar, Self
+
+from numpy.typing import NDArray
+
+from fedtrellis.corrective.problem import LocalProblem
+from fedtrellis.domains.base import Domain, FloatArray, Shape
+
+__all__ = ["CORRECTIONS", "Iterate", "start_at", "unpack"]
+
+#: Kinds of corrective steps.
+CORRECTIONS = ("projected", "pairwise")
+
+Arrays = Sequence[NDArray[Any]]
+
+
+class Iterate(ABC):
+    """x_i in the form that its set gives it; never changed once it is made.
+
+    Client and server hold the same iterate. The client finds :meth:`corrections`, which
+    travel, and both sides make the next iterate of them with :meth:`changed`, bit for
+    bit the same.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        Of a point.
+    balance : float
+        The target of :class:`~fedtrellis.corrective.penalty.Balance`: 1 where the steps
+        come close to the minimiser of L_i.
+    """
+
+    #: Every form by its name.
+    forms: ClassVar[dict[str, type[Iterate]]] = {}
+
+    balance: float = 1.0
+    shape: Shape
+
+    def __init_subclass__(cls, form: str, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        Iterate.forms[form] = cls
+
+    @abstractmethod
+    def dense(self) -> FloatArray:
+        """x_i as a new array, always computed in the same order."""
+
+    @abstractmethod
+    def corrections(
+        self, problem: LocalProblem, domain: Domain, steps: int
+    ) -> list[NDArray[Any]]:
+        """What so many corrective steps on L_i over the set change, as it travels.
+
+        Each step takes one gradient of f_i.
+        """
+
+    @abstractmethod
+    def changed(self, arrays: Arrays, domain: Domain, steps: int) -> Self:
+        """The iterate after corrections that arrived.
+
+        Parameters
+        ----------
+        arrays : sequence of ndarray
+            What :meth:`corrections` made, or anything else.
+        domain : Domain
+            Where the iterate has to stay.
+        steps : int
+            The corrective steps that were asked for.
+
+        Raises
+        ------
+        ValueError
+            What arrived is malformed, or leaves the set; the reason.
+        """
+
+    @abstractmethod
+    def arrays(self) -> list[NDArray[Any]]:
+        """All of it, for a client that lost its own, or for a checkpoint."""
+
+    @classmethod
+    @abstractmethod
+    def of_arrays(
+        cls, arrays: Arrays, shape: Shape, domain: Domain, correction: str | None
+    ) -> Self:
+        """Inverse of :meth:`arrays`; ValueError if they are malformed."""
+
+    @classmethod
+    @abstractmethod
+    def at(cls, point: FloatArray, domain: Domain, correction: str | None) -> Self:
+        """The iterate that is a point of the set, before any step."""
+
+
+def _form(domain: Domain, correction: str | None) -> type[Iterate]:
+    form = domain.form
+    if correction == "pairwise" and form != "parts":
+        form = "vertices"
+    return Iterate.forms[form]
+
+
+def start_at(
+    domain: Domain, point: FloatArray, correction: str | None = None
+) -> Iterate:
+    """The iterate that is a point of a set, before any step.
+
+    Parameters
+    ----------
+    domain : Domain
+    point : ndarray of float64
+    correction : {"pairwise", "projected"}, optional
+        Weights over atoms, or projected steps, whatever the set's own form is.
+    """
+    return _form(domain, correction).at(point, domain, correction)
+
+
+def unpack(
+    domain: Domain, arrays: Arrays, shape: Shape, correction: str | None = None
+) -> Iterate:
+    """The iterate of :func:`start_at`'s form that :meth:`Iterate.arrays` describe."""
+    return _form(domain, correction).of_arrays(arrays, shape, domain, correction)

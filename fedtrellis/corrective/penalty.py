@@ -1,0 +1,126 @@
+"""ρ of the corrective variant: fixed, or found by the server from what it replays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtrellis.domains.base import FloatArray
+
+__all__ = ["Balance"]
+
+# A window ends when every client has answered so often, on average.
+_ANSWERS = 2
+# The m-th change is by a factor of at most exp(20 / m^1.25), and never above 10. What
+# changes less and less, Σ |log changes| < ∞, in the end is a fixed ρ, which converges.
+_MOST, _RATE, _DECAY = 10.0, 20.0, 1.25
+
+
+class Balance:
+    """The weight ρ of the consensus penalty, the same for all clients.
+
+    Over a window of rounds the duals and z travel; where both have come as far in
+    units of their own, ρ is right::
+
+        q = ‖Y − Y'‖ / (ρ √n ‖z − z'‖),  Y all y_i, Y' and z' where the window began
+        ρ ← ρ · clip(q / target, 1/c, c)  at the m-th change,
+        c = min(10, exp(20 / m^1.25))
+
+    The idea is residual balancing's (He, Yang and Wang, J. Optimization Theory and
+    Applications 2000), without its dead zone, and with the step that the measurement
+    itself suggests. The rule is ours.
+
+    Parameters
+    ----------
+    fixed : float or None
+        ρ for good; None: found by itself.
+    target : float
+        What q is when ρ is right: 1 if the clients' steps come close to the minimiser
+        of L_i, more if what they miss adds to the way of the duals.
+
+    Attributes
+    ----------
+    penalty : float or None
+        ρ; None before the clients have said what curvature they see.
+    """
+
+    def __init__(self, fixed: float | None, target: float = 1.0) -> None:
+        self.fixed, self._target = fixed, target
+        self.penalty = fixed
+        self._changes = self._answers = 0
+        self._duals: list[FloatArray] = []
+        self._z: FloatArray = np.empty(0)
+
+    def begin(
+        self, curvatures: Sequence[float], duals: Sequence[FloatArray], z: FloatArray
+    ) -> None:
+        """Start from the curvatures that the first answers brought, if any is known.
+
+        In the first round ρ is 0: every client goes its own way, and says how (1/n) f_i
+        bends on it. The median of that is ρ for the second: one client among several
+        cannot choose it alone.
+        """
+        known = [curvature for curvature in curvatures if curvature > 0.0]
+        if known:
+            self.penalty = float(np.median(known))
+            self._mark(duals, z)
+
+    def observe(self, answers: int, duals: Sequence[FloatArray], z: FloatArray) -> None:
+        """Take a round into account, and change ρ at the end of a window.
+
+        Parameters
+        ----------
+        answers : int
+            How many the round used.
+        duals : sequence of ndarray
+            Every client's y_i after the round; not copied.
+        z : ndarray
+            What the round made.
+        """
+        if self.fixed is not None or self.penalty is None:
+            return
+        self._answers += answers
+        if self._answers < _ANSWERS * len(duals):
+            return
+        squares = [
+            float(np.vdot(y - before, y - before))
+            for y, before in zip(duals, self._duals, strict=True)
+        ]
+        # q = ‖Y − Y'‖ / (ρ √n ‖z − z'‖)
+        way = self.penalty * math.sqrt(len(duals)) * float(np.linalg.norm(z - self._z))
+        if way > 0.0 and any(squares):
+            self._changes += 1
+            most = min(_MOST, math.exp(_RATE / self._changes**_DECAY))
+            ratio = math.sqrt(sum(squares)) / (way * self._target)
+            # ρ ← ρ · clip(q / target, 1/c, c)
+            self.penalty *= min(max(ratio, 1.0 / most), most)
+        self._mark(duals, z)
+
+    def _mark(self, duals: Sequence[FloatArray], z: FloatArray) -> None:
+        self._duals, self._z, self._answers = list(duals), z, 0
+
+    def state(self, clients: Sequence[str]) -> dict[str, NDArray[np.float64]]:
+        """What a checkpoint needs."""
+        penalty = math.nan if self.penalty is None else self.penalty
+        marks = zip(clients, self._duals, strict=False)  # none before there is a ρ
+        return {
+            "balance": np.array([penalty, self._changes, self._answers]),
+            "balance/z": self._z,
+            **{f"{name}/balance/y": y for name, y in marks},
+        }
+
+    def load_state(
+        self, state: Mapping[str, NDArray[np.float64]], clients: Sequence[str]
+    ) -> None:
+        """Inverse of :meth:`state`; a fixed ρ stays what it is."""
+        penalty, changes, answers = state["balance"].tolist()
+        marked = [f"{name}/balance/y" for name in clients]
+        if marked[0] in state:
+            duals = [np.array(state[key]) for key in marked]
+            self._mark(duals, np.array(state["balance/z"]))
+        self._changes, self._answers = int(changes), int(answers)
+        if self.fixed is None:
+            self.penalty = None if math.isnan(penalty) else penalty

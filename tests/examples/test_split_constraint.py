@@ -1,0 +1,89 @@
+"""examples/split-constraint: nodes with sets of their own, the answer in all."""
+
+from __future__ import annotations
+
+import cvxpy as cp
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, Context
+from numpy.typing import NDArray
+
+from clients import FedFWClient
+from fedtrellis import LocalGrid, client_app
+from fedtrellis.settings import SettingsError
+from splitconstraint.task import (
+    ASSETS,
+    CAP,
+    DOMAIN,
+    NODE_DOMAINS,
+    load_objective,
+    node_domain,
+)
+from strategies import FedFW
+
+Array = NDArray[np.float64]
+NODES = 6
+OBJECTIVES = [load_objective(i) for i in range(NODES)]
+
+
+def value(x: Array) -> float:
+    return float(np.mean([f.value(x) for f in OBJECTIVES]))
+
+
+def best(*, capped: bool) -> Array:
+    """The best shares, by a convex solver."""
+    x = cp.Variable(ASSETS)
+    losses = []
+    for f in OBJECTIVES:
+        # f is quadratic: its gradient is Qx + c
+        c = f.gradient(np.zeros(ASSETS))
+        q = np.array([f.gradient(e) - c for e in np.eye(ASSETS)])
+        losses.append(0.5 * cp.quad_form(x, cp.psd_wrap(0.5 * (q + q.T))) + c @ x)
+    constraints = [x >= 0, cp.sum(x) == 1, *([x <= CAP] if capped else [])]
+    cp.Problem(cp.Minimize(sum(losses)), constraints).solve("CLARABEL")
+    return np.asarray(x.value)
+
+
+def client_fn(context: Context) -> FedFWClient:
+    i = int(context.node_config["partition-id"])
+    return FedFWClient(context, load_objective(i), node_domain(i))
+
+
+def test_the_nodes_have_just_the_constraint_in_common() -> None:
+    rng = np.random.default_rng(0)
+    for g in rng.normal(size=(5, ASSETS)):
+        assert all(domain.contains(DOMAIN.lmo(g).dense()) for domain in NODE_DOMAINS)
+        # the nearest points of two sets, in turns, end in both: there it is
+        x = g
+        for _ in range(500):
+            x = NODE_DOMAINS[0].project(NODE_DOMAINS[1].project(x))
+        assert DOMAIN.contains(x, 1e-6)
+
+
+def test_the_model_is_the_best_of_the_intersection() -> None:
+    strategy = FedFW(DOMAIN, client_domains=NODE_DOMAINS, variant="augmented")
+    start = DOMAIN.centre((ASSETS,))
+    result = strategy.start(
+        grid=LocalGrid(client_app(client_fn), NODES),
+        initial_arrays=ArrayRecord([start]),
+        num_rounds=600,
+    )
+    assert result.arrays is not None
+    (x,) = result.arrays.to_numpy_ndarrays()
+    nearest = DOMAIN.project(x)
+    assert np.linalg.norm(nearest - x) < 0.002
+    optimum, uncapped = best(capped=True), best(capped=False)
+    gain = value(start) - value(optimum)
+    assert value(nearest) - value(optimum) < 0.02 * gain
+    # where all nodes had the simplex, it would be another portfolio
+    assert uncapped.max() > 2 * CAP
+    assert value(uncapped) < value(optimum) - 0.5 * gain
+
+
+def test_a_set_that_the_server_does_not_know_of_is_refused() -> None:
+    with pytest.raises(SettingsError, match="client_domains"):
+        FedFW(DOMAIN, client_domains=NODE_DOMAINS[:1]).start(
+            grid=LocalGrid(client_app(client_fn), NODES),
+            initial_arrays=ArrayRecord([DOMAIN.centre((ASSETS,))]),
+            num_rounds=1,
+        )

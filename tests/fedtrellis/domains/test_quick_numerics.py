@@ -1,0 +1,193 @@
+"""The ways that are quick at some sizes against the plain ones, on awkward input."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import scipy.linalg
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from numpy.typing import NDArray
+
+from fedtrellis.domains import GroupL1Ball, L1Ball, Simplex, SpectralNormBall, polar
+from fedtrellis.domains.numerics import (
+    _theta_by_active_sets,
+    _theta_by_sorting,
+    project_simplex,
+)
+from fedtrellis.domains.polar import polar_factor
+
+Array = NDArray[np.float64]
+
+
+def exact_threshold(values: Array, radius: float) -> Fraction:
+    """θ in rational numbers: of the largest k with v_k > (Σ_{i≤k} v_i − radius)/k."""
+    total, theta = Fraction(0), None
+    for k, value in enumerate(sorted(map(Fraction, values), reverse=True), start=1):
+        total += value
+        candidate = (total - Fraction(radius)) / k
+        if theta is None or value > candidate:
+            theta = candidate
+    assert theta is not None
+    return theta
+
+
+sizes = st.one_of(
+    st.floats(0.0, 1.0, allow_subnormal=False),
+    st.integers(0, 3).map(float),  # ties and zeros
+    st.floats(-300.0, 0.0).map(lambda power: 10.0**power),
+    st.floats(0.0, 12.0).map(lambda power: 10.0**power),
+)
+
+
+@given(
+    values=arrays(np.float64, st.integers(1, 40), elements=sizes),
+    radius=st.floats(-9.0, 9.0).map(lambda power: 10.0**power),
+)
+@settings(max_examples=300, deadline=None)
+def test_both_thresholds_against_rational_numbers(values: Array, radius: float) -> None:
+    shifted = values - values.max()
+    exact = exact_threshold(shifted, radius)
+    # what a sum of so many numbers from −radius to 0 may be off by, over their number
+    bound = 1e-14 * radius
+    assert abs(_theta_by_sorting(shifted[shifted > -radius], radius) - exact) <= bound
+    assert abs(_theta_by_active_sets(shifted, radius) - exact) <= bound
+
+
+def sorted_projection(vector: Array, radius: float) -> Array:
+    """The projection onto the simplex as Duchi and others have it, in figure 1."""
+    descending = np.sort(vector)[::-1]
+    thresholds = (np.cumsum(descending) - radius) / np.arange(1, vector.size + 1)
+    theta = thresholds[np.flatnonzero(descending > thresholds)[-1]]
+    projection: Array = np.maximum(vector - theta, 0.0)
+    return projection
+
+
+LONG = 25_000
+
+
+@pytest.mark.parametrize("radius", [1e-3, 1.0, 300.0, 1e4])
+def test_long_vectors_against_sorting(radius: float) -> None:
+    rng = np.random.default_rng(0)
+    sparse = np.where(rng.random(LONG) < 0.01, 1.0, 1e-3)
+    for vector in (
+        rng.standard_normal(LONG),
+        rng.standard_cauchy(LONG),
+        sparse * rng.standard_normal(LONG),
+        rng.integers(-2, 3, LONG).astype(float),
+        np.ones(LONG),
+        np.zeros(LONG),
+        -np.geomspace(1e-12, 1e12, LONG),
+    ):
+        expected = sorted_projection(vector - vector.max(), radius)
+        ours = Simplex(radius).project(vector)
+        np.testing.assert_allclose(ours, expected, atol=1e-12 * radius)
+        assert math.fsum(ours) == pytest.approx(radius, rel=1e-12)
+        magnitudes = np.abs(vector)
+        ball = L1Ball(radius).project(vector)
+        if magnitudes.sum() > radius:
+            expected = sorted_projection(magnitudes - magnitudes.max(), radius)
+            expected = np.copysign(expected, vector)
+        else:
+            expected = vector
+        np.testing.assert_allclose(ball, expected, atol=1e-12 * radius)
+
+
+@pytest.mark.filterwarnings("error")
+def test_long_vectors_of_all_sizes() -> None:
+    vector = np.random.default_rng(1).standard_normal(LONG)
+    for scale in (1e-300, 1e-30, 1e30, 1e300, 4e307):
+        ours = project_simplex(scale * vector, 2.0)
+        assert math.fsum(ours) == pytest.approx(2.0, rel=1e-12)
+        if scale > 1.0:  # all of it on the largest
+            assert ours[vector.argmax()] == 2.0
+        if scale < 1e-20:  # all entries are the same beside the radius
+            np.testing.assert_allclose(ours, 2.0 / LONG, rtol=1e-12)
+
+
+def test_a_vector_with_an_active_set_for_every_entry() -> None:
+    # each entry is just below the threshold of those before it: one goes in a step
+    values = [0.0]
+    while len(values) < 400:
+        theta = (math.fsum(values) - 1.0) / len(values)
+        values.append(theta * (1.0 + 1e-9))
+    vector = np.array(values)
+    expected = _theta_by_sorting(vector, 1.0)
+    assert _theta_by_active_sets(vector, 1.0) == pytest.approx(expected, rel=1e-14)
+    assert expected == pytest.approx(-1.0, rel=1e-12)
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1e-120, 1.0, 1e120, 1e300])
+@pytest.mark.filterwarnings("error")
+def test_consecutive_groups_against_the_same_groups_elsewhere(scale: float) -> None:
+    rng = np.random.default_rng(2)
+    order = rng.permutation(60)
+    apart = GroupL1Ball(2.0, order.reshape(-1, 5).tolist())
+    together = GroupL1Ball(2.0, 5)
+    written = GroupL1Ball(2.0, np.arange(60).reshape(-1, 5).tolist())
+    uneven = GroupL1Ball(2.0, [[0, 1], [2]])
+    assert (together._size, written._size) == (5, 5)
+    assert (apart._size, uneven._size) == (0, 0)
+    for point in rng.standard_normal((5, 60)) * rng.integers(0, 2, (5, 12)).repeat(
+        5, 1
+    ):
+        x = scale * point
+        elsewhere = np.empty(60)
+        elsewhere[order] = x
+        for ball in (together, written):
+            atom = ball.lmo(x).dense()
+            np.testing.assert_allclose(apart.lmo(elsewhere).dense()[order], atom)
+            nearest = ball.project(x)
+            np.testing.assert_allclose(
+                apart.project(elsewhere)[order], nearest, rtol=1e-12, atol=1e-14
+            )
+            for inside in (x, nearest, 1.001 * atom):
+                moved = np.empty(60)
+                moved[order] = inside
+                assert ball.contains(inside) == apart.contains(moved)
+
+
+SHAPES = [(1, 1), (3, 80), (70, 64), (200, 70), (70, 200), (260, 256)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("condition", [1.0, 30.0, 1e3, 1e4, 1e5, 1e9, math.inf])
+def test_polar_factor(shape: tuple[int, int], condition: float) -> None:
+    rng = np.random.default_rng(3)
+    left, values, right = np.linalg.svd(rng.standard_normal(shape), full_matrices=False)
+    values = np.geomspace(1.0, 1.0 / min(condition, 1e9), len(values))
+    if condition == math.inf:
+        values[len(values) // 2 :] = 0.0
+    for scale in (1e-250, 1e-3, 1.0, 1e250):
+        x = scale * ((left * values) @ right)
+        q = polar_factor(x)
+        assert q.flags.c_contiguous
+        # feasible, and the best: <X, Q> = Σ σ_i
+        assert np.linalg.norm(q, 2) <= 1.0 + 1e-14
+        assert np.vdot(x / scale, q) == pytest.approx(values.sum(), rel=1e-13)
+        gram = q.T @ q if shape[0] >= shape[1] else q @ q.T
+        np.testing.assert_allclose(gram, np.eye(min(shape)), atol=1e-13)
+        if condition <= 1e5:
+            np.testing.assert_allclose(q, left @ right, atol=1e-10)
+            if shape[0] >= shape[1]:
+                np.testing.assert_allclose(q, scipy.linalg.polar(x)[0], atol=1e-10)
+        atom = SpectralNormBall(3.0).lmo(x)
+        np.testing.assert_array_equal(atom.dense(), -3.0 * q)
+
+
+def test_which_matrices_have_their_polar_factor_by_products(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("a decomposition")
+
+    monkeypatch.setattr(polar, "thin_svd", refuse)
+    rng = np.random.default_rng(4)
+    x = rng.standard_normal((200, 64))
+    polar_factor(x)
+    polar_factor(x.T)
+    for other in (x[:, :63], x[:127], x[:, :1] @ x[:1], 1e-150 * x, np.zeros_like(x)):
+        with pytest.raises(AssertionError, match="a decomposition"):
+            polar_factor(other)
