@@ -282,7 +282,7 @@ def test_the_clients_penalty_is_nearly_the_best_of_a_grid() -> None:
 def test_own_steps_forget_the_start_where_answers_get_lost() -> None:
     """A tenth of the answers: 0.4 of the error at most, as after all rounds."""
     results = load_results(HERE / "results" / "lost-answers.json")
-    by_rounds, own = own_steps.METHODS
+    by_rounds, own, *_ = own_steps.METHODS
     problem, lossy = next(iter(own_steps.PROBLEMS)), list(own_steps.PATTERNS)[1]
     for pattern in list(own_steps.PATTERNS)[1:]:
         last = {
@@ -294,7 +294,8 @@ def test_own_steps_forget_the_start_where_answers_get_lost() -> None:
     config = own_steps.LASSO | {"rounds": 600, "max-failed-rounds": 1000}
     best = own_steps.optimum(config, own_steps.NODES)
     grid, errors = own_steps.PATTERNS[lossy], {}
-    for name, settings in own_steps.METHODS.items():
+    for name in (by_rounds, own):
+        settings = own_steps.METHODS[name]
         run = Run(
             (), config | settings, own_steps.NODES, curve=True, every=600, grid=grid
         )
@@ -309,7 +310,7 @@ def test_noise_that_shrinks_leaves_no_floor() -> None:
         for row in results["rows"]
     }
     for sigma in own_steps.SIGMAS[1:]:
-        assert last[sigma, True] < 1.5 * last[0.0, True]
+        assert last[sigma, True] < 2.5 * last[0.0, True]
     assert last[10.0, False] > 5.0 * last[10.0, True]
 
 
