@@ -233,14 +233,12 @@ def _fedfw(problem: Problem, variant: str) -> Case:
             )
         return found
 
-    make = partial(
-        FedFW,
-        domain,
-        penalty=1.2,
-        dual_penalty=0.3,
-        variant=variant,
-        batch_size=2,
-    )
+    of_variant: dict[str, dict[str, Any]] = {
+        "augmented": {"dual_penalty": 0.3},
+        "stochastic": {"batch_size": 2},
+    }
+    own = of_variant.get(variant, {})
+    make = partial(FedFW, domain, penalty=1.2, variant=variant, **own)
     app = problem.app(FedFWClient, domain)
     return Case(f"fedfw {variant}", "fedfw", make, app, np.full(P, 0.1), errors)
 
