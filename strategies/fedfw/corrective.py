@@ -54,7 +54,11 @@ class CorrectiveSteps:
     def __init__(self, strategy: FedFW) -> None:
         self._strategy = strategy
         self._steps = strategy.local_steps or _STEPS
-        self._start = strategy.broadcast.model.copy()
+        # x_i in D from the first round on: steps start there
+        point, domain = strategy.broadcast.model, strategy.domain
+        inside = domain.contains(point)
+        self._start = point.copy() if inside else domain.project(point)
+        self._start_is_model = inside
         self.model: FloatArray = self._start
         self._iterates = {name: self._first(name) for name in strategy.clients}
         # x_i as it stands, and y_i
@@ -192,7 +196,7 @@ class CorrectiveSteps:
         x: NDArray[Any]
         if self._points[client] is not self._start:
             x = join_arrays(self._iterates[client].arrays())
-        elif broadcast.version == 0:
+        elif broadcast.version == 0 and self._start_is_model:
             x = broadcast.model  # costs nothing to send
         else:
             x = self._start

@@ -43,13 +43,13 @@ def to_simplex(v: Array, radius: float) -> Array:
     """Sort, find the threshold, cut."""
     u = np.sort(v)[::-1]
     theta = (np.cumsum(u) - radius) / np.arange(1, v.size + 1)
-    return np.maximum(v - theta[np.flatnonzero(u > theta)[-1]], 0.0)
+    return np.asarray(np.maximum(v - theta[np.flatnonzero(u > theta)[-1]], 0.0))
 
 
 def to_l1(v: Array, radius: float) -> Array:
     if np.abs(v).sum() <= radius:
         return v.copy()
-    return np.sign(v) * to_simplex(np.abs(v), radius)
+    return np.asarray(np.sign(v) * to_simplex(np.abs(v), radius))
 
 
 def to_nuclear(v: Array, radius: float) -> Array:
@@ -72,7 +72,7 @@ def to_birkhoff(v: Array) -> Array:
     x = middle - basis @ (off[:-1] / off[-1])
     # what rounding leaves of a zero
     x[x < 1e-13] = 0.0
-    return x.reshape(n, n)
+    return np.asarray(x.reshape(n, n))
 
 
 def _vertex(j: int, value: float, size: int) -> Array:
@@ -195,7 +195,7 @@ def quartic(centre: Array, weight: float) -> Loss:
     )
 
 
-def completion(rows: Array, columns: Array, values: Array, weight: float) -> Loss:
+def completion(rows: Any, columns: Any, values: Array, weight: float) -> Loss:
     """weight · mean of (X_ij − M_ij)² over what is known."""
 
     def gradient(x: Array) -> Array:
@@ -273,11 +273,11 @@ class Loop:
             gradient = self.losses[i].gradient
             if way.any():
                 turned = np.vdot(gradient(self.x[i]) - gradient(before), way)
-                bends.append(abs(turned) / self.n / np.vdot(way, way))
-        self.mean = sum(self.x) / self.n
+                bends.append(float(abs(turned) / self.n / np.vdot(way, way)))
+        self.mean = np.mean(self.x, axis=0)
         self.z = self.mean
         if self.rho is not None and not self.mistake:
-            self.z = self.mean + sum(self.y) / (self.n * rho)
+            self.z = self.mean + np.mean(self.y, axis=0) / rho
         self._balance(len(used), [bend for bend in bends if bend > 0.0])
 
     def _balance(self, used: int, bends: list[float]) -> None:
@@ -293,7 +293,8 @@ class Loop:
             return
         a = np.linalg.norm(np.array(self.y) - self.mark[0])
         b = self.rho * math.sqrt(self.n) * np.linalg.norm(self.z - self.mark[1])
-        if a > 0.0 and b > 0.0:
+        still = 1e-7 * self.rho * math.sqrt(self.n) * np.linalg.norm(self.z)
+        if min(a, b) > 0.0 and max(a, b) > still:
             self.changes += 1
             c = min(10.0, math.exp(20.0 / self.changes**1.25))
             q = float(a / b) / (2.0 if self.pairwise else 1.0)

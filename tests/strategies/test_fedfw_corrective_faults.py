@@ -65,7 +65,7 @@ def test_encoded_messages_are_the_same_messages() -> None:
             run(problem(name), 12, EVERYTHING, encode=encode, certificate=True)
             for encode in (False, True)
         ]
-        check_same(*runs)
+        check_same(runs[0], runs[1])
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_resumed_run_is_the_same_run(
 
 
 def test_what_the_certificate_is_measured_by_is_kept() -> None:
-    half = run(problem(NAME), 3, certificate=True).strategy.half
+    half: Any = run(problem(NAME), 3, certificate=True).strategy.half
     half._scale = 12345.0  # the losses were so large once
     state = half.state()
     half._scale = 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import math
 import warnings
 from functools import cache
@@ -98,7 +99,7 @@ def test_iterates_stay_in_their_set(domain: Domain, shape: tuple[int, ...]) -> N
     """Rounded to float16, replayed, packed and unpacked: the same bits, in D."""
     for correction in forms(domain):
         steps = walk(domain, shape, correction, 8)
-        for (before, arrays), (after, _) in zip(steps, steps[1:], strict=False):
+        for (before, arrays), (after, _) in itertools.pairwise(steps):
             x = after.dense()
             assert domain.contains(x, 1e-9)
             # the other side starts from what was packed, and is sent read-only arrays
@@ -131,7 +132,7 @@ def test_corrections_come_nearer(domain: Domain, shape: tuple[int, ...]) -> None
         assert domain.gap(problem.gradient(x), x) <= 1e-5 * scale
 
 
-# ----------------------------------------------------------------------- what is refused
+# --------------------------------------------------------------------- what is refused
 
 
 _DTYPES = ("f2", "f4", "f8", "i1", "i8", "u1", "u2", "u8", "?", "c16")
@@ -196,13 +197,13 @@ def _mutated(draw: Any, array: NDArray[Any]) -> NDArray[Any]:
         if kind == 1:
             return array.reshape(*array.shape, 1)
         if kind == 2:
-            return np.concatenate([array.reshape(-1)] * draw(st.integers(0, 3)) or [[]])
+            return np.concatenate([array.reshape(-1)] * draw(st.integers(1, 3)))
         if kind == 3:
             return np.zeros(
                 draw(st.sampled_from([(), (0,), (1,), (0, 3), (7,), (4, 0)]))
             )
         if kind == 4 and array.dtype.kind in "fc":
-            return array * draw(st.sampled_from((1e6, -1.0, 1.001, 1e200)))
+            return np.asarray(array * draw(st.sampled_from((1e6, -1.0, 1.001, 1e200))))
     return _values(draw, array)
 
 
@@ -211,7 +212,7 @@ def _mutated(draw: Any, array: NDArray[Any]) -> NDArray[Any]:
 def test_whatever_arrives_is_refused_or_a_point_of_the_set(data: Any) -> None:
     """Never another exception than ValueError, and what there was stays as it was."""
     case = data.draw(st.integers(0, len(FUZZED) - 1))
-    domain, shape, correction = FUZZED[case]
+    domain, shape, _ = FUZZED[case]
     iterate, arrays = walked(case)[data.draw(st.integers(0, 3))]
     before = iterate.dense().tobytes()
     arrived = list(arrays)
@@ -231,8 +232,8 @@ def test_whatever_arrives_is_refused_or_a_point_of_the_set(data: Any) -> None:
         warnings.simplefilter("ignore")
         try:
             after = iterate.changed(arrived, domain, STEPS)
-        except ValueError as error:
-            assert str(error)
+        except ValueError:
+            pass
         else:
             assert after.shape == shape
             assert domain.contains(after.dense(), 3e-9)
@@ -252,7 +253,7 @@ def test_places_are_of_the_point() -> None:
         iterate.changed([places, np.ones(2, np.float16), largest], L1Ball(1.0), 1)
 
 
-# ----------------------------------------------------------------------------- its parts
+# --------------------------------------------------------------------------- its parts
 
 
 SPARSE = [(domain, shape) for domain, shape in CASES if domain.sparse_atoms] + [
