@@ -79,6 +79,7 @@ class FrankWolfeStrategy(RoundStrategy):
             name: self._domain_of(name, named.get(name), anybody)
             for name in self.clients
         }
+        self._may_leave = any(d is not self.domain for d in self._domains.values())
         self._was_outside = False
 
     def domain_of(self, client: str) -> Domain:
@@ -144,7 +145,7 @@ class FrankWolfeStrategy(RoundStrategy):
 
         Empty where all clients have D, so that it cannot. The first time is logged.
         """
-        if all(domain is self.domain for domain in self._domains.values()):
+        if not self._may_leave:
             return {}
         outside = not self.domain.contains(self.result_point())
         if outside and not self._was_outside:

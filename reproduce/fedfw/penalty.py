@@ -57,7 +57,7 @@ class Federated:
 
 def _of_task(seed: int, **settings: Any) -> Federated:
     """A task of the app, with 10 clients."""
-    config = app_config({"method": "fedfw", "seed": seed, **settings})
+    config = app_config({"variant": "plain", "seed": seed, **settings})
     experiment = sim.app.experiment(config, NODES)
     task, layout, domain = experiment.task, experiment.layout, experiment.domain
     start = experiment.start_point()

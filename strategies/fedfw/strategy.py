@@ -38,7 +38,7 @@ _EVALUATED = "evaluated"
 
 
 class FedFW(FrankWolfeStrategy):
-    """Federated Frank-Wolfe: clients send extreme points, never gradients or models.
+    """Federated Frank-Wolfe: clients send points of a set in their smallest form.
 
     Solves min over x in D of F(x) = (1/n) Σ_i f_i(x). Every client i keeps its own
     x_i, the server keeps x̄ = (1/n) Σ_i x_i. In round t, with S the clients whose
@@ -49,23 +49,33 @@ class FedFW(FrankWolfeStrategy):
                  d_i ← (1 − ρ_t) d_i + ρ_t (1/n) ∇f_i(x_i, ω),
                  g_i = d_i + λ_t (x_i − x̄)                                   stochastic
                  s_i = argmin over s in D of ⟨g_i, s⟩
-                 x_i ← (1 − η_t) x_i + η_t s_i
-                 sends s_i, and nothing else that depends on its data
-        server   x̄ ← x̄ + (η_t / n) Σ over S of (s_i − x_i)
+                 x_i ← (1 − η_i) x_i + η_i s_i
+                 sends s_i, and ‖g_i‖ once if λ_0 is to find itself
+        server   x̄ ← x̄ + (1/n) Σ over S of η_i (s_i − x_i)
 
-    With everybody in S the server's step is x̄ ← (1 − η_t) x̄ + (η_t / n) Σ s_i: n atoms,
-    which is how x̄ travels back to the clients. The server knows every x_i without ever
-    seeing one, because it can replay it from the s_i it used; so it can take the exact
-    step when clients sit out or answers are lost, and give a client that lost its state
-    x_i (and y_i) back. A gradient average d_i that is lost starts again with ρ = 1.
+    k ``local_steps`` are k of the client's lines against one x̄, and k atoms. With
+    ``step_count = "own"`` the convex schedule's t is 1 + k_i for client i, which has
+    taken k_i steps that were used, and in λ_t 1 + the mean of all k_i; with "round" it
+    is that of the round, one η_t for all.
+
+    With everybody in S and one η the server's step is x̄ ← (1 − η) x̄ + (η / n) Σ s_i: n
+    atoms, which is how x̄ travels back to the clients. The server knows every x_i
+    without ever seeing one, because it can replay it from the s_i it used; so it can
+    take the exact step when clients sit out or answers are lost, and give a client that
+    lost its state x_i (and y_i) back. A gradient average d_i that is lost starts again
+    with ρ = 1.
 
     Source: arXiv 2408.10090, algorithm 1 with its variants FedFW+ and FedFW-sto, §4.2
-    (participation), §4.3 (clients with a larger D_i of their own).
+    (participation), §4.3 (clients with a larger D_i of their own). Own steps, several
+    steps a round and λ_0 by itself are ours.
 
     Notes
     -----
+    Nothing of this is private: from what it replays the server can compute gradients
+    of f_i, see ``docs/fedfw.md``.
+
     The matching client is ``FedFWClient(context, objective, domain)``. No theory covers
-    FedFW-sto with p < 1 or on non-convex losses.
+    FedFW-sto with p < 1 or on non-convex losses, or clients with steps of their own.
     """
 
     name = "fedfw"
@@ -96,11 +106,11 @@ class FedFW(FrankWolfeStrategy):
     )
     schedule: str = setting(
         None,
-        "of step size and penalty",
+        "of step size and penalty; the corrective variant has no steps of a schedule, "
+        "and asks only whether F is convex or nonconvex",
         note="see :class:`~fedtrellis.schedules.FrankWolfeSchedule`",
         auto="convex",
         choices=SCHEDULES,
-        only=_PAPERS,
     )
     step_count: str = setting(
         None,
@@ -178,6 +188,18 @@ class FedFW(FrankWolfeStrategy):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.variant not in PAPERS:
+            if self.schedule not in ("convex", "nonconvex"):
+                raise SettingsError(
+                    f"schedule = {self.schedule!r} is for variant = "
+                    f"{', '.join(PAPERS)}, not for {self.variant!r}; allowed: convex, "
+                    "nonconvex"
+                )
+            if self.penalty == 0.0:
+                raise SettingsError(
+                    "penalty = 0.0 is for variant = "
+                    f"{', '.join(PAPERS)}, not for {self.variant!r}, which divides by "
+                    "it; allowed: numbers above 0, 'auto'"
+                )
             return
         if self.step_count == "own" and self.schedule != "convex":
             raise SettingsError(

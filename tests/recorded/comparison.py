@@ -52,6 +52,7 @@ def _reworded(number: int, now: str, reason: str) -> Accepted:
 _SETS = "there are more sets to choose from"
 _AUTO = "what a method or its task chooses is 'auto', no longer an empty text or -1"
 _SHORTER = "a key does not repeat what its owner's prefix says"
+_VARIANTS = "there is one variant more, and it is the default"
 _RUN = ("model", "metrics", "down")
 _FIXED = "with sampling = fixed the schedule's p is ⌈p·n⌉/n, the part that answers"
 _AVERAGED = "the default η_g is √n with n the clients whose answers were averaged"
@@ -71,6 +72,7 @@ ACCEPTED: list[Accepted] = [
     _reworded(10, "k-support-ball, l1-ball, l2-ball, linf-ball, non-negative", _SETS),
     _reworded(11, "group-l1-ball, non-negative-l1-ball, capped-simplex", _SETS),
     _reworded(12, "group-l1-ball, non-negative-l1-ball, capped-simplex", _SETS),
+    _reworded(31, "allowed: augmented, corrective, plain, stochastic, or", _VARIANTS),
     _reworded(32, "allowed: constant, convex, nonconvex, stochastic, or 'auto'", _AUTO),
     _reworded(33, "fedfw.penalty = -0.5 must be at least 0, or 'auto'", _AUTO),
     _reworded(34, "fedfw.penalty = -2.0 must be at least 0, or 'auto'", _AUTO),

@@ -20,6 +20,7 @@ from reproduce import fedfw
 from reproduce.__main__ import folder_of, main
 from reproduce.common import (
     Run,
+    app_config,
     evaluated_rounds,
     load_results,
     perform,
@@ -31,6 +32,8 @@ from reproduce.fedfw import (
     convergence,
     leakage,
     movielens,
+    own_steps,
+    penalty,
     qaplib,
 )
 from reproduce.fedfw.assignment import random_start
@@ -238,6 +241,77 @@ def test_every_variant_has_as_many_values_to_try() -> None:
     # Student's quantile with two degrees of freedom, from a table
     assert mean == 2.0
     assert half == pytest.approx(4.303 / np.sqrt(3.0), rel=1e-3)
+
+
+# --------------------------------------------------------------- ours: own steps, λ_0
+
+
+@pytest.mark.parametrize("variant", ["plain", "augmented"])
+def test_the_loop_without_messages_is_the_package(variant: str) -> None:
+    """And the rule that the item measures is what the strategy finds."""
+    config = app_config({"task": "lasso", "variant": variant, "rounds": 25})
+    experiment = sim.app.experiment(config, penalty.NODES)
+    strategy: Any = experiment.strategy()
+    result = experiment.start(strategy)
+    (model,) = result.arrays.to_numpy_ndarrays()
+    problem = penalty.MADE_ON["LASSO, ℓ1"](0)
+    augmented = variant == "augmented"
+    found = penalty.rule(problem, augmented)
+    assert strategy.half.penalty == pytest.approx(found, rel=1e-12)
+    bare = penalty.converge(problem, strategy.half.penalty, augmented, 25)
+    assert np.abs(model - bare).max() < 1e-10
+    loss = experiment.evaluate([model])["loss"]
+    # A x* = b, so that F* = 0
+    assert problem.error(model) == pytest.approx(loss)
+
+
+def test_the_clients_penalty_is_nearly_the_best_of_a_grid() -> None:
+    """The contract: ten problems, four of which the rule was not made on."""
+    results = load_results(HERE / "results" / "penalty.json")
+    assert len(penalty.MADE_ON) == 6
+    assert len(penalty.OTHERS) == 4
+    for name in (*penalty.MADE_ON, *penalty.OTHERS):
+        found = results["rows"][name]["FedFW"]
+        assert not found["edge"], name
+        assert found["ratio"] <= 3.0, name
+        errors = np.mean(found["errors"], axis=1)
+        rule = errors[found["exponents"].index(0)]
+        assert found["ratio"] == pytest.approx(rule / errors.min())
+
+
+def test_own_steps_forget_the_start_where_answers_get_lost() -> None:
+    """A tenth of the answers: 0.4 of the error at most, as after all rounds."""
+    results = load_results(HERE / "results" / "lost-answers.json")
+    by_rounds, own, *_ = own_steps.METHODS
+    problem, lossy = next(iter(own_steps.PROBLEMS)), list(own_steps.PATTERNS)[1]
+    for pattern in list(own_steps.PATTERNS)[1:]:
+        last = {
+            row["method"]: float(np.mean(row["last"]))
+            for row in results["rows"]
+            if (row["problem"], row["pattern"]) == (problem, pattern)
+        }
+        assert last[own] <= 0.4 * last[by_rounds]
+    config = own_steps.LASSO | {"rounds": 600, "max-failed-rounds": 1000}
+    best = own_steps.optimum(config, own_steps.NODES)
+    grid, errors = own_steps.PATTERNS[lossy], {}
+    for name in (by_rounds, own):
+        settings = own_steps.METHODS[name]
+        run = Run(
+            (), config | settings, own_steps.NODES, curve=True, every=600, grid=grid
+        )
+        errors[name] = own_steps.relative(perform(run)["curve"]["loss"], best)[-1]
+    assert errors[own] <= 0.4 * errors[by_rounds]
+
+
+def test_noise_that_shrinks_leaves_no_floor() -> None:
+    results = load_results(HERE / "results" / "oracle-noise.json")
+    last = {
+        (row["sigma"], row["decay"]): float(np.mean(row["last"]))
+        for row in results["rows"]
+    }
+    for sigma in own_steps.SIGMAS[1:]:
+        assert last[sigma, True] < 2.5 * last[0.0, True]
+    assert last[10.0, False] > 5.0 * last[10.0, True]
 
 
 def test_averaged_atoms_are_the_exact_step_when_all_answer() -> None:

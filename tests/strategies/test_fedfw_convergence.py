@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, MetricRecord
 
+import sim
 from clients import FedFWClient
 from fedtrellis.domains import BirkhoffPolytope, Domain, L1Ball
 from fedtrellis.objectives import LeastSquares, QuadraticAssignment
@@ -101,6 +102,21 @@ def averaged_atoms(
             atoms[j] -= alpha * np.sign(g[j])
         x_bar = (1 - eta) * x_bar + eta * atoms / len(names)
     return lasso_value(x_bar)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("k", "value"), [(1, 214.5), (2, 54.11), (5, 5.255)])
+def test_several_steps_a_round(k: int, value: float) -> None:
+    """METHODS §5.2: the app's LASSO after 1 000 rounds, of an independent loop."""
+    experiment = sim.app.experiment(
+        sim.app.default_config()
+        | {"task": "lasso", "fedfw.variant": "plain", "fedfw.penalty": 5.0}
+        | {"rounds": 1000, "fedfw.local-steps": k, "evaluate-every": 1000},
+        CLIENTS,
+    )
+    result = experiment.start()
+    loss = experiment.evaluate(result.arrays)["loss"]
+    assert loss == pytest.approx(value, rel=1e-3)
 
 
 @pytest.mark.slow

@@ -169,6 +169,37 @@ def test_bytes_of_a_million_parameters() -> None:
     assert 0 < np.count_nonzero(model) <= NODES * rounds
 
 
+@pytest.mark.parametrize("size", [20_000, 40])
+def test_several_steps_travel_as_their_atoms_where_that_is_less(size: int) -> None:
+    """Up k atoms, down k steps of n atoms; of 40 entries x̄ whole is less.
+
+    With the constant schedule the start's entries stay, so that x̄ has many.
+    """
+    k, n = 3, 5
+    rng = np.random.default_rng(6)
+    strategy = FedFW(
+        L1Ball(2.0), penalty=0.1, variant="plain", schedule="constant", local_steps=k
+    )
+    centres = [rng.standard_normal(size) for _ in range(n)]
+    start = rng.uniform(-1 / size, 1 / size, size)
+    grid, model = recorded(strategy, centres, [start], 5)
+    for (t, i), messages in grid.answers.items():
+        atoms = unpack_atoms(arrays_of(messages[0], ARRAYS), (size,))
+        assert len(atoms) == k
+        config = config_of(grid.requests[t, i][0])
+        assert config["step-size"] == [0.01] * k
+        if t == 1:
+            continue
+        if size == 40:
+            assert config["model-encoding"] in ("dense", "sparse")
+            continue
+        assert config["model-encoding"] == "steps"
+        steps = unpack_steps(arrays_of(grid.requests[t, i][0], MODEL), (size,))
+        assert [len(step.atoms) for step in steps] == [n] * k
+    iterates = [strategy.client_iterate(name) for name in strategy.clients]
+    assert np.abs(model - np.mean(iterates, axis=0)).max() < 1e-12
+
+
 def test_bytes_after_a_missed_round_and_a_wipe() -> None:
     """x̄ whole, but only its non-zeros; and x_i for the node that lost everything."""
     # with counts of their own the steps of ten would no longer be one
@@ -275,7 +306,7 @@ def test_steps_or_non_zeros_whichever_is_smaller() -> None:
 def test_atoms_travel_in_their_smallest_form(
     domain: Domain, start: Array, kind: type[Atom]
 ) -> None:
-    """Up: one atom and nothing else of the data. Down: the atoms of the last round."""
+    """Up: one atom, and no entry more. Down: the atoms of the last round."""
     rng = np.random.default_rng(3)
     centres = [rng.standard_normal(start.shape) for _ in range(3)]
     strategy = FedFW(domain, penalty=0.5, variant="plain")
