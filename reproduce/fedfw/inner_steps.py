@@ -177,7 +177,7 @@ def converge(
     layout = Layout.of([start])
     iterates = [form.at(start, domain, None) for _ in range(n)]
     duals = [np.zeros(start.shape) for _ in range(n)]
-    balance, z = Balance(None, form.balance), start
+    balance, z = Balance(None, target=form.balance), start
     errors, sent = [problem.error(start)], 0
     for _ in range(rounds):
         rho = balance.penalty
