@@ -126,7 +126,6 @@ class LogisticRegression(PartitionedTask):
         "logistic regression: breast cancer, QSAR, Santander, a file"
     )
     suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        # clients whose losses are nearly one want less than they find themselves
         "fedfw": {"schedule": _SCHEDULE},
         "naive-frank-wolfe": {"schedule": _SCHEDULE},
         "fedgia": {"sigma_scale": _SIGMA_SCALE},
