@@ -216,8 +216,8 @@ def perform(run: Run) -> dict[str, Any]:
         and down) and ``bytes-up``, ``evaluations`` (function values the clients
         computed, for methods that count them), all metrics of the last evaluation
         such as ``loss``, ``passed``; with ``curve``, lists of the metrics and of the
-        ``bytes`` and ``seconds`` so far, by the rounds evaluated, from 0; with
-        ``point``, the result.
+        ``bytes``, ``bytes-up`` and ``seconds`` so far, by the rounds evaluated, from
+        0; with ``point``, the result.
     """
     experiment = sim.app.experiment(app_config(run.config), run.nodes)
     stops = [EarlyStop(run.metric, run.stop)] if run.stop else []
@@ -261,6 +261,10 @@ def perform(run: Run) -> dict[str, Any]:
             record.round: int(total)
             for record, total in zip(history, moved, strict=True)
         }
+        up = np.cumsum([record.bytes_up for record in history])
+        sent = {
+            record.round: int(total) for record, total in zip(history, up, strict=True)
+        }
         clock = np.cumsum([record.seconds for record in history])
         passed = {
             record.round: float(total)
@@ -269,6 +273,7 @@ def perform(run: Run) -> dict[str, Any]:
         result["curve"] = {
             "round": [record.round for record in evaluated],
             "bytes": [so_far[record.round] for record in evaluated],
+            "bytes-up": [sent[record.round] for record in evaluated],
             "seconds": [passed[record.round] for record in evaluated],
             **{
                 name: [record.evaluation[name] for record in evaluated]
