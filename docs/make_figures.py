@@ -19,9 +19,10 @@ from fedtrellis.server.callbacks import RoundRecord  # noqa: E402
 from fedtrellis.server.plots import plot_convergence  # noqa: E402
 
 RUNS = {
+    "FedFW, corrective": 'fedfw.variant="corrective"',
+    "the same, half of the clients": "participation=0.5",
     "FedFW": 'fedfw.variant="plain"',
     "FedFW+": 'fedfw.variant="augmented"',
-    "FedFW, half of the clients": "participation=0.5",
     "FedFW-sto": 'fedfw.variant="stochastic" fedfw.schedule="stochastic"',
 }
 ROUNDS, NODES = 500, 10

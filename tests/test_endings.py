@@ -253,7 +253,7 @@ def test_a_full_disk_is_named_and_the_run_goes_on_elsewhere(
     """Files that may not grow beyond a size are what every user can have."""
     # the history grows by some 300 bytes a round; the checkpoint has 70 kB
     limit = 75_000 if full == "history.jsonl" else 20_000
-    config = 'task="lasso" rounds=300 checkpoint-every=5'
+    config = 'task="lasso" fedfw.variant="plain" rounds=300 checkpoint-every=5'
     arguments = ["--nodes", "4", "-c", config]
     done = subprocess.run(
         [sys.executable, "sim.py", *arguments, "--out", str(tmp_path / "cut")],

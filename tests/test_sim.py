@@ -275,7 +275,7 @@ def test_a_node_can_ask_for_a_larger_set_that_the_run_allows(tmp_path: Path) -> 
         [{}, {}, {"outer-domain": "l2-ball"}],
     ]
     for nodes in asking:
-        config = {"rounds": 3, "outer-domain": "l2-ball"}
+        config = {"rounds": 3, "outer-domain": "l2-ball", "fedfw.variant": "plain"}
         record = run_app(config, 3, tmp_path, node_configs=nodes)
         models.append(np.load(record / "model.npz")["0"])
     # an atom of an l2 ball touches every weight, one of an l1 ball a single one

@@ -82,9 +82,7 @@ def _own_data_client(experiment: Experiment, context: Context) -> NumPyClient:
 class CheckPartitions(Callback):
     """Stop a run whose nodes do not hold the whole data between them."""
 
-    def on_start(
-        self, strategy: LoopStrategy, first_round: int, num_rounds: int
-    ) -> None:
+    def on_meeting(self, strategy: LoopStrategy) -> None:
         """Compare what the nodes say with how many there are."""
         n = strategy.num_clients
         for name in strategy.clients:
@@ -113,9 +111,7 @@ class CheckNodeData(Callback):
         self.min_nodes = min_nodes
         self.examples = examples
 
-    def on_start(
-        self, strategy: LoopStrategy, first_round: int, num_rounds: int
-    ) -> None:
+    def on_meeting(self, strategy: LoopStrategy) -> None:
         """Compare what the nodes say of their data."""
         n = strategy.num_clients
         if n < self.min_nodes:

@@ -124,7 +124,10 @@ class Entries(Iterate, form="entries"):
             mask = np.unpackbits(places.view(np.uint8), count=size)
             return np.flatnonzero(mask)
         where = places.astype(np.intp)
-        if where.size and (where[-1] >= size or (where[1:] <= where[:-1]).any()):
+        # what is too large for an intp is negative here
+        if where.size and (
+            where[0] < 0 or where[-1] >= size or (where[1:] <= where[:-1]).any()
+        ):
             raise ValueError(f"the places are not increasing ones of {size} entries")
         return where
 

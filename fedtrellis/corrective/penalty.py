@@ -17,6 +17,10 @@ _ANSWERS = 2
 # The m-th change is by a factor of at most exp(20 / m^1.25), and never above 10. What
 # changes less and less, Σ |log changes| < ∞, in the end is a fixed ρ, which converges.
 _MOST, _RATE, _DECAY = 10.0, 20.0, 1.25
+# Way of the multipliers and of z, relative to z, below which ρ stays.
+_STILL = 1e-7
+# Changes after which ρ only rises where F is not convex.
+_SETTLED = 10
 
 
 class Balance:
@@ -37,6 +41,9 @@ class Balance:
     ----------
     fixed : float or None
         ρ for good; None: found by itself.
+    convex : bool
+        Whether ρ may go up and down for good. Otherwise, after ten changes, it only
+        rises: F has to bend upward with it wherever the clients still move.
     target : float
         What q is when ρ is right: 1 if the clients' steps come close to the minimiser
         of L_i, more if what they miss adds to the way of the duals.
@@ -47,8 +54,10 @@ class Balance:
         ρ; None before the clients have said what curvature they see.
     """
 
-    def __init__(self, fixed: float | None, target: float = 1.0) -> None:
-        self.fixed, self._target = fixed, target
+    def __init__(
+        self, fixed: float | None, convex: bool = True, target: float = 1.0
+    ) -> None:
+        self.fixed, self._convex, self._target = fixed, convex, target
         self.penalty = fixed
         self._changes = self._answers = 0
         self._duals: list[FloatArray] = []
@@ -82,6 +91,10 @@ class Balance:
         """
         if self.fixed is not None or self.penalty is None:
             return
+        if not self._duals:
+            # it was fixed before the checkpoint that this run goes on from
+            self._mark(duals, z)
+            return
         self._answers += answers
         if self._answers < _ANSWERS * len(duals):
             return
@@ -90,11 +103,15 @@ class Balance:
             for y, before in zip(duals, self._duals, strict=True)
         ]
         # q = ‖Y − Y'‖ / (ρ √n ‖z − z'‖)
-        way = self.penalty * math.sqrt(len(duals)) * float(np.linalg.norm(z - self._z))
-        if way > 0.0 and any(squares):
+        scale = self.penalty * math.sqrt(len(duals))
+        ways = math.sqrt(sum(squares)), scale * float(np.linalg.norm(z - self._z))
+        # what has hardly moved is at the limit, where rounding is all that moves it
+        if min(ways) > 0.0 and max(ways) > _STILL * scale * float(np.linalg.norm(z)):
             self._changes += 1
             most = min(_MOST, math.exp(_RATE / self._changes**_DECAY))
-            ratio = math.sqrt(sum(squares)) / (way * self._target)
+            ratio = ways[0] / (ways[1] * self._target)
+            if not self._convex and self._changes > _SETTLED:
+                ratio = max(ratio, 1.0)
             # ρ ← ρ · clip(q / target, 1/c, c)
             self.penalty *= min(max(ratio, 1.0 / most), most)
         self._mark(duals, z)

@@ -13,6 +13,8 @@ from fedtrellis.domains.base import Domain, FloatArray, Norm, Shape
 
 __all__ = ["BirkhoffPolytope"]
 
+# Where no step helps any more, sums may be off by this.
+_STALLED = 5e-10
 _MAX_NEWTON_STEPS = 500
 # Beyond this the spacing of floats exceeds the polytope and only the direction of a
 # point says anything: it is projected from this distance.
@@ -115,6 +117,9 @@ class BirkhoffPolytope(Domain):
                 length *= 0.5
                 if length < 1e-12:
                     break
+            if length < 1e-8 and size <= _STALLED:
+                # entries this close to 0 come and go with the support
+                return primal
             dual = dual + length * step
             value, residual, primal = trial
         raise RuntimeError(

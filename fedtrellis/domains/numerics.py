@@ -153,5 +153,8 @@ def project_l1(vector: FloatArray, radius: float) -> FloatArray:
         if magnitudes.sum() <= radius:
             return vector.copy()
     projection = project_simplex(magnitudes, radius)
+    # θ is not below 0, but where the norm is above the radius by rounding it may come
+    # out as −1e-16: zeros stay zeros
+    np.minimum(projection, magnitudes, out=projection)
     signed: FloatArray = np.copysign(projection, vector, out=projection)
     return signed

@@ -75,6 +75,9 @@ class RoundRecord:
 class Callback:
     """Base class; every method may be left as it is."""
 
+    def on_meeting(self, strategy: LoopStrategy) -> None:
+        """When it is known who the clients are, before anything is made of them."""
+
     def on_start(
         self, strategy: LoopStrategy, first_round: int, num_rounds: int
     ) -> None:

@@ -207,6 +207,8 @@ class LoopStrategy(Method, options=True):
 
         conversation.meet(self.min_nodes, self.start_timeout)
         self.refused = list(conversation.traffic.rejected)
+        for callback in self.callbacks:
+            callback.on_meeting(self)
         self.broadcast = ModelBroadcast(layout, point)
         self.planned_rounds = self._planned_rounds()
         self.setup(point, layout)

@@ -1,4 +1,8 @@
-"""Figure 1: what Deep Leakage makes of a gradient, and of an oracle's answer."""
+"""Figure 1: what Deep Leakage makes of a gradient, and of an oracle's answer.
+
+One attack on one answer. That it fails on an ℓ1 ball proves nothing: what a server
+computes from the answers of many rounds is in ``docs/fedfw.md`` under "Privacy".
+"""
 
 from __future__ import annotations
 

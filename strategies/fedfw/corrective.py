@@ -54,7 +54,11 @@ class CorrectiveSteps:
     def __init__(self, strategy: FedFW) -> None:
         self._strategy = strategy
         self._steps = strategy.local_steps or _STEPS
-        self._start = strategy.broadcast.model.copy()
+        # x_i in D from the first round on: steps start there
+        point, domain = strategy.broadcast.model, strategy.domain
+        inside = domain.contains(point)
+        self._start = point.copy() if inside else domain.project(point)
+        self._start_is_model = inside
         self.model: FloatArray = self._start
         self._iterates = {name: self._first(name) for name in strategy.clients}
         # x_i as it stands, and y_i
@@ -62,7 +66,8 @@ class CorrectiveSteps:
         self._duals = {n: np.zeros(self._start.shape) for n in strategy.clients}
         self._certificates: dict[str, tuple[float, float]] = {}
         targets = [iterate.balance for iterate in self._iterates.values()]
-        self._balance = Balance(strategy.penalty, max(targets))
+        convex = strategy.schedule != "nonconvex"
+        self._balance = Balance(strategy.penalty, convex, max(targets))
         self.primal_residual = self.dual_residual = np.inf
         self.gap, self._scale = np.inf, 0.0
 
@@ -191,7 +196,7 @@ class CorrectiveSteps:
         x: NDArray[Any]
         if self._points[client] is not self._start:
             x = join_arrays(self._iterates[client].arrays())
-        elif broadcast.version == 0:
+        elif broadcast.version == 0 and self._start_is_model:
             x = broadcast.model  # costs nothing to send
         else:
             x = self._start
@@ -202,6 +207,7 @@ class CorrectiveSteps:
         arrays: dict[str, NDArray[Any]] = {
             "start": self._start,
             "model": self.model,
+            "scale": np.array(self._scale),
             **self._balance.state(self._strategy.clients),
         }
         for name in self._strategy.clients:
@@ -215,6 +221,7 @@ class CorrectiveSteps:
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Inverse of :meth:`state`."""
         self._start, self.model = np.array(state["start"]), np.array(state["model"])
+        self._scale = float(state["scale"])
         self._balance.load_state(state, self._strategy.clients)
         for name in self._strategy.clients:
             self._duals[name] = np.array(state[f"{name}/y"])

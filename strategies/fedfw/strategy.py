@@ -38,7 +38,7 @@ _EVALUATED = "evaluated"
 
 
 class FedFW(FrankWolfeStrategy):
-    """Federated Frank-Wolfe: clients send extreme points, never gradients or models.
+    """Federated Frank-Wolfe: clients send points of a set in their smallest form.
 
     Solves min over x in D of F(x) = (1/n) Σ_i f_i(x). Every client i keeps its own
     x_i, the server keeps x̄ = (1/n) Σ_i x_i. In round t, with S the clients whose
@@ -71,6 +71,9 @@ class FedFW(FrankWolfeStrategy):
 
     Notes
     -----
+    Nothing of this is private: from what it replays the server can compute gradients
+    of f_i, see ``docs/fedfw.md``.
+
     The matching client is ``FedFWClient(context, objective, domain)``. No theory covers
     FedFW-sto with p < 1 or on non-convex losses, or clients with steps of their own.
     """
@@ -103,11 +106,11 @@ class FedFW(FrankWolfeStrategy):
     )
     schedule: str = setting(
         None,
-        "of step size and penalty",
+        "of step size and penalty; the corrective variant has no steps of a schedule, "
+        "and asks only whether F is convex or nonconvex",
         note="see :class:`~fedtrellis.schedules.FrankWolfeSchedule`",
         auto="convex",
         choices=SCHEDULES,
-        only=_PAPERS,
     )
     step_count: str = setting(
         None,
@@ -185,6 +188,18 @@ class FedFW(FrankWolfeStrategy):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.variant not in PAPERS:
+            if self.schedule not in ("convex", "nonconvex"):
+                raise SettingsError(
+                    f"schedule = {self.schedule!r} is for variant = "
+                    f"{', '.join(PAPERS)}, not for {self.variant!r}; allowed: convex, "
+                    "nonconvex"
+                )
+            if self.penalty == 0.0:
+                raise SettingsError(
+                    "penalty = 0.0 is for variant = "
+                    f"{', '.join(PAPERS)}, not for {self.variant!r}, which divides by "
+                    "it; allowed: numbers above 0, 'auto'"
+                )
             return
         if self.step_count == "own" and self.schedule != "convex":
             raise SettingsError(

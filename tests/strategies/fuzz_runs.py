@@ -392,7 +392,7 @@ def _server_errors(case: Case, strategy: Any) -> float:
     model = strategy.broadcast.model
     expected: Any = model
     if case.method == "fedfw":
-        names = strategy.clients
+        names, model = strategy.clients, strategy.result_point()
         expected = np.mean([strategy.client_iterate(n) for n in names], axis=0)
     elif case.method == "fedgia":
         names = strategy.clients

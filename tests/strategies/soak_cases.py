@@ -33,11 +33,12 @@ from clients import (
 )
 from clients.hyfdca import NewSamples
 from fedtrellis import LocalGrid, client_app
+from fedtrellis.corrective import unpack
 from fedtrellis.domains import L1Ball, L2Ball
 from fedtrellis.encryption.plain import PlainCipher
 from fedtrellis.manifolds import Stiefel
 from fedtrellis.objectives import LeastSquares
-from fedtrellis.wire.arrays import decode
+from fedtrellis.wire.arrays import decode, split_arrays
 from fedtrellis.wire.protocol import ClientMemory
 from strategies import (
     FedAvgGD,
@@ -54,6 +55,8 @@ from strategies import (
     ProjectedFedAvg,
     ZerothOrderRFL,
 )
+from strategies.fedfw.strategy import VARIANTS
+from tests.harness import only_for
 from tests.strategies.hyfdca_runs import View, small
 
 Array = NDArray[np.float64]
@@ -216,29 +219,37 @@ class Matrices:
 def _fedfw(problem: Problem, variant: str) -> Case:
     domain = L1Ball(2.5)
 
+    def iterate(packed: Array) -> Array:
+        if packed.dtype != np.uint8:
+            return packed
+        return unpack(domain, split_arrays(packed), (P,)).dense()
+
     def errors(strategy: Any, grid: LocalGrid) -> Errors:
         mirrors = {name: strategy.client_iterate(name) for name in strategy.clients}
         mean = np.mean(list(mirrors.values()), axis=0)
         states = node_states(strategy, grid)
         found = {
-            "x̄ = mean of the x_i": distance(strategy.broadcast.model, mean),
+            "x̄ = mean of the x_i": distance(strategy.result_point(), mean),
             "mirrors = clients' x_i": max(
-                distance(state["x"], mirrors[name]) for name, state in states.items()
+                distance(iterate(state["x"]), mirrors[name])
+                for name, state in states.items()
             ),
         }
-        if variant == "augmented":
+        if variant == "corrective":
+            outside = (not domain.contains(x, 1e-9) for x in mirrors.values())
+            found["clients outside of D"] = float(sum(outside))
+        if variant in ("augmented", "corrective"):
             found["mirrors = clients' y_i"] = max(
                 distance(state["y"], strategy.half._duals[name])
                 for name, state in states.items()
             )
         return found
 
-    of_variant: dict[str, dict[str, Any]] = {
-        "augmented": {"dual_penalty": 0.3},
-        "stochastic": {"batch_size": 2},
-    }
-    own = of_variant.get(variant, {})
-    make = partial(FedFW, domain, penalty=1.2, variant=variant, **own)
+    # corrective steps: ρ by itself, from what is sent beside the arrays
+    own: dict[str, Any] = {"local_steps": 5, "certificate": True}
+    if variant != "corrective":
+        own = {"penalty": 1.2, **only_for(variant, dual_penalty=0.3, batch_size=2)}
+    make = partial(FedFW, domain, variant=variant, **own)
     app = problem.app(FedFWClient, domain)
     return Case(f"fedfw {variant}", "fedfw", make, app, np.full(P, 0.1), errors)
 
@@ -536,7 +547,7 @@ def _make_cases() -> Sequence[Case]:
     problem = Problem()
     local: dict[str, Any] = {"local_steps": 3, "step_size": 0.05}
     return [
-        *(_fedfw(problem, v) for v in ("plain", "augmented", "stochastic")),
+        *(_fedfw(problem, v) for v in VARIANTS),
         _naive(problem),
         _averages(
             problem,

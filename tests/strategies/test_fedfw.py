@@ -629,7 +629,7 @@ class CountingGrid(LocalGrid):
             {"variant": "plain", "step_count": "own", "schedule": "nonconvex"},
             "is for schedule = 'convex'",
         ),
-        ({"schedule": "constant"}, "applies where variant is plain or augmented"),
+        ({"schedule": "constant"}, "allowed: convex, nonconvex"),
         ({"variant": "plain", "certificate": True}, "applies where variant is correct"),
         ({"variant": "plain", "batch_size": 5}, "applies where variant is stochastic"),
     ],

@@ -306,7 +306,7 @@ def test_steps_or_non_zeros_whichever_is_smaller() -> None:
 def test_atoms_travel_in_their_smallest_form(
     domain: Domain, start: Array, kind: type[Atom]
 ) -> None:
-    """Up: one atom and nothing else of the data. Down: the atoms of the last round."""
+    """Up: one atom, and no entry more. Down: the atoms of the last round."""
     rng = np.random.default_rng(3)
     centres = [rng.standard_normal(start.shape) for _ in range(3)]
     strategy = FedFW(domain, penalty=0.5, variant="plain")

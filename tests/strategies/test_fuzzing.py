@@ -29,6 +29,7 @@ from tests.strategies.soak_cases import CASES
 # one of each kind of message and of state; the long form has all cases
 NAMES = (
     "fedfw augmented",
+    "fedfw corrective",
     "naive-frank-wolfe",
     "fedgia gram",
     "zeroth-order-rfl scalars",

@@ -42,7 +42,9 @@ class Dies(Callback):
             raise ServerDiedError
 
 
-@pytest.mark.parametrize("name", ["fedfw plain", "fedfw augmented", "feddr", "hyfem"])
+@pytest.mark.parametrize(
+    "name", ["fedfw corrective", "fedfw plain", "fedfw augmented", "feddr", "hyfem"]
+)
 def test_rounds_that_the_server_forgot_are_not_taken_for_those_it_used(
     name: str, tmp_path: Path
 ) -> None:

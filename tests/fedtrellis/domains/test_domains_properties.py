@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -263,6 +264,16 @@ def test_birkhoff_projection_of_points_just_outside() -> None:
 
 
 @pytest.mark.filterwarnings("error")
+def test_birkhoff_projection_where_entries_hardly_leave_zero() -> None:
+    """Steps of a run: near the answer every Newton step takes entries to and from 0."""
+    domain = BirkhoffPolytope()
+    for point in np.load(Path(__file__).with_name("birkhoff_hard.npy")):
+        projected = domain.project(point)
+        assert domain.contains(projected, 1e-9)
+        # ⟨x − P(x), s − P(x)⟩ ≤ 0 for all s in D
+        assert domain.gap(projected - point, projected) <= 1e-8
+
+
 def test_birkhoff_projection_of_the_largest_floats() -> None:
     rng = np.random.default_rng(0)
     domain = BirkhoffPolytope()

@@ -15,6 +15,7 @@ from fedtrellis.domains import GroupL1Ball, L1Ball, Simplex, SpectralNormBall, p
 from fedtrellis.domains.numerics import (
     _theta_by_active_sets,
     _theta_by_sorting,
+    project_l1,
     project_simplex,
 )
 from fedtrellis.domains.polar import polar_factor
@@ -191,3 +192,17 @@ def test_which_matrices_have_their_polar_factor_by_products(
     for other in (x[:, :63], x[:127], x[:, :1] @ x[:1], 1e-150 * x, np.zeros_like(x)):
         with pytest.raises(AssertionError, match="a decomposition"):
             polar_factor(other)
+
+
+def test_rounding_makes_no_entries_of_zeros() -> None:
+    """θ may come out below 0 where the norm is above the radius by rounding alone."""
+    rng = np.random.default_rng(0)
+    outside = 0
+    for _ in range(300):
+        vector = np.zeros(20)
+        vector[rng.choice(20, 3, replace=False)] = rng.standard_normal(3)
+        radius = float(np.abs(vector).sum()) * (1.0 - 1e-16)
+        projected = project_l1(vector, np.nextafter(radius, 0.0))
+        outside += not np.array_equal(projected, vector)
+        assert np.array_equal(projected == 0.0, vector == 0.0)
+    assert outside  # the case is there

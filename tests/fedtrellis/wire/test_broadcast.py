@@ -85,6 +85,16 @@ class Simulation:
 
     def change(self, kind: str) -> None:
         shape = self.server.model.shape
+        if kind == "revise":
+            # some entries, zeros of either sign among them; sometimes none
+            model = self.server.model.copy()
+            where = self.rng.random(shape) < self.rng.choice([0.0, 0.02, 0.3])
+            values = self.rng.standard_normal(shape)
+            values[self.rng.random(shape) < 0.2] = -0.0
+            values[self.rng.random(shape) < 0.2] = 0.0
+            model[where] = values[where]
+            self.server.revise(model)
+            return
         if kind == "replace":
             model = self.rng.standard_normal(shape)
             model[self.rng.random(shape) < self.rng.random()] = -0.0
@@ -113,7 +123,10 @@ class Simulation:
         return None if stored is None else stored.version
 
 
-CHANGES = ("plain", "plain", "plain", "forget", "keep", "tiny", "empty", "replace")
+CHANGES = (
+    *("plain", "plain", "plain", "forget", "keep", "tiny", "empty", "replace"),
+    *("revise", "revise", "revise", "revise"),
+)
 
 
 @settings(max_examples=150, deadline=None)
@@ -162,7 +175,9 @@ def test_a_client_behind_what_the_server_believes_says_so_or_is_right(
     believed = min(server.version, lost)  # the client's state is at version 0
     record, config = server.encode(believed)
     stored = simulation.clients[0]
-    if config["model-encoding"] == "steps" and "model-shapes" not in config:
+    if config["model-encoding"] == "entries" or (
+        config["model-encoding"] == "steps" and "model-shapes" not in config
+    ):
         with pytest.raises(OutOfSyncError):
             receive(record, config, stored)
         with pytest.raises(OutOfSyncError):
@@ -346,3 +361,56 @@ def test_steps_that_do_not_lead_to_the_version_are_refused(count: int) -> None:
     arrays = [np.repeat(TABLE, count, axis=0)] if count else []
     with pytest.raises(ValueError, match="steps from version 1 to 3"):
         receive(array_record(arrays), config, stored)
+
+
+def test_entries_that_changed_since_a_version_are_enough() -> None:
+    """Clients at any of the last versions; the entries are bits, and few bytes."""
+    rng = np.random.default_rng(0)
+    server = broadcast_of(rng.standard_normal(500))
+    clients = [receive(*server.encode(None), None)]
+    for turn in range(8):
+        model = server.model.copy()
+        model[rng.choice(500, 10, replace=False)] = rng.standard_normal(10)
+        model[turn] = -0.0 if turn % 2 else 0.0
+        server.revise(model)
+        clients.append(receive(*server.encode(server.version - 1), clients[-1]))
+    for client in clients:
+        record, config = server.encode(client.version)
+        assert config["model-encoding"] == "entries"
+        behind = server.version - client.version
+        # an index of two bytes and a value of eight, and the headers around them
+        assert payload(record) <= 10 * 11 * behind + ENVELOPE // 2
+        assert_in_step(server, receive(record, config, client))
+    # a client that is newer than the server thinks, and older, and has none
+    record, config = server.encode(4)
+    assert_in_step(server, receive(record, config, clients[6]))
+    for stored in (clients[3], None, ReceivedModel(server.layout, server.model, 99)):
+        with pytest.raises(OutOfSyncError):
+            receive(record, config, stored)
+    # whoever has no version, and whoever is too far behind, gets it whole
+    assert server.encode(None)[1]["model-encoding"] == "dense"
+    for _ in range(60):
+        server.revise(rng.permutation(server.model))
+    assert server.encode(0)[1]["model-encoding"] == "dense"
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        [],
+        [np.array([1, 2], np.uint16)],
+        [np.array([1, 2], np.uint16), np.zeros(3)],
+        [np.array([1, 500], np.uint16), np.zeros(2)],
+        [np.array([-1, 2]), np.zeros(2)],
+        [np.array([0.0, 1.0]), np.zeros(2)],
+        [np.array([[1, 2]], np.uint16), np.zeros((1, 2))],
+        [np.array([1, 2], np.uint16), np.array([0.0, np.nan])],
+        [np.array([1, 2], np.uint16), np.array([0.0, np.inf])],
+    ],
+)
+def test_malformed_entries_are_refused(arrays: list[NDArray[Any]]) -> None:
+    stored = ReceivedModel(Layout(((500,),)), np.ones(500), 3)
+    config = {"model-encoding": "entries", "model-base": 3, "model-version": 4}
+    with pytest.raises(ValueError, match=r"entries|indices|index|finite"):
+        receive(array_record(arrays, join=True), config, stored)
+    assert (stored.point == 1.0).all()

@@ -1,0 +1,327 @@
+"""What travels of an iterate: it stays in its set, and nothing else gets in."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import math
+import warnings
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from fedtrellis.corrective import Iterate, LocalProblem, start_at, unpack
+from fedtrellis.domains import (
+    BirkhoffPolytope,
+    Domain,
+    GroupL1Ball,
+    KSupportBall,
+    L1Ball,
+    LInfBall,
+    NonNegativeL1Ball,
+    NuclearNormBall,
+    Product,
+    Simplex,
+    SparseGroupBall,
+    Spectrahedron,
+    WeightedL1Ball,
+)
+from fedtrellis.wire.arrays import Layout
+from tests.fedtrellis.domains.test_domains_against_solvers import (
+    CASES,
+    IDS,
+    constraints,
+)
+
+cp: Any = importlib.import_module("cvxpy")
+
+Array = NDArray[np.float64]
+STEPS = 6
+all_cases = pytest.mark.parametrize(("domain", "shape"), CASES, ids=IDS)
+POLYTOPES = (L1Ball, LInfBall, Simplex, BirkhoffPolytope, WeightedL1Ball, Product)
+
+
+class Loss:
+    """½ ⟨x − c, H (x − c)⟩ with ill-conditioned H; what clients want lies outside."""
+
+    quadratic = True
+
+    def __init__(self, size: int, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        factor = rng.standard_normal((size + 1, size)) * rng.uniform(0.1, 3.0, size)
+        self.H, self.c = factor.T @ factor, 4.0 * rng.standard_normal(size)
+
+    def value(self, x: Array) -> float:
+        away = x.reshape(-1) - self.c
+        return float(0.5 * away @ self.H @ away)
+
+    def gradient(self, x: Array) -> Array:
+        return np.asarray(self.H @ (x.reshape(-1) - self.c)).reshape(x.shape)
+
+    def curvature(self, x: Array, direction: Array) -> float:
+        d = direction.reshape(-1)
+        return float(d @ self.H @ d)
+
+
+def local_problem(shape: tuple[int, ...], seed: int) -> LocalProblem:
+    rng = np.random.default_rng(seed)
+    y, z = rng.standard_normal(shape), rng.standard_normal(shape)
+    loss = Loss(math.prod(shape), seed)
+    return LocalProblem(loss, Layout((shape,)), 3, y, z, penalty=1.0)
+
+
+def forms(domain: Domain) -> tuple[str, ...]:
+    return (
+        ("projected", "pairwise") if isinstance(domain, POLYTOPES) else ("projected",)
+    )
+
+
+def walk(
+    domain: Domain, shape: tuple[int, ...], correction: str, rounds: int
+) -> list[tuple[Iterate, list[NDArray[Any]]]]:
+    """Iterates, and what changes each of them; every round has another problem."""
+    iterate = start_at(domain, domain.centre(shape), correction)
+    found = []
+    for seed in range(rounds):
+        arrays = iterate.corrections(local_problem(shape, seed), domain, STEPS)
+        found.append((iterate, arrays))
+        iterate = iterate.changed(arrays, domain, STEPS)
+    return [*found, (iterate, [])]
+
+
+@all_cases
+def test_iterates_stay_in_their_set(domain: Domain, shape: tuple[int, ...]) -> None:
+    """Rounded to float16, replayed, packed and unpacked: the same bits, in D."""
+    for correction in forms(domain):
+        steps = walk(domain, shape, correction, 8)
+        for (before, arrays), (after, _) in itertools.pairwise(steps):
+            x = after.dense()
+            assert domain.contains(x, 1e-9)
+            # the other side starts from what was packed, and is sent read-only arrays
+            mirror = unpack(domain, before.arrays(), shape, correction)
+            for array in arrays:
+                array.flags.writeable = False
+            there = mirror.changed(arrays, domain, STEPS).dense()
+            assert there.tobytes() == x.tobytes()
+            packed = unpack(domain, after.arrays(), shape, correction)
+            assert packed.dense().tobytes() == x.tobytes()
+        if domain.diameter(shape) > 0.0:
+            assert not np.array_equal(steps[-1][0].dense(), steps[0][0].dense())
+
+
+@all_cases
+def test_corrections_come_nearer(domain: Domain, shape: tuple[int, ...]) -> None:
+    """L_i falls from round to round, to where its Frank-Wolfe gap vanishes."""
+    for correction in forms(domain):
+        problem = local_problem(shape, 1)
+        iterate = start_at(domain, domain.centre(shape), correction)
+        values = [problem.value(iterate.dense())]
+        for _ in range(60):
+            arrays = iterate.corrections(problem, domain, 20)
+            iterate = iterate.changed(arrays, domain, 20)
+            values.append(problem.value(iterate.dense()))
+        x = iterate.dense()
+        scale = 1.0 + abs(values[0])
+        assert values[1] <= values[0]
+        assert values[-1] <= min(values) + 1e-9 * scale
+        assert domain.gap(problem.gradient(x), x) <= 1e-5 * scale
+
+
+# --------------------------------------------------------------------- what is refused
+
+
+_DTYPES = ("f2", "f4", "f8", "i1", "i8", "u1", "u2", "u8", "?", "c16")
+_NUMBERS = (
+    0.0,
+    -0.0,
+    1.0,
+    -1.0,
+    2.0,
+    1e-8,
+    1e6,
+    -1e6,
+    1e150,
+    -1e300,
+    math.nan,
+    math.inf,
+)
+FUZZED: list[tuple[Domain, tuple[int, ...], str]] = [
+    (L1Ball(2.5), (30,), "projected"),
+    (L1Ball(2.5), (30,), "pairwise"),
+    (Simplex(3.0), (5,), "projected"),
+    (LInfBall(1.5), (5,), "projected"),
+    (BirkhoffPolytope(), (4, 4), "projected"),
+    (BirkhoffPolytope(), (4, 4), "pairwise"),
+    (KSupportBall(2, 2.0), (6,), "projected"),
+    (SparseGroupBall(2.0, 2, 0.5), (6,), "projected"),
+    (NuclearNormBall(2.0), (4, 3), "projected"),
+    (Spectrahedron(2.0), (4, 4), "projected"),
+    (Product([L1Ball(1.0), BirkhoffPolytope()], [(3,), (2, 2)]), (7,), "projected"),
+    (Product([L1Ball(1.0), NuclearNormBall(1.0)], [(3,), (2, 2)]), (7,), "pairwise"),
+]
+
+
+@cache
+def walked(case: int) -> list[tuple[Iterate, list[NDArray[Any]]]]:
+    """Some rounds of one of them."""
+    return walk(*FUZZED[case], 4)
+
+
+def _values(draw: Any, array: NDArray[Any]) -> NDArray[Any]:
+    """Some values of an array are others."""
+    changed = array.copy()
+    for _ in range(draw(st.integers(1, 3))):
+        if changed.size:
+            at = draw(st.integers(0, changed.size - 1))
+            with np.errstate(all="ignore"), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                value = np.array(draw(st.sampled_from(_NUMBERS)))
+                if changed.dtype.kind in "iu":
+                    info = np.iinfo(changed.dtype)
+                    value = np.array(draw(st.sampled_from((info.min, info.max, 0, 3))))
+                changed.flat[at] = value.astype(changed.dtype)
+    return changed
+
+
+def _mutated(draw: Any, array: NDArray[Any]) -> NDArray[Any]:
+    kind = draw(st.integers(0, 5))
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if kind == 0:
+            return array.astype(draw(st.sampled_from(_DTYPES)))
+        if kind == 1:
+            return array.reshape(*array.shape, 1)
+        if kind == 2:
+            return np.concatenate([array.reshape(-1)] * draw(st.integers(1, 3)))
+        if kind == 3:
+            return np.zeros(
+                draw(st.sampled_from([(), (0,), (1,), (0, 3), (7,), (4, 0)]))
+            )
+        if kind == 4 and array.dtype.kind in "fc":
+            return np.asarray(array * draw(st.sampled_from((1e6, -1.0, 1.001, 1e200))))
+    return _values(draw, array)
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_whatever_arrives_is_refused_or_a_point_of_the_set(data: Any) -> None:
+    """Never another exception than ValueError, and what there was stays as it was."""
+    case = data.draw(st.integers(0, len(FUZZED) - 1))
+    domain, shape, _ = FUZZED[case]
+    iterate, arrays = walked(case)[data.draw(st.integers(0, 3))]
+    before = iterate.dense().tobytes()
+    arrived = list(arrays)
+    for _ in range(data.draw(st.integers(1, 3))):
+        kind = data.draw(st.integers(0, 7))
+        if kind == 0 and arrived:
+            del arrived[data.draw(st.integers(0, len(arrived) - 1))]
+        elif kind == 1 and arrived:
+            arrived.append(arrived[data.draw(st.integers(0, len(arrived) - 1))])
+        elif kind == 2:
+            other = walked(data.draw(st.integers(0, len(FUZZED) - 1)))
+            arrived = list(other[1][1])
+        elif arrived:
+            at = data.draw(st.integers(0, len(arrived) - 1))
+            arrived[at] = _mutated(data.draw, arrived[at])
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            after = iterate.changed(arrived, domain, STEPS)
+        except ValueError:
+            pass
+        else:
+            assert after.shape == shape
+            assert domain.contains(after.dense(), 3e-9)
+    assert iterate.dense().tobytes() == before
+
+
+def test_places_are_of_the_point() -> None:
+    """Negative ones are not counted from the end; too large ones do not wrap."""
+    iterate = start_at(L1Ball(1.0), np.zeros(4))
+    largest, shares = np.array([0.1]), np.ones(1, dtype=np.float16)
+    for place in (np.int64(-1), np.int64(-(10**6)), np.uint64(2**64 - 1), np.uint8(4)):
+        arrays = [np.array([place]), shares, largest]
+        with pytest.raises(ValueError, match="places are not increasing ones of 4"):
+            iterate.changed(arrays, L1Ball(1.0), 1)
+    places = np.array([1, 1], dtype=np.uint8)
+    with pytest.raises(ValueError, match="places"):
+        iterate.changed([places, np.ones(2, np.float16), largest], L1Ball(1.0), 1)
+
+
+# --------------------------------------------------------------------------- its parts
+
+
+SPARSE = [(domain, shape) for domain, shape in CASES if domain.sparse_atoms] + [
+    (GroupL1Ball(1.0, 3), (6,)),
+    (SparseGroupBall(1.5, 3, 0.7), (6,)),
+    (KSupportBall(2, 0.3), (6,)),
+    (NonNegativeL1Ball(1.0), (6,)),
+]
+
+
+@pytest.mark.parametrize(("domain", "shape"), SPARSE, ids=lambda item: str(item)[:40])
+def test_projection_onto_a_face_against_cvxpy(
+    domain: Domain, shape: tuple[int, ...]
+) -> None:
+    rng = np.random.default_rng(math.prod(shape))
+    for _ in range(3):
+        point = 2.0 * rng.standard_normal(shape)
+        support = rng.random(shape) < 0.6
+        support.flat[0] = True  # the simplex has no point without any
+        found = domain.project_on(point, support)
+        x = cp.Variable(shape)
+        zeros = [x[index] == 0 for index in zip(*np.nonzero(~support), strict=True)]
+        programme = cp.Problem(
+            cp.Minimize(cp.sum_squares(x - point)), [*constraints(domain, x), *zeros]
+        )
+        programme.solve(solver=cp.CLARABEL)
+        assert not found[~support].any()
+        assert domain.contains(found)
+        # in the set, and as near as what the solver found
+        assert np.sum((found - point) ** 2) <= programme.value + 1e-7
+        assert np.abs(found - x.value).max() < 1e-4
+
+
+def test_products_of_factors_are_judged_as_matrices() -> None:
+    rng = np.random.default_rng(0)
+    for rank in (0, 1, 2, 3):
+        left, right = rng.standard_normal((5, rank)), rng.standard_normal((3, rank))
+        norm = float(np.linalg.norm(left @ right.T, "nuc"))
+        for share in (0.5, 0.999, 1.001, 3.0):
+            inside = norm == 0.0 or share > 1.0
+            ball = NuclearNormBall(share * norm if norm else 1.0)
+            assert ball.contains_product(left, right) == inside
+        symmetric = left[:3] @ left[:3].T
+        if rank:
+            trace = Spectrahedron(float(np.trace(symmetric)))
+            assert trace.contains_product(left[:3], left[:3])
+            assert not trace.contains_product(-left[:3], left[:3])
+            assert not trace.contains_product(left[:3] * 1.01, left[:3])
+    bad = np.full((5, 1), np.nan)
+    assert not NuclearNormBall(1.0).contains_product(bad, np.ones((3, 1)))
+    # a rank-deficient pair whose product is zero
+    zero = NuclearNormBall(1e-3).contains_product(
+        np.array([[1.0, 1.0]] * 4), np.array([[1.0, -1.0]] * 3)
+    )
+    assert zero
+
+
+@pytest.mark.parametrize("rank", [0, 1, 3])
+def test_matrices_of_low_rank_are_as_small_as_their_rank(rank: int) -> None:
+    rng = np.random.default_rng(rank)
+    point = rng.standard_normal((6, rank)) @ rng.standard_normal((rank, 3))
+    ball = NuclearNormBall(1.0 + float(np.linalg.norm(point, "nuc")))
+    iterate = start_at(ball, point)
+    assert [factor.shape for factor in iterate.arrays()] == [(6, rank), (3, rank)]
+    np.testing.assert_allclose(iterate.dense(), point, atol=1e-13)
+    there = unpack(ball, iterate.arrays(), (6, 3))
+    assert there.dense().tobytes() == iterate.dense().tobytes()
+    with pytest.raises(ValueError, match="outside"):
+        iterate.changed([np.ones((6, 2)) * 9, np.ones((3, 2))], ball, 1)
+    with pytest.raises(ValueError, match="shapes"):
+        iterate.changed([np.ones((6, 4)), np.ones((3, 4))], ball, 1)

@@ -1,0 +1,282 @@
+"""How far corrective FedFW goes, how it knows, and what its clients say of x̄."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, MetricRecord
+from numpy.typing import NDArray
+
+import sim
+from clients import FedFWClient
+from fedtrellis import LocalGrid
+from fedtrellis.domains import L1Ball
+from fedtrellis.objectives import LeastSquares, Logistic
+from fedtrellis.objectives.reference import certified_minimum
+from fedtrellis.settings import SettingsError
+from strategies import FedFW
+from tests.harness import app_of, grid_of, play
+from tests.strategies.corrective_runs import PROBLEMS, problem, run
+
+cp: Any = importlib.import_module("cvxpy")
+
+Array = NDArray[np.float64]
+N, P, RADIUS = 4, 12, 1.5
+
+
+def made(kind: str, seed: int) -> tuple[list[Any], float]:
+    """Clients' losses and F*, by CVXPY."""
+    rng = np.random.default_rng(seed)
+    a, b = rng.standard_normal((N, 6, P)), 2.0 * rng.standard_normal((N, 6))
+    x = cp.Variable(P)
+    if kind == "logistic":
+        b = (b > 0).astype(np.float64)
+        losses: list[Any] = [Logistic(*pair) for pair in zip(a, b, strict=True)]
+        terms = [
+            cp.sum(cp.logistic(u @ x) - cp.multiply(v, u @ x)) / 6
+            for u, v in zip(a, b, strict=True)
+        ]
+    else:
+        losses = [LeastSquares(*pair) for pair in zip(a, b, strict=True)]
+        terms = [cp.sum_squares(u @ x - v) for u, v in zip(a, b, strict=True)]
+    programme = cp.Problem(cp.Minimize(sum(terms) / N), [cp.norm1(x) <= RADIUS])
+    programme.solve(solver=cp.CLARABEL)
+    return losses, float(programme.value)
+
+
+# ---------------------------------------------------------------------- the certificate
+
+
+@pytest.mark.parametrize("kind", ["least squares", "logistic"])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_lower_bound_is_one(kind: str, seed: int) -> None:
+    """F* by CVXPY: never below the bound, in no round, and the bound comes near."""
+    losses, lowest = made(kind, seed)
+    correction = ("projected", "pairwise")[seed % 2]
+    strategy = FedFW(
+        L1Ball(RADIUS),
+        certificate=True,
+        correction=correction,
+        participation=(1.0, 0.6)[seed // 2],
+        seed=seed,
+    )
+    grid = grid_of(FedFWClient, losses, L1Ball(RADIUS), reply_loss=0.1 * (seed // 2))
+    ran = play(strategy, grid, np.zeros(P), 60)
+    bounds = [m["lower-bound"] for m in ran.watch.metrics if "lower-bound" in m]
+    assert len(bounds) > 50
+    rounding = 1e-7 * (1.0 + abs(lowest))  # the solver's
+    assert max(bounds) <= lowest + rounding
+    value = float(np.mean([loss.value(ran.model) for loss in losses]))
+    assert lowest - rounding <= value
+    assert bounds[-1] >= lowest - 1e-3 * abs(lowest)
+    assert value <= lowest + 1e-3 * abs(lowest)
+
+
+def test_no_bound_before_everybody_has_answered() -> None:
+    losses, _ = made("least squares", 0)
+
+    class Late(FedFWClient):
+        def fit(self, parameters: Any, config: dict[str, Any]) -> Any:
+            if self.client_id == "3" and config["server-round"] < 4:
+                raise RuntimeError("not yet")
+            return super().fit(parameters, config)
+
+    grid = grid_of(Late, losses, L1Ball(RADIUS))
+    ran = play(FedFW(L1Ball(RADIUS), certificate=True), grid, np.zeros(P), 5)
+    said = ["lower-bound" in metrics for metrics in ran.watch.metrics]
+    assert said == [False, False, False, True, True]
+
+
+@pytest.mark.parametrize("certificate", [False, True])
+def test_the_tolerance_ends_the_run(certificate: bool) -> None:
+    losses, lowest = made("least squares", 1)
+    rounds = {}
+    for tolerance in (1e-2, 1e-3, 1e-5):
+        strategy = FedFW(
+            L1Ball(RADIUS), tolerance=tolerance, certificate=certificate, seed=1
+        )
+        ran = play(
+            strategy, grid_of(FedFWClient, losses, L1Ball(RADIUS)), np.zeros(P), 300
+        )
+        rounds[tolerance] = len(strategy.history)
+        value = float(np.mean([loss.value(ran.model) for loss in losses]))
+        if certificate:
+            assert value - lowest <= 2.0 * tolerance * lowest + 1e-7
+        last = ran.watch.metrics[-1]
+        size = max(
+            float(np.linalg.norm(strategy.client_iterate(n))) for n in strategy.clients
+        )
+        assert max(last["primal-residual"], last["dual-residual"]) <= tolerance * size
+    assert 2 < rounds[1e-2] < rounds[1e-3] < rounds[1e-5] < 300
+    strategy = FedFW(L1Ball(RADIUS), seed=1)
+    play(strategy, grid_of(FedFWClient, losses, L1Ball(RADIUS)), np.zeros(P), 20)
+    assert len(strategy.history) == 20  # 0 is never
+
+
+@pytest.mark.parametrize("correction", ["projected", "pairwise"])
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_a_start_outside_the_set_is_projected(name: str, correction: str) -> None:
+    """Every client answers from the first round on, as from the nearest point."""
+    outside = dataclasses.replace(problem(name), start=problem(name).start + 5.0)
+    inside = dataclasses.replace(outside, start=outside.domain.project(outside.start))
+    runs = [run(m, 4, correction=correction) for m in (outside, inside)]
+    assert runs[0].used == [list(range(len(outside.objectives)))] * 4
+    assert outside.domain.contains(runs[0].model)
+    if outside.penalty is None:  # z is the start, which round 1 makes nothing of
+        assert runs[0].model.tobytes() == runs[1].model.tobytes()
+
+
+# ----------------------------------------------------------------------------- settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"variant": "plain", "tolerance": 0.1}, "tolerance = 0.1 .* variant"),
+        ({"variant": "plain", "certificate": True}, "certificate = True .* variant"),
+        ({"variant": "augmented", "correction": "pairwise"}, "correction = 'pairwise'"),
+        ({"dual_penalty": 0.1}, "dual_penalty = 0.1 .* augmented"),
+        ({"variant": "plain", "dual_penalty": 0.1}, "dual_penalty = 0.1 .* augmented"),
+        ({"lmo_noise": 0.5}, "lmo_noise = 0.5 .* plain or augmented or stochastic"),
+        ({"step_size": 0.5}, "step_size = 0.5"),
+        ({"batch_size": 3}, "batch_size = 3 .* stochastic"),
+        ({"schedule": "constant"}, "schedule = 'constant'"),
+        ({"penalty": 0.0}, "penalty = 0.0"),
+        ({"correction": "newton"}, "correction"),
+        ({"tolerance": -1.0}, "tolerance"),
+    ],
+    ids=str,
+)
+def test_what_does_not_apply_is_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(SettingsError, match=words) as refused:
+        FedFW(L1Ball(1.0), **settings)
+    assert "\n" not in str(refused.value)
+
+
+def test_what_a_task_suggests_and_does_not_apply_is_left_out() -> None:
+    """A suggestion is no setting of the user's: it gives way instead of an error."""
+    tasks = sim.app.registry.tasks
+    defaults = sim.app.default_config()
+    made = 0
+    for name in tasks:
+        for variant in ("auto", "corrective", "plain", "stochastic"):
+            config = {**defaults, "method": "fedfw", "task": name}
+            config["fedfw.variant"] = variant
+            try:
+                experiment = sim.app.experiment(config, 4)
+            except (ImportError, SettingsError):  # what the task itself needs
+                continue
+            strategy: Any = experiment.strategy()
+            assert strategy.variant == ("corrective" if variant == "auto" else variant)
+            made += 1
+    assert made > 20
+
+
+# --------------------------------------------------------------------------- evaluation
+
+
+class Sizes(LocalGrid):
+    """Notes down what is sent, by kind of message, with its size."""
+
+    sent: list[tuple[str, int, str]]
+
+    def _deliver(self, message: Any) -> None:
+        content = message.content
+        size = sum(
+            len(array.data)
+            for record in content.array_records.values()
+            for array in record.values()
+        )
+        config = content.config_records.get("config", {})
+        encoding = str(config.get("model-encoding", ""))
+        self.__dict__.setdefault("sent", []).append(
+            (message.metadata.message_type, size, encoding)
+        )
+        super()._deliver(message)
+
+
+def test_clients_evaluate_the_mean_and_keep_what_they_were_sent() -> None:
+    """F by the clients is F(x̄), and the rounds are those of a run without that."""
+    example = problem("least squares, l1")
+    found: dict[int, tuple[Any, Any]] = {}
+    for every in (0, 1):
+        strategy = FedFW(
+            example.domain, local_steps=4, seed=0, client_evaluate_every=every
+        )
+        models: list[Array] = []
+
+        def note(server_round: int, arrays: ArrayRecord, to: Any = models) -> Any:
+            to.append(arrays.to_numpy_ndarrays()[0])
+            return MetricRecord({"server": 0.0})
+
+        app = app_of(FedFWClient, example.objectives, example.domain)
+        grid = Sizes(app, len(example.objectives))
+        play(strategy, grid, example.start, 6, evaluate_fn=note)
+        found[every] = strategy, [s for s in grid.sent if s[0] != "query.hello"]
+        if every:
+            losses = [
+                r.client_evaluation["loss"]
+                for r in strategy.history
+                if r.round and r.client_evaluation
+            ]
+            values = [
+                np.mean([f.value(x) for f in example.objectives]) for x in models[1:]
+            ]
+            assert len(losses) == 6
+            np.testing.assert_allclose(losses, values, rtol=1e-12)
+            # x̄ is not z, so that the two cannot be taken for each other
+            off = strategy.half.model - strategy.broadcast.model
+            assert np.abs(off).max() > 1e-6
+    (plain, sent), (evaluating, more) = found[0], found[1]
+    assert [s for s in more if s[0] == "train"] == sent
+    assert sum(s[0] == "evaluate" for s in more) == 6 * len(example.objectives)
+    assert plain.half.model.tobytes() == evaluating.half.model.tobytes()
+
+
+# ------------------------------------------------------------------------------ how far
+
+
+def history(task: str, rounds: int, **settings: Any) -> tuple[Any, Any]:
+    """The app's own defaults, and what the task has beside its name: the rounds."""
+    given = {f"{task}.{name}": value for name, value in settings.items()}
+    config = {**sim.app.default_config(), "method": "fedfw", "task": task, **given}
+    experiment = sim.app.experiment(config, 10)
+    strategy = experiment.strategy(evaluate_every=rounds)
+    strategy.start(
+        experiment.grid(),
+        experiment.initial_arrays(),
+        num_rounds=rounds,
+        evaluate_fn=experiment.evaluate_fn,
+    )
+    return experiment, strategy.history
+
+
+def check_lasso(rounds: int, most: int, **settings: Any) -> None:
+    experiment, records = history("lasso", rounds, **settings)
+    assert experiment.task.reference_optimum(experiment.domain) == 0.0
+    assert records[-1].evaluation["loss"] <= 1e-6
+    # round 1 has the introduction
+    assert max(record.bytes_up for record in records[1:]) / 10 <= most
+
+
+def test_a_small_lasso_is_solved() -> None:
+    check_lasso(140, 2000, rows=40, columns=60, nonzeros=4)
+
+
+@pytest.mark.slow
+def test_readmes_lasso_is_solved() -> None:
+    """F from 4 000 to 10⁻⁶ within 400 rounds; FedFW has 60 left after 2 000."""
+    check_lasso(400, 2000)
+
+
+def test_digits_are_near_their_optimum_after_50_rounds() -> None:
+    experiment, records = history("digits", 50)
+    lowest = certified_minimum(
+        experiment.task, experiment.domain, experiment.start_point(), 1e-4
+    )
+    value = records[-1].evaluation["loss"]
+    assert lowest.value - lowest.gap <= value <= lowest.value - lowest.gap + 1e-3
