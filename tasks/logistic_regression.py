@@ -126,8 +126,7 @@ class LogisticRegression(PartitionedTask):
         "logistic regression: breast cancer, QSAR, Santander, a file"
     )
     suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        # clients whose losses are nearly one want less than they find themselves
-        "fedfw": {"penalty": 1e-3, "schedule": _SCHEDULE},
+        "fedfw": {"schedule": _SCHEDULE},
         "naive-frank-wolfe": {"schedule": _SCHEDULE},
         "fedgia": {"sigma_scale": _SIGMA_SCALE},
     }
