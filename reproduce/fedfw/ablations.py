@@ -150,7 +150,6 @@ def compute_figure_4_convex(options: Options) -> dict[str, Any]:
 def compute_figure_4_nonconvex(options: Options) -> dict[str, Any]:
     """All λ_0 with the network."""
     base = read_config(HERE / "figure-3.toml")
-    del base["dual-penalty"]
     base |= {"schedule": "nonconvex", "participation": 1.0, "rounds": 300}
     panels = {
         "(c) DNN, synthetic, p = 1, ℓ1": _penalties(domain="l1-ball"),

@@ -255,7 +255,6 @@ def render_local_steps(results: dict[str, Any], out: Path) -> str:
 def compute_stochastic(options: Options) -> dict[str, Any]:
     """FedFW-sto with two schedules and two batch sizes, beside FedFW."""
     base = read_config(HERE / "figure-3.toml")
-    del base["dual-penalty"]
     base |= {"participation": 1.0, "rounds": 300}
     points = [Point("FedFW, all examples", {"schedule": "nonconvex"}, NODES)]
     points += [

@@ -144,7 +144,7 @@ def test_committed_configs_are_known_settings() -> None:
 
 @pytest.mark.parametrize(
     "variant",
-    [{}, {"variant": "augmented", "penalty": 1e-2}],
+    [{"variant": "plain"}, {"variant": "augmented", "penalty": 1e-2}],
     ids=["plain", "augmented"],
 )
 def test_the_loop_without_messages_is_the_strategy(
@@ -317,6 +317,7 @@ def test_noise_that_shrinks_leaves_no_floor() -> None:
 def test_averaged_atoms_are_the_exact_step_when_all_answer() -> None:
     config = {
         "task": "lasso",
+        "variant": "plain",
         "schedule": "convex",
         "step-count": "round",
         "penalty": 5.0,
@@ -349,7 +350,7 @@ def test_starts_are_doubly_stochastic() -> None:
 
 
 def test_bytes_are_those_of_the_history() -> None:
-    config = {"task": "lasso"}
+    config = {"task": "lasso", "variant": "plain"}
     moved = bytes_a_round(config, 4)
     assert moved["parameters"] == 400
     # the fourth round alone: the clients' introduction counts too
