@@ -34,8 +34,11 @@ INSTANCES = ("chr12a", "had16", "nug20", "tai20a")
 FAQ = "FAQ (SciPy), in one place"
 BARYCENTRE = "barycentre"
 
+#: The value of a parameter that finds itself.
+AUTO = "auto"
+
 #: Instance, variant, value of its parameter, start: a seed or the barycentre.
-Key = tuple[str, str, float, Any]
+Key = tuple[str, str, float | str, Any]
 
 
 class Variant(NamedTuple):
@@ -48,7 +51,8 @@ class Variant(NamedTuple):
     parameter : str
         The setting that is chosen.
     values : tuple of float
-        As multiples of the mean |entry| of ∇f_i/n at the barycentre.
+        As multiples of the mean |entry| of ∇f_i/n at the barycentre; none where the
+        parameter finds itself.
     gradients : int
         That a client computes in a round, each with a call of its oracle.
     """
@@ -60,10 +64,17 @@ class Variant(NamedTuple):
 
 
 _PENALTIES = (0.0625, 0.25, 1.0, 4.0, 16.0)
-#: All of them, each with as many gradients of a client and as many values to try.
+#: All of them, each with as many gradients of a client, and as many values to try if
+#: there is anything to choose.
 VARIANTS = {
     "FedFW": Variant({"variant": "plain"}, "penalty", _PENALTIES),
     "FedFW+": Variant({"variant": "augmented"}, "penalty", _PENALTIES),
+    **{
+        f"corrective, k = {k}": Variant(
+            {"variant": "corrective", "fedfw.local-steps": k}, "penalty", (), k
+        )
+        for k in (20, 5)
+    },
 }
 
 
@@ -122,14 +133,14 @@ def compute(options: Options) -> dict[str, Any]:
         ]
         return execute(runs, options.jobs)
 
-    tried: dict[tuple[str, str], list[float]] = {}
+    tried: dict[tuple[str, str], list[Any]] = {}
     for name, task in tasks.items():
         unit = gradient_size(task)
         for label, variant in VARIANTS.items():
             values = [float(f"{v * unit:.3g}") for v in variant.values]
-            tried[name, label] = values
+            tried[name, label] = values or [AUTO]
     first = all_of([(*k, v, BARYCENTRE) for k, values in tried.items() for v in values])
-    chosen: dict[tuple[str, str], float] = {}
+    chosen: dict[tuple[str, str], Any] = {}
     for (name, label), values in tried.items():
         # the lowest cost of the rounded point; of equal ones the lowest relaxed cost
         ranked = [
@@ -189,16 +200,22 @@ def render(results: dict[str, Any], out: Path) -> str:
     """Draw every start's excess over the optimum; tables of these and of the work."""
     found = results["instances"]
     figure, axes = new_figure(len(found))
-    labels = [FAQ, *VARIANTS]
+    # those that were there when this was measured
+    variants = [
+        label
+        for label in VARIANTS
+        if all(label in instance["methods"] for instance in found.values())
+    ]
+    labels = [FAQ, *variants]
     lines = [
         "| instance | optimum | " + " | ".join(labels) + " |",
         "| --- |" + " --- |" * (len(labels) + 1),
     ]
     paired = [
         "| instance | "
-        + " | ".join(f"{label} − FAQ; chosen; at the edge" for label in VARIANTS)
+        + " | ".join(f"{label} − FAQ; chosen; at the edge" for label in variants)
         + " |",
-        "| --- |" + " --- |" * len(VARIANTS),
+        "| --- |" + " --- |" * len(variants),
     ]
     for one, (name, instance) in zip(axes.flat, found.items(), strict=True):
         optimum, methods = instance["optimum"], instance["methods"]
@@ -219,23 +236,24 @@ def render(results: dict[str, Any], out: Path) -> str:
                 continue
             theirs = [100.0 * (c / optimum - 1.0) for c in methods[FAQ]["starts"]]
             mean, half = interval([a - b for a, b in zip(excess, theirs, strict=True)])
-            chosen, tried = (
-                method["chosen"],
-                [float(value) for value in method["tried"]],
-            )
-            edge = "yes" if chosen in (min(tried), max(tried)) else "no"
-            beside.append(
-                f"{round(mean, 1) + 0.0:+.1f} ± {half:.1f}; {chosen:g}; {edge}"
-            )
+            words = "by itself"
+            if method["chosen"] != AUTO:
+                chosen, tried = method["chosen"], [float(v) for v in method["tried"]]
+                edge = "yes" if chosen in (min(tried), max(tried)) else "no"
+                words = f"{chosen:g}; {edge}"
+            beside.append(f"{round(mean, 1) + 0.0:+.1f} ± {half:.1f}; {words}")
         lines.append(f"| {name} | {optimum:,.0f} | {' | '.join(cells)} |")
         paired.append(f"| {name} | {' | '.join(beside)} |")
         one.set_title(name)
-        one.set_xticks(range(len(labels)), [text.split(",")[0] for text in labels])
+        one.set_xticks(
+            range(len(labels)), [text.replace(", ", "\n") for text in labels]
+        )
         one.set_ylabel("excess over the optimum, %")
         one.set_ylim(bottom=min(0.0, one.get_ylim()[0]))
     starts = len(found[name]["methods"][FAQ]["starts"])
     work = []
-    for label, variant in VARIANTS.items():
+    for label in variants:
+        variant = VARIANTS[label]
         runs = [instance["methods"][label] for instance in found.values()]
         up = np.mean([r["bytes-up"] / (NODES * r["rounds"]) for r in runs])
         seconds = np.mean([r["seconds"] for r in runs])

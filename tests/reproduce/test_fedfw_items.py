@@ -227,7 +227,7 @@ def test_qaplib_on_instances_made_up(
     for label, variant in qaplib.VARIANTS.items():
         method = five["methods"][label]
         assert method["barycentre"] == min(method["tried"].values())
-        assert len(method["tried"]) == len(variant.values)
+        assert len(method["tried"]) == max(len(variant.values), 1)
         assert method["rounds"] * variant.gradients == results["gradients"] == 20
     # results name instances, and not where somebody keeps them
     assert str(tmp_path) not in (tmp_path / "out/results/qaplib.json").read_text()
@@ -236,7 +236,9 @@ def test_qaplib_on_instances_made_up(
 
 
 def test_every_variant_has_as_many_values_to_try() -> None:
-    assert len({len(variant.values) for variant in qaplib.VARIANTS.values()}) == 1
+    counts = {len(variant.values) for variant in qaplib.VARIANTS.values()}
+    # what finds itself has none
+    assert len(counts - {0}) == 1
     mean, half = qaplib.interval([1.0, 2.0, 3.0])
     # Student's quantile with two degrees of freedom, from a table
     assert mean == 2.0
