@@ -48,9 +48,9 @@ def correct(
     steps = int(config["local-steps"])
     correction = config.get("correction")
     iterate, y = _iterate(domain, state["x"], layout, correction), state["y"]
-    problem = LocalProblem(objective, layout, int(config["num-clients"]), y, z)
     # nobody knows yet how F bends: the first round has no penalty
-    problem.penalty = penalty = float(config.get("penalty", 0.0))
+    penalty, n = float(config.get("penalty", 0.0)), int(config["num-clients"])
+    problem = LocalProblem(objective, layout, n, y, z, penalty)
     corrections = iterate.corrections(problem, domain, steps)
     after = iterate.changed(corrections, domain, steps)
     x = after.dense()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Self, cast
 
 import numpy as np
@@ -34,7 +34,7 @@ class Parts(Iterate, form="parts"):
     @classmethod
     def at(cls, point: FloatArray, domain: Domain, correction: str | None) -> Self:
         """Every piece of a flat vector in its own form."""
-        pairs = _pieces(cast(Product, domain), point)
+        pairs = cast(Product, domain).pieces(point)
         return cls([start_at(part, piece, correction) for part, piece in pairs])
 
     def dense(self) -> FloatArray:
@@ -103,14 +103,6 @@ class Parts(Iterate, form="parts"):
                 )
             ]
         )
-
-
-def _pieces(product: Product, flat: FloatArray) -> Iterator[tuple[Domain, FloatArray]]:
-    start = 0
-    for domain, shape in zip(product.domains, product.shapes, strict=True):
-        stop = start + math.prod(shape)
-        yield domain, flat[start:stop].reshape(shape)
-        start = stop
 
 
 def _cut(arrays: Arrays, pieces: int) -> list[Arrays]:

@@ -33,12 +33,7 @@ class LocalProblem:
     y, z : ndarray of float64
         The client's dual variable, and what the server sent.
     penalty : float
-        ρ; may be set later.
-
-    Attributes
-    ----------
-    gradients : int
-        Gradients of f_i taken so far.
+        ρ.
     """
 
     def __init__(
@@ -52,13 +47,11 @@ class LocalProblem:
     ) -> None:
         self.objective, self.layout = objective, layout
         self.n, self.y, self.z, self.penalty = num_clients, y, z, penalty
-        self.gradients = 0
         self._curvature = getattr(objective, "curvature", None)
         self._quadratic = bool(getattr(objective, "quadratic", False))
 
     def loss_gradient(self, x: FloatArray) -> FloatArray:
         """(1/n) ∇f_i(x), a new array."""
-        self.gradients += 1
         gradient = self.objective.gradient(self.layout.objective_point(x))
         return self.layout.objective_gradient(gradient) / self.n
 
@@ -87,8 +80,9 @@ class LocalProblem:
         return _Block(self, x, where, shape)
 
     def bend(self, x: FloatArray, direction: FloatArray) -> float | None:
-        """Curvature of L_i at x along d over ‖d‖²; None where f_i does not know."""
-        if self._curvature is None:
+        """Curvature of L_i at x along d ≠ 0 over ‖d‖²; None where it is not known."""
+        length = float(np.vdot(direction, direction))
+        if self._curvature is None or length == 0.0:
             return None
         curvature = self._curvature(
             self.layout.objective_point(x), self.layout.objective_point(direction)
@@ -96,7 +90,6 @@ class LocalProblem:
         if curvature is None:
             return None
         # dᵀ∇²L_i d = (1/n) dᵀ∇²f_i d + ρ ‖d‖²
-        length = float(np.vdot(direction, direction))
         return float(curvature) / (self.n * length) + self.penalty
 
     def bend_between(self, x: FloatArray, other: FloatArray) -> float:

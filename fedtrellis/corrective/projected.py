@@ -42,21 +42,25 @@ def projected_steps(
     # M: at first by the curvature along the gradient, then along the last step
     bound: float | None = None
     last: tuple[FloatArray, FloatArray] | None = None
+    diameter = domain.diameter(x.shape)
     for _ in range(steps):
         g = problem.gradient(x)
+        if not (diameter > 0.0 and g.any()):
+            break  # there is nowhere to go
         if face is not None:
             face |= domain.lmo(g).dense() != 0.0
         if bound is None and last is not None:
             # nothing knows the curvature: that of the last step, by its gradients
             moved, change = x - last[0], g - last[1]
-            bound = float(np.vdot(moved, change)) / float(np.vdot(moved, moved))
+            length = float(np.vdot(moved, moved))
+            if length == 0.0:
+                break  # the last step was lost in the digits of x
+            bound = float(np.vdot(moved, change)) / length
         if bound is None:
             bound = problem.bend(x, g)
         if bound is None or not bound > 0.0:
             # as far as D allows, for the line search to shorten
-            bound = float(np.linalg.norm(g)) / domain.diameter(x.shape)
-        if not bound > 0.0:
-            break  # the gradient is zero
+            bound = float(np.linalg.norm(g)) / diameter
         step = max(bound, problem.penalty)
         target = x - g / step
         moved = (

@@ -66,7 +66,8 @@ class Product(Domain):
                 f"flat vector of shape {(self.size,)}"
             )
 
-    def _pieces(self, flat: FloatArray) -> Iterator[tuple[Domain, FloatArray]]:
+    def pieces(self, flat: FloatArray) -> Iterator[tuple[Domain, FloatArray]]:
+        """Yield every D_i with its piece of a flat vector, a view in its own shape."""
         start = 0
         for domain, shape in zip(self.domains, self.shapes, strict=True):
             stop = start + math.prod(shape)
@@ -76,21 +77,19 @@ class Product(Domain):
     def lmo(self, gradient: ArrayLike) -> ProductAtom:
         """Return the product of the pieces' atoms."""
         g = self._input(gradient, "gradient")
-        return ProductAtom(
-            tuple(domain.lmo(piece) for domain, piece in self._pieces(g))
-        )
+        return ProductAtom(tuple(domain.lmo(piece) for domain, piece in self.pieces(g)))
 
     def project(self, point: ArrayLike) -> FloatArray:
         """Project every piece."""
         x = self._input(point, "point")
-        pieces = [domain.project(piece) for domain, piece in self._pieces(x)]
+        pieces = [domain.project(piece) for domain, piece in self.pieces(x)]
         return np.concatenate([piece.reshape(-1) for piece in pieces])
 
     def contains(self, point: ArrayLike, tolerance: float = 1e-9) -> bool:
         """Say whether every D_i contains its piece."""
         x = self._finite(point)
         return x is not None and all(
-            domain.contains(piece, tolerance) for domain, piece in self._pieces(x)
+            domain.contains(piece, tolerance) for domain, piece in self.pieces(x)
         )
 
     def _contains_atom(self, atom: Atom, tolerance: float) -> bool:

@@ -134,7 +134,6 @@ class CorrectiveSteps:
         points = [self._points[name] for name in clients]
         # x̄ = (1/n) Σ x_i, over everybody
         self.model = np.mean(points, axis=0)
-        # z ← (1/n) Σ (x_i + y_i / ρ)
         duals = [self._duals[name] for name in clients]
         # z ← (1/n) Σ (x_i + y_i / ρ);  without a ρ all y_i are 0
         following = self.model

@@ -280,3 +280,15 @@ def test_digits_are_near_their_optimum_after_50_rounds() -> None:
     )
     value = records[-1].evaluation["loss"]
     assert lowest.value - lowest.gap <= value <= lowest.value - lowest.gap + 1e-3
+
+
+def test_a_client_with_nothing_to_say_takes_part() -> None:
+    """A loss that is constant has no gradient, and no curvature along it."""
+    objectives = [
+        LeastSquares(np.zeros((2, 3)), np.ones(2)),
+        LeastSquares(np.eye(3), np.array([2.0, 0.0, 0.0])),
+    ]
+    domain = L1Ball(1.0)
+    run = play(FedFW(domain), grid_of(FedFWClient, objectives, domain), np.zeros(3), 60)
+    assert all(used == [0, 1] for used in run.used)
+    np.testing.assert_allclose(run.model, [1.0, 0.0, 0.0], atol=1e-6)
