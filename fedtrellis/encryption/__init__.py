@@ -6,6 +6,7 @@ TenSEAL is imported when a key of its backend is made or read, not before.
 from fedtrellis.encryption.blob import Header, split_blob
 from fedtrellis.encryption.cipher import Cipher
 from fedtrellis.encryption.fixed_point import (
+    FIELD_MODULUS,
     MAX_TERMS,
     PLAIN_MODULUS,
     EncryptionError,
@@ -18,20 +19,24 @@ from fedtrellis.encryption.keys import (
     load_key,
     write_key_pair,
 )
+from fedtrellis.encryption.labels import Label, encode_label
 from fedtrellis.encryption.run_key import remove_run_key, shared_run_key
 from fedtrellis.encryption.vectors import add_vectors, decrypt_vector, encrypt_vector
 
 __all__ = [
     "BACKENDS",
+    "FIELD_MODULUS",
     "MAX_TERMS",
     "PLAIN_MODULUS",
     "Cipher",
     "EncryptionError",
     "FixedPoint",
     "Header",
+    "Label",
     "add_vectors",
     "backend_class",
     "decrypt_vector",
+    "encode_label",
     "encrypt_vector",
     "load_evaluation",
     "load_key",

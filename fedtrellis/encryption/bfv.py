@@ -3,14 +3,17 @@
 Degree 4096, coefficient modulus of 45 + 45 bits for data and 16 for SEAL's special
 prime (106 in all; 109 is the limit for 128-bit security at this degree, and SEAL checks
 it), plain modulus t of 58 bits, secret-key encryption by the clients. There are no
-public, relinearisation or Galois keys: a server can add ciphertexts and multiply them
-by integers, and that is all that is needed.
+public, relinearisation or Galois keys: a server can add ciphertexts, and multiply them
+by what it knows, which the checksums then refuse. Those are in the last two slots.
 
 **Noise.** A fresh coefficient of the noise is at most 21, or 22 with the rounding of
-q / t, and decryption is right as long as it is below q / 2t = 2^31. A combination
-Σ k_i c_i has at most Σ |k_i| times that, so Σ |k_i| ≤ 2^26.5 is always right, and
-``MAX_TERMS`` = 2^24 has two bits in hand. Measured: SEAL's noise budget is 27 bits when
-fresh and 3 after a multiplication by 2^24; 2^26 still decrypts, 2^28 does not.
+q / t, and decryption is right as long as it is below q / 2t = 2^31. A sum of n has at
+most n times that, so n ≤ 2^26.5 is always right, and ``MAX_TERMS`` = 2^24 has two bits
+in hand. Measured: SEAL's noise budget is 27 bits when fresh and 3 after a
+multiplication by 2^24; 2^26 still decrypts, 2^28 does not. What a server makes of the
+noise beyond that decides whether a forged sum decrypts, so **each refusal tells it
+something about the key**, and clients must end the run at the first; the stream cipher
+has no such leak.
 
 **Sizes.** Half of a fresh ciphertext is random and follows from a seed, which SEAL
 writes in its place: 13.5 bytes a value, 26.8 after an addition. That goes through
@@ -29,10 +32,11 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache, partial
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
+from fedtrellis.encryption.checksum import CHECKS
 from fedtrellis.encryption.cipher import Cipher
 from fedtrellis.encryption.fixed_point import (
     PLAIN_MODULUS,
@@ -40,6 +44,8 @@ from fedtrellis.encryption.fixed_point import (
     IntArray,
 )
 from fedtrellis.encryption.key_format import KeyFile
+from fedtrellis.encryption.keystream import Keystream
+from fedtrellis.encryption.labels import Item
 from fedtrellis.encryption.tenseal_format import (
     check_expansion,
     refuse_secret,
@@ -118,6 +124,9 @@ class BfvCipher(Cipher):
         "encryption, 128-bit security"
     )
 
+    modulus: ClassVar[int] = PLAIN_MODULUS
+    slots: ClassVar[int] = DEGREE - CHECKS
+
     def __init__(self, file: KeyFile) -> None:
         super().__init__(file)
         if file.secret is None:
@@ -149,6 +158,12 @@ class BfvCipher(Cipher):
                 self._plaintext = api.Plaintext
                 self._encoder, self._encryptor = api.BatchEncoder(seal), encryptor
 
+    def bound(self, *context: Item) -> Self:
+        """See :meth:`Cipher.bound`."""
+        other = super().bound(*context)
+        _LIVE.add(other)  # it may outlive the cipher whose context it has
+        return other
+
     @classmethod
     def _new_payload(cls) -> bytes:
         tenseal = _tenseal()
@@ -168,8 +183,12 @@ class BfvCipher(Cipher):
         refuse_secret(payload)
         return payload
 
-    def _encrypt_slots(self, slots: IntArray) -> bytes:
-        numbers = slots.tolist()
+    def _seal(
+        self, integers: IntArray, checks: Sequence[int], stream: Keystream
+    ) -> bytes:
+        numbers = integers.tolist() + [0] * (self.slots - integers.size)
+        # TenSEAL encodes integers in (−t/2, t/2)
+        numbers += [c - self.modulus * (c > self.modulus // 2) for c in checks]
         return _translate("encryption failed", lambda: self._encrypt(numbers))
 
     def _encrypt(self, numbers: list[int]) -> bytes:
@@ -207,10 +226,16 @@ class BfvCipher(Cipher):
             raise EncryptionError("ciphertext has a form that no client makes")
         return vector
 
-    def _decrypt_slots(self, payload: bytes) -> IntArray:
+    def _unseal(
+        self, payload: bytes, count: int, streams: Sequence[Keystream]
+    ) -> tuple[IntArray, list[int]]:
         vector = self._load(payload)
         numbers = _translate("decryption failed", vector.decrypt)
-        return np.fromiter(numbers, dtype=np.int64, count=DEGREE)
+        slots = np.fromiter(numbers, dtype=np.int64, count=DEGREE)
+        if slots[count : self.slots].any():
+            raise EncryptionError(f"ciphertext has more than {count} values")
+        checks = slots[self.slots :] % self.modulus
+        return slots[:count].copy(), checks.tolist()
 
     def _add_payloads(self, payloads: Sequence[bytes]) -> bytes:
         total = self._load(payloads[0])
@@ -218,8 +243,3 @@ class BfvCipher(Cipher):
             # not a copy of TenSEAL's, which would ask for the secret key
             _translate("addition failed", partial(total.add_, self._load(payload)))
         return unwrap(_translate("addition failed", total.serialize))
-
-    def _multiply_payload(self, payload: bytes, factor: int) -> bytes:
-        vector = self._load(payload)
-        _translate("multiplication failed", lambda: vector.mul_plain_(factor))
-        return unwrap(_translate("multiplication failed", vector.serialize))

@@ -46,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     new.add_argument(
         "--backend",
         choices=list(BACKENDS),
-        default="tenseal-bfv",
+        default="stream",
         help="default: %(default)s; 'none' encrypts nothing",
     )
     new.add_argument(
@@ -71,12 +71,13 @@ def _show(options: argparse.Namespace) -> None:
     data, mode = read_file(options.file)
     # the file's own fields are enough: TenSEAL need not be there
     file = unpack_key(data)
-    fixed = FixedPoint(file.bits)
+    backend = backend_class(file.backend)
+    fixed = FixedPoint(file.bits, backend.modulus)
     secret = file.secret is not None
     print("kind:       ", "clients' key (secret)" if secret else "evaluation context")
     print("backend:    ", file.backend)
     print("fingerprint:", file.fingerprint)
-    print("parameters: ", backend_class(file.backend).parameters)
+    print("parameters: ", backend.parameters)
     print(
         f"values:      multiples of 2^-{file.bits} = {fixed.resolution:.3g}; a sum of "
         f"1000 has room for up to ±{fixed.limit(1000):.6g} each"

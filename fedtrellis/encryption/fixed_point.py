@@ -1,9 +1,10 @@
-"""Real numbers as integers modulo t, with room for a sum of them."""
+"""Real numbers as integers modulo a prime, with room for a sum of them."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -11,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from fedtrellis.wire.arrays import FloatArray
 
 __all__ = [
+    "FIELD_MODULUS",
     "MAX_TERMS",
     "PLAIN_MODULUS",
     "EncryptionError",
@@ -21,12 +23,15 @@ __all__ = [
 
 IntArray = NDArray[np.int64]
 
-#: The plain modulus t: the largest prime of 58 bits with t ≡ 1 (mod 8192), so that
-#: BFV of degree 4096 has one slot for each coefficient.
+#: p of all ciphers but BFV: a prime, so that checksums modulo p can be trusted.
+FIELD_MODULUS = 2**61 - 1
+
+#: The plain modulus t of BFV: the largest prime of 58 bits with t ≡ 1 (mod 8192), so
+#: that at degree 4096 there is one slot for each coefficient.
 PLAIN_MODULUS = 288_230_376_151_130_113
 
-#: The largest sum of absolute factors that the noise of a BFV ciphertext bears, with
-#: two bits in hand; see :mod:`fedtrellis.encryption.bfv`.
+#: The most shares of a sum: the noise of a BFV ciphertext bears so many, with two bits
+#: in hand; see :mod:`fedtrellis.encryption.bfv`.
 MAX_TERMS = 2**24
 
 
@@ -55,14 +60,14 @@ def check_terms(terms: int) -> int:
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """Quantisation to multiples of 2^−bits, as integers in (−t/2, t/2).
+    """Quantisation to multiples of 2^−bits, as integers within ±(p − 1)/2.
 
     Parameters
     ----------
     bits : int
         Fractional bits, 1 to 52.
     modulus : int
-        t, odd and below 2^62.
+        p, odd and below 2^62.
 
     Raises
     ------
@@ -71,7 +76,7 @@ class FixedPoint:
     """
 
     bits: int = 40
-    modulus: int = PLAIN_MODULUS
+    modulus: int = FIELD_MODULUS
 
     def __post_init__(self) -> None:
         if not isinstance(self.bits, int) or not 1 <= self.bits <= 52:
@@ -109,8 +114,7 @@ class FixedPoint:
         values : array_like of float64
             Of any shape.
         terms : int
-            How many such values will be summed, each factor counted with its
-            magnitude.
+            How many such values will be summed.
 
         Returns
         -------
@@ -121,25 +125,30 @@ class FixedPoint:
         ------
         EncryptionError
             A value is not finite, or so large that a sum of ``terms`` like it might
-            wrap around modulo t.
+            wrap around modulo p.
         """
         bound = self.bound(terms)
         array = np.asarray(values, dtype=np.float64)
-        if not np.isfinite(array).all():
-            count = int(array.size - np.isfinite(array).sum())
-            raise EncryptionError(
-                f"{count} of {array.size} values are not finite and cannot be encrypted"
-            )
         # a power of two: exact, and what overflows to infinity is refused below
         with np.errstate(over="ignore"):
             scaled = np.rint(array * float(self.scale))
-        if array.size and float(np.max(np.abs(scaled))) > bound:
-            raise EncryptionError(
-                f"a value of magnitude {float(np.max(np.abs(array))):.6g} is too large "
-                f"to encrypt: with {terms} terms in a sum and {self.bits} fractional "
-                f"bits at most {self.limit(terms):.6g} fits; scale the data down"
-            )
+        largest = max(np.max(scaled), -np.min(scaled)) if array.size else 0.0
+        if not largest <= bound:  # a NaN compares as false, too
+            self._refuse(array, terms)
         return scaled.astype(np.int64)
+
+    def _refuse(self, array: FloatArray, terms: int) -> NoReturn:
+        """Say why these values cannot be quantised."""
+        count = int(array.size - np.isfinite(array).sum())
+        if count:
+            raise EncryptionError(
+                f"{count} of {array.size} values are not finite and cannot be encrypted"
+            )
+        raise EncryptionError(
+            f"a value of magnitude {float(np.max(np.abs(array))):.6g} is too large "
+            f"to encrypt: with {terms} terms in a sum and {self.bits} fractional "
+            f"bits at most {self.limit(terms):.6g} fits; scale the data down"
+        )
 
     def dequantize(self, integers: ArrayLike) -> FloatArray:
         """Inverse of :meth:`quantize`, up to its rounding.
@@ -147,7 +156,7 @@ class FixedPoint:
         Parameters
         ----------
         integers : array_like of int64
-            Centred: in (−t/2, t/2). Beyond 2^53 they are rounded to a float64.
+            Within ±(p − 1)/2. Beyond 2^53 they are rounded to a float64.
 
         Returns
         -------

@@ -79,7 +79,7 @@ def _remove_left_behind(directory: Path) -> None:
 
 
 def shared_run_key(
-    session: str, backend: str = "tenseal-bfv", bits: int = 40, *, make: bool = True
+    session: str, backend: str = "stream", bits: int = 40, *, make: bool = True
 ) -> Cipher:
     """Return the key that the clients of one run on one machine share.
 
