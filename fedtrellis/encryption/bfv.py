@@ -126,6 +126,7 @@ class BfvCipher(Cipher):
 
     modulus: ClassVar[int] = PLAIN_MODULUS
     slots: ClassVar[int] = DEGREE - CHECKS
+    wears_out: ClassVar[bool] = True
 
     def __init__(self, file: KeyFile) -> None:
         super().__init__(file)

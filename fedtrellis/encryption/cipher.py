@@ -87,6 +87,8 @@ class Cipher(ABC):
     parameters: ClassVar[str]
     modulus: ClassVar[int]
     slots: ClassVar[int]
+    #: Whether refusals tell a server that makes ciphertexts up something of the key.
+    wears_out: ClassVar[bool] = False
 
     def __init__(self, file: KeyFile) -> None:
         if file.backend != self.name:

@@ -10,11 +10,19 @@ import struct
 
 import numpy as np
 from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 
 from fedtrellis.encryption.fixed_point import EncryptionError
 
-__all__ = ["KEY_BYTES", "Item", "Label", "encode_label", "expand"]
+__all__ = [
+    "KEY_BYTES",
+    "Item",
+    "Label",
+    "derive_key",
+    "encode_items",
+    "encode_label",
+    "expand",
+]
 
 Item = bytes | str | int
 #: What a ciphertext is a share of: first its purpose, then whatever tells two apart.
@@ -25,7 +33,8 @@ KEY_BYTES = 32
 _PREFIX = struct.Struct("<cI")
 
 
-def _encode(items: tuple[Item, ...]) -> bytes:
+def encode_items(*items: Item) -> bytes:
+    """Return the bytes of some items; other items never have the same."""
     parts = []
     for item in items:
         if isinstance(item, str):
@@ -60,7 +69,7 @@ def encode_label(label: Label) -> bytes:
         raise EncryptionError(f"label = {label!r} must be a tuple that begins with str")
     if not label[0] or any(isinstance(item, bytes) for item in label):
         raise EncryptionError(f"label = {label!r} must have texts and integers")
-    return _encode(label)
+    return encode_items(*label)
 
 
 def expand(secret: bytes, *context: Item) -> bytes:
@@ -74,4 +83,15 @@ def expand(secret: bytes, *context: Item) -> bytes:
     *context : bytes, str or int
         The use; another tuple gives an independent key.
     """
-    return HKDFExpand(SHA256(), KEY_BYTES, _encode(context)).derive(secret)
+    return HKDFExpand(SHA256(), KEY_BYTES, encode_items(*context)).derive(secret)
+
+
+def derive_key(secret: bytes, *context: Item) -> bytes:
+    """Return a key of 32 bytes for one use of a secret: HKDF of RFC 5869.
+
+    For a secret that is no uniformly random string, such as what X25519 gives: its
+    extraction makes one of it first.
+    """
+    return HKDF(SHA256(), KEY_BYTES, salt=None, info=encode_items(*context)).derive(
+        secret
+    )
