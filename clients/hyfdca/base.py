@@ -25,6 +25,7 @@ from fedtrellis.encryption import (
     shared_run_key,
 )
 from fedtrellis.encryption.identity import Identity, load_identity
+from fedtrellis.encryption.labels import encode_items
 from fedtrellis.encryption.ledger import Ledger
 from fedtrellis.encryption.roster import Roster, load_roster
 from fedtrellis.objectives.losses import Loss, make_loss
@@ -34,9 +35,10 @@ from fedtrellis.wire.client import StatefulClient
 from fedtrellis.wire.protocol import Named, RestoreNeededError
 
 from .rules import NodeRules, entry_counts
-from .secrets import CommonSecrets, RosterSecrets, Secrets, holder_sets
+from .secrets import CommonSecrets, RosterSecrets, Secrets
 
 __all__ = [
+    "HOLDING",
     "Fit",
     "IntArray",
     "NewSamples",
@@ -50,6 +52,9 @@ IntArray = NDArray[np.int64]
 #: What a phase returns.
 Fit = tuple[list[NDArray[Any]], int, dict[str, Any]]
 Config = Mapping[str, Any]
+
+#: The client's samples and new samples, group by group, as its state has them.
+HOLDING = ("rows", "groups", "sizes", "new-rows", "new-groups", "new-sizes")
 
 # Entries of a request that list groups of this client's samples.
 _GROUPS = (
@@ -82,9 +87,7 @@ class SplitClient(StatefulClient):
     """
 
     #: A server may give these back to a client that lost them, and nothing else.
-    restorable: ClassVar[frozenset[str]] = frozenset(
-        ("rows", "groups", "sizes", "agreement")
-    )
+    restorable: ClassVar[frozenset[str]] = frozenset((*HOLDING, "agreement"))
 
     def __init__(
         self,
@@ -132,6 +135,12 @@ class SplitClient(StatefulClient):
             )
 
     # ------------------------------------------------------------------ keys and rules
+
+    @property
+    def announcement(self) -> Mapping[str, Any]:  # type: ignore[override]
+        """Before round 1 the server hears of its kind of key, and whether of noise."""
+        noisy = self._rules_of({}).noise > 0.0
+        return {"key-kind": self.key_kind, "noisy": noisy}
 
     @property
     def key_kind(self) -> str:
@@ -243,7 +252,7 @@ class SplitClient(StatefulClient):
             return CommonSecrets(self.client_id, agreement, self._common_key(config))
         sets = [
             holders
-            for holders in holder_sets(agreement)
+            for holders in agreement.holder_sets
             if self.client_id in holders[1:]
         ]
         sealed = config.get("sealed", [])
@@ -272,7 +281,7 @@ class SplitClient(StatefulClient):
                 self.features = _without(self.features, rare)
 
     def _grant(self, config: Config, version: int, w: FloatArray) -> None:
-        """Answer at one more w, if this node's rules allow it.
+        """Take one more w to answer at, if this node's rules allow it.
 
         Raises
         ------
@@ -283,32 +292,48 @@ class SplitClient(StatefulClient):
         mark = hashlib.sha256(np.ascontiguousarray(w).tobytes()).hexdigest()[:32]
         if (version, mark) == (ledger.version, ledger.weights):
             return
-        who = f"client {self.client_id}"
-        if config["secure-sum"]:
-            y = self.state["labels"]
-            bound = rules.weight_bound(loss_of(config), config["regularization"], y)
-            norm = float(np.linalg.norm(w))
-            if not norm <= bound:
-                raise SettingsError(
-                    f"{who} answers at weights of norm {bound:.4g} at most, and was "
-                    f"sent {norm:.4g} (max-weight-norm)"
-                )
-        allowed = config["answers"] if rules.answers is None else rules.answers
-        if ledger.answers >= allowed:
-            raise SettingsError(
-                f"{who} has answered at {ledger.answers} weights, as many as its node "
-                "allows in this run (answers)"
-            )
-        if version < ledger.version:
+        self._check_norm(config, w)
+        if config["secure-sum"] and version < ledger.version:
             if ledger.resumes >= rules.resumes:
                 raise SettingsError(
-                    f"{who} was sent back to an earlier iteration {ledger.resumes} "
+                    f"client {self.client_id} was sent back to an earlier iteration {ledger.resumes} "
                     "times, as often as its node allows (resumes)"
                 )
             ledger.resumes += 1
-        ledger.answers += 1
         ledger.version, ledger.weights = version, mark
         ledger.save()
+
+    def _check_norm(self, config: Config, w: FloatArray) -> None:
+        """Raise SettingsError at weights that no honest run comes to."""
+        if not config["secure-sum"]:
+            return  # the paper's steps promise nothing of w
+        rules, y = self._rules_of(config), self.state["labels"]
+        bound = rules.weight_bound(loss_of(config), config["regularization"], y)
+        norm = float(np.linalg.norm(w))
+        if not norm <= bound:
+            raise SettingsError(
+                f"client {self.client_id} answers at weights of norm {bound:.4g} at "
+                f"most, and was sent {norm:.4g} (max-weight-norm)"
+            )
+
+    def _count_answer(self, config: Config) -> None:
+        """Give one more answer that the server can read something from, if allowed.
+
+        It is written down by whoever answers, before the answer leaves.
+
+        Raises
+        ------
+        SettingsError
+            This node's rules do not allow it.
+        """
+        rules, ledger = self._rules_of(config), self._open_ledger(config)
+        allowed = config["answers"] if rules.answers is None else rules.answers
+        if ledger.answers >= allowed:
+            raise SettingsError(
+                f"client {self.client_id} has answered {ledger.answers} times, as often "
+                "as its node allows in this run (answers)"
+            )
+        ledger.answers += 1
 
     # ----------------------------------------------------------------------- ciphertexts
 
@@ -386,6 +411,13 @@ class SplitClient(StatefulClient):
             self._groups = self.state, {held.group: held for held in groups}
         return self._groups[1]
 
+    def _new_rows(self) -> dict[int, IntArray]:
+        """The rows of the new samples of each of this client's groups of them."""
+        sizes = self.state["new-sizes"].astype(int)
+        parts = np.split(self.state["new-rows"].astype(np.int64), np.cumsum(sizes)[:-1])
+        groups = self.state["new-groups"].astype(int).tolist()
+        return dict(zip(groups, parts, strict=True)) if groups else {}
+
     def _check_groups(self, config: Config) -> None:
         """Raise ValueError if the server asks for samples that this client has not."""
         own = set(self.state["groups"].astype(int).tolist())
@@ -412,8 +444,8 @@ class SplitClient(StatefulClient):
 
 def _holding(state: Mapping[str, NDArray[Any]]) -> str:
     """A digest of which of its samples a client has in which group."""
-    parts = [state[key].astype("<i8").tobytes() for key in ("rows", "groups", "sizes")]
-    return hashlib.sha256(b"|".join(parts)).hexdigest()
+    arrays = [state[key].astype("<i8").tobytes() for key in HOLDING]
+    return hashlib.sha256(encode_items(*arrays)).hexdigest()
 
 
 def _without(features: Any, columns: NDArray[np.bool_]) -> Any:

@@ -35,7 +35,6 @@ from .base import (
     loss_of,
 )
 from .rules import NodeRules, entry_counts
-from .secrets import holder_sets
 
 __all__ = ["LabelError", "Preparation"]
 
@@ -67,9 +66,9 @@ class Preparation(SplitClient):
     def fit_evaluate(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
     ) -> Fit:
-        """Every client's points, times this evaluator's secret; MACs for who is next.
+        """Every client's points times this evaluator's secret, and MACs of them.
 
-        An evaluator takes points from clients of its roster only, as their MACs show:
+        An evaluator takes points of clients of its roster only, as their MACs show:
         else a server could try ids of its own.
         """
         ledger = self._open_ledger(config)
@@ -81,16 +80,14 @@ class Preparation(SplitClient):
         answer: list[NDArray[Any]] = []
         for i, owner in enumerate(config["owners"]):
             points = _points(config[f"points/{i}"])
-            sender = config["senders"][i]
-            expected = self._points_mac(config, points, self.client_id, sender, owner)
+            expected = self._points_mac(config, points, self.client_id, owner)
             if not _same(expected, config[f"mac/{i}"]):
                 raise SettingsError(
                     f"client {self.client_id} was given ids of client {owner} that "
-                    f"client {sender} has not sent"
+                    "this client has not sent"
                 )
             found = evaluate(points, secret)
-            to = config["next"] or owner
-            mac = self._points_mac(config, found, to, self.client_id, owner)
+            mac = self._points_mac(config, found, owner, self.client_id)
             answer += [found, _bytes(mac)]
         return answer, 0, {}
 
@@ -104,12 +101,7 @@ class Preparation(SplitClient):
         return scalar_from(self._identity.derive("blind", config["session"], nonce))
 
     def _points_mac(
-        self,
-        config: Config,
-        points: NDArray[np.uint8],
-        to: str,
-        sender: str,
-        owner: str | None = None,
+        self, config: Config, points: NDArray[np.uint8], to: str, sender: str
     ) -> bytes:
         """The MAC of some points, of one of two clients for the other."""
         other = to if sender == self.client_id else sender
@@ -119,21 +111,23 @@ class Preparation(SplitClient):
             raise SettingsError(f"client {other} is not in this node's roster")
         else:
             secret = self._identity.pair_secret(self._roster.members[other])
-        context = ("points", config["session"], sender, to, owner or sender)
+        context = ("points", config["session"], sender, to)
         return expand(secret, *context, points.tobytes())
 
     def _pseudonyms(self, config: Config) -> NDArray[np.uint8]:
         """The samples' hashes, then the new samples': shape (n + n_new, 16)."""
         if self.key_kind == "roster":
-            points = _points(config["points"])
-            last = config["evaluators"][-1]
-            mac = self._points_mac(config, points, self.client_id, last, self.client_id)
-            if not _same(mac, config["mac"]):
-                raise SettingsError(
-                    f"client {self.client_id} was given ids that the evaluators have "
-                    "not sent"
-                )
-            return pseudonyms(unblind(points, self._blinding(config)))
+            evaluated = []
+            for i, evaluator in enumerate(config["evaluators"]):
+                points = _points(config[f"points/{i}"])
+                mac = self._points_mac(config, points, self.client_id, evaluator)
+                if not _same(mac, config[f"mac/{i}"]):
+                    raise SettingsError(
+                        f"client {self.client_id} was given ids that client "
+                        f"{evaluator} has not sent"
+                    )
+                evaluated.append(unblind(points, self._blinding(config)))
+            return pseudonyms(*evaluated)
         cipher = self._common_key(config)
         hashes = keyed_hashes(cipher, "sample", self.sample_ids, HASH_BYTES)
         if self.new_samples is not None:
@@ -237,13 +231,25 @@ class Preparation(SplitClient):
                 raise SettingsError(f"{who} was given other samples than it agreed to")
             return
         hashes = np.frombuffer(known, np.uint8).reshape(-1, HASH_BYTES)
-        held = self._held()
-        wrong = sorted(held) != agreement.held_groups(own)
-        for g, one in held.items():
-            _, size, digest = agreement.groups[g]
-            wrong |= one.size != size or hashes_digest(hashes[one.rows]) != digest
-        if wrong:
-            raise SettingsError(f"{who}: the agreement has other samples for it")
+        n = len(self.sample_ids)
+        train = {g: one.rows for g, one in self._held().items()}
+        for rows, groups, listed, own_hashes in (
+            (train, agreement.groups, agreement.held_groups(own), hashes[:n]),
+            (
+                self._new_rows(),
+                agreement.new_groups,
+                agreement.held_groups(own, new=True),
+                hashes[n:],
+            ),
+        ):
+            wrong = sorted(rows) != listed
+            wrong |= sum(map(len, rows.values())) != len(own_hashes)
+            for g, these in rows.items():
+                _, size, digest = groups[g]
+                wrong |= len(these) != size
+                wrong |= hashes_digest(own_hashes[these]) != digest
+            if wrong:
+                raise SettingsError(f"{who}: the agreement has other samples for it")
 
     def _check_hidden(
         self, rules: NodeRules, config: Config, agreement: Agreement, own: int

@@ -2,109 +2,272 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtrellis.dual.agreement import feature_digests
 from fedtrellis.dual.group_steps import GroupStep
-from fedtrellis.dual.held_groups import HeldGroup
+from fedtrellis.dual.held_groups import MAX_SHARES, HeldGroup
 from fedtrellis.dual.local_passes import local_dual_passes
+from fedtrellis.dual.masks import (
+    add_masks,
+    as_words,
+    inputs_digest,
+    mask_tag,
+    split_number,
+)
+from fedtrellis.encryption.labels import expand
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.protocol import RestoreNeededError
 
-from .base import Fit, IntArray, as_arrays, loss_of
+from .base import Config, Fit, IntArray, as_arrays, loss_of
 from .preparation import Preparation
 
 __all__ = ["Proposals"]
 
 
+# g of the proximal proposal, in units of margins. Measured: `python -m reproduce hyfdca
+# proposals`.
+_PROXIMAL = 0.1
+
+
 class Proposals(Preparation):
-    """Inner products, proposals and mixtures of α, and backups of it."""
+    """Inner products, proposals and mixtures of α, and backups of it.
+
+    **Why proposals are mixed at random.** The server reads sums over all clients,
+    V_t = Σ_i a_{t,i} x_i / λN. Were every a_{t,i} one of two numbers, as for the hinge
+    loss's dual point, some tens of these sums would give whole rows away: which
+    combinations of them are short is a problem of lattices that takes seconds (the
+    hidden subset sum problem, Nguyen and Stern, CRYPTO 1999). So a client proposes
+    α_i + r_i (u_i − α_i) with r_i uniform in [1/2, 1], from the holders' key and this
+    wave's T: nobody but the holders of sample i knows its coefficient. D never falls
+    with any proposal that is feasible.
+    """
 
     def fit_inner_product(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
     ) -> Fit:
         """enc(x_{k,i}ᵀ w_k) of the samples of some groups, and enc(α) of others."""
-        self._learn(config)
+        pinned = self._learn(config)
         (w,) = parameters
+        for version, row in zip(pinned["versions"], pinned["rows"], strict=True):
+            self._grant(pinned, version, w[row])
         products = self.features @ w.T
         blobs: list[bytes] = []
         for g, version, row in zip(
-            config["products"], config["versions"], config["rows"], strict=True
+            pinned["products"], pinned["versions"], pinned["rows"], strict=True
         ):
             held = self._held()[g]
             values = np.asarray(products[held.rows, row])
-            drawn = self._drawn(config, held, version)
-            if drawn is not None and config["slots"] == "chosen":
+            drawn = self._drawn(pinned, held, version)
+            if drawn is not None and pinned["slots"] == "chosen":
                 # as few ciphertexts as they need; which samples these are is not said
                 values = values[drawn]
-            what = ("product", g, version)
-            blobs += self._encrypt(config, what, values, held.holders)
-        if config["backup"]:
-            blobs += self._backups(config, self._points(config))
+            # the paper's steps add up shares of several iterations: one label for all
+            stale = pinned["step"] in ("practical", "theoretical")
+            terms = MAX_SHARES if stale else None
+            label = ("product", g, version)
+            blobs += self._encrypt(self._holders(g), label, values, terms)
+        if pinned["backup"]:
+            blobs += self._backups(pinned, self._points(pinned))
         return as_arrays(blobs), 0, {}
 
     def fit_propose(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
     ) -> Fit:
-        """Proposals for some groups: their v_k, and sums over their samples."""
-        self._learn(config)
+        """Proposals for some groups: their v_k, and sums over their samples.
+
+        With ``secure-sum`` one vector of words, in which all this is hidden, and the
+        next nonce; else v_k of each group, shape (c, p_k), and the sums beside them.
+        """
+        pinned = self._learn(config)
         (w,) = parameters
+        if not pinned["propose"]:  # it has to wait, and only takes where it stands
+            points = self._points(pinned)
+            return as_arrays(self._backups(pinned, points)), 0, {}
+        tag = None
+        if pinned["secure-sum"]:
+            tag = self._tag(pinned, w)
+            if tag is None:
+                # the server does not know the nonce that is next
+                nonce = self._open_ledger(pinned).nonce
+                return [np.zeros(0, np.uint64), *as_arrays([nonce])], 0, {}
+        points = self._points(pinned)
+        backups = self._backups(pinned, points)
+        if w.size:
+            self._grant(pinned, pinned["versions"][0], w[0])
+        vectors: list[FloatArray] = []
+        sums: dict[str, list[FloatArray]] = {"report": [], "second-report": []}
+        for g, version in zip(pinned["propose"], pinned["versions"], strict=True):
+            v, numbers = self._propose(pinned, g, version, w, points[g], tag)
+            vectors.append(v)
+            for key, found in sums.items():
+                if g in pinned[key]:
+                    found.append(numbers)
+        if tag is None:
+            self._count_answer(pinned)
+            self._open_ledger(pinned).save()
+            kept = 2 + len(vectors[0])  # Σ l and Σ l*; those of a z are for sums
+            self.numbers = np.concatenate(
+                [np.zeros(0), *(numbers[:kept] for numbers in sums["report"])]
+            )
+            return [*vectors, *as_arrays(backups)], 0, {}
+        words = self._hidden(pinned, tag, np.sum(vectors, axis=0), sums)
+        nonce = self._open_ledger(pinned).nonce
+        return [words, *as_arrays([nonce, *backups])], 0, {}
+
+    def _propose(
+        self,
+        config: Config,
+        g: int,
+        version: int,
+        w: FloatArray,
+        known: tuple[IntArray, FloatArray],
+        tag: bytes | None,
+    ) -> tuple[FloatArray, FloatArray]:
+        """One group's proposals, which it remembers.
+
+        Returns
+        -------
+        (ndarray of shape (c, p_k), ndarray of shape (2 + c + 1 + c,))
+            v_k of each proposal; Σ l_i(z_i), Σ l_i*(−α_i) of α and of each proposal,
+            and Σ α_i z_i of α and of each proposal.
+        """
+        held = self._held()[g]
+        ids, remembered = known
+        alpha, y = remembered[-1], self.state["labels"][held.own]
         loss = loss_of(config)
         scale = config["regularization"] * config["num-samples-all"]
-        points = self._points(config)
-        backups = self._backups(config, points)
+        drawn = self._drawn(config, held, version)
+        whole = np.array_equal(held.rows, np.arange(self.features.shape[0]))
+        part = self.features if whole else self.features[held.rows]
         local_row = dict(zip(config["local"], config["rows"], strict=True))
-        for kinds in (config["proposals"], config["local-proposals"]):
-            if len(set(kinds)) != len(kinds):
-                raise ValueError(f"the same is to be proposed twice: {kinds}")
-        answer: list[NDArray[Any]] = []
-        numbers: list[float] = []
-        secure: FloatArray | None = None
-        for g, version in zip(config["propose"], config["versions"], strict=True):
-            held = self._held()[g]
-            ids, known = points[g]
-            alpha, y = known[-1], self.state["labels"][held.own]
-            drawn = self._drawn(config, held, version)
-            whole = np.array_equal(held.rows, np.arange(self.features.shape[0]))
-            part = self.features if whole else self.features[held.rows]
-            if g in local_row:
-                z = np.asarray(part @ w[local_row[g]])
-                kinds = config["local-proposals"]
-            else:
-                z = self._scores(config, held, version, drawn)
-                kinds = config["proposals"]
-            moves = np.arange(len(z)) if drawn is None else drawn
-            new = []
-            for kind in kinds:
-                point = alpha.copy()
-                point[moves] = self._moved(config, kind, held, version, moves, alpha, z)
-                new.append(loss.feasible(point, y))
-            proposals = np.stack(new)
-            # v_k = (1/λN) Σ_i α_i x_{k,i}
-            v = np.ascontiguousarray((part.T @ proposals.T).T) / scale
-            if "openers" in config:
-                secure = v if secure is None else secure + v
-            else:
-                answer.append(v)
-            if g in config["report"]:
-                numbers.append(float(loss.value(z, y).sum()))
-                numbers += [
-                    float(loss.conjugate(a, y).sum()) for a in [alpha, *proposals]
-                ]
-            first = int(ids[-1]) + 1
-            self.state[f"points/{g}"] = np.vstack([known, proposals])
-            self.state[f"ids/{g}"] = np.append(ids, np.arange(first, first + len(new)))
-        blobs: list[bytes] = []
-        if secure is not None:
-            blobs += self._shares_of(secure, config)
-        self.numbers = np.array(numbers)
-        return [*answer, *as_arrays([*blobs, *backups])], 0, {}
+        if g in local_row:
+            z = np.asarray(part @ w[local_row[g]])
+            kinds = config["local-proposals"]
+        else:
+            z = self._scores(config, held, version, drawn)
+            kinds = config["proposals"]
+        moves = np.arange(len(z)) if drawn is None else drawn
+        new = []
+        for number, kind in enumerate(kinds):
+            point = alpha.copy()
+            moved = self._moved(config, kind, held, version, moves, alpha, z)
+            if tag is not None:
+                # a'_i = α_i + r_i (u_i − α_i): see Proposals
+                cipher = self.secrets.cipher(self._holders(g))
+                rng = self._rng(cipher, "proposal", g, number, tag.hex())
+                r = rng.uniform(0.5, 1.0, size=held.size)[moves]
+                moved = alpha[moves] + r * (moved - alpha[moves])
+            point[moves] = moved
+            new.append(loss.feasible(point, y))
+        proposals = np.stack(new)
+        # v_k = (1/λN) Σ_i α_i x_{k,i}
+        v = np.ascontiguousarray((part.T @ proposals.T).T) / scale
+        every = [alpha, *proposals]
+        numbers = [float(loss.value(z, y).sum())]
+        numbers += [float(loss.conjugate(a, y).sum()) for a in every]
+        numbers += [float(a @ z) for a in every]
+        first = int(ids[-1]) + 1
+        self.state[f"points/{g}"] = np.vstack([remembered, proposals])
+        self.state[f"ids/{g}"] = np.append(ids, np.arange(first, first + len(new)))
+        return v, np.array(numbers)
+
+    # ------------------------------------------------------------------ what is hidden
+
+    def _tag(self, config: Config, w: FloatArray) -> bytes | None:
+        """T of this wave, if this client's nonce is in it; None if another is.
+
+        Raises
+        ------
+        ValueError
+            What this client was asked is not what the server says it was.
+        """
+        agreement = self.secrets.agreement
+        own = agreement.index(self.client_id)
+        nonces, inputs = config["nonces"], config["inputs"]
+        if len(nonces) != len(agreement.members) or len(inputs) != len(nonces):
+            raise ValueError("the wave does not have all members' nonces and inputs")
+        if inputs[own] != inputs_digest(config, w):
+            raise ValueError("this client's inputs are not those of the wave")
+        tag = mask_tag(agreement.digest, "propose", nonces, inputs)
+        ledger = self._open_ledger(config)
+        if ledger.replay(tag) is None and nonces[own] != ledger.nonce:
+            return None
+        return tag
+
+    def _hidden(
+        self,
+        config: Config,
+        tag: bytes,
+        v: FloatArray,
+        sums: Mapping[str, Sequence[FloatArray]],
+    ) -> NDArray[np.uint64]:
+        """This client's term of the sum over all, shape (c · p_k + 4 R,).
+
+        v row by row, then the two lists of R sums, each as whole parts and rests.
+        """
+        ledger = self._open_ledger(config)
+        stored = ledger.replay(tag)
+        if stored is not None:
+            return np.frombuffer(stored, dtype="<u8").astype(np.uint64)
+        noise = self._rules_of(config).noise
+        if noise:
+            v = v + noise * self._noise(config, v.shape)
+        agreement = self.secrets.agreement
+        own, K = agreement.index(self.client_id), len(agreement.members)
+        count = len(config["proposals"])
+        zero = [np.zeros(3 + 2 * count)]
+        parts = [split_number(np.sum([*zero, *sums[key]], axis=0), K) for key in sums]
+        words = np.concatenate([as_words(v, K).reshape(-1), *parts])
+        add_masks(words, own, self._peers(own, len(v), len(words)), tag)
+        self._count_answer(config)
+        # on the disk before it leaves: the nonce is never used for anything else
+        ledger.record(tag, words.astype("<u8").tobytes())
+        return words
+
+    def _peers(
+        self, own: int, rows: int, size: int
+    ) -> list[tuple[int, bytes, NDArray[np.int64]]]:
+        """The other members, their pair's secret, and which words they have too."""
+        agreement = self.secrets.agreement
+        number = {digest: m for m, digest in enumerate(agreement.features)}
+        # where the model's features stand among this client's
+        columns = np.array([number[d] for d in feature_digests(self.feature_names)])
+        order = np.argsort(columns)
+        p_k = len(columns)
+        starts = p_k * np.arange(rows)[:, None]
+        ends = np.arange(rows * p_k, size)
+        peers = []
+        for other, name in enumerate(agreement.names):
+            if other == own:
+                continue
+            shared = order[agreement.holdings[other][columns[order]]]
+            where = np.concatenate([(starts + shared).reshape(-1), ends])
+            peers.append((other, self.secrets.pair(name), where))
+        return peers
+
+    def _noise(self, config: Config, shape: tuple[int, ...]) -> FloatArray:
+        """Gaussian numbers, in units of the most that one sample adds to v_k.
+
+        They follow from w and this client's own secret: asked twice at one w, it
+        gives the same, and no mean over answers takes the noise out.
+        """
+        ledger = self._open_ledger(config)
+        secret = bytes.fromhex(ledger.secret)
+        seed = expand(secret, "noise", ledger.version, ledger.weights)
+        rng = np.random.default_rng(np.frombuffer(seed, dtype="<u4").tolist())
+        values = getattr(self.features, "data", self.features)
+        largest = float(np.abs(np.asarray(values)).max(initial=0.0))
+        scale = config["regularization"] * config["num-samples-all"]
+        return rng.standard_normal(shape) * (largest / scale)
 
     def _scores(
         self,
-        config: dict[str, Any],
+        config: Config,
         held: HeldGroup,
         version: int,
         drawn: IntArray | None,
@@ -113,18 +276,19 @@ class Proposals(Preparation):
         z = np.zeros(held.size)
         only = config["slots"] == "chosen" and drawn is not None
         where = drawn if only and drawn is not None else np.arange(held.size)
+        g = held.group
         z[where] = self._decrypt(
             config,
-            f"scores/{held.group}",
-            ("product", held.group, version),
+            self._holders(g),
+            config[f"scores/{g}"],
+            ("product", g, version),
             len(where),
-            held.holders,
         )
         return z
 
     def _moved(
         self,
-        config: dict[str, Any],
+        config: Config,
         kind: str,
         held: HeldGroup,
         version: int,
@@ -138,6 +302,11 @@ class Proposals(Preparation):
         y, q = self.state["labels"][held.own][moves], self.state["norms"][held.own]
         if kind == "dual-point":
             return loss.dual_point(z[moves], y)
+        if kind == "proximal":
+            # argmax of −l*(−a) − z a − (g/2)(a − α)²: as if ‖x_i‖² were g λN
+            q = np.full(len(moves), _PROXIMAL * scale)
+            step = loss.coordinate_step(alpha[moves], z[moves], q, y, scale)
+            return alpha[moves] + step
         if kind == "coordinate":
             return alpha[moves] + loss.coordinate_step(
                 alpha[moves], z[moves], q[moves], y, scale
@@ -153,56 +322,33 @@ class Proposals(Preparation):
             scale,
             aggregation=config["num-clients"],
             passes=config["local-passes"],
-            rng=self._rng(config, f"passes/{held.group}/{version}"),
+            rng=self._rng(
+                self.secrets.cipher(self._holders(held.group)),
+                "passes",
+                held.group,
+                version,
+            ),
         )
-
-    def _shares_of(self, v: FloatArray, config: dict[str, Any]) -> list[bytes]:
-        """enc(v_k), cut by who will decrypt the sum of which feature."""
-        blobs: list[bytes] = []
-        version = config["versions"][0]
-        for number, terms in zip(
-            config["openers"], config["opener-terms"], strict=True
-        ):
-            where = np.asarray(config[f"opener/{number}"])
-            for j, row in enumerate(v):
-                values = np.where(where >= 0, row[where], 0.0)
-                what = (f"sum-{number}-{j}", 0, version)
-                blobs += self._encrypt(config, what, values, terms)
-        return blobs
-
-    def fit_open(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> Fit:
-        """Decrypt the sum over all clients of v, at some of this client's features."""
-        number, version = config["opener"], config["version"]
-        sums = [
-            self._decrypt(
-                config,
-                f"sum/{j}",
-                (f"sum-{number}-{j}", 0, version),
-                config["size"],
-                config["terms"],
-            )
-            for j in range(config["count"])
-        ]
-        return [np.stack(sums)], 0, {}
 
     def fit_backup(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> Fit:
         """enc(α) of some groups, for clients that lost it."""
-        self._learn(config)
-        points = self._points(config)
-        return as_arrays(self._backups(config, points)), 0, {}
+        pinned = self._learn(config)
+        points = self._points(pinned)
+        return as_arrays(self._backups(pinned, points)), 0, {}
 
     def _backups(
-        self, config: dict[str, Any], points: dict[int, tuple[IntArray, FloatArray]]
+        self, config: Config, points: dict[int, tuple[IntArray, FloatArray]]
     ) -> list[bytes]:
         """enc(α) of the groups that the server wants to keep."""
         steps = {record.group: record.step for record in GroupStep.unpack(config)}
         blobs: list[bytes] = []
         for g in config["backup"]:
             alpha = points[g][1][-1]
-            blobs += self._encrypt(config, ("alpha", g, steps[g]), alpha, 1)
+            label = ("alpha", g, steps[g])
+            blobs += self._encrypt(self._holders(g), label, alpha, 1)
         return blobs
 
-    def _points(self, config: dict[str, Any]) -> dict[int, tuple[IntArray, FloatArray]]:
+    def _points(self, config: Config) -> dict[int, tuple[IntArray, FloatArray]]:
         """Ids and points of the groups, brought to where the server says they stand.
 
         Raises
@@ -231,7 +377,7 @@ class Proposals(Preparation):
         return points
 
     def _brought_to(
-        self, config: dict[str, Any], record: GroupStep
+        self, config: Config, record: GroupStep
     ) -> tuple[IntArray, FloatArray] | str:
         """Ids and points of one group, the last being α; or why this cannot be.
 
@@ -241,8 +387,14 @@ class Proposals(Preparation):
         held = self._held()[g]
         alpha_id = np.array([record.alpha_id])
         if record.alpha is not None:
-            what = ("alpha", g, step)
-            alpha = self._decrypt(config, f"alpha/{g}", what, held.size, 1)
+            alpha = self._decrypt(
+                config,
+                self._holders(g),
+                record.alpha,
+                ("alpha", g, step),
+                held.size,
+                None,
+            )
             y = self.state["labels"][held.own]
             return alpha_id, loss_of(config).feasible(alpha, y)[None]
         if step == 0:
@@ -253,8 +405,11 @@ class Proposals(Preparation):
         known = self.state[f"points/{g}"]
         own_step = int(self.state[f"step/{g}"])
         if own_step == step - 1 and np.isin(record.ids, ids).all():
+            weights = np.asarray(record.weights)
+            if not (weights.min() >= 0.0 and abs(weights.sum() - 1.0) < 1e-6):
+                raise ValueError(f"the mixture of group {g} is none: {weights}")
             # α ← Σ_j θ_j a_j
-            alpha = np.asarray(record.weights) @ known[_positions(ids, record.ids)]
+            alpha = weights @ known[_positions(ids, record.ids)]
             kept = np.asarray(record.keep)[np.isin(record.keep, ids)]
             known = np.vstack([known[_positions(ids, kept)], alpha])
             ids = np.append(kept.astype(np.int64), record.alpha_id)

@@ -49,8 +49,8 @@ class NodeRules:
     )
     answers: int | None = setting(
         None,
-        "weights w at which this node answers in a run",
-        note="auto is as many as the run declares before round 1",
+        "how often this node answers in a run with something that the server reads",
+        note="auto is as often as the run declares before round 1",
         minimum=1,
     )
     refusals: int = setting(
@@ -81,7 +81,9 @@ class NodeRules:
         """
         return parse(cls, config)
 
-    def weight_bound(self, loss: Loss, regularization: float, labels: FloatArray) -> float:
+    def weight_bound(
+        self, loss: Loss, regularization: float, labels: FloatArray
+    ) -> float:
         """Return the largest norm of w that this node answers at.
 
         D(α) ≥ D(0) = 0 holds throughout a run of the safe steps, so

@@ -17,14 +17,7 @@ from fedtrellis.encryption.labels import expand
 from fedtrellis.encryption.roster import Roster
 from fedtrellis.encryption.sealing import open_sealed, seal
 
-__all__ = ["CommonSecrets", "RosterSecrets", "Secrets", "holder_sets"]
-
-
-def holder_sets(agreement: Agreement) -> list[tuple[str, ...]]:
-    """Return every set of several holders, in the order in which groups name them."""
-    groups = [*agreement.groups, *agreement.new_groups]
-    sets = [tuple(agreement.names[i] for i in holders) for holders, _, _ in groups]
-    return list(dict.fromkeys(holders for holders in sets if len(holders) > 1))
+__all__ = ["CommonSecrets", "RosterSecrets", "Secrets"]
 
 
 class Secrets(ABC):
@@ -149,14 +142,16 @@ class RosterSecrets(Secrets):
         """The key of a set of holders: it follows from the first one's identity."""
         return self._identity.derive("holders", self.run, len(holders), *holders)
 
-    def _context(self, holders: Sequence[str], to: str) -> tuple[str | int | bytes, ...]:
+    def _context(
+        self, holders: Sequence[str], to: str
+    ) -> tuple[str | int | bytes, ...]:
         # the run's id is the digest of holders and ordered sample hashes, too
         return ("holders' key", self.run, holders[0], to, len(holders), *holders)
 
     def sealed(self) -> list[bytes]:  # noqa: D102
         return [
             seal(self.pair(other), self._drawn(holders), self._context(holders, other))
-            for holders in holder_sets(self.agreement)
+            for holders in self.agreement.holder_sets
             if holders[0] == self.name
             for other in holders[1:]
         ]

@@ -183,6 +183,13 @@ class Agreement:
         groups = self.new_groups if new else self.groups
         return tuple(self.names[i] for i in groups[group][0])
 
+    @cached_property
+    def holder_sets(self) -> tuple[tuple[str, ...], ...]:
+        """Every set of several holders, in the order in which groups name them."""
+        groups = [*self.groups, *self.new_groups]
+        sets = [tuple(self.names[i] for i in holders) for holders, _, _ in groups]
+        return tuple(dict.fromkeys(holders for holders in sets if len(holders) > 1))
+
     @property
     def num_samples(self) -> int:
         """N."""

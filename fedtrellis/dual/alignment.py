@@ -21,7 +21,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["HASH_BYTES", "Alignment", "AlignmentError", "Group", "align", "hashes_digest"]
+__all__ = [
+    "HASH_BYTES",
+    "Alignment",
+    "AlignmentError",
+    "Group",
+    "align",
+    "hashes_digest",
+]
 
 #: Bytes of a sample's keyed hash: 128 bits, so that two ids never meet by accident.
 HASH_BYTES = 16

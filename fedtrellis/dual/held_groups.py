@@ -9,7 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["HeldGroup"]
+__all__ = ["MAX_SHARES", "HeldGroup"]
+
+#: Shares that the paper's steps may add to one sum, before it is encrypted anew.
+MAX_SHARES = 64
 
 IntArray = NDArray[np.int64]
 

@@ -15,13 +15,16 @@ it, see :func:`mask_tag`. So no mask is ever used for two different values.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedtrellis.encryption.keystream import Keystream
-from fedtrellis.encryption.labels import expand
+from fedtrellis.encryption.labels import encode_items, expand
 from fedtrellis.wire.arrays import FloatArray
 
 __all__ = [
@@ -29,6 +32,7 @@ __all__ = [
     "add_masks",
     "as_words",
     "from_words",
+    "inputs_digest",
     "mask_tag",
     "pair_words",
     "split_number",
@@ -61,6 +65,33 @@ def mask_tag(
     return expand(run, "mask tag", phase, len(nonces), *nonces, *inputs)
 
 
+# What a client's answer depends on, of what it is asked.
+_INPUTS = (
+    *("propose", "local", "rows", "versions", "report", "second-report", "groups"),
+    *("steps", "alpha-ids", "mix-counts", "mix-ids", "mix-weights"),
+    *("keep-counts", "keep-ids"),
+)
+
+
+def inputs_digest(entries: Mapping[str, Any], weights: FloatArray) -> bytes:
+    """Return a digest of what one client is asked: entries, ciphertexts and weights.
+
+    Parameters
+    ----------
+    entries : mapping
+        Of the request's config; ciphertexts under ``scores/…``.
+    weights : ndarray of float64, shape (r, p_k)
+    """
+    lists = json.dumps([[key, list(entries.get(key, []))] for key in _INPUTS])
+    names = sorted(key for key in entries if key.startswith("scores/"))
+    blobs = [blob for name in names for blob in (name.encode(), *entries[name])]
+    shape = [int(n) for n in weights.shape]
+    data = np.ascontiguousarray(weights, dtype="<f8").tobytes()
+    return hashlib.sha256(
+        encode_items(lists, len(blobs), *blobs, *shape, data)
+    ).digest()
+
+
 def pair_words(secret: bytes, tag: bytes, count: int) -> Words:
     """PRF(k_ij, T): ``count`` words of an AES-256-CTR keystream."""
     stream = Keystream(expand(secret, "zero-sum mask", tag)).read(8 * count)
@@ -68,7 +99,10 @@ def pair_words(secret: bytes, tag: bytes, count: int) -> Words:
 
 
 def add_masks(
-    words: Words, own: int, peers: Sequence[tuple[int, bytes, NDArray[np.int64]]], tag: bytes
+    words: Words,
+    own: int,
+    peers: Sequence[tuple[int, bytes, NDArray[np.int64]]],
+    tag: bytes,
 ) -> None:
     """Add a client's masks to its numbers, in place.
 

@@ -209,7 +209,6 @@ class Identity:
         pair = sorted((self.public, other_public))
         return derive_key(shared, "fedtrellis pair", *pair)
 
-
     def derive(self, *context: Item) -> bytes:
         """Return a secret of 32 bytes that follows from this node's key alone.
 

@@ -34,7 +34,7 @@ _DIGEST_BYTES = 32
 # fields that JSON holds as they are
 _PLAIN = (
     *("session", "client", "agreement", "holding", "epoch", "answers", "refusals"),
-    *("resumes", "version", "weights"),
+    *("resumes", "version", "weights", "secret"),
 )
 
 
@@ -95,6 +95,8 @@ class Ledger:
         How often the run was begun again.
     nonce : bytes
         What the client contributes to the next round's masks; random, used once.
+    secret : str
+        Random, of this client in this run alone; hexadecimal.
     answers, refusals, resumes : int
         So many, in this run.
     version, weights : int, str
@@ -112,6 +114,7 @@ class Ledger:
     agreement: str | None = None
     epoch: int = 0
     nonce: bytes = field(default_factory=lambda: secrets.token_bytes(NONCE_BYTES))
+    secret: str = field(default_factory=lambda: secrets.token_hex(32))
     answers: int = 0
     refusals: int = 0
     resumes: int = 0

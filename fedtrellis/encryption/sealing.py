@@ -50,7 +50,9 @@ def seal(pair_secret: bytes, data: bytes, associated: tuple[Item, ...]) -> bytes
     return nonce + box.encrypt(nonce, data, encode_items(*associated))
 
 
-def open_sealed(pair_secret: bytes, sealed: bytes, associated: tuple[Item, ...]) -> bytes:
+def open_sealed(
+    pair_secret: bytes, sealed: bytes, associated: tuple[Item, ...]
+) -> bytes:
     """Return what a message says.
 
     Parameters

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from flwr.app import (
     Array,
@@ -32,6 +32,7 @@ from fedtrellis.wire.protocol import (
     ARRAYS,
     CONFIG,
     METRICS,
+    RESTORE,
     STATUS,
     WEIGHT,
     ClientMemory,
@@ -125,11 +126,29 @@ class StatefulClient(MethodClient):
         The stable identity, see :func:`fedtrellis.wire.protocol.client_identity`.
     """
 
+    #: Names of the arrays that a server may give back; None: any.
+    restorable: ClassVar[frozenset[str] | None] = None
+
     def __init__(self, context: Context) -> None:
         self.context = context
         self.client_id = client_identity(context)
         self.state: dict[str, FloatArray] = {}
         self.numbers: FloatArray | None = None
+
+    def check_restored(self, content: RecordDict) -> None:
+        """Raise ValueError if a server gives back what this client does not take.
+
+        Parameters
+        ----------
+        content : RecordDict
+            A request. Its record of what is restored may be missing.
+        """
+        given = content.get(RESTORE)
+        if self.restorable is None or given is None:
+            return
+        strange = sorted(set(given) - self.restorable)
+        if strange:
+            raise ValueError(f"a client of this method takes no {strange[0]!r} back")
 
 
 def evaluate_objective(
@@ -272,6 +291,7 @@ def _answer(
 
         client = _make(client_fn, context)
         if isinstance(client, StatefulClient):
+            client.check_restored(content)
             state = {k: decode(v) for k, v in memory.committed.items()}
             client.state = Named("the client's state", state)
         layers = memory.model.layout.layers(memory.model.point)
