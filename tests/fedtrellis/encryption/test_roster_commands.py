@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -31,43 +29,35 @@ def _refused(capsys: Captured, *arguments: str | Path) -> str:
     return captured.err
 
 
-def _run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    module = "fedtrellis.encryption.command_line"
-    return subprocess.run(
-        [sys.executable, "-m", module, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+def _done(capsys: Captured, *arguments: str | Path) -> str:
+    assert main([str(argument) for argument in arguments]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return captured.out
 
 
-def test_three_nodes_from_nothing_to_a_sealed_message(tmp_path: Path) -> None:
-    lines = []
-    for name in "abc":
-        made = _run("identity", "--name", name, "--key", tmp_path / f"{name}.key")
-        assert made.returncode == 0
-        assert re.fullmatch(rf"{name}=[0-9a-f]{{64}}\n", made.stdout)
-        lines.append(made.stdout)
+def test_three_nodes_from_nothing_to_a_sealed_message(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    lines = [_made(tmp_path, name, capsys) for name in "abc"]
+    for name, line in zip("abc", lines, strict=True):
+        assert re.fullmatch(rf"{name}=[0-9a-f]{{64}}\n", line)
     # one pasted, one from a file, one from an earlier roster
     (tmp_path / "lines").write_text(f"# from the telephone\n\n{lines[1]}{lines[1]}")
-    early = tmp_path / "early.toml"
-    assert _run("roster", "--out", early, *lines[1:]).returncode == 0
-    roster = tmp_path / "roster.toml"
-    written = _run("roster", "--out", roster, lines[0], tmp_path / "lines", early)
-    assert (written.returncode, written.stderr) == (0, "")
+    early, roster = tmp_path / "early.toml", tmp_path / "roster.toml"
+    _done(capsys, "roster", "--out", early, *lines[1:])
+    members = (lines[0], tmp_path / "lines", early)
+    written = _done(capsys, "roster", "--out", roster, *members)
     assert list(load_roster(roster).members) == ["a", "b", "c"]
-    digest = load_roster(roster).digest
-    short = " ".join(re.findall("....", digest)[:8])
-    assert short in written.stdout
+    short = " ".join(re.findall("....", load_roster(roster).digest)[:8])
+    assert short in written
     for name in "abc":
         key = tmp_path / f"{name}.key"
-        checked = _run("check", "--key", key, "--roster", roster)
-        assert (checked.returncode, checked.stderr) == (0, "")
-        assert short in checked.stdout
+        assert short in _done(capsys, "check", "--key", key, "--roster", roster)
     a, b = load_identity(tmp_path / "a.key"), load_identity(tmp_path / "b.key")
-    members, purpose = load_roster(roster).members, ("hello", "a", "b")
-    sealed = seal(a.pair_secret(members["b"]), b"hello", purpose)
-    assert open_sealed(b.pair_secret(members["a"]), sealed, purpose) == b"hello"
+    publics, purpose = load_roster(roster).members, ("hello", "a", "b")
+    sealed = seal(a.pair_secret(publics["b"]), b"hello", purpose)
+    assert open_sealed(b.pair_secret(publics["a"]), sealed, purpose) == b"hello"
 
 
 def test_check_says_what_does_not_fit(tmp_path: Path, capsys: Captured) -> None:
