@@ -1,48 +1,81 @@
-"""What a key, a mask or a sealed message is for, as bytes that mean one thing only."""
+"""What a secret is used for: labels, and the keys that are derived for them.
+
+Everything that must not be confused goes through one encoding, in which no two tuples
+have the same bytes: each item has its type and its length in front.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import struct
 
+import numpy as np
 from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
-__all__ = ["Label", "derive_key", "encode_label"]
+from fedtrellis.encryption.fixed_point import EncryptionError
 
-#: A purpose first, then whatever keeps one use of it from another.
-Label = Sequence[str | int | bytes]
+__all__ = ["KEY_BYTES", "Item", "Label", "encode_label", "expand"]
+
+Item = bytes | str | int
+#: What a ciphertext is a share of: first its purpose, then whatever tells two apart.
+Label = tuple[str | int, ...]
+
+KEY_BYTES = 32
+
+_SHA256 = SHA256()
+_PREFIX = struct.Struct("<cI")
 
 
-def encode_label(label: Label) -> bytes:
-    """Return a label's bytes; two labels that differ have different ones.
-
-    Parameters
-    ----------
-    label : sequence of str, int and bytes
-        Each item is written with its type and its length, so that neither
-        ``("ab", "c")`` and ``("a", "bc")`` nor ``(1,)`` and ``("1",)`` meet.
-    """
+def _encode(items: tuple[Item, ...]) -> bytes:
     parts = []
-    for item in label:
-        if isinstance(item, bytes):
+    for item in items:
+        if isinstance(item, str):
+            kind, data = b"s", item.encode("utf-8", "surrogatepass")
+        elif isinstance(item, bytes):
             kind, data = b"b", item
-        elif isinstance(item, str):
-            kind, data = b"s", item.encode()
+        # True is an int to Python, and a mistake here
+        elif isinstance(item, int | np.integer) and not isinstance(item, bool):
+            kind, data = b"i", b"%d" % item
         else:
-            kind, data = b"i", str(int(item)).encode()
-        parts += [kind, len(data).to_bytes(8, "big"), data]
+            raise EncryptionError(
+                f"{item!r} in a label or context must be a text, bytes or an integer"
+            )
+        parts += [_PREFIX.pack(kind, len(data)), data]
     return b"".join(parts)
 
 
-def derive_key(secret: bytes, label: Label, length: int = 32) -> bytes:
-    """Return HKDF-SHA256 (RFC 5869) of a secret, without salt, the label as its info.
+def encode_label(label: Label) -> bytes:
+    """Return the bytes of a label; two labels never have the same.
+
+    Parameters
+    ----------
+    label : tuple of str or int
+        First its purpose, a text that is not empty. Everything that must not be
+        confused comes after it: run, round, group, quantity.
+
+    Raises
+    ------
+    EncryptionError
+        It is not such a tuple. A text instead of a tuple is a mistake, too.
+    """
+    if not isinstance(label, tuple) or not label or not isinstance(label[0], str):
+        raise EncryptionError(f"label = {label!r} must be a tuple that begins with str")
+    if not label[0] or any(isinstance(item, bytes) for item in label):
+        raise EncryptionError(f"label = {label!r} must have texts and integers")
+    return _encode(label)
+
+
+def expand(secret: bytes, *context: Item, size: int = KEY_BYTES) -> bytes:
+    """Return a key for one use of a secret: HKDF-Expand of RFC 5869, with SHA-256.
 
     Parameters
     ----------
     secret : bytes
-        With at least 32 bytes of entropy.
-    label : sequence of str, int and bytes
-    length : int
-        Bytes to return.
+        32 bytes that are uniformly random to whoever does not know them, so that the
+        extraction of HKDF has nothing to do.
+    *context : bytes, str or int
+        The use; another tuple gives an independent key.
+    size : int
+        In bytes. Keys of one use and several sizes begin alike.
     """
-    return HKDF(SHA256(), length, salt=None, info=encode_label(label)).derive(secret)
+    return HKDFExpand(_SHA256, size, _encode(context)).derive(secret)

@@ -28,7 +28,7 @@ from fedtrellis.encryption.identity import (
     parse_public,
 )
 from fedtrellis.encryption.keys import _create, read_file
-from fedtrellis.encryption.labels import encode_label
+from fedtrellis.encryption.labels import _encode
 
 __all__ = ["Roster", "load_roster", "parse_roster", "shown", "write_roster"]
 
@@ -83,7 +83,7 @@ class Roster:
                 )
         # sorted: a roster means the same in whatever order people have written it
         flat = [part for member in sorted(self.members.items()) for part in member]
-        data = encode_label(("fedtrellis roster", *flat))
+        data = _encode(("roster", *flat))
         object.__setattr__(self, "digest", hashlib.sha256(data).hexdigest())
 
     def public(self, name: str) -> bytes:

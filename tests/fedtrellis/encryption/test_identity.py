@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+import struct
 from itertools import combinations
 from pathlib import Path
 
@@ -22,7 +23,6 @@ from fedtrellis.encryption.identity import (
     public_line,
     write_identity,
 )
-from fedtrellis.encryption.labels import encode_label
 from fedtrellis.encryption.roster import Roster, load_roster, shown, write_roster
 
 NAMES = ("0", "clinic-a", "Klinik Süd", 'say "hi" \\')
@@ -156,9 +156,11 @@ def test_a_roster_means_the_same_in_any_order(tmp_path: Path) -> None:
     assert _mode(tmp_path / "a") == 0o644
     assert load_roster(tmp_path / "a").members == members
     assert written.digest == turned.digest == load_roster(tmp_path / "b").digest
-    # what the page says: SHA-256 of the sorted members, each with type and length
-    flat = [part for name in sorted(members) for part in (name, members[name])]
-    text = encode_label(("fedtrellis roster", *flat))
+    # SHA-256 of the sorted members, each part with its type and length in front
+    text = b"s" + struct.pack("<I", 6) + b"roster"
+    for name in sorted(members):
+        for kind, part in ((b"s", name.encode()), (b"b", members[name])):
+            text += kind + struct.pack("<I", len(part)) + part
     assert written.digest == hashlib.sha256(text).hexdigest()
     assert shown(written.digest).replace(" ", "") == written.digest[:32]
 
