@@ -29,7 +29,7 @@ from fedtrellis.encryption.identity import (
     parse_public,
 )
 from fedtrellis.encryption.keys import _create, read_file
-from fedtrellis.encryption.labels import _encode
+from fedtrellis.encryption.labels import encode_items
 
 __all__ = [
     "Roster",
@@ -91,7 +91,7 @@ class Roster:
                 )
         # sorted: a roster means the same in whatever order people have written it
         flat = [part for member in sorted(self.members.items()) for part in member]
-        data = _encode(("roster", *flat))
+        data = encode_items("fedtrellis roster", *flat)
         object.__setattr__(self, "digest", hashlib.sha256(data).hexdigest())
 
     def public(self, name: str) -> bytes:

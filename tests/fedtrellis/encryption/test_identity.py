@@ -164,7 +164,7 @@ def test_a_roster_means_the_same_in_any_order(tmp_path: Path) -> None:
     assert load_roster(tmp_path / "a").members == members
     assert written.digest == turned.digest == load_roster(tmp_path / "b").digest
     # SHA-256 of the sorted members, each part with its type and length in front
-    text = b"s" + struct.pack("<I", 6) + b"roster"
+    text = b"s" + struct.pack("<I", 17) + b"fedtrellis roster"
     for name in sorted(members):
         for kind, part in ((b"s", name.encode()), (b"b", members[name])):
             text += kind + struct.pack("<I", len(part)) + part
