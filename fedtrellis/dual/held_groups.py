@@ -27,15 +27,12 @@ class HeldGroup:
         Which of the alignment's groups.
     rows : ndarray of int64, shape (n_g,)
         The group's samples as rows of this client's features, in the group's order.
-    holders : int
-        |B_n|, how many clients hold the group.
     start : int
         Where its samples begin in the client's vectors, which go group by group.
     """
 
     group: int
     rows: IntArray
-    holders: int
     start: int = 0
 
     @property
@@ -49,15 +46,15 @@ class HeldGroup:
         return slice(self.start, self.start + self.size)
 
     @staticmethod
-    def pack(held: Iterable[HeldGroup]) -> tuple[dict[str, IntArray], dict[str, Any]]:
-        """A client's groups as arrays of its state, and as entries of a request."""
+    def pack(held: Iterable[HeldGroup]) -> dict[str, IntArray]:
+        """A client's groups as arrays of its state."""
         held = list(held)
-        arrays: dict[str, IntArray] = {
-            "rows": np.concatenate([one.rows for one in held]),
-            "groups": np.array([one.group for one in held]),
-            "sizes": np.array([one.size for one in held]),
+        rows = [one.rows for one in held]
+        return {
+            "rows": np.concatenate([np.zeros(0, dtype=np.int64), *rows]),
+            "groups": np.array([one.group for one in held], dtype=np.int64),
+            "sizes": np.array([one.size for one in held], dtype=np.int64),
         }
-        return arrays, {"holders": [one.holders for one in held]}
 
     @classmethod
     def unpack(

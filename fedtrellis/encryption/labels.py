@@ -30,6 +30,7 @@ Label = tuple[str | int, ...]
 
 KEY_BYTES = 32
 
+_SHA256 = SHA256()
 _PREFIX = struct.Struct("<cI")
 
 
@@ -41,8 +42,9 @@ def encode_items(*items: Item) -> bytes:
             kind, data = b"s", item.encode("utf-8", "surrogatepass")
         elif isinstance(item, bytes):
             kind, data = b"b", item
+        # True is an int to Python, and a mistake here
         elif isinstance(item, int | np.integer) and not isinstance(item, bool):
-            kind, data = b"i", b"%d" % int(item)
+            kind, data = b"i", b"%d" % item
         else:
             raise EncryptionError(
                 f"{item!r} in a label or context must be a text, bytes or an integer"
@@ -72,8 +74,8 @@ def encode_label(label: Label) -> bytes:
     return encode_items(*label)
 
 
-def expand(secret: bytes, *context: Item) -> bytes:
-    """Return a key of 32 bytes for one use of a secret: HKDF-Expand of RFC 5869.
+def expand(secret: bytes, *context: Item, size: int = KEY_BYTES) -> bytes:
+    """Return a key for one use of a secret: HKDF-Expand of RFC 5869, with SHA-256.
 
     Parameters
     ----------
@@ -82,16 +84,17 @@ def expand(secret: bytes, *context: Item) -> bytes:
         extraction of HKDF has nothing to do.
     *context : bytes, str or int
         The use; another tuple gives an independent key.
+    size : int
+        In bytes. Keys of one use and several sizes begin alike.
     """
-    return HKDFExpand(SHA256(), KEY_BYTES, encode_items(*context)).derive(secret)
+    return HKDFExpand(_SHA256, size, encode_items(*context)).derive(secret)
 
 
 def derive_key(secret: bytes, *context: Item) -> bytes:
-    """Return a key of 32 bytes for one use of a secret: HKDF of RFC 5869.
+    """Return a key of 32 bytes for one use of a secret: HKDF of RFC 5869, SHA-256.
 
     For a secret that is no uniformly random string, such as what X25519 gives: its
     extraction makes one of it first.
     """
-    return HKDF(SHA256(), KEY_BYTES, salt=None, info=encode_items(*context)).derive(
-        secret
-    )
+    info = encode_items(*context)
+    return HKDF(_SHA256, KEY_BYTES, salt=None, info=info).derive(secret)

@@ -306,7 +306,7 @@ class HyFDCA(HyFDCASettings):
         }
         for prefix, alignment in (("", self.alignment), ("new-", self._new)):
             own = {} if alignment is None else alignment.rows.get(client, {})
-            found = HeldGroup.pack(HeldGroup(g, own[g], 0) for g in sorted(own))
+            found = HeldGroup.pack(HeldGroup(g, own[g]) for g in sorted(own))
             arrays |= {f"{prefix}{key}": array for key, array in found.items()}
         entries: dict[str, Any] = {}
         if self._confirmations:

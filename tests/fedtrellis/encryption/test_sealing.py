@@ -8,7 +8,6 @@ import pytest
 
 from fedtrellis.encryption import EncryptionError
 from fedtrellis.encryption.identity import Identity
-from fedtrellis.encryption.labels import encode_items
 from fedtrellis.encryption.sealing import SEALED_BYTES, open_sealed, seal
 
 PURPOSE = ("group key", "run 1", "a", "b", 3)
@@ -59,7 +58,6 @@ def test_a_message_fits_only_where_it_belongs(other: tuple[str | int, ...]) -> N
     secret = secrets.token_bytes(32)
     with pytest.raises(EncryptionError, match=REFUSED):
         open_sealed(secret, seal(secret, b"hello", PURPOSE), other)
-    assert encode_items(*other) != encode_items(*PURPOSE)
 
 
 def test_the_same_message_looks_different_each_time() -> None:
