@@ -22,6 +22,7 @@ Label = tuple[str | int, ...]
 
 KEY_BYTES = 32
 
+_SHA256 = SHA256()
 _PREFIX = struct.Struct("<cI")
 
 
@@ -32,8 +33,9 @@ def _encode(items: tuple[Item, ...]) -> bytes:
             kind, data = b"s", item.encode("utf-8", "surrogatepass")
         elif isinstance(item, bytes):
             kind, data = b"b", item
+        # True is an int to Python, and a mistake here
         elif isinstance(item, int | np.integer) and not isinstance(item, bool):
-            kind, data = b"i", b"%d" % int(item)
+            kind, data = b"i", b"%d" % item
         else:
             raise EncryptionError(
                 f"{item!r} in a label or context must be a text, bytes or an integer"
@@ -63,8 +65,8 @@ def encode_label(label: Label) -> bytes:
     return _encode(label)
 
 
-def expand(secret: bytes, *context: Item) -> bytes:
-    """Return a key of 32 bytes for one use of a secret: HKDF-Expand of RFC 5869.
+def expand(secret: bytes, *context: Item, size: int = KEY_BYTES) -> bytes:
+    """Return a key for one use of a secret: HKDF-Expand of RFC 5869, with SHA-256.
 
     Parameters
     ----------
@@ -73,5 +75,7 @@ def expand(secret: bytes, *context: Item) -> bytes:
         extraction of HKDF has nothing to do.
     *context : bytes, str or int
         The use; another tuple gives an independent key.
+    size : int
+        In bytes. Keys of one use and several sizes begin alike.
     """
-    return HKDFExpand(SHA256(), KEY_BYTES, _encode(context)).derive(secret)
+    return HKDFExpand(_SHA256, size, _encode(context)).derive(secret)
