@@ -404,10 +404,7 @@ class SplitClient(StatefulClient):
     def _held(self) -> dict[int, HeldGroup]:
         """The client's groups, in the order of the state's vectors."""
         if self._groups is None or self._groups[0] is not self.state:
-            agreement = self.secrets.agreement
-            own = self.state["groups"].astype(int).tolist()
-            known = [len(agreement.holders(g)) for g in own]
-            groups = HeldGroup.unpack(self.state, known, self.features.shape[0])
+            groups = HeldGroup.unpack(self.state, self.features.shape[0])
             self._groups = self.state, {held.group: held for held in groups}
         return self._groups[1]
 

@@ -47,7 +47,7 @@ class Updates(Preparation):
         for g in config["dual"]:
             held = groups[g]
             alpha, y = alpha_all[held.own], self.state["labels"][held.own]
-            if held.holders == 1:
+            if len(self._holders(g)) == 1:
                 z = local[held.rows]
             elif f"scores/{g}" in config:
                 blobs_of = config[f"scores/{g}"]
@@ -62,7 +62,7 @@ class Updates(Preparation):
             else:
                 delta = loss.theoretical_step(alpha, z, y, c_k, gamma, λ)
             delta = np.where(drawn[held.rows], delta, 0.0)
-            share = gamma / held.holders * delta
+            share = gamma / len(self._holders(g)) * delta
             blobs += self._encrypt(self._holders(g), ("dual", g), share, MAX_SHARES)
             if g in config["report"]:
                 numbers.append(float(loss.value(z, y).sum()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,10 +58,7 @@ class HeldGroup:
 
     @classmethod
     def unpack(
-        cls,
-        state: Mapping[str, NDArray[Any]],
-        holders: Sequence[int] | NDArray[Any],
-        num_samples: int,
+        cls, state: Mapping[str, NDArray[Any]], num_samples: int
     ) -> list[HeldGroup]:
         """Inverse of :meth:`pack`.
 
@@ -70,7 +67,6 @@ class HeldGroup:
         state : mapping
             With the arrays. They come from the server, and say how long the client's
             vectors are.
-        holders : sequence of int
         num_samples : int
             How many samples the client has.
 
@@ -95,10 +91,7 @@ class HeldGroup:
         rows = rows.astype(np.int64)
         stops = np.cumsum(sizes.astype(int)).tolist()
         starts = [0, *stops[:-1]]
-        counts = np.asarray(holders).astype(int).tolist()
         return [
-            cls(group, rows[start:stop], count, start)
-            for group, start, stop, count in zip(
-                groups.tolist(), starts, stops, counts, strict=True
-            )
+            cls(group, rows[start:stop], start)
+            for group, start, stop in zip(groups.tolist(), starts, stops, strict=True)
         ]

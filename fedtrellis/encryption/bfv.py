@@ -190,9 +190,9 @@ class BfvCipher(Cipher):
         numbers = integers.tolist() + [0] * (self.slots - integers.size)
         # TenSEAL encodes integers in (−t/2, t/2)
         numbers += [c - self.modulus * (c > self.modulus // 2) for c in checks]
-        return _translate("encryption failed", lambda: self._encrypt(numbers))
+        return _translate("encryption failed", lambda: self._encoded(numbers))
 
-    def _encrypt(self, numbers: list[int]) -> bytes:
+    def _encoded(self, numbers: list[int]) -> bytes:
         if self._encoder is None:
             vector = self._cpp.BFVVector(self._context, numbers)
             return unwrap(vector.serialize())

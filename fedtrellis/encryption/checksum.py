@@ -26,6 +26,7 @@ CHECKS = 2
 #: Products of two limbs are below 2^32, and so many of them are exact in float64.
 MOST_VALUES = 2**20
 
+_UNSIGNED, _SIGNED = np.dtype("<u2"), np.dtype("<i2")
 _LIMB = 16
 _LIMBS = 4  # of 64 bits
 _CHUNK = 2**13  # the limbs of so many coefficients fit into a core's cache
@@ -56,12 +57,12 @@ def checksums(values: IntArray, key: bytes, modulus: int) -> list[int]:
     stream = Keystream(key)
     products = np.zeros((_LIMBS, CHECKS * _LIMBS))
     for start in range(0, values.size, _CHUNK):
-        part = np.ascontiguousarray(values[start : start + _CHUNK], dtype="<i8")
+        part = values[start : start + _CHUNK].astype("<i8", order="C", copy=False)
         words = stream.read(8 * CHECKS * part.size)
-        coefficients = np.frombuffer(words, dtype="<u2").reshape(part.size, -1)
-        limbs = part.view("<u2").reshape(-1, _LIMBS).astype(np.float64)
+        coefficients = np.frombuffer(words, _UNSIGNED).reshape(part.size, -1)
+        limbs = part.view(_UNSIGNED).reshape(-1, _LIMBS).astype(np.float64)
         # x = l_0 + 2^16 l_1 + 2^32 l_2 + 2^48 l_3, and l_3 has the sign
-        limbs[:, -1] = part.view("<i2")[_LIMBS - 1 :: _LIMBS]
+        limbs[:, -1] = part.view(_SIGNED)[_LIMBS - 1 :: _LIMBS]
         products += limbs.T @ coefficients.astype(np.float64)
     # one row for each checksum, ordered as the weights
     exact = products.T.astype(np.int64).reshape(CHECKS, -1).tolist()

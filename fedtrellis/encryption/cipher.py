@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, NoReturn, Self
+from typing import ClassVar, NamedTuple, NoReturn, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -26,7 +26,7 @@ from fedtrellis.encryption.key_format import (
     unpack_key,
 )
 from fedtrellis.encryption.keystream import Keystream
-from fedtrellis.encryption.labels import Item, Label, encode_label, expand
+from fedtrellis.encryption.labels import KEY_BYTES, Item, Label, encode_label, expand
 from fedtrellis.wire.arrays import FloatArray
 
 __all__ = ["REFUSED", "Cipher"]
@@ -36,6 +36,13 @@ REFUSED = (
     "ciphertext was refused: it is not the sum that was asked for, under this key and "
     "label, of shares that nobody altered"
 )
+
+
+class _SumKeys(NamedTuple):
+    """Keys of one label, block, size and number of terms."""
+
+    coefficients: bytes
+    shares: bytes
 
 
 class Cipher(ABC):
@@ -205,7 +212,12 @@ class Cipher(ABC):
         return -(-size // self.slots)
 
     def encrypt(
-        self, values: ArrayLike, label: Label, sender: str, terms: int
+        self,
+        values: ArrayLike,
+        label: Label,
+        sender: str,
+        terms: int,
+        block: tuple[int, int] = (0, 1),
     ) -> bytes:
         """Encrypt a vector of at most ``slots`` real numbers as a share of a sum.
 
@@ -221,6 +233,8 @@ class Cipher(ABC):
         terms : int
             How many shares will be added at most; values must be below
             ``fixed.limit(terms)``.
+        block : (int, int)
+            Which part of a longer vector this is, and of how many.
 
         Raises
         ------
@@ -229,7 +243,7 @@ class Cipher(ABC):
             this is an evaluation context.
         """
         integers = self.fixed.quantize(values, terms)
-        return self.encrypt_integers(integers, label, sender, terms)
+        return self._encrypt(integers, label, sender, terms, block)
 
     def encrypt_integers(
         self,
@@ -239,27 +253,35 @@ class Cipher(ABC):
         terms: int,
         block: tuple[int, int] = (0, 1),
     ) -> bytes:
-        """Like :meth:`encrypt`, of integers that are quantised already (int64).
-
-        ``block`` is which part this is of how many.
-        """
+        """Like :meth:`encrypt`, of integers that are quantised already (int64)."""
         integers = np.asarray(integers)
+        if integers.dtype != np.int64:
+            raise EncryptionError(f"integers have dtype {integers.dtype}, not int64")
+        bound = self.fixed.bound(terms)
+        if integers.size and not -bound <= integers.min() <= integers.max() <= bound:
+            raise EncryptionError(f"an integer is beyond ±{bound}, with {terms} terms")
+        return self._encrypt(integers, label, sender, terms, block)
+
+    def _encrypt(
+        self,
+        integers: IntArray,
+        label: Label,
+        sender: str,
+        terms: int,
+        block: tuple[int, int],
+    ) -> bytes:
+        """Encrypt integers that a sum of so many terms has room for."""
         if integers.ndim != 1 or not 1 <= integers.size <= self.slots:
             raise EncryptionError(
                 f"values of shape {integers.shape} cannot be encrypted at once: "
                 f"expected a vector of 1 to {self.slots}"
             )
-        if integers.dtype != np.int64:
-            raise EncryptionError(f"integers have dtype {integers.dtype}, not int64")
-        bound = self.fixed.bound(terms)
-        if integers.max() > bound or integers.min() < -bound:
-            raise EncryptionError(f"an integer is beyond ±{bound}, with {terms} terms")
         check_sender(sender)
-        key = self._label_key(label, block, integers.size, check_terms(terms))
+        keys = self._keys(label, block, integers.size, check_terms(terms))
         # random, never counted: nothing to forget, and nothing that a server chooses
         nonce = secrets.token_bytes(NONCE_BYTES)
-        stream, masks = self._share(key, sender, nonce)
-        checks = self._checks(integers, key, [masks])
+        stream, masks = self._share(keys, sender, nonce)
+        checks = self._checks(integers, keys, [masks])
         header = Header(self.fingerprint, int(terms), ((sender, nonce),))
         return header.pack(self._seal(integers, checks, stream))
 
@@ -329,6 +351,8 @@ class Cipher(ABC):
         if not 1 <= count <= self.slots:
             raise EncryptionError(f"count = {count} must be from 1 to {self.slots}")
         encode_label(label)
+        if isinstance(senders, str):  # a sequence of letters
+            raise EncryptionError(f"senders = {senders!r} must be a sequence of texts")
         wanted = None if senders is None else sorted(senders)
         try:
             return self._opened(blob, label, count, wanted, block)
@@ -345,27 +369,26 @@ class Cipher(ABC):
             )
         return self._root
 
-    def _label_key(
+    def _keys(
         self, label: Label, block: tuple[int, int], size: int, terms: int
-    ) -> bytes:
-        """Return the key that all shares of one sum have in common."""
-        encoded = encode_label(label)
-        # label[0] is the purpose: each has a key of its own
-        key = expand(self._secret(), "purpose", str(label[0]))
-        return expand(key, encoded, *block, size, terms)
+    ) -> _SumKeys:
+        """Return what all shares of one sum have in common."""
+        use = ("sum", encode_label(label), *block, size, terms)
+        both = expand(self._secret(), *use, size=2 * KEY_BYTES)
+        return _SumKeys(both[:KEY_BYTES], both[KEY_BYTES:])
 
     def _share(
-        self, key: bytes, sender: str, nonce: bytes
+        self, keys: _SumKeys, sender: str, nonce: bytes
     ) -> tuple[Keystream, list[int]]:
         """Return the keystream of one encryption, and the masks that it begins with."""
-        stream = Keystream(expand(key, "share", sender, nonce))
+        stream = Keystream(expand(keys.shares, sender, nonce))
         return stream, stream.residues(CHECKS, self.modulus)
 
     def _checks(
-        self, integers: IntArray, key: bytes, masks: Sequence[list[int]]
+        self, integers: IntArray, keys: _SumKeys, masks: Sequence[list[int]]
     ) -> list[int]:
         """Return t_a = Σ_j c_aj X_j + Σ_k m_ka (mod p)."""
-        sums = checksums(integers, expand(key, "coefficients"), self.modulus)
+        sums = checksums(integers, keys.coefficients, self.modulus)
         return [
             (total + sum(column)) % self.modulus
             for total, column in zip(sums, zip(*masks, strict=True), strict=True)
@@ -384,15 +407,15 @@ class Cipher(ABC):
             raise EncryptionError("another key")
         if wanted is not None and header.senders != wanted:
             raise EncryptionError("other senders")
-        key = self._label_key(label, block, count, header.terms)
+        keys = self._keys(label, block, count, header.terms)
         streams, masks = zip(
-            *(self._share(key, *share) for share in header.shares), strict=True
+            *(self._share(keys, *share) for share in header.shares), strict=True
         )
         integers, checks = self._unseal(payload, count, streams)
         # two integers whose difference p divides have the same checksums
         bound = len(header.shares) * self.fixed.bound(header.terms)
         within = -bound <= integers.min() and integers.max() <= bound
-        if self._checks(integers, key, masks) != checks or not within:
+        if self._checks(integers, keys, masks) != checks or not within:
             raise EncryptionError("other values")
         return integers
 

@@ -129,13 +129,12 @@ class FixedPoint:
         """
         bound = self.bound(terms)
         array = np.asarray(values, dtype=np.float64)
-        # a power of two: exact, and what overflows to infinity is refused below
-        with np.errstate(over="ignore"):
-            scaled = np.rint(array * float(self.scale))
-        largest = max(np.max(scaled), -np.min(scaled)) if array.size else 0.0
-        if not largest <= bound:  # a NaN compares as false, too
+        scale = float(self.scale)  # a power of two: exact
+        largest = max(float(array.max()), -float(array.min())) if array.size else 0.0
+        # a NaN compares as false, and what is infinite is not below 2^63 either
+        if not (largest * scale < 2.0**63 and round(largest * scale) <= bound):
             self._refuse(array, terms)
-        return scaled.astype(np.int64)
+        return np.rint(array * scale).astype(np.int64)
 
     def _refuse(self, array: FloatArray, terms: int) -> NoReturn:
         """Say why these values cannot be quantised."""

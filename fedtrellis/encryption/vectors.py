@@ -42,12 +42,10 @@ def encrypt_vector(
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 1:
         raise EncryptionError(f"values have shape {array.shape}, expected a vector")
-    # all of it first, so that an error speaks of the whole vector
-    integers = cipher.fixed.quantize(array, terms)
-    blocks = cipher.blocks(integers.size)
+    blocks = cipher.blocks(array.size)
     return [
-        cipher.encrypt_integers(
-            integers[index * cipher.slots : (index + 1) * cipher.slots],
+        cipher.encrypt(
+            array[index * cipher.slots : (index + 1) * cipher.slots],
             label,
             sender,
             terms,
