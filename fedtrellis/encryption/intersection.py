@@ -55,7 +55,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from numpy.typing import NDArray
 
 from fedtrellis.encryption.fixed_point import EncryptionError
-from fedtrellis.encryption.labels import _encode, expand
+from fedtrellis.encryption.labels import encode_items, expand
 
 __all__ = [
     "POINT_BYTES",
@@ -113,10 +113,10 @@ def _as_array(points: Sequence[bytes]) -> ByteArray:
 
 def _hashed(domain: str, name: str) -> ec.EllipticCurvePublicKey:
     """H(id)."""
-    start = hashlib.sha256(_encode(("point", domain, name)))
+    start = hashlib.sha256(encode_items("point", domain, name))
     for counter in range(_ATTEMPTS):
         attempt = start.copy()
-        attempt.update(_encode((counter,)))
+        attempt.update(encode_items(counter))
         try:
             return _point(attempt.digest())
         except ValueError:
@@ -230,7 +230,7 @@ def pseudonyms(*outputs: ByteArray) -> ByteArray:
     """
     if {output.shape for output in outputs} != {(len(outputs[0]), POINT_BYTES)}:
         raise EncryptionError("every evaluator must answer with a point for each id")
-    purpose = _encode(("pseudonym", len(outputs)))
+    purpose = encode_items("pseudonym", len(outputs))
     rows = np.concatenate(outputs, axis=1)
     found = [
         hashlib.sha256(purpose + row.tobytes()).digest()[:PSEUDONYM_BYTES]
