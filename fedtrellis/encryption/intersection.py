@@ -30,9 +30,9 @@ negative, which multiplication does not tell apart. The curve is the library's
 **Who learns what.** Points travel with a MAC under what client and evaluator share, or
 sealed; without one a server could have an evaluator answer for ids that it guesses.
 
-* The server sees points that look random (decisional Diffie-Hellman, H a random oracle),
-  and then the pseudonyms, so how many ids each client has, and which clients share how
-  many. To try an id it would need both evaluators' secrets.
+* The server sees points that look random (decisional Diffie-Hellman, H a random
+  oracle), and then the pseudonyms, so how many ids each client has, and which clients
+  share how many. To try an id it would need both evaluators' secrets.
 * An evaluator sees points that look random, and how many; not which of two clients'
   points are of one id.
 * The server and *one* evaluator together still lack s of the other, so that they cannot
