@@ -25,7 +25,7 @@ from fedtrellis.encryption import (
     shared_run_key,
 )
 from fedtrellis.encryption.identity import Identity, load_identity
-from fedtrellis.encryption.labels import encode_items
+from fedtrellis.encryption.labels import Item, encode_items
 from fedtrellis.encryption.ledger import Ledger
 from fedtrellis.encryption.roster import Roster, load_roster
 from fedtrellis.objectives.losses import Loss, make_loss
@@ -255,7 +255,10 @@ class SplitClient(StatefulClient):
             for holders in agreement.holder_sets
             if self.client_id in holders[1:]
         ]
-        sealed = config.get("sealed", [])
+        for i, blob in enumerate(config.get("sealed", [])):
+            self.state[f"sealed/{i}"] = np.frombuffer(blob, dtype=np.uint8)  # type: ignore[assignment]
+        known = sum(key.startswith("sealed/") for key in self.state)
+        sealed = [self.state[f"sealed/{i}"].tobytes() for i in range(known)]
         received = dict(zip(sets, sealed, strict=True)) if sealed else {}
         return RosterSecrets(
             self.client_id,
@@ -423,7 +426,7 @@ class SplitClient(StatefulClient):
             if strange:
                 raise ValueError(f"{key} names group {strange[0]!r}, not held here")
 
-    def _rng(self, cipher: Cipher, *purpose: str | int) -> np.random.Generator:
+    def _rng(self, cipher: Cipher, *purpose: Item) -> np.random.Generator:
         """Random numbers that all who have a key can draw, and the server not."""
         words = np.frombuffer(cipher.derive("draw", *purpose), dtype="<u4").tolist()
         return np.random.Generator(np.random.PCG64(np.random.SeedSequence(words)))

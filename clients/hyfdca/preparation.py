@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 from typing import Any
 
@@ -18,7 +19,7 @@ from fedtrellis.encryption.intersection import (
     scalar_from,
     unblind,
 )
-from fedtrellis.encryption.labels import expand
+from fedtrellis.encryption.labels import encode_items, expand
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.protocol import Named, RestoreNeededError
@@ -38,6 +39,8 @@ from .rules import NodeRules, entry_counts
 
 __all__ = ["LabelError", "Preparation"]
 
+# So that one of them and the server together cannot try ids.
+_EVALUATORS = 2
 _MAC_BYTES = 32
 _POINT_BYTES = 32
 # How many features or groups an error names
@@ -56,6 +59,8 @@ class Preparation(SplitClient):
     def fit_blind(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> Fit:
         """This client's ids, blinded, and a MAC of them for each evaluator."""
         check_split_data(self, config)
+        # what is blinded with this nonce is unblinded with it, whatever happens
+        self._open_ledger(config).save()
         points = blind(self._all_ids(), self._blinding(config), config["session"])
         macs = [
             self._points_mac(config, points, other, self.client_id)
@@ -76,6 +81,16 @@ class Preparation(SplitClient):
             raise SettingsError(
                 f"client {self.client_id} has agreed to this run already"
             )
+        # once in a run: who colludes with the server could try ids otherwise
+        count = len(config["owners"])
+        asked = [config[f"points/{i}"] for i in range(count)]
+        mark = hashlib.sha256(encode_items(*config["owners"], *asked)).hexdigest()
+        if ledger.evaluated not in ("", mark) or len(set(config["owners"])) != count:
+            raise SettingsError(
+                f"client {self.client_id} has evaluated other ids for this run already"
+            )
+        ledger.evaluated = mark
+        ledger.save()
         secret = scalar_from(self._identity.derive("evaluate", config["session"]))
         answer: list[NDArray[Any]] = []
         for i, owner in enumerate(config["owners"]):
@@ -118,6 +133,11 @@ class Preparation(SplitClient):
         """The samples' hashes, then the new samples': shape (n + n_new, 16)."""
         if self.key_kind == "roster":
             evaluated = []
+            if len(set(config["evaluators"])) != _EVALUATORS:
+                raise SettingsError(
+                    f"client {self.client_id}: ids are evaluated by {_EVALUATORS} "
+                    f"clients, not by {config['evaluators']}"
+                )
             for i, evaluator in enumerate(config["evaluators"]):
                 points = _points(config[f"points/{i}"])
                 mac = self._points_mac(config, points, self.client_id, evaluator)

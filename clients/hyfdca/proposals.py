@@ -158,9 +158,7 @@ class Proposals(Preparation):
             moved = self._moved(config, kind, held, version, moves, alpha, z)
             if tag is not None:
                 # a'_i = α_i + r_i (u_i − α_i): see Proposals
-                cipher = self.secrets.cipher(self._holders(g))
-                rng = self._rng(cipher, "proposal", g, number, tag.hex())
-                r = rng.uniform(0.5, 1.0, size=held.size)[moves]
+                r = self._mixing(config, g, number, version, tag, held.size)[moves]
                 moved = alpha[moves] + r * (moved - alpha[moves])
             point[moves] = moved
             new.append(loss.feasible(point, y))
@@ -175,6 +173,17 @@ class Proposals(Preparation):
         self.state[f"points/{g}"] = np.vstack([remembered, proposals])
         self.state[f"ids/{g}"] = np.append(ids, np.arange(first, first + len(new)))
         return v, np.array(numbers)
+
+    def _mixing(
+        self, config: Config, g: int, number: int, version: int, tag: bytes, size: int
+    ) -> FloatArray:
+        """r of a group's samples, in [1/2, 1]: the same on all holders, of no other."""
+        if config["encryption"] == "none":  # nothing is hidden: the same in every run
+            rng = np.random.default_rng([g, number, version])
+        else:
+            cipher = self.secrets.cipher(self._holders(g))
+            rng = self._rng(cipher, "proposal", g, number, tag)
+        return rng.uniform(0.5, 1.0, size=size)
 
     # ------------------------------------------------------------------ what is hidden
 

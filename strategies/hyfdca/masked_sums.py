@@ -88,7 +88,9 @@ class MaskedSums(LostStates):
         taken: set[str] = set()
         if not all(self._ready(g) for g in unit.groups):
             return taken
-        for _ in range(1 + self.strategy.retries):
+        for attempt in range(1 + self.strategy.retries):
+            if attempt and any(not self._has_alpha(*one) for one in self.bare):
+                self._heal(available)  # somebody turned out to have lost its state
             stage = self._begun()
             missing = [
                 name
@@ -104,6 +106,8 @@ class MaskedSums(LostStates):
     def _ask_terms(
         self, stage: Stage, missing: Sequence[str], available: Sequence[str]
     ) -> set[str]:
+        asked: dict[str, list[int]] = {}
+
         def entries(name: str) -> dict[str, Any]:
             config = {**self._extra, **self._entries_of(name)}
             config |= self._backup_wish(name, available)
@@ -111,10 +115,14 @@ class MaskedSums(LostStates):
             # one that turned out to have lost its state may have to wait
             if not all(self._has_alpha(name, g) for g in config["propose"]):
                 config["propose"] = []
+            asked[name] = config["propose"]
             return config
 
         def take(answer: Answer) -> None:
-            self._take_term(answer, stage)
+            if asked[answer.client]:
+                self._take_term(answer, stage)
+            else:
+                self._take_backups(answer)
 
         return self._asked_for_proposals(list(missing), entries, take, attempts=1)
 
@@ -160,13 +168,19 @@ class MaskedSums(LostStates):
             raise ValueError(
                 f"the answer has {words.shape} words, expected ({expected},)"
             )
-        counts = [self._blocks(g) for g in wish]
-        backups = split_blobs(blobs[1:], counts)
+        backups = split_blobs(blobs[1:], [self._blocks(g) for g in wish])
         stage.words[name] = words
         for g in self.alignment.client_groups(name):
             self.bare.discard((name, g))
         self._keep_alphas(wish, backups)
         self._used(name)
+
+    def _take_backups(self, answer: Answer) -> None:
+        """A client that has to wait has taken where it stands, and may send α."""
+        wish = self._wished.get(answer.client, [])
+        blobs = read_blobs(answer.arrays)
+        self._keep_alphas(wish, split_blobs(blobs, [self._blocks(g) for g in wish]))
+        self._used(answer.client)
 
     def _numbers(self) -> int:
         """R: how many sums a report has, see the clients' ``_propose``."""
