@@ -319,10 +319,12 @@ class SplitClient(StatefulClient):
                 f"most, and was sent {norm:.4g} (max-weight-norm)"
             )
 
-    def _count_answer(self, config: Config) -> None:
+    def _count_answer(self, config: Config, mark: bytes) -> None:
         """Give one more answer that the server can read something from, if allowed.
 
-        It is written down by whoever answers, before the answer leaves.
+        ``mark`` is a digest of what the answer is made from. The same again tells the
+        server nothing more, and is not counted. Whoever answers saves the ledger
+        before the answer leaves.
 
         Raises
         ------
@@ -330,12 +332,15 @@ class SplitClient(StatefulClient):
             This node's rules do not allow it.
         """
         rules, ledger = self._rules_of(config), self._open_ledger(config)
+        if ledger.answered == mark.hex():
+            return
         allowed = config["answers"] if rules.answers is None else rules.answers
         if ledger.answers >= allowed:
             raise SettingsError(
-                f"client {self.client_id} has answered {ledger.answers} times, as often "
-                "as its node allows in this run (answers)"
+                f"client {self.client_id} has answered at {ledger.answers} different "
+                "weights, as many as its node allows in this run (answers)"
             )
+        ledger.answered = mark.hex()
         ledger.answers += 1
 
     # ----------------------------------------------------------------------- ciphertexts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -42,9 +43,9 @@ class Proposals(Preparation):
     loss's dual point, some tens of these sums would give whole rows away: which
     combinations of them are short is a problem of lattices that takes seconds (the
     hidden subset sum problem, Nguyen and Stern, CRYPTO 1999). So a client proposes
-    α_i + r_i (u_i − α_i) with r_i uniform in [1/2, 1], from the holders' key and this
-    wave's T: nobody but the holders of sample i knows its coefficient. D never falls
-    with any proposal that is feasible.
+    α_i + r_i (u_i − α_i) with r_i uniform in [1/2, 1], from the holders' key and z:
+    nobody but the holders of sample i knows its coefficient. D never falls with any
+    proposal that is feasible.
     """
 
     def fit_inner_product(
@@ -99,23 +100,31 @@ class Proposals(Preparation):
         backups = self._backups(pinned, points)
         if w.size:
             self._grant(pinned, pinned["versions"][0], w[0])
+        if tag is not None:
+            # what was proposed in another wave of this round is something else
+            self.state["tag"] = np.frombuffer(tag, dtype=np.uint8)  # type: ignore[assignment]
+        scores = {
+            g: self._scores(pinned, g, version, w)
+            for g, version in zip(pinned["propose"], pinned["versions"], strict=True)
+        }
+        mark = hashlib.sha256(b"".join(z.tobytes() for z in scores.values())).digest()
+        self._count_answer(pinned, mark)
         vectors: list[FloatArray] = []
         sums: dict[str, list[FloatArray]] = {"report": [], "second-report": []}
         for g, version in zip(pinned["propose"], pinned["versions"], strict=True):
-            v, numbers = self._propose(pinned, g, version, w, points[g], tag)
+            v, numbers = self._propose(pinned, g, version, scores[g], points[g])
             vectors.append(v)
             for key, found in sums.items():
                 if g in pinned[key]:
                     found.append(numbers)
         if tag is None:
-            self._count_answer(pinned)
             self._open_ledger(pinned).save()
             kept = 2 + len(vectors[0])  # Σ l and Σ l*; those of a z are for sums
             self.numbers = np.concatenate(
                 [np.zeros(0), *(numbers[:kept] for numbers in sums["report"])]
             )
             return [*vectors, *as_arrays(backups)], 0, {}
-        words = self._hidden(pinned, tag, np.sum(vectors, axis=0), sums)
+        words = self._hidden(pinned, tag, mark, np.sum(vectors, axis=0), sums)
         nonce = self._open_ledger(pinned).nonce
         return [words, *as_arrays([nonce, *backups])], 0, {}
 
@@ -124,9 +133,8 @@ class Proposals(Preparation):
         config: Config,
         g: int,
         version: int,
-        w: FloatArray,
+        z: FloatArray,
         known: tuple[IntArray, FloatArray],
-        tag: bytes | None,
     ) -> tuple[FloatArray, FloatArray]:
         """One group's proposals, which it remembers.
 
@@ -144,21 +152,15 @@ class Proposals(Preparation):
         drawn = self._drawn(config, held, version)
         whole = np.array_equal(held.rows, np.arange(self.features.shape[0]))
         part = self.features if whole else self.features[held.rows]
-        local_row = dict(zip(config["local"], config["rows"], strict=True))
-        if g in local_row:
-            z = np.asarray(part @ w[local_row[g]])
-            kinds = config["local-proposals"]
-        else:
-            z = self._scores(config, held, version, drawn)
-            kinds = config["proposals"]
+        kinds = config["local-proposals" if g in config["local"] else "proposals"]
         moves = np.arange(len(z)) if drawn is None else drawn
         new = []
         for number, kind in enumerate(kinds):
             point = alpha.copy()
             moved = self._moved(config, kind, held, version, moves, alpha, z)
-            if tag is not None:
+            if config["secure-sum"]:
                 # a'_i = α_i + r_i (u_i − α_i): see Proposals
-                r = self._mixing(config, g, number, version, tag, held.size)[moves]
+                r = self._mixing(config, g, number, version, z)[moves]
                 moved = alpha[moves] + r * (moved - alpha[moves])
             point[moves] = moved
             new.append(loss.feasible(point, y))
@@ -175,15 +177,19 @@ class Proposals(Preparation):
         return v, np.array(numbers)
 
     def _mixing(
-        self, config: Config, g: int, number: int, version: int, tag: bytes, size: int
+        self, config: Config, g: int, number: int, version: int, z: FloatArray
     ) -> FloatArray:
-        """r of a group's samples, in [1/2, 1]: the same on all holders, of no other."""
+        """R of a group's samples, in [1/2, 1]: the same on all holders, of no other.
+
+        They follow from z: asked again at one w, clients propose the same, and the
+        server learns nothing more.
+        """
         if config["encryption"] == "none":  # nothing is hidden: the same in every run
             rng = np.random.default_rng([g, number, version])
         else:
             cipher = self.secrets.cipher(self._holders(g))
-            rng = self._rng(cipher, "proposal", g, number, tag)
-        return rng.uniform(0.5, 1.0, size=size)
+            rng = self._rng(cipher, "proposal", g, number, version, z.tobytes())
+        return rng.uniform(0.5, 1.0, size=len(z))
 
     # ------------------------------------------------------------------ what is hidden
 
@@ -212,6 +218,7 @@ class Proposals(Preparation):
         self,
         config: Config,
         tag: bytes,
+        mark: bytes,
         v: FloatArray,
         sums: Mapping[str, Sequence[FloatArray]],
     ) -> NDArray[np.uint64]:
@@ -225,7 +232,7 @@ class Proposals(Preparation):
             return np.frombuffer(stored, dtype="<u8").astype(np.uint64)
         noise = self._rules_of(config).noise
         if noise:
-            v = v + noise * self._noise(config, v.shape)
+            v = v + noise * self._noise(config, mark, v.shape)
         agreement = self.secrets.agreement
         own, K = agreement.index(self.client_id), len(agreement.members)
         count = len(config["proposals"])
@@ -233,7 +240,6 @@ class Proposals(Preparation):
         parts = [split_number(np.sum([*zero, *sums[key]], axis=0), K) for key in sums]
         words = np.concatenate([as_words(v, K).reshape(-1), *parts])
         add_masks(words, own, self._peers(own, len(v), len(words)), tag)
-        self._count_answer(config)
         # on the disk before it leaves: the nonce is never used for anything else
         ledger.record(tag, words.astype("<u8").tobytes())
         return words
@@ -259,15 +265,14 @@ class Proposals(Preparation):
             peers.append((other, self.secrets.pair(name), where))
         return peers
 
-    def _noise(self, config: Config, shape: tuple[int, ...]) -> FloatArray:
+    def _noise(self, config: Config, mark: bytes, shape: tuple[int, ...]) -> FloatArray:
         """Gaussian numbers, in units of the most that one sample adds to v_k.
 
-        They follow from w and this client's own secret: asked twice at one w, it
+        They follow from z and this client's own secret: asked twice at one w, it
         gives the same, and no mean over answers takes the noise out.
         """
-        ledger = self._open_ledger(config)
-        secret = bytes.fromhex(ledger.secret)
-        seed = expand(secret, "noise", ledger.version, ledger.weights)
+        secret = bytes.fromhex(self._open_ledger(config).secret)
+        seed = expand(secret, "noise", mark)
         rng = np.random.default_rng(np.frombuffer(seed, dtype="<u4").tolist())
         values = getattr(self.features, "data", self.features)
         largest = float(np.abs(np.asarray(values)).max(initial=0.0))
@@ -275,17 +280,20 @@ class Proposals(Preparation):
         return rng.standard_normal(shape) * (largest / scale)
 
     def _scores(
-        self,
-        config: Config,
-        held: HeldGroup,
-        version: int,
-        drawn: IntArray | None,
+        self, config: Config, g: int, version: int, w: FloatArray
     ) -> FloatArray:
-        """x_iᵀw of a shared group's samples, of all or of those drawn; else 0."""
+        """x_iᵀw of a group's samples; of a shared one's not drawn, 0."""
+        held = self._held()[g]
+        if g in config["local"]:
+            row = dict(zip(config["local"], config["rows"], strict=True))[g]
+            whole = np.array_equal(held.rows, np.arange(self.features.shape[0]))
+            part = self.features if whole else self.features[held.rows]
+            local: FloatArray = np.asarray(part @ w[row])
+            return local
         z = np.zeros(held.size)
+        drawn = self._drawn(config, held, version)
         only = config["slots"] == "chosen" and drawn is not None
         where = drawn if only and drawn is not None else np.arange(held.size)
-        g = held.group
         z[where] = self._decrypt(
             config,
             self._holders(g),
@@ -383,7 +391,20 @@ class Proposals(Preparation):
             self.state[f"ids/{g}"] = ids  # type: ignore[assignment]
             self.state[f"points/{g}"] = known
             self.state[f"step/{g}"] = np.array(record.step)
+            if "tag" in config:
+                taken = np.frombuffer(config["tag"], dtype=np.uint8)
+                self.state[f"taken/{g}"] = taken  # type: ignore[assignment]
         return points
+
+    def _is_of(self, config: Config, key: str) -> bool:
+        """Whether something is of the wave that the last mixture was of.
+
+        The number of a step does not tell: a wave may have begun again, and after a
+        loss a group may have gone back.
+        """
+        if "tag" not in config:
+            return True
+        return key in self.state and self.state[key].tobytes() == config["tag"]
 
     def _brought_to(
         self, config: Config, record: GroupStep
@@ -413,7 +434,8 @@ class Proposals(Preparation):
         ids = self.state[f"ids/{g}"].astype(np.int64)
         known = self.state[f"points/{g}"]
         own_step = int(self.state[f"step/{g}"])
-        if own_step == step - 1 and np.isin(record.ids, ids).all():
+        before = own_step == step - 1 and self._is_of(config, "tag")
+        if before and np.isin(record.ids, ids).all():
             weights = np.asarray(record.weights)
             if not (weights.min() >= 0.0 and abs(weights.sum() - 1.0) < 1e-6):
                 raise ValueError(f"the mixture of group {g} is none: {weights}")
@@ -422,7 +444,7 @@ class Proposals(Preparation):
             kept = np.asarray(record.keep)[np.isin(record.keep, ids)]
             known = np.vstack([known[_positions(ids, kept)], alpha])
             ids = np.append(kept.astype(np.int64), record.alpha_id)
-        elif own_step != step:
+        elif own_step != step or not self._is_of(config, f"taken/{g}"):
             return f"group {g} is at step {step}, this client at {own_step}"
         # what was proposed for this step before is proposed again
         at = int(np.flatnonzero(ids == record.alpha_id)[0])

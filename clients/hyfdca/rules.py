@@ -49,8 +49,8 @@ class NodeRules:
     )
     answers: int | None = setting(
         None,
-        "how often this node answers in a run with something that the server reads",
-        note="auto is as often as the run declares before round 1",
+        "weights w at which this node answers in a run",
+        note="auto is as many as the run declares before round 1",
         minimum=1,
     )
     refusals: int = setting(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from math import ceil
 from typing import Any
 
@@ -24,9 +25,9 @@ class Updates(Preparation):
     def fit_dual(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> Fit:
         """LocalDualMethod: enc(γ_t/|B_n| Δα) of H samples (algorithms 3 and 5)."""
         config = self._learn(config)
-        self._count_answer(config)
-        self._open_ledger(config).save()
         (w,) = parameters
+        self._count_answer(config, hashlib.sha256(w.tobytes()).digest())
+        self._open_ledger(config).save()
         loss = loss_of(config)
         λ, N = config["regularization"], config["num-samples-all"]
         gamma, c_k = config["gamma"], config["c"]

@@ -35,7 +35,7 @@ _OLD = ".old"
 # fields that JSON holds as they are
 _PLAIN = (
     *("session", "client", "agreement", "holding", "epoch", "answers", "refusals"),
-    *("resumes", "version", "weights", "secret", "evaluated"),
+    *("resumes", "version", "weights", "secret", "evaluated", "answered"),
 )
 
 
@@ -112,6 +112,8 @@ class Ledger:
         The last iteration that it answered in, and a digest of the weights then.
     holding : str
         A digest of which of its samples it has in which group.
+    answered : str
+        A digest of what its last answer was made from.
     evaluated : str
         A digest of the blinded ids that it evaluated for the run.
     stored : (bytes, bytes) or None
@@ -133,6 +135,7 @@ class Ledger:
     weights: str = ""
     holding: str = ""
     evaluated: str = ""
+    answered: str = ""
     stored: tuple[bytes, bytes] | None = None
     # digest of the file as this process last saw it
     _seen: bytes | None = field(default=None, repr=False)

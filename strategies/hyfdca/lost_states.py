@@ -7,6 +7,7 @@ to its last backup.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from logging import WARNING
 from typing import TYPE_CHECKING, Any
@@ -138,7 +139,7 @@ class LostStates(UnitSteps):
             # the ciphertexts keep the step that they are labelled with
             unit.alphas = dict(alphas)
             unit.step = next(iter(alphas.values()))[0]
-        unit.mixture = None
+        unit.mixture, unit.tag = None, secrets.token_bytes(len(unit.tag))
         self.bundle.only_alpha(u, v, b)
         self.w = self.bundle.w
         self.version += 1

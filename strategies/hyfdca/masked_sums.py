@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedtrellis.dual.masks import from_words, inputs_digest, whole_number
+from fedtrellis.dual.masks import from_words, inputs_digest, mask_tag, whole_number
 from fedtrellis.server.answers import Answer
 from fedtrellis.wire.arrays import FloatArray
 
@@ -79,7 +79,9 @@ class MaskedSums(LostStates):
             nonces = [
                 self.strategy.nonces[name] for name in self.strategy.agreement.names
             ]
-            self._stage = Stage(nonces, inputs)
+            run = self.strategy.agreement.digest
+            tag = mask_tag(run, "propose", nonces, inputs)
+            self._stage = Stage(nonces, inputs, tag)
         return self._stage
 
     def _propose_hidden(self, available: Sequence[str]) -> set[str]:

@@ -255,6 +255,7 @@ class MixtureSteps(MaskedSums):
         for u, mixture in mixtures.items():
             unit = self.units[u]
             unit.mixture, unit.step, unit.snapshot = mixture, unit.step + 1, None
+            unit.tag = b"" if self._stage is None else self._stage.tag
         self._stage = None
         self.w = self.bundle.w
         self.version += 1

@@ -163,7 +163,7 @@ class HyFDCA(HyFDCASettings):
             "least": self.least,
             "noise": self.noise,
             "num-clients": self.num_clients,
-            # a sum that was lost may have to begin again
+            # some in hand: going back after a loss takes another way
             "answers": rounds + evaluations + rounds // 10 + 10,
         }
         if self._alignment is not None:

@@ -42,6 +42,7 @@ class Unit:
     groups: list[int]
     step: int = 0  # mixtures applied so far
     mixture: Mixture | None = None  # the last one
+    tag: bytes = b""  # of the wave that it is of, with secure sums
     snapshot: FloatArray | None = None  # the w that the proposals are made at
     version: int = -1  # which w that is
     products: dict[tuple[str, int], Blobs] = field(default_factory=dict)
@@ -71,12 +72,15 @@ class Stage:
     ----------
     nonces, inputs : list of bytes
         Of each member of the agreement.
+    tag : bytes
+        T, as the clients compute it.
     words : dict
         What each client has answered.
     """
 
     nonces: list[bytes]
     inputs: list[bytes]
+    tag: bytes
     words: dict[str, NDArray[np.uint64]] = field(default_factory=dict)
 
 
@@ -127,7 +131,10 @@ class UnitSteps(Steps):
             give = (name, g) in self.bare and self._alpha_is_current(g) and unit.step
             alpha = unit.alphas[g][1] if give else None
             records.append(GroupStep.after(g, unit.step, alpha_id, unit.mixture, alpha))
-        return GroupStep.pack(records)
+        entries = GroupStep.pack(records)
+        if self.strategy.secure_sum:
+            entries["tag"] = self.units[0].tag
+        return entries
 
     def _snapshots(self, groups: Sequence[int]) -> tuple[list[FloatArray], list[int]]:
         """The different snapshots of some groups, and which of them is each group's."""
@@ -194,6 +201,7 @@ class UnitSteps(Steps):
         arrays["bare"] = np.array(bare, dtype=np.int64).reshape(-1, 2)
         for u, unit in enumerate(self.units):
             arrays[f"{u}/step"] = np.array(unit.step)
+            arrays[f"{u}/tag"] = as_array(unit.tag)
             if unit.mixture is not None:
                 arrays[f"{u}/mix-ids"] = unit.mixture.ids
                 arrays[f"{u}/mix-weights"] = unit.mixture.weights
@@ -218,6 +226,7 @@ class UnitSteps(Steps):
         self.bare = {(names[int(k)], int(g)) for k, g in state["bare"]}
         for u, unit in enumerate(self.units):
             unit.step = int(state[f"{u}/step"])
+            unit.tag = state[f"{u}/tag"].tobytes()
             if f"{u}/mix-ids" in state:
                 unit.mixture = Mixture(
                     state[f"{u}/mix-ids"],
