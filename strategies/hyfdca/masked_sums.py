@@ -88,11 +88,11 @@ class MaskedSums(LostStates):
         """Ask for the terms that are missing, once all inner products are there."""
         (unit,) = self.units
         taken: set[str] = set()
-        if not all(self._ready(g) for g in unit.groups):
-            return taken
         for attempt in range(1 + self.strategy.retries):
             if attempt and any(not self._has_alpha(*one) for one in self.bare):
                 self._heal(available)  # somebody turned out to have lost its state
+            if not all(self._ready(g) for g in unit.groups):
+                break
             stage = self._begun()
             missing = [
                 name
