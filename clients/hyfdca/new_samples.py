@@ -42,8 +42,8 @@ class Scoring(Preparation):
         """Scores xᵀw of the new samples; mean loss and accuracy where there are labels.
 
         ``on_scores`` is given all scores that could be had. The server reads the two
-        means, so this is one of the answers that the node's rules count. Groups are left
-        out in which fewer samples than their ``least`` have labels.
+        means, so this is one of the answers that the node's rules count. Groups of
+        which fewer samples than their ``least`` have labels are left out.
         """
         pinned = self._learn(config)
         if self.new_samples is None:
