@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from math import sqrt
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtrellis.objectives.losses import Loss
-from fedtrellis.settings import parse, setting
+from fedtrellis.settings import SettingsError, keys, parse, setting
 from fedtrellis.wire.arrays import FloatArray
 
 __all__ = ["NodeRules", "entry_counts"]
@@ -77,8 +78,16 @@ class NodeRules:
         Raises
         ------
         SettingsError
-            One has a value that is not allowed.
+            One has a value that is not allowed; or a key looks like a rule's, and is
+            none: a rule with a slip in its name would protect nothing.
         """
+        for key in set(config) - set(keys(cls)):
+            meant = get_close_matches(str(key).replace("_", "-"), keys(cls), 1, 0.8)
+            if meant:
+                raise SettingsError(
+                    f"{key} = {config[key]!r} in the node config is not known; did you "
+                    f"mean {meant[0]!r}?"
+                )
         return parse(cls, config)
 
     def weight_bound(
