@@ -11,8 +11,10 @@ import pytest
 import sim
 from clients.hyfdca.rules import NodeRules
 from fedtrellis.objectives.losses import make_loss
-from fedtrellis.settings import SettingsError
+from fedtrellis.settings import SettingsError, describe
 from tests.harness import run_app
+
+ROOT = Path(sim.__file__).parent
 
 
 @pytest.mark.parametrize(
@@ -56,6 +58,23 @@ def test_the_largest_weights_of_an_honest_run() -> None:
     assert NodeRules(max_weight_norm=3.0).weight_bound(
         make_loss("hinge"), 0.02, y
     ) == pytest.approx(3.0)
+
+
+def test_the_page_on_deployments_lists_the_rules() -> None:
+    page = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
+    rows = [
+        f"| `{key}` | {default} | {text} |"
+        for key, default, text in describe(NodeRules)
+    ]
+    assert "\n".join(rows) in page, "the table of rules should be:\n" + "\n".join(rows)
+
+
+def test_a_listing_has_them_beside_the_settings(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert sim.app.command_line(["--list", "hyfdca"]) == 0
+    _, rules = capsys.readouterr().out.split("A node's own rules, of hyfdca")
+    assert all(key in rules for key, _, _ in describe(NodeRules))
 
 
 def test_two_holders_are_too_few_for_the_app(
