@@ -46,7 +46,7 @@ def test_every_test_that_the_page_names_is_there() -> None:
 
 def test_a_test_that_is_gone_is_found() -> None:
     link = "[`t.py`](../tests/test_security_page.py)"
-    assert missing(f"{link}: `test_nothing`") == []
+    assert missing(f"{link}: `test_every_test_that_the_page_names_is_there`") == []
     gone = f"{link}: `test_a_test_that_is_gone_is_found`, `test_that_is_gone`"
     assert missing(gone) == ["tests/test_security_page.py::test_that_is_gone"]
     assert missing("[x](../tests/test_gone.py)") == ["tests/test_gone.py"]
