@@ -96,7 +96,7 @@ def _lowest_primal(parent: Path) -> float:
     """Return the P of the model that a record's run ended with, as the run has it."""
     (history,) = parent.glob("*/history.jsonl")
     rounds = [json.loads(line) for line in history.read_text().splitlines()]
-    return min(line["train"]["primal"] for line in rounds if line["train"])
+    return min(float(line["train"]["primal"]) for line in rounds if line["train"])
 
 
 def trial(folder: Path, methods: Sequence[str], rounds: int) -> None:

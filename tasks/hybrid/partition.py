@@ -253,7 +253,8 @@ def _positions(matrix: Any, share: Share, num_train: int) -> Indices:
     """Where a client's training entries stand in a CSR matrix."""
     if share.entries is not None:
         # entries of a row stand together, and training rows come first
-        return share.entries[share.entries < matrix.indptr[num_train]]
+        end = int(matrix.indptr[num_train])
+        return share.entries[share.entries < end]
     rows = share.rows[share.rows < num_train]
     starts, lengths = matrix.indptr[rows], np.diff(matrix.indptr)[rows]
     ends = np.cumsum(lengths)
@@ -261,4 +262,5 @@ def _positions(matrix: Any, share: Share, num_train: int) -> Indices:
     positions += np.repeat(starts - (ends - lengths), lengths)
     held = np.zeros(matrix.shape[1], dtype=np.bool_)
     held[share.columns] = True
-    return positions[held[matrix.indices[positions]]]
+    found: Indices = positions[held[matrix.indices[positions]]]
+    return found

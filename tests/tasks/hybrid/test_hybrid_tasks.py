@@ -666,7 +666,8 @@ def test_covtype(tmp_path: Path, form: str) -> None:
         path = tmp_path / form
         path.write_text(text)
     for where in (path, tmp_path):
-        settings = {"bias": 0.0, "test_fraction": 0.0, "least_entries": 0}
+        settings: dict[str, Any] = {"bias": 0.0, "test_fraction": 0.0}
+        settings["least_entries"] = 0
         task = svm(4, dataset="covtype", path=str(where), **settings)
         check_partition(task)
         total, _, labels, _ = put_together(task)
