@@ -46,6 +46,7 @@ from .ciphers import (
     encrypted,
     every,
     key_of,
+    outcome,
 )
 
 _integers = st.lists(st.integers(-(2**46), 2**46), min_size=1, max_size=5)
@@ -433,21 +434,18 @@ def test_damaged_blobs_never_give_wrong_numbers(backend: str) -> None:
         refused = 0
         for damaged in _mutations(blob, number, 5):
             for asked in (senders, None):
-                try:
-                    assert decrypted(key, damaged, 3, asked) == values
-                except EncryptionError as error:
-                    assert str(error) == REFUSED
-                    refused += 1
+                found = outcome(key, damaged, 3, asked)
+                assert found in (values, None)
+                refused += found is None
             # a server adds it to others, or says in one line why not
             try:
                 later = server.add([damaged, encrypted(key, [0, 0, 0], "c")])
             except EncryptionError as error:
-                assert "\n" not in str(error)
-                continue
-            try:
-                assert decrypted(key, later, 3, [*senders, "c"]) == values
-            except EncryptionError as error:
-                assert str(error) == REFUSED
+                reason = str(error)
+            else:
+                reason = ""
+                assert outcome(key, later, 3, [*senders, "c"]) in (values, None)
+            assert "\n" not in reason
         assert refused > 1.8 * number
 
 
