@@ -203,9 +203,7 @@ class BfvCipher(Cipher):
             raise EncryptionError("ciphertext has a form that no client makes")
         return vector
 
-    def _unseal(
-        self, payload: bytes, count: int, streams: Sequence[Keystream]
-    ) -> tuple[IntArray, list[int]]:
+    def _unseal(self, payload: bytes, count: int) -> tuple[IntArray, list[int]]:
         vector = self._load(payload)
         numbers = _translate("decryption failed", vector.decrypt)
         slots = np.fromiter(numbers, dtype=np.int64, count=DEGREE)
@@ -213,6 +211,9 @@ class BfvCipher(Cipher):
             raise EncryptionError(f"ciphertext has more than {count} values")
         checks = slots[self.slots :] % self.modulus
         return slots[:count].copy(), checks.tolist()
+
+    def _strip(self, integers: IntArray, stream: Keystream) -> None:
+        """Do nothing: the keystream is for the masks only."""
 
     def _add_payloads(self, payloads: Sequence[bytes]) -> bytes:
         total = self._load(payloads[0])

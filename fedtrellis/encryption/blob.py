@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from fedtrellis.encryption.fixed_point import MAX_TERMS, EncryptionError
 
@@ -20,7 +21,6 @@ _VERSION = 2
 # magic, version, fingerprint, terms, number of shares
 _LAYOUT = struct.Struct(f"<3sB{FINGERPRINT_BYTES}sII")
 _SENDER_BYTES = 255  # its length is one byte
-_LEAST_SHARE = 1 + 1 + NONCE_BYTES
 
 
 def check_sender(sender: str) -> bytes:
@@ -61,6 +61,29 @@ class Header:
     fingerprint: str
     terms: int
     shares: tuple[Share, ...]
+
+    @classmethod
+    def of_sum(cls, headers: Sequence[Header]) -> Header:
+        """Return the header of a sum.
+
+        Raises
+        ------
+        EncryptionError
+            There is none; they are of several keys, or for several numbers of terms; or
+            see :meth:`check`.
+        """
+        if not headers:
+            raise EncryptionError("there are no ciphertexts to add")
+        if len({header.fingerprint for header in headers}) > 1:
+            marks = ", ".join(sorted({header.fingerprint for header in headers}))
+            raise EncryptionError(f"ciphertexts are of several keys: {marks}")
+        if len({header.terms for header in headers}) > 1:
+            counts = sorted({header.terms for header in headers})
+            raise EncryptionError(f"ciphertexts were encrypted for {counts} terms")
+        shares = tuple(share for header in headers for share in header.shares)
+        total = replace(headers[0], shares=shares)
+        total.check()
+        return total
 
     @property
     def senders(self) -> list[str]:
@@ -114,10 +137,8 @@ def split_blob(blob: bytes) -> tuple[Header, bytes]:
     if version != _VERSION:
         raise EncryptionError(f"ciphertext has version {version}, expected {_VERSION}")
     position = _LAYOUT.size
-    if count * _LEAST_SHARE > len(blob) - position:
-        raise EncryptionError(f"a ciphertext of {count} shares is cut off")
     shares = []
-    for _ in range(count):
+    for _ in range(count):  # until there are no more bytes, whatever is claimed
         middle = position + 1 + (blob[position] if position < len(blob) else 0)
         end = middle + NONCE_BYTES
         if middle == position + 1 or end > len(blob):

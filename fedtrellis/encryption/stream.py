@@ -95,21 +95,18 @@ class StreamCipher(Cipher):
         if len(payload) <= _CHECKS.size or len(payload) % 8:
             raise EncryptionError(f"ciphertext has {len(payload)} bytes; it is cut")
         checks = _CHECKS.unpack_from(payload)
-        if max(checks) >= self.modulus:
-            raise EncryptionError("ciphertext has checksums that are not residues")
         return checks, np.frombuffer(payload, dtype="<u8", offset=_CHECKS.size)
 
-    def _unseal(
-        self, payload: bytes, count: int, streams: Sequence[Keystream]
-    ) -> tuple[IntArray, list[int]]:
+    def _unseal(self, payload: bytes, count: int) -> tuple[IntArray, list[int]]:
         checks, words = self._read(payload)
         if words.size != count:
             raise EncryptionError(f"ciphertext has {words.size} values")
-        # X_j = C_j − Σ_k r_kj (mod 2^64), in [−2^63, 2^63)
-        total = words.astype(np.uint64)
-        for stream in streams:
-            total -= self._pad(stream, count)
-        return total.view(np.int64), list(checks)
+        return words.astype(np.uint64).view(np.int64), list(checks)
+
+    def _strip(self, integers: IntArray, stream: Keystream) -> None:
+        # X_j ← X_j − r_j (mod 2^64), in [−2^63, 2^63)
+        words = integers.view(np.uint64)
+        words -= self._pad(stream, words.size)
 
     def _add_payloads(self, payloads: Sequence[bytes]) -> bytes:
         parts = [self._read(payload) for payload in payloads]
