@@ -149,7 +149,8 @@ class FixedPoint:
         # a NaN compares as false, and what is infinite is not below 2^63 either
         if not (largest * scale < 2.0**63 and round(largest * scale) <= bound):
             self._refuse(array, terms)
-        return np.rint(array * scale).astype(np.int64)
+        scaled = np.asarray(array * scale)
+        return np.rint(scaled, out=scaled).astype(np.int64)
 
     def _refuse(self, array: FloatArray, terms: int) -> NoReturn:
         """Say why these values cannot be quantised."""
