@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtrellis.encryption.fixed_point import EncryptionError
-from fedtrellis.encryption.labels import _encode
+from fedtrellis.encryption.labels import encode_items
 
 __all__ = ["NONCE_BYTES", "Ledger", "private_folder"]
 
@@ -138,7 +138,7 @@ class Ledger:
         """
         folder = private_folder(directory)
         # a digest: the session is the server's word, and no part of a path
-        mark = hashlib.sha256(_encode(("ledger", session, client))).hexdigest()
+        mark = hashlib.sha256(encode_items("ledger", session, client)).hexdigest()
         path = folder / f"{mark[:32]}.ledger"
         ledger = cls(path, session, client, durable)
         try:
