@@ -37,7 +37,7 @@ from .runs import quiet
 
 __all__ = ["FULL", "QUICK", "Case", "compare"]
 
-_AIM = 20.0
+_AIM = 10.0
 _PAPER_MS = 18.882  # arXiv 2210.08106
 _TERMS = 1000
 _KEY_BITS = 2048
