@@ -107,10 +107,15 @@ class Header:
         EncryptionError
             It has no share, one twice, or more of them than the values left room for.
         """
-        if not 1 <= len(self.shares) <= self.terms <= MAX_TERMS:
+        if not self.shares or not 1 <= self.terms <= MAX_TERMS:
             raise EncryptionError(
-                f"a sum of {len(self.shares)} shares would overflow, or is none: its "
-                f"values were encrypted for at most {self.terms}"
+                f"ciphertext header is malformed: {len(self.shares)} shares, "
+                f"encrypted for {self.terms} terms"
+            )
+        if len(self.shares) > self.terms:
+            raise EncryptionError(
+                f"a sum of {len(self.shares)} shares would overflow: its values were "
+                f"encrypted for at most {self.terms}"
             )
         if len(set(self.shares)) < len(self.shares):
             raise EncryptionError("a share is in the sum twice")
