@@ -20,7 +20,7 @@ from fedtrellis.dual.masks import (
     split_number,
     weights_mark,
 )
-from fedtrellis.encryption import EncryptionError
+from fedtrellis.encryption import RefusedError
 from fedtrellis.encryption.labels import expand
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray
@@ -98,7 +98,7 @@ class HiddenSums(Preparation):
 
         Raises
         ------
-        EncryptionError
+        RefusedError
             This client's inner products that the sums are made of were of another.
         """
         version, query = config["versions"][0], config["query"]
@@ -108,7 +108,7 @@ class HiddenSums(Preparation):
             if known != (version, query) or (
                 w.size and ledger.weights != weights_mark(w[0]).hex()
             ):
-                raise EncryptionError(
+                raise RefusedError(
                     "the inner products are not of the weights that were sent last"
                 )
         else:

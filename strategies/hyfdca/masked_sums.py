@@ -148,7 +148,7 @@ class MaskedSums(LostStates):
         before = len(rejected)
         taken = self._ask("train.propose", entries, clients, take, attempts)
         for name, reason in rejected[before:]:
-            if "EncryptionError" in reason and name in clients:
+            if "RefusedError" in reason and name in clients:
                 self._refused(name)
         return taken
 

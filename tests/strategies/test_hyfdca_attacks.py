@@ -23,8 +23,12 @@ from clients.hyfdca.secrets import RosterSecrets
 from fedtrellis import LocalGrid, client_app
 from fedtrellis.dual.agreement import Agreement
 from fedtrellis.dual.masks import add_masks, common_secret, from_words, query_of
-from fedtrellis.encryption import EncryptionError, backend_class, split_blob
-from fedtrellis.encryption.cipher import REFUSED
+from fedtrellis.encryption import (
+    EncryptionError,
+    RefusedError,
+    backend_class,
+    split_blob,
+)
 from fedtrellis.encryption.fixed_point import FIELD_MODULUS
 from fedtrellis.encryption.identity import Identity
 from fedtrellis.encryption.intersection import blind
@@ -45,6 +49,7 @@ from tests.strategies.hyfdca_attacker import (
 from tests.strategies.hyfdca_runs import Array, Run, Split, small
 
 INNER = "train.inner_product"
+REFUSED = str(RefusedError())
 
 
 @pytest.fixture(autouse=True)
@@ -145,7 +150,7 @@ def test_clients_that_are_asked_different_things_make_no_sum(
     class Lies(HyFDCA):
         chain = b""
 
-        def ask(
+        def ask(  # type: ignore[override]
             self,
             conversation: Any,
             t: int,
@@ -202,7 +207,7 @@ def test_clients_that_are_asked_different_things_make_no_sum(
 
 def test_masks_hide_every_single_term(monkeypatch: pytest.MonkeyPatch) -> None:
     """The words are what they hide plus numbers that look uniform, in every place."""
-    answers: list[Array] = []
+    answers: list[Any] = []
 
     def attack(hand: Hand) -> None:
         for name, config in hand.honest.items():
@@ -583,10 +588,11 @@ def test_forged_sums_of_bfv_are_refused() -> None:
 
     def attack(hand: Hand) -> None:
         scores, a, b = _shares(hand)
-        assert isinstance(hand.send("0", hand.honest["0"]), RecordDict)
         for times in ((1, 0), (2, 0), (2, 2), (3, 1)):
             asked = {**hand.honest["0"], scores: [forge(a, b, *times)]}
             assert REFUSED in hand.refused("0", hand.sealed("0", asked))
+        right = {**hand.honest["0"], scores: [forge(a, b, 1, 1)]}
+        assert isinstance(hand.send("0", hand.sealed("0", right)), RecordDict)
 
     attacked(attack, backend="tenseal-bfv", key=key, rounds=5)
 
@@ -666,12 +672,13 @@ def test_a_client_is_given_its_samples_in_groups_of_one() -> None:
         own["settings"]["secure-sum"] = False
         data = json.dumps(own, sort_keys=True, separators=(",", ":")).encode()
         other = {"agreement": np.frombuffer(data, np.uint8)}
-        for change in (singles, turned, other):
+        changes: list[dict[str, Any]] = [singles, turned, other]
+        for change in changes:
             found = hand.send("0", hand.honest["0"], None, {**honest, **change})
             assert isinstance(found, str)
             assert "has not agreed to" in found
         for name in ("labels", "norms", "points/0", "ids/0", "chain/0", "sealed/0"):
-            given = {**honest, name: turned["rows"]}
+            given: dict[str, Any] = {**honest, name: turned["rows"]}
             found = hand.send("0", hand.honest["0"], None, given)
             assert isinstance(found, str)
             assert f"takes no {name!r} back" in found
@@ -688,7 +695,7 @@ def test_no_second_agreement_and_no_joining_twice() -> None:
         own = json.loads(honest["agreement"].tobytes())
         own["settings"]["answers"] = 10**6
         data = json.dumps(own, sort_keys=True, separators=(",", ":")).encode()
-        given = {**honest, "agreement": np.frombuffer(data, np.uint8)}
+        given: dict[str, Any] = {**honest, "agreement": np.frombuffer(data, np.uint8)}
         found = hand.send("0", config, "train.agree", given)
         assert isinstance(found, str)
         assert "has agreed to something else" in found
