@@ -267,7 +267,7 @@ class Proposals(HiddenSums):
 
     def fit_backup(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> Fit:
         """enc(α) of some groups, for clients that lost it."""
-        pinned = self._learn(config, "backup")
+        pinned = self._learn(config, "propose")
         points = self._points(pinned)
         return as_arrays(self._backups(pinned, points)), 0, {}
 
