@@ -79,6 +79,11 @@ class Agreeing(Matching):
             raise SettingsError(
                 f"client {self.client_id} has agreed to something else in this run"
             )
+        # before the agreement's own settings take the place of the request's
+        if agreement.settings.get("session") != config["session"]:
+            raise SettingsError(
+                f"client {self.client_id}: the agreement is of another session"
+            )
         pinned = self._pinned(config, agreement)
         self._check_agreement(pinned, agreement)
         if ledger.agreement is None:
@@ -98,8 +103,6 @@ class Agreeing(Matching):
         who = f"client {self.client_id}"
         own = agreement.index(self.client_id)
         member, ledger = agreement.members[own], self._open_ledger(config)
-        if agreement.settings.get("session") != config["session"]:
-            raise SettingsError(f"{who}: the agreement is of another session")
         if member.nonce != ledger.nonce.hex():
             raise SettingsError(f"{who}: the agreement does not have its nonce")
         if self.key_kind == "roster":
