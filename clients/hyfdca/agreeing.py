@@ -74,15 +74,16 @@ class Agreeing(Matching):
         if "agreement" not in self.state or "groups" not in self.state:
             raise RestoreNeededError("this client has no alignment")
         agreement = Agreement.from_bytes(self.state["agreement"].tobytes())
-        if agreement.settings.get("session") != config["session"]:
-            raise SettingsError(
-                f"client {self.client_id}: the agreement is of another session"
-            )
         ledger = self._open_ledger(config)
         digest = agreement.digest.hex()
         if ledger.agreement not in (None, digest):
             raise SettingsError(
                 f"client {self.client_id} has agreed to something else in this run"
+            )
+        # before the agreement's own settings take the place of the request's
+        if agreement.settings.get("session") != config["session"]:
+            raise SettingsError(
+                f"client {self.client_id}: the agreement is of another session"
             )
         check_settings(agreement, self.client_id)
         pinned = self._pinned(config, agreement)

@@ -43,12 +43,15 @@ class HiddenSums(Preparation):
         propose the same, and the server learns nothing more; asked anything else, they
         take other numbers.
         """
-        if config["encryption"] == "none":  # nothing is hidden: the same in every run
-            rng = np.random.default_rng([g, number, version])
-        else:
-            cipher = self.secrets.cipher(self._holders(g))
-            chain = self._chain(g)
-            rng = self._rng(cipher, "proposal", g, number, version, chain, z.tobytes())
+        if config["encryption"] == "none":
+            # nothing is hidden: the same in every run, in whatever order a key puts
+            # the samples
+            ids = [str(self.sample_ids[i]) for i in self._held()[g].rows]
+            rng = np.random.default_rng([number, version])
+            return rng.uniform(0.5, 1.0, size=len(z))[np.argsort(np.argsort(ids))]
+        cipher = self.secrets.cipher(self._holders(g))
+        chain = self._chain(g)
+        rng = self._rng(cipher, "proposal", g, number, version, chain, z.tobytes())
         return rng.uniform(0.5, 1.0, size=len(z))
 
     def _chain(self, g: int) -> bytes:

@@ -186,8 +186,8 @@ def split_number(values: FloatArray, terms: int) -> Words:
         As :func:`as_words`.
     """
     whole = np.rint(values)
-    rest = as_words(values - whole, terms, _REST_BITS)
-    return np.concatenate([as_words(whole, terms, 0), rest])
+    first = as_words(whole, terms, 0)  # refuses what is not finite
+    return np.concatenate([first, as_words(values - whole, terms, _REST_BITS)])
 
 
 def whole_number(words: Words) -> FloatArray:

@@ -66,10 +66,8 @@ class Cipher(ABC):
     ----------
     name : str
         The backend's.
-    modulus : int
-        p: sums of integers stay within ±(p − 1)/2.
-    slots : int
-        How many values one ciphertext holds at most.
+    modulus, slots : int
+        Sums of integers stay within ±(p − 1)/2; values of one ciphertext at most.
     has_secret : bool
         Whether this is a key.
     fingerprint : str
@@ -271,9 +269,8 @@ class Cipher(ABC):
         Raises
         ------
         EncryptionError
-            There is none, one is malformed, they are of several keys or for several
-            numbers of terms, one share is there twice, or there are more than they
-            left room for.
+            There is none, one is malformed, or a share is there twice; they are of
+            several keys or numbers of terms, or more than these left room for.
         """
         parts = [split_blob(blob) for blob in blobs]
         total = Header.of_sum([header for header, _ in parts])

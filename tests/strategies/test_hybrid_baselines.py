@@ -790,4 +790,4 @@ def test_neither_reaches_the_central_optimum_of_digits(
     ],
 )
 def test_refusals_are_known_in_the_words_of_every_engine(reason: str, why: str) -> None:
-    assert hybrid_module._refusal(reason) == why
+    assert hybrid_module.refusal(reason) == why
