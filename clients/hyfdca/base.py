@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from math import ceil
 from pathlib import Path
@@ -150,18 +151,23 @@ class SplitClient(StatefulClient):
     @cached_property
     def _identity(self) -> Identity:
         found = self.identity
-        identity = found if isinstance(found, Identity) else _load_identity(str(found))
+        with _for_good():
+            identity = (
+                found if isinstance(found, Identity) else _load_identity(str(found))
+            )
         if identity.name != self.client_id:
             raise SettingsError(
                 f"client {self.client_id} has the identity of {identity.name!r}"
             )
-        self._roster.check(identity)
+        with _for_good():
+            self._roster.check(identity)
         return identity
 
     @cached_property
     def _roster(self) -> Roster:
         found = self.roster
-        return found if isinstance(found, Roster) else _load_roster(str(found))
+        with _for_good():
+            return found if isinstance(found, Roster) else _load_roster(str(found))
 
     def _common_key(self, config: Config) -> Cipher:
         """The key that all clients have, if it is the run's (once it is known which)."""
@@ -169,18 +175,20 @@ class SplitClient(StatefulClient):
         if isinstance(self.key, Cipher):
             cipher = self.key
         elif self.key:
-            cipher = _load_key(str(self.key))
+            with _for_good():
+                cipher = _load_key(str(self.key))
         elif config.get("own-key"):
             raise SettingsError(
                 f"client {self.client_id} has no key: start the node with "
                 "--node-config 'key-file=\"PATH\"', a key made by fedtrellis-keys"
             )
         else:
-            cipher = shared_run_key(
-                config["session"], config["encryption"], make=expected is None
-            )
+            with _for_good():
+                cipher = shared_run_key(
+                    config["session"], config["encryption"], make=expected is None
+                )
         if expected not in (None, cipher.fingerprint):
-            raise EncryptionError(
+            raise SettingsError(
                 f"this client's key has fingerprint {cipher.fingerprint}, that of the "
                 f"run has {expected}"
             )
@@ -203,9 +211,10 @@ class SplitClient(StatefulClient):
                 folder = Path(named).expanduser().with_suffix(".ledger")
             durable = self.key_kind != "run"
             where = folder or run_ledgers(config["session"])
-            self._ledger = Ledger.open(
-                where, config["session"], self.client_id, durable
-            )
+            with _for_good():
+                self._ledger = Ledger.open(
+                    where, config["session"], self.client_id, durable
+                )
         return self._ledger
 
     # ------------------------------------------------------------- what was agreed upon
@@ -260,14 +269,15 @@ class SplitClient(StatefulClient):
         known = sum(key.startswith("sealed/") for key in self.state)
         sealed = [self.state[f"sealed/{i}"].tobytes() for i in range(known)]
         received = dict(zip(sets, sealed, strict=True)) if sealed else {}
-        return RosterSecrets(
-            self.client_id,
-            agreement,
-            self._identity,
-            self._roster,
-            received,
-            config["encryption"],
-        )
+        with _for_good():
+            return RosterSecrets(
+                self.client_id,
+                agreement,
+                self._identity,
+                self._roster,
+                received,
+                config["encryption"],
+            )
 
     @property
     def secrets(self) -> Secrets:
@@ -445,6 +455,15 @@ class SplitClient(StatefulClient):
         cipher = self.secrets.cipher(self._holders(held.group))
         rng = self._rng(cipher, held.group, version)
         return np.sort(rng.choice(held.size, size=count, replace=False))
+
+
+@contextmanager
+def _for_good() -> Iterator[None]:
+    """Say of what is wrong with a node's files that asking again is no use."""
+    try:
+        yield
+    except EncryptionError as error:
+        raise SettingsError(str(error)) from error
 
 
 def _holding(state: Mapping[str, NDArray[Any]]) -> str:
