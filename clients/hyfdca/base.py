@@ -1,4 +1,4 @@
-"""What all phases of a client of HyFDCA need: its secrets, its groups, its ledger."""
+"""A client of HyFDCA: its data, its keys, its node's rules and its ledger."""
 
 from __future__ import annotations
 
@@ -6,45 +6,41 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
-from math import ceil
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from flwr.app import Context
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from fedtrellis.dual.agreement import Agreement
 from fedtrellis.dual.held_groups import HeldGroup
 from fedtrellis.encryption import (
     Cipher,
     EncryptionError,
-    decrypt_vector,
-    encrypt_vector,
     load_key,
     run_ledgers,
     shared_run_key,
 )
 from fedtrellis.encryption.identity import Identity, load_identity
-from fedtrellis.encryption.labels import Item, encode_items
 from fedtrellis.encryption.ledger import Ledger
 from fedtrellis.encryption.roster import Roster, load_roster
 from fedtrellis.objectives.losses import Loss, make_loss
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.client import StatefulClient
-from fedtrellis.wire.protocol import Named, RestoreNeededError
 
-from .rules import NodeRules, entry_counts
-from .secrets import CommonSecrets, RosterSecrets, Secrets
+from .rules import NodeRules
+from .secrets import Secrets
 
 __all__ = [
     "HOLDING",
+    "Config",
     "Fit",
     "IntArray",
     "NewSamples",
     "SplitClient",
     "as_arrays",
+    "for_good",
     "keyed_hashes",
     "loss_of",
 ]
@@ -56,12 +52,6 @@ Config = Mapping[str, Any]
 
 #: The client's samples and new samples, group by group, as its state has them.
 HOLDING = ("rows", "groups", "sizes", "new-rows", "new-groups", "new-sizes")
-
-# Entries of a request that list groups of this client's samples.
-_GROUPS = (
-    *("groups", "products", "backup", "propose", "local", "report", "second-report"),
-    *("dual", "moved", "renew", "tag-groups"),
-)
 
 
 class NewSamples(NamedTuple):
@@ -151,7 +141,7 @@ class SplitClient(StatefulClient):
     @cached_property
     def _identity(self) -> Identity:
         found = self.identity
-        with _for_good():
+        with for_good():
             identity = (
                 found if isinstance(found, Identity) else _load_identity(str(found))
             )
@@ -159,23 +149,23 @@ class SplitClient(StatefulClient):
             raise SettingsError(
                 f"client {self.client_id} has the identity of {identity.name!r}"
             )
-        with _for_good():
+        with for_good():
             self._roster.check(identity)
         return identity
 
     @cached_property
     def _roster(self) -> Roster:
         found = self.roster
-        with _for_good():
+        with for_good():
             return found if isinstance(found, Roster) else _load_roster(str(found))
 
     def _common_key(self, config: Config) -> Cipher:
-        """The key that all clients have, if it is the run's (once it is known which)."""
+        """The key that all clients have, if it is the run's."""
         expected = config.get("key")
         if isinstance(self.key, Cipher):
             cipher = self.key
         elif self.key:
-            with _for_good():
+            with for_good():
                 cipher = _load_key(str(self.key))
         elif config.get("own-key"):
             raise SettingsError(
@@ -183,7 +173,7 @@ class SplitClient(StatefulClient):
                 "--node-config 'key-file=\"PATH\"', a key made by fedtrellis-keys"
             )
         else:
-            with _for_good():
+            with for_good():
                 cipher = shared_run_key(
                     config["session"], config["encryption"], make=expected is None
                 )
@@ -195,7 +185,7 @@ class SplitClient(StatefulClient):
         return cipher
 
     def _rules_of(self, config: Config) -> NodeRules:
-        """This node's rules; in a simulation the run's wishes, too."""
+        """The node's rules; in a simulation the run's wishes, too."""
         if self._rules is not None:
             return self._rules
         wishes = config if self.key_kind == "run" else {}
@@ -211,277 +201,11 @@ class SplitClient(StatefulClient):
                 folder = Path(named).expanduser().with_suffix(".ledger")
             durable = self.key_kind != "run"
             where = folder or run_ledgers(config["session"])
-            with _for_good():
+            with for_good():
                 self._ledger = Ledger.open(
-                    where, config["session"], self.client_id, durable
+                    str(where), config["session"], self.client_id, durable
                 )
         return self._ledger
-
-    # ------------------------------------------------------------- what was agreed upon
-
-    def _agreed(self, config: Config) -> Agreement:
-        """What this node has agreed to in this run, and nothing else.
-
-        Raises
-        ------
-        RestoreNeededError
-            This client does not have it any more.
-        EncryptionError
-            The server gave back something else than this node's ledger says.
-        """
-        if "agreement" not in self.state or "groups" not in self.state:
-            raise RestoreNeededError("this client has no alignment")
-        agreement = Agreement.from_bytes(self.state["agreement"].tobytes())
-        ledger = self._open_ledger(config)
-        if ledger.agreement is None:
-            raise SettingsError(
-                f"client {self.client_id} has no ledger of this run "
-                f"({str(ledger.path)!r}): it was removed, or the node has moved. What "
-                "it agreed to and answered is not known any more: start a new run"
-            )
-        if ledger.agreement != agreement.digest.hex() or ledger.holding != _holding(
-            self.state
-        ):
-            raise SettingsError(
-                f"client {self.client_id} was given samples or settings that it has "
-                "not agreed to; its ledger has others"
-            )
-        return agreement
-
-    def _pinned(self, config: Config, agreement: Agreement) -> Named:
-        """A request's entries, and over them the settings that were agreed on."""
-        pinned = Named("the request's config", {**config, **agreement.settings})
-        if self._secrets is None:
-            self._secrets = self._make_secrets(pinned, agreement)
-        self._leave_out(self._rules_of(pinned))
-        return pinned
-
-    def _make_secrets(self, config: Config, agreement: Agreement) -> Secrets:
-        if self.key_kind != "roster":
-            return CommonSecrets(self.client_id, agreement, self._common_key(config))
-        sets = [
-            holders
-            for holders in agreement.holder_sets
-            if self.client_id in holders[1:]
-        ]
-        for i, blob in enumerate(config.get("sealed", [])):
-            self.state[f"sealed/{i}"] = np.frombuffer(blob, dtype=np.uint8)  # type: ignore[assignment]
-        known = sum(key.startswith("sealed/") for key in self.state)
-        sealed = [self.state[f"sealed/{i}"].tobytes() for i in range(known)]
-        received = dict(zip(sets, sealed, strict=True)) if sealed else {}
-        with _for_good():
-            return RosterSecrets(
-                self.client_id,
-                agreement,
-                self._identity,
-                self._roster,
-                received,
-                config["encryption"],
-            )
-
-    @property
-    def secrets(self) -> Secrets:
-        """What this client shares with others, once the run is agreed on."""
-        assert self._secrets is not None
-        return self._secrets
-
-    def _leave_out(self, rules: NodeRules) -> None:
-        """Take rare entries for zeros, if that is this node's rule."""
-        if rules.exposed == "leave-out":
-            counts = entry_counts(self.features)
-            rare = (counts > 0) & (counts < rules.least)
-            if rare.any():
-                self.features = _without(self.features, rare)
-
-    def _grant(self, config: Config, version: int, w: FloatArray) -> None:
-        """Take one more w to answer at, if this node's rules allow it.
-
-        Raises
-        ------
-        SettingsError
-            They do not.
-        """
-        rules, ledger = self._rules_of(config), self._open_ledger(config)
-        mark = hashlib.sha256(np.ascontiguousarray(w).tobytes()).hexdigest()[:32]
-        if (version, mark) == (ledger.version, ledger.weights):
-            return
-        self._check_norm(config, w)
-        if config["secure-sum"] and version < ledger.version:
-            if ledger.resumes >= rules.resumes:
-                raise SettingsError(
-                    f"client {self.client_id} was sent back to an earlier iteration {ledger.resumes} "
-                    "times, as often as its node allows (resumes)"
-                )
-            ledger.resumes += 1
-        ledger.version, ledger.weights = version, mark
-        ledger.save()
-
-    def _check_norm(self, config: Config, w: FloatArray) -> None:
-        """Raise SettingsError at weights that no honest run comes to."""
-        if not config["secure-sum"]:
-            return  # the paper's steps promise nothing of w
-        rules, y = self._rules_of(config), self.state["labels"]
-        bound = rules.weight_bound(loss_of(config), config["regularization"], y)
-        norm = float(np.linalg.norm(w))
-        if not norm <= bound:
-            raise SettingsError(
-                f"client {self.client_id} answers at weights of norm {bound:.4g} at "
-                f"most, and was sent {norm:.4g} (max-weight-norm)"
-            )
-
-    def _count_answer(self, config: Config, mark: bytes) -> None:
-        """Give one more answer that the server can read something from, if allowed.
-
-        ``mark`` is a digest of what the answer is made from. The same again tells the
-        server nothing more, and is not counted. Whoever answers saves the ledger
-        before the answer leaves.
-
-        Raises
-        ------
-        SettingsError
-            This node's rules do not allow it.
-        """
-        rules, ledger = self._rules_of(config), self._open_ledger(config)
-        if ledger.answered == mark.hex():
-            return
-        allowed = config["answers"] if rules.answers is None else rules.answers
-        if ledger.answers >= allowed:
-            raise SettingsError(
-                f"client {self.client_id} has answered at {ledger.answers} different "
-                "weights, as many as its node allows in this run (answers)"
-            )
-        ledger.answered = mark.hex()
-        ledger.answers += 1
-
-    # ----------------------------------------------------------------------- ciphertexts
-
-    def _encrypt(
-        self,
-        holders: tuple[str, ...],
-        label: tuple[str | int, ...],
-        values: ArrayLike,
-        terms: int | None = None,
-    ) -> list[bytes]:
-        """Numbers for the server to add to those of the other holders."""
-        cipher = self.secrets.cipher(holders)
-        count = len(holders) if terms is None else terms
-        return encrypt_vector(cipher, values, label, self.client_id, count)
-
-    def _decrypt(
-        self,
-        config: Config,
-        holders: tuple[str, ...],
-        blobs: Sequence[bytes],
-        label: tuple[str | int, ...],
-        count: int,
-        senders: Sequence[str] | None = (),
-    ) -> FloatArray:
-        """The numbers that a sum has, if it is what it should be.
-
-        ``senders`` are all holders if it is empty; None: any of them.
-        """
-        cipher = self.secrets.cipher(holders)
-        expected = holders if senders is not None and not senders else senders
-        book = self._refusals_of(config, cipher)
-        try:
-            return decrypt_vector(cipher, blobs, label, count, expected)
-        except EncryptionError:
-            if book is not None:
-                book.refusals += 1
-                book.save()
-            raise
-
-    def _refusals_of(self, config: Config, cipher: Cipher) -> Ledger | None:
-        """The book on a key that refusals wear out, if it still is to be used.
-
-        Each answer "refused" or "not refused" tells a server that makes ciphertexts up
-        one bit about a BFV key, whichever holder gives it, in whichever run.
-        """
-        if not cipher.wears_out:
-            return None
-        run = self._open_ledger(config)
-        book = Ledger.open(
-            run.path.parent, f"key {cipher.fingerprint}", self.client_id, run.durable
-        )
-        allowed = self._rules_of(config).refusals
-        own = max(1, allowed // config["num-clients"])
-        if book.refusals >= own:
-            raise EncryptionError(
-                f"client {self.client_id} has refused {book.refusals} ciphertexts under "
-                f"key {cipher.fingerprint}, its part of {allowed} (refusals): make a "
-                "new key"
-            )
-        return book
-
-    def _holders(self, g: int) -> tuple[str, ...]:
-        """Who holds a group."""
-        return self.secrets.agreement.holders(g)
-
-    # ----------------------------------------------------------------------------- groups
-
-    def _held(self) -> dict[int, HeldGroup]:
-        """The client's groups, in the order of the state's vectors."""
-        if self._groups is None or self._groups[0] is not self.state:
-            groups = HeldGroup.unpack(self.state, self.features.shape[0])
-            self._groups = self.state, {held.group: held for held in groups}
-        return self._groups[1]
-
-    def _new_rows(self) -> dict[int, IntArray]:
-        """The rows of the new samples of each of this client's groups of them."""
-        sizes = self.state["new-sizes"].astype(int)
-        parts = np.split(self.state["new-rows"].astype(np.int64), np.cumsum(sizes)[:-1])
-        groups = self.state["new-groups"].astype(int).tolist()
-        return dict(zip(groups, parts, strict=True)) if groups else {}
-
-    def _check_groups(self, config: Config) -> None:
-        """Raise ValueError if the server asks for samples that this client has not."""
-        own = set(self.state["groups"].astype(int).tolist())
-        for key in _GROUPS:
-            strange = [g for g in config.get(key, []) if g not in own]
-            if strange:
-                raise ValueError(f"{key} names group {strange[0]!r}, not held here")
-
-    def _rng(self, cipher: Cipher, *purpose: Item) -> np.random.Generator:
-        """Random numbers that all who have a key can draw, and the server not."""
-        words = np.frombuffer(cipher.derive("draw", *purpose), dtype="<u4").tolist()
-        return np.random.Generator(np.random.PCG64(np.random.SeedSequence(words)))
-
-    def _drawn(self, config: Config, held: HeldGroup, version: int) -> IntArray | None:
-        """The samples of a group that move in this step; None: all."""
-        fraction = config["local-fraction"]
-        if fraction == 1.0:
-            return None
-        count = max(1, ceil(fraction * held.size - 1e-9))
-        cipher = self.secrets.cipher(self._holders(held.group))
-        rng = self._rng(cipher, held.group, version)
-        return np.sort(rng.choice(held.size, size=count, replace=False))
-
-
-@contextmanager
-def _for_good() -> Iterator[None]:
-    """Say of what is wrong with a node's files that asking again is no use."""
-    try:
-        yield
-    except EncryptionError as error:
-        raise SettingsError(str(error)) from error
-
-
-def _holding(state: Mapping[str, NDArray[Any]]) -> str:
-    """A digest of which of its samples a client has in which group."""
-    arrays = [state[key].astype("<i8").tobytes() for key in HOLDING]
-    return hashlib.sha256(encode_items(*arrays)).hexdigest()
-
-
-def _without(features: Any, columns: NDArray[np.bool_]) -> Any:
-    """Features whose columns that are named are zero; a copy."""
-    keep = np.where(columns, 0.0, 1.0)
-    if isinstance(features, np.ndarray):
-        return features * keep
-    from scipy import sparse
-
-    kept = sparse.csr_array(features.multiply(keep[None, :]))
-    kept.eliminate_zeros()
-    return kept
 
 
 @lru_cache(maxsize=4)
@@ -524,3 +248,12 @@ def keyed_hashes(
 def as_arrays(blobs: Sequence[bytes]) -> list[NDArray[Any]]:
     """Ciphertexts, as ``fit`` returns them."""
     return [np.frombuffer(blob, dtype=np.uint8) for blob in blobs]
+
+
+@contextmanager
+def for_good() -> Iterator[None]:
+    """Say of what is wrong with a node's files that asking again is no use."""
+    try:
+        yield
+    except EncryptionError as error:
+        raise SettingsError(str(error)) from error

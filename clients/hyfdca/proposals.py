@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtrellis.dual.agreement import feature_digests
 from fedtrellis.dual.group_steps import GroupStep
 from fedtrellis.dual.held_groups import MAX_SHARES, HeldGroup
 from fedtrellis.dual.local_passes import local_dual_passes
-from fedtrellis.dual.masks import (
-    add_masks,
-    as_words,
-    inputs_digest,
-    mask_tag,
-    split_number,
-)
-from fedtrellis.encryption.labels import expand
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.protocol import RestoreNeededError
 
 from .base import Config, Fit, IntArray, as_arrays, loss_of
-from .preparation import Preparation
+from .hidden_sums import HiddenSums
 
 __all__ = ["Proposals"]
 
@@ -35,7 +25,7 @@ __all__ = ["Proposals"]
 _PROXIMAL = 0.1
 
 
-class Proposals(Preparation):
+class Proposals(HiddenSums):
     """Inner products, proposals and mixtures of α, and backups of it.
 
     **Why proposals are mixed at random.** The server reads sums over all clients,
@@ -102,7 +92,7 @@ class Proposals(Preparation):
             self._grant(pinned, pinned["versions"][0], w[0])
         if tag is not None:
             # what was proposed in another wave of this round is something else
-            self.state["tag"] = np.frombuffer(tag, dtype=np.uint8)  # type: ignore[assignment]
+            self.state["tag"] = np.frombuffer(tag, dtype=np.uint8)
         scores = {
             g: self._scores(pinned, g, version, w)
             for g, version in zip(pinned["propose"], pinned["versions"], strict=True)
@@ -175,109 +165,6 @@ class Proposals(Preparation):
         self.state[f"points/{g}"] = np.vstack([remembered, proposals])
         self.state[f"ids/{g}"] = np.append(ids, np.arange(first, first + len(new)))
         return v, np.array(numbers)
-
-    def _mixing(
-        self, config: Config, g: int, number: int, version: int, z: FloatArray
-    ) -> FloatArray:
-        """R of a group's samples, in [1/2, 1]: the same on all holders, of no other.
-
-        They follow from z: asked again at one w, clients propose the same, and the
-        server learns nothing more.
-        """
-        if config["encryption"] == "none":  # nothing is hidden: the same in every run
-            rng = np.random.default_rng([g, number, version])
-        else:
-            cipher = self.secrets.cipher(self._holders(g))
-            rng = self._rng(cipher, "proposal", g, number, version, z.tobytes())
-        return rng.uniform(0.5, 1.0, size=len(z))
-
-    # ------------------------------------------------------------------ what is hidden
-
-    def _tag(self, config: Config, w: FloatArray) -> bytes | None:
-        """T of this wave, if this client's nonce is in it; None if another is.
-
-        Raises
-        ------
-        ValueError
-            What this client was asked is not what the server says it was.
-        """
-        agreement = self.secrets.agreement
-        own = agreement.index(self.client_id)
-        nonces, inputs = config["nonces"], config["inputs"]
-        if len(nonces) != len(agreement.members) or len(inputs) != len(nonces):
-            raise ValueError("the wave does not have all members' nonces and inputs")
-        if inputs[own] != inputs_digest(config, w):
-            raise ValueError("this client's inputs are not those of the wave")
-        tag = mask_tag(agreement.digest, "propose", nonces, inputs)
-        ledger = self._open_ledger(config)
-        if ledger.replay(tag) is None and nonces[own] != ledger.nonce:
-            return None
-        return tag
-
-    def _hidden(
-        self,
-        config: Config,
-        tag: bytes,
-        mark: bytes,
-        v: FloatArray,
-        sums: Mapping[str, Sequence[FloatArray]],
-    ) -> NDArray[np.uint64]:
-        """This client's term of the sum over all, shape (c · p_k + 4 R,).
-
-        v row by row, then the two lists of R sums, each as whole parts and rests.
-        """
-        ledger = self._open_ledger(config)
-        stored = ledger.replay(tag)
-        if stored is not None:
-            return np.frombuffer(stored, dtype="<u8").astype(np.uint64)
-        noise = self._rules_of(config).noise
-        if noise:
-            v = v + noise * self._noise(config, mark, v.shape)
-        agreement = self.secrets.agreement
-        own, K = agreement.index(self.client_id), len(agreement.members)
-        count = len(config["proposals"])
-        zero = [np.zeros(3 + 2 * count)]
-        parts = [split_number(np.sum([*zero, *sums[key]], axis=0), K) for key in sums]
-        words = np.concatenate([as_words(v, K).reshape(-1), *parts])
-        add_masks(words, own, self._peers(own, len(v), len(words)), tag)
-        # on the disk before it leaves: the nonce is never used for anything else
-        ledger.record(tag, words.astype("<u8").tobytes())
-        return words
-
-    def _peers(
-        self, own: int, rows: int, size: int
-    ) -> list[tuple[int, bytes, NDArray[np.int64]]]:
-        """The other members, their pair's secret, and which words they have too."""
-        agreement = self.secrets.agreement
-        number = {digest: m for m, digest in enumerate(agreement.features)}
-        # where the model's features stand among this client's
-        columns = np.array([number[d] for d in feature_digests(self.feature_names)])
-        order = np.argsort(columns)
-        p_k = len(columns)
-        starts = p_k * np.arange(rows)[:, None]
-        ends = np.arange(rows * p_k, size)
-        peers = []
-        for other, name in enumerate(agreement.names):
-            if other == own:
-                continue
-            shared = order[agreement.holdings[other][columns[order]]]
-            where = np.concatenate([(starts + shared).reshape(-1), ends])
-            peers.append((other, self.secrets.pair(name), where))
-        return peers
-
-    def _noise(self, config: Config, mark: bytes, shape: tuple[int, ...]) -> FloatArray:
-        """Gaussian numbers, in units of the most that one sample adds to v_k.
-
-        They follow from z and this client's own secret: asked twice at one w, it
-        gives the same, and no mean over answers takes the noise out.
-        """
-        secret = bytes.fromhex(self._open_ledger(config).secret)
-        seed = expand(secret, "noise", mark)
-        rng = np.random.default_rng(np.frombuffer(seed, dtype="<u4").tolist())
-        values = getattr(self.features, "data", self.features)
-        largest = float(np.abs(np.asarray(values)).max(initial=0.0))
-        scale = config["regularization"] * config["num-samples-all"]
-        return rng.standard_normal(shape) * (largest / scale)
 
     def _scores(
         self, config: Config, g: int, version: int, w: FloatArray

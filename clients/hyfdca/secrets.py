@@ -135,8 +135,9 @@ class RosterSecrets(Secrets):
                 f"client {self.name} has no key of the samples that it shares with "
                 f"{', '.join(n for n in holders if n != self.name)}"
             )
-        # the bits are those of every key that nobody chose
-        return backend_class(self._backend).from_secret(secret).bound(self.run)
+        # a backend whose key is no more than a secret, which BFV's is not
+        cipher: Cipher = backend_class(self._backend).from_secret(secret)  # type: ignore[attr-defined]
+        return cipher.bound(self.run)
 
     def _drawn(self, holders: Sequence[str]) -> bytes:
         """The key of a set of holders: it follows from the first one's identity."""

@@ -75,7 +75,7 @@ class Agreement:
     groups: tuple[tuple[tuple[int, ...], int, str], ...]
     new_groups: tuple[tuple[tuple[int, ...], int, str], ...] = ()
 
-    # ----------------------------------------------------------------- the server's part
+    # ---------------------------------------------------------------- the server's part
 
     @classmethod
     def of(
@@ -109,7 +109,7 @@ class Agreement:
         )
 
     def to_bytes(self) -> bytes:
-        """Return it as it travels: one form only, so that equal ones have equal bytes."""
+        """Return it as it travels: in one form, so that equal ones have equal bytes."""
         members = [[m.name, m.key, m.nonce] for m in self.members]
         content = {
             "settings": dict(self.settings),

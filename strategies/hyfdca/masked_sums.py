@@ -32,7 +32,7 @@ _SAME = 1e-9
 
 
 class WrongReportError(RuntimeError):
-    """What clients reported cannot be: one of those that are named lies, or is faulty."""
+    """What clients reported cannot be: one of those that are named lies, or errs."""
 
 
 class MaskedSums(LostStates):

@@ -271,7 +271,7 @@ class MixtureSteps(MaskedSums):
         return self.strategy.slots == "all" or self.strategy.local_fraction == 1.0
 
     def _check_gap(self, primal: float, dual: float) -> None:
-        """P ≥ D for any w and α: less than that is no convergence but a wrong report."""
+        """P ≥ D for any w and α: less than that is a wrong report, no convergence."""
         # noise on v_k makes D what it is not
         if self.strategy.noisy or primal - dual >= -_GAP * max(1.0, abs(primal)):
             return

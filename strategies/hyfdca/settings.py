@@ -85,8 +85,8 @@ class HyFDCASettings(HybridStrategy):
     exposed: str = setting(
         "refuse",
         "in a simulation, what its nodes do where sums would give single numbers away: "
-        "refuse, leave out a node's rare entries, or accept; real nodes say so in their "
-        "node config",
+        "refuse, leave out a node's rare entries, or accept; real nodes say so "
+        "themselves",
         choices=EXPOSED,
         formerly="",
     )

@@ -370,7 +370,7 @@ class HyFDCA(HyFDCASettings):
     def _progress(self) -> bool:
         """Whether anything has come closer to a move: else the round has failed."""
         before, self._reached = self._reached, self.steps.reached()
-        return self._reached != before
+        return bool(self._reached != before)
 
     def result_point(self) -> FloatArray:
         """The certified w of lowest P; the last w where P is not known any more."""

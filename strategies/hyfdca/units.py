@@ -158,8 +158,10 @@ class UnitSteps(Steps):
         """How far the units and the stage have come."""
         words = () if self._stage is None else tuple(sorted(self._stage.words))
         units = [
-            (unit.step, unit.version, *(len(x) for x in (unit.products, unit.scores)))
-            + (len(unit.answers),)
+            (
+                *(unit.step, unit.version),
+                *(len(unit.products), len(unit.scores), len(unit.answers)),
+            )
             for unit in self.units
         ]
         return self.version, units, words
