@@ -94,7 +94,7 @@ class Agreeing(Matching):
         return [as_bytes(macs), *as_arrays(self.secrets.sealed())], 0, {}
 
     def _check_agreement(self, config: Config, agreement: Agreement) -> None:
-        """Raise SettingsError if it is not what was said, or breaks the node's rules."""
+        """Raise SettingsError if it is not what was said, or breaks its rules."""
         who = f"client {self.client_id}"
         own = agreement.index(self.client_id)
         member, ledger = agreement.members[own], self._open_ledger(config)
