@@ -171,7 +171,7 @@ def test_a_signal_after_the_last_round_loses_nothing(
 
 HYFDCA = (
     'method="hyfdca" task="hybrid-svm" hybrid-svm.dataset="breast-cancer" '
-    'hyfdca.encryption="none" hyfdca.tolerance=0.0'
+    'hyfdca.encryption="none" hyfdca.tolerance=0.0 hyfdca.exposed="accept"'
 )
 
 
