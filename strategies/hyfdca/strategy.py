@@ -481,10 +481,10 @@ class HyFDCA(HyFDCASettings):
         if "new/sizes" in state:
             self._new = Alignment.from_state(_under(state, "new/"))
         given = self.given_cipher
-        if given is not None and given.fingerprint != self.cipher.fingerprint:
+        if given is not None and given.fingerprint != self._fingerprint:
             raise SettingsError(
                 f"the context has fingerprint {given.fingerprint}, but the run to go "
-                f"on with had {self.cipher.fingerprint}"
+                f"on with had {self._fingerprint}"
             )
         self._best_dual = float(state["best-dual"])
         if "best-w" in state:
