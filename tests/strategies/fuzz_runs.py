@@ -315,9 +315,9 @@ def _give(
 def _promises(path: Path, before: bytes, refused: bool) -> str:
     """What a message has made a node's ledger forget; empty if nothing."""
     old, new = (_ledger_in(path, data) for data in (before, path.read_bytes()))
-    if (old["agreement"], old["holding"]) != (new["agreement"], new["holding"]):
-        if old["agreement"] is not None:
-            return "another agreement is in the ledger"
+    agreed = old["agreement"] is not None
+    if agreed and any(old[key] != new[key] for key in ("agreement", "holding")):
+        return "another agreement is in the ledger"
     if any(new[key] < old[key] for key in ("answers", "refusals", "resumes")):
         return "the ledger counts backwards"
     if refused and old["nonce"] != new["nonce"]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,7 +41,7 @@ def _digest(array: NDArray[Any]) -> bytes:
 
 
 @pytest.fixture
-def noted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Noted]:
+def noted(monkeypatch: pytest.MonkeyPatch) -> Noted:
     found = Noted()
     last: list[bytes] = []
 
@@ -100,7 +99,7 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Noted]:
 
     monkeypatch.setattr(Ledger, "record", recording)
     monkeypatch.setattr(Ledger, "replay", replaying)
-    yield found
+    return found
 
 
 @pytest.mark.parametrize("kind", ["hybrid", "horizontal"])
