@@ -463,11 +463,11 @@ def _hyfdca(step: str, *, parts: Any = "hybrid", **settings: Any) -> Case:
         "step": step,
         "encryption": "none",
         "secure_sum": not paper,
+        # what is remembered is full when the soak looks for the first time
+        "memory": 20,
         # the practical step diverges with many samples at once
         "local_fraction": 0.05 if step == "practical" else 1.0,
     }
-    if paper:
-        options["memory"] = 20
     make = partial(HyFDCA, split.loss, split.regularization, **{**options, **settings})
     name = " ".join(["hyfdca", step, *(["apart"] if settings else [])])
     return Case(
