@@ -193,11 +193,12 @@ class Agreeing(Matching):
                 shown.append(f"and {len(found) - _NAMED} more like that")
         if not shown:
             return
-        out = ", or exposed = 'leave-out' to leave the rare entries out" if rare else ""
+        out = ", or 'leave-out' to leave the rare entries out" if rare else ""
         raise SettingsError(
-            f"client {self.client_id}: sums would give single numbers away (least = "
-            f"{rules.least}): {'; '.join(shown)}. Allow it on this node with exposed = "
-            f"'accept'{out}"
+            f"sums would give single numbers of client {self.client_id} away (least = "
+            f"{rules.least}): {'; '.join(shown)}. Its node allows it with exposed = "
+            f"'accept'{out}, or with a smaller least (in a simulation hyfdca.exposed, "
+            "hyfdca.least)"
         )
 
     def _check_confirmed(self, config: Config, agreement: Agreement) -> None:

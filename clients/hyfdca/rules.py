@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from math import sqrt
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtrellis.objectives.losses import Loss
-from fedtrellis.settings import parse, setting
+from fedtrellis.settings import SettingsError, keys, parse, setting
 from fedtrellis.wire.arrays import FloatArray
 
 __all__ = ["NodeRules", "entry_counts"]
@@ -30,8 +31,7 @@ class NodeRules:
     least: int = setting(
         3,
         "least number of holders of a feature, of samples of a group, and of this "
-        "node's non-zero entries of a feature",
-        note="2 more than the clients that may collude with the server",
+        "node's non-zero entries of a feature; 2 more than may collude with the server",
         minimum=2,
     )
     exposed: str = setting(
@@ -43,14 +43,13 @@ class NodeRules:
     noise: float = setting(
         0.0,
         "standard deviation of the Gaussian noise on each number of v_k, in units of "
-        "what one sample adds to it at most",
-        note="the certificate does not hold then",
+        "what one sample adds to it at most; the certificate does not hold then",
         minimum=0.0,
     )
     answers: int | None = setting(
         None,
-        "weights w at which this node answers in a run",
-        note="auto is as many as the run declares before round 1",
+        "different questions that this node answers in a run; auto: as many as the run "
+        "declares before round 1, its rounds and a tenth more",
         minimum=1,
     )
     refusals: int = setting(
@@ -64,9 +63,8 @@ class NodeRules:
     )
     max_weight_norm: float | None = setting(
         None,
-        "largest norm of w at this node's features",
-        note="auto is twice √(2 l(0)/λ), the most that w of an honest run can have "
-        "without noise",
+        "largest norm of w at this node's features; auto: 2√(2 l(0)/λ), twice what an "
+        "honest run can come to",
         above=0.0,
     )
 
@@ -77,8 +75,16 @@ class NodeRules:
         Raises
         ------
         SettingsError
-            One has a value that is not allowed.
+            One has a value that is not allowed; or a key looks like a rule's, and is
+            none: a rule with a slip in its name would protect nothing.
         """
+        for key in set(config) - set(keys(cls)):
+            meant = get_close_matches(str(key).replace("_", "-"), keys(cls), 1, 0.8)
+            if meant:
+                raise SettingsError(
+                    f"{key} = {config[key]!r} in the node config is not known; did you "
+                    f"mean {meant[0]!r}?"
+                )
         return parse(cls, config)
 
     def weight_bound(

@@ -11,6 +11,7 @@ from fedtrellis.encryption.fixed_point import (
     PLAIN_MODULUS,
     EncryptionError,
     FixedPoint,
+    RefusedError,
 )
 from fedtrellis.encryption.identity import Identity, load_identity, write_identity
 from fedtrellis.encryption.keys import (
@@ -39,6 +40,7 @@ __all__ = [
     "Identity",
     "Label",
     "Ledger",
+    "RefusedError",
     "Roster",
     "add_vectors",
     "backend_class",

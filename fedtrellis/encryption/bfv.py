@@ -31,7 +31,7 @@ import os
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cache, partial
+from functools import partial
 from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
@@ -47,7 +47,8 @@ from fedtrellis.encryption.key_format import KeyFile
 from fedtrellis.encryption.keystream import Keystream
 from fedtrellis.encryption.labels import Item
 from fedtrellis.encryption.tenseal_format import (
-    check_expansion,
+    needed,
+    plain_form,
     refuse_secret,
     scratch_file,
     unwrap,
@@ -66,25 +67,8 @@ _PARAMETERS_HASH = [
     16503350843332633319,
     10228082550185529954,
 ]
-# A ciphertext of two polynomials over two primes has 131 kB without compression.
-_PAYLOAD_BYTES = range(64, 140_000)
-_SEAL_HEADER = 16
-# The most that its decompression may take; zstd works in blocks of 128 KiB.
-_EXPANDED_BYTES = 4 * 2**17
 
 T = TypeVar("T")
-
-
-@cache
-def _tenseal() -> Any:
-    """TenSEAL, when it is first needed."""
-    try:
-        return importlib.import_module("tenseal")
-    except ImportError as error:
-        raise EncryptionError(
-            "encryption backend 'tenseal-bfv' needs TenSEAL: "
-            'pip install "fedtrellis[encryption]"'
-        ) from error
 
 
 def _translate(what: str, action: Callable[[], T]) -> T:
@@ -132,7 +116,7 @@ class BfvCipher(Cipher):
         super().__init__(file)
         if file.secret is None:
             refuse_secret(file.payload)
-        tenseal = _tenseal()
+        tenseal = needed("tenseal")
         self._cpp = tenseal._ts_cpp
         deserialize = self._cpp.TenSEALContext.deserialize
         # one thread: more would only be used by operations that we do without
@@ -167,7 +151,7 @@ class BfvCipher(Cipher):
 
     @classmethod
     def _new_payload(cls) -> bytes:
-        tenseal = _tenseal()
+        tenseal = needed("tenseal")
         context = tenseal.context(
             tenseal.SCHEME_TYPE.BFV,
             poly_modulus_degree=DEGREE,
@@ -205,17 +189,10 @@ class BfvCipher(Cipher):
 
     def _load(self, payload: bytes) -> Any:
         """Read one ciphertext, and check that it is one that we could have made."""
-        if len(payload) not in _PAYLOAD_BYTES:
-            raise EncryptionError(
-                f"ciphertext has {len(payload)} bytes; it is cut off or none"
-            )
-        stated = int.from_bytes(payload[8:_SEAL_HEADER], "little")
-        if payload[:3] != b"\x5e\xa1\x10" or stated != len(payload):
-            raise EncryptionError("ciphertext is cut off or damaged")
-        check_expansion(payload[5], payload[_SEAL_HEADER:], _EXPANDED_BYTES)
+        plain = plain_form(payload, _PARAMETERS_HASH, DEGREE)
         vector = _translate(
             "ciphertext cannot be read",
-            lambda: self._cpp.BFVVector(self._context, wrap(payload, DEGREE)),
+            lambda: self._cpp.BFVVector(self._context, wrap(plain, DEGREE)),
         )
         (ciphertext,) = vector.ciphertext()
         if (
@@ -227,9 +204,7 @@ class BfvCipher(Cipher):
             raise EncryptionError("ciphertext has a form that no client makes")
         return vector
 
-    def _unseal(
-        self, payload: bytes, count: int, streams: Sequence[Keystream]
-    ) -> tuple[IntArray, list[int]]:
+    def _unseal(self, payload: bytes, count: int) -> tuple[IntArray, list[int]]:
         vector = self._load(payload)
         numbers = _translate("decryption failed", vector.decrypt)
         slots = np.fromiter(numbers, dtype=np.int64, count=DEGREE)
@@ -237,6 +212,9 @@ class BfvCipher(Cipher):
             raise EncryptionError(f"ciphertext has more than {count} values")
         checks = slots[self.slots :] % self.modulus
         return slots[:count].copy(), checks.tolist()
+
+    def _strip(self, integers: IntArray, stream: Keystream) -> None:
+        """Do nothing: the keystream is for the masks only."""
 
     def _add_payloads(self, payloads: Sequence[bytes]) -> bytes:
         total = self._load(payloads[0])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from fedtrellis.encryption.fixed_point import MAX_TERMS, EncryptionError
 
@@ -20,7 +21,6 @@ _VERSION = 2
 # magic, version, fingerprint, terms, number of shares
 _LAYOUT = struct.Struct(f"<3sB{FINGERPRINT_BYTES}sII")
 _SENDER_BYTES = 255  # its length is one byte
-_LEAST_SHARE = 1 + 1 + NONCE_BYTES
 
 
 def check_sender(sender: str) -> bytes:
@@ -62,6 +62,29 @@ class Header:
     terms: int
     shares: tuple[Share, ...]
 
+    @classmethod
+    def of_sum(cls, headers: Sequence[Header]) -> Header:
+        """Return the header of a sum.
+
+        Raises
+        ------
+        EncryptionError
+            There is none; they are of several keys, or for several numbers of terms; or
+            see :meth:`check`.
+        """
+        if not headers:
+            raise EncryptionError("there are no ciphertexts to add")
+        if len({header.fingerprint for header in headers}) > 1:
+            marks = ", ".join(sorted({header.fingerprint for header in headers}))
+            raise EncryptionError(f"ciphertexts are of several keys: {marks}")
+        if len({header.terms for header in headers}) > 1:
+            counts = sorted({header.terms for header in headers})
+            raise EncryptionError(f"ciphertexts were encrypted for {counts} terms")
+        shares = tuple(share for header in headers for share in header.shares)
+        total = replace(headers[0], shares=shares)
+        total.check()
+        return total
+
     @property
     def senders(self) -> list[str]:
         """Who made the shares, in alphabetical order."""
@@ -84,10 +107,15 @@ class Header:
         EncryptionError
             It has no share, one twice, or more of them than the values left room for.
         """
-        if not 1 <= len(self.shares) <= self.terms <= MAX_TERMS:
+        if not self.shares or not 1 <= self.terms <= MAX_TERMS:
             raise EncryptionError(
-                f"a sum of {len(self.shares)} shares would overflow, or is none: its "
-                f"values were encrypted for at most {self.terms}"
+                f"ciphertext header is malformed: {len(self.shares)} shares, "
+                f"encrypted for {self.terms} terms"
+            )
+        if len(self.shares) > self.terms:
+            raise EncryptionError(
+                f"a sum of {len(self.shares)} shares would overflow: its values were "
+                f"encrypted for at most {self.terms}"
             )
         if len(set(self.shares)) < len(self.shares):
             raise EncryptionError("a share is in the sum twice")
@@ -114,10 +142,8 @@ def split_blob(blob: bytes) -> tuple[Header, bytes]:
     if version != _VERSION:
         raise EncryptionError(f"ciphertext has version {version}, expected {_VERSION}")
     position = _LAYOUT.size
-    if count * _LEAST_SHARE > len(blob) - position:
-        raise EncryptionError(f"a ciphertext of {count} shares is cut off")
     shares = []
-    for _ in range(count):
+    for _ in range(count):  # until there are no more bytes, whatever is claimed
         middle = position + 1 + (blob[position] if position < len(blob) else 0)
         end = middle + NONCE_BYTES
         if middle == position + 1 or end > len(blob):

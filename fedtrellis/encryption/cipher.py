@@ -5,17 +5,17 @@ from __future__ import annotations
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple, NoReturn, Self
+from typing import ClassVar, NoReturn, Self
 
-import numpy as np
 from numpy.typing import ArrayLike
 
 from fedtrellis.encryption.blob import NONCE_BYTES, Header, check_sender, split_blob
-from fedtrellis.encryption.checksum import CHECKS, checksums
+from fedtrellis.encryption.checksum import CHECKS
 from fedtrellis.encryption.fixed_point import (
     EncryptionError,
     FixedPoint,
     IntArray,
+    RefusedError,
     check_terms,
 )
 from fedtrellis.encryption.key_format import (
@@ -26,23 +26,11 @@ from fedtrellis.encryption.key_format import (
     unpack_key,
 )
 from fedtrellis.encryption.keystream import Keystream
-from fedtrellis.encryption.labels import KEY_BYTES, Item, Label, encode_label, expand
+from fedtrellis.encryption.labels import Item, Label, encode_label, expand
+from fedtrellis.encryption.sum_keys import SumKeys
 from fedtrellis.wire.arrays import FloatArray
 
-__all__ = ["REFUSED", "Cipher"]
-
-#: All that anybody is told about a ciphertext that :meth:`Cipher.decrypt` refuses.
-REFUSED = (
-    "ciphertext was refused: it is not the sum that was asked for, under this key and "
-    "label, of shares that nobody altered"
-)
-
-
-class _SumKeys(NamedTuple):
-    """Keys of one label, block, size and number of terms."""
-
-    coefficients: bytes
-    shares: bytes
+__all__ = ["Cipher"]
 
 
 class Cipher(ABC):
@@ -56,8 +44,8 @@ class Cipher(ABC):
     as many terms and as many values: of one share of each of the ``senders`` where
     those are given, and else of those that the header lists, all different. Anything
     else is refused but with a probability below 2^−115 for each attempt: shares left
-    out, taken twice, multiplied, subtracted, of another label or run, zeros, values of
-    a server's own, entries moved or changed, whatever is cut or damaged.
+    out, taken twice, multiplied, subtracted, or of another label; values of a server's
+    own, entries moved or changed, whatever is cut or damaged.
 
     **How.** Every encryption draws 16 bytes, its *nonce*. From key, label, sender and
     nonce follow two masks m_ka, and with the checksums of the share's integers x_k
@@ -71,8 +59,8 @@ class Cipher(ABC):
     is drawn anew for each encryption needs no state that could be lost or set back.
 
     **What it is not for.** Holders of the key trust each other: each could read and
-    forge every share. Labels, sizes and who takes part are not hidden. Without
-    ``senders`` a server chooses which shares it adds.
+    forge every share. Sizes and who takes part are not hidden. Without ``senders`` a
+    server chooses which shares it adds.
 
     Attributes
     ----------
@@ -103,9 +91,7 @@ class Cipher(ABC):
                 f"this is of backend {file.backend!r}, not {self.name!r}"
             )
         self._file = file
-        self._root: bytes | None = None
-        if file.secret is not None:
-            self._root = expand(file.secret, "cipher", self.name)
+        self._root = file.secret and expand(file.secret, "cipher", self.name)
         self.fixed = FixedPoint(file.bits, self.modulus)
         self.fingerprint = file.fingerprint
         self.has_secret = file.secret is not None
@@ -254,12 +240,7 @@ class Cipher(ABC):
         block: tuple[int, int] = (0, 1),
     ) -> bytes:
         """Like :meth:`encrypt`, of integers that are quantised already (int64)."""
-        integers = np.asarray(integers)
-        if integers.dtype != np.int64:
-            raise EncryptionError(f"integers have dtype {integers.dtype}, not int64")
-        bound = self.fixed.bound(terms)
-        if integers.size and not -bound <= integers.min() <= integers.max() <= bound:
-            raise EncryptionError(f"an integer is beyond ±{bound}, with {terms} terms")
+        self.fixed.check(integers, terms)
         return self._encrypt(integers, label, sender, terms, block)
 
     def _encrypt(
@@ -270,7 +251,6 @@ class Cipher(ABC):
         terms: int,
         block: tuple[int, int],
     ) -> bytes:
-        """Encrypt integers that a sum of so many terms has room for."""
         if integers.ndim != 1 or not 1 <= integers.size <= self.slots:
             raise EncryptionError(
                 f"values of shape {integers.shape} cannot be encrypted at once: "
@@ -280,8 +260,8 @@ class Cipher(ABC):
         keys = self._keys(label, block, integers.size, check_terms(terms))
         # random, never counted: nothing to forget, and nothing that a server chooses
         nonce = secrets.token_bytes(NONCE_BYTES)
-        stream, masks = self._share(keys, sender, nonce)
-        checks = self._checks(integers, keys, [masks])
+        stream, masks = keys.share(sender, nonce)
+        checks = keys.checks(integers, masks)
         header = Header(self.fingerprint, int(terms), ((sender, nonce),))
         return header.pack(self._seal(integers, checks, stream))
 
@@ -295,19 +275,8 @@ class Cipher(ABC):
             numbers of terms, one share is there twice, or there are more than they
             left room for.
         """
-        if not blobs:
-            raise EncryptionError("there are no ciphertexts to add")
         parts = [split_blob(blob) for blob in blobs]
-        headers = [header for header, _ in parts]
-        if len({header.fingerprint for header in headers}) > 1:
-            marks = ", ".join(sorted({header.fingerprint for header in headers}))
-            raise EncryptionError(f"ciphertexts are of several keys: {marks}")
-        if len({header.terms for header in headers}) > 1:
-            counts = sorted({header.terms for header in headers})
-            raise EncryptionError(f"ciphertexts were encrypted for {counts} terms")
-        shares = tuple(share for header in headers for share in header.shares)
-        total = Header(headers[0].fingerprint, headers[0].terms, shares)
-        total.check()
+        total = Header.of_sum([header for header, _ in parts])
         return total.pack(self._add_payloads([payload for _, payload in parts]))
 
     def decrypt(
@@ -331,9 +300,11 @@ class Cipher(ABC):
 
         Raises
         ------
-        EncryptionError
+        RefusedError
             The ciphertext is not such a sum; see the class for what that means. The
             text is always the same, and no numbers are returned then.
+        EncryptionError
+            The label, count or senders are malformed, or this is an evaluation context.
         """
         integers = self.decrypt_integers(blob, label, count, senders)
         return self.fixed.dequantize(integers)
@@ -353,11 +324,10 @@ class Cipher(ABC):
         encode_label(label)
         if isinstance(senders, str):  # a sequence of letters
             raise EncryptionError(f"senders = {senders!r} must be a sequence of texts")
-        wanted = None if senders is None else sorted(senders)
         try:
-            return self._opened(blob, label, count, wanted, block)
+            return self._opened(blob, label, count, senders, block)
         except EncryptionError:
-            raise EncryptionError(REFUSED) from None
+            raise RefusedError from None
 
     # -- helpers ---------------------------------------------------------------------
 
@@ -371,51 +341,33 @@ class Cipher(ABC):
 
     def _keys(
         self, label: Label, block: tuple[int, int], size: int, terms: int
-    ) -> _SumKeys:
-        """Return what all shares of one sum have in common."""
-        use = ("sum", encode_label(label), *block, size, terms)
-        both = expand(self._secret(), *use, size=2 * KEY_BYTES)
-        return _SumKeys(both[:KEY_BYTES], both[KEY_BYTES:])
-
-    def _share(
-        self, keys: _SumKeys, sender: str, nonce: bytes
-    ) -> tuple[Keystream, list[int]]:
-        """Return the keystream of one encryption, and the masks that it begins with."""
-        stream = Keystream(expand(keys.shares, sender, nonce))
-        return stream, stream.residues(CHECKS, self.modulus)
-
-    def _checks(
-        self, integers: IntArray, keys: _SumKeys, masks: Sequence[list[int]]
-    ) -> list[int]:
-        """Return t_a = Σ_j c_aj X_j + Σ_k m_ka (mod p)."""
-        sums = checksums(integers, keys.coefficients, self.modulus)
-        return [
-            (total + sum(column)) % self.modulus
-            for total, column in zip(sums, zip(*masks, strict=True), strict=True)
-        ]
+    ) -> SumKeys:
+        return SumKeys.of(self._secret(), self.modulus, label, block, size, terms)
 
     def _opened(
         self,
         blob: bytes,
         label: Label,
         count: int,
-        wanted: list[str] | None,
+        senders: Sequence[str] | None,
         block: tuple[int, int],
     ) -> IntArray:
         header, payload = split_blob(blob)
         if header.fingerprint != self.fingerprint:
             raise EncryptionError("another key")
-        if wanted is not None and header.senders != wanted:
+        if senders is not None and header.senders != sorted(senders):
             raise EncryptionError("other senders")
         keys = self._keys(label, block, count, header.terms)
-        streams, masks = zip(
-            *(self._share(keys, *share) for share in header.shares), strict=True
-        )
-        integers, checks = self._unseal(payload, count, streams)
+        integers, checks = self._unseal(payload, count)
+        masks = [0] * CHECKS
+        for share in header.shares:  # one after the other: there may be many
+            stream, own = keys.share(*share)
+            masks = list(map(int.__add__, masks, own))
+            self._strip(integers, stream)
         # two integers whose difference p divides have the same checksums
         bound = len(header.shares) * self.fixed.bound(header.terms)
         within = -bound <= integers.min() and integers.max() <= bound
-        if self._checks(integers, keys, masks) != checks or not within:
+        if keys.checks(integers, masks) != checks or not within:
             raise EncryptionError("other values")
         return integers
 
@@ -434,16 +386,15 @@ class Cipher(ABC):
     def _seal(
         self, integers: IntArray, checks: Sequence[int], stream: Keystream
     ) -> bytes:
-        """Encrypt integers within ±(p − 1)/2 and residues in [0, p).
-
-        What is left of the share's keystream is there to be used, and never used again.
-        """
+        """Encrypt integers within ±(p − 1)/2 and residues in [0, p)."""
 
     @abstractmethod
-    def _unseal(
-        self, payload: bytes, count: int, streams: Sequence[Keystream]
-    ) -> tuple[IntArray, list[int]]:
-        """Inverse of :meth:`_seal`, of a sum whose shares have these keystreams."""
+    def _unseal(self, payload: bytes, count: int) -> tuple[IntArray, list[int]]:
+        """Return integers (int64), which may be changed, and the residues of a sum."""
+
+    @abstractmethod
+    def _strip(self, integers: IntArray, stream: Keystream) -> None:
+        """Take what :meth:`_seal` took from a share's keystream off a sum, in place."""
 
     @abstractmethod
     def _add_payloads(self, payloads: Sequence[bytes]) -> bytes:

@@ -18,6 +18,7 @@ __all__ = [
     "EncryptionError",
     "FixedPoint",
     "IntArray",
+    "RefusedError",
     "check_terms",
 ]
 
@@ -40,6 +41,20 @@ class EncryptionError(ValueError):
 
     The message is one line, and never has anything secret in it.
     """
+
+
+class RefusedError(EncryptionError):
+    """A ciphertext is not the sum that was asked for.
+
+    The text never says why: that would help whoever tries again.
+    """
+
+    def __init__(
+        self,
+        text: str = "ciphertext was refused: it is not the sum that was asked for, "
+        "under this key and label, of shares that nobody altered",
+    ) -> None:
+        super().__init__(text)
 
 
 def check_terms(terms: int) -> int:
@@ -134,7 +149,8 @@ class FixedPoint:
         # a NaN compares as false, and what is infinite is not below 2^63 either
         if not (largest * scale < 2.0**63 and round(largest * scale) <= bound):
             self._refuse(array, terms)
-        return np.rint(array * scale).astype(np.int64)
+        scaled = np.asarray(array * scale)
+        return np.rint(scaled, out=scaled).astype(np.int64)
 
     def _refuse(self, array: FloatArray, terms: int) -> NoReturn:
         """Say why these values cannot be quantised."""
@@ -148,6 +164,21 @@ class FixedPoint:
             f"to encrypt: with {terms} terms in a sum and {self.bits} fractional "
             f"bits at most {self.limit(terms):.6g} fits; scale the data down"
         )
+
+    def check(self, integers: IntArray, terms: int = 1) -> None:
+        """Raise unless these are integers of which a sum of ``terms`` has room.
+
+        Raises
+        ------
+        EncryptionError
+            They are no array of int64, or one is too large.
+        """
+        dtype = getattr(integers, "dtype", type(integers).__name__)
+        if dtype != np.int64:
+            raise EncryptionError(f"integers have dtype {dtype}, not int64")
+        bound = self.bound(terms)
+        if integers.size and not -bound <= integers.min() <= integers.max() <= bound:
+            raise EncryptionError(f"an integer is beyond ±{bound}, with {terms} terms")
 
     def dequantize(self, integers: ArrayLike) -> FloatArray:
         """Inverse of :meth:`quantize`, up to its rounding.

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from logging import WARNING
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedtrellis.encryption.fixed_point import FIELD_MODULUS
 from fedtrellis.encryption.key_format import KeyFile
 from fedtrellis.encryption.keystream import Keystream
-from fedtrellis.encryption.stream import StreamCipher
+from fedtrellis.encryption.stream import StreamCipher, Words
 from fedtrellis.wire.flower_internals import log
 
 __all__ = ["PlainCipher"]
@@ -41,5 +41,5 @@ class PlainCipher(StreamCipher):
         super().__init__(file)
         _warn()
 
-    def _pad(self, stream: Keystream, count: int) -> NDArray[np.uint64]:
-        return np.zeros(count, dtype=np.uint64)
+    def _pads(self, stream: Keystream, count: int) -> Iterator[tuple[slice, Words]]:
+        yield slice(0, count), np.zeros(count, dtype="<u8")

@@ -14,7 +14,7 @@ has no noise that grows, and no parser that reads what a server sends.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar, Self
 
 import numpy as np
@@ -32,6 +32,9 @@ from fedtrellis.encryption.keystream import Keystream
 
 __all__ = ["StreamCipher"]
 
+Words = NDArray[np.uint64]
+
+_CHUNK = 2**13
 _CHECKS = struct.Struct(f"<{CHECKS}Q")
 
 
@@ -80,36 +83,43 @@ class StreamCipher(Cipher):
     def _evaluation_payload(self) -> bytes:
         return b""
 
-    def _pad(self, stream: Keystream, count: int) -> NDArray[np.uint64]:
-        """Return r."""
-        return np.frombuffer(stream.read(8 * count), dtype="<u8")
+    def _pads(self, stream: Keystream, count: int) -> Iterator[tuple[slice, Words]]:
+        """Yield r in pieces that a core's cache has room for, and where they belong."""
+        for start in range(0, count, _CHUNK):
+            stop = min(count, start + _CHUNK)
+            yield (
+                slice(start, stop),
+                np.frombuffer(stream.read(8 * (stop - start)), dtype="<u8"),
+            )
 
     def _seal(
         self, integers: IntArray, checks: Sequence[int], stream: Keystream
     ) -> bytes:
+        words = np.empty(CHECKS + integers.size, dtype="<u8")
+        words[:CHECKS] = checks
         # c_j = x_j + r_j (mod 2^64)
-        words = integers.view(np.uint64) + self._pad(stream, integers.size)
-        return _CHECKS.pack(*checks) + words.astype("<u8", copy=False).tobytes()
+        values, sealed = integers.view(np.uint64), words[CHECKS:]
+        for piece, pad in self._pads(stream, values.size):
+            np.add(values[piece], pad, out=sealed[piece])
+        return words.tobytes()
 
-    def _read(self, payload: bytes) -> tuple[tuple[int, ...], NDArray[np.uint64]]:
+    def _read(self, payload: bytes) -> tuple[tuple[int, ...], Words]:
         if len(payload) <= _CHECKS.size or len(payload) % 8:
             raise EncryptionError(f"ciphertext has {len(payload)} bytes; it is cut")
         checks = _CHECKS.unpack_from(payload)
-        if max(checks) >= self.modulus:
-            raise EncryptionError("ciphertext has checksums that are not residues")
         return checks, np.frombuffer(payload, dtype="<u8", offset=_CHECKS.size)
 
-    def _unseal(
-        self, payload: bytes, count: int, streams: Sequence[Keystream]
-    ) -> tuple[IntArray, list[int]]:
+    def _unseal(self, payload: bytes, count: int) -> tuple[IntArray, list[int]]:
         checks, words = self._read(payload)
         if words.size != count:
             raise EncryptionError(f"ciphertext has {words.size} values")
-        # X_j = C_j − Σ_k r_kj (mod 2^64), in [−2^63, 2^63)
-        total = words.astype(np.uint64)
-        for stream in streams:
-            total -= self._pad(stream, count)
-        return total.view(np.int64), list(checks)
+        return words.astype(np.uint64).view(np.int64), list(checks)
+
+    def _strip(self, integers: IntArray, stream: Keystream) -> None:
+        # X_j ← X_j − r_j (mod 2^64), in [−2^63, 2^63)
+        words = integers.view(np.uint64)
+        for piece, pad in self._pads(stream, words.size):
+            words[piece] -= pad
 
     def _add_payloads(self, payloads: Sequence[bytes]) -> bytes:
         parts = [self._read(payload) for payload in payloads]

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedtrellis.encryption.blob import split_blob
-from fedtrellis.encryption.cipher import REFUSED, Cipher
-from fedtrellis.encryption.fixed_point import EncryptionError
+from fedtrellis.encryption.cipher import Cipher
+from fedtrellis.encryption.fixed_point import EncryptionError, RefusedError
 from fedtrellis.encryption.labels import Label
 from fedtrellis.wire.arrays import FloatArray
 
@@ -96,14 +96,14 @@ def decrypt_vector(
 
     Raises
     ------
-    EncryptionError
-        The label is malformed, or as :meth:`Cipher.decrypt`.
+    RefusedError, EncryptionError
+        There are too few or too many blocks, or as :meth:`Cipher.decrypt`.
     """
     if count < 0:
         raise EncryptionError(f"count = {count} must not be negative")
     blocks = cipher.blocks(count)
     if len(blobs) != blocks:
-        raise EncryptionError(REFUSED)
+        raise RefusedError
     values = np.empty(count)
     for index, blob in enumerate(blobs):
         start = index * cipher.slots

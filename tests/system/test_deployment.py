@@ -19,7 +19,7 @@ import yaml
 from flower_process import ROOT, processes_of
 
 import sim
-from deploy.cases import FAMILIES, METHODS, NODES
+from deploy.cases import FAMILIES, METHODS, NODES, SECRET_DRAWS
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1500)]
 
@@ -219,6 +219,8 @@ def test_one_command_runs_the_methods_on_the_nodes_files(trial: Trial) -> None:
             np.load(local / "model.npz") as expected,
         ):
             assert np.abs(model["0"]).sum() > 0.1
+            if method in SECRET_DRAWS:
+                continue
             np.testing.assert_allclose(model["0"], expected["0"], rtol=0, atol=1e-9)
     # on their own data: no node was told which part of some data set is its own
     assert "partition" not in (folder / "logs" / "node-1.log").read_text()
