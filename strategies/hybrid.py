@@ -320,7 +320,8 @@ def add_shares(
 # Ray quotes the end of a traceback, "SettingsError: why"; a deployed SuperNode says
 # "<class 'fedtrellis.settings.SettingsError'>:<'why'>".
 _REFUSAL = re.compile(
-    r"(?P<kind>Alignment|Encryption|Label|Refused|Settings)Error(?:: |'>:<')(?P<why>[^\n]*)"
+    r"(?P<kind>Alignment|Encryption|Label|Refused|Settings)Error"
+    r"(?:: |'>:<')(?P<why>[^\n]*)"
 )
 
 

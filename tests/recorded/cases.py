@@ -593,7 +593,8 @@ def old_records() -> None:
         "seed": 11,
     }
     augmented: Config = {"variant": "augmented", "schedule": "nonconvex"}
-    keys: Config = {"node_configs": [{"key-file": "{files}/clients.key"}] * 4}
+    key = {"key-file": "{files}/clients.key", "exposed": "accept"}
+    keys: Config = {"node_configs": [key] * 4}
     shared: Config = {
         "context-file": "{files}/server.context",
         "local-fraction": 0.5,

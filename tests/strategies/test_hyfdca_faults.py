@@ -19,6 +19,7 @@ from fedtrellis.settings import SettingsError
 from fedtrellis.signals import Interrupted, signals_interrupt
 from fedtrellis.wire.arrays import array_record, record_arrays
 from strategies import HyFDCA
+from strategies.hyfdca.lost_states import LostStates
 from tests.harness import Stop, calm
 from tests.strategies.hyfdca_runs import Run, irregular, small
 
@@ -349,6 +350,88 @@ def test_every_client_wiped_before_the_first_backup_starts_over() -> None:
                 run.wipe(name)
 
     _converged(Run(small(), 80, each=each, backup_every=1000))
+
+
+def _flip(blobs: list[bytes]) -> None:
+    """One bit of a ciphertext at rest."""
+    damaged = bytearray(blobs[0])
+    damaged[-5] ^= 8
+    blobs[0] = bytes(damaged)
+
+
+@pytest.mark.parametrize("who", ["0", "all"])
+@pytest.mark.parametrize(
+    ("kind", "secure"),
+    [("hybrid", True), ("hybrid", False), *_slow(("horizontal", True))],
+)
+def test_a_damaged_backup_costs_two_iterations_at_most(
+    kind: Any, secure: bool, who: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One bit of the server's enc(α) flipped; then its holders lose their states."""
+    idle = {}
+    keep = LostStates._keep_alphas
+    for damage in (False, True):
+        to_damage: list[bool] = []
+
+        def keeping(
+            self: Any, groups: list[int], parts: Any, to_damage: Any = to_damage
+        ) -> None:
+            keep(self, groups, parts)
+            if groups and to_damage:
+                to_damage.clear()
+                _flip(self.units[self.unit_of[groups[0]]].alphas[groups[0]][1])
+
+        def each(
+            run: Run, t: int, damage: bool = damage, to_damage: Any = to_damage
+        ) -> None:
+            if t != 17:  # no backup is due in the next
+                return
+            for name in run.strategy.clients if who == "all" else [who]:
+                run.wipe(name)
+            if damage and who == "all":
+                for unit in run.steps.units:
+                    _flip(unit.backups[0][0][unit.groups[0]][1])
+            elif damage:
+                to_damage.append(True)  # what its partner will send for it
+
+        monkeypatch.setattr(LostStates, "_keep_alphas", keeping)
+        run = Run(small(parts=kind), 60, each=each, secure_sum=secure, backup_every=5)
+        assert not to_damage
+        moved = [r.train.get("moved-groups", 0.0) for r in run.strategy.history]
+        idle[damage] = moved.count(0.0)
+        refused = [why for _, why in run.rejected if "ciphertext was refused" in why]
+        assert bool(refused) == damage or kind == "horizontal"
+        run.check()
+        assert abs(run.split.relative(run.steps.w)) < 1e-2
+    assert idle[True] <= idle[False] + 2
+
+
+class Damages(LocalGrid):
+    """Every sum of ciphertexts that client 0 is sent has a flipped bit."""
+
+    def push_messages(self, messages: Any) -> list[str]:
+        messages = list(messages)
+        for message in messages:
+            node = self._contexts[message.metadata.dst_node_id].node_config
+            config = message.content.config_records.get("config", {})
+            for key in config if node["partition-id"] == 0 else ():
+                if key.startswith("scores/"):
+                    blobs = list(config[key])  # type: ignore[call-overload]
+                    _flip(blobs)
+                    config[key] = blobs
+        return super().push_messages(messages)
+
+
+@pytest.mark.parametrize(
+    ("secure", "why"),
+    [(True, "inputs are not those of the wave"), (False, "ciphertext was refused")],
+)
+def test_rounds_in_which_nothing_can_move_have_failed(secure: bool, why: str) -> None:
+    """Answers come in all the time, and lead nowhere."""
+    split = small(parts="vertical")
+    grid = Damages(split.app(), split.num_clients)
+    with pytest.raises(RuntimeError, match=f"no usable answer in 4 rounds .*{why}"):
+        Run(split, 50, grid=grid, max_failed_rounds=4, secure_sum=secure)
 
 
 @pytest.mark.parametrize("kind", KINDS)
