@@ -66,10 +66,8 @@ class Cipher(ABC):
     ----------
     name : str
         The backend's.
-    modulus : int
-        p: sums of integers stay within ±(p − 1)/2.
-    slots : int
-        How many values one ciphertext holds at most.
+    modulus, slots : int
+        Sums of integers stay within ±(p − 1)/2; values of one ciphertext at most.
     has_secret : bool
         Whether this is a key.
     fingerprint : str
