@@ -489,7 +489,14 @@ BAD = [
         HYBRID + 'hyfdca.step="practical"',
         "step = 'practical' sends each client's own sums in the clear",
     ),
-    (HYBRID + 'hyfdca.context="nowhere"', "'nowhere' cannot be read"),
+    (
+        HYBRID + 'hyfdca.encryption="tenseal-bfv" hyfdca.context="nowhere"',
+        "'nowhere' cannot be read",
+    ),
+    (
+        HYBRID + 'hyfdca.context="nowhere"',
+        "context = ... does not apply to encryption = 'stream'",
+    ),
     (
         HYBRID + 'hyfdca.encryption="paillier"',
         "hyfdca.encryption = 'paillier' is not known",

@@ -176,7 +176,8 @@ class ConsentingClient(SplitClient):
         if ledger.answers >= allowed:
             raise SettingsError(
                 f"client {self.client_id} has answered at {ledger.answers} different "
-                "weights, as many as its node allows in this run (answers)"
+                "weights, as many as its node allows in this run (answers; where it "
+                "does not say, by the rounds that were declared before round 1)"
             )
         ledger.answered = mark.hex()
         ledger.answers += 1

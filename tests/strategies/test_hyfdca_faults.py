@@ -562,7 +562,7 @@ def test_resumed_with_clients_that_have_nothing(kind: Any, tmp_path: Path) -> No
     split, path, same = small(parts=kind), tmp_path / "checkpoint", _keyed()
     first = Run(
         split,
-        90,
+        110,
         grid=Forgets(split.app(**same["client"]), split.num_clients),
         checkpoint=path,
         callbacks=[Stop(23)],

@@ -198,7 +198,8 @@ class Deployment:
         return link
 
     def _start_node(self, k: int) -> subprocess.Popen[bytes]:
-        key = f'key-file="{self.key}"' if self.keys else ""
+        # with a key of its own a node goes by its own rules
+        key = f'key-file="{self.key}" exposed="accept"' if self.keys else ""
         node = self._start(
             f"node-{k}",
             *("flower-supernode", "--insecure", "--port", str(free_port())),
