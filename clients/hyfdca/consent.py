@@ -25,7 +25,7 @@ from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.protocol import Named, RestoreNeededError
 
-from .base import HOLDING, Config, IntArray, SplitClient, loss_of
+from .base import HOLDING, Config, IntArray, SplitClient, for_good, loss_of
 from .rules import NodeRules, entry_counts
 from .secrets import CommonSecrets, RosterSecrets, Secrets
 
@@ -102,14 +102,15 @@ class ConsentingClient(SplitClient):
         known = sum(key.startswith("sealed/") for key in self.state)
         sealed = [self.state[f"sealed/{i}"].tobytes() for i in range(known)]
         received = dict(zip(sets, sealed, strict=True)) if sealed else {}
-        return RosterSecrets(
-            self.client_id,
-            agreement,
-            self._identity,
-            self._roster,
-            received,
-            config["encryption"],
-        )
+        with for_good():
+            return RosterSecrets(
+                self.client_id,
+                agreement,
+                self._identity,
+                self._roster,
+                received,
+                config["encryption"],
+            )
 
     @property
     def secrets(self) -> Secrets:
@@ -199,7 +200,8 @@ class ConsentingClient(SplitClient):
         if ledger.answers >= allowed:
             raise SettingsError(
                 f"client {self.client_id} has answered at {ledger.answers} different "
-                "weights, as many as its node allows in this run (answers)"
+                "weights, as many as its node allows in this run (answers; where it "
+                "does not say, by the rounds that were declared before round 1)"
             )
         ledger.answered = mark.hex()
         ledger.answers += 1

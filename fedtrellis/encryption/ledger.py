@@ -170,7 +170,8 @@ class Ledger:
         path = folder / f"{mark[:32]}.ledger"
         ledger = cls(path, session, client, durable)
         try:
-            data = _read(path)
+            with _locked(folder):  # or a name may be looked for while it changes
+                data = _read(path)
         except FileNotFoundError:
             return ledger
         except OSError as error:
@@ -183,7 +184,7 @@ class Ledger:
         except (ValueError, KeyError, TypeError) as error:
             raise EncryptionError(
                 f"ledger {str(path)!r} is damaged: without it this node does not know "
-                "what it has agreed to. Remove it only to join the run anew"
+                "what it has agreed to and answered: start a new run"
             ) from error
         return ledger
 

@@ -24,7 +24,7 @@ from fedtrellis.dual.masks import (
 from fedtrellis.server.answers import Answer
 from fedtrellis.wire.arrays import FloatArray
 
-from ..hybrid import ROWS
+from ..hybrid import ROWS, refusal
 from .lost_states import LostStates
 from .steps import read_blobs, split_blobs
 from .units import Stage
@@ -148,7 +148,7 @@ class MaskedSums(LostStates):
         before = len(rejected)
         taken = self._ask("train.propose", entries, clients, take, attempts)
         for name, reason in rejected[before:]:
-            if "RefusedError" in reason and name in clients:
+            if refusal(reason, "Refused") and name in clients:
                 self._refused(name)
         return taken
 

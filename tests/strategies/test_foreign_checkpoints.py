@@ -18,7 +18,13 @@ from tests.harness import run_app
 LASSO = {"task": "lasso", "lasso.rows": 40}
 LINEAR = {"task": "linear-regression"}
 HYBRID = {"task": "hybrid-svm", "hybrid-svm.dataset": "breast-cancer"}
-HYFDCA = {**HYBRID, "method": "hyfdca", "hyfdca.encryption": "none"}
+HYFDCA = {
+    **HYBRID,
+    "method": "hyfdca",
+    "hyfdca.encryption": "none",
+    "hyfdca.secure-sum": False,
+    "hyfdca.exposed": "accept",
+}
 CASES: dict[str, dict[str, Any]] = {
     "fedfw": {**LASSO, "method": "fedfw", "fedfw.variant": "plain"},
     "fedfw+": {**LASSO, "method": "fedfw", "fedfw.variant": "augmented"},
@@ -29,7 +35,7 @@ CASES: dict[str, dict[str, Any]] = {
     "fedavg-gd": LINEAR,
     "first-order-rfl": {"task": "kernel-pca"},
     "zeroth-order-rfl": {"task": "kernel-pca"},
-    "hyfdca": HYFDCA,
+    "hyfdca": {**HYFDCA, "hyfdca.secure-sum": True},
     "hyfdca-practical": {**HYFDCA, "hyfdca.step": "practical"},
     "hyfem": HYBRID,
     "hybrid-fedavg": HYBRID,

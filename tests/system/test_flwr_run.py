@@ -30,7 +30,8 @@ def record_in(parent: Path) -> Path:
         'method="zeroth-order-rfl" task="kernel-pca" participation=0.6 '
         "zeroth-order-rfl.step-size=0.01 seed=3",
         'method="hyfdca" task="hybrid-svm" seed=3 '
-        'hyfdca.tolerance=0.0 hybrid-svm.partition="vertical"',
+        'hyfdca.tolerance=0.0 hybrid-svm.partition="vertical" '
+        'hyfdca.secure-sum=false hyfdca.exposed="accept"',
     ],
     ids=["fedfw", "fedgia", "zeroth-order-rfl", "hyfdca"],
 )
