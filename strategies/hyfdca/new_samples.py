@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from fedtrellis.dual.alignment import align
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.conversation import Conversation
-from fedtrellis.server.metrics import mean_metrics
 from fedtrellis.wire.flower_internals import log
 
 from ..hybrid import ROWS, Blobs, add_shares
@@ -102,4 +101,4 @@ def score_new_samples(
             entries |= {f"scores/{g}": scores[g] for g in known}
             to_score[name] = entries
     answers = conversation.ask(server_round, "evaluate", to_score, timeout)
-    return mean_metrics([answer.metrics for answer in answers])
+    return strategy.mean_evaluation(answers)
