@@ -43,7 +43,7 @@ class FedDR(RoundStrategy):
     name = "feddr"
     about = "federated Douglas-Rachford splitting"
     space = "domain"
-    rules, averages_everybody = RULES, True
+    rules, least_answers = RULES, 1
 
     keep_model = False
 

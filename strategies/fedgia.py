@@ -59,7 +59,7 @@ class FedGiA(RoundStrategy):
     name = "fedgia"
     about = "inexact ADMM and gradient descent, without a constraint"
     space = "whole"
-    rules, averages_everybody = RULES, True
+    rules, least_answers = RULES, 1
 
     keep_model = False
     # a multiplier from an older round would be worse than none

@@ -64,8 +64,8 @@ class HybridFedAvg(HybridStrategy, RoundStrategy):
     name = "hybrid-fedavg"
     about = "FedAvg of each node's own features, a baseline of hyfdca"
     rules = ("none", *BY_COORDINATE)
-    # in a round a feature of too few answers keeps its weight
-    averages_everybody = True
+    # a feature of too few answers keeps its weight
+    least_answers = 1
 
     stateful = False
     match_samples = False

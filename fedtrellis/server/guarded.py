@@ -36,8 +36,9 @@ class GuardedMethod(Method):
 
     #: The rules of ``robust`` that the method can average by.
     rules: ClassVar[tuple[str, ...]] = ("none",)
-    #: Whether it averages what everybody last sent, also of those who sat out.
-    averages_everybody: ClassVar[bool] = False
+    #: Answers that such an average of a round needs; 1 where those who sat out count
+    #: with what they last sent, or the method looks after itself.
+    least_answers: ClassVar[int] = LEAST
 
     robust: str = setting(
         "none",
@@ -169,11 +170,11 @@ class GuardedMethod(Method):
 
     def too_few(self, count: int) -> str:
         """Why so many answers cannot be averaged; empty if they can."""
-        if self.robust == "none" or self.averages_everybody or count >= LEAST:
+        if self.robust == "none" or count >= self.least_answers:
             return ""
         return (
-            f"robust = {self.robust!r} needs at least {LEAST} answers in a round, and "
-            f"this one had {count}"
+            f"robust = {self.robust!r} needs at least {self.least_answers} answers in "
+            f"a round, and this one had {count}"
         )
 
     # ------------------------------------------------------------------ evaluations

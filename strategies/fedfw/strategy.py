@@ -81,7 +81,7 @@ class FedFW(FrankWolfeStrategy):
     name = "fedfw"
     about = "federated Frank-Wolfe: FedFW, FedFW+, FedFW-sto"
     state_settings = ("variant", "correction")
-    rules, averages_everybody = RULES, True
+    rules, least_answers = RULES, 1
     free_to_change = ("penalty",)
 
     penalty: float = setting(
