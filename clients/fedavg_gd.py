@@ -69,7 +69,7 @@ class FedAvgGDClient(MethodClient):
             for gamma in steps.sizes(config["server-round"]):
                 # x_i ← x_i − γ_k ∇f_i(x_i)
                 x_i -= gamma * gradient(x_i)
-                check_steps(x_i, x, steps.size, config)
+                check_steps(x_i, x, config)
         return [x_i], 0, {}
 
     def evaluate(

@@ -144,7 +144,7 @@ class HybridFedAvgClient(StatefulClient):
                     # w_k ← (w_k + γ_t μ w̄) / (1 + γ_t μ)
                     w += closer * (pull - w)
         # HyFEM's own model goes on from itself; the server looks at its proportion to w
-        check_steps(w, start if pull is None else pull, config["step-size"], config)
+        check_steps(w, start if pull is None else pull, config)
         return w
 
 

@@ -152,7 +152,10 @@ class ScheduledSteps:
 
 
 def check_steps(
-    point: FloatArray, start: FloatArray, size: float, config: Mapping[str, Any]
+    point: FloatArray,
+    start: FloatArray,
+    config: Mapping[str, Any],
+    key: str = "step-size",
 ) -> None:
     """Say so where local steps have carried a point away from all proportion.
 
@@ -163,10 +166,10 @@ def check_steps(
     point, start : ndarray of float64, of one shape
         Where the steps are, and where they began. What overflows on the way is
         reported once, by the error.
-    size : float
-        Of the steps, for the message.
     config : mapping
         What the server sent.
+    key : str
+        Under which it has the size of the steps, for the message.
 
     Raises
     ------
@@ -181,7 +184,7 @@ def check_steps(
         )
     if far:
         raise FloatingPointError(
-            f"the local steps diverged: step-size = {size} is too long"
+            f"the local steps diverged: {key} = {config[key]} is too long"
         )
 
 

@@ -96,6 +96,11 @@ class GuardedMethod(Method):
                 f"allowed: {', '.join(self.rules)}"
             )
 
+    def settings(self) -> dict[str, Any]:
+        """The settings that :meth:`summary` logs; a robust average is one of them."""
+        rule = {} if self.robust == "none" else {"robust": self.robust}
+        return {**super().settings(), **rule}
+
     @property
     def described_name(self) -> str:
         """The method as an error names it."""
