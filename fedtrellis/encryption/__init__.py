@@ -11,6 +11,7 @@ from fedtrellis.encryption.fixed_point import (
     EncryptionError,
     FixedPoint,
 )
+from fedtrellis.encryption.identity import Identity, load_identity, write_identity
 from fedtrellis.encryption.keys import (
     BACKENDS,
     backend_class,
@@ -18,7 +19,10 @@ from fedtrellis.encryption.keys import (
     load_key,
     write_key_pair,
 )
+from fedtrellis.encryption.ledger import Ledger
+from fedtrellis.encryption.roster import Roster, load_roster, write_roster
 from fedtrellis.encryption.run_key import remove_run_key, shared_run_key
+from fedtrellis.encryption.sealing import open_sealed, seal
 from fedtrellis.encryption.vectors import add_vectors, decrypt_vector, encrypt_vector
 
 __all__ = [
@@ -29,14 +33,23 @@ __all__ = [
     "EncryptionError",
     "FixedPoint",
     "Header",
+    "Identity",
+    "Ledger",
+    "Roster",
     "add_vectors",
     "backend_class",
     "decrypt_vector",
     "encrypt_vector",
     "load_evaluation",
+    "load_identity",
     "load_key",
+    "load_roster",
+    "open_sealed",
     "remove_run_key",
+    "seal",
     "shared_run_key",
     "split_blob",
+    "write_identity",
     "write_key_pair",
+    "write_roster",
 ]

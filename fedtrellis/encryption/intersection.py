@@ -1,0 +1,246 @@
+"""Pseudonyms of samples that need no common key: private set intersection.
+
+Clients must give a sample the same pseudonym, and a server must not be able to try ids
+that it guesses. Under a common key that is an HMAC. Here it is an *oblivious
+pseudorandom function* with two evaluators e, two of the clients, each of whom has a
+secret s_e; nobody has both. (More evaluators stand more colluders, by the same
+functions: all but one of them.) With H from ids to points of P-256 and x(P) the
+x-coordinate of a point P,
+
+    client k      r_k secret;  sends x(r_k H(id)) of its ids to both evaluators (blind)
+    evaluator e   answers x(s_e r_k H(id))                                   (evaluate)
+    client k      x(r_k⁻¹ s_e r_k H(id)) = x(s_e H(id)) of both               (unblind)
+                  pseudonym = SHA-256(x(s_1 H(id)), x(s_2 H(id))), cut to 128 bits
+
+That is Diffie-Hellman matching (Meadows, IEEE S&P 1986; Huberman, Franklin and Hogg,
+EC 1999) in the form of De Cristofaro and Tsudik (FC 2010), with the hash around it of
+2HashDH (Jarecki, Kiayias and Krawczyk, ASIACRYPT 2014; RFC 9497), over the outputs
+alone, since clients keep no id beside them. An x-coordinate stands for a point and its
+negative, which multiplication does not tell apart. The curve is the library's
+(``cryptography``, thus OpenSSL); nothing here adds, doubles or takes a root.
+
+* H tries x = SHA-256(domain, id, counter) until the library takes x for a point's: two
+  attempts on average, more for some ids than for others, which only the node can time.
+* A secret is a number from 1 to n − 1, n the (prime) order of the curve, derived from
+  32 secret bytes (:func:`scalar_from`), so that a client derives it again instead of
+  storing it. r_k and s_e belong to one run each: with the same ones the points of two
+  runs could be linked.
+* A point that is not on the curve is refused; there is none of small order on it.
+
+**Who learns what.** Points travel with a MAC under what client and evaluator share, or
+sealed; without one a server could have an evaluator answer for ids that it guesses.
+
+* The server sees points that look random (decisional Diffie-Hellman, H a random
+  oracle), and then the pseudonyms, so how many ids each client has, and which clients
+  share how many. To try an id it would need both evaluators' secrets.
+* An evaluator sees points that look random, and how many; not which of two clients'
+  points are of one id.
+* The server and *one* evaluator together still lack s of the other, so that they cannot
+  try ids. They can, as any client with the server can, hand in ids as that client's
+  own and see who else has them: as many as it claims to hold samples, no more. An
+  evaluator should answer each client once.
+* The server and *both* evaluators can try any id. A client must therefore check that
+  they are two members of its roster, and not one twice.
+* An evaluator that answers wrongly makes samples not match. It cannot make two ids
+  match (the other's answer keeps them apart); both together can exchange ids of one
+  client.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric import ec
+from numpy.typing import NDArray
+
+from fedtrellis.encryption.fixed_point import EncryptionError
+from fedtrellis.encryption.labels import encode_items, expand
+
+__all__ = [
+    "POINT_BYTES",
+    "PSEUDONYM_BYTES",
+    "blind",
+    "evaluate",
+    "pseudonyms",
+    "scalar_from",
+    "unblind",
+]
+
+#: Bytes of a point: its x-coordinate, big-endian.
+POINT_BYTES = 32
+#: 128 bits, so that two ids never meet by accident.
+PSEUDONYM_BYTES = 16
+
+ByteArray = NDArray[np.uint8]
+
+_CURVE = ec.SECP256R1()
+_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
+# of the two points with an x-coordinate, the one with an even y
+_EVEN = b"\x02"
+# 2^-128 is the chance that so many numbers are no point's x-coordinate
+_ATTEMPTS = 128
+
+
+def scalar_from(secret: bytes) -> int:
+    """Return a secret number from 1 to n − 1.
+
+    Parameters
+    ----------
+    secret : bytes
+        32 bytes that are derived for this run and this purpose.
+    """
+    # 16 bytes more than n has: nearly uniform (RFC 9380, section 5.1)
+    wide = expand(secret, "intersection", size=48)
+    return 1 + int.from_bytes(wide, "big") % (_ORDER - 1)
+
+
+def _point(x: bytes) -> ec.EllipticCurvePublicKey:
+    """Return a point; ValueError where there is none."""
+    return ec.EllipticCurvePublicKey.from_encoded_point(_CURVE, _EVEN + x)
+
+
+def _key(scalar: int) -> ec.EllipticCurvePrivateKey:
+    if not 1 <= scalar < _ORDER:
+        raise EncryptionError("the secret of an intersection must be from 1 to n - 1")
+    return ec.derive_private_key(scalar, _CURVE)
+
+
+def _as_array(points: Sequence[bytes]) -> ByteArray:
+    data = np.frombuffer(b"".join(points), dtype=np.uint8)
+    return data.reshape(len(points), POINT_BYTES)
+
+
+def _hashed(domain: str, name: str) -> ec.EllipticCurvePublicKey:
+    """H(id)."""
+    start = hashlib.sha256(encode_items("point", domain, name))
+    for counter in range(_ATTEMPTS):
+        attempt = start.copy()
+        attempt.update(encode_items(counter))
+        try:
+            return _point(attempt.digest())
+        except ValueError:
+            continue
+    raise AssertionError("SHA-256 found no point")  # once in 2^128 ids
+
+
+def _multiply(points: ByteArray, scalar: int) -> ByteArray:
+    """x(scalar · P) of each point P."""
+    if points.ndim != 2 or points.shape[1] != POINT_BYTES or points.dtype != np.uint8:
+        raise EncryptionError(
+            f"points must be an array of uint8 of shape (n, {POINT_BYTES}), not of "
+            f"{points.dtype} of shape {points.shape}"
+        )
+    key, method = _key(scalar), ec.ECDH()
+    products = []
+    for index, row in enumerate(points):
+        try:
+            point = _point(row.tobytes())
+        except ValueError:
+            raise EncryptionError(
+                f"point {index} of {len(points)} is not on the curve P-256"
+            ) from None
+        products.append(key.exchange(method, point))
+    return _as_array(products)
+
+
+def blind(ids: Sequence[str], scalar: int, domain: str) -> ByteArray:
+    """Return x(r H(id)) of each id.
+
+    Parameters
+    ----------
+    ids : sequence of str
+        A client's samples, each once. Their order is seen by the evaluators: it should
+        say nothing.
+    scalar : int
+        The client's own secret r, from :func:`scalar_from`.
+    domain : str
+        What the ids are of, the same on every client: H differs from domain to domain.
+
+    Returns
+    -------
+    array of uint8, shape (n, 32)
+    """
+    key, method = _key(scalar), ec.ECDH()
+    return _as_array([key.exchange(method, _hashed(domain, str(i))) for i in ids])
+
+
+def evaluate(points: ByteArray, scalar: int) -> ByteArray:
+    """Return x(s P) of each of a client's points P.
+
+    Parameters
+    ----------
+    points : array of uint8, shape (n, 32)
+    scalar : int
+        The evaluator's secret s, the same for all clients.
+
+    Returns
+    -------
+    array of uint8, shape (n, 32)
+
+    Raises
+    ------
+    EncryptionError
+        A point is not on the curve, or the array has another shape or dtype.
+    """
+    return _multiply(points, scalar)
+
+
+def unblind(points: ByteArray, scalar: int) -> ByteArray:
+    """Return x(r⁻¹ P) of each point P, so x(s H(id)) of what was evaluated.
+
+    Parameters
+    ----------
+    points : array of uint8, shape (n, 32)
+        An evaluator's answer.
+    scalar : int
+        The r that they were blinded with.
+
+    Returns
+    -------
+    array of uint8, shape (n, 32)
+
+    Raises
+    ------
+    EncryptionError
+        A point is not on the curve, or the array has another shape or dtype.
+    """
+    _key(scalar)  # from 1 to n - 1
+    return _multiply(points, pow(scalar, -1, _ORDER))
+
+
+def pseudonyms(*outputs: ByteArray) -> ByteArray:
+    """Return each id's pseudonym.
+
+    Parameters
+    ----------
+    *outputs : array of uint8, shape (n, 32)
+        What :func:`unblind` made of each evaluator's answer, the evaluators in the same
+        order on every client.
+
+    Returns
+    -------
+    array of uint8, shape (n, 16)
+
+    Raises
+    ------
+    EncryptionError
+        Two ids have the same: an id was there twice, or an evaluator answered wrongly.
+        Or the arrays have other shapes.
+    """
+    if {output.shape for output in outputs} != {(len(outputs[0]), POINT_BYTES)}:
+        raise EncryptionError("every evaluator must answer with a point for each id")
+    purpose = encode_items("pseudonym", len(outputs))
+    rows = np.concatenate(outputs, axis=1)
+    found = [
+        hashlib.sha256(purpose + row.tobytes()).digest()[:PSEUDONYM_BYTES]
+        for row in rows
+    ]
+    if len(set(found)) < len(found):
+        raise EncryptionError(
+            "two samples got the same pseudonym: an id is there twice, or an evaluator "
+            "answered wrongly"
+        )
+    data = np.frombuffer(b"".join(found), dtype=np.uint8)
+    return data.reshape(len(found), PSEUDONYM_BYTES)

@@ -1,0 +1,245 @@
+"""Identities, rosters, and what two nodes share without the server."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import struct
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import (
+    X25519PrivateKey,
+    X25519PublicKey,
+)
+
+from fedtrellis.encryption import EncryptionError
+from fedtrellis.encryption.identity import (
+    Identity,
+    load_identity,
+    parse_public,
+    public_line,
+    write_identity,
+)
+from fedtrellis.encryption.roster import (
+    Roster,
+    load_roster,
+    parse_roster,
+    shown,
+    write_roster,
+)
+
+NAMES = ("0", "clinic-a", "Klinik Süd", 'say "hi" \\')
+
+
+def _mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def _members(*names: str) -> dict[str, bytes]:
+    return {name: Identity.generate(name).public for name in names}
+
+
+# -- secrets of pairs -----------------------------------------------------------------
+
+
+def test_a_pair_has_one_secret_and_every_pair_another() -> None:
+    nodes = [Identity.generate(name) for name in NAMES]
+    secrets = set()
+    for one, other in combinations(nodes, 2):
+        secret = one.pair_secret(other.public)
+        assert secret == other.pair_secret(one.public)
+        assert len(secret) == 32
+        secrets.add(secret)
+    assert len(secrets) == 6
+    # nor is it what the library computes: that is no uniform key
+    raw = X25519PrivateKey.from_private_bytes(nodes[0].to_bytes()[-64:-32])
+    assert raw.exchange(X25519PublicKey.from_public_bytes(nodes[1].public)) not in (
+        secrets
+    )
+
+
+@pytest.mark.parametrize(
+    "public",
+    [
+        bytes(32),  # of low order: everybody would know the secret
+        (1).to_bytes(32, "little"),
+        bytes.fromhex(
+            "e0eb7a7c3b41b8ae1656e3faf19fc46ada098deb9c32b1fd866205165f49b800"
+        ),
+        (2**255 - 19 + 9).to_bytes(32, "little"),  # another way to write 9
+        bytes(range(31)),
+        bytes(range(33)),
+    ],
+)
+def test_what_is_no_public_key_is_refused(public: bytes) -> None:
+    with pytest.raises(EncryptionError, match="not an X25519 key"):
+        Identity.generate("a").pair_secret(public)
+    with pytest.raises(EncryptionError, match="'b' is not an X25519 key"):
+        Roster({**_members("a"), "b": public})
+
+
+def test_a_node_has_no_secret_with_itself() -> None:
+    node = Identity.generate("a")
+    with pytest.raises(EncryptionError, match="not with itself"):
+        node.pair_secret(node.public)
+
+
+# -- files ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mask", [0o077, 0o000])
+def test_an_identity_is_kept_in_a_private_file(tmp_path: Path, mask: int) -> None:
+    path = tmp_path / "node.key"
+    before = os.umask(mask)
+    try:
+        made = write_identity(path, "Klinik Süd")
+    finally:
+        os.umask(before)
+    assert _mode(path) == 0o600
+    read = load_identity(str(path))
+    assert (read.name, read.public) == ("Klinik Süd", made.public)
+    other = Identity.generate("b").public
+    assert read.pair_secret(other) == made.pair_secret(other)
+    assert made.to_bytes()[-64:-32].hex() not in repr(made)
+    with pytest.raises(EncryptionError, match="never overwritten"):
+        write_identity(path, "b")
+    assert load_identity(path).public == made.public
+    for mode in (0o640, 0o604, 0o620):
+        path.chmod(mode)
+        with pytest.raises(EncryptionError, match=rf"mode {mode:04o}.*chmod 600"):
+            load_identity(path)
+
+
+def test_a_lost_or_damaged_identity_is_one_clear_error(tmp_path: Path) -> None:
+    path = tmp_path / "node.key"
+    with pytest.raises(EncryptionError, match="is not there.*cannot be restored"):
+        load_identity(path)
+    write_identity(path, "a")
+    data = path.read_bytes()
+    for position in range(len(data)):
+        spoilt = bytearray(data)
+        spoilt[position] ^= 1
+        with pytest.raises(EncryptionError):
+            Identity.from_bytes(bytes(spoilt))
+        with pytest.raises(EncryptionError):
+            Identity.from_bytes(data[:position])
+    path.write_bytes(data[:-1])
+    with pytest.raises(EncryptionError, match="node.key.*checksum is wrong"):
+        load_identity(path)
+
+
+@pytest.mark.parametrize(
+    "name", ["", " a", "a ", "a=b", "#a", "a\n", "a\x7f", "x" * 101]
+)
+def test_names_that_could_be_mistaken_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(EncryptionError, match="client id"):
+        write_identity(tmp_path / "k", name)
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(EncryptionError, match="client id"):
+        Roster(_members("a") | {name: Identity.generate("b").public})
+
+
+def test_a_public_line_can_be_pasted() -> None:
+    for name in NAMES:
+        public = Identity.generate(name).public
+        line = public_line(name, public)
+        assert parse_public(f"  {line}\n") == (name, public)
+        for wrong in (line[:-1], line + "0", line.replace("=", ""), "g" + line[1:-1]):
+            with pytest.raises(EncryptionError, match="must be NAME=PUBLIC"):
+                parse_public(wrong)
+
+
+# -- rosters --------------------------------------------------------------------------
+
+
+def test_a_roster_means_the_same_in_any_order(tmp_path: Path) -> None:
+    members = _members(*NAMES)
+    written = write_roster(tmp_path / "a", members)
+    turned = write_roster(tmp_path / "b", dict(reversed(members.items())))
+    assert _mode(tmp_path / "a") == 0o644
+    assert parse_roster(written.to_text().encode()) == written
+    assert load_roster(tmp_path / "a").members == members
+    assert written.digest == turned.digest == load_roster(tmp_path / "b").digest
+    # SHA-256 of the sorted members, each part with its type and length in front
+    text = b"s" + struct.pack("<I", 17) + b"fedtrellis roster"
+    for name in sorted(members):
+        for kind, part in ((b"s", name.encode()), (b"b", members[name])):
+            text += kind + struct.pack("<I", len(part)) + part
+    assert written.digest == hashlib.sha256(text).hexdigest()
+    assert shown(written.digest).replace(" ", "") == written.digest[:32]
+
+
+def test_any_change_gives_a_roster_another_digest() -> None:
+    members = _members("a", "b", "c")
+    keys = list(members.values())
+    changed = [
+        {**members, "a": Identity.generate("a").public},
+        {"a": keys[1], "b": keys[0], "c": keys[2]},
+        {"a": keys[0], "b": keys[1]},
+        {"A": keys[0], "b": keys[1], "c": keys[2]},
+    ]
+    digests = {Roster(roster).digest for roster in (members, *changed)}
+    assert len(digests) == 5
+
+
+def test_a_node_finds_itself_in_its_roster() -> None:
+    node = Identity.generate("a")
+    roster = Roster({**_members("b", "c"), "a": node.public})
+    roster.check(node)
+    assert roster.public("a") == node.public
+    with pytest.raises(EncryptionError, match="'a' is not in this node's roster"):
+        Roster(_members("b", "c")).public("a")
+    with pytest.raises(EncryptionError, match="'a', is not in its roster"):
+        Roster(_members("b", "c")).check(node)
+    with pytest.raises(EncryptionError, match="another public key for this node, 'a'"):
+        Roster(_members("a", "b")).check(node)
+
+
+def test_a_roster_has_each_node_once(tmp_path: Path) -> None:
+    members = _members("a", "b")
+    with pytest.raises(EncryptionError, match="'a' and 'c' have the same public key"):
+        Roster({**members, "c": members["a"]})
+    with pytest.raises(EncryptionError, match="at least two nodes, this one has 1"):
+        Roster(_members("a"))
+    path = tmp_path / "roster"
+    write_roster(path, members)
+    text = path.read_text()
+    path.write_text(text + f'"a" = "{members["b"].hex()}"\n')  # a key twice is no TOML
+    with pytest.raises(EncryptionError, match="roster.*is not TOML"):
+        load_roster(path)
+
+
+@pytest.mark.parametrize("mode", [0o664, 0o646, 0o666])
+def test_a_roster_that_others_can_change_is_refused(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "roster"
+    write_roster(path, _members("a", "b"))
+    path.chmod(mode)
+    with pytest.raises(EncryptionError, match=rf"mode {mode:04o}.*chmod 644"):
+        load_roster(path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "hello",
+        "",
+        "roster = 2\n[nodes]\n",
+        "roster = 1\n",
+        "roster = 1\nnodes = 3\n",
+        "roster = 1\n[nodes]\na = 3\n",
+        'roster = 1\n[nodes]\na = "beef"\n',
+        "roster = 1\n[nodes.a]\nb = 1\n",
+    ],
+)
+def test_what_is_no_roster_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "roster"
+    path.write_text(text)
+    with pytest.raises(EncryptionError) as caught:
+        load_roster(path)
+    assert "\n" not in str(caught.value)
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(EncryptionError, match="is not text"):
+        load_roster(path)

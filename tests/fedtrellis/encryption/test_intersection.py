@@ -1,0 +1,230 @@
+"""Oblivious pseudonyms against affine arithmetic on P-256, in Python's integers."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+from fedtrellis.encryption import EncryptionError
+from fedtrellis.encryption.identity import Identity
+from fedtrellis.encryption.intersection import (
+    ByteArray,
+    blind,
+    evaluate,
+    pseudonyms,
+    scalar_from,
+    unblind,
+)
+from fedtrellis.encryption.labels import encode_items
+
+# FIPS 186-4, D.1.2.3
+P = 2**256 - 2**224 + 2**192 + 2**96 - 1
+B = 0x5AC635D8AA3A93E7B3EBBD55769886BC651D06B0CC53B0F63BCE3C3E27D2604B
+N = 115792089210356248762697446949407573529996955224135760342422259061068512044369
+
+Point = tuple[int, int]
+A, R, S, T = (scalar_from(bytes([i]) * 32) for i in range(4))
+
+
+def _root(x: int) -> int | None:
+    """y with y² = x³ − 3x + b, or None: P = 3 mod 4."""
+    square = (x**3 - 3 * x + B) % P
+    y = pow(square, (P + 1) // 4, P)
+    return y if y * y % P == square else None
+
+
+def _add(one: Point | None, two: Point | None) -> Point | None:
+    if one is None or two is None:
+        return one or two
+    if one[0] == two[0]:
+        if (one[1] + two[1]) % P == 0:
+            return None
+        slope = (3 * one[0] ** 2 - 3) * pow(2 * one[1], -1, P)
+    else:
+        slope = (two[1] - one[1]) * pow(two[0] - one[0], -1, P)
+    x = (slope**2 - one[0] - two[0]) % P
+    return x, (slope * (one[0] - x) - one[1]) % P
+
+
+def _times(scalar: int, point: Point) -> bytes:
+    """x(scalar · point), from the highest bit down."""
+    total: Point | None = None
+    for bit in bin(scalar)[2:]:
+        total = _add(total, total)
+        if bit == "1":
+            total = _add(total, point)
+    assert total is not None
+    return total[0].to_bytes(32, "big")
+
+
+def _hash_to_point(domain: str, name: str) -> Point:
+    start = encode_items("point", domain, name)
+    for counter in range(1000):
+        digest = hashlib.sha256(start + encode_items(counter)).digest()
+        x = int.from_bytes(digest, "big")
+        y = _root(x) if x < P else None
+        if y is not None:
+            return x, y
+    raise AssertionError
+
+
+def _obliviously(ids: list[str], own: int, evaluators: tuple[int, ...]) -> ByteArray:
+    """The protocol, as the clients run it."""
+    sent = blind(ids, own, "samples")
+    return pseudonyms(*(unblind(evaluate(sent, s), own) for s in evaluators))
+
+
+def test_the_arithmetic_of_this_test_is_that_of_the_curve() -> None:
+    x = 0x6B17D1F2E12C4247F8BCE6E563A440F277037D812DEB33A0F4A13945D898C296
+    y = _root(x)
+    assert y is not None
+    assert _times(N - 1, (x, y)) == x.to_bytes(32, "big")  # n G = 0
+    assert _times(N + 1, (x, y)) == x.to_bytes(32, "big")
+
+
+@settings(max_examples=5, deadline=None)
+@given(
+    ids=some.lists(some.text(max_size=8), min_size=1, max_size=3, unique=True),
+    scalars=some.tuples(*[some.integers(1, N - 1)] * 3),
+)
+def test_each_step_is_a_multiplication(
+    ids: list[str], scalars: tuple[int, int, int]
+) -> None:
+    own, one, two = scalars
+    points = [_hash_to_point("d", name) for name in ids]
+    sent = blind(ids, own, "d")
+    assert [row.tobytes() for row in sent] == [_times(own, p) for p in points]
+    # in turn the two give H(id)^{ab}, whatever the order
+    for first, second in ((one, two), (two, one)):
+        found = unblind(evaluate(evaluate(sent, first), second), own)
+        expected = [_times(one * two % N, point) for point in points]
+        assert [row.tobytes() for row in found] == expected
+    # side by side they give H(id)^a and H(id)^b
+    outputs = [unblind(evaluate(sent, s), own) for s in (one, two)]
+    start = encode_items("pseudonym", 2)
+    expected = [
+        hashlib.sha256(start + _times(one, p) + _times(two, p)).digest()[:16]
+        for p in points
+    ]
+    assert [row.tobytes() for row in pseudonyms(*outputs)] == expected
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    mine=some.lists(some.text(max_size=3), max_size=12, unique=True),
+    theirs=some.lists(some.text(max_size=3), max_size=12, unique=True),
+)
+def test_clients_meet_in_the_ids_that_both_have(
+    mine: list[str], theirs: list[str]
+) -> None:
+    found = [_obliviously(mine, A, (S, T)), _obliviously(theirs, R, (S, T))]
+    assert [rows.shape for rows in found] == [(len(mine), 16), (len(theirs), 16)]
+    maps = [
+        {row.tobytes(): name for row, name in zip(rows, ids, strict=True)}
+        for rows, ids in zip(found, (mine, theirs), strict=True)
+    ]
+    met = maps[0].keys() & maps[1].keys()
+    assert {maps[0][row] for row in met} == set(mine) & set(theirs)
+    assert all(maps[0][row] == maps[1][row] for row in met)
+
+
+def test_what_travels_does_not_repeat() -> None:
+    """No point of one client, wave, run or domain is one of another's."""
+    ids = [str(i) for i in range(20)]
+    sent = [blind(ids, A, "d"), blind(ids, R, "d"), blind(ids, A, "other")]
+    answers = [evaluate(points, s) for points in sent[:2] for s in (S, T)]
+    rows = [row.tobytes() for points in sent + answers for row in points]
+    assert len(set(rows)) == len(rows) == 20 * 7
+    results = [_obliviously(ids, A, keys) for keys in ((S, T), (T, S), (S, A), (S,))]
+    names = {row.tobytes() for found in results for row in found}
+    assert len(names) == 20 * 4
+
+
+# -- who cheats -----------------------------------------------------------------------
+
+
+def test_points_that_are_none_are_refused() -> None:
+    good = blind(["a", "b"], A, "d")
+    x = next(x for x in range(1, 100) if _root(x) is None)
+    for number in (x, P, P + 1, 2**256 - 1):
+        points = good.copy()
+        points[1] = np.frombuffer(number.to_bytes(32, "big"), np.uint8)
+        for step in (evaluate, unblind):
+            with pytest.raises(EncryptionError, match="point 1 of 2 is not on the"):
+                step(points, S)
+    shapes: list[Any] = [good[:, :31], good.astype(np.int64), good.ravel(), good[None]]
+    for wrong in shapes:
+        with pytest.raises(EncryptionError, match=r"uint8 of shape \(n, 32\)"):
+            evaluate(wrong, S)
+
+
+def test_an_altered_point_is_refused_or_matches_nothing() -> None:
+    ids = ["a", "b"]
+    expected = {row.tobytes() for row in _obliviously(ids, R, (S, T))}
+    sent = blind(ids, A, "samples")
+    answers = [evaluate(sent, S), evaluate(sent, T)]
+    refused = missed = 0
+    for bit in range(0, 256, 5):
+        answer = answers[0].copy()
+        answer[0, bit // 8] ^= 1 << bit % 8
+        try:
+            found = pseudonyms(unblind(answer, A), unblind(answers[1], A))
+        except EncryptionError:
+            refused += 1
+            continue
+        missed += 1
+        assert found[0].tobytes() not in expected
+        assert found[1].tobytes() in expected
+    assert min(refused, missed) > 10
+
+
+def test_one_evaluator_can_neither_exchange_nor_equate_ids() -> None:
+    ids = ["a", "b"]
+    expected = {row.tobytes() for row in _obliviously(ids, R, (S, T))}
+    sent = blind(ids, A, "samples")
+    honest = unblind(evaluate(sent, T), A)
+    answer = evaluate(sent, S)
+    for points in (answer[::-1], answer[[0, 0]]):
+        found = pseudonyms(unblind(points, A), honest)
+        assert len({row.tobytes() for row in found} & expected) == (
+            1 if points[0].tobytes() == answer[0].tobytes() else 0
+        )
+    with pytest.raises(EncryptionError, match="the same pseudonym"):
+        pseudonyms(unblind(answer[[0, 0]], A), honest[[0, 0]])
+    with pytest.raises(EncryptionError, match="a point for each id"):
+        pseudonyms(unblind(answer[:1], A), honest)
+
+
+def test_an_id_twice_is_refused() -> None:
+    with pytest.raises(EncryptionError, match="an id is there twice"):
+        _obliviously(["a", "b", "a"], A, (S, T))
+
+
+# -- secrets --------------------------------------------------------------------------
+
+
+def test_a_node_derives_its_secret_again() -> None:
+    node = Identity.generate("a")
+    again = Identity.from_bytes(node.to_bytes())
+    labels = [("blind", "run 1"), ("evaluate", "run 1"), ("blind", "run 2")]
+    scalars = {scalar_from(node.derive(*label)) for label in labels}
+    assert scalars == {scalar_from(again.derive(*label)) for label in labels}
+    assert len(scalars) == 3
+    assert all(1 <= scalar < N for scalar in scalars)
+    other = Identity.generate("a")
+    assert other.derive(*labels[0]) != node.derive(*labels[0])
+
+
+@pytest.mark.parametrize("scalar", [0, -1, N, N + 5])
+def test_a_secret_is_a_number_below_the_order(scalar: int) -> None:
+    points = blind(["a"], A, "d")
+    with pytest.raises(EncryptionError, match="from 1 to n - 1"):
+        blind(["a"], scalar, "d")
+    for step in (evaluate, unblind):
+        with pytest.raises(EncryptionError, match="from 1 to n - 1"):
+            step(points, scalar)
