@@ -268,8 +268,6 @@ class Run(View):
         self.duals: list[float] = []
         settings: dict[str, Any] = {
             "encryption": "none",
-            # in most tests few samples are split over few holders
-            "exposed": "accept",
             "tolerance": 0.0,
             "feature_names": split.names,
             "max_failed_rounds": 10**6,
