@@ -129,6 +129,8 @@ def minimiser(gram: Array, linear: Array, weights: Array) -> Array:
         H, positive semidefinite; c; a point of the simplex to start from.
     """
     w, active = weights.copy(), weights > 0.0
+    # what rounding alone lets in, and out again at once, would come back for ever
+    refused = np.zeros(len(w), dtype=bool)
     for _ in range(20 * len(w)):
         index = np.flatnonzero(active)
         size = len(index)
@@ -142,9 +144,10 @@ def minimiser(gram: Array, linear: Array, weights: Array) -> Array:
             w[index] = np.maximum(target, 0.0)
             w /= w.sum()
             slopes = gram @ w + linear
-            j = int(slopes.argmin())
+            outside = np.where(active | refused, np.inf, slopes)
+            j = int(outside.argmin())
             rounding = 1e-13 * float(np.abs(slopes).max())
-            if active[j] or slopes[j] >= slopes[index].min() - rounding:
+            if outside[j] >= slopes[index].min() - rounding:
                 return w
             active[j] = True
         else:
@@ -152,8 +155,13 @@ def minimiser(gram: Array, linear: Array, weights: Array) -> Array:
             falling = np.flatnonzero(target < w[index])
             steps = w[index][falling] / (w[index][falling] - target[falling])
             first = int(falling[steps.argmin()])
-            w[index] += min(1.0, float(steps.min())) * (target - w[index])
+            step = min(1.0, float(steps.min()))
+            w[index] += step * (target - w[index])
             w[index[first]] = 0.0
+            if step == 0.0:
+                refused[index[first]] = True
+            else:
+                refused[:] = False
             active = w > 0.0
     return w
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,32 @@ def test_weights_by_the_active_set_are_the_minimisers(seed: int) -> None:
     slopes = gram @ w + linear
     # complementary slackness: only the smallest slopes have weight
     assert float(w @ slopes) - slopes.min() <= 1e-9
+
+
+def test_weights_of_more_atoms_than_dimensions_end_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At such a minimum rounding lets an atom in, and out again, without end."""
+    solved: list[int] = []
+    solver = np.linalg.lstsq
+
+    def counted(system: Any, right: Any, rcond: float) -> Any:
+        solved.append(len(right))
+        return solver(system, right, rcond=rcond)
+
+    monkeypatch.setattr(np.linalg, "lstsq", counted)
+    corners = [np.eye(4)[list(p)].ravel() for p in itertools.permutations(range(4))]
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        x = rng.dirichlet(np.ones(24)) @ corners
+        A = rng.standard_normal((12, 16))
+        images = np.array(corners) @ A.T
+        gram, linear = images @ images.T, -(images @ (A @ x))
+        solved.clear()
+        w = inner_steps.minimiser(gram, linear, np.eye(24)[0])
+        assert len(solved) <= 3 * len(corners)
+        # the residual of what can be fitted exactly
+        assert np.abs(w @ images - A @ x).max() <= 1e-6
 
 
 @pytest.mark.parametrize("kind", ["blended pairwise", "fully corrective"])
