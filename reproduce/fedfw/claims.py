@@ -247,8 +247,8 @@ def _corrective_rates(found: Results) -> Verdict:
 def _corrective_penalty_rounds(found: Results) -> Verdict:
     rows = found["corrective-penalty"]["rows"]
     good = sum(map(corrective_penalty.in_time, rows))
-    found = [corrective_penalty.rounds_of(row) for row in rows]
-    alone = sum(ours is not None and best is None for ours, best in found)
+    rounds = [corrective_penalty.rounds_of(row) for row in rows]
+    alone = sum(ours is not None and best is None for ours, best in rounds)
     text = f"{good} of {len(rows)}; no fixed ρ got there in as many rounds: {alone}"
     return _judge(good, len(rows)), text
 
