@@ -20,7 +20,7 @@ from fedtrellis.wire.arrays import FloatArray, Layout, array_record, encode, fil
 from fedtrellis.wire.protocol import identity_order
 from fedtrellis.wire.sparse import sparse_or_dense
 
-__all__ = ["ROWS", "HybridStrategy", "add_shares"]
+__all__ = ["ROWS", "HybridStrategy", "add_shares", "refusal"]
 
 #: Under this name a request's entries carry the weights to send: an array of shape
 #: (r, p_k), r versions of the client's own features' weights.
@@ -320,7 +320,8 @@ def add_shares(
 # Ray quotes the end of a traceback, "SettingsError: why"; a deployed SuperNode says
 # "<class 'fedtrellis.settings.SettingsError'>:<'why'>".
 _REFUSAL = re.compile(
-    r"(?P<kind>Alignment|Encryption|Label|Settings)Error(?:: |'>:<')(?P<why>[^\n]*)"
+    r"(?P<kind>Alignment|Encryption|Refused|Label|Settings)Error"
+    r"(?:: |'>:<')(?P<why>[^\n]*)"
 )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -39,6 +40,7 @@ __all__ = [
     "NewSamples",
     "SplitClient",
     "as_arrays",
+    "for_good",
     "keyed_hashes",
     "loss_of",
 ]
@@ -139,18 +141,23 @@ class SplitClient(StatefulClient):
     @cached_property
     def _identity(self) -> Identity:
         found = self.identity
-        identity = found if isinstance(found, Identity) else _load_identity(str(found))
+        with for_good():
+            identity = (
+                found if isinstance(found, Identity) else _load_identity(str(found))
+            )
         if identity.name != self.client_id:
             raise SettingsError(
                 f"client {self.client_id} has the identity of {identity.name!r}"
             )
-        self._roster.check(identity)
+        with for_good():
+            self._roster.check(identity)
         return identity
 
     @cached_property
     def _roster(self) -> Roster:
         found = self.roster
-        return found if isinstance(found, Roster) else _load_roster(str(found))
+        with for_good():
+            return found if isinstance(found, Roster) else _load_roster(str(found))
 
     def _common_key(self, config: Config) -> Cipher:
         """The key that all clients have, if it is the run's."""
@@ -158,18 +165,20 @@ class SplitClient(StatefulClient):
         if isinstance(self.key, Cipher):
             cipher = self.key
         elif self.key:
-            cipher = _load_key(str(self.key))
+            with for_good():
+                cipher = _load_key(str(self.key))
         elif config.get("own-key"):
             raise SettingsError(
                 f"client {self.client_id} has no key: start the node with "
                 "--node-config 'key-file=\"PATH\"', a key made by fedtrellis-keys"
             )
         else:
-            cipher = shared_run_key(
-                config["session"], config["encryption"], make=expected is None
-            )
+            with for_good():
+                cipher = shared_run_key(
+                    config["session"], config["encryption"], make=expected is None
+                )
         if expected not in (None, cipher.fingerprint):
-            raise EncryptionError(
+            raise SettingsError(
                 f"this client's key has fingerprint {cipher.fingerprint}, that of the "
                 f"run has {expected}"
             )
@@ -192,9 +201,10 @@ class SplitClient(StatefulClient):
                 folder = Path(named).expanduser().with_suffix(".ledger")
             durable = self.key_kind != "run"
             where = folder or run_ledgers(config["session"])
-            self._ledger = Ledger.open(
-                str(where), config["session"], self.client_id, durable
-            )
+            with for_good():
+                self._ledger = Ledger.open(
+                    str(where), config["session"], self.client_id, durable
+                )
         return self._ledger
 
 
@@ -238,3 +248,12 @@ def keyed_hashes(
 def as_arrays(blobs: Sequence[bytes]) -> list[NDArray[Any]]:
     """Ciphertexts, as ``fit`` returns them."""
     return [np.frombuffer(blob, dtype=np.uint8) for blob in blobs]
+
+
+@contextmanager
+def for_good() -> Iterator[None]:
+    """Say of what is wrong with a node's files that asking again is no use."""
+    try:
+        yield
+    except EncryptionError as error:
+        raise SettingsError(str(error)) from error

@@ -355,7 +355,9 @@ class HyFDCA(HyFDCASettings):
         used, metrics = self.steps.iterate(
             conversation, server_round, dict(config), self._sampled, timeout
         )
-        self._used = [name for name in self.clients if name in used]
+        # answers that bring nothing closer to a move are as good as none
+        moved = self._progress()
+        self._used = [name for name in self.clients if name in used and moved]
         if not conversation.traffic.waves:
             self._sampled = []  # all who are here wait for somebody who is away
         primal, dual = metrics.get("primal"), metrics.get("dual")
@@ -365,7 +367,7 @@ class HyFDCA(HyFDCASettings):
             self._best = (primal, self.steps.certified.copy())
         self._uncertified = 0 if primal is not None else self._uncertified + 1
         self.broadcast.replace(self.steps.w)
-        return metrics if self._used and self._progress() else None
+        return metrics if self._used else None
 
     def _progress(self) -> bool:
         """Whether anything has come closer to a move: else the round has failed."""
@@ -465,6 +467,11 @@ class HyFDCA(HyFDCASettings):
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Inverse of :meth:`state`."""
+        if "agreement" not in state:
+            raise SettingsError(
+                "this checkpoint of HyFDCA is of an older version, whose clients had "
+                "not agreed on what their run is about: start a new run"
+            )
         self.cipher = load_evaluation(state["context"].tobytes())
         self._fingerprint = str(state["fingerprint"])
         self._own_keys = bool(state["own-keys"])
@@ -481,10 +488,10 @@ class HyFDCA(HyFDCASettings):
         if "new/sizes" in state:
             self._new = Alignment.from_state(_under(state, "new/"))
         given = self.given_cipher
-        if given is not None and given.fingerprint != self.cipher.fingerprint:
+        if given is not None and given.fingerprint != self._fingerprint:
             raise SettingsError(
                 f"the context has fingerprint {given.fingerprint}, but the run to go "
-                f"on with had {self.cipher.fingerprint}"
+                f"on with had {self._fingerprint}"
             )
         self._best_dual = float(state["best-dual"])
         if "best-w" in state:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
 import logging
 import pickle
 import re
@@ -22,13 +23,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 
 from fedtrellis import Callback, LocalGrid, RoundRecord, RoundStrategy
-from fedtrellis.encryption import Cipher
+from fedtrellis.encryption import Cipher, run_ledgers
+from fedtrellis.encryption.ledger import Ledger
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.local_grid import FAULTS
 from fedtrellis.wire.message_size import message_bytes
@@ -111,6 +114,7 @@ class Exchange:
     request: Message
     state: dict[str, Any]
     reply: Message | None
+    ledger: tuple[Path, bytes] | None = None  # its file, where the node had one
 
 
 class Recorder(LocalGrid):
@@ -121,13 +125,23 @@ class Recorder(LocalGrid):
     def _deliver(self, message: Message) -> None:
         context = self._contexts[message.metadata.dst_node_id]
         name = str(context.node_config["partition-id"])
-        exchange = Exchange(name, message, dict(context.state), None)
+        ledger = _ledger_of(message, name)
+        exchange = Exchange(name, message, dict(context.state), None, ledger)
         self.__dict__.setdefault("exchanges", []).append(exchange)
         super()._deliver(message)
         reply_to = message.metadata.message_id
         for reply in self._replies.values():
             if reply.metadata.reply_to_message_id == reply_to and reply.has_content():
                 exchange.reply = reply
+
+
+def _ledger_of(message: Message, name: str) -> tuple[Path, bytes] | None:
+    config: dict[str, Any] = message.content.config_records.get("config", {})
+    session = str(config.get("session", ""))
+    if not session or not (folder := run_ledgers(session)).is_dir():
+        return None
+    path = Ledger.open(folder, session, name, False).path
+    return (path, path.read_bytes()) if path.is_file() else None
 
 
 class _Wipes(Callback):
@@ -266,6 +280,9 @@ def _give(
     before = {key: dict(record) for key, record in exchange.state.items()}
     allowed = max(message_bytes(message), model, _size_of(exchange.state))
     where = f"{message.metadata.message_type} of {case.name}"
+    if exchange.ledger is not None:
+        path, known = exchange.ledger
+        path.write_bytes(known)
     tally.messages += 1
     refused = False
     try:
@@ -284,10 +301,33 @@ def _give(
             tally.refuse("OutOfSync: the client asks to be restored")
         else:
             tally.handled += 1
+    if exchange.ledger is not None and path.is_file():
+        told = _promises(path, known, refused)
+        if told:
+            tally.problem(f"{where}: {told}")
     if refused:
         after = {key: dict(record) for key, record in context.state.items()}
         if after != before:
             tally.problem(f"{where}: a refused message has changed the state")
+
+
+def _promises(path: Path, before: bytes, refused: bool) -> str:
+    """What a message has made a node's ledger forget; empty if nothing."""
+    old, new = (_ledger_in(path, data) for data in (before, path.read_bytes()))
+    agreed = old["agreement"] is not None
+    if agreed and any(old[key] != new[key] for key in ("agreement", "holding")):
+        return "another agreement is in the ledger"
+    if any(new[key] < old[key] for key in ("answers", "refusals", "resumes")):
+        return "the ledger counts backwards"
+    if refused and old["nonce"] != new["nonce"]:
+        return "a refused message has used a nonce up"
+    return ""
+
+
+def _ledger_in(path: Path, data: bytes) -> dict[str, Any]:
+    size = int.from_bytes(data[8:12], "big")
+    found: dict[str, Any] = json.loads(data[12 : 12 + size])
+    return found
 
 
 # --------------------------------------------------------------------------- the server
@@ -444,7 +484,9 @@ def fuzz_server(
         _one_run(case, others, rng, tally, rounds, only)
 
 
-_SETUP = ("query.hello", "train.align", "train.labels", "train.ready")
+_SETUP = (
+    *("query.hello", "train.align", "train.agree", "train.labels", "train.ready"),
+)
 
 
 def _one_run(

@@ -35,7 +35,7 @@ NAMES = (
     "zeroth-order-rfl scalars",
     "hyfdca bundle",
     "hyfdca practical",
-    "hyfdca bundle secure",
+    "hyfdca bundle apart",
     "hyfem",
 )
 _RECORDED: dict[str, list[Exchange]] = {}

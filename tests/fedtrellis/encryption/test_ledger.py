@@ -173,7 +173,7 @@ def test_a_damaged_ledger_is_one_clear_error(tmp_path: Path) -> None:
         spoilt.append(bytes(copy))
     for content in spoilt:
         ledger.path.write_bytes(content)
-        with pytest.raises(EncryptionError, match="is damaged: .* join the run anew"):
+        with pytest.raises(EncryptionError, match="is damaged: .* start a new run"):
             _open(tmp_path / "l")
     ledger.path.write_bytes(data)
     assert _open(tmp_path / "l") == ledger
