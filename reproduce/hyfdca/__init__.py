@@ -2,7 +2,7 @@
 
 from reproduce.common import Item
 
-from . import figures, steps, tables
+from . import figures, privacy, steps, tables
 
 __all__ = ["ITEMS", "TITLE"]
 
@@ -38,5 +38,25 @@ ITEMS = {
         "clients away: the default rule and the paper's stale values",
         steps.compute_availability,
         steps.render_availability,
+    ),
+    "proposals": Item(
+        "iterations by what clients propose, with sums over all of them",
+        privacy.compute_proposals,
+        privacy.render_proposals,
+    ),
+    "honest-server": Item(
+        "rows that a server finds in what it is sent",
+        privacy.compute_honest_server,
+        privacy.render_honest_server,
+    ),
+    "chosen-w": Item(
+        "rows that a server finds by choosing w, against answers granted",
+        privacy.compute_chosen_w,
+        privacy.render_chosen_w,
+    ),
+    "collusion": Item(
+        "rows that a server finds with one client's help",
+        privacy.compute_collusion,
+        privacy.render_collusion,
     ),
 }

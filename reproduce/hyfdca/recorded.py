@@ -1,0 +1,213 @@
+"""Runs of HyFDCA of which the server's view is kept: w, and what it is told at w."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from flwr.app import ArrayRecord, Context
+from numpy.typing import NDArray
+
+from clients import HyFDCAClient
+from fedtrellis import LocalGrid, client_app
+from fedtrellis.dual.bundle import DualBundle, Mixture
+from fedtrellis.random import generator
+from strategies import HyFDCA
+
+__all__ = ["SPLITS", "Case", "Traffic", "listening", "record", "split"]
+
+Array = NDArray[np.float64]
+Indices = NDArray[np.int64]
+Proposals = dict[int, tuple[Array, Array]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Data, λ, and who holds which rows and columns of it."""
+
+    X: Array
+    y: Array
+    regularization: float
+    parts: tuple[tuple[Indices, Indices], ...]
+
+    @property
+    def scale(self) -> float:
+        """λN."""
+        return self.regularization * len(self.y)
+
+    @property
+    def blocks(self) -> list[Indices]:
+        """The different feature sets of clients."""
+        return [np.array(b) for b in dict.fromkeys(tuple(c) for _, c in self.parts)]
+
+    def client(self, context: Context, **options: Any) -> HyFDCAClient:
+        """Return a node's client."""
+        rows, columns = self.parts[int(str(context.node_config["partition-id"]))]
+        return HyFDCAClient(
+            context,
+            self.X[np.ix_(rows, columns)],
+            [f"feature {m}" for m in columns],
+            [f"sample {i}" for i in rows],
+            self.y[rows],
+            **options,
+        )
+
+
+def _grid(X: Array, sample_groups: int, blocks: list[Indices]) -> Any:
+    rows = [np.arange(g, len(X), sample_groups) for g in range(sample_groups)]
+    return tuple((r, b) for r in rows for b in blocks)
+
+
+def _columns(p: int, groups: int) -> list[Indices]:
+    return [np.asarray(b, dtype=np.int64) for b in np.array_split(np.arange(p), groups)]
+
+
+def _breast_cancer() -> Case:
+    from sklearn.datasets import load_breast_cancer
+
+    data = load_breast_cancer()
+    X = (data.data - data.data.mean(axis=0)) / data.data.std(axis=0)
+    X = np.hstack([X, np.ones((len(X), 1))])
+    y = np.where(data.target == 1, 1.0, -1.0)
+    return Case(X, y, 1e-3, _grid(X, 3, _columns(X.shape[1], 3)))
+
+
+def _noisy(sample_groups: int, feature_groups: int) -> Case:
+    """96 samples of 12 features, two noisy classes."""
+    rng = generator(0, "hyfdca attacks", "noisy")
+    X = rng.standard_normal((96, 12)) / np.sqrt(12)
+    z = X @ rng.standard_normal(12) + 0.3 * rng.standard_normal(96)
+    y = np.where(z > 0.0, 1.0, -1.0)
+    return Case(X, y, 1e-2, _grid(X, sample_groups, _columns(12, feature_groups)))
+
+
+def _digits() -> Case:
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    X = np.hstack([data.data / 16.0, np.ones((len(data.data), 1))])
+    y = np.where(data.target >= 5, 1.0, -1.0)
+    return Case(X, y, 1e-3, _grid(X, 4, _columns(X.shape[1], 4)))
+
+
+def _one_hot() -> Case:
+    """400 samples of four categories, one-hot, of which some are rare."""
+    rng = generator(0, "hyfdca attacks", "one-hot")
+    n, tables = 400, []
+    for values in (40, 25, 60, 30):
+        # the k-th most common has a share of about 1/k
+        shares = 1.0 / np.arange(1, values + 1)
+        drawn = rng.choice(values, n, p=shares / shares.sum())
+        tables.append(np.eye(values)[drawn])
+    X = np.hstack([*tables, np.ones((n, 1))])
+    X = X[:, X.any(axis=0)]
+    z = X @ rng.standard_normal(X.shape[1]) + 0.5 * rng.standard_normal(n)
+    y = np.where(z > np.median(z), 1.0, -1.0)
+    return Case(X, y, 1e-3, _grid(X, 3, _columns(X.shape[1], 2)))
+
+
+#: The data and how they are dealt.
+SPLITS: dict[str, Callable[[], Case]] = {
+    "breast cancer, 3 × 3": _breast_cancer,
+    "96 samples, hybrid 3 × 2": lambda: _noisy(3, 2),
+    "96 samples, horizontal, 6 clients": lambda: _noisy(6, 1),
+    "digits, 4 × 4": _digits,
+    "one-hot columns, 3 × 2": _one_hot,
+}
+
+
+@lru_cache(maxsize=None)
+def split(name: str) -> Case:
+    """A split of :data:`SPLITS`."""
+    return SPLITS[name]()
+
+
+@dataclass
+class Traffic:
+    """What a server sees of a run.
+
+    Attributes
+    ----------
+    w : list of ndarray of shape (p,)
+        The model that the t-th search started from.
+    sums : list of dict
+        By unit the first proposal's V, shape (p,).
+    strategy : HyFDCA
+        After the run.
+    """
+
+    w: list[Array] = field(default_factory=list)
+    sums: list[dict[int, Array]] = field(default_factory=list)
+    strategy: HyFDCA | None = None
+
+    @property
+    def weights(self) -> Array:
+        """All w, shape (T, p)."""
+        return np.array(self.w)
+
+    def of_unit(self, unit: int) -> Array:
+        """All V of a unit, shape (T, p)."""
+        return np.array([V[unit] for V in self.sums if unit in V])
+
+    @property
+    def units(self) -> list[int]:
+        """The units."""
+        return sorted({unit for V in self.sums for unit in V})
+
+
+@contextmanager
+def listening(traffic: Traffic) -> Iterator[None]:
+    """Note what the server's searches are given."""
+    search = DualBundle.search
+
+    def heard(
+        self: DualBundle, units: list[int], proposals: Proposals
+    ) -> dict[int, Mixture]:
+        traffic.w.append(self.w)
+        traffic.sums.append({u: V[0].copy() for u, (V, _) in proposals.items()})
+        return search(self, units, proposals)
+
+    with mock.patch.object(DualBundle, "search", heard):
+        yield
+
+
+def record(
+    case: Case,
+    loss: str,
+    rounds: int,
+    client: dict[str, Any] | None = None,
+    **settings: Any,
+) -> Traffic:
+    """Run HyFDCA and keep the server's view.
+
+    Parameters
+    ----------
+    case : Case
+    loss : str
+    rounds : int
+        At most; the run ends at a certified (P − D)/P of 10⁻⁶.
+    client : dict, optional
+        Of the clients' constructor.
+    **settings
+        Of the strategy.
+
+    Returns
+    -------
+    Traffic
+    """
+    traffic, options = Traffic(), client or {}
+    app = client_app(lambda context: case.client(context, **options))
+    grid = LocalGrid(app, len(case.parts))
+    names = [f"feature {m}" for m in range(case.X.shape[1])]
+    settings = {"encryption": "none", "feature_names": names} | settings
+    traffic.strategy = HyFDCA(loss, case.regularization, **settings)
+    with listening(traffic):
+        traffic.strategy.start(
+            grid, ArrayRecord([np.zeros(len(names))]), num_rounds=rounds
+        )
+    return traffic
