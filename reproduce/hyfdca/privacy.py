@@ -53,8 +53,6 @@ CANCER, HYBRID, HORIZONTAL, DIGITS, ONE_HOT = (
     "digits, 4 × 4",
     "one-hot columns, 3 × 2",
 )
-#: Settings beside the default ones.
-VARIANTS: dict[str, dict[str, Any]] = {"": {}, "parts = 8": {"parts": 8}}
 # g and the least r of the clients' proposals: ``clients/hyfdca/proposals.py``.
 PROXIMAL, LEAST = 0.1, 0.5
 DUAL_POINT, MIXED = (None, None), (PROXIMAL, LEAST)
@@ -141,9 +139,10 @@ def _in_combinations(sums: Array, weights: Array, rows: Array) -> list[int]:
     return sorted(found)
 
 
-def _honest_row(job: tuple[str, str, str, str, float, bool]) -> dict[str, Any]:
-    name, variant, loss, source, regularization, quick = job
-    case = split(name)
+def _honest_row(job: tuple[str, str, str, float, bool]) -> dict[str, Any]:
+    name, loss, source, regularization, quick = job
+    whole = split(name)
+    case = whole.as_sent()
     if regularization:
         case = replace(case, regularization=regularization)
     rounds, lengths = (120, LENGTHS[:2]) if quick else (ROUNDS, LENGTHS)
@@ -151,17 +150,16 @@ def _honest_row(job: tuple[str, str, str, str, float, bool]) -> dict[str, Any]:
         lengths = LENGTHS[:1]  # there are no integers to find
     row = {
         "data": name,
-        "variant": variant,
         "loss": loss,
         "source": source,
         "samples": len(case.y),
         "features": case.X.shape[1],
         "blocks": len(case.blocks),
         "regularization": case.regularization,
-        "lonely": len(lonely_entries(case.X)),
+        "lonely": len(lonely_entries(whole.X)),
     }
     if source == "run":
-        traffic = record(case, loss, rounds, secure_sum=True, **VARIANTS[variant])
+        traffic = record(whole, loss, rounds)
         V = traffic.of_unit(0)
         return row | attacked(case, V, traffic.weights, case.X, lengths)
     made = make_loss(loss)
@@ -194,14 +192,13 @@ def compute_honest_server(options: Options) -> dict[str, Any]:
     names = (HYBRID, HORIZONTAL) if quick else (CANCER, HYBRID, HORIZONTAL, DIGITS, ONE_HOT)
     losses = LOSSES[:1] if quick else LOSSES
     jobs = [
-        (name, "", loss, source, 0.0, quick)
+        (name, loss, source, 0.0, quick)
         for source in ("run", "dual points", "v_k")
         for name in names
         for loss in losses
     ]
     if not quick:
-        jobs += [(DIGITS, "parts = 8", loss, "run", 0.0, quick) for loss in losses]
-        jobs += [(CANCER, "", "hinge", "beyond", λ, quick) for λ in (1e-3, 1.0)]
+        jobs += [(CANCER, "hinge", "beyond", λ, quick) for λ in (1e-3, 1.0)]
     with workers(options.jobs) as pool:
         return {"rows": list(pool.map(_honest_row, jobs))}
 
@@ -232,8 +229,7 @@ def render_honest_server(results: dict[str, Any], out: Path) -> str:
         ]
         for row in rows:
             found = ", ".join(str(row[attack]) for attack in ATTACKS)
-            extra = f", {row['variant']}" if row["variant"] else ""
-            extra += f", λ = {row['regularization']:g}" if source == "beyond" else ""
+            extra = f", λ = {row['regularization']:g}" if source == "beyond" else ""
             lines.append(
                 f"| {row['data']}{extra} | {row['loss']} | {row['samples']:,} × "
                 f"{row['features']} | {row['iterations']} | {found} | {row['parts']} "

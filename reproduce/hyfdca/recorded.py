@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 from unittest import mock
@@ -34,6 +34,21 @@ class Case:
     y: Array
     regularization: float
     parts: tuple[tuple[Indices, Indices], ...]
+    exposed: str = "refuse"
+
+    def as_sent(self, least: int = 3) -> Case:
+        """The case as clients take part in it: without rare entries, if so asked.
+
+        With ``exposed = "leave-out"`` a client takes its entries of a feature for
+        zeros where they are fewer than ``least``.
+        """
+        if self.exposed != "leave-out":
+            return self
+        X = self.X.copy()
+        for rows, columns in self.parts:
+            counts = np.count_nonzero(self.X[np.ix_(rows, columns)], axis=0)
+            X[np.ix_(rows, columns[counts < least])] = 0.0
+        return replace(self, X=X, exposed="refuse")
 
     @property
     def scale(self) -> float:
@@ -108,7 +123,8 @@ def _one_hot() -> Case:
     X = X[:, X.any(axis=0)]
     z = X @ rng.standard_normal(X.shape[1]) + 0.5 * rng.standard_normal(n)
     y = np.where(z > np.median(z), 1.0, -1.0)
-    return Case(X, y, 1e-3, _grid(X, 3, _columns(X.shape[1], 2)))
+    parts = _grid(X, 3, _columns(X.shape[1], 2))
+    return Case(X, y, 1e-3, parts, "leave-out")
 
 
 #: The data and how they are dealt.
@@ -204,7 +220,12 @@ def record(
     app = client_app(lambda context: case.client(context, **options))
     grid = LocalGrid(app, len(case.parts))
     names = [f"feature {m}" for m in range(case.X.shape[1])]
-    settings = {"encryption": "none", "feature_names": names} | settings
+    settings = {
+        "encryption": "none",
+        "feature_names": names,
+        "exposed": case.exposed,
+        **settings,
+    }
     traffic.strategy = HyFDCA(loss, case.regularization, **settings)
     with listening(traffic):
         traffic.strategy.start(
