@@ -15,11 +15,14 @@ from numpy.typing import NDArray
 
 from clients import HyFDCAClient
 from fedtrellis import LocalGrid, client_app
+from fedtrellis.dual import bundle as bundles
 from fedtrellis.dual.bundle import DualBundle, Mixture
 from fedtrellis.random import generator
 from strategies import HyFDCA
 
-__all__ = ["SPLITS", "Case", "Traffic", "listening", "record", "split"]
+from .attacks import Query
+
+__all__ = ["SPLITS", "Case", "Traffic", "depart", "listening", "record", "split"]
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -218,7 +221,71 @@ def record(
     -------
     Traffic
     """
-    traffic, options = Traffic(), client or {}
+    traffic = Traffic()
+    with listening(traffic):
+        traffic.strategy = _run(case, loss, rounds, client or {}, settings)
+    return traffic
+
+
+def depart(
+    case: Case, loss: str, query: Query, rounds: int, **settings: Any
+) -> HyFDCA:
+    """Run HyFDCA with a server that chooses w and α as an attack wishes.
+
+    Its bundle says w and mixtures that the attack asks for; all else is the strategy,
+    and the clients do not know.
+
+    Parameters
+    ----------
+    case, loss, settings
+        As for :func:`record`.
+    query : generator
+        See :data:`.attacks.Query`.
+    rounds : int
+        So many answers are asked for; clients may refuse before.
+
+    Returns
+    -------
+    HyFDCA
+        After the run.
+    """
+    search, (chosen, accept) = DualBundle.search, next(query)
+    # w of the first round is not chosen: whatever is answered at it is no answer yet
+    began = False
+
+    def choose(
+        G: Array, b: Array, theta: Array, blocks: list[slice], *_: Any
+    ) -> Array:
+        if accept:  # the newest proposal is the last
+            theta[:] = 0.0
+            theta[-1] = 1.0
+        return theta
+
+    def heard(
+        self: DualBundle, units: list[int], proposals: Proposals
+    ) -> dict[int, Mixture]:
+        nonlocal chosen, accept, began
+        if began:
+            ((V, _),) = proposals.values()
+            chosen, accept = query.send(V[0])
+        began = True
+        return search(self, units, proposals)
+
+    with (
+        mock.patch.object(DualBundle, "search", heard),
+        mock.patch.object(DualBundle, "w", property(lambda _: chosen)),
+        mock.patch.object(bundles, "maximise_over_simplices", choose),
+    ):
+        return _run(case, loss, rounds, {}, {"tolerance": 0.0, **settings})
+
+
+def _run(
+    case: Case,
+    loss: str,
+    rounds: int,
+    options: dict[str, Any],
+    settings: dict[str, Any],
+) -> HyFDCA:
     app = client_app(lambda context: case.client(context, **options))
     grid = LocalGrid(app, len(case.parts))
     names = [f"feature {m}" for m in range(case.X.shape[1])]
@@ -228,9 +295,6 @@ def record(
         "exposed": case.exposed,
         **settings,
     }
-    traffic.strategy = HyFDCA(loss, case.regularization, **settings)
-    with listening(traffic):
-        traffic.strategy.start(
-            grid, ArrayRecord([np.zeros(len(names))]), num_rounds=rounds
-        )
-    return traffic
+    strategy = HyFDCA(loss, case.regularization, **settings)
+    strategy.start(grid, ArrayRecord([np.zeros(len(names))]), num_rounds=rounds)
+    return strategy
