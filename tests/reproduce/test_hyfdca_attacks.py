@@ -37,7 +37,7 @@ def test_a_row_in_a_combination_of_up_to_four_uploads(terms: int) -> None:
     if terms > 1:
         assert not attacks.rows_in_differences(shuffled, rows, terms - 1).size
     # another direction by a millionth is another row
-    assert not attacks.rows_in_differences(shuffled, rows + 1e-6 * _random(20, 8)).size
+    assert not attacks.rows_in_differences(shuffled, rows + 1e-6 * _random(20, 8, seed=3)).size
 
 
 def test_a_part_with_one_entry_is_not_looked_for() -> None:
@@ -132,7 +132,7 @@ def _found_by_lattice(case: Case, kind: tuple[float | None, float | None]) -> in
     )
     T = len(run.weights)
     claims = attacks.rows_in_lattice(
-        run.sums[:, 0], run.weights, case.scale, [(T - 40, T)]
+        run.sums[:, 0], run.weights, case.scale, [(T - 32, T)]
     )
     return len(attacks.found_in(claims, case.X))
 

@@ -12,6 +12,9 @@ from .truth import Array
 
 __all__ = ["rows_by_independence"]
 
+# Uploads whose mean length is a unit.
+_AROUND = 21
+
 
 def rows_by_independence(
     steps: Array, noise: float = 1e-8, iterations: int = 300, seed: int = 0
@@ -24,7 +27,8 @@ def rows_by_independence(
     Parameters
     ----------
     steps : ndarray of shape (T, p)
-        V_t − w_t of successive uploads, each at length 1: they shrink as a run ends.
+        V_t − w_t of successive uploads. They shrink as a run ends, so each is taken in
+        units of the lengths around it.
     noise : float
         Singular values below this share of the largest are rounding.
 
@@ -34,8 +38,11 @@ def rows_by_independence(
         m the rank.
     """
     T = len(steps)
-    lengths = np.linalg.norm(steps, axis=1, keepdims=True)
-    scaled = steps / np.where(lengths > 0.0, lengths, 1.0)
+    lengths = np.log(np.maximum(np.linalg.norm(steps, axis=1), 1e-300))
+    around = np.convolve(lengths, np.ones(_AROUND), "same") / np.convolve(
+        np.ones(T), np.ones(_AROUND), "same"
+    )
+    scaled = steps / np.exp(around)[:, None]
     left, values, right = np.linalg.svd(scaled, full_matrices=False)
     m = int((values > noise * values[0]).sum())
     white = left[:, :m] * np.sqrt(T)

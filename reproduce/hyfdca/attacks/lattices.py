@@ -31,6 +31,8 @@ _SHORT, _JUMP = 1e4, 50.0
 # With fewer vectors in the kernel any pattern passes the check by chance.
 _LEAST_KERNEL = 6
 _LARGEST = 110
+# How often what was found is taken out.
+_ROUNDS = 4
 
 
 def rows_in_lattice(
@@ -64,14 +66,27 @@ def rows_in_lattice(
         _in_window(sums[start:stop] * scale, weights[start:stop], depth)
         for start, stop in windows
     ]
-    every = np.vstack([np.zeros((0, sums.shape[1])), *claims])
-    size = float(np.abs(every).max(initial=1.0))
-    _, first = np.unique(np.rint(every / size * 1e7), axis=0, return_index=True)
-    return every[np.sort(first)]
+    return _once(np.vstack([np.zeros((0, sums.shape[1])), *claims]))
 
 
 def _in_window(sums: Array, weights: Array, depth: int) -> Array:
-    nothing = np.zeros((0, sums.shape[1]))
+    """Claims of one window; what is found is taken out, and the rest looked at again."""
+    claims = [np.zeros((0, sums.shape[1]))]
+    for _ in range(_ROUNDS):
+        found, m = _candidates(sums, weights, depth)
+        if not 0 < len(found) <= m:  # more are no set of rows
+            return np.vstack([*claims, found])
+        claims.append(found)
+        counts = (weights @ found.T < 1.0).astype(np.float64)
+        sums = sums - counts @ found
+        if len(found) == m:
+            break
+    return np.vstack(claims)
+
+
+def _candidates(sums: Array, weights: Array, depth: int) -> tuple[Array, int]:
+    """Rows that pass the check, each once, and how many there are to find."""
+    nothing = np.zeros((0, sums.shape[1])), 0
     steps = sums[1:] - sums[0]
     kernel = _kernel(steps)
     if len(kernel) < _LEAST_KERNEL or len(kernel) == len(steps):
@@ -100,7 +115,14 @@ def _in_window(sums: Array, weights: Array, depth: int) -> Array:
         own = np.einsum("ij,ij->i", pattern @ dual.T, k)
         fits &= np.abs(own - sign) < 1e-3
         claims.append(sign * rows[fits])
-    return np.vstack(claims)
+    return _once(np.vstack(claims)), m
+
+
+def _once(claims: Array) -> Array:
+    """Each claim once."""
+    size = float(np.abs(claims).max(initial=1e-300))
+    _, first = np.unique(np.rint(claims / size * 1e7), axis=0, return_index=True)
+    return claims[np.sort(first)]
 
 
 def _kernel(steps: Array) -> Array:
