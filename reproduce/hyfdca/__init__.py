@@ -2,7 +2,7 @@
 
 from reproduce.common import Item
 
-from . import figures, privacy, steps, tables
+from . import chosen_w, figures, honest_server, proposals, steps, tables
 
 __all__ = ["ITEMS", "TITLE"]
 
@@ -41,22 +41,22 @@ ITEMS = {
     ),
     "proposals": Item(
         "iterations by what clients propose, with sums over all of them",
-        privacy.compute_proposals,
-        privacy.render_proposals,
+        proposals.compute_proposals,
+        proposals.render_proposals,
     ),
     "honest-server": Item(
         "rows that a server finds in what it is sent",
-        privacy.compute_honest_server,
-        privacy.render_honest_server,
+        honest_server.compute_honest_server,
+        honest_server.render_honest_server,
     ),
     "chosen-w": Item(
         "rows that a server finds by choosing w, against answers granted",
-        privacy.compute_chosen_w,
-        privacy.render_chosen_w,
+        chosen_w.compute_chosen_w,
+        chosen_w.render_chosen_w,
     ),
     "collusion": Item(
         "rows that a server finds with one client's help",
-        privacy.compute_collusion,
-        privacy.render_collusion,
+        honest_server.compute_collusion,
+        honest_server.render_collusion,
     ),
 }

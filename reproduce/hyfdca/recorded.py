@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cache
 from typing import Any
 from unittest import mock
 
@@ -22,7 +22,21 @@ from strategies import HyFDCA
 
 from .attacks import Query
 
-__all__ = ["SPLITS", "Case", "Traffic", "depart", "listening", "record", "split"]
+__all__ = [
+    "CANCER",
+    "DIGITS",
+    "HORIZONTAL",
+    "HYBRID",
+    "LOSSES",
+    "ONE_HOT",
+    "SPLITS",
+    "Case",
+    "Traffic",
+    "depart",
+    "listening",
+    "record",
+    "split",
+]
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -132,17 +146,26 @@ def _one_hot() -> Case:
     return Case(X, y, 1e-3, parts, "leave-out")
 
 
+CANCER, HYBRID, HORIZONTAL, DIGITS, ONE_HOT = (
+    "breast cancer, 3 × 3",
+    "96 samples, hybrid 3 × 2",
+    "96 samples, horizontal, 6 clients",
+    "digits, 4 × 4",
+    "one-hot columns, 3 × 2",
+)
 #: The data and how they are dealt.
 SPLITS: dict[str, Callable[[], Case]] = {
-    "breast cancer, 3 × 3": _breast_cancer,
-    "96 samples, hybrid 3 × 2": lambda: _noisy(3, 2),
-    "96 samples, horizontal, 6 clients": lambda: _noisy(6, 1),
-    "digits, 4 × 4": _digits,
-    "one-hot columns, 3 × 2": _one_hot,
+    CANCER: _breast_cancer,
+    HYBRID: lambda: _noisy(3, 2),
+    HORIZONTAL: lambda: _noisy(6, 1),
+    DIGITS: _digits,
+    ONE_HOT: _one_hot,
 }
+#: The losses of labels −1 and +1.
+LOSSES = ("hinge", "smoothed-hinge", "logistic")
 
 
-@lru_cache(maxsize=None)
+@cache
 def split(name: str) -> Case:
     """A split of :data:`SPLITS`."""
     return SPLITS[name]()
@@ -227,9 +250,7 @@ def record(
     return traffic
 
 
-def depart(
-    case: Case, loss: str, query: Query, rounds: int, **settings: Any
-) -> HyFDCA:
+def depart(case: Case, loss: str, query: Query, rounds: int, **settings: Any) -> HyFDCA:
     """Run HyFDCA with a server that chooses w and α as an attack wishes.
 
     Its bundle says w and mixtures that the attack asks for; all else is the strategy,
@@ -253,9 +274,7 @@ def depart(
     # w of the first round is not chosen: whatever is answered at it is no answer yet
     began = False
 
-    def choose(
-        G: Array, b: Array, theta: Array, blocks: list[slice], *_: Any
-    ) -> Array:
+    def choose(G: Array, b: Array, theta: Array, blocks: list[slice], *_: Any) -> Array:
         if accept:  # the newest proposal is the last
             theta[:] = 0.0
             theta[-1] = 1.0

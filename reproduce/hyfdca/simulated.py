@@ -17,10 +17,14 @@ from fedtrellis.random import generator
 
 from .recorded import Array, Case
 
-__all__ = ["Clients", "Run", "proposal", "simulate"]
+__all__ = ["DUAL_POINT", "MIXED", "Clients", "Run", "proposal", "simulate"]
 
 #: Takes α and z, returns what the holders of these samples propose.
 Propose = Callable[[Array, Array], Array]
+
+# What clients propose, see :func:`proposal`: ``clients/hyfdca/proposals.py`` has g and
+# the least r of the second, the first is what they proposed in version 0.2.
+DUAL_POINT, MIXED = (None, None), (0.1, 0.5)
 
 # The resolution of what travels.
 _BITS = 40

@@ -8,19 +8,17 @@ from numpy.typing import NDArray
 
 from fedtrellis.objectives.losses import make_loss
 from reproduce.hyfdca import attacks
-from reproduce.hyfdca.recorded import Case, record, split
-from reproduce.hyfdca.simulated import Clients, proposal, simulate
+from reproduce.hyfdca.recorded import CANCER, HYBRID, Case, record, split
+from reproduce.hyfdca.simulated import DUAL_POINT, MIXED, Clients, proposal, simulate
 
 Array = NDArray[np.float64]
-
-CANCER, HYBRID = "breast cancer, 3 × 3", "96 samples, hybrid 3 × 2"
 
 
 def _random(*shape: int, seed: int = 0) -> Array:
     return np.random.default_rng(seed).standard_normal(shape)
 
 
-# ------------------------------------------------------------------- one attack at a time
+# ---------------------------------------------------------------- one attack at a time
 
 
 @pytest.mark.parametrize("terms", [1, 2, 3, 4])
@@ -37,7 +35,9 @@ def test_a_row_in_a_combination_of_up_to_four_uploads(terms: int) -> None:
     if terms > 1:
         assert not attacks.rows_in_differences(shuffled, rows, terms - 1).size
     # another direction by a millionth is another row
-    assert not attacks.rows_in_differences(shuffled, rows + 1e-6 * _random(20, 8, seed=3)).size
+    assert not attacks.rows_in_differences(
+        shuffled, rows + 1e-6 * _random(20, 8, seed=3)
+    ).size
 
 
 def test_a_part_with_one_entry_is_not_looked_for() -> None:
@@ -127,9 +127,7 @@ def test_rows_from_inner_products() -> None:
 
 def _found_by_lattice(case: Case, kind: tuple[float | None, float | None]) -> int:
     loss = make_loss("hinge")
-    run = simulate(
-        case, loss, proposal(loss, case.y, case.scale, *kind), rounds=200
-    )
+    run = simulate(case, loss, proposal(loss, case.y, case.scale, *kind), rounds=200)
     T = len(run.weights)
     claims = attacks.rows_in_lattice(
         run.sums[:, 0], run.weights, case.scale, [(T - 32, T)]
@@ -139,12 +137,12 @@ def _found_by_lattice(case: Case, kind: tuple[float | None, float | None]) -> in
 
 def test_sums_of_dual_points_give_rows_away_and_those_of_mixed_proposals_none() -> None:
     case = split(CANCER)
-    assert _found_by_lattice(case, (None, None)) > 5
-    assert _found_by_lattice(case, (0.1, 0.5)) == 0
+    assert _found_by_lattice(case, DUAL_POINT) > 5
+    assert _found_by_lattice(case, MIXED) == 0
 
 
 @pytest.mark.parametrize("attack", ["thresholds", "bends", "jumps"])
-@pytest.mark.parametrize("kind", [(None, None), (0.1, 0.5)], ids=["dual", "mixed"])
+@pytest.mark.parametrize("kind", [DUAL_POINT, MIXED], ids=["dual", "mixed"])
 def test_chosen_weights_find_rows_by_and_by(
     attack: str, kind: tuple[float | None, float | None]
 ) -> None:
@@ -153,11 +151,12 @@ def test_chosen_weights_find_rows_by_and_by(
     N, p = case.X.shape
     clients = Clients(case, loss, proposal(loss, case.y, case.scale, *kind))
     found = attacks.Isolated()
-    asked = {
-        "thresholds": attacks.rows_at_thresholds,
-        "bends": attacks.rows_at_bends,
-        "jumps": attacks.rows_at_jumps,
-    }[attack](found, p, N, 28.0)
+    if attack == "thresholds":
+        asked = attacks.rows_at_thresholds(found, p, N, 28.0)
+    elif attack == "bends":
+        asked = attacks.rows_at_bends(found, p, N, 28.0)
+    else:
+        asked = attacks.rows_at_jumps(found, p, N, 28.0)
     answer = clients.losses if attack == "jumps" else clients.sums
     attacks.ask(asked, answer, 1500)
     assert found.asked == 1500
@@ -170,7 +169,7 @@ def test_chosen_weights_find_rows_by_and_by(
 
 
 def test_what_a_server_is_told_is_recorded() -> None:
-    """V of the first round is Σ a_i x_i / λN with y_i a_i in [0, 1], to the bits sent."""
+    """Each V is Σ a_i x_i / λN with y_i a_i in [0, 1], to the bits that are sent."""
     case = split(HYBRID)
     traffic = record(case, "hinge", 4, secure_sum=True)
     (unit,) = traffic.units

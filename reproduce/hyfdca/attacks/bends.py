@@ -1,15 +1,15 @@
 """Rows from sums at chosen weights: where a gradient jumps, and where a sum bends.
 
 Two more attacks of a server that chooses w, beside :mod:`.thresholds`. With the hinge
-loss Σ l_i is piecewise linear, p + 1 values of it close together give its gradient, and
-two gradients differ by the rows of the samples between. With the smoothed hinge loss the
+loss Σ l_i is piecewise linear: p + 1 values of it close together give its gradient, two
+gradients differ by the rows of the samples between. With the smoothed hinge loss the
 sum V of settled clients is piecewise linear, and its second difference along a straight
 line is the row of the sample that enters or leaves the parabola there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from typing import Any
 
 import numpy as np
@@ -78,18 +78,17 @@ def rows_at_bends(
     rng = np.random.default_rng(seed)
     while True:
         d, e = np.linalg.qr(rng.standard_normal((p, 2)))[0].T
-        yield from _line(found, lambda t, d=d, e=e: norm * (t * d + 0.3 * e), samples, noise)
+        yield from _line(found, norm * d, 0.3 * norm * e, samples, noise)
 
 
-def _line(
-    found: Isolated, at: Callable[[float], Array], samples: int, noise: float
-) -> Query:
+def _line(found: Isolated, d: Array, e: Array, samples: int, noise: float) -> Query:
+    """Along t·d + e."""
     # two kinks a sample, from −0.95 to 0.95
     t, step = -0.95, 0.5 / samples
     V: list[Array] = []
     while t < 0.95:
         while len(V) < 3:
-            settled = yield from _settled(found, at(t + len(V) * step), noise)
+            settled = yield from _settled(found, (t + len(V) * step) * d + e, noise)
             V.append(settled)
         bend = V[0] - 2.0 * V[1] + V[2]
         size = float(np.abs(V[2] - V[0]).max())
@@ -100,9 +99,7 @@ def _line(
             t, V, step = t + 2.0 * step, V[2:], 1.3 * step
 
 
-def _settled(
-    found: Isolated, w: Array, noise: float
-) -> Generator[Any, Array, Array]:
+def _settled(found: Isolated, w: Array, noise: float) -> Generator[Any, Array, Array]:
     V = yield w, True
     found.asked += 1
     for _ in range(_MOST):

@@ -56,7 +56,7 @@ def rows_in_differences(
     if not scale:
         return np.zeros(0, dtype=np.int64)
     uploads = uploads / scale
-    support = np.count_nonzero(np.abs(uploads).max(axis=0) > noise)
+    support = int((np.abs(uploads).max(axis=0) > noise).sum())
     some = np.flatnonzero(np.count_nonzero(rows, axis=1) >= 2)
     while up_to > 1 and _by_chance(len(uploads), up_to, noise, support):
         up_to -= 1

@@ -57,4 +57,4 @@ def rows_by_independence(
         W = new
         if turned < 1e-9:
             break
-    return W @ (values[:m, None] * right[:m])
+    return np.asarray(W @ (values[:m, None] * right[:m]))

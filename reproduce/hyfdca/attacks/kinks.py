@@ -1,7 +1,7 @@
 """Rows where sums that are piecewise linear in w have a kink.
 
-With the smoothed hinge loss's dual points the sum V is a piecewise affine function of w,
-and so it is with every proposal that is a clipped affine function of the inner product.
+With the smoothed hinge loss's dual points V is a piecewise affine function of w, as it
+is with every proposal that is a clipped affine function of the inner product.
 Where p + 2 successive w_t are affinely dependent, Σ c_t w_t = 0 and Σ c_t = 0, all
 samples that stay in one piece drop out of Σ c_t V_t. If one is left, that is its row.
 """

@@ -1,13 +1,13 @@
 """Rows from sums of which the coefficients are integers: a lattice attack.
 
-With the hinge loss's dual points V_t = (1/λN) Σ_i c_{t,i} s_i, s_i = y_i x_i, with
-c_{t,i} = 1 where y_i x_iᵀw_t < 1 and 0 elsewhere. Near the optimum only m samples change
-sides in a window of T > m uploads. Then the T differences to one of them are C S with C
-of m columns of integers: the hidden subset sum problem (Nguyen and Stern, "The Hardness
-of the Hidden Subset Sum Problem and Its Cryptographic Implications", CRYPTO 1999). Short
-integer vectors u with uᵀ(C S) = 0 have uᵀC = 0, lattice reduction finds them, what is
-orthogonal to all of them is the lattice of C's columns, and a reduced basis of its dual
-gives candidates for the s_i. Each is checked with w_t, which the server has chosen: the
+With the hinge loss's dual points V_t = (1/λN) Σ_i c_{t,i} s_i, s_i = y_i x_i, where
+c_{t,i} is 1 if y_i x_iᵀw_t < 1 and else 0. Near the optimum only m samples change sides
+in a window of T > m uploads. Then the T differences to one of them are C S with C of m
+columns of integers: the hidden subset sum problem (Nguyen and Stern, "The Hardness of
+the Hidden Subset Sum Problem and Its Cryptographic Implications", CRYPTO 1999). Short
+integer vectors u with uᵀ(C S) = 0 have uᵀC = 0, and lattice reduction finds them. What
+is orthogonal to all of them is the lattice of C's columns, and a reduced basis of its
+dual gives candidates for the s_i. Each is checked with w_t, which the server knows: the
 uploads in which it counts, 1[w_tᵀs_i < 1], must be a vector of that lattice.
 """
 
@@ -70,7 +70,7 @@ def rows_in_lattice(
 
 
 def _in_window(sums: Array, weights: Array, depth: int) -> Array:
-    """Claims of one window; what is found is taken out, and the rest looked at again."""
+    """Claims of one window; what is found is taken out before the next look."""
     claims = [np.zeros((0, sums.shape[1]))]
     for _ in range(_ROUNDS):
         found, m = _candidates(sums, weights, depth)
@@ -144,17 +144,17 @@ def _kernel(steps: Array) -> Array:
     jumps = lengths[1:] / lengths[:-1]
     if len(jumps) and jumps.max() > _JUMP:
         chosen = chosen[: int(jumps.argmax()) + 1]
-    return chosen
+    return np.asarray(chosen)
 
 
 def _orthogonal(kernel: Array) -> Array:
     """A basis of the integer vectors that are orthogonal to all of these, (T, m)."""
-    r, T = kernel.shape
+    _r, T = kernel.shape
     weight = 1_000 * T
     table = np.hstack([np.eye(T), weight * kernel.T]).astype(np.int64)
     basis = reduced(table)
     chosen = basis[~basis[:, T:].any(axis=1), :T]
-    return chosen.T.astype(np.float64)
+    return np.asarray(chosen.T, dtype=np.float64)
 
 
 def _combinations(basis: Array, depth: int) -> Array:
@@ -164,10 +164,14 @@ def _combinations(basis: Array, depth: int) -> Array:
         i, j = np.triu_indices(m, 1)
         parts += [basis[i] + basis[j], basis[i] - basis[j]]
     if depth >= 3 and m <= 50:
-        i, j, k = np.array(
-            [(a, b, c) for a in range(m) for b in range(a) for c in range(b)],
-            dtype=np.int64,
-        ).reshape(-1, 3).T
+        i, j, k = (
+            np.array(
+                [(a, b, c) for a in range(m) for b in range(a) for c in range(b)],
+                dtype=np.int64,
+            )
+            .reshape(-1, 3)
+            .T
+        )
         parts += [
             basis[i] + s * basis[j] + t * basis[k]
             for s in (1.0, -1.0)

@@ -21,8 +21,8 @@ from .truth import Array
 
 __all__ = ["Isolated", "Query", "ask", "rows_at_thresholds"]
 
-#: Yields (w, accept): the next question, and whether clients take what they answered last
-#: for their α before. Is sent the sum V at w.
+#: Yields (w, accept): the next question, and whether clients first take what they
+#: answered last for their α. Is sent the sum V at w.
 Query = Generator[tuple[Array, bool], Array, None]
 
 # No more of the same question than this, and the shortest step, in angles.
@@ -98,7 +98,7 @@ def rows_at_thresholds(
     rng = np.random.default_rng(seed)
     while True:
         d, e = np.linalg.qr(rng.standard_normal((p, 2)))[0].T
-        walk = _Walk(found, lambda a, d=d, e=e: norm * (np.cos(a) * d + np.sin(a) * e))
+        walk = _Walk(found, norm * d, norm * e)
         walk.noise, walk.settled, walk.repeat = noise, settled, repeat
         if repeat > 1:
             yield from walk.averaged(np.pi / (2 * samples))
@@ -113,9 +113,13 @@ class _Walk:
     settled: float
     repeat: int
 
-    def __init__(self, found: Isolated, at: Callable[[float], Array]) -> None:
-        self.found, self.at = found, at
+    def __init__(self, found: Isolated, d: Array, e: Array) -> None:
+        self.found, self.d, self.e = found, d, e
         self.largest = 0.0
+
+    def at(self, angle: float) -> Array:
+        """W at an angle."""
+        return np.asarray(np.cos(angle) * self.d + np.sin(angle) * self.e)
 
     def one(self, angle: float, accept: bool) -> Generator[Any, Array, Array]:
         """The answer at an angle."""
@@ -184,9 +188,7 @@ def _parallel(one: Array, other: Array) -> bool:
     return bool(abs(float(one @ other)) > (1.0 - 1e-6) * lengths)
 
 
-def ask(
-    query: Query, answer: Callable[[Array, bool], Array], answers: int
-) -> None:
+def ask(query: Query, answer: Callable[[Array, bool], Array], answers: int) -> None:
     """Put an attack's questions to somebody who answers only so often.
 
     Parameters
