@@ -72,16 +72,16 @@ def test_a_reduced_basis() -> None:
 
 def test_a_hidden_subset_sum() -> None:
     """Rows of a made-up window: who counts follows from w, as for the hinge loss."""
-    rows, weights = _random(9, 12), 1.2 * _random(60, 12, seed=1)
+    rows, weights = _random(6, 8), 1.2 * _random(30, 8, seed=1)
     counts = (weights @ rows.T < 1.0).astype(float)
-    sums = counts @ rows + _random(12, seed=2)
-    claims = attacks.rows_in_lattice(sums / 50.0, weights, 50.0, [(0, 60)])
+    sums = counts @ rows + _random(8, seed=2)
+    claims = attacks.rows_in_lattice(sums / 50.0, weights, 50.0, [(0, 30)])
     assert len(attacks.found_in(claims, rows)) == len(rows)
     # with their signs and their lengths
     for claim in claims:
         assert np.abs(rows - claim).max(axis=1).min() < 1e-5
     mixed = np.random.default_rng(3).uniform(0.5, 1.0, counts.shape) * counts
-    assert not len(attacks.rows_in_lattice(mixed @ rows, weights, 1.0, [(0, 60)]))
+    assert not len(attacks.rows_in_lattice(mixed @ rows, weights, 1.0, [(0, 30)]))
 
 
 def test_a_kink() -> None:
