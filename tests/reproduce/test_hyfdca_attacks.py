@@ -110,6 +110,7 @@ def test_independent_components() -> None:
     flat = rng.uniform(-1.0, 1.0, (4000, 4))
     claims = attacks.rows_by_independence(flat @ rows)
     assert len(attacks.found_in(claims, rows, 1e-2)) == 4
+    assert attacks.rows_by_independence(flat[:5] @ rows).shape == (4, 10)
     gaussian = rng.standard_normal((4000, 4))
     claims = attacks.rows_by_independence(gaussian @ rows)
     assert len(attacks.found_in(claims, rows, 1e-2)) < 4

@@ -39,9 +39,9 @@ def rows_by_independence(
     """
     T = len(steps)
     lengths = np.log(np.maximum(np.linalg.norm(steps, axis=1), 1e-300))
-    around = np.convolve(lengths, np.ones(_AROUND), "same") / np.convolve(
-        np.ones(T), np.ones(_AROUND), "same"
-    )
+    window = np.ones(min(_AROUND, T))
+    around = np.convolve(lengths, window, "same")
+    around /= np.convolve(np.ones(T), window, "same")
     scaled = steps / np.exp(around)[:, None]
     left, values, right = np.linalg.svd(scaled, full_matrices=False)
     m = int((values > noise * values[0]).sum())
