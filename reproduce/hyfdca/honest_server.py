@@ -318,11 +318,12 @@ def _collusion_row(job: tuple[str, str, bool]) -> dict[str, Any]:
     exact = np.linalg.norm(solved - case.X[own], axis=1)
     exact = exact <= 1e-6 * np.linalg.norm(case.X[own], axis=1)
     T = len(run.weights)
+    rank = np.linalg.matrix_rank(case.X)  # some columns are 0 everywhere
     needed = next(
         (
             t
             for t in range(1, T + 1)
-            if np.linalg.matrix_rank(run.weights[:t], 1e-9) == case.X.shape[1]
+            if np.linalg.matrix_rank(run.weights[:t], 1e-9) == rank
         ),
         -1,
     )
