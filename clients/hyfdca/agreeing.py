@@ -123,6 +123,8 @@ class Agreeing(Matching):
         if len(set(agreement.features)) != len(agreement.features) or said != mine:
             raise SettingsError(f"{who}: the agreement has other features for it")
         self._check_samples(agreement, own)
+        if config["num-samples-all"] != agreement.num_samples:
+            raise SettingsError(f"{who}: the agreement has another number of samples")
         check_split_data(self, config)
         self._check_hidden(self._rules_of(config), config, agreement, own)
 

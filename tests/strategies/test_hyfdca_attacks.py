@@ -736,7 +736,7 @@ def _member(content: dict[str, Any]) -> None:
         (lambda c: c["settings"].pop("answers"), "settle answers"),
         (lambda c: c["settings"].update(propose=[]), "settle propose"),
         (lambda c: c["settings"].update({"num-clients": 1}), "settle num-clients"),
-        (lambda c: c["settings"].update({"num-samples-all": 1}), "num-samples-all"),
+        (lambda c: c["settings"].update({"num-samples-all": 1}), "number of samples"),
         (
             lambda c: c["settings"].update(proposals=["proximal"] * 50),
             "settle proposals",
@@ -754,7 +754,7 @@ def _member(content: dict[str, Any]) -> None:
         ),
         (lambda c: c["features"].__setitem__(0, "0" * 16), "other features"),
         (lambda c: c["held"].__setitem__(0, "fff0"), "other features"),
-        (lambda c: c["groups"][0].__setitem__(1, 31), "num-samples-all"),
+        (lambda c: c["groups"][0].__setitem__(1, 31), "other samples"),
         (lambda c: c["groups"][0].__setitem__(2, "0" * 64), "other samples"),
         (lambda c: c["groups"][0].__setitem__(0, [0]), "other samples"),
     ],
