@@ -195,7 +195,7 @@ METHODS: dict[str, Method] = {
     "first-order-rfl": _on_manifold(
         partial(FirstOrderRFL, MANIFOLD, step_size=0.03, local_steps=2),
         FirstOrderRFLClient,
-        30,
+        20,
     ),
     "zeroth-order-rfl": _on_manifold(
         partial(
@@ -207,12 +207,12 @@ METHODS: dict[str, Method] = {
             upload="scalars",
         ),
         ZerothOrderRFLClient,
-        30,
+        20,
     ),
     "hybrid-fedavg": _on_features(HybridFedAvg, HybridFedAvgClient, 20),
     "hyfem": _on_features(HyFEM, HyFEMClient, 20),
     "fedfw corrective": _on_losses(
-        partial(FedFW, _DIAMOND, local_steps=5), FedFWClient, 30, _DIAMOND
+        partial(FedFW, _DIAMOND, local_steps=5), FedFWClient, 20, _DIAMOND
     ),
     **{
         f"fedfw {variant}": _on_losses(
@@ -227,7 +227,7 @@ METHODS: dict[str, Method] = {
     "naive-frank-wolfe": _on_losses(
         partial(NaiveFrankWolfe, _DIAMOND),
         NaiveFrankWolfeClient,
-        30,
+        20,
         _DIAMOND,
         **_PAPERS,
     ),
