@@ -136,7 +136,7 @@ class Recorder(LocalGrid):
 
 
 def _ledger_of(message: Message, name: str) -> tuple[Path, bytes] | None:
-    config: dict[str, Any] = message.content.config_records.get("config", {})
+    config: Any = message.content.config_records.get("config", {})
     session = str(config.get("session", ""))
     if not session or not (folder := run_ledgers(session)).is_dir():
         return None
