@@ -199,10 +199,10 @@ class Agreeing(Matching):
             moving(agreement.groups[g][1], config["local-fraction"])
             for g in agreement.held_groups(own)
         ]
+        some = " that move in one step" * (config["local-fraction"] < 1.0)
         small = [
             f"{sizes.count(size)} group{'s' * (sizes.count(size) > 1)} of samples with "
-            f"the same holders of size {size}"
-            f"{' (local-fraction)' * (config['local-fraction'] < 1.0)}"
+            f"the same holders of size {size}{some}"
             for size in sorted({size for size in sizes if size < rules.least})
         ]
         for found in (few, rare, small):

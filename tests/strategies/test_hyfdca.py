@@ -150,6 +150,8 @@ def test_the_dual_never_falls(
         local_fraction=fraction,
         participation=participation,
         secure_sum=secure,
+        # with a fraction of 0.01 one sample of a group moves at a time
+        exposed="accept",
         each=lambda run, _: run.note_dual(),
     )
     duals = np.array(run.duals)
@@ -578,6 +580,7 @@ def test_only_the_chosen_slots_give_the_same_steps(
         local_fraction=fraction,
         slots="chosen",
         secure_sum=secure,
+        exposed="accept",  # two samples of the smallest group move at a time
         each=lambda run, _: run.note_dual(),
     )
     assert (np.diff(run.duals) >= -1e-12).all()

@@ -744,7 +744,10 @@ def _member(content: dict[str, Any]) -> None:
         (lambda c: c["settings"].update(step="practical"), "settle proposals"),
         (lambda c: c["settings"].update(encryption="none"), "the key is of backend"),
         (lambda c: c["settings"].update({"secure-sum": False}), "secure-sum is off"),
-        (lambda c: c["settings"].update({"local-fraction": 1e-9}), "local-fraction"),
+        (
+            lambda c: c["settings"].update({"local-fraction": 1e-9}),
+            "that move in one step",
+        ),
         (lambda c: c["settings"].update(regularization=0.0), "settle regularization"),
         (lambda c: c["settings"].update(session="0" * 8), "another session"),
         (lambda c: c["members"][0].__setitem__(2, "00" * 16), "not have its nonce"),
