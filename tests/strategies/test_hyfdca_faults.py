@@ -416,7 +416,7 @@ class Damages(LocalGrid):
             config = message.content.config_records.get("config", {})
             for key in config if node["partition-id"] == 0 else ():
                 if key.startswith("scores/"):
-                    blobs = list(config[key])  # type: ignore[call-overload]
+                    blobs = list(config[key])
                     _flip(blobs)
                     config[key] = blobs
         return super().push_messages(messages)
