@@ -127,7 +127,9 @@ class Deployment:
         """Register the nodes' public keys; without that nobody gets in."""
         for node in NODES:
             key = self.folder / "keys" / f"{node}.pub"
-            text = self.flwr("supernode", "register", key, "trial", "--format", "json")
+            # a name binds what the node calls itself in a run to its key
+            command = ("supernode", "register", key, "trial", "--name", node)
+            text = self.flwr(*command, "--format", "json")
             self.node_ids.add(str(_json(text)["node-id"]))
 
     def start_nodes(self, files: Files) -> None:

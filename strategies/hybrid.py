@@ -168,7 +168,7 @@ class HybridStrategy(LoopStrategy):
             for name, reason in rejected[before:]:
                 why = refusal(reason, "Settings")
                 if why:
-                    raise SettingsError(f"client {name}: {why}")
+                    raise SettingsError(_said_by(name, why))
             for answer in answers:
                 try:
                     take(answer)
@@ -204,7 +204,7 @@ class HybridStrategy(LoopStrategy):
             for name, reason in conversation.traffic.rejected[before:]:
                 refused = refusal(reason)
                 if refused:
-                    raise SettingsError(f"client {name}: {refused}")
+                    raise SettingsError(_said_by(name, refused))
             for answer in answers:
                 try:
                     take(answer)
@@ -320,9 +320,15 @@ def add_shares(
 # Ray quotes the end of a traceback, "SettingsError: why"; a deployed SuperNode says
 # "<class 'fedtrellis.settings.SettingsError'>:<'why'>".
 _REFUSAL = re.compile(
-    r"(?P<kind>Alignment|Encryption|Label|Refused|Settings)Error"
+    r"(?P<kind>Alignment|Encryption|Refused|Label|Settings)Error"
     r"(?:: |'>:<')(?P<why>[^\n]*)"
 )
+
+
+def _said_by(name: str, why: str) -> str:
+    """A refusal with the name of the client, once."""
+    who = f"client {name}"
+    return why if why.startswith(who) else f"{who}: {why}"
 
 
 def refusal(reason: str, kind: str = "") -> str:

@@ -18,9 +18,10 @@ from .base import (
     Fit,
     as_arrays,
 )
-from .consent import holding_digest
+from .consent import holding_digest, moving
 from .matching import Matching, as_bytes, as_text, same_bytes
 from .rules import NodeRules, entry_counts
+from .terms import check_settings
 
 __all__ = ["Agreeing"]
 
@@ -79,6 +80,12 @@ class Agreeing(Matching):
             raise SettingsError(
                 f"client {self.client_id} has agreed to something else in this run"
             )
+        # before the agreement's own settings take the place of the request's
+        if agreement.settings.get("session") != config["session"]:
+            raise SettingsError(
+                f"client {self.client_id}: the agreement is of another session"
+            )
+        check_settings(agreement, self.client_id)
         pinned = self._pinned(config, agreement)
         self._check_agreement(pinned, agreement)
         if ledger.agreement is None:
@@ -94,20 +101,23 @@ class Agreeing(Matching):
         return [as_bytes(macs), *as_arrays(self.secrets.sealed())], 0, {}
 
     def _check_agreement(self, config: Config, agreement: Agreement) -> None:
-        """Raise SettingsError if it is not what was said, or breaks its rules."""
+        """Raise SettingsError if it is not what was said, or breaks a rule here."""
         who = f"client {self.client_id}"
         own = agreement.index(self.client_id)
         member, ledger = agreement.members[own], self._open_ledger(config)
-        if agreement.settings.get("session") != config["session"]:
-            raise SettingsError(f"{who}: the agreement is of another session")
         if member.nonce != ledger.nonce.hex():
             raise SettingsError(f"{who}: the agreement does not have its nonce")
         if self.key_kind == "roster":
             self.secrets.pair(agreement.names[own - 1]) if own else None
         else:
-            key = self._common_key(config).fingerprint
-            if any(other.key != key for other in agreement.members):
+            cipher = self._common_key(config)
+            if any(other.key != cipher.fingerprint for other in agreement.members):
                 raise SettingsError(f"{who}: not all clients have one key")
+            if cipher.name != config["encryption"]:
+                raise SettingsError(
+                    f"{who}: encryption = {config['encryption']!r} on the server, but "
+                    f"the key is of backend {cipher.name!r}"
+                )
         mine = set(feature_digests(self.feature_names))
         said = {agreement.features[m] for m in agreement.columns_of(own)}
         if len(set(agreement.features)) != len(agreement.features) or said != mine:
@@ -159,6 +169,8 @@ class Agreeing(Matching):
         if rules.exposed == "accept":
             return
         shown: list[str] = []
+        if self.key_kind == "roster" and config["encryption"] == "none":
+            shown.append("nothing is encrypted (encryption = 'none')")
         if not config["secure-sum"]:
             shown.append(
                 "secure-sum is off (each client's own sums travel in the clear)"
@@ -181,10 +193,14 @@ class Agreeing(Matching):
             for name, count in zip(self.feature_names, counts, strict=True)
             if 0 < count < rules.least
         ]
-        sizes = [agreement.groups[g][1] for g in agreement.held_groups(own)]
+        sizes = [
+            moving(agreement.groups[g][1], config["local-fraction"])
+            for g in agreement.held_groups(own)
+        ]
         small = [
             f"{sizes.count(size)} group{'s' * (sizes.count(size) > 1)} of samples with "
             f"the same holders of size {size}"
+            f"{' (local-fraction)' * (config['local-fraction'] < 1.0)}"
             for size in sorted({size for size in sizes if size < rules.least})
         ]
         for found in (few, rare, small):

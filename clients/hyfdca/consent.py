@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedtrellis.dual.agreement import Agreement
+from fedtrellis.dual.agreement import Agreement, feature_digests
 from fedtrellis.dual.held_groups import HeldGroup
+from fedtrellis.dual.masks import weights_mark
 from fedtrellis.encryption import (
     Cipher,
     EncryptionError,
@@ -28,13 +29,17 @@ from .base import HOLDING, Config, IntArray, SplitClient, for_good, loss_of
 from .rules import NodeRules, entry_counts
 from .secrets import CommonSecrets, RosterSecrets, Secrets
 
-__all__ = ["ConsentingClient", "holding_digest"]
+__all__ = ["ConsentingClient", "holding_digest", "moving"]
 
 # Entries of a request that list groups of this client's samples.
 _GROUPS = (
     *("groups", "products", "backup", "propose", "local", "report", "second-report"),
     *("dual", "moved", "renew", "tag-groups"),
 )
+
+
+#: What is encrypted once, before round 1: an error may say how large a number is.
+SETUP = ("labels", "counts", "norms")
 
 
 class ConsentingClient(SplitClient):
@@ -121,8 +126,12 @@ class ConsentingClient(SplitClient):
             if rare.any():
                 self.features = _without(self.features, rare)
 
-    def _grant(self, config: Config, version: int, w: FloatArray) -> None:
+    def _grant(
+        self, config: Config, version: int, w: FloatArray, query: str = ""
+    ) -> None:
         """Take one more w to answer at, if this node's rules allow it.
+
+        ``query`` is a digest of all clients' w, where there is one.
 
         Raises
         ------
@@ -130,8 +139,9 @@ class ConsentingClient(SplitClient):
             They do not.
         """
         rules, ledger = self._rules_of(config), self._open_ledger(config)
-        mark = hashlib.sha256(np.ascontiguousarray(w).tobytes()).hexdigest()[:32]
-        if (version, mark) == (ledger.version, ledger.weights):
+        mark = weights_mark(w).hex()
+        asked = version, mark, query
+        if asked == (ledger.version, ledger.weights, ledger.query):
             return
         self._check_norm(config, w)
         if config["secure-sum"] and version < ledger.version:
@@ -141,8 +151,22 @@ class ConsentingClient(SplitClient):
                     f"{ledger.resumes} times, as often as its node allows (resumes)"
                 )
             ledger.resumes += 1
-        ledger.version, ledger.weights = version, mark
+        ledger.version, ledger.weights, ledger.query = asked
+        ledger.shared = [
+            weights_mark(w[shared]).hex() for shared in self._shared_columns()
+        ]
         ledger.save()
+
+    def _shared_columns(self) -> list[IntArray]:
+        """For each member, which of this client's features it has too.
+
+        As columns of this client's, in the model's order, which both know.
+        """
+        agreement = self.secrets.agreement
+        number = {digest: m for m, digest in enumerate(agreement.features)}
+        columns = np.array([number[d] for d in feature_digests(self.feature_names)])
+        order = np.argsort(columns)
+        return [order[held[columns[order]]] for held in agreement.holdings]
 
     def _check_norm(self, config: Config, w: FloatArray) -> None:
         """Raise SettingsError at weights that no honest run comes to."""
@@ -194,7 +218,16 @@ class ConsentingClient(SplitClient):
         """Numbers for the server to add to those of the other holders."""
         cipher = self.secrets.cipher(holders)
         count = len(holders) if terms is None else terms
-        return encrypt_vector(cipher, values, label, self.client_id, count)
+        try:
+            return encrypt_vector(cipher, values, label, self.client_id, count)
+        except EncryptionError:
+            if label[0] in SETUP:
+                raise
+            # how large would tell the server of this client's samples
+            raise EncryptionError(
+                f"{label[0]}: a number is too large to be encrypted; scale the "
+                "features down"
+            ) from None
 
     def _decrypt(
         self,
@@ -233,7 +266,7 @@ class ConsentingClient(SplitClient):
             run.path.parent, f"key {cipher.fingerprint}", self.client_id, run.durable
         )
         allowed = self._rules_of(config).refusals
-        own = max(1, allowed // config["num-clients"])
+        own = max(1, allowed // len(self.secrets.agreement.members))
         if book.refusals >= own:
             raise EncryptionError(
                 f"client {self.client_id} has refused {book.refusals} ciphertexts "
@@ -280,10 +313,15 @@ class ConsentingClient(SplitClient):
         fraction = config["local-fraction"]
         if fraction == 1.0:
             return None
-        count = max(1, ceil(fraction * held.size - 1e-9))
+        count = moving(held.size, fraction)
         cipher = self.secrets.cipher(self._holders(held.group))
         rng = self._rng(cipher, held.group, version)
         return np.sort(rng.choice(held.size, size=count, replace=False))
+
+
+def moving(size: int, fraction: float) -> int:
+    """How many of a group's samples move in one step."""
+    return max(1, ceil(fraction * size - 1e-9))
 
 
 def holding_digest(state: Mapping[str, NDArray[Any]]) -> str:

@@ -42,12 +42,13 @@ class Matching(ConsentingClient):
 
     def fit_blind(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> Fit:
         """Blinded ids, and a MAC of them for each evaluator."""
+        self._check_roster()
         check_split_data(self, config)
         # what is blinded with this nonce is unblinded with it, whatever happens
         self._open_ledger(config).save()
         points = blind(self._all_ids(), self._blinding(config), config["session"])
         macs = [
-            self._points_mac(config, points, other, self.client_id)
+            self._points_mac(config, "blinded", points, other, self.client_id)
             for other in config["evaluators"]
         ]
         return [points, as_bytes(b"".join(macs))], 0, {}
@@ -60,6 +61,7 @@ class Matching(ConsentingClient):
         An evaluator takes points of clients of its roster only, as their MACs show:
         else a server could try ids of its own.
         """
+        self._check_roster()
         ledger = self._open_ledger(config)
         if ledger.agreement is not None:
             raise SettingsError(
@@ -79,16 +81,24 @@ class Matching(ConsentingClient):
         answer: list[NDArray[Any]] = []
         for i, owner in enumerate(config["owners"]):
             points = _points(config[f"points/{i}"])
-            expected = self._points_mac(config, points, self.client_id, owner)
+            expected = self._points_mac(
+                config, "blinded", points, self.client_id, owner
+            )
             if not same_bytes(expected, config[f"mac/{i}"]):
                 raise SettingsError(
                     f"client {self.client_id} was given ids of client {owner} that "
                     "this client has not sent"
                 )
             found = evaluate(points, secret)
-            mac = self._points_mac(config, found, owner, self.client_id)
+            mac = self._points_mac(config, "evaluated", found, owner, self.client_id)
             answer += [found, as_bytes(mac)]
         return answer, 0, {}
+
+    def _check_roster(self) -> None:
+        if self.key_kind != "roster":
+            raise SettingsError(
+                f"client {self.client_id} has no identity and roster to blind ids with"
+            )
 
     def _all_ids(self) -> list[str]:
         """Ids of the samples, and of the new ones, which are ids of another kind."""
@@ -100,7 +110,12 @@ class Matching(ConsentingClient):
         return scalar_from(self._identity.derive("blind", config["session"], nonce))
 
     def _points_mac(
-        self, config: Config, points: NDArray[np.uint8], to: str, sender: str
+        self,
+        config: Config,
+        what: str,
+        points: NDArray[np.uint8],
+        to: str,
+        sender: str,
     ) -> bytes:
         """The MAC of some points, of one of two clients for the other."""
         other = to if sender == self.client_id else sender
@@ -110,7 +125,7 @@ class Matching(ConsentingClient):
             raise SettingsError(f"client {other} is not in this node's roster")
         else:
             secret = self._identity.pair_secret(self._roster.members[other])
-        context = ("points", config["session"], sender, to)
+        context = ("points", what, config["session"], sender, to)
         return expand(secret, *context, points.tobytes())
 
     def _pseudonyms(self, config: Config) -> NDArray[np.uint8]:
@@ -124,7 +139,9 @@ class Matching(ConsentingClient):
                 )
             for i, evaluator in enumerate(config["evaluators"]):
                 points = _points(config[f"points/{i}"])
-                mac = self._points_mac(config, points, self.client_id, evaluator)
+                mac = self._points_mac(
+                    config, "evaluated", points, self.client_id, evaluator
+                )
                 if not same_bytes(mac, config[f"mac/{i}"]):
                     raise SettingsError(
                         f"client {self.client_id} was given ids that client "

@@ -42,8 +42,8 @@ class Scoring(Preparation):
         """Scores xᵀw of the new samples; mean loss and accuracy where there are labels.
 
         ``on_scores`` is given all scores that could be had. The server reads the two
-        means, so this is one of the answers that the node's rules count, and is left
-        out where fewer samples than their ``least`` have labels.
+        means, so this is one of the answers that the node's rules count. Groups of
+        which fewer samples than their ``least`` have labels are left out.
         """
         pinned = self._learn(config)
         if self.new_samples is None:
@@ -71,7 +71,13 @@ class Scoring(Preparation):
         n = len(scores)
         y = np.full(n, np.nan) if labels is None else np.asarray(labels, dtype=float)
         known = ~np.isnan(y) & ~np.isnan(scores)
-        if known.sum() < self._rules_of(config).least:
+        least = self._rules_of(config).least
+        for rows in self._new_rows().values():
+            if known[rows].sum() < least:
+                # the server chooses which groups are scored: a mean with this one and
+                # a mean without it would give single losses away
+                known[rows] = False
+        if known.sum() < least:
             return 0.0, 0, {}
         self._count_answer(config, hashlib.sha256(scores.tobytes()).digest())
         self._open_ledger(config).save()

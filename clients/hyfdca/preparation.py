@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher as Ciphers
+from cryptography.hazmat.primitives.ciphers import algorithms, modes
 from numpy.typing import NDArray
 
 from fedtrellis.encryption import Cipher, remove_run_key
+from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.protocol import Named, RestoreNeededError
 
@@ -21,6 +24,7 @@ from .base import (
     loss_of,
 )
 from .matching import as_bytes
+from .terms import STEPS
 
 __all__ = ["LabelError", "Preparation"]
 
@@ -49,9 +53,13 @@ class Preparation(Agreeing):
                 blobs += self._encrypt(self._holders(g), (what, g), values[held.rows])
         answer = as_arrays(blobs)
         self._check_groups(pinned)
+        shared = dict(zip(agreement.names, self._shared_columns(), strict=True))
         for g in pinned.get("tag-groups", []):
+            others = [name for name in self._holders(g) if name != self.client_id]
+            columns = np.unique(np.concatenate([[], *(shared[n] for n in others)]))
             cipher = self.secrets.cipher(self._holders(g))
-            answer.append(self._entry_tags(cipher, self._held()[g].rows))
+            rows = self._held()[g].rows
+            answer.append(self._entry_tags(cipher, rows, columns.astype(np.int64)))
         return answer, 0, {}
 
     def _own_labels(self) -> tuple[FloatArray, FloatArray]:
@@ -62,38 +70,48 @@ class Preparation(Agreeing):
         known = ~np.isnan(np.asarray(self.labels, dtype=np.float64))
         return known.astype(np.float64), np.where(known, self.labels, 0.0)
 
-    def _entry_tags(self, cipher: Cipher, rows: IntArray) -> NDArray[np.uint8]:
-        """A keyed number for each non-zero entry, to find those held twice.
+    def _entry_tags(
+        self, cipher: Cipher, rows: IntArray, columns: IntArray
+    ) -> NDArray[np.uint8]:
+        """A number for each non-zero entry, to find those that are held twice.
 
-        From 64 bits of the sample's and of the feature's own keyed hash each; without
-        the key a tag says nothing but whether two clients have it.
+        AES of 64 bits of the sample's keyed hash and 64 of the feature's, cut to 64:
+        without the key a tag says nothing but whether two clients have it. Only of
+        features that another holder of these samples has too.
         """
         from scipy import sparse
 
-        own = sparse.csr_array(self.features)[rows].tocoo()
+        own = sparse.csr_array(self.features)[rows][:, columns].tocoo()
         entries = own.data != 0.0
         ids = [self.sample_ids[i] for i in rows]
+        names = [self.feature_names[m] for m in columns]
         samples = np.frombuffer(keyed_hashes(cipher, "entry-sample", ids, 8), "<u8")
-        features = np.frombuffer(
-            keyed_hashes(cipher, "entry-feature", self.feature_names, 8), "<u8"
-        )
+        features = np.frombuffer(keyed_hashes(cipher, "entry-feature", names, 8), "<u8")
         i, m = own.coords[0][entries], own.coords[1][entries]
-        with np.errstate(over="ignore"):
-            # a keyed odd multiplier for each feature, then two rounds of mixing
-            tags = samples[i] * (features[m] | np.uint64(1)) + features[m]
-            for factor in (0xBF58476D1CE4E5B9, 0x94D049BB133111EB):
-                tags = (tags ^ (tags >> np.uint64(31))) * np.uint64(factor)
-        tags.sort()
-        return np.frombuffer(tags.astype("<u8").tobytes(), dtype=np.uint8)
+        blocks = np.stack([samples[i], features[m]], axis=1).astype("<u8").tobytes()
+        key = cipher.derive("entry tags")
+        # each block is another one, and nothing is to be decrypted
+        aes = Ciphers(algorithms.AES(key), modes.ECB()).encryptor()
+        words = np.frombuffer(aes.update(blocks) + aes.finalize(), "<u8")
+        tags = np.sort(words[::2])
+        return np.frombuffer(tags.tobytes(), dtype=np.uint8)
 
     def fit_ready(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> Fit:
         """Check the key, and the labels of all holders against each other."""
-        self._learn(config, check=True)
+        self._learn(config, "", check=True)
         return [as_bytes(self._open_ledger(config).nonce)], 0, {}
 
-    def _learn(self, config: Config, check: bool = False) -> Named:
-        """A request's entries, with groups, labels and secrets there to answer it."""
+    def _learn(self, config: Config, steps: str = "", check: bool = False) -> Named:
+        """A request's entries, with groups, labels and secrets there to answer it.
+
+        ``steps`` says of which steps' iterations the phase is, if it is not of all.
+        """
         pinned = self._pinned(config, self._agreed(config))
+        if steps not in ("", STEPS[pinned["step"]]):
+            raise SettingsError(
+                f"client {self.client_id} was asked for a phase that a run with "
+                f"step = {pinned['step']!r} does not have"
+            )
         self._check_groups(pinned)
         if "labels" not in self.state:
             self._take_labels(pinned, check)
@@ -132,7 +150,7 @@ class Preparation(Agreeing):
 
     def fit_finish(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> Fit:
         """Remove the key that the clients of this machine made for the run."""
-        if config.get("forget-key"):
+        if config.get("forget-key") and self.key_kind == "run":
             remove_run_key(config["session"])
         return [], 0, {}
 

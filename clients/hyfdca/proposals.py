@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtrellis.dual.group_steps import GroupStep
+from fedtrellis.dual.group_steps import GroupStep, next_chain
 from fedtrellis.dual.held_groups import MAX_SHARES, HeldGroup
 from fedtrellis.dual.local_passes import local_dual_passes
+from fedtrellis.dual.masks import query_of, weights_mark
+from fedtrellis.encryption.labels import encode_items
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.protocol import RestoreNeededError
 
@@ -44,8 +47,9 @@ class Proposals(HiddenSums):
         """enc(x_{k,i}ᵀ w_k) of the samples of some groups, and enc(α) of others."""
         pinned = self._learn(config)
         (w,) = parameters
+        query = self._query(pinned, w) if pinned["secure-sum"] else ""
         for version, row in zip(pinned["versions"], pinned["rows"], strict=True):
-            self._grant(pinned, version, w[row])
+            self._grant(pinned, version, w[row], query)
         products = self.features @ w.T
         blobs: list[bytes] = []
         for g, version, row in zip(
@@ -60,7 +64,7 @@ class Proposals(HiddenSums):
             # the paper's steps add up shares of several iterations: one label for all
             stale = pinned["step"] in ("practical", "theoretical")
             terms = MAX_SHARES if stale else None
-            label = ("product", g, version)
+            label = ("product", g, version, query)
             blobs += self._encrypt(self._holders(g), label, values, terms)
         if pinned["backup"]:
             blobs += self._backups(pinned, self._points(pinned))
@@ -74,13 +78,14 @@ class Proposals(HiddenSums):
         With ``secure-sum`` one vector of words, in which all this is hidden, and the
         next nonce; else v_k of each group, shape (c, p_k), and the sums beside them.
         """
-        pinned = self._learn(config)
+        pinned = self._learn(config, "propose")
         (w,) = parameters
         if not pinned["propose"]:  # it has to wait, and only takes where it stands
             points = self._points(pinned)
             return as_arrays(self._backups(pinned, points)), 0, {}
         tag = None
         if pinned["secure-sum"]:
+            self._check_whole(pinned, w)
             tag = self._tag(pinned, w)
             if tag is None:
                 # the server does not know the nonce that is next
@@ -88,16 +93,17 @@ class Proposals(HiddenSums):
                 return [np.zeros(0, np.uint64), *as_arrays([nonce])], 0, {}
         points = self._points(pinned)
         backups = self._backups(pinned, points)
-        if w.size:
-            self._grant(pinned, pinned["versions"][0], w[0])
         if tag is not None:
+            self._granted(pinned, w)
             # what was proposed in another wave of this round is something else
             self.state["tag"] = np.frombuffer(tag, dtype=np.uint8)
+        elif w.size:
+            self._grant(pinned, pinned["versions"][0], w[0])
         scores = {
             g: self._scores(pinned, g, version, w)
             for g, version in zip(pinned["propose"], pinned["versions"], strict=True)
         }
-        mark = hashlib.sha256(b"".join(z.tobytes() for z in scores.values())).digest()
+        mark = self._mark(pinned, scores, points)
         self._count_answer(pinned, mark)
         vectors: list[FloatArray] = []
         sums: dict[str, list[FloatArray]] = {"report": [], "second-report": []}
@@ -114,9 +120,34 @@ class Proposals(HiddenSums):
                 [np.zeros(0), *(numbers[:kept] for numbers in sums["report"])]
             )
             return [*vectors, *as_arrays(backups)], 0, {}
-        words = self._hidden(pinned, tag, mark, np.sum(vectors, axis=0), sums)
+        total = np.sum(vectors, axis=0)
+        words = self._hidden(pinned, tag, mark, total, sums, scores)
         nonce = self._open_ledger(pinned).nonce
         return [words, *as_arrays([nonce, *backups])], 0, {}
+
+    def _query(self, config: Config, w: FloatArray) -> str:
+        """The digest of everybody's w, in which this client's is what it was sent."""
+        agreement, marks = self.secrets.agreement, config["weights"]
+        one_w = w.shape == (1, len(self.feature_names)) and not any(config["rows"])
+        if not one_w or len(marks) != len(agreement.members):
+            raise ValueError("inner products are made at one w of all members")
+        if marks[agreement.index(self.client_id)] != weights_mark(w[0]):
+            raise ValueError("this client's weights are not those that the server says")
+        return query_of(marks)
+
+    def _mark(
+        self,
+        config: Config,
+        scores: Mapping[int, FloatArray],
+        points: Mapping[int, tuple[IntArray, FloatArray]],
+    ) -> bytes:
+        """A digest of all that proposals follow from: w, z, and how α came about."""
+        items: list[bytes | int] = []
+        for (g, z), version in zip(scores.items(), config["versions"], strict=True):
+            hidden = config["secure-sum"]
+            alpha = self._chain(g) if hidden else points[g][1][-1].tobytes()
+            items += [g, version, alpha, z.tobytes()]
+        return hashlib.sha256(encode_items(*items)).digest()
 
     def _propose(
         self,
@@ -185,7 +216,7 @@ class Proposals(HiddenSums):
             config,
             self._holders(g),
             config[f"scores/{g}"],
-            ("product", g, version),
+            ("product", g, version, config.get("query", "")),
             len(where),
         )
         return z
@@ -236,7 +267,7 @@ class Proposals(HiddenSums):
 
     def fit_backup(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> Fit:
         """enc(α) of some groups, for clients that lost it."""
-        pinned = self._learn(config)
+        pinned = self._learn(config, "propose")
         points = self._points(pinned)
         return as_arrays(self._backups(pinned, points)), 0, {}
 
@@ -248,7 +279,7 @@ class Proposals(HiddenSums):
         blobs: list[bytes] = []
         for g in config["backup"]:
             alpha = points[g][1][-1]
-            label = ("alpha", g, steps[g])
+            label = ("alpha", g, steps[g], self._chain(g).hex())
             blobs += self._encrypt(self._holders(g), label, alpha, 1)
         return blobs
 
@@ -278,20 +309,32 @@ class Proposals(HiddenSums):
             self.state[f"ids/{g}"] = ids  # type: ignore[assignment]
             self.state[f"points/{g}"] = known
             self.state[f"step/{g}"] = np.array(record.step)
-            if "tag" in config:
-                taken = np.frombuffer(config["tag"], dtype=np.uint8)
-                self.state[f"taken/{g}"] = taken  # type: ignore[assignment]
+            if config["secure-sum"] and config["chain"]:
+                chain = np.frombuffer(config["chain"], dtype=np.uint8)
+                self.state[f"chain/{g}"] = chain  # type: ignore[assignment]
+            else:
+                self.state.pop(f"chain/{g}", None)
         return points
 
-    def _is_of(self, config: Config, key: str) -> bool:
-        """Whether something is of the wave that the last mixture was of.
+    def _is_of(self, config: Config, record: GroupStep) -> bool:
+        """Whether what this client proposed last is what a mixture is of.
 
         The number of a step does not tell: a wave may have begun again, and after a
         loss a group may have gone back.
         """
-        if "tag" not in config:
+        if not config["secure-sum"]:
             return True
-        return key in self.state and self.state[key].tobytes() == config["tag"]
+        if "tag" not in self.state or self.state["tag"].tobytes() != config["tag"]:
+            return False
+        mixture = record.step, record.ids, record.weights, record.keep
+        chain = next_chain(self._chain(record.group), config["tag"], *mixture)
+        if chain != config["chain"]:
+            raise ValueError(f"the mixture of group {record.group} is another one")
+        return True
+
+    def _is_at(self, config: Config, g: int) -> bool:
+        """Whether this client's α came about as the server says."""
+        return not config["secure-sum"] or self._chain(g) == config["chain"]
 
     def _brought_to(
         self, config: Config, record: GroupStep
@@ -308,20 +351,22 @@ class Proposals(HiddenSums):
                 config,
                 self._holders(g),
                 record.alpha,
-                ("alpha", g, step),
+                ("alpha", g, step, config.get("chain", b"").hex()),
                 held.size,
                 None,
             )
             y = self.state["labels"][held.own]
             return alpha_id, loss_of(config).feasible(alpha, y)[None]
         if step == 0:
+            if config.get("chain"):
+                raise ValueError("nothing has come before step 0")
             return alpha_id, np.zeros((1, held.size))
         if f"points/{g}" not in self.state:
             return f"this client has no α of group {g}"
         ids = self.state[f"ids/{g}"].astype(np.int64)
         known = self.state[f"points/{g}"]
         own_step = int(self.state[f"step/{g}"])
-        before = own_step == step - 1 and self._is_of(config, "tag")
+        before = own_step == step - 1 and self._is_of(config, record)
         if before and np.isin(record.ids, ids).all():
             weights = np.asarray(record.weights)
             if not (weights.min() >= 0.0 and abs(weights.sum() - 1.0) < 1e-6):
@@ -331,7 +376,7 @@ class Proposals(HiddenSums):
             kept = np.asarray(record.keep)[np.isin(record.keep, ids)]
             known = np.vstack([known[_positions(ids, kept)], alpha])
             ids = np.append(kept.astype(np.int64), record.alpha_id)
-        elif own_step != step or not self._is_of(config, f"taken/{g}"):
+        elif own_step != step or not self._is_at(config, g):
             return f"group {g} is at step {step}, this client at {own_step}"
         # what was proposed for this step before is proposed again
         at = int(np.flatnonzero(ids == record.alpha_id)[0])

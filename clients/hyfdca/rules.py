@@ -113,7 +113,8 @@ _COUNTS: dict[int, tuple[weakref.ref[Any], NDArray[np.int64]]] = {}
 
 def entry_counts(features: Any) -> NDArray[np.int64]:
     """Return the number of non-zero entries of each column, shape (p_k,)."""
-    known = _COUNTS.get(id(features))
+    key = id(features)
+    known = _COUNTS.get(key)
     if known is not None and known[0]() is features:
         return known[1]
     if isinstance(features, np.ndarray):
@@ -126,8 +127,9 @@ def entry_counts(features: Any) -> NDArray[np.int64]:
         counts = np.diff(csc.indptr)
     found: NDArray[np.int64] = np.asarray(counts, dtype=np.int64)
     try:
-        reference = weakref.ref(features, lambda _: _COUNTS.pop(id(features), None))
+        # of the key alone: a reference to the data would keep it alive
+        reference = weakref.ref(features, lambda _: _COUNTS.pop(key, None))
     except TypeError:
         return found
-    _COUNTS[id(features)] = reference, found
+    _COUNTS[key] = reference, found
     return found

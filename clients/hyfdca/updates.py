@@ -24,13 +24,15 @@ class Updates(Preparation):
 
     def fit_dual(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> Fit:
         """LocalDualMethod: enc(γ_t/|B_n| Δα) of H samples (algorithms 3 and 5)."""
-        config = self._learn(config)
+        config = self._learn(config, "dual")
         (w,) = parameters
         self._count_answer(config, hashlib.sha256(w.tobytes()).digest())
         self._open_ledger(config).save()
         loss = loss_of(config)
         λ, N = config["regularization"], config["num-samples-all"]
         gamma, c_k = config["gamma"], config["c"]
+        if not (0.0 < gamma <= 1.0 and 0.0 < c_k <= 1.0):
+            raise ValueError(f"γ = {gamma} and c = {c_k} must be in (0, 1]")
         groups, n = self._held(), self.features.shape[0]
         if config["moved"] and "alpha" not in self.state:
             raise RestoreNeededError("this client has no α")
@@ -52,13 +54,13 @@ class Updates(Preparation):
                 z = local[held.rows]
             elif f"scores/{g}" in config:
                 blobs_of = config[f"scores/{g}"]
-                label = ("product", g, 0)
+                label = ("product", g, 0, "")
                 z = self._decrypt(
                     config, self._holders(g), blobs_of, label, len(alpha), None
                 )
             else:
                 z = np.zeros(len(alpha))
-            if config["step-rule"] == "practical":
+            if config["step"] == "practical":
                 delta = loss.coordinate_step(alpha, z, 1.0, y, λ * N)
             else:
                 delta = loss.theoretical_step(alpha, z, y, c_k, gamma, λ)
@@ -73,7 +75,7 @@ class Updates(Preparation):
 
     def fit_primal(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> Fit:
         """PrimalAggregation: ŵ_k/(λN) = (1/λN) Σ_i α_i x_{k,i} (algorithm 4)."""
-        config = self._learn(config)
+        config = self._learn(config, "dual")
         scale = config["regularization"] * config["num-samples-all"]
         groups, n = self._held(), self.features.shape[0]
         alpha = np.zeros(n)

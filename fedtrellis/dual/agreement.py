@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from fedtrellis.dual.alignment import Alignment, Group
 
-__all__ = ["NONCE_BYTES", "Agreement", "Member", "feature_digests"]
+__all__ = ["NONCE_BYTES", "Agreement", "Member", "feature_digests", "second_holder"]
 
 #: Bytes of a nonce, the same as those of an encryption.
 NONCE_BYTES = 16
@@ -194,6 +194,11 @@ class Agreement:
     def num_samples(self) -> int:
         """N."""
         return sum(size for _, size, _ in self.groups)
+
+
+def second_holder(holders: Sequence[str]) -> str:
+    """Who reports a group's sums beside its first holder; the first if it is alone."""
+    return holders[min(1, len(holders) - 1)]
 
 
 def feature_digests(names: Sequence[str]) -> list[str]:

@@ -31,11 +31,14 @@ __all__ = [
     "FRACTION_BITS",
     "add_masks",
     "as_words",
+    "common_secret",
     "from_words",
     "inputs_digest",
     "mask_tag",
     "pair_words",
+    "query_of",
     "split_number",
+    "weights_mark",
     "whole_number",
 ]
 
@@ -86,10 +89,33 @@ def inputs_digest(entries: Mapping[str, Any], weights: FloatArray) -> bytes:
     names = sorted(key for key in entries if key.startswith("scores/"))
     blobs = [blob for name in names for blob in (name.encode(), *entries[name])]
     shape = [int(n) for n in weights.shape]
-    data = np.ascontiguousarray(weights, dtype="<f8").tobytes()
+    data = weights_mark(weights)
     return hashlib.sha256(
         encode_items(lists, len(blobs), *blobs, *shape, data)
     ).digest()
+
+
+def weights_mark(w: FloatArray) -> bytes:
+    """Return a digest of some weights; −0 is 0, as it may be after its way here."""
+    return hashlib.sha256((np.ascontiguousarray(w, "<f8") + 0.0).tobytes()).digest()
+
+
+def query_of(marks: Sequence[bytes]) -> str:
+    """Return a digest of the weights that all members are asked at, one mark each.
+
+    Shares of inner products have it in their labels. Each client checks its own mark,
+    so that no share counts for other weights than those that it was made at.
+    """
+    return hashlib.sha256(encode_items(*marks)).hexdigest()
+
+
+def common_secret(secret: bytes, *known: bytes | str | int) -> bytes:
+    """Return a pair's secret for a wave of which both know these items.
+
+    If a server tells the two different things, their masks do not cancel, and the sum
+    over all is noise: else its difference from an honest sum would be one client's.
+    """
+    return expand(secret, "known to both", *known)
 
 
 def pair_words(secret: bytes, tag: bytes, count: int) -> Words:
@@ -160,8 +186,8 @@ def split_number(values: FloatArray, terms: int) -> Words:
         As :func:`as_words`.
     """
     whole = np.rint(values)
-    rest = as_words(values - whole, terms, _REST_BITS)
-    return np.concatenate([as_words(whole, terms, 0), rest])
+    first = as_words(whole, terms, 0)  # refuses what is not finite
+    return np.concatenate([first, as_words(values - whole, terms, _REST_BITS)])
 
 
 def whole_number(words: Words) -> FloatArray:

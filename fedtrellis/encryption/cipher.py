@@ -269,9 +269,8 @@ class Cipher(ABC):
         Raises
         ------
         EncryptionError
-            There is none, one is malformed, they are of several keys or for several
-            numbers of terms, one share is there twice, or there are more than they
-            left room for.
+            There is none, one is malformed, or a share is there twice; they are of
+            several keys or numbers of terms, or more than these left room for.
         """
         parts = [split_blob(blob) for blob in blobs]
         total = Header.of_sum([header for header, _ in parts])

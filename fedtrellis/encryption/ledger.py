@@ -35,7 +35,8 @@ _OLD = ".old"
 # fields that JSON holds as they are
 _PLAIN = (
     *("session", "client", "agreement", "holding", "epoch", "answers", "refusals"),
-    *("resumes", "version", "weights", "secret", "evaluated", "answered"),
+    *("resumes", "version", "weights", "query", "shared", "secret", "evaluated"),
+    "answered",
 )
 
 
@@ -108,8 +109,11 @@ class Ledger:
         Random, of this client in this run alone; hexadecimal.
     answers, refusals, resumes : int
         So many, in this run.
-    version, weights : int, str
-        The last iteration that it answered in, and a digest of the weights then.
+    version, weights, query : int, str, str
+        The last iteration that it answered in, a digest of its weights then, and one
+        of everybody's.
+    shared : list of str
+        For each member of the run, a digest of the weights that both were sent then.
     holding : str
         A digest of which of its samples it has in which group.
     answered : str
@@ -133,6 +137,8 @@ class Ledger:
     resumes: int = 0
     version: int = -1
     weights: str = ""
+    query: str = ""
+    shared: list[str] = field(default_factory=list)
     holding: str = ""
     evaluated: str = ""
     answered: str = ""

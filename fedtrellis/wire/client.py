@@ -31,10 +31,10 @@ from fedtrellis.wire.broadcast import MAX_PARAMETERS, OutOfSyncError
 from fedtrellis.wire.protocol import (
     ARRAYS,
     CONFIG,
+    EXAMPLES,
     METRICS,
     RESTORE,
     STATUS,
-    WEIGHT,
     ClientMemory,
     Named,
     RestoreNeededError,
@@ -69,15 +69,14 @@ class MethodClient(NumPyClient):
     ----------
     announcement : mapping
         Told to the server before round 1, beside what ``get_properties`` answers.
-    weigh_evaluation : callable or None
+    told_evaluation : callable or None
         Given the loss, the number of examples and the metrics that ``evaluate``
-        returned, returns the loss and the metrics to be sent, and between them what
-        they weigh in the server's mean, if that is not the number of examples.
+        returned, returns the loss and the metrics to be sent.
     """
 
     announcement: Mapping[str, Any] = MappingProxyType({})
-    weigh_evaluation: (
-        Callable[[float, int, dict[str, Any]], tuple[float, int, dict[str, Any]]] | None
+    told_evaluation: (
+        Callable[[float, int, dict[str, Any]], tuple[float, dict[str, Any]]] | None
     ) = None
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -230,6 +229,10 @@ def client_app(
             for key, value in context.node_config.items()
             if key == "num-partitions"
         }
+        # what a client weighs in an evaluation is declared before there is a model
+        examples = getattr(getattr(client, "objective", None), "num_examples", None)
+        if examples is not None:
+            properties[EXAMPLES] = int(examples)
         properties |= client.get_properties({})
         if isinstance(client, MethodClient):
             properties |= client.announcement
@@ -306,18 +309,15 @@ def _answer(
         metrics = MetricRecord()
         if function == "evaluate":
             loss, num_examples, extra = result
-            weight = num_examples
-            if isinstance(client, MethodClient) and client.weigh_evaluation is not None:
-                loss, weight, extra = client.weigh_evaluation(*result)
+            if isinstance(client, MethodClient) and client.told_evaluation is not None:
+                loss, extra = client.told_evaluation(*result)
             metrics["loss"] = float(loss)
-            metrics["num-examples"] = int(num_examples)
-            if weight != num_examples:
-                extra = {**extra, WEIGHT: weight}
+            metrics[EXAMPLES] = int(num_examples)
         else:
             arrays, num_examples, extra = result
             filled(answer, {ARRAYS: array_record(arrays, join=True)})
             if num_examples:  # a method that reveals nothing of its data returns 0
-                metrics["num-examples"] = int(num_examples)
+                metrics[EXAMPLES] = int(num_examples)
             if isinstance(client, StatefulClient) and client.numbers is not None:
                 status["numbers"] = client.numbers.astype("<f8").tobytes()
             if isinstance(client, StatefulClient) and "used-round" in config:

@@ -2,7 +2,7 @@
 
 from reproduce.common import Item
 
-from . import figures, steps, tables
+from . import chosen_w, figures, honest_server, proposals, steps, tables
 
 __all__ = ["ITEMS", "TITLE"]
 
@@ -38,5 +38,25 @@ ITEMS = {
         "clients away: the default rule and the paper's stale values",
         steps.compute_availability,
         steps.render_availability,
+    ),
+    "proposals": Item(
+        "iterations by what clients propose, with sums over all of them",
+        proposals.compute_proposals,
+        proposals.render_proposals,
+    ),
+    "honest-server": Item(
+        "rows that a server finds in what it is sent",
+        honest_server.compute_honest_server,
+        honest_server.render_honest_server,
+    ),
+    "chosen-w": Item(
+        "rows that a server finds by choosing w, against answers granted",
+        chosen_w.compute_chosen_w,
+        chosen_w.render_chosen_w,
+    ),
+    "collusion": Item(
+        "rows that a server finds with one client's help",
+        honest_server.compute_collusion,
+        honest_server.render_collusion,
     ),
 }

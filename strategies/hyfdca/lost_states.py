@@ -86,7 +86,7 @@ class LostStates(UnitSteps):
             unit.alphas[g] = (unit.step, part)
             if all(self._alpha_is_current(other) for other in unit.groups):
                 v, b = self.bundle.contribution(self.unit_of[g])
-                unit.keep_backup((dict(unit.alphas), v, b))
+                unit.keep_backup((dict(unit.alphas), v, b, unit.chain))
 
     def _heal(self, available: Sequence[str]) -> None:
         """Get α for those who lost it from others who hold it, or go back a few steps.
@@ -126,7 +126,8 @@ class LostStates(UnitSteps):
     def _go_back(self, u: int) -> None:
         """All holders of a unit's group lost α: back to the last backup of the unit."""
         unit = self.units[u]
-        alphas, v, b = unit.backups[0] if unit.backups else ({}, None, 0.0)
+        none: tuple[Any, None, float, bytes] = {}, None, 0.0, b""
+        alphas, v, b, chain = unit.backups[0] if unit.backups else none
         log(WARNING, "every holder lost its state: a group goes back to its backup")
         for g in unit.groups:
             # the others of the unit go back too
@@ -140,7 +141,10 @@ class LostStates(UnitSteps):
             unit.alphas = dict(alphas)
             unit.step = next(iter(alphas.values()))[0]
         unit.mixture, unit.tag = None, secrets.token_bytes(len(unit.tag))
-        self.bundle.only_alpha(u, v, b)
+        unit.chain = chain
+        # clients know α of a step by this number, whichever way it was come to
+        number = unit.step * (1 + self._count(unit.groups[0]))
+        self.bundle.only_alpha(u, v, b, number if self.strategy.secure_sum else None)
         self.w = self.bundle.w
         self.version += 1
         self._stage = None

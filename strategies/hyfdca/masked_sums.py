@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedtrellis.dual.masks import from_words, inputs_digest, mask_tag, whole_number
+from fedtrellis.dual.agreement import second_holder
+from fedtrellis.dual.masks import (
+    from_words,
+    inputs_digest,
+    mask_tag,
+    query_of,
+    whole_number,
+)
 from fedtrellis.server.answers import Answer
 from fedtrellis.wire.arrays import FloatArray
 
@@ -42,7 +49,7 @@ class MaskedSums(LostStates):
         super().__init__(strategy)
         # another holder than the reporter, where there is one
         self._second = {
-            g: group.holders[min(1, len(group.holders) - 1)]
+            g: second_holder(group.holders)
             for g, group in enumerate(self.alignment.groups)
         }
 
@@ -58,6 +65,7 @@ class MaskedSums(LostStates):
             "local": local,
             "rows": rows,
             "versions": [unit.version] * len(groups),
+            "query": query_of(self._marks(unit)),
             "report": [g for g in groups if self._reporter(g) == name],
             "second-report": [g for g in groups if self._second[g] == name],
         }

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from fedtrellis.dual.group_steps import next_chain
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.conversation import Conversation
 from fedtrellis.wire.arrays import FloatArray
@@ -102,6 +103,7 @@ class MixtureSteps(MaskedSums):
                 **self._backup_wish(name, available),
                 ROWS: self.strategy.own(name, *vectors),
                 "products": groups,
+                **self._asked_weights(),
                 "versions": [self.units[self.unit_of[g]].version for g in groups],
                 "rows": rows,
             }
@@ -117,6 +119,12 @@ class MixtureSteps(MaskedSums):
             self._keep_alphas(wish, parts[len(groups) :])
 
         return self._ask("train.inner_product", entries, list(missing), take)
+
+    def _asked_weights(self) -> dict[str, Any]:
+        """With secure sums, digests of what every member is sent."""
+        if not self.strategy.secure_sum:
+            return {}
+        return {"weights": self._marks(self.units[0])}
 
     def _add_complete_products(self) -> set[str]:
         """Add up what is complete; returns whose products have to be had again."""
@@ -255,7 +263,17 @@ class MixtureSteps(MaskedSums):
         for u, mixture in mixtures.items():
             unit = self.units[u]
             unit.mixture, unit.step, unit.snapshot = mixture, unit.step + 1, None
-            unit.tag = b"" if self._stage is None else self._stage.tag
+            if self._stage is not None:
+                unit.tag = self._stage.tag
+                ids, weights, keep = mixture.ids, mixture.weights, mixture.keep
+                unit.chain = next_chain(
+                    unit.chain,
+                    unit.tag,
+                    unit.step,
+                    ids.tolist(),
+                    weights.tolist(),
+                    keep.tolist(),
+                )
         self._stage = None
         self.w = self.bundle.w
         self.version += 1

@@ -8,7 +8,6 @@ from flwr.app import MetricRecord
 
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.conversation import Conversation
-from fedtrellis.server.metrics import mean_metrics
 
 from ..hybrid import ROWS, Blobs, add_shares
 from .steps import read_blobs, split_blobs
@@ -60,4 +59,4 @@ def score_new_samples(
         if known:
             to_score[name] = {**config, **{f"scores/{g}": scores[g] for g in known}}
     answers = conversation.ask(server_round, "evaluate", to_score, timeout)
-    return mean_metrics([answer.metrics for answer in answers])
+    return strategy.mean_evaluation(answers)

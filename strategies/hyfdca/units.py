@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from fedtrellis.dual.bundle import DualBundle, Mixture
 from fedtrellis.dual.group_steps import GroupStep
+from fedtrellis.dual.masks import weights_mark
 from fedtrellis.wire.arrays import FloatArray
 
 from ..hybrid import Blobs
@@ -31,8 +32,8 @@ _MAX_POINTS = 400
 _MAX_UNITS = 100
 
 
-#: enc(α) of a unit's groups, each with its step, and v and b of that α.
-Backup = tuple[dict[int, tuple[int, Blobs]], FloatArray, float]
+#: enc(α) of a unit's groups, each with its step; v, b and chain of that α.
+Backup = tuple[dict[int, tuple[int, Blobs]], FloatArray, float, bytes]
 
 
 @dataclass
@@ -42,10 +43,13 @@ class Unit:
     groups: list[int]
     step: int = 0  # mixtures applied so far
     mixture: Mixture | None = None  # the last one
-    tag: bytes = b""  # of the wave that it is of, with secure sums
+    # with secure sums: of the wave that it is of, and how α came about
+    tag: bytes = b""
+    chain: bytes = b""
     snapshot: FloatArray | None = None  # the w that the proposals are made at
     version: int = -1  # which w that is
     products: dict[tuple[str, int], Blobs] = field(default_factory=dict)
+    marks: list[bytes] = field(default_factory=list)  # of each client's part of it
     scores: dict[int, Blobs] = field(default_factory=dict)  # enc(x_iᵀ w), by group
     answers: dict[tuple[str, int], FloatArray] = field(default_factory=dict)
     reports: dict[int, FloatArray] = field(default_factory=dict)
@@ -59,7 +63,7 @@ class Unit:
 
     def begin(self, w: FloatArray, version: int) -> None:
         """Start over, at a new w."""
-        self.snapshot, self.version = w, version
+        self.snapshot, self.version, self.marks = w, version, []
         for stage in (self.products, self.scores, self.answers, self.reports):
             stage.clear()
 
@@ -133,8 +137,17 @@ class UnitSteps(Steps):
             records.append(GroupStep.after(g, unit.step, alpha_id, unit.mixture, alpha))
         entries = GroupStep.pack(records)
         if self.strategy.secure_sum:
-            entries["tag"] = self.units[0].tag
+            entries |= {"tag": self.units[0].tag, "chain": self.units[0].chain}
         return entries
+
+    def _marks(self, unit: Unit) -> list[bytes]:
+        """Digests of what each member is sent of a unit's snapshot."""
+        if not unit.marks:
+            assert unit.snapshot is not None
+            for name in self.strategy.agreement.names:
+                (own,) = self.strategy.own(name, unit.snapshot)
+                unit.marks.append(weights_mark(own))
+        return unit.marks
 
     def _snapshots(self, groups: Sequence[int]) -> tuple[list[FloatArray], list[int]]:
         """The different snapshots of some groups, and which of them is each group's."""
@@ -204,18 +217,20 @@ class UnitSteps(Steps):
         for u, unit in enumerate(self.units):
             arrays[f"{u}/step"] = np.array(unit.step)
             arrays[f"{u}/tag"] = as_array(unit.tag)
+            arrays[f"{u}/chain"] = as_array(unit.chain)
             if unit.mixture is not None:
                 arrays[f"{u}/mix-ids"] = unit.mixture.ids
                 arrays[f"{u}/mix-weights"] = unit.mixture.weights
                 arrays[f"{u}/keep"] = unit.mixture.keep
                 arrays[f"{u}/alpha-id"] = np.array(unit.mixture.alpha_id)
-            for age, (alphas, v, b) in enumerate(unit.backups):
+            for age, (alphas, v, b, chain) in enumerate(unit.backups):
                 for g, (step, blobs) in alphas.items():
                     for i, blob in enumerate(blobs):
                         key = f"{u}/backup/{age}/{g}/{step}/{i}"
                         arrays[key] = as_array(blob)
                 arrays[f"{u}/backup-v/{age}"] = v
                 arrays[f"{u}/backup-b/{age}"] = np.array(b)
+                arrays[f"{u}/backup-chain/{age}"] = as_array(chain)
         return arrays
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
@@ -229,6 +244,7 @@ class UnitSteps(Steps):
         for u, unit in enumerate(self.units):
             unit.step = int(state[f"{u}/step"])
             unit.tag = state[f"{u}/tag"].tobytes()
+            unit.chain = state[f"{u}/chain"].tobytes()
             if f"{u}/mix-ids" in state:
                 unit.mixture = Mixture(
                     state[f"{u}/mix-ids"],
@@ -246,6 +262,8 @@ class UnitSteps(Steps):
                         blobs = alphas.setdefault(int(g), (int(step), []))[1]
                         blobs.append(array.tobytes())
                 b = float(state[f"{u}/backup-b/{age}"])
-                unit.backups.append((alphas, state[f"{u}/backup-v/{age}"], b))
+                chain = state[f"{u}/backup-chain/{age}"].tobytes()
+                v = state[f"{u}/backup-v/{age}"]
+                unit.backups.append((alphas, v, b, chain))
             if unit.backups:
                 unit.alphas = dict(unit.backups[0][0])

@@ -73,7 +73,7 @@ class UpdateSteps(Steps):
     ) -> tuple[set[str], dict[str, float]]:
         """One iteration; returns whose answers were used, and the metrics."""
         self.iteration += 1
-        rule = {"step-rule": self.strategy.step, "iteration": self.iteration}
+        rule = {"iteration": self.iteration}
         self._begin(conversation, server_round, {**extra, **rule}, timeout)
         newcomers = [name for name in available if name not in self.current]
         if newcomers:

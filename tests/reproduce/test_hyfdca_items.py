@@ -24,7 +24,7 @@ from reproduce.common import (
     load_results,
     read_config,
 )
-from reproduce.hyfdca import figures, tables
+from reproduce.hyfdca import figures, honest_server, tables
 from reproduce.hyfdca.one_place import (
     Available,
     Proposer,
@@ -102,6 +102,38 @@ def test_pictures_and_tables(quick: dict[str, Any]) -> None:
         for before, line in itertools.pairwise(text.splitlines()):
             if before.startswith("|") and line.startswith("|"):
                 assert line.count("|") == before.count("|"), line
+
+
+def test_nothing_is_found_in_a_run_and_rows_in_what_was_sent_before(
+    quick: dict[str, Any],
+) -> None:
+    rows = quick["honest-server"]["rows"]
+    attacks = [*honest_server.ATTACKS, "parts", "claims"]
+    for row in rows:
+        if row["source"] == "run":
+            assert {attack: row[attack] for attack in attacks} == dict.fromkeys(
+                attacks, 0
+            )
+        else:
+            assert row["parts"] + row.get("differences", 0) > 0
+    assert {row["source"] for row in rows} == {"run", "dual points", "v_k"}
+
+
+def test_more_answers_give_more_rows_and_noise_fewer(quick: dict[str, Any]) -> None:
+    results = quick["chosen-w"]
+    for row in results["rows"]:
+        few, many = np.sum(list(row["found"].values()), axis=0)
+        assert few <= many
+    exact, noisy = results["noise"]
+    assert max(n for _, n in exact["found"].values()) > 0
+    assert max(n for _, n in noisy["found"].values()) == 0
+    assert noisy["loss"] > exact["loss"]
+
+
+def test_a_client_that_helps_opens_its_own_samples_only(quick: dict[str, Any]) -> None:
+    for row in quick["collusion"]["rows"]:
+        assert row["solved"] == row["own"]
+        assert all(row[attack] == 0 for attack in honest_server.ATTACKS)
 
 
 def test_the_optimum_is_certified(quick: dict[str, Any]) -> None:

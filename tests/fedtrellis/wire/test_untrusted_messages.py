@@ -213,6 +213,10 @@ def changed(message: Message, **config: Any) -> Message:
         ({"local_steps": 1001}, "local-steps = 1001; this client takes"),
         ({"samples": -1}, "samples = -1; this client takes"),
         ({"batch_size": 2.0}, "batch-size = 2.0; this client takes"),
+        (
+            {"local_steps": 30, "samples": 40},
+            "local-steps times samples = 1200; this client takes",
+        ),
         ({"step_size": [0.1] * 1001}, "1001 numbers for step-size; this client takes"),
     ],
 )

@@ -1,0 +1,187 @@
+"""Attacks find what is there: otherwise "found nothing" would mean nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from fedtrellis.objectives.losses import make_loss
+from reproduce.hyfdca import attacks
+from reproduce.hyfdca.recorded import CANCER, HYBRID, Case, record, split
+from reproduce.hyfdca.simulated import DUAL_POINT, MIXED, Clients, proposal, simulate
+
+Array = NDArray[np.float64]
+
+
+def _random(*shape: int, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+# ---------------------------------------------------------------- one attack at a time
+
+
+@pytest.mark.parametrize("terms", [1, 2, 3, 4])
+def test_a_row_in_a_combination_of_up_to_four_uploads(terms: int) -> None:
+    rows, uploads = _random(20, 8), _random(30, 8, seed=1)
+    signs = np.array([1.0, -1.0, 1.0, 1.0])[:terms]
+    # the last of them makes the combination −3.5 times row 4
+    uploads[terms - 1] = 0.0
+    rest = signs @ uploads[:terms]
+    uploads[terms - 1] = signs[-1] * (-3.5 * rows[4] - rest)
+    shuffled = np.random.default_rng(2).permutation(uploads)
+    assert attacks.rows_in_differences(shuffled, rows, terms).tolist() == [4]
+    assert attacks.rows_in_differences(shuffled, rows, 4).tolist() == [4]
+    if terms > 1:
+        assert not attacks.rows_in_differences(shuffled, rows, terms - 1).size
+    # another direction by a millionth is another row
+    assert not attacks.rows_in_differences(
+        shuffled, rows + 1e-6 * _random(20, 8, seed=3)
+    ).size
+
+
+def test_a_part_with_one_entry_is_not_looked_for() -> None:
+    uploads = np.array([[2.0, 0.0], [5.0, 0.0]])
+    rows = np.array([[1.0, 0.0], [1.0, 1.0]])
+    assert not attacks.rows_in_differences(uploads, rows).size
+    assert attacks.found_in(rows, rows).tolist() == [1]
+    assert attacks.lonely_entries(np.eye(4)[:, :2], 2).tolist() == [0, 1]
+
+
+def test_a_reduced_basis() -> None:
+    """Of a lattice with a planted short vector: same volume, Lovász, and found."""
+    rng = np.random.default_rng(0)
+    short = rng.integers(-2, 3, size=12)
+    basis = rng.integers(-1000, 1000, size=(12, 12))
+    basis[0] = short
+    mix = np.eye(12, dtype=np.int64)
+    for _ in range(60):
+        i, j = rng.choice(12, 2, replace=False)
+        mix[i] += rng.integers(-2, 3) * mix[j]
+    reduced = attacks.reduced(mix @ basis)
+    volumes = [np.linalg.slogdet(b.astype(float))[1] for b in (basis, reduced)]
+    assert volumes[0] == pytest.approx(volumes[1], abs=1e-9)
+    # each is an integer combination of the other
+    change = reduced @ np.linalg.inv(basis.astype(float))
+    assert np.abs(change - np.rint(change)).max() < 1e-6
+    R = np.abs(np.linalg.qr(reduced.T.astype(float))[1])
+    below = np.diag(R)
+    assert (below[1:] ** 2 + np.diag(R, 1) ** 2 >= 0.98 * below[:-1] ** 2).all()
+    assert any(np.array_equal(np.abs(b), np.abs(short)) for b in reduced)
+
+
+def test_a_hidden_subset_sum() -> None:
+    """Rows of a made-up window: who counts follows from w, as for the hinge loss."""
+    rows, weights = _random(6, 8), 1.2 * _random(30, 8, seed=1)
+    counts = (weights @ rows.T < 1.0).astype(float)
+    sums = counts @ rows + _random(8, seed=2)
+    claims = attacks.rows_in_lattice(sums / 50.0, weights, 50.0, [(0, 30)])
+    assert len(attacks.found_in(claims, rows)) == len(rows)
+    # with their signs and their lengths
+    for claim in claims:
+        assert np.abs(rows - claim).max(axis=1).min() < 1e-5
+    mixed = np.random.default_rng(3).uniform(0.5, 1.0, counts.shape) * counts
+    assert not len(attacks.rows_in_lattice(mixed @ rows, weights, 1.0, [(0, 30)]))
+
+
+def test_a_kink() -> None:
+    """One of twenty samples leaves the parabola within a window."""
+    rows, weights = _random(20, 6), 0.01 * _random(14, 6, seed=1)
+    rows[:, 0] += 1.0
+    inner = weights @ rows.T
+    coefficients = np.where(np.arange(20) == 3, np.maximum(inner, 0.0), inner)
+    claims = attacks.rows_at_kinks(coefficients @ rows, weights)
+    assert attacks.found_in(claims, rows).tolist() == [3]
+
+
+def test_spans_that_meet() -> None:
+    rows = _random(9, 12)
+    coefficients = np.zeros((12, 9))
+    coefficients[:6, :4] = _random(6, 4, seed=1)
+    coefficients[6:, 3:8] = _random(6, 5, seed=2)
+    windows = [(0, 6), (6, 12)]
+    claims = attacks.rows_in_spans(coefficients @ rows, windows)
+    assert attacks.found_in(claims, rows).tolist() == [3]
+
+
+def test_independent_components() -> None:
+    """Of very many uploads; a Gaussian mixture of the same rows gives nothing."""
+    rows, rng = _random(4, 10), np.random.default_rng(1)
+    flat = rng.uniform(-1.0, 1.0, (4000, 4))
+    claims = attacks.rows_by_independence(flat @ rows)
+    assert len(attacks.found_in(claims, rows, 1e-2)) == 4
+    assert attacks.rows_by_independence(flat[:5] @ rows).shape == (4, 10)
+    gaussian = rng.standard_normal((4000, 4))
+    claims = attacks.rows_by_independence(gaussian @ rows)
+    assert len(attacks.found_in(claims, rows, 1e-2)) < 4
+
+
+def test_rows_from_inner_products() -> None:
+    rows, weights = _random(5, 7), _random(7, 7, seed=1)
+    assert attacks.rows_from_scores(weights, weights @ rows.T) == pytest.approx(rows)
+    few = attacks.rows_from_scores(weights[:6], weights[:6] @ rows.T)
+    assert not attacks.found_in(few, rows).size
+
+
+# ---------------------------------------------------------------------- on whole runs
+
+
+def _found_by_lattice(case: Case, kind: tuple[float | None, float | None]) -> int:
+    loss = make_loss("hinge")
+    run = simulate(case, loss, proposal(loss, case.y, case.scale, *kind), rounds=200)
+    T = len(run.weights)
+    claims = attacks.rows_in_lattice(
+        run.sums[:, 0], run.weights, case.scale, [(T - 32, T)]
+    )
+    return len(attacks.found_in(claims, case.X))
+
+
+def test_sums_of_dual_points_give_rows_away_and_those_of_mixed_proposals_none() -> None:
+    case = split(CANCER)
+    assert _found_by_lattice(case, DUAL_POINT) > 5
+    assert _found_by_lattice(case, MIXED) == 0
+
+
+@pytest.mark.parametrize("attack", ["thresholds", "bends", "jumps"])
+@pytest.mark.parametrize("kind", [DUAL_POINT, MIXED], ids=["dual", "mixed"])
+def test_chosen_weights_find_rows_by_and_by(
+    attack: str, kind: tuple[float | None, float | None]
+) -> None:
+    """More answers, more rows: what a node's budget of answers limits."""
+    case, loss = split(HYBRID), make_loss("hinge")
+    N, p = case.X.shape
+    clients = Clients(case, loss, proposal(loss, case.y, case.scale, *kind))
+    found = attacks.Isolated()
+    if attack == "thresholds":
+        asked = attacks.rows_at_thresholds(found, p, N, 28.0)
+    elif attack == "bends":
+        asked = attacks.rows_at_bends(found, p, N, 28.0)
+    else:
+        asked = attacks.rows_at_jumps(found, p, N, 28.0)
+    answer = clients.losses if attack == "jumps" else clients.sums
+    attacks.ask(asked, answer, 1500)
+    assert found.asked == 1500
+    counts, claims = np.array(found.answers), found.rows(p)
+    rows = [
+        len(attacks.found_in(claims[counts <= n], case.X, 1e-4)) for n in (150, 1500)
+    ]
+    assert rows[1] > 10
+    assert rows[0] < rows[1]
+
+
+def test_what_a_server_is_told_is_recorded() -> None:
+    """Each V is Σ a_i x_i / λN with y_i a_i in [0, 1], to the bits that are sent."""
+    case = split(HYBRID)
+    traffic = record(case, "hinge", 4, secure_sum=True)
+    (unit,) = traffic.units
+    sums = traffic.of_unit(unit)
+    assert sums.shape == traffic.weights.shape == (4, 12)
+    assert not traffic.weights[0].any()
+    from scipy.optimize import lsq_linear
+
+    signed = (case.y[:, None] * case.X).T / case.scale
+    for V in sums:
+        fit = lsq_linear(signed, V, bounds=(0.0, 1.0), tol=1e-14)
+        assert np.abs(signed @ fit.x - V).max() < 1e-6
+    # and w is a mixture of them and of 0
+    assert np.linalg.matrix_rank(np.vstack([sums[:1], traffic.weights[1:2]])) == 1
