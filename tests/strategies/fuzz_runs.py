@@ -30,8 +30,7 @@ import numpy as np
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 
 from fedtrellis import Callback, LocalGrid, RoundRecord, RoundStrategy
-from fedtrellis.encryption import Cipher, run_ledgers
-from fedtrellis.encryption.ledger import Ledger
+from fedtrellis.encryption import Cipher, Ledger, run_ledgers
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.local_grid import FAULTS
 from fedtrellis.wire.message_size import message_bytes
@@ -53,7 +52,7 @@ class EndlessError(BaseException):
 
 
 @contextmanager
-def _time_limit() -> Iterator[None]:
+def time_limit() -> Iterator[None]:
     def late(*_: Any) -> None:
         raise EndlessError
 
@@ -136,7 +135,7 @@ class Recorder(LocalGrid):
 
 
 def _ledger_of(message: Message, name: str) -> tuple[Path, bytes] | None:
-    config: Any = message.content.config_records.get("config", {})
+    config: Mapping[str, Any] = message.content.config_records.get("config", {})
     session = str(config.get("session", ""))
     if not session or not (folder := run_ledgers(session)).is_dir():
         return None
@@ -184,7 +183,7 @@ def _size_of(items: Mapping[str, Any]) -> int:
 
 
 @contextmanager
-def _measured(tally: Tally, allowed: int) -> Iterator[None]:
+def measured(tally: Tally, allowed: int) -> Iterator[None]:
     """Note down the peak of what is allocated inside."""
     tracemalloc.reset_peak()
     before = tracemalloc.get_traced_memory()[0]
@@ -286,7 +285,7 @@ def _give(
     tally.messages += 1
     refused = False
     try:
-        with _time_limit(), _measured(tally, allowed):
+        with time_limit(), measured(tally, allowed):
             reply = case.app(message, context)
     except EndlessError:
         tally.problem(f"{where}: more than {SECONDS} s for a message")
@@ -376,7 +375,7 @@ def _watch(strategy: Any, grid: Tampering, tally: Tally, model: int) -> None:
                 opened.discard(client)
             before = fingerprint(strategy)
             try:
-                with _time_limit(), _measured(tally, allowed(*arguments)):
+                with time_limit(), measured(tally, allowed(*arguments)):
                     result = look(*arguments)
             except EndlessError:
                 tally.problem(f"more than {SECONDS} s for an answer")

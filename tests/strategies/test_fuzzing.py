@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tracemalloc
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from flwr.app import RecordDict
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.strategies.fuzz_formats import fuzz_formats
 from tests.strategies.fuzz_runs import (
     Exchange,
     Tally,
@@ -135,3 +137,12 @@ def test_mutated_ciphertexts_do_no_harm() -> None:
     assert done.returncode == 0, done.stderr
     for backend in ("stream", "tenseal-bfv"):
         assert f"| {backend} | 150 |" in done.stdout
+
+
+@pytest.mark.parametrize("count", [200, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_mutated_agreements_keys_points_and_ledgers(count: int, tmp_path: Path) -> None:
+    tallies = list(fuzz_formats(count, 3, tmp_path / "ledgers"))
+    assert len(tallies) == 4
+    for tally in tallies:
+        assert tally.problems == []
+        assert tally.refused > 0.7 * count

@@ -185,6 +185,8 @@ def test_hyfdca_on_the_nodes_own_samples_and_features(tmp_path: Path) -> None:
         "hybrid-svm.bias": 0.0,
         "hyfdca.encryption": "none",
         "hyfdca.exposed": "accept",
+        # what is mixed at random for secure sums follows from the run's own key
+        "hyfdca.secure-sum": False,
         "client-evaluate-every": 4,
     }
     made = {**config, "hybrid-svm.train-limit": 120}
