@@ -16,6 +16,7 @@ from . import (
     fedavg,
     fedgia,
     hyfdca,
+    intersection,
     messages,
     oracles,
     overhead,
@@ -44,6 +45,9 @@ COMPARISONS: dict[str, Callable[[bool], Iterable[Comparison]]] = {
     "fedgia": lambda quick: fedgia.compare(fedgia.QUICK if quick else fedgia.FULL),
     "encryption": lambda quick: [
         encryption.compare(encryption.QUICK if quick else encryption.FULL)
+    ],
+    "intersection": lambda quick: [
+        intersection.compare(intersection.QUICK if quick else intersection.FULL)
     ],
     "deployed": lambda quick: [
         deployed.compare(deployed.QUICK if quick else deployed.FULL)

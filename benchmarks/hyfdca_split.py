@@ -12,7 +12,7 @@ from typing import Any, cast
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-import clients.hyfdca.base
+import clients.hyfdca.consent
 import fedtrellis.wire.local_grid
 import strategies.hybrid
 from clients import HybridFedAvgClient, HyFDCAClient, HyFEMClient
@@ -81,8 +81,8 @@ def instrumented(clock: Clock) -> Iterator[None]:
     ]
     targets: list[tuple[Any, str, str]] = [
         *fits,
-        (clients.hyfdca.base, "encrypt_vector", "encrypt"),
-        (clients.hyfdca.base, "decrypt_vector", "decrypt"),
+        (clients.hyfdca.consent, "encrypt_vector", "encrypt"),
+        (clients.hyfdca.consent, "decrypt_vector", "decrypt"),
         (strategies.hybrid, "add_vectors", "add"),
         (fedtrellis.wire.local_grid, "encode_message", "messages"),
         (MixtureSteps, "_search", "search"),

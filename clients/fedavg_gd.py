@@ -9,10 +9,10 @@ import numpy as np
 from flwr.app import Context
 from numpy.typing import NDArray
 
-from fedtrellis.local_steps import ScheduledSteps, gradient_at
+from fedtrellis.local_steps import ScheduledSteps, check_steps, gradient_at
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.client import MethodClient, evaluate_objective
-from fedtrellis.wire.protocol import LARGEST, client_identity
+from fedtrellis.wire.protocol import client_identity
 
 __all__ = ["FedAvgGDClient"]
 
@@ -57,7 +57,7 @@ class FedAvgGDClient(MethodClient):
         Raises
         ------
         FloatingPointError
-            If the steps have carried x_i so far that its norm overflows.
+            If the steps have carried x_i away from all proportion to x.
         """
         layout = Layout.of(parameters)
         x = layout.point(parameters)
@@ -69,13 +69,7 @@ class FedAvgGDClient(MethodClient):
             for gamma in steps.sizes(config["server-round"]):
                 # x_i ← x_i − γ_k ∇f_i(x_i)
                 x_i -= gamma * gradient(x_i)
-                # beyond that the server would drop the answer, and not know why;
-                # NaN is no less either
-                if not float(np.vdot(x_i, x_i)) <= LARGEST**2:
-                    raise FloatingPointError(
-                        f"the local steps diverged: step-size = {steps.size} "
-                        "is too long"
-                    )
+                check_steps(x_i, x, config)
         return [x_i], 0, {}
 
     def evaluate(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from flwr.app import Context
 from numpy.typing import NDArray
 
-from fedtrellis.local_steps import gradient_at
+from fedtrellis.local_steps import check_steps, gradient_at
 from fedtrellis.wire.arrays import Layout
 from fedtrellis.wire.client import StatefulClient, evaluate_objective
 
@@ -37,7 +38,13 @@ class FedDRClient(StatefulClient):
     def fit(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
     ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
-        """The reflected point x̂_i."""
+        """The reflected point x̂_i.
+
+        Raises
+        ------
+        FloatingPointError
+            If the steps have carried it away from all proportion to x̄.
+        """
         layout = Layout.of(parameters)
         x_bar = layout.point(parameters)
         gradient = gradient_at(self.objective, layout, self.client_id, config)
@@ -45,12 +52,15 @@ class FedDRClient(StatefulClient):
         # y_i ← y_i + α (x̄ − x_i)
         x = self.state["x"]
         y = self.state["y"] + config["relaxation"] * (x_bar - x)
-        for _ in range(config["local-steps"]):
-            # x_i ← x_i − γ (∇f_i(x_i) + (x_i − y_i)/η)
-            x = x - gamma * (gradient(x) + (x - y) / eta)
+        with np.errstate(over="ignore", invalid="ignore"):
+            for _ in range(config["local-steps"]):
+                # x_i ← x_i − γ (∇f_i(x_i) + (x_i − y_i)/η)
+                x = x - gamma * (gradient(x) + (x - y) / eta)
+            # x̂_i = 2 x_i − y_i
+            reflection = 2.0 * x - y
+        check_steps(reflection, x_bar, config, "local-step-size")
         self.state["x"], self.state["y"] = x, y
-        # x̂_i = 2 x_i − y_i
-        return [2.0 * x - y], 0, {}
+        return [reflection], 0, {}
 
     def evaluate(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]

@@ -10,11 +10,11 @@ import numpy as np
 from flwr.app import Context
 from numpy.typing import NDArray
 
+from fedtrellis.local_steps import check_steps
 from fedtrellis.objectives.losses import make_loss
 from fedtrellis.random import generator
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.client import StatefulClient
-from fedtrellis.wire.protocol import LARGEST
 
 from ._split_data import check_split_data
 
@@ -116,7 +116,7 @@ class HybridFedAvgClient(StatefulClient):
         Raises
         ------
         FloatingPointError
-            If the steps have carried w_k so far that its norm overflows.
+            If the steps have carried w_k away from all proportion to w.
         """
         loss = make_loss(config["loss"], config["smoothing"])
         labelled = self._labelled()
@@ -143,13 +143,8 @@ class HybridFedAvgClient(StatefulClient):
                 if pull is not None:
                     # w_k ← (w_k + γ_t μ w̄) / (1 + γ_t μ)
                     w += closer * (pull - w)
-            # beyond that the server would drop the answer, and not know why; NaN is no
-            # less either
-            if not float(w @ w) <= LARGEST**2:
-                raise FloatingPointError(
-                    f"the local steps diverged: step-size = {config['step-size']} "
-                    "is too long"
-                )
+        # HyFEM's own model goes on from itself; the server looks at its proportion to w
+        check_steps(w, start if pull is None else pull, config)
         return w
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from flwr.app import Context
 from numpy.typing import NDArray
 
-from fedtrellis.local_steps import gradient_at
+from fedtrellis.local_steps import check_steps, gradient_at
 from fedtrellis.wire.arrays import Layout
 from fedtrellis.wire.client import MethodClient, evaluate_objective
 from fedtrellis.wire.protocol import client_identity
@@ -34,13 +35,22 @@ class ProjectedFedAvgClient(MethodClient):
     def fit(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
     ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
-        """The local model x_i after k steps."""
+        """The local model x_i after k steps.
+
+        Raises
+        ------
+        FloatingPointError
+            If the steps have carried x_i away from all proportion to x̄.
+        """
         layout = Layout.of(parameters)
-        x = layout.point(parameters).copy()
+        x_bar = layout.point(parameters)
+        x = x_bar.copy()
         gradient = gradient_at(self.objective, layout, self.client_id, config)
-        for _ in range(config["local-steps"]):
-            # x_i ← x_i − γ ∇f_i(x_i)
-            x -= config["local-step-size"] * gradient(x)
+        with np.errstate(over="ignore", invalid="ignore"):
+            for _ in range(config["local-steps"]):
+                # x_i ← x_i − γ ∇f_i(x_i)
+                x -= config["local-step-size"] * gradient(x)
+        check_steps(x, x_bar, config, "local-step-size")
         return [x], 0, {}
 
     def evaluate(

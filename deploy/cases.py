@@ -10,9 +10,19 @@ import sys
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from sklearn.datasets import load_breast_cancer
 
-__all__ = ["FAMILIES", "METHODS", "NODES", "Files", "write_data"]
+__all__ = [
+    "FAMILIES",
+    "METHODS",
+    "NODES",
+    "SECRET_DRAWS",
+    "Files",
+    "primal",
+    "write_data",
+]
 
 #: The nodes' names: their ``client-id``, and those of their keys and files.
 NODES = ("node-1", "node-2", "node-3", "node-4")
@@ -50,8 +60,23 @@ METHODS: dict[str, tuple[Files, str]] = {
     "hybrid-fedavg": ("blocks", _BLOCKS),
 }
 
+#: Methods whose clients draw from secrets of the run, so that no two runs are the same:
+#: their models are held against what the run says of them.
+SECRET_DRAWS = ("hyfdca",)
+
 #: One method of each family.
 FAMILIES = ("fedfw", "fedgia", "zeroth-order-rfl", "hyfdca")
+
+
+def primal(weights: NDArray[np.float64]) -> float:
+    """P(w) of the hinge loss on all ``blocks``, λ = 10⁻³, from the data itself.
+
+    Features stand in the order in which the nodes have them.
+    """
+    features, target = _scaled()
+    features = np.hstack([features[:, 0::2], features[:, 1::2]])
+    margins = np.where(target == 1, 1.0, -1.0) * (features @ weights)
+    return float(np.maximum(0.0, 1.0 - margins).mean() + 5e-4 * weights @ weights)
 
 
 def write_data(folder: Path) -> None:
@@ -62,15 +87,14 @@ def write_data(folder: Path) -> None:
     is by the means and deviations of all patients: nodes of several owners would have
     to agree on such numbers beforehand.
     """
-    data = load_breast_cancer()
-    features = (data.data - data.data.mean(axis=0)) / data.data.std(axis=0)
-    names = [str(name) for name in data.feature_names]
+    features, target = _scaled()
+    names = [str(name) for name in load_breast_cancer().feature_names]
     for index, node in enumerate(NODES):
         _write(
             folder / "rows" / f"{node}.csv",
             [*names, "label"],
             [
-                [*_texts(features[patient]), data.target[patient]]
+                [*_texts(features[patient]), target[patient]]
                 for patient in range(index, len(features), len(NODES))
             ],
         )
@@ -83,11 +107,16 @@ def write_data(folder: Path) -> None:
                 [
                     f"patient-{patient}",
                     *_texts(features[patient, half]),
-                    data.target[patient],
+                    target[patient],
                 ]
                 for patient in range(index % 2, len(features), 2)
             ],
         )
+
+
+def _scaled() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    data = load_breast_cancer()
+    return (data.data - data.data.mean(axis=0)) / data.data.std(axis=0), data.target
 
 
 def _texts(numbers: Any) -> list[str]:

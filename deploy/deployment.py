@@ -17,7 +17,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedtrellis.encryption import write_key_pair
+from fedtrellis.encryption.identity import write_identity
+from fedtrellis.encryption.roster import write_roster
 
 from .cases import NODES, Files, write_data
 
@@ -81,24 +82,30 @@ class Deployment:
         )
 
     def make_encryption_keys(self) -> None:
-        """Make HyFDCA's key pair: one half for every node, the other for the server."""
+        """Make an identity for each node, and the roster of all for HyFDCA."""
         secrets = self.folder / "secrets"
         secrets.mkdir(mode=0o700)
-        write_key_pair(secrets / "clients.key", secrets / "server.context")
+        made = {node: write_identity(secrets / f"{node}.key", node) for node in NODES}
+        publics = {node: identity.public for node, identity in made.items()}
+        write_roster(secrets / "roster.toml", publics)
 
     @property
     def authority(self) -> Path:
         """The certificate that everybody trusts."""
         return self.folder / "certificates" / "ca.crt"
 
-    def node_config(self, node: str, files: Files) -> dict[str, str]:
+    def node_config(self, node: str, files: Files) -> dict[str, str | int]:
         """Return what one node knows, and nobody else."""
-        config = {
+        config: dict[str, str | int] = {
             "client-id": node,
             "data": str(self.folder / "data" / files / f"{node}.csv"),
         }
         if files == "blocks":
-            config["key-file"] = str(self.folder / "secrets" / "clients.key")
+            secrets = self.folder / "secrets"
+            config["identity-file"] = str(secrets / f"{node}.key")
+            config["roster-file"] = str(secrets / "roster.toml")
+            # of four nodes two have each feature: their owners know and allow it
+            config["least"] = 2
         return config
 
     # -- starting
@@ -120,7 +127,9 @@ class Deployment:
         """Register the nodes' public keys; without that nobody gets in."""
         for node in NODES:
             key = self.folder / "keys" / f"{node}.pub"
-            text = self.flwr("supernode", "register", key, "trial", "--format", "json")
+            # a name binds what the node calls itself in a run to its key
+            command = ("supernode", "register", key, "trial", "--name", node)
+            text = self.flwr(*command, "--format", "json")
             self.node_ids.add(str(_json(text)["node-id"]))
 
     def start_nodes(self, files: Files) -> None:
@@ -133,7 +142,7 @@ class Deployment:
                 f"127.0.0.1:{self.port}",
                 self.authority,
                 self.folder / "keys" / node,
-                " ".join(f'{key}="{value}"' for key, value in config.items()),
+                " ".join(f"{key}={json.dumps(value)}" for key, value in config.items()),
                 "--port",
                 free_port(),
             )

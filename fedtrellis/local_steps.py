@@ -7,14 +7,18 @@ from dataclasses import dataclass
 from math import ceil, inf, log2, sqrt
 from typing import Any
 
+import numpy as np
+
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, check_choice
 from fedtrellis.wire.arrays import FloatArray, Layout
+from fedtrellis.wire.protocol import ANSWER_BOUND
 
 __all__ = [
     "STEP_SCHEDULES",
     "LocalSteps",
     "ScheduledSteps",
+    "check_steps",
     "gradient_at",
     "step_size_at",
 ]
@@ -144,6 +148,43 @@ class ScheduledSteps:
             size=config["step-size"],
             schedule=config["step-schedule"],
             batch_fraction=config.get("batch-fraction", 1.0),
+        )
+
+
+def check_steps(
+    point: FloatArray,
+    start: FloatArray,
+    config: Mapping[str, Any],
+    key: str = "step-size",
+) -> None:
+    """Say so where local steps have carried a point away from all proportion.
+
+    The server would refuse it, and not know why.
+
+    Parameters
+    ----------
+    point, start : ndarray of float64, of one shape
+        Where the steps are, and where they began. What overflows on the way is
+        reported once, by the error.
+    config : mapping
+        What the server sent.
+    key : str
+        Under which it has the size of the steps, for the message.
+
+    Raises
+    ------
+    FloatingPointError
+        They have diverged.
+    """
+    bound = float(config.get("answer-bound", ANSWER_BOUND))
+    with np.errstate(over="ignore", invalid="ignore"):
+        # ‖x_i‖ ≤ b · max(1, ‖x‖);  NaN is no less either
+        far = not float(np.vdot(point, point)) <= bound**2 * max(
+            1.0, float(np.vdot(start, start))
+        )
+    if far:
+        raise FloatingPointError(
+            f"the local steps diverged: {key} = {config[key]} is too long"
         )
 
 

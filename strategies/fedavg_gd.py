@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from fedtrellis.local_steps import STEP_SCHEDULES, ScheduledSteps
 from fedtrellis.server.answers import Answer
+from fedtrellis.server.robust import RULES
 from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import setting
 from fedtrellis.wire.arrays import FloatArray, Layout
-
-from .projected_fedavg import one_point
 
 __all__ = ["FedAvgGD"]
 
@@ -49,6 +46,7 @@ class FedAvgGD(RoundStrategy):
     name = "fedavg-gd"
     about = "FedAvg with full local gradients, without a constraint"
     space = "whole"
+    rules = RULES
 
     stateful = False
     keep_model = False
@@ -99,10 +97,11 @@ class FedAvgGD(RoundStrategy):
 
     def check(self, answer: Answer) -> FloatArray:
         """The local model x_i."""
-        return one_point(answer, self.broadcast.layout.point_shape)
+        return self.take_point(answer)
 
     def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
         """Average the local models of those who answered."""
         # x ← (1/|S|) Σ over S of x_i
-        self.broadcast.replace(np.mean(list(answers.values()), axis=0))
+        x = self.average(list(answers.values()), self.broadcast.model)
+        self.broadcast.replace(x)
         return {}

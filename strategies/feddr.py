@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 from fedtrellis.domains import Domain
 from fedtrellis.local_steps import LocalSteps
 from fedtrellis.server.answers import Answer
+from fedtrellis.server.robust import RULES
 from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import given, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
-
-from .projected_fedavg import one_point
 
 __all__ = ["FedDR"]
 
@@ -44,6 +43,7 @@ class FedDR(RoundStrategy):
     name = "feddr"
     about = "federated Douglas-Rachford splitting"
     space = "domain"
+    rules, least_answers = RULES, 1
 
     keep_model = False
 
@@ -100,13 +100,14 @@ class FedDR(RoundStrategy):
 
     def check(self, answer: Answer) -> FloatArray:
         """The reflected point x̂_i."""
-        return one_point(answer, self.broadcast.layout.point_shape)
+        return self.take_point(answer)
 
     def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
         """Project the mean of all clients' last x̂_i."""
         self._reflections.update(answers)
         # x̃ = (1/n) Σ x̂_i;  x̄ = P_D(x̃); in the clients' order, whoever answered
-        mean = np.mean([self._reflections[name] for name in self.clients], axis=0)
+        points = [self._reflections[name] for name in self.clients]
+        mean = self.average(points, self.broadcast.model)
         self.broadcast.replace(self.domain.project(mean))
         return {}
 

@@ -13,14 +13,17 @@ from numpy.typing import NDArray
 from fedtrellis.admm.shifted_systems import HESSIANS
 from fedtrellis.random import generator
 from fedtrellis.server.answers import Answer
+from fedtrellis.server.robust import RULES
 from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import SettingsError, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.flower_internals import log
 
-from .projected_fedavg import one_point
-
 __all__ = ["FedGiA"]
+
+# With a robust average r is at most this times the median of the r_i: f is no more
+# curved than their mean, and one that is far beyond the others is clipped anyway.
+_MOST_CURVED = 2.0
 
 
 class FedGiA(RoundStrategy):
@@ -56,6 +59,7 @@ class FedGiA(RoundStrategy):
     name = "fedgia"
     about = "inexact ADMM and gradient descent, without a constraint"
     space = "whole"
+    rules, least_answers = RULES, 1
 
     keep_model = False
     # a multiplier from an older round would be worse than none
@@ -65,7 +69,8 @@ class FedGiA(RoundStrategy):
     sigma: float | None = setting(
         None,
         "penalty; auto: t·r/m, with r the largest of the clients' Lipschitz constants "
-        "r_i of ∇f_i, which they are asked for before round 1",
+        "r_i of ∇f_i, which they are asked for before round 1; with a robust average "
+        "at most twice their median",
         symbol="σ",
         above=0.0,
     )
@@ -140,6 +145,9 @@ class FedGiA(RoundStrategy):
                 )
             bounds[name] = bound
         r = max(bounds.values())
+        if self.robust != "none":
+            # one client alone cannot have any σ
+            r = min(r, _MOST_CURVED * float(np.median(list(bounds.values()))))
         sigma = self.sigma_scale * r / self.num_clients
         log(INFO, "sigma σ = %.6g, from r = %.6g", sigma, r)
         return sigma
@@ -166,7 +174,7 @@ class FedGiA(RoundStrategy):
 
     def check(self, answer: Answer) -> FloatArray:
         """z_i."""
-        return one_point(answer, self.broadcast.layout.point_shape)
+        return self.take_point(answer)
 
     def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
         """Average all clients' last z_i."""
@@ -175,7 +183,7 @@ class FedGiA(RoundStrategy):
             self._changes[i] = float(((z - self._z[i]) ** 2).sum())
             self._z[i] = z
         # x ← (1/m) Σ z_i
-        self.broadcast.replace(self._z.mean(axis=0))
+        self.broadcast.replace(self.average(self._z, self.broadcast.model))
         residual = self.residual()
         return {"stop-residual": residual} if isfinite(residual) else {}
 

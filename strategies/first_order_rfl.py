@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 
 from fedtrellis.manifolds import Manifold
 from fedtrellis.server.answers import Answer
+from fedtrellis.server.robust import RULES
 from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import given, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
-
-from .projected_fedavg import one_point
 
 __all__ = ["FirstOrderRFL"]
 
@@ -56,6 +55,7 @@ class FirstOrderRFL(RoundStrategy):
     name = "first-order-rfl"
     about = "Riemannian federated learning with projections"
     space = "manifold"
+    rules = RULES
 
     keep_model = False
     # c_i is sent whole; what an older round left would be taken for newer
@@ -145,27 +145,18 @@ class FirstOrderRFL(RoundStrategy):
 
     def check(self, answer: Answer) -> Any:
         """ẑ_i."""
-        return one_point(answer, self.broadcast.layout.point_shape)
-
-    def local_point(self, server_round: int, client: str, checked: Any) -> FloatArray:
-        """ẑ_i out of a checked answer."""
-        point: FloatArray = checked
-        return point
+        return self.take_point(answer)
 
     def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
         """Step from P_M(x^k) towards the mean of the ẑ_i, and replay every c_i."""
         z, scale = self._z, self.step_size * self.local_steps
         self._averaged = len(answers)
-        points = {
-            name: self.local_point(server_round, name, checked)
-            for name, checked in answers.items()
-        }
         # x^{k+1} = P_M(x^k) + η_g (mean of ẑ_i − P_M(x^k))
-        mean = np.mean(list(points.values()), axis=0)
+        mean = self.average(list(answers.values()), z)
         x = z + self.settled_server_step_size * (mean - z)
         if self.correction:
             direction = (z - x) / self.total_step
-            for name, point in points.items():
+            for name, point in answers.items():
                 # ẑ_i = z − η τ (mean of G + c_i)
                 estimate = (z - point) / scale - self._corrections[name]
                 # c_i ← (P_M(x^k) − x^{k+1}) / (η_g η τ) − mean of G

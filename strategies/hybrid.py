@@ -20,7 +20,7 @@ from fedtrellis.wire.arrays import FloatArray, Layout, array_record, encode, fil
 from fedtrellis.wire.protocol import identity_order
 from fedtrellis.wire.sparse import sparse_or_dense
 
-__all__ = ["ROWS", "HybridStrategy", "add_shares"]
+__all__ = ["ROWS", "HybridStrategy", "add_shares", "refusal"]
 
 #: Under this name a request's entries carry the weights to send: an array of shape
 #: (r, p_k), r versions of the client's own features' weights.
@@ -132,6 +132,7 @@ class HybridStrategy(LoopStrategy):
         clients: Sequence[str],
         take: Callable[[Answer], None],
         timeout: float,
+        attempts: int | None = None,
     ) -> set[str]:
         """One wave, and again for those whose answer could not be had.
 
@@ -142,19 +143,33 @@ class HybridStrategy(LoopStrategy):
         clients : sequence of str
         take : callable
             Uses an answer, or raises ValueError with the reason to drop it.
+        attempts : int, optional
+            Waves at most; by default one more than ``retries``.
 
         Returns
         -------
         set of str
             The clients whose answers were taken.
+
+        Raises
+        ------
+        SettingsError
+            A client refuses to go on.
         """
         taken: set[str] = set()
-        for _ in range(1 + self.retries):
+        rejected = conversation.traffic.rejected
+        for _ in range(1 + self.retries if attempts is None else attempts):
             missing = [name for name in clients if name not in taken]
             if not missing:
                 break
             wave = {name: entries(name) for name in missing}
-            for answer in conversation.ask(server_round, kind, wave, timeout):
+            before = len(rejected)
+            answers = conversation.ask(server_round, kind, wave, timeout)
+            for name, reason in rejected[before:]:
+                why = refusal(reason, "Settings")
+                if why:
+                    raise SettingsError(_said_by(name, why))
+            for answer in answers:
                 try:
                     take(answer)
                 except ValueError as error:
@@ -187,9 +202,9 @@ class HybridStrategy(LoopStrategy):
             wave = {name: entries(name) for name in waiting}
             answers = conversation.ask(0, kind, wave, timeout)
             for name, reason in conversation.traffic.rejected[before:]:
-                refused = _refusal(reason)
+                refused = refusal(reason)
                 if refused:
-                    raise SettingsError(f"client {name}: {refused}")
+                    raise SettingsError(_said_by(name, refused))
             for answer in answers:
                 try:
                     take(answer)
@@ -229,7 +244,7 @@ class HybridStrategy(LoopStrategy):
         self,
         conversation: Conversation,
         timeout: float,
-        entries: Mapping[str, Any],
+        entries: Callable[[str], Mapping[str, Any]],
         parts: int = 1,
     ) -> dict[str, list[NDArray[Any]]]:
         """Learn who holds what; returns the rest of each client's answer.
@@ -255,9 +270,7 @@ class HybridStrategy(LoopStrategy):
             features[answer.client] = text.split("\n") if text else []
             rest[answer.client] = others
 
-        self.ask_everyone(
-            conversation, "train.align", lambda name: entries, take, timeout
-        )
+        self.ask_everyone(conversation, "train.align", entries, take, timeout)
         in_order = {name: hashes[name] for name in self.clients}
         try:
             self._alignment = align(
@@ -307,11 +320,23 @@ def add_shares(
 # Ray quotes the end of a traceback, "SettingsError: why"; a deployed SuperNode says
 # "<class 'fedtrellis.settings.SettingsError'>:<'why'>".
 _REFUSAL = re.compile(
-    r"(?:Alignment|Encryption|Label|Settings)Error(?:: |'>:<')(?P<why>[^\n]*)"
+    r"(?P<kind>Alignment|Encryption|Refused|Label|Settings)Error"
+    r"(?:: |'>:<')(?P<why>[^\n]*)"
 )
 
 
-def _refusal(reason: str) -> str:
-    """The message of a client's refusal in an error's reason; empty if it is none."""
+def _said_by(name: str, why: str) -> str:
+    """A refusal with the name of the client, once."""
+    who = f"client {name}"
+    return why if why.startswith(who) else f"{who}: {why}"
+
+
+def refusal(reason: str, kind: str = "") -> str:
+    """The message of a client's refusal in an error's reason; empty if it is none.
+
+    ``kind``, where it is given, is the error's name without ``Error``.
+    """
     found = list(_REFUSAL.finditer(reason))
-    return found[-1]["why"].strip().removesuffix("'>") if found else ""
+    if not found or kind not in ("", found[-1]["kind"]):
+        return ""
+    return found[-1]["why"].strip().removesuffix("'>")

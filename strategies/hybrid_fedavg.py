@@ -13,13 +13,13 @@ from fedtrellis.dual.alignment import Alignment
 from fedtrellis.objectives.losses import LOSSES
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.conversation import Conversation
+from fedtrellis.server.robust import BY_COORDINATE, LEAST
 from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import SettingsError, given, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.flower_internals import log
 
 from .hybrid import ROWS, HybridStrategy
-from .projected_fedavg import one_point
 
 __all__ = ["HybridFedAvg"]
 
@@ -63,6 +63,9 @@ class HybridFedAvg(HybridStrategy, RoundStrategy):
 
     name = "hybrid-fedavg"
     about = "FedAvg of each node's own features, a baseline of hyfdca"
+    rules = ("none", *BY_COORDINATE)
+    # a feature of too few answers keeps its weight
+    least_answers = 1
 
     stateful = False
     match_samples = False
@@ -115,11 +118,17 @@ class HybridFedAvg(HybridStrategy, RoundStrategy):
         if self._alignment is not None:
             return  # a run that goes on
         entries = {"loss": self.loss, "smoothing": self.smoothing}
-        rest = self.align_clients(conversation, timeout, entries)
+        rest = self.align_clients(conversation, timeout, lambda name: entries)
         self._labelled = {name for name in self.clients if rest[name][0].any()}
         if not self._labelled:
             raise SettingsError("no client has a label to learn from")
-        unlearnt = int((self._holders() == 0).sum())
+        holders = self._holders()
+        if self.robust != "none" and (few := (holders > 0) & (holders < LEAST)).any():
+            raise SettingsError(
+                f"robust = {self.robust!r} needs at least {LEAST} clients with labels "
+                f"for each feature; {int(few.sum())} of {few.size} have fewer"
+            )
+        unlearnt = int((holders == 0).sum())
         if unlearnt:
             log(
                 WARNING,
@@ -163,7 +172,8 @@ class HybridFedAvg(HybridStrategy, RoundStrategy):
 
     def check(self, answer: Answer) -> FloatArray:
         """The local model w_k."""
-        return one_point(answer, self.alignment.columns[answer.client].shape)
+        columns = self.alignment.columns[answer.client]
+        return self.take_point(answer, self.broadcast.model[columns])
 
     def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
         """Average the local models at each feature."""
@@ -171,8 +181,18 @@ class HybridFedAvg(HybridStrategy, RoundStrategy):
         return {}
 
     def _matched(self, local: Mapping[str, FloatArray]) -> FloatArray:
-        """The mean of some local models at each feature; w where none has it."""
+        """The average of some local models at each feature; w where none has it."""
         w = self.broadcast.model
+        if self.robust != "none":
+            names = [name for name in self.clients if name in local]
+            points, held = (
+                np.zeros((len(names), w.size)),
+                np.zeros((len(names), w.size)),
+            )
+            for row, name in enumerate(names):
+                columns = self.alignment.columns[name]
+                points[row, columns], held[row, columns] = local[name], 1.0
+            return self.average.of_held(points, held > 0.0, w)
         sums, counts = np.zeros_like(w), np.zeros_like(w)
         for name in self.clients:  # in their order, whoever answered first
             if name in local:

@@ -4,29 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from fedtrellis.domains import Domain
 from fedtrellis.local_steps import LocalSteps
 from fedtrellis.server.answers import Answer
+from fedtrellis.server.robust import RULES
 from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import given, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
 
-__all__ = ["ProjectedFedAvg", "one_point"]
-
-
-def one_point(answer: Answer, shape: tuple[int, ...]) -> FloatArray:
-    """The single dense array of an answer; ValueError if it is anything else."""
-    if len(answer.arrays) != 1:
-        raise ValueError(f"the answer has {len(answer.arrays)} arrays instead of 1")
-    array = answer.arrays[0]
-    if array.shape != shape or array.dtype != np.float64:
-        raise ValueError(
-            f"the answer has shape {array.shape} and dtype {array.dtype}, "
-            f"expected {shape} and float64"
-        )
-    return array
+__all__ = ["ProjectedFedAvg"]
 
 
 class ProjectedFedAvg(RoundStrategy):
@@ -49,6 +35,7 @@ class ProjectedFedAvg(RoundStrategy):
     name = "projected-fedavg"
     about = "FedAvg with a projection after the average"
     space = "domain"
+    rules = RULES
 
     stateful = False
     keep_model = False
@@ -83,10 +70,10 @@ class ProjectedFedAvg(RoundStrategy):
 
     def check(self, answer: Answer) -> FloatArray:
         """The local model x_i."""
-        return one_point(answer, self.broadcast.layout.point_shape)
+        return self.take_point(answer)
 
     def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
         """Average and project."""
-        mean = np.mean(list(answers.values()), axis=0)
+        mean = self.average(list(answers.values()), self.broadcast.model)
         self.broadcast.replace(self.domain.project(mean))
         return {}

@@ -15,7 +15,6 @@ from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.zeroth_order import combine
 
 from .first_order_rfl import FirstOrderRFL
-from .projected_fedavg import one_point
 
 __all__ = ["UPLOADS", "ZerothOrderRFL"]
 
@@ -24,9 +23,9 @@ UPLOADS = ("auto", "scalars", "dense")
 
 @dataclass(frozen=True)
 class _Answer:
-    """ẑ_i, or the scalars that it is made of; and how many values were dropped."""
+    """ẑ_i, and how many values were dropped."""
 
-    array: FloatArray
+    point: FloatArray
     dropped: int
 
 
@@ -99,13 +98,12 @@ class ZerothOrderRFL(FirstOrderRFL):
         return entries
 
     def check(self, answer: Answer) -> _Answer:
-        """The scalars, or ẑ_i."""
+        """ẑ_i, replayed from the scalars if that is what was sent."""
         dropped = answer.metrics.get("dropped", 0)
         if not isinstance(dropped, int) or dropped < 0:
             raise ValueError(f"the answer has dropped {dropped!r}")
         if not self.sends_scalars:
-            point = one_point(answer, self.broadcast.layout.point_shape)
-            return _Answer(point, dropped)
+            return _Answer(self.take_point(answer), dropped)
         scalars = answer.numbers
         count = self.local_steps * self.samples
         if answer.arrays or scalars.shape != (count,):
@@ -113,26 +111,26 @@ class ZerothOrderRFL(FirstOrderRFL):
                 f"the answer has {scalars.size} scalars and {len(answer.arrays)} "
                 f"arrays, expected {count} and none"
             )
-        return _Answer(scalars.reshape(self.local_steps, self.samples), dropped)
+        point = self._replayed(scalars, answer.client, answer.server_round)
+        self.check_proportion(point, self.broadcast.model)
+        return _Answer(point, dropped)
 
-    def local_point(
-        self, server_round: int, client: str, checked: _Answer
+    def _replayed(
+        self, scalars: FloatArray, client: str, server_round: int
     ) -> FloatArray:
-        """ẑ_i, replayed from the scalars if that is what was sent."""
-        if not self.sends_scalars:
-            return checked.array
         rng = generator(self.seed, "directions", client, server_round)
         total = np.zeros(self._z.shape)
-        for scalars in checked.array:
+        for of_step in scalars.reshape(self.local_steps, self.samples):
             # G_t = (p·r/m) Σ_j s_tj u_tj, with the client's own directions
-            total += combine(scalars, rng, self._z.shape)
+            total += combine(of_step, rng, self._z.shape)
         # ẑ = z − η Σ_t (G_t + c_i)
         total += self.local_steps * self._corrections[client]
         return self._z - self.step_size * total
 
     def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
         """As :class:`FirstOrderRFL` does; and count."""
-        metrics = super().aggregate(server_round, answers)
+        points = {name: answer.point for name, answer in answers.items()}
+        metrics = super().aggregate(server_round, points)
         a_step = self.samples + 1 if self.shared_samples else 2 * self.samples
         metrics["evaluations"] = len(answers) * self.local_steps * a_step
         dropped = sum(answer.dropped for answer in answers.values())

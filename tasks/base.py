@@ -261,7 +261,8 @@ class Task(ABC):
     def method_options(self) -> dict[str, Any]:
         """Return what a strategy has to know of the task, by its fields' names.
 
-        Nothing, but for tasks whose samples and features are split.
+        Nothing, but for tasks whose samples and features are split, or whose data lies
+        on the nodes.
         """
         return {}
 

@@ -1,39 +1,46 @@
-"""What all phases of a client of HyFDCA need: its key, its groups, its draws."""
+"""A client of HyFDCA: its data, its keys, its node's rules and its ledger."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
-from functools import lru_cache
-from math import ceil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from flwr.app import Context
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from fedtrellis.dual.held_groups import HeldGroup
 from fedtrellis.encryption import (
     Cipher,
     EncryptionError,
-    decrypt_vector,
-    encrypt_vector,
     load_key,
+    run_ledgers,
     shared_run_key,
 )
+from fedtrellis.encryption.identity import Identity, load_identity
+from fedtrellis.encryption.ledger import Ledger
+from fedtrellis.encryption.roster import Roster, load_roster
 from fedtrellis.objectives.losses import Loss, make_loss
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.client import StatefulClient
-from fedtrellis.wire.protocol import RestoreNeededError
+
+from .rules import NodeRules
+from .secrets import Secrets
 
 __all__ = [
+    "HOLDING",
+    "Config",
     "Fit",
     "IntArray",
     "NewSamples",
     "SplitClient",
     "as_arrays",
+    "for_good",
     "keyed_hashes",
     "loss_of",
 ]
@@ -41,20 +48,10 @@ __all__ = [
 IntArray = NDArray[np.int64]
 #: What a phase returns.
 Fit = tuple[list[NDArray[Any]], int, dict[str, Any]]
+Config = Mapping[str, Any]
 
-# Entries of a request that list groups of this client's samples.
-_GROUPS = (
-    "groups",
-    "products",
-    "backup",
-    "propose",
-    "local",
-    "report",
-    "dual",
-    "moved",
-    "renew",
-    "tag-groups",
-)
+#: The client's samples and new samples, group by group, as its state has them.
+HOLDING = ("rows", "groups", "sizes", "new-rows", "new-groups", "new-sizes")
 
 
 class NewSamples(NamedTuple):
@@ -80,6 +77,9 @@ class SplitClient(StatefulClient):
     Parameters are those of ``HyFDCAClient``.
     """
 
+    #: A server may give these back to a client that lost them, and nothing else.
+    restorable: ClassVar[frozenset[str]] = frozenset((*HOLDING, "agreement"))
+
     def __init__(
         self,
         context: Context,
@@ -91,6 +91,11 @@ class SplitClient(StatefulClient):
         key: Cipher | str | Path | None = None,
         new_samples: NewSamples | None = None,
         on_scores: Callable[[Sequence[str], FloatArray], None] | None = None,
+        *,
+        identity: Identity | str | Path | None = None,
+        roster: Roster | str | Path | None = None,
+        ledger: str | Path | None = None,
+        rules: NodeRules | None = None,
     ) -> None:
         super().__init__(context)
         self.features = features
@@ -98,105 +103,109 @@ class SplitClient(StatefulClient):
         self.sample_ids = sample_ids
         self.labels = labels
         self.loss = loss
-        self.key = key
+        node = context.node_config
+        self.key = key or node.get("key-file")
+        self.identity = identity or node.get("identity-file")
+        self.roster = roster or node.get("roster-file")
+        self.ledger_folder = ledger or node.get("ledger")
         self.new_samples = new_samples
         self.on_scores = on_scores
+        self._rules = rules
         self._groups: tuple[Any, dict[int, HeldGroup]] | None = None  # and the state
+        self._ledger: Ledger | None = None
+        self._secrets: Secrets | None = None
+        if bool(self.identity) != bool(self.roster):
+            raise SettingsError(
+                f"client {self.client_id}: identity-file and roster-file belong "
+                "together; give both, or a key-file instead"
+            )
+        if self.identity and self.key:
+            raise SettingsError(
+                f"client {self.client_id} has a key-file and an identity-file; give "
+                "one of them"
+            )
 
-    def _cipher(self, config: dict[str, Any]) -> Cipher:
-        """The client's key, if it is the run's (once the server knows which)."""
+    # ------------------------------------------------------------------ keys and rules
+
+    @property
+    def announcement(self) -> Mapping[str, Any]:  # type: ignore[override]
+        """Before round 1 the server hears of its kind of key, and whether of noise."""
+        noisy = self._rules_of({}).noise > 0.0
+        return {"key-kind": self.key_kind, "noisy": noisy}
+
+    @property
+    def key_kind(self) -> str:
+        """``roster``, ``key`` or, where the clients make a key for the run, ``run``."""
+        return "roster" if self.identity else "key" if self.key else "run"
+
+    @cached_property
+    def _identity(self) -> Identity:
+        found = self.identity
+        with for_good():
+            identity = (
+                found if isinstance(found, Identity) else _load_identity(str(found))
+            )
+        if identity.name != self.client_id:
+            raise SettingsError(
+                f"client {self.client_id} has the identity of {identity.name!r}"
+            )
+        with for_good():
+            self._roster.check(identity)
+        return identity
+
+    @cached_property
+    def _roster(self) -> Roster:
+        found = self.roster
+        with for_good():
+            return found if isinstance(found, Roster) else _load_roster(str(found))
+
+    def _common_key(self, config: Config) -> Cipher:
+        """The key that all clients have, if it is the run's."""
         expected = config.get("key")
-        cipher = self._own_cipher(config, expected)
+        if isinstance(self.key, Cipher):
+            cipher = self.key
+        elif self.key:
+            with for_good():
+                cipher = _load_key(str(self.key))
+        elif config.get("own-key"):
+            raise SettingsError(
+                f"client {self.client_id} has no key: start the node with "
+                "--node-config 'key-file=\"PATH\"', a key made by fedtrellis-keys"
+            )
+        else:
+            with for_good():
+                cipher = shared_run_key(
+                    config["session"], config["encryption"], make=expected is None
+                )
         if expected not in (None, cipher.fingerprint):
-            raise EncryptionError(
+            raise SettingsError(
                 f"this client's key has fingerprint {cipher.fingerprint}, that of the "
                 f"run has {expected}"
             )
         return cipher
 
-    def _own_cipher(self, config: dict[str, Any], expected: str | None) -> Cipher:
-        if isinstance(self.key, Cipher):
-            return self.key
-        path = self.key or self.context.node_config.get("key-file")
-        if path:
-            return _load_key(str(path))
-        if config.get("own-key"):
-            raise SettingsError(
-                f"client {self.client_id} has no key: start the node with "
-                "--node-config 'key-file=\"PATH\"', a key made by fedtrellis-keys"
-            )
-        return shared_run_key(
-            config["session"], config["encryption"], make=expected is None
-        )
+    def _rules_of(self, config: Config) -> NodeRules:
+        """The node's rules; in a simulation the run's wishes, too."""
+        if self._rules is not None:
+            return self._rules
+        wishes = config if self.key_kind == "run" else {}
+        known = {k: wishes[k] for k in ("least", "exposed", "noise") if k in wishes}
+        return NodeRules.of({**known, **self.context.node_config})
 
-    def _encrypt(
-        self,
-        config: dict[str, Any],
-        what: tuple[str, int, int],
-        values: ArrayLike,
-        terms: int,
-    ) -> list[bytes]:
-        """Numbers for the server to add to so many others; ``what`` is its label's."""
-        cipher, label = self._cipher(config), self._label(config, *what)
-        return encrypt_vector(cipher, values, label, terms)
-
-    def _decrypt(
-        self,
-        config: dict[str, Any],
-        key: str,
-        what: tuple[str, int, int],
-        count: int,
-        terms: int | None = None,
-    ) -> FloatArray:
-        """The numbers that an entry of the request has, if it is what it should be."""
-        cipher, label = self._cipher(config), self._label(config, *what)
-        return decrypt_vector(cipher, config[key], label, count, terms)
-
-    def _held(self, holders: Sequence[int] | None = None) -> dict[int, HeldGroup]:
-        """The client's groups, in the order of the state's vectors.
-
-        ``holders`` says how many clients hold each, as long as the state does not.
-        """
-        if self._groups is None or self._groups[0] is not self.state:
-            known = self.state["holders"] if holders is None else holders
-            n = self.features.shape[0]
-            groups = HeldGroup.unpack(self.state, known, n)
-            self._groups = self.state, {held.group: held for held in groups}
-        return self._groups[1]
-
-    def _check_groups(self, config: dict[str, Any]) -> None:
-        """Raise ValueError if the server asks for samples that this client has not."""
-        if "groups" not in self.state:
-            raise RestoreNeededError("this client has no alignment")
-        own = set(self.state["groups"].astype(int).tolist())
-        for key in _GROUPS:
-            strange = [g for g in config.get(key, []) if g not in own]
-            if strange:
-                raise ValueError(f"{key} names group {strange[0]!r}, not held here")
-
-    def _label(
-        self, config: dict[str, Any], what: str, group: int, version: int
-    ) -> str:
-        """What a ciphertext is; of another run, group or iteration it is another."""
-        return f"{config['session']}/{what}/{group}/{version}"
-
-    def _rng(self, config: dict[str, Any], purpose: str) -> np.random.Generator:
-        """Random numbers that all clients of the run can draw, and the server not."""
-        data = f"{config['session']}/{purpose}".encode()
-        digest = self._cipher(config).mac("draw", data)
-        words = np.frombuffer(digest, dtype="<u4").tolist()
-        return np.random.Generator(np.random.PCG64(np.random.SeedSequence(words)))
-
-    def _drawn(
-        self, config: dict[str, Any], held: HeldGroup, version: int
-    ) -> IntArray | None:
-        """The samples of a group that move in this step; None: all."""
-        fraction = config["local-fraction"]
-        if fraction == 1.0:
-            return None
-        count = max(1, ceil(fraction * held.size - 1e-9))
-        rng = self._rng(config, f"draw/{held.group}/{version}")
-        return np.sort(rng.choice(held.size, size=count, replace=False))
+    def _open_ledger(self, config: Config) -> Ledger:
+        """What this node remembers of the run."""
+        if self._ledger is None:
+            folder = self.ledger_folder
+            named = self.identity if self.identity else self.key
+            if not folder and isinstance(named, str | Path):
+                folder = Path(named).expanduser().with_suffix(".ledger")
+            durable = self.key_kind != "run"
+            where = folder or run_ledgers(config["session"])
+            with for_good():
+                self._ledger = Ledger.open(
+                    str(where), config["session"], self.client_id, durable
+                )
+        return self._ledger
 
 
 @lru_cache(maxsize=4)
@@ -204,23 +213,33 @@ def _load_key(path: str) -> Cipher:
     return load_key(path)
 
 
+@lru_cache(maxsize=4)
+def _load_identity(path: str) -> Identity:
+    return load_identity(path)
+
+
+@lru_cache(maxsize=4)
+def _load_roster(path: str) -> Roster:
+    return load_roster(path)
+
+
 @lru_cache(maxsize=8)
 def _make_loss(name: str, smoothing: float) -> Loss:
     return make_loss(name, smoothing=smoothing)
 
 
-def loss_of(config: dict[str, Any]) -> Loss:
-    """The loss that the server names."""
+def loss_of(config: Config) -> Loss:
+    """The loss of the run."""
     return _make_loss(config["loss"], config["smoothing"])
 
 
 def keyed_hashes(
     cipher: Cipher, purpose: str, names: Sequence[str], length: int
 ) -> bytes:
-    """HMAC-SHA256 of each name under the clients' key, cut to ``length`` bytes."""
+    """HMAC-SHA256 of each name under a key of clients, cut to ``length`` bytes."""
     import hmac
 
-    key = cipher.mac("alignment", purpose.encode())
+    key = cipher.derive("alignment", purpose)
     return b"".join(
         hmac.digest(key, str(name).encode(), hashlib.sha256)[:length] for name in names
     )
@@ -229,3 +248,12 @@ def keyed_hashes(
 def as_arrays(blobs: Sequence[bytes]) -> list[NDArray[Any]]:
     """Ciphertexts, as ``fit`` returns them."""
     return [np.frombuffer(blob, dtype=np.uint8) for blob in blobs]
+
+
+@contextmanager
+def for_good() -> Iterator[None]:
+    """Say of what is wrong with a node's files that asking again is no use."""
+    try:
+        yield
+    except EncryptionError as error:
+        raise SettingsError(str(error)) from error

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from .base import Fit
 from .new_samples import Scoring
 from .proposals import Proposals
+from .rules import NodeRules
 from .updates import Updates
 
 __all__ = ["HyFDCAClient"]
@@ -20,8 +21,10 @@ class HyFDCAClient(Proposals, Updates, Scoring):
     Parameters
     ----------
     context : Context
-        What ``client_fn`` was given. Node config: ``key-file="PATH"`` names the
-        clients' key (``fedtrellis-keys``), if ``key`` is not given.
+        What ``client_fn`` was given. Its node config may name, as PATHs, what is not
+        given here: ``key-file``, or ``identity-file`` and ``roster-file``
+        (``fedtrellis-keys``), and ``ledger``; and it may have the node's rules, those
+        of :class:`~clients.hyfdca.rules.NodeRules`.
     features : ndarray or scipy sparse array of shape (n_k, p_k)
         x_{k,i}: what this client knows of its samples. Load or make it behind a
         module-level ``functools.lru_cache``.
@@ -35,7 +38,7 @@ class HyFDCAClient(Proposals, Updates, Scoring):
     loss : str, optional
         The loss that this client agrees to; by default the server's.
     key : Cipher or path, optional
-        The clients' shared key. Without one, and without a key file, the clients of
+        A key that all clients have. Without it and without an identity the clients of
         one machine make a key for the run: for simulations.
     new_samples : NewSamples, optional
         Samples to score with the model (``client_evaluate_every`` of the strategy, or
@@ -43,6 +46,15 @@ class HyFDCAClient(Proposals, Updates, Scoring):
     on_scores : callable, optional
         Given the new samples' ids and their scores xᵀw, NaN where another holder did
         not take part.
+    identity : Identity or path, optional
+        This client's own, of the name that it has in the run; instead of ``key``.
+    roster : Roster or path, optional
+        Everybody's public keys; with ``identity``.
+    ledger : path, optional
+        The private folder in which this client remembers what it has agreed to and
+        answered; by default beside its key.
+    rules : NodeRules, optional
+        Instead of those of the node config.
 
     Notes
     -----
@@ -51,6 +63,9 @@ class HyFDCAClient(Proposals, Updates, Scoring):
     remembers, ``points/g`` of shape (c, n_g), the last being α, their ``ids/g`` and
     ``step/g``. With the paper's steps ``alpha``.
     """
+
+    #: What a node's owner may set in the node config.
+    Rules = NodeRules
 
     def fit(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> Fit:
         """Not one of HyFDCA's phases."""

@@ -2,44 +2,38 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtrellis.dual.alignment import HASH_BYTES
+from fedtrellis.wire.arrays import FloatArray
 
-from .base import Fit, SplitClient, as_arrays, keyed_hashes, loss_of
+from .base import Config, Fit, as_arrays, loss_of
+from .preparation import Preparation
 
 __all__ = ["Scoring"]
 
 
-class Scoring(SplitClient):
+class Scoring(Preparation):
     """Inner products of new samples, and what the sums say."""
-
-    def fit_new_samples(
-        self, parameters: list[NDArray[Any]], config: dict[str, Any]
-    ) -> Fit:
-        """Keyed hashes of the new samples' ids, if there are any."""
-        ids = [] if self.new_samples is None else self.new_samples.sample_ids
-        hashes = keyed_hashes(self._cipher(config), "new-sample", ids, HASH_BYTES)
-        own = np.frombuffer(hashes, dtype=np.uint8).reshape(-1, HASH_BYTES)
-        return [own], 0, {}
 
     def fit_new_products(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
     ) -> Fit:
         """enc(x_{k,i}ᵀ w_k) of the new samples."""
-        self._cipher(config)
+        pinned = self._learn(config)
         if self.new_samples is None:
             raise ValueError("this client has no new samples")
         (w,) = parameters
+        self._check_norm(pinned, w[0])
         products = np.asarray(self.new_samples.features @ w[0])
         blobs: list[bytes] = []
-        for g, terms in zip(config["groups"], config["holders"], strict=True):
-            what = ("new-product", g, config["prediction"])
-            values = products[np.asarray(config[f"rows/{g}"])]
-            blobs += self._encrypt(config, what, values, terms)
+        for g, rows in self._new_rows().items():
+            holders = self.secrets.agreement.holders(g, new=True)
+            label = ("new-product", g, pinned["prediction"])
+            blobs += self._encrypt(holders, label, products[rows])
         return as_arrays(blobs), 0, {}
 
     def evaluate(
@@ -47,27 +41,46 @@ class Scoring(SplitClient):
     ) -> tuple[float, int, dict[str, Any]]:
         """Scores xᵀw of the new samples; mean loss and accuracy where there are labels.
 
-        ``on_scores`` is given all scores that could be had.
+        ``on_scores`` is given all scores that could be had. The server reads the two
+        means, so this is one of the answers that the node's rules count. Groups of
+        which fewer samples than their ``least`` have labels are left out.
         """
-        self._cipher(config)
+        pinned = self._learn(config)
         if self.new_samples is None:
             raise ValueError("this client has no new samples")
         n = len(self.new_samples.sample_ids)
         scores = np.full(n, np.nan)
-        for g, terms in zip(config["groups"], config["holders"], strict=True):
-            if f"scores/{g}" in config:
-                rows = np.asarray(config[f"rows/{g}"])
-                what = ("new-product", g, config["prediction"])
+        for g, rows in self._new_rows().items():
+            if f"scores/{g}" in pinned:
                 scores[rows] = self._decrypt(
-                    config, f"scores/{g}", what, len(rows), terms
+                    pinned,
+                    self.secrets.agreement.holders(g, new=True),
+                    pinned[f"scores/{g}"],
+                    ("new-product", g, pinned["prediction"]),
+                    len(rows),
                 )
         if self.on_scores is not None:
             self.on_scores(self.new_samples.sample_ids, scores)
+        return self._measured(pinned, scores)
+
+    def _measured(
+        self, config: Config, scores: FloatArray
+    ) -> tuple[float, int, dict[str, Any]]:
+        assert self.new_samples is not None
         labels = self.new_samples.labels
+        n = len(scores)
         y = np.full(n, np.nan) if labels is None else np.asarray(labels, dtype=float)
         known = ~np.isnan(y) & ~np.isnan(scores)
-        if not known.any():
+        least = self._rules_of(config).least
+        for rows in self._new_rows().values():
+            if known[rows].sum() < least:
+                # the server chooses which groups are scored: a mean with this one and
+                # a mean without it would give single losses away
+                known[rows] = False
+        if known.sum() < least:
             return 0.0, 0, {}
+        self._count_answer(config, hashlib.sha256(scores.tobytes()).digest())
+        self._open_ledger(config).save()
         loss = loss_of(config)
         y, z = y[known], scores[known]
         metrics = {}

@@ -1,19 +1,30 @@
-"""Before round 1: what the clients agree on, and check."""
+"""Labels and norms, shared by their holders before round 1; the end of a run's key."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher as Ciphers
+from cryptography.hazmat.primitives.ciphers import algorithms, modes
 from numpy.typing import NDArray
 
-from fedtrellis.dual.alignment import HASH_BYTES
 from fedtrellis.encryption import Cipher, remove_run_key
+from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray
-from fedtrellis.wire.protocol import RestoreNeededError
+from fedtrellis.wire.protocol import Named, RestoreNeededError
 
-from .._split_data import check_split_data
-from .base import Fit, IntArray, SplitClient, as_arrays, keyed_hashes, loss_of
+from .agreeing import Agreeing
+from .base import (
+    Config,
+    Fit,
+    IntArray,
+    as_arrays,
+    keyed_hashes,
+    loss_of,
+)
+from .matching import as_bytes
+from .terms import STEPS
 
 __all__ = ["LabelError", "Preparation"]
 
@@ -22,42 +33,33 @@ class LabelError(ValueError):
     """The clients' labels do not fit together."""
 
 
-class Preparation(SplitClient):
-    """Matching samples, sharing labels and norms, and the end of a run's key."""
-
-    def fit_align(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> Fit:
-        """Keyed hashes of the samples' ids, features' names, and which key this is."""
-        check_split_data(self, config)
-        cipher = self._cipher(config)
-        hashes = keyed_hashes(cipher, "sample", self.sample_ids, HASH_BYTES)
-        answer = [
-            np.frombuffer(hashes, dtype=np.uint8).reshape(-1, HASH_BYTES),
-            _text("\n".join(self.feature_names)),
-            _text(cipher.fingerprint),
-        ]
-        if config["send-context"]:
-            answer.append(np.frombuffer(cipher.evaluation_bytes(), dtype=np.uint8))
-        return answer, 0, {}
+class Preparation(Agreeing):
+    """Sharing labels and norms, and the end of a run's key."""
 
     def fit_labels(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> Fit:
         """Labels, whether there are any, and ‖x_{k,i}‖², encrypted, by group."""
-        cipher = self._cipher(config)
+        agreement = self._agreed(config)
+        pinned = self._pinned(config, agreement)
+        self._check_confirmed(pinned, agreement)
         known, labels = self._own_labels()
         norms = _squared_norms(self.features)
         blobs: list[bytes] = []
-        groups = self._held(config["holders"])
-        for g, held in groups.items():
+        for g, held in self._held().items():
             for what, values in (
                 ("labels", labels),
                 ("counts", known),
                 ("norms", norms),
             ):
-                own = values[held.rows]
-                blobs += self._encrypt(config, (what, g, 0), own, held.holders)
+                blobs += self._encrypt(self._holders(g), (what, g), values[held.rows])
         answer = as_arrays(blobs)
-        self._check_groups(config)
-        for g in config.get("tag-groups", []):
-            answer.append(self._entry_tags(cipher, groups[g].rows))
+        self._check_groups(pinned)
+        shared = dict(zip(agreement.names, self._shared_columns(), strict=True))
+        for g in pinned.get("tag-groups", []):
+            others = [name for name in self._holders(g) if name != self.client_id]
+            columns = np.unique(np.concatenate([[], *(shared[n] for n in others)]))
+            cipher = self.secrets.cipher(self._holders(g))
+            rows = self._held()[g].rows
+            answer.append(self._entry_tags(cipher, rows, columns.astype(np.int64)))
         return answer, 0, {}
 
     def _own_labels(self) -> tuple[FloatArray, FloatArray]:
@@ -68,59 +70,71 @@ class Preparation(SplitClient):
         known = ~np.isnan(np.asarray(self.labels, dtype=np.float64))
         return known.astype(np.float64), np.where(known, self.labels, 0.0)
 
-    def _entry_tags(self, cipher: Cipher, rows: IntArray) -> NDArray[np.uint8]:
-        """A keyed number for each non-zero entry, to find those held twice.
+    def _entry_tags(
+        self, cipher: Cipher, rows: IntArray, columns: IntArray
+    ) -> NDArray[np.uint8]:
+        """A number for each non-zero entry, to find those that are held twice.
 
-        From 64 bits of the sample's and of the feature's own keyed hash each; without
-        the key a tag says nothing but whether two clients have it.
+        AES of 64 bits of the sample's keyed hash and 64 of the feature's, cut to 64:
+        without the key a tag says nothing but whether two clients have it. Only of
+        features that another holder of these samples has too.
         """
         from scipy import sparse
 
-        own = sparse.csr_array(self.features)[rows].tocoo()
+        own = sparse.csr_array(self.features)[rows][:, columns].tocoo()
         entries = own.data != 0.0
         ids = [self.sample_ids[i] for i in rows]
+        names = [self.feature_names[m] for m in columns]
         samples = np.frombuffer(keyed_hashes(cipher, "entry-sample", ids, 8), "<u8")
-        features = np.frombuffer(
-            keyed_hashes(cipher, "entry-feature", self.feature_names, 8), "<u8"
-        )
+        features = np.frombuffer(keyed_hashes(cipher, "entry-feature", names, 8), "<u8")
         i, m = own.coords[0][entries], own.coords[1][entries]
-        with np.errstate(over="ignore"):
-            # a keyed odd multiplier for each feature, then two rounds of mixing
-            tags = samples[i] * (features[m] | np.uint64(1)) + features[m]
-            for factor in (0xBF58476D1CE4E5B9, 0x94D049BB133111EB):
-                tags = (tags ^ (tags >> np.uint64(31))) * np.uint64(factor)
-        tags.sort()
-        return np.frombuffer(tags.astype("<u8").tobytes(), dtype=np.uint8)
+        blocks = np.stack([samples[i], features[m]], axis=1).astype("<u8").tobytes()
+        key = cipher.derive("entry tags")
+        # each block is another one, and nothing is to be decrypted
+        aes = Ciphers(algorithms.AES(key), modes.ECB()).encryptor()
+        words = np.frombuffer(aes.update(blocks) + aes.finalize(), "<u8")
+        tags = np.sort(words[::2])
+        return np.frombuffer(tags.tobytes(), dtype=np.uint8)
 
     def fit_ready(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> Fit:
         """Check the key, and the labels of all holders against each other."""
-        self._cipher(config)
-        self._learn(config, check=True)
-        return [], 0, {}
+        self._learn(config, "", check=True)
+        return [as_bytes(self._open_ledger(config).nonce)], 0, {}
 
-    def _learn(self, config: dict[str, Any], check: bool = False) -> None:
-        """Make sure that groups, labels and key are there and are the run's."""
-        self._check_groups(config)
+    def _learn(self, config: Config, steps: str = "", check: bool = False) -> Named:
+        """A request's entries, with groups, labels and secrets there to answer it.
+
+        ``steps`` says of which steps' iterations the phase is, if it is not of all.
+        """
+        pinned = self._pinned(config, self._agreed(config))
+        if steps not in ("", STEPS[pinned["step"]]):
+            raise SettingsError(
+                f"client {self.client_id} was asked for a phase that a run with "
+                f"step = {pinned['step']!r} does not have"
+            )
+        self._check_groups(pinned)
         if "labels" not in self.state:
-            self._take_labels(config, check)
-        self._cipher(config)
+            self._take_labels(pinned, check)
+        return pinned
 
-    def _take_labels(self, config: dict[str, Any], check: bool) -> None:
+    def _take_labels(self, config: Config, check: bool) -> None:
         """Take labels and norms from the sums over the holders, if they came along."""
         if not any(k.startswith("labels/") for k in config):
             raise RestoreNeededError("this client has no labels")
         known, own = self._own_labels()
         labels, norms = [], []
-        for g, held in self._held(config["holders"]).items():
-            rows, holders = held.rows, held.holders
+        for g, held in self._held().items():
+            rows, holders = held.rows, self._holders(g)
             sums, counts, squares = (
-                self._decrypt(config, f"{what}/{g}", (what, g, 0), held.size, holders)
+                self._decrypt(
+                    config, holders, config[f"{what}/{g}"], (what, g), held.size
+                )
                 for what in ("labels", "counts", "norms")
             )
             if check and not counts.all():
                 raise LabelError(
                     f"{int((counts == 0).sum())} samples are labelled by none of their "
-                    f"{holders} holders"
+                    f"{len(holders)} holders"
                 )
             y = sums / np.maximum(counts, 1.0)
             wrong = (known[rows] > 0) & (np.abs(y - own[rows]) > 1e-9)
@@ -133,11 +147,10 @@ class Preparation(SplitClient):
             norms.append(np.maximum(squares, 0.0))
         self.state["labels"] = np.concatenate(labels)
         self.state["norms"] = np.concatenate(norms)
-        self.state["holders"] = np.asarray(config["holders"])
 
     def fit_finish(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> Fit:
         """Remove the key that the clients of this machine made for the run."""
-        if config.get("forget-key"):
+        if config.get("forget-key") and self.key_kind == "run":
             remove_run_key(config["session"])
         return [], 0, {}
 
@@ -148,7 +161,3 @@ def _squared_norms(features: Any) -> FloatArray:
         features.multiply(features) if hasattr(features, "multiply") else features**2
     )
     return np.asarray(squares.sum(axis=1), dtype=np.float64).reshape(-1)
-
-
-def _text(text: str) -> NDArray[np.uint8]:
-    return np.frombuffer(text.encode(), dtype=np.uint8)

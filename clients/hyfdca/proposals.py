@@ -2,129 +2,228 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtrellis.dual.group_steps import GroupStep
-from fedtrellis.dual.held_groups import HeldGroup
+from fedtrellis.dual.group_steps import GroupStep, next_chain
+from fedtrellis.dual.held_groups import MAX_SHARES, HeldGroup
 from fedtrellis.dual.local_passes import local_dual_passes
+from fedtrellis.dual.masks import query_of, weights_mark
+from fedtrellis.encryption.labels import encode_items
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.protocol import RestoreNeededError
 
-from .base import Fit, IntArray, as_arrays, loss_of
-from .preparation import Preparation
+from .base import Config, Fit, IntArray, as_arrays, loss_of
+from .hidden_sums import HiddenSums
 
 __all__ = ["Proposals"]
 
 
-class Proposals(Preparation):
-    """Inner products, proposals and mixtures of α, and backups of it."""
+# g of the proximal proposal, in units of margins. Measured: `python -m reproduce hyfdca
+# proposals`.
+_PROXIMAL = 0.1
+
+
+class Proposals(HiddenSums):
+    """Inner products, proposals and mixtures of α, and backups of it.
+
+    **Why proposals are mixed at random.** The server reads sums over all clients,
+    V_t = Σ_i a_{t,i} x_i / λN. Were every a_{t,i} one of two numbers, as for the hinge
+    loss's dual point, some tens of these sums would give whole rows away: which
+    combinations of them are short is a problem of lattices that takes seconds (the
+    hidden subset sum problem, Nguyen and Stern, CRYPTO 1999). So a client proposes
+    α_i + r_i (u_i − α_i) with r_i uniform in [1/2, 1], from the holders' key and z:
+    nobody but the holders of sample i knows its coefficient. D never falls with any
+    proposal that is feasible.
+    """
 
     def fit_inner_product(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
     ) -> Fit:
         """enc(x_{k,i}ᵀ w_k) of the samples of some groups, and enc(α) of others."""
-        self._learn(config)
+        pinned = self._learn(config)
         (w,) = parameters
+        query = self._query(pinned, w) if pinned["secure-sum"] else ""
+        for version, row in zip(pinned["versions"], pinned["rows"], strict=True):
+            self._grant(pinned, version, w[row], query)
         products = self.features @ w.T
         blobs: list[bytes] = []
         for g, version, row in zip(
-            config["products"], config["versions"], config["rows"], strict=True
+            pinned["products"], pinned["versions"], pinned["rows"], strict=True
         ):
             held = self._held()[g]
             values = np.asarray(products[held.rows, row])
-            drawn = self._drawn(config, held, version)
-            if drawn is not None and config["slots"] == "chosen":
+            drawn = self._drawn(pinned, held, version)
+            if drawn is not None and pinned["slots"] == "chosen":
                 # as few ciphertexts as they need; which samples these are is not said
                 values = values[drawn]
-            what = ("product", g, version)
-            blobs += self._encrypt(config, what, values, held.holders)
-        if config["backup"]:
-            blobs += self._backups(config, self._points(config))
+            # the paper's steps add up shares of several iterations: one label for all
+            stale = pinned["step"] in ("practical", "theoretical")
+            terms = MAX_SHARES if stale else None
+            label = ("product", g, version, query)
+            blobs += self._encrypt(self._holders(g), label, values, terms)
+        if pinned["backup"]:
+            blobs += self._backups(pinned, self._points(pinned))
         return as_arrays(blobs), 0, {}
 
     def fit_propose(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
     ) -> Fit:
-        """Proposals for some groups: their v_k, and sums over their samples."""
-        self._learn(config)
+        """Proposals for some groups: their v_k, and sums over their samples.
+
+        With ``secure-sum`` one vector of words, in which all this is hidden, and the
+        next nonce; else v_k of each group, shape (c, p_k), and the sums beside them.
+        """
+        pinned = self._learn(config, "propose")
         (w,) = parameters
+        if not pinned["propose"]:  # it has to wait, and only takes where it stands
+            points = self._points(pinned)
+            return as_arrays(self._backups(pinned, points)), 0, {}
+        tag = None
+        if pinned["secure-sum"]:
+            self._check_whole(pinned, w)
+            tag = self._tag(pinned, w)
+            if tag is None:
+                # the server does not know the nonce that is next
+                nonce = self._open_ledger(pinned).nonce
+                return [np.zeros(0, np.uint64), *as_arrays([nonce])], 0, {}
+        points = self._points(pinned)
+        backups = self._backups(pinned, points)
+        if tag is not None:
+            self._granted(pinned, w)
+            # what was proposed in another wave of this round is something else
+            self.state["tag"] = np.frombuffer(tag, dtype=np.uint8)
+        elif w.size:
+            self._grant(pinned, pinned["versions"][0], w[0])
+        scores = {
+            g: self._scores(pinned, g, version, w)
+            for g, version in zip(pinned["propose"], pinned["versions"], strict=True)
+        }
+        mark = self._mark(pinned, scores, points)
+        self._count_answer(pinned, mark)
+        vectors: list[FloatArray] = []
+        sums: dict[str, list[FloatArray]] = {"report": [], "second-report": []}
+        for g, version in zip(pinned["propose"], pinned["versions"], strict=True):
+            v, numbers = self._propose(pinned, g, version, scores[g], points[g])
+            vectors.append(v)
+            for key, found in sums.items():
+                if g in pinned[key]:
+                    found.append(numbers)
+        if tag is None:
+            self._open_ledger(pinned).save()
+            kept = 2 + len(vectors[0])  # Σ l and Σ l*; those of a z are for sums
+            self.numbers = np.concatenate(
+                [np.zeros(0), *(numbers[:kept] for numbers in sums["report"])]
+            )
+            return [*vectors, *as_arrays(backups)], 0, {}
+        total = np.sum(vectors, axis=0)
+        words = self._hidden(pinned, tag, mark, total, sums, scores)
+        nonce = self._open_ledger(pinned).nonce
+        return [words, *as_arrays([nonce, *backups])], 0, {}
+
+    def _query(self, config: Config, w: FloatArray) -> str:
+        """The digest of everybody's w, in which this client's is what it was sent."""
+        agreement, marks = self.secrets.agreement, config["weights"]
+        one_w = w.shape == (1, len(self.feature_names)) and not any(config["rows"])
+        if not one_w or len(marks) != len(agreement.members):
+            raise ValueError("inner products are made at one w of all members")
+        if marks[agreement.index(self.client_id)] != weights_mark(w[0]):
+            raise ValueError("this client's weights are not those that the server says")
+        return query_of(marks)
+
+    def _mark(
+        self,
+        config: Config,
+        scores: Mapping[int, FloatArray],
+        points: Mapping[int, tuple[IntArray, FloatArray]],
+    ) -> bytes:
+        """A digest of all that proposals follow from: w, z, and how α came about."""
+        items: list[bytes | int] = []
+        for (g, z), version in zip(scores.items(), config["versions"], strict=True):
+            hidden = config["secure-sum"]
+            alpha = self._chain(g) if hidden else points[g][1][-1].tobytes()
+            items += [g, version, alpha, z.tobytes()]
+        return hashlib.sha256(encode_items(*items)).digest()
+
+    def _propose(
+        self,
+        config: Config,
+        g: int,
+        version: int,
+        z: FloatArray,
+        known: tuple[IntArray, FloatArray],
+    ) -> tuple[FloatArray, FloatArray]:
+        """One group's proposals, which it remembers.
+
+        Returns
+        -------
+        (ndarray of shape (c, p_k), ndarray of shape (2 + c + 1 + c,))
+            v_k of each proposal; Σ l_i(z_i), Σ l_i*(−α_i) of α and of each proposal,
+            and Σ α_i z_i of α and of each proposal.
+        """
+        held = self._held()[g]
+        ids, remembered = known
+        alpha, y = remembered[-1], self.state["labels"][held.own]
         loss = loss_of(config)
         scale = config["regularization"] * config["num-samples-all"]
-        points = self._points(config)
-        backups = self._backups(config, points)
-        local_row = dict(zip(config["local"], config["rows"], strict=True))
-        for kinds in (config["proposals"], config["local-proposals"]):
-            if len(set(kinds)) != len(kinds):
-                raise ValueError(f"the same is to be proposed twice: {kinds}")
-        answer: list[NDArray[Any]] = []
-        numbers: list[float] = []
-        secure: FloatArray | None = None
-        for g, version in zip(config["propose"], config["versions"], strict=True):
-            held = self._held()[g]
-            ids, known = points[g]
-            alpha, y = known[-1], self.state["labels"][held.own]
-            drawn = self._drawn(config, held, version)
-            whole = np.array_equal(held.rows, np.arange(self.features.shape[0]))
-            part = self.features if whole else self.features[held.rows]
-            if g in local_row:
-                z = np.asarray(part @ w[local_row[g]])
-                kinds = config["local-proposals"]
-            else:
-                z = self._scores(config, held, version, drawn)
-                kinds = config["proposals"]
-            moves = np.arange(len(z)) if drawn is None else drawn
-            new = []
-            for kind in kinds:
-                point = alpha.copy()
-                point[moves] = self._moved(config, kind, held, version, moves, alpha, z)
-                new.append(loss.feasible(point, y))
-            proposals = np.stack(new)
-            # v_k = (1/λN) Σ_i α_i x_{k,i}
-            v = np.ascontiguousarray((part.T @ proposals.T).T) / scale
-            if "openers" in config:
-                secure = v if secure is None else secure + v
-            else:
-                answer.append(v)
-            if g in config["report"]:
-                numbers.append(float(loss.value(z, y).sum()))
-                numbers += [
-                    float(loss.conjugate(a, y).sum()) for a in [alpha, *proposals]
-                ]
-            first = int(ids[-1]) + 1
-            self.state[f"points/{g}"] = np.vstack([known, proposals])
-            self.state[f"ids/{g}"] = np.append(ids, np.arange(first, first + len(new)))
-        blobs: list[bytes] = []
-        if secure is not None:
-            blobs += self._shares_of(secure, config)
-        self.numbers = np.array(numbers)
-        return [*answer, *as_arrays([*blobs, *backups])], 0, {}
+        drawn = self._drawn(config, held, version)
+        whole = np.array_equal(held.rows, np.arange(self.features.shape[0]))
+        part = self.features if whole else self.features[held.rows]
+        kinds = config["local-proposals" if g in config["local"] else "proposals"]
+        moves = np.arange(len(z)) if drawn is None else drawn
+        new = []
+        for number, kind in enumerate(kinds):
+            point = alpha.copy()
+            moved = self._moved(config, kind, held, version, moves, alpha, z)
+            if config["secure-sum"]:
+                # a'_i = α_i + r_i (u_i − α_i): see Proposals
+                r = self._mixing(config, g, number, version, z)[moves]
+                moved = alpha[moves] + r * (moved - alpha[moves])
+            point[moves] = moved
+            new.append(loss.feasible(point, y))
+        proposals = np.stack(new)
+        # v_k = (1/λN) Σ_i α_i x_{k,i}
+        v = np.ascontiguousarray((part.T @ proposals.T).T) / scale
+        every = [alpha, *proposals]
+        numbers = [float(loss.value(z, y).sum())]
+        numbers += [float(loss.conjugate(a, y).sum()) for a in every]
+        numbers += [float(a @ z) for a in every]
+        first = int(ids[-1]) + 1
+        self.state[f"points/{g}"] = np.vstack([remembered, proposals])
+        self.state[f"ids/{g}"] = np.append(ids, np.arange(first, first + len(new)))
+        return v, np.array(numbers)
 
     def _scores(
-        self,
-        config: dict[str, Any],
-        held: HeldGroup,
-        version: int,
-        drawn: IntArray | None,
+        self, config: Config, g: int, version: int, w: FloatArray
     ) -> FloatArray:
-        """x_iᵀw of a shared group's samples, of all or of those drawn; else 0."""
+        """x_iᵀw of a group's samples; of a shared one's not drawn, 0."""
+        held = self._held()[g]
+        if g in config["local"]:
+            row = dict(zip(config["local"], config["rows"], strict=True))[g]
+            whole = np.array_equal(held.rows, np.arange(self.features.shape[0]))
+            part = self.features if whole else self.features[held.rows]
+            local: FloatArray = np.asarray(part @ w[row])
+            return local
         z = np.zeros(held.size)
+        drawn = self._drawn(config, held, version)
         only = config["slots"] == "chosen" and drawn is not None
         where = drawn if only and drawn is not None else np.arange(held.size)
         z[where] = self._decrypt(
             config,
-            f"scores/{held.group}",
-            ("product", held.group, version),
+            self._holders(g),
+            config[f"scores/{g}"],
+            ("product", g, version, config.get("query", "")),
             len(where),
-            held.holders,
         )
         return z
 
     def _moved(
         self,
-        config: dict[str, Any],
+        config: Config,
         kind: str,
         held: HeldGroup,
         version: int,
@@ -138,6 +237,11 @@ class Proposals(Preparation):
         y, q = self.state["labels"][held.own][moves], self.state["norms"][held.own]
         if kind == "dual-point":
             return loss.dual_point(z[moves], y)
+        if kind == "proximal":
+            # argmax of −l*(−a) − z a − (g/2)(a − α)²: as if ‖x_i‖² were g λN
+            q = np.full(len(moves), _PROXIMAL * scale)
+            step = loss.coordinate_step(alpha[moves], z[moves], q, y, scale)
+            return alpha[moves] + step
         if kind == "coordinate":
             return alpha[moves] + loss.coordinate_step(
                 alpha[moves], z[moves], q[moves], y, scale
@@ -153,56 +257,33 @@ class Proposals(Preparation):
             scale,
             aggregation=config["num-clients"],
             passes=config["local-passes"],
-            rng=self._rng(config, f"passes/{held.group}/{version}"),
+            rng=self._rng(
+                self.secrets.cipher(self._holders(held.group)),
+                "passes",
+                held.group,
+                version,
+            ),
         )
-
-    def _shares_of(self, v: FloatArray, config: dict[str, Any]) -> list[bytes]:
-        """enc(v_k), cut by who will decrypt the sum of which feature."""
-        blobs: list[bytes] = []
-        version = config["versions"][0]
-        for number, terms in zip(
-            config["openers"], config["opener-terms"], strict=True
-        ):
-            where = np.asarray(config[f"opener/{number}"])
-            for j, row in enumerate(v):
-                values = np.where(where >= 0, row[where], 0.0)
-                what = (f"sum-{number}-{j}", 0, version)
-                blobs += self._encrypt(config, what, values, terms)
-        return blobs
-
-    def fit_open(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> Fit:
-        """Decrypt the sum over all clients of v, at some of this client's features."""
-        number, version = config["opener"], config["version"]
-        sums = [
-            self._decrypt(
-                config,
-                f"sum/{j}",
-                (f"sum-{number}-{j}", 0, version),
-                config["size"],
-                config["terms"],
-            )
-            for j in range(config["count"])
-        ]
-        return [np.stack(sums)], 0, {}
 
     def fit_backup(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> Fit:
         """enc(α) of some groups, for clients that lost it."""
-        self._learn(config)
-        points = self._points(config)
-        return as_arrays(self._backups(config, points)), 0, {}
+        pinned = self._learn(config, "propose")
+        points = self._points(pinned)
+        return as_arrays(self._backups(pinned, points)), 0, {}
 
     def _backups(
-        self, config: dict[str, Any], points: dict[int, tuple[IntArray, FloatArray]]
+        self, config: Config, points: dict[int, tuple[IntArray, FloatArray]]
     ) -> list[bytes]:
         """enc(α) of the groups that the server wants to keep."""
         steps = {record.group: record.step for record in GroupStep.unpack(config)}
         blobs: list[bytes] = []
         for g in config["backup"]:
             alpha = points[g][1][-1]
-            blobs += self._encrypt(config, ("alpha", g, steps[g]), alpha, 1)
+            label = ("alpha", g, steps[g], self._chain(g).hex())
+            blobs += self._encrypt(self._holders(g), label, alpha, 1)
         return blobs
 
-    def _points(self, config: dict[str, Any]) -> dict[int, tuple[IntArray, FloatArray]]:
+    def _points(self, config: Config) -> dict[int, tuple[IntArray, FloatArray]]:
         """Ids and points of the groups, brought to where the server says they stand.
 
         Raises
@@ -228,10 +309,35 @@ class Proposals(Preparation):
             self.state[f"ids/{g}"] = ids  # type: ignore[assignment]
             self.state[f"points/{g}"] = known
             self.state[f"step/{g}"] = np.array(record.step)
+            if config["secure-sum"] and config["chain"]:
+                chain = np.frombuffer(config["chain"], dtype=np.uint8)
+                self.state[f"chain/{g}"] = chain  # type: ignore[assignment]
+            else:
+                self.state.pop(f"chain/{g}", None)
         return points
 
+    def _is_of(self, config: Config, record: GroupStep) -> bool:
+        """Whether what this client proposed last is what a mixture is of.
+
+        The number of a step does not tell: a wave may have begun again, and after a
+        loss a group may have gone back.
+        """
+        if not config["secure-sum"]:
+            return True
+        if "tag" not in self.state or self.state["tag"].tobytes() != config["tag"]:
+            return False
+        mixture = record.step, record.ids, record.weights, record.keep
+        chain = next_chain(self._chain(record.group), config["tag"], *mixture)
+        if chain != config["chain"]:
+            raise ValueError(f"the mixture of group {record.group} is another one")
+        return True
+
+    def _is_at(self, config: Config, g: int) -> bool:
+        """Whether this client's α came about as the server says."""
+        return not config["secure-sum"] or self._chain(g) == config["chain"]
+
     def _brought_to(
-        self, config: dict[str, Any], record: GroupStep
+        self, config: Config, record: GroupStep
     ) -> tuple[IntArray, FloatArray] | str:
         """Ids and points of one group, the last being α; or why this cannot be.
 
@@ -241,24 +347,36 @@ class Proposals(Preparation):
         held = self._held()[g]
         alpha_id = np.array([record.alpha_id])
         if record.alpha is not None:
-            what = ("alpha", g, step)
-            alpha = self._decrypt(config, f"alpha/{g}", what, held.size, 1)
+            alpha = self._decrypt(
+                config,
+                self._holders(g),
+                record.alpha,
+                ("alpha", g, step, config.get("chain", b"").hex()),
+                held.size,
+                None,
+            )
             y = self.state["labels"][held.own]
             return alpha_id, loss_of(config).feasible(alpha, y)[None]
         if step == 0:
+            if config.get("chain"):
+                raise ValueError("nothing has come before step 0")
             return alpha_id, np.zeros((1, held.size))
         if f"points/{g}" not in self.state:
             return f"this client has no α of group {g}"
         ids = self.state[f"ids/{g}"].astype(np.int64)
         known = self.state[f"points/{g}"]
         own_step = int(self.state[f"step/{g}"])
-        if own_step == step - 1 and np.isin(record.ids, ids).all():
+        before = own_step == step - 1 and self._is_of(config, record)
+        if before and np.isin(record.ids, ids).all():
+            weights = np.asarray(record.weights)
+            if not (weights.min() >= 0.0 and abs(weights.sum() - 1.0) < 1e-6):
+                raise ValueError(f"the mixture of group {g} is none: {weights}")
             # α ← Σ_j θ_j a_j
-            alpha = np.asarray(record.weights) @ known[_positions(ids, record.ids)]
+            alpha = weights @ known[_positions(ids, record.ids)]
             kept = np.asarray(record.keep)[np.isin(record.keep, ids)]
             known = np.vstack([known[_positions(ids, kept)], alpha])
             ids = np.append(kept.astype(np.int64), record.alpha_id)
-        elif own_step != step:
+        elif own_step != step or not self._is_at(config, g):
             return f"group {g} is at step {step}, this client at {own_step}"
         # what was proposed for this step before is proposed again
         at = int(np.flatnonzero(ids == record.alpha_id)[0])

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from fedtrellis.app.registry import Group, Registry
+from fedtrellis.app.registry import Field, Group, Registry
 from fedtrellis.domains import fitting_domains
 from fedtrellis.server.records import to_toml
 from fedtrellis.settings import SettingsError, check_choice, describe_fields, parse
@@ -124,6 +124,9 @@ def _print_one(registry: Registry, console: Any, group: Group) -> None:
         summary = registry.tasks[group.owner].summary
         console.print(f"[bold]{group.owner}[/]: {summary}", soft_wrap=True)
     _print_settings(console, group)
+    if group.kind == "method":
+        fields = registry.methods[group.owner].node_fields
+        _print_table(console, f"A node's own rules, of {group.owner}", fields)
     for task, suggested in _suggestions(registry, group).items():
         console.print(f"task {task} suggests: {suggested}", markup=False)
 
@@ -144,15 +147,18 @@ def _suggestions(registry: Registry, group: Group) -> dict[str, str]:
 
 
 def _print_settings(console: Any, group: Group) -> None:
+    _print_table(console, f"Settings of {group.title}", group.fields)
+
+
+def _print_table(console: Any, title: str, fields: dict[str, Field]) -> None:
     from rich.table import Table
 
-    rows = [row for _, fields in group.parts for row in describe_fields(fields)]
-    if not rows:
+    if not fields:
         return
-    table = Table(title=f"Settings of {group.title}", title_justify="left")
+    table = Table(title=title, title_justify="left")
     table.add_column("key", no_wrap=True)
     table.add_column("default")
     table.add_column("")
-    for row in rows:
+    for row in describe_fields(fields):
         table.add_row(*row)
     console.print(table)

@@ -110,6 +110,12 @@ class MethodEntry:
         return keys(self.client_settings, f"{self.name}.")
 
     @cached_property
+    def node_fields(self) -> dict[str, Field]:
+        """What a node's owner may set, in a class ``Rules``, by node-config key."""
+        rules = getattr(self.client, "Rules", None)
+        return {} if rules is None else keys(rules)
+
+    @cached_property
     def client_arguments(self) -> dict[str, bool]:
         """What the client's constructor takes, and whether it must be given."""
         return {

@@ -156,6 +156,8 @@ _FREE = {
     "checkpoint-every",
     "min-nodes",
     "max-failed-rounds",
+    "answer-bound",
+    "client-keys",
     "log-format",
 }
 

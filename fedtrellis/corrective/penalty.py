@@ -47,6 +47,9 @@ class Balance:
     target : float
         What q is when ρ is right: 1 if the clients' steps come close to the minimiser
         of L_i, more if what they miss adds to the way of the duals.
+    robust : bool
+        Whether ‖Y − Y'‖² is n times the median of the ‖y_i − y_i'‖² instead of their
+        sum, in which one client could have any ρ.
 
     Attributes
     ----------
@@ -55,9 +58,14 @@ class Balance:
     """
 
     def __init__(
-        self, fixed: float | None, convex: bool = True, target: float = 1.0
+        self,
+        fixed: float | None,
+        convex: bool = True,
+        target: float = 1.0,
+        robust: bool = False,
     ) -> None:
         self.fixed, self._convex, self._target = fixed, convex, target
+        self._robust = robust
         self.penalty = fixed
         self._changes = self._answers = 0
         self._duals: list[FloatArray] = []
@@ -104,7 +112,10 @@ class Balance:
         ]
         # q = ‖Y − Y'‖ / (ρ √n ‖z − z'‖)
         scale = self.penalty * math.sqrt(len(duals))
-        ways = math.sqrt(sum(squares)), scale * float(np.linalg.norm(z - self._z))
+        total = sum(squares)
+        if self._robust:
+            total = len(squares) * float(np.median(squares))
+        ways = math.sqrt(total), scale * float(np.linalg.norm(z - self._z))
         # what has hardly moved is at the limit, where rounding is all that moves it
         if min(ways) > 0.0 and max(ways) > _STILL * scale * float(np.linalg.norm(z)):
             self._changes += 1

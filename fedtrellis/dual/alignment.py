@@ -13,6 +13,7 @@ nothing.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +21,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["HASH_BYTES", "Alignment", "AlignmentError", "Group", "align"]
+__all__ = [
+    "HASH_BYTES",
+    "Alignment",
+    "AlignmentError",
+    "Group",
+    "align",
+    "hashes_digest",
+]
 
 #: Bytes of a sample's keyed hash: 128 bits, so that two ids never meet by accident.
 HASH_BYTES = 16
@@ -42,10 +50,13 @@ class Group:
         B_n, the same for every sample of the group, in the clients' order.
     size : int
         Number of samples.
+    digest : str
+        SHA-256 of the samples' hashes in the group's order, hexadecimal.
     """
 
     holders: tuple[str, ...]
     size: int
+    digest: str = ""
 
     @property
     def shared(self) -> bool:
@@ -125,6 +136,7 @@ class Alignment:
             "clients": np.array(names),
             "feature-names": np.array(self.feature_names),
             "sizes": np.array([group.size for group in self.groups]),
+            "digests": np.array([group.digest for group in self.groups]),
         }
         for index, group in enumerate(self.groups):
             arrays[f"holders/{index}"] = np.array([number[n] for n in group.holders])
@@ -139,7 +151,11 @@ class Alignment:
         """Inverse of :meth:`state`."""
         names = [str(name) for name in state["clients"]]
         groups = [
-            Group(tuple(names[i] for i in state[f"holders/{index}"]), int(size))
+            Group(
+                tuple(names[i] for i in state[f"holders/{index}"]),
+                int(size),
+                str(state["digests"][index]),
+            )
             for index, size in enumerate(state["sizes"])
         ]
         rows: dict[str, dict[int, IntArray]] = {name: {} for name in names}
@@ -220,8 +236,15 @@ def align(
         for part in np.array_split(samples, min(parts, len(samples))):
             for position, name in enumerate(holders_of):
                 rows[name][len(groups)] = row[starts[part] + position]
-            groups.append(Group(tuple(holders_of), len(part)))
+            groups.append(
+                Group(tuple(holders_of), len(part), hashes_digest(unique[part]))
+            )
     return Alignment(groups, rows, order, columns)
+
+
+def hashes_digest(hashes: NDArray[Any]) -> str:
+    """Return the digest of some samples' hashes in their order, hexadecimal."""
+    return hashlib.sha256(np.ascontiguousarray(hashes).tobytes()).hexdigest()
 
 
 def _columns(

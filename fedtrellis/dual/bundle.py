@@ -117,7 +117,11 @@ class DualBundle:
         return list(range(first, first + count))
 
     def only_alpha(
-        self, unit: int, v: FloatArray | None = None, b: float = 0.0
+        self,
+        unit: int,
+        v: FloatArray | None = None,
+        b: float = 0.0,
+        alpha_id: int | None = None,
     ) -> None:
         """Forget all of a unit's points but its α, or put another α in its place.
 
@@ -128,6 +132,8 @@ class DualBundle:
             self.V[row], self.b[row] = v, b
             self._gram[row] = self.V @ v
             self._gram[:, row] = self._gram[row]
+        if alpha_id is not None:
+            self.ids[row] = alpha_id
         stays = self.unit != unit
         stays[row] = True
         self._select(np.flatnonzero(stays))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["HeldGroup"]
+__all__ = ["MAX_SHARES", "HeldGroup"]
+
+#: Shares that the paper's steps may add to one sum, before it is encrypted anew.
+MAX_SHARES = 64
 
 IntArray = NDArray[np.int64]
 
@@ -24,15 +27,12 @@ class HeldGroup:
         Which of the alignment's groups.
     rows : ndarray of int64, shape (n_g,)
         The group's samples as rows of this client's features, in the group's order.
-    holders : int
-        |B_n|, how many clients hold the group.
     start : int
         Where its samples begin in the client's vectors, which go group by group.
     """
 
     group: int
     rows: IntArray
-    holders: int
     start: int = 0
 
     @property
@@ -46,22 +46,19 @@ class HeldGroup:
         return slice(self.start, self.start + self.size)
 
     @staticmethod
-    def pack(held: Iterable[HeldGroup]) -> tuple[dict[str, IntArray], dict[str, Any]]:
-        """A client's groups as arrays of its state, and as entries of a request."""
+    def pack(held: Iterable[HeldGroup]) -> dict[str, IntArray]:
+        """A client's groups as arrays of its state."""
         held = list(held)
-        arrays: dict[str, IntArray] = {
-            "rows": np.concatenate([one.rows for one in held]),
-            "groups": np.array([one.group for one in held]),
-            "sizes": np.array([one.size for one in held]),
+        rows = [one.rows for one in held]
+        return {
+            "rows": np.concatenate([np.zeros(0, dtype=np.int64), *rows]),
+            "groups": np.array([one.group for one in held], dtype=np.int64),
+            "sizes": np.array([one.size for one in held], dtype=np.int64),
         }
-        return arrays, {"holders": [one.holders for one in held]}
 
     @classmethod
     def unpack(
-        cls,
-        state: Mapping[str, NDArray[Any]],
-        holders: Sequence[int] | NDArray[Any],
-        num_samples: int,
+        cls, state: Mapping[str, NDArray[Any]], num_samples: int
     ) -> list[HeldGroup]:
         """Inverse of :meth:`pack`.
 
@@ -70,7 +67,6 @@ class HeldGroup:
         state : mapping
             With the arrays. They come from the server, and say how long the client's
             vectors are.
-        holders : sequence of int
         num_samples : int
             How many samples the client has.
 
@@ -95,10 +91,7 @@ class HeldGroup:
         rows = rows.astype(np.int64)
         stops = np.cumsum(sizes.astype(int)).tolist()
         starts = [0, *stops[:-1]]
-        counts = np.asarray(holders).astype(int).tolist()
         return [
-            cls(group, rows[start:stop], count, start)
-            for group, start, stop, count in zip(
-                groups.tolist(), starts, stops, counts, strict=True
-            )
+            cls(group, rows[start:stop], start)
+            for group, start, stop in zip(groups.tolist(), starts, stops, strict=True)
         ]

@@ -6,10 +6,12 @@ TenSEAL is imported when a key of its backend is made or read, not before.
 from fedtrellis.encryption.blob import Header, split_blob
 from fedtrellis.encryption.cipher import Cipher
 from fedtrellis.encryption.fixed_point import (
+    FIELD_MODULUS,
     MAX_TERMS,
     PLAIN_MODULUS,
     EncryptionError,
     FixedPoint,
+    RefusedError,
 )
 from fedtrellis.encryption.identity import Identity, load_identity, write_identity
 from fedtrellis.encryption.keys import (
@@ -19,14 +21,16 @@ from fedtrellis.encryption.keys import (
     load_key,
     write_key_pair,
 )
+from fedtrellis.encryption.labels import Label, encode_label
 from fedtrellis.encryption.ledger import Ledger
 from fedtrellis.encryption.roster import Roster, load_roster, write_roster
-from fedtrellis.encryption.run_key import remove_run_key, shared_run_key
+from fedtrellis.encryption.run_key import remove_run_key, run_ledgers, shared_run_key
 from fedtrellis.encryption.sealing import open_sealed, seal
 from fedtrellis.encryption.vectors import add_vectors, decrypt_vector, encrypt_vector
 
 __all__ = [
     "BACKENDS",
+    "FIELD_MODULUS",
     "MAX_TERMS",
     "PLAIN_MODULUS",
     "Cipher",
@@ -34,11 +38,14 @@ __all__ = [
     "FixedPoint",
     "Header",
     "Identity",
+    "Label",
     "Ledger",
+    "RefusedError",
     "Roster",
     "add_vectors",
     "backend_class",
     "decrypt_vector",
+    "encode_label",
     "encrypt_vector",
     "load_evaluation",
     "load_identity",
@@ -46,6 +53,7 @@ __all__ = [
     "load_roster",
     "open_sealed",
     "remove_run_key",
+    "run_ledgers",
     "seal",
     "shared_run_key",
     "split_blob",

@@ -3,14 +3,17 @@
 Degree 4096, coefficient modulus of 45 + 45 bits for data and 16 for SEAL's special
 prime (106 in all; 109 is the limit for 128-bit security at this degree, and SEAL checks
 it), plain modulus t of 58 bits, secret-key encryption by the clients. There are no
-public, relinearisation or Galois keys: a server can add ciphertexts and multiply them
-by integers, and that is all that is needed.
+public, relinearisation or Galois keys: a server can add ciphertexts, and multiply them
+by what it knows, which the checksums then refuse. Those are in the last two slots.
 
 **Noise.** A fresh coefficient of the noise is at most 21, or 22 with the rounding of
-q / t, and decryption is right as long as it is below q / 2t = 2^31. A combination
-Σ k_i c_i has at most Σ |k_i| times that, so Σ |k_i| ≤ 2^26.5 is always right, and
-``MAX_TERMS`` = 2^24 has two bits in hand. Measured: SEAL's noise budget is 27 bits when
-fresh and 3 after a multiplication by 2^24; 2^26 still decrypts, 2^28 does not.
+q / t, and decryption is right as long as it is below q / 2t = 2^31. A sum of n has at
+most n times that, so n ≤ 2^26.5 is always right, and ``MAX_TERMS`` = 2^24 has two bits
+in hand. Measured: SEAL's noise budget is 27 bits when fresh and 3 after a
+multiplication by 2^24; 2^26 still decrypts, 2^28 does not. What a server makes of the
+noise beyond that decides whether a forged sum decrypts, so **each refusal tells it
+something about the key**, and clients must end the run at the first; the stream cipher
+has no such leak.
 
 **Sizes.** Half of a fresh ciphertext is random and follows from a seed, which SEAL
 writes in its place: 13.5 bytes a value, 26.8 after an addition. That goes through
@@ -28,11 +31,12 @@ import os
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cache, partial
-from typing import Any, ClassVar, TypeVar
+from functools import partial
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
+from fedtrellis.encryption.checksum import CHECKS
 from fedtrellis.encryption.cipher import Cipher
 from fedtrellis.encryption.fixed_point import (
     PLAIN_MODULUS,
@@ -40,8 +44,11 @@ from fedtrellis.encryption.fixed_point import (
     IntArray,
 )
 from fedtrellis.encryption.key_format import KeyFile
+from fedtrellis.encryption.keystream import Keystream
+from fedtrellis.encryption.labels import Item
 from fedtrellis.encryption.tenseal_format import (
-    check_expansion,
+    needed,
+    plain_form,
     refuse_secret,
     scratch_file,
     unwrap,
@@ -60,25 +67,8 @@ _PARAMETERS_HASH = [
     16503350843332633319,
     10228082550185529954,
 ]
-# A ciphertext of two polynomials over two primes has 131 kB without compression.
-_PAYLOAD_BYTES = range(64, 140_000)
-_SEAL_HEADER = 16
-# The most that its decompression may take; zstd works in blocks of 128 KiB.
-_EXPANDED_BYTES = 4 * 2**17
 
 T = TypeVar("T")
-
-
-@cache
-def _tenseal() -> Any:
-    """TenSEAL, when it is first needed."""
-    try:
-        return importlib.import_module("tenseal")
-    except ImportError as error:
-        raise EncryptionError(
-            "encryption backend 'tenseal-bfv' needs TenSEAL: "
-            'pip install "fedtrellis[encryption]"'
-        ) from error
 
 
 def _translate(what: str, action: Callable[[], T]) -> T:
@@ -118,11 +108,15 @@ class BfvCipher(Cipher):
         "encryption, 128-bit security"
     )
 
+    modulus: ClassVar[int] = PLAIN_MODULUS
+    slots: ClassVar[int] = DEGREE - CHECKS
+    wears_out: ClassVar[bool] = True
+
     def __init__(self, file: KeyFile) -> None:
         super().__init__(file)
         if file.secret is None:
             refuse_secret(file.payload)
-        tenseal = _tenseal()
+        tenseal = needed("tenseal")
         self._cpp = tenseal._ts_cpp
         deserialize = self._cpp.TenSEALContext.deserialize
         # one thread: more would only be used by operations that we do without
@@ -149,9 +143,15 @@ class BfvCipher(Cipher):
                 self._plaintext = api.Plaintext
                 self._encoder, self._encryptor = api.BatchEncoder(seal), encryptor
 
+    def bound(self, *context: Item) -> Self:
+        """See :meth:`Cipher.bound`."""
+        other = super().bound(*context)
+        _LIVE.add(other)  # it may outlive the cipher whose context it has
+        return other
+
     @classmethod
     def _new_payload(cls) -> bytes:
-        tenseal = _tenseal()
+        tenseal = needed("tenseal")
         context = tenseal.context(
             tenseal.SCHEME_TYPE.BFV,
             poly_modulus_degree=DEGREE,
@@ -168,11 +168,15 @@ class BfvCipher(Cipher):
         refuse_secret(payload)
         return payload
 
-    def _encrypt_slots(self, slots: IntArray) -> bytes:
-        numbers = slots.tolist()
-        return _translate("encryption failed", lambda: self._encrypt(numbers))
+    def _seal(
+        self, integers: IntArray, checks: Sequence[int], stream: Keystream
+    ) -> bytes:
+        numbers = integers.tolist() + [0] * (self.slots - integers.size)
+        # TenSEAL encodes integers in (−t/2, t/2)
+        numbers += [c - self.modulus * (c > self.modulus // 2) for c in checks]
+        return _translate("encryption failed", lambda: self._encoded(numbers))
 
-    def _encrypt(self, numbers: list[int]) -> bytes:
+    def _encoded(self, numbers: list[int]) -> bytes:
         if self._encoder is None:
             vector = self._cpp.BFVVector(self._context, numbers)
             return unwrap(vector.serialize())
@@ -185,17 +189,10 @@ class BfvCipher(Cipher):
 
     def _load(self, payload: bytes) -> Any:
         """Read one ciphertext, and check that it is one that we could have made."""
-        if len(payload) not in _PAYLOAD_BYTES:
-            raise EncryptionError(
-                f"ciphertext has {len(payload)} bytes; it is cut off or none"
-            )
-        stated = int.from_bytes(payload[8:_SEAL_HEADER], "little")
-        if payload[:3] != b"\x5e\xa1\x10" or stated != len(payload):
-            raise EncryptionError("ciphertext is cut off or damaged")
-        check_expansion(payload[5], payload[_SEAL_HEADER:], _EXPANDED_BYTES)
+        plain = plain_form(payload, _PARAMETERS_HASH, DEGREE)
         vector = _translate(
             "ciphertext cannot be read",
-            lambda: self._cpp.BFVVector(self._context, wrap(payload, DEGREE)),
+            lambda: self._cpp.BFVVector(self._context, wrap(plain, DEGREE)),
         )
         (ciphertext,) = vector.ciphertext()
         if (
@@ -207,10 +204,17 @@ class BfvCipher(Cipher):
             raise EncryptionError("ciphertext has a form that no client makes")
         return vector
 
-    def _decrypt_slots(self, payload: bytes) -> IntArray:
+    def _unseal(self, payload: bytes, count: int) -> tuple[IntArray, list[int]]:
         vector = self._load(payload)
         numbers = _translate("decryption failed", vector.decrypt)
-        return np.fromiter(numbers, dtype=np.int64, count=DEGREE)
+        slots = np.fromiter(numbers, dtype=np.int64, count=DEGREE)
+        if slots[count : self.slots].any():
+            raise EncryptionError(f"ciphertext has more than {count} values")
+        checks = slots[self.slots :] % self.modulus
+        return slots[:count].copy(), checks.tolist()
+
+    def _strip(self, integers: IntArray, stream: Keystream) -> None:
+        """Do nothing: the keystream is for the masks only."""
 
     def _add_payloads(self, payloads: Sequence[bytes]) -> bytes:
         total = self._load(payloads[0])
@@ -218,8 +222,3 @@ class BfvCipher(Cipher):
             # not a copy of TenSEAL's, which would ask for the secret key
             _translate("addition failed", partial(total.add_, self._load(payload)))
         return unwrap(_translate("addition failed", total.serialize))
-
-    def _multiply_payload(self, payload: bytes, factor: int) -> bytes:
-        vector = self._load(payload)
-        _translate("multiplication failed", lambda: vector.mul_plain_(factor))
-        return unwrap(_translate("multiplication failed", vector.serialize))

@@ -1,102 +1,69 @@
-"""A linear checksum modulo t that survives sums and integer multiples.
+"""Two secret linear functions of a vector over a prime field.
 
-A ciphertext of 4096 slots holds v_1, ..., v_4095 and, in its last slot,
+    s_a = Σ_j c_aj x_j   (mod p),   a = 1, 2,
 
-    s = Σ_j c_j v_j + w c_4096   (mod t),
-
-with w = 1. The coefficients c come from the clients' secret and from the label, so
-whoever has neither cannot make an s that fits. Adding ciphertexts of one label adds v,
-w and s alike; an integer multiple multiplies all three. The term w c_4096 is what makes
-the empty sum, a ciphertext of zeros that anybody can make, differ from a sum of shares
-that are zero, and what ties the stated number of shares w to what was summed.
+with coefficients c that are the keystream of a key which nobody but the clients has.
+They are linear, so the checksum of a sum is the sum of the checksums. Whoever does not
+know c changes a vector and its checksums consistently with a probability of about
+p^−2, as long as the change is not a multiple of p: who uses them keeps all entries
+within ±(p − 1)/2, where no two integers are congruent.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable
-from functools import lru_cache
+from operator import mul
 
 import numpy as np
 
 from fedtrellis.encryption.fixed_point import IntArray
-from fedtrellis.wire.arrays import FloatArray
+from fedtrellis.encryption.keystream import Keystream
 
-__all__ = ["Checksum"]
+__all__ = ["CHECKS", "MOST_VALUES", "checksums"]
 
-_LIMB = 20
-_MASK = (1 << _LIMB) - 1
-_LIMBS = 3
-# labels have round numbers in them, so one is of use for a few moments only
-_CACHED = 32
+#: How many checksums a vector has.
+CHECKS = 2
+
+#: Products of two limbs are below 2^32, and so many of them are exact in float64.
+MOST_VALUES = 2**20
+
+_UNSIGNED, _SIGNED = np.dtype("<u2"), np.dtype("<i2")
+_LIMB = 16
+_LIMBS = 4  # of 64 bits
+_CHUNK = 2**13  # the limbs of so many coefficients fit into a core's cache
+# 2^(16 (i + j)): what the product of limbs i and j counts
+_WEIGHTS = [1 << (_LIMB * (i + j)) for j in range(_LIMBS) for i in range(_LIMBS)]
 
 
-class Checksum:
-    """The checksums of one key.
+def checksums(values: IntArray, key: bytes, modulus: int) -> list[int]:
+    """Return the checksums of a vector.
 
     Parameters
     ----------
+    values : ndarray of int64, shape (n,)
+        x, at most 2^20 of them.
     key : bytes
-        Secret; the same in all clients.
+        Of 32 bytes; the coefficients are the words of 64 bits of its keystream, c_1j
+        and c_2j in turn. No residue of them is likelier than 1.13 / p.
     modulus : int
-        t, a prime below 2^60.
-    slots : int
-        Number of slots including the checksum's, at most 4096, so that the sums of
-        products of limbs stay below 2^53.
+        p, a prime of at most 61 bits.
+
+    Returns
+    -------
+    list of int
+        s_1 and s_2, in [0, p).
     """
-
-    def __init__(self, key: bytes, modulus: int, slots: int) -> None:
-        if modulus >= 1 << (_LIMB * _LIMBS) or slots > 4096:
-            raise ValueError("the checksum would not be exact")
-        self._key = key
-        self._modulus = modulus
-        self._slots = slots
-        # a cache of each object, so that no secret outlives the cipher it is of
-        self._coefficients: Callable[[str, int], tuple[FloatArray, int]] = lru_cache(
-            maxsize=_CACHED
-        )(self._derive)
-
-    def _derive(self, label: str, terms: int) -> tuple[FloatArray, int]:
-        """Limbs of c_1 ... c_4095, of shape (4095, 3), and c_4096."""
-        text = label.encode()
-        # everything before the label has a fixed length: no two inputs are alike
-        stream = hashlib.shake_256(self._key + terms.to_bytes(8, "little") + text)
-        words = np.frombuffer(stream.digest(8 * self._slots), dtype="<u8")
-        # 64 bits for 58: no residue is likelier than 1.02 / t
-        coefficients = (words % np.uint64(self._modulus)).astype(np.int64)
-        return self._limbs(coefficients[:-1]).T.copy(), int(coefficients[-1])
-
-    @staticmethod
-    def _limbs(residues: IntArray) -> FloatArray:
-        """Split numbers below 2^60 into three of 20 bits, of shape (3, n)."""
-        parts = [(residues >> (_LIMB * i)) & _MASK for i in range(_LIMBS)]
-        return np.stack(parts).astype(np.float64)
-
-    def __call__(self, values: IntArray, weight: int, label: str, terms: int) -> int:
-        """Return s of some data.
-
-        Parameters
-        ----------
-        values : ndarray of int64, shape (slots − 1,)
-            v, in (−t, t); only its residues modulo t count.
-        weight : int
-            w: how many shares were summed, with their factors.
-        label : str
-        terms : int
-            What the shares were declared for; part of the label.
-
-        Returns
-        -------
-        int
-            In [0, t).
-        """
-        limbs, last = self._coefficients(label, terms)
-        # values are centred, so this is their residue, five times faster than a %
-        residues = values + self._modulus * (values < 0)
-        # products of 40 bits, fewer than 2^12 of them: exact in float64
-        products = self._limbs(residues) @ limbs
-        total = weight * last
-        for i in range(_LIMBS):
-            for j in range(_LIMBS):
-                total += int(products[i, j]) << (_LIMB * (i + j))
-        return total % self._modulus
+    if values.size > MOST_VALUES or modulus.bit_length() > 61:
+        raise ValueError("the checksums would not be exact")
+    stream = Keystream(key)
+    products = np.zeros((_LIMBS, CHECKS * _LIMBS))
+    for start in range(0, values.size, _CHUNK):
+        part = values[start : start + _CHUNK].astype("<i8", order="C", copy=False)
+        words = stream.read(8 * CHECKS * part.size)
+        coefficients = np.frombuffer(words, _UNSIGNED).reshape(part.size, -1)
+        limbs = part.view(_UNSIGNED).reshape(-1, _LIMBS).astype(np.float64)
+        # x = l_0 + 2^16 l_1 + 2^32 l_2 + 2^48 l_3, and l_3 has the sign
+        limbs[:, -1] = part.view(_SIGNED)[_LIMBS - 1 :: _LIMBS]
+        products += limbs.T @ coefficients.astype(np.float64)
+    # one row for each checksum, ordered as the weights
+    exact = products.T.astype(np.int64).reshape(CHECKS, -1).tolist()
+    return [sum(map(mul, row, _WEIGHTS)) % modulus for row in exact]

@@ -7,26 +7,27 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar, NoReturn, Self
 
-import numpy as np
 from numpy.typing import ArrayLike
 
-from fedtrellis.encryption.blob import Header, split_blob
-from fedtrellis.encryption.checksum import Checksum
+from fedtrellis.encryption.blob import NONCE_BYTES, Header, check_sender, split_blob
+from fedtrellis.encryption.checksum import CHECKS
 from fedtrellis.encryption.fixed_point import (
-    PLAIN_MODULUS,
     EncryptionError,
     FixedPoint,
     IntArray,
+    RefusedError,
     check_terms,
 )
 from fedtrellis.encryption.key_format import (
     SECRET_BYTES,
     KeyFile,
-    derive,
     fingerprint_of,
     pack_key,
     unpack_key,
 )
+from fedtrellis.encryption.keystream import Keystream
+from fedtrellis.encryption.labels import Item, Label, encode_label, expand
+from fedtrellis.encryption.sum_keys import SumKeys
 from fedtrellis.wire.arrays import FloatArray
 
 __all__ = ["Cipher"]
@@ -35,48 +36,52 @@ __all__ = ["Cipher"]
 class Cipher(ABC):
     """One key of the clients, or the evaluation context of a server.
 
-    Clients of a run share one key and trust each other. A server has the context: it
-    adds ciphertexts and multiplies them by integers, and can neither read nor make one.
+    A client encrypts a vector as its *share* of a sum. A server has no secret: it adds
+    shares, and can neither read nor make one.
 
-    **What the checksum is for.** The last slot of each ciphertext holds a secret linear
-    function of the others (:mod:`fedtrellis.encryption.checksum`), whose coefficients
-    depend on the key, the label and the declared terms. So whatever a server hands
-    back, :meth:`decrypt` returns numbers only if they are Σ k_i v_i modulo t, where the
-    v_i were encrypted by clients under this very label and the integers k_i add up to
-    the weight in the header; anything else is refused but with a probability below
-    2^−57 for each attempt. It cannot put in values of its own, mix labels (rounds,
-    clients, blocks), move or scale single entries, pass off zeros as a sum, or return
-    what is cut, damaged or another key's. (This takes for granted that BFV is secure
-    and that a server, which has no evaluation keys, can only add ciphertexts and
-    multiply them by numbers that it knows, or by each other.)
+    **What is accepted.** :meth:`decrypt` returns numbers only if they are the sum, each
+    taken once, of shares that holders of the key encrypted under this very label, for
+    as many terms and as many values: of one share of each of the ``senders`` where
+    those are given, and else of those that the header lists, all different. Anything
+    else is refused but with a probability below 2^−115 for each attempt: shares left
+    out, taken twice, multiplied, subtracted, or of another label; values of a server's
+    own, entries moved or changed, whatever is cut or damaged.
 
-    **What it is not for.** Within a label a server chooses the k_i: it can leave a
-    client's share out, take one twice, or subtract one and add another. Asking for the
-    weight that n shares have catches the first unless another share fills the gap.
-    Labels must not be used again in a run, or old shares fit; and a client that
-    colludes with the server has the key. A refusal tells the server one bit about
-    the ciphertext it sent, and many chosen attempts could reveal the key: **end the run
-    at the first** :class:`EncryptionError` **of a decryption**, and make a new key if
-    it was not an accident. The labels, sizes, weights and who takes part are not
-    hidden.
+    **How.** Every encryption draws 16 bytes, its *nonce*. From key, label, sender and
+    nonce follow two masks m_ka, and with the checksums of the share's integers x_k
+    (:mod:`fedtrellis.encryption.checksum`) the share k carries, encrypted or not,
+
+        t_ka = Σ_j c_aj x_kj + m_ka   (mod p),   a = 1, 2.
+
+    The coefficients c depend on key, label, terms and the number of values. A sum is
+    right if its t_a is Σ_j c_aj X_j + Σ m_ka over exactly the shares of its header, and
+    no |X_j| is beyond what so many shares can make, which is below p / 2. A nonce that
+    is drawn anew for each encryption needs no state that could be lost or set back.
+
+    **What it is not for.** Holders of the key trust each other: each could read and
+    forge every share. Sizes and who takes part are not hidden. Without ``senders`` a
+    server chooses which shares it adds.
 
     Attributes
     ----------
     name : str
         The backend's.
-    slots : int
-        How many values one ciphertext holds: 4095.
+    modulus, slots : int
+        Sums of integers stay within ±(p − 1)/2; values of one ciphertext at most.
     has_secret : bool
         Whether this is a key.
     fingerprint : str
-        16 hexadecimal digits; the same for a key and its context.
+        16 hexadecimal digits; the same for a key, its context and all that is bound.
     fixed : FixedPoint
         How real numbers become integers.
     """
 
     name: ClassVar[str]
     parameters: ClassVar[str]
-    slots: ClassVar[int] = 4095
+    modulus: ClassVar[int]
+    slots: ClassVar[int]
+    #: Whether refusals tell a server that makes ciphertexts up something of the key.
+    wears_out: ClassVar[bool] = False
 
     def __init__(self, file: KeyFile) -> None:
         if file.backend != self.name:
@@ -84,12 +89,10 @@ class Cipher(ABC):
                 f"this is of backend {file.backend!r}, not {self.name!r}"
             )
         self._file = file
-        self.fixed = FixedPoint(file.bits, PLAIN_MODULUS)
+        self._root = file.secret and expand(file.secret, "cipher", self.name)
+        self.fixed = FixedPoint(file.bits, self.modulus)
         self.fingerprint = file.fingerprint
         self.has_secret = file.secret is not None
-        if file.secret is not None:
-            key = derive(file.secret, "checksum")
-            self._checksum = Checksum(key, PLAIN_MODULUS, self.slots + 1)
 
     def __repr__(self) -> str:
         kind = "key" if self.has_secret else "evaluation context"
@@ -110,8 +113,12 @@ class Cipher(ABC):
         bits : int
             Fractional bits of the fixed point, 1 to 52; part of the key.
         """
-        FixedPoint(bits, PLAIN_MODULUS)  # checks the bits
-        secret, payload = secrets.token_bytes(SECRET_BYTES), cls._new_payload()
+        return cls._of(secrets.token_bytes(SECRET_BYTES), bits)
+
+    @classmethod
+    def _of(cls, secret: bytes, bits: int) -> Self:
+        FixedPoint(bits, cls.modulus)  # checks the bits
+        payload = cls._new_payload()
         mark = fingerprint_of(secret, cls.name, bits, payload)
         return cls(KeyFile(cls.name, bits, mark, payload, secret))
 
@@ -127,9 +134,22 @@ class Cipher(ABC):
         """
         return cls(unpack_key(data))
 
+    @classmethod
+    def adder(cls) -> Self:
+        """Make what adds the ciphertexts of any key: a context that is nobody's."""
+        return cls.from_bytes(cls.generate().evaluation_bytes())
+
     def secret_bytes(self) -> bytes:
-        """Return the key; whoever has it reads everything. Needs the secret."""
-        self._secret()
+        """Return the key; whoever has it reads everything.
+
+        Raises
+        ------
+        EncryptionError
+            This is an evaluation context, or bound.
+        """
+        secret = self._file.secret
+        if secret is None or self._secret() != expand(secret, "cipher", self.name):
+            raise EncryptionError("this needs the clients' key, and not one bound")
         return pack_key(self._file)
 
     def evaluation_bytes(self) -> bytes:
@@ -138,26 +158,36 @@ class Cipher(ABC):
         file = KeyFile(self.name, self._file.bits, self.fingerprint, payload)
         return pack_key(file)
 
-    def mac(self, purpose: str, data: bytes) -> bytes:
-        """Return an HMAC-SHA256 under the clients' shared key.
+    def derive(self, *context: Item) -> bytes:
+        """Return a secret of 32 bytes for a use of its own: HKDF-SHA256.
 
         Parameters
         ----------
-        purpose : str
-            What it is for; two purposes never have a MAC in common.
-        data : bytes
-
-        Returns
-        -------
-        bytes
-            32 bytes; compare with :func:`hmac.compare_digest`.
+        *context : bytes, str or int
+            The use; other items, or items cut in another way, give another secret.
 
         Raises
         ------
         EncryptionError
             This is an evaluation context.
         """
-        return derive(derive(self._secret(), "mac"), purpose, data)
+        return expand(self._secret(), "derive", *context)
+
+    def bound(self, *context: Item) -> Self:
+        """Return this key for one context only, such as a run or a group.
+
+        Shares of one context are refused in any other, and what is derived differs.
+        The keys of the backend are the same, and so is the fingerprint.
+
+        Raises
+        ------
+        EncryptionError
+            This is an evaluation context.
+        """
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other._root = expand(self._secret(), "bound", *context)
+        return other
 
     # -- values ----------------------------------------------------------------------
 
@@ -165,19 +195,30 @@ class Cipher(ABC):
         """Return how many ciphertexts a vector of so many values takes."""
         return -(-size // self.slots)
 
-    def encrypt(self, values: ArrayLike, label: str, terms: int) -> bytes:
-        """Encrypt a vector of at most ``slots`` real numbers.
+    def encrypt(
+        self,
+        values: ArrayLike,
+        label: Label,
+        sender: str,
+        terms: int,
+        block: tuple[int, int] = (0, 1),
+    ) -> bytes:
+        """Encrypt a vector of at most ``slots`` real numbers as a share of a sum.
 
         Parameters
         ----------
         values : array_like of float64, shape (n,)
             Rounded to multiples of ``fixed.resolution``.
-        label : str
-            What this is a share of; only shares of one label can be added. It has
-            everything in it that must not be confused: run, round, quantity.
+        label : tuple of str or int
+            What this is a share of; only shares of one label can be added. First its
+            purpose, then everything that must not be confused: run, round, quantity.
+        sender : str
+            Who encrypts, of 1 to 255 bytes; the server reads it.
         terms : int
-            How many shares will be added, each counted with the magnitude of the
-            integer it is multiplied by; values must be below ``fixed.limit(terms)``.
+            How many shares will be added at most; values must be below
+            ``fixed.limit(terms)``.
+        block : (int, int)
+            Which part of a longer vector this is, and of how many.
 
         Raises
         ------
@@ -185,28 +226,42 @@ class Cipher(ABC):
             A value is not finite or too large, there are none or too many of them, or
             this is an evaluation context.
         """
-        return self.encrypt_integers(self.fixed.quantize(values, terms), label, terms)
+        integers = self.fixed.quantize(values, terms)
+        return self._encrypt(integers, label, sender, terms, block)
 
-    def encrypt_integers(self, integers: IntArray, label: str, terms: int) -> bytes:
+    def encrypt_integers(
+        self,
+        integers: IntArray,
+        label: Label,
+        sender: str,
+        terms: int,
+        block: tuple[int, int] = (0, 1),
+    ) -> bytes:
         """Like :meth:`encrypt`, of integers that are quantised already (int64)."""
-        self._secret()
-        integers = np.asarray(integers)
+        self.fixed.check(integers, terms)
+        return self._encrypt(integers, label, sender, terms, block)
+
+    def _encrypt(
+        self,
+        integers: IntArray,
+        label: Label,
+        sender: str,
+        terms: int,
+        block: tuple[int, int],
+    ) -> bytes:
         if integers.ndim != 1 or not 1 <= integers.size <= self.slots:
             raise EncryptionError(
                 f"values of shape {integers.shape} cannot be encrypted at once: "
                 f"expected a vector of 1 to {self.slots}"
             )
-        if integers.dtype != np.int64:
-            raise EncryptionError(f"integers have dtype {integers.dtype}, not int64")
-        bound = self.fixed.bound(terms)
-        if integers.max() > bound or integers.min() < -bound:
-            raise EncryptionError(f"an integer is beyond ±{bound}, with {terms} terms")
-        slots = np.zeros(self.slots + 1, dtype=np.int64)
-        slots[: integers.size] = integers
-        check = self._checksum(slots[:-1], 1, label, terms)
-        slots[-1] = check - PLAIN_MODULUS if check > PLAIN_MODULUS // 2 else check
-        header = Header(self.fingerprint, check_terms(terms))
-        return header.pack(self._encrypt_slots(slots))
+        check_sender(sender)
+        keys = self._keys(label, block, integers.size, check_terms(terms))
+        # random, never counted: nothing to forget, and nothing that a server chooses
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        stream, masks = keys.share(sender, nonce)
+        checks = keys.checks(integers, masks)
+        header = Header(self.fingerprint, int(terms), ((sender, nonce),))
+        return header.pack(self._seal(integers, checks, stream))
 
     def add(self, blobs: Sequence[bytes]) -> bytes:
         """Add ciphertexts of one label; the secret is not needed.
@@ -214,63 +269,27 @@ class Cipher(ABC):
         Raises
         ------
         EncryptionError
-            There is none, one is malformed, of another key or for another number of
-            terms, or there are more than they left room for.
+            There is none, one is malformed, or a share is there twice; they are of
+            several keys or numbers of terms, or more than these left room for.
         """
-        if not blobs:
-            raise EncryptionError("there are no ciphertexts to add")
-        parts = [self._open(blob) for blob in blobs]
-        headers = [header for header, _ in parts]
-        if len({header.terms for header in headers}) > 1:
-            counts = sorted({header.terms for header in headers})
-            raise EncryptionError(f"ciphertexts were encrypted for {counts} terms")
-        total = headers[0].combined(
-            sum(header.weight for header in headers),
-            sum(header.magnitude for header in headers),
-        )
+        parts = [split_blob(blob) for blob in blobs]
+        total = Header.of_sum([header for header, _ in parts])
         return total.pack(self._add_payloads([payload for _, payload in parts]))
 
-    def multiply(self, blob: bytes, factor: int) -> bytes:
-        """Multiply a ciphertext by an integer; the secret is not needed.
-
-        Parameters
-        ----------
-        blob : bytes
-        factor : int
-            Not zero. It counts as so many terms: values and noise both have room for
-            the terms that the ciphertext was encrypted for, ``MAX_TERMS`` at most.
-
-        Raises
-        ------
-        EncryptionError
-            The ciphertext is malformed or of another key, or the factor too large.
-        """
-        if isinstance(factor, bool) or not isinstance(factor, int | np.integer):
-            raise EncryptionError(f"factor = {factor!r} must be an integer")
-        if factor == 0:
-            raise EncryptionError("factor = 0 would make a ciphertext of nothing")
-        header, payload = self._open(blob)
-        factor = int(factor)
-        product = header.combined(
-            header.weight * factor, header.magnitude * abs(factor)
-        )
-        return product.pack(self._multiply_payload(payload, factor))
-
     def decrypt(
-        self, blob: bytes, label: str, count: int, weight: int | None = None
+        self, blob: bytes, label: Label, count: int, senders: Sequence[str] | None
     ) -> FloatArray:
         """Decrypt a ciphertext, and check what it is.
 
         Parameters
         ----------
         blob : bytes
-        label : str
+        label : tuple of str or int
             That of all shares within.
         count : int
-            How many values it holds.
-        weight : int, optional
-            Sum of the factors of the shares that it must consist of: n for a sum of n.
-            Give it where it is known; without it any weight but 0 is taken.
+            How many values each share has.
+        senders : sequence of str or None
+            Who must have made the shares, one each; None takes any different shares.
 
         Returns
         -------
@@ -278,55 +297,76 @@ class Cipher(ABC):
 
         Raises
         ------
+        RefusedError
+            The ciphertext is not such a sum; see the class for what that means. The
+            text is always the same, and no numbers are returned then.
         EncryptionError
-            The ciphertext is not a combination of shares of this label under this key;
-            see the class for what that means. No numbers are returned then.
+            The label, count or senders are malformed, or this is an evaluation context.
         """
-        return self.fixed.dequantize(self.decrypt_integers(blob, label, count, weight))
+        integers = self.decrypt_integers(blob, label, count, senders)
+        return self.fixed.dequantize(integers)
 
     def decrypt_integers(
-        self, blob: bytes, label: str, count: int, weight: int | None = None
+        self,
+        blob: bytes,
+        label: Label,
+        count: int,
+        senders: Sequence[str] | None,
+        block: tuple[int, int] = (0, 1),
     ) -> IntArray:
-        """Like :meth:`decrypt`, the exact integers (int64) in (−t/2, t/2)."""
+        """Like :meth:`decrypt`, the exact integers (int64) within ±(p − 1)/2."""
         self._secret()
         if not 1 <= count <= self.slots:
             raise EncryptionError(f"count = {count} must be from 1 to {self.slots}")
-        header, payload = self._open(blob)
-        if weight is not None and header.weight != weight:
-            raise EncryptionError(
-                f"ciphertext is of {header.weight} shares, expected {weight}"
-            )
-        if not header.weight and weight is None:
-            # anybody can make zeros, and they are a sum of no shares
-            raise EncryptionError("ciphertext is of 0 shares: its factors cancel")
-        slots = self._decrypt_slots(payload)
-        check = self._checksum(slots[:-1], header.weight, label, header.terms)
-        if (check - int(slots[-1])) % PLAIN_MODULUS:
-            raise EncryptionError(
-                f"ciphertext fails its checksum: it was altered, or is not a sum of "
-                f"shares of {label!r}"
-            )
-        if slots[count:-1].any():
-            raise EncryptionError(f"ciphertext has more than {count} values")
-        return slots[:count].copy()
+        encode_label(label)
+        if isinstance(senders, str):  # a sequence of letters
+            raise EncryptionError(f"senders = {senders!r} must be a sequence of texts")
+        try:
+            return self._opened(blob, label, count, senders, block)
+        except EncryptionError:
+            raise RefusedError from None
 
     # -- helpers ---------------------------------------------------------------------
 
     def _secret(self) -> bytes:
-        if self._file.secret is None:
+        if self._root is None:
             raise EncryptionError(
                 f"this needs the clients' key; {self.fingerprint} is its evaluation "
-                "context, which can only add and multiply"
+                "context, which can only add"
             )
-        return self._file.secret
+        return self._root
 
-    def _open(self, blob: bytes) -> tuple[Header, bytes]:
+    def _keys(
+        self, label: Label, block: tuple[int, int], size: int, terms: int
+    ) -> SumKeys:
+        return SumKeys.of(self._secret(), self.modulus, label, block, size, terms)
+
+    def _opened(
+        self,
+        blob: bytes,
+        label: Label,
+        count: int,
+        senders: Sequence[str] | None,
+        block: tuple[int, int],
+    ) -> IntArray:
         header, payload = split_blob(blob)
         if header.fingerprint != self.fingerprint:
-            raise EncryptionError(
-                f"ciphertext is of key {header.fingerprint}, not {self.fingerprint}"
-            )
-        return header, payload
+            raise EncryptionError("another key")
+        if senders is not None and header.senders != sorted(senders):
+            raise EncryptionError("other senders")
+        keys = self._keys(label, block, count, header.terms)
+        integers, checks = self._unseal(payload, count)
+        masks = [0] * CHECKS
+        for share in header.shares:  # one after the other: there may be many
+            stream, own = keys.share(*share)
+            masks = list(map(int.__add__, masks, own))
+            self._strip(integers, stream)
+        # two integers whose difference p divides have the same checksums
+        bound = len(header.shares) * self.fixed.bound(header.terms)
+        within = -bound <= integers.min() and integers.max() <= bound
+        if keys.checks(integers, masks) != checks or not within:
+            raise EncryptionError("other values")
+        return integers
 
     # -- what a backend does; each raises EncryptionError and nothing else -----------
 
@@ -340,17 +380,19 @@ class Cipher(ABC):
         """Return what a context keeps; nothing secret."""
 
     @abstractmethod
-    def _encrypt_slots(self, slots: IntArray) -> bytes:
-        """Encrypt all 4096 slots, integers in (−t/2, t/2)."""
+    def _seal(
+        self, integers: IntArray, checks: Sequence[int], stream: Keystream
+    ) -> bytes:
+        """Encrypt integers within ±(p − 1)/2 and residues in [0, p)."""
 
     @abstractmethod
-    def _decrypt_slots(self, payload: bytes) -> IntArray:
-        """Inverse of :meth:`_encrypt_slots`."""
+    def _unseal(self, payload: bytes, count: int) -> tuple[IntArray, list[int]]:
+        """Return integers (int64), which may be changed, and the residues of a sum."""
+
+    @abstractmethod
+    def _strip(self, integers: IntArray, stream: Keystream) -> None:
+        """Take what :meth:`_seal` took from a share's keystream off a sum, in place."""
 
     @abstractmethod
     def _add_payloads(self, payloads: Sequence[bytes]) -> bytes:
         """Add at least one."""
-
-    @abstractmethod
-    def _multiply_payload(self, payload: bytes, factor: int) -> bytes:
-        """Multiply by an integer that is not zero, |factor| at most ``MAX_TERMS``."""

@@ -1,12 +1,21 @@
-"""``fedtrellis-keys``: make and look at key files."""
+"""``fedtrellis-keys``: make, look at and check key files."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from fedtrellis.encryption.fixed_point import EncryptionError, FixedPoint
+from fedtrellis.encryption.identity import (
+    Identity,
+    is_identity,
+    load_identity,
+    parse_public,
+    public_line,
+    write_identity,
+)
 from fedtrellis.encryption.key_format import unpack_key
 from fedtrellis.encryption.keys import (
     BACKENDS,
@@ -14,11 +23,19 @@ from fedtrellis.encryption.keys import (
     read_file,
     write_key_pair,
 )
+from fedtrellis.encryption.roster import (
+    Roster,
+    is_roster,
+    load_roster,
+    parse_roster,
+    shown,
+    write_roster,
+)
 
 __all__ = ["main"]
 
 _EXAMPLE = """\
-example:
+example, one key for all clients:
   fedtrellis-keys new --key clients.key --context server.context
   fedtrellis-keys show clients.key
 
@@ -26,12 +43,23 @@ Copy clients.key to every client over a channel that you trust, and to nobody el
 whoever has it reads everything. Give server.context to the server: it can only add.
 """
 
+_ROSTER_EXAMPLE = """\
+example, a key for each client:
+  fedtrellis-keys identity --name clinic-a --key node.key     on the node clinic-a
+  fedtrellis-keys roster --out roster.toml clinic-a=5f0c... clinic-b=a91e... ...
+  fedtrellis-keys check --key node.key --roster roster.toml   on every node
+
+A key file never leaves its node. Send the line NAME=PUBLIC that "identity" prints to
+whoever writes the roster, and the roster to every node, by a way that the server cannot
+change; then read each other the digest that "check" prints (on the telephone).
+"""
+
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="fedtrellis-keys",
         description="Make and look at the keys of encrypted aggregation.",
-        epilog=_EXAMPLE,
+        epilog=f"{_EXAMPLE}\n{_ROSTER_EXAMPLE}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True)
@@ -46,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     new.add_argument(
         "--backend",
         choices=list(BACKENDS),
-        default="tenseal-bfv",
+        default="stream",
         help="default: %(default)s; 'none' encrypts nothing",
     )
     new.add_argument(
@@ -57,7 +85,35 @@ def _parser() -> argparse.ArgumentParser:
     )
     show = commands.add_parser("show", help="say what a file is; never a secret")
     show.add_argument("file", metavar="FILE")
+    _add_roster_commands(commands)
     return parser
+
+
+def _add_roster_commands(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+) -> None:
+    def add(name: str, about: str) -> argparse.ArgumentParser:
+        return commands.add_parser(
+            name,
+            help=about,
+            epilog=_ROSTER_EXAMPLE,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+
+    identity = add("identity", "make a node's own key, and print its public line")
+    identity.add_argument("--name", required=True, help="its client-id")
+    identity.add_argument("--key", required=True, metavar="FILE", help="mode 0600")
+    roster = add("roster", "write down which nodes work together")
+    roster.add_argument("--out", required=True, metavar="FILE")
+    roster.add_argument(
+        "members",
+        nargs="+",
+        metavar="MEMBER",
+        help="NAME=PUBLIC, or a file with such lines, or another roster",
+    )
+    check = add("check", "say whether a node's key fits its roster; exit code 0 or 1")
+    check.add_argument("--key", required=True, metavar="FILE", help="of this node")
+    check.add_argument("--roster", required=True, metavar="FILE", help="of this node")
 
 
 def _new(options: argparse.Namespace) -> None:
@@ -69,14 +125,21 @@ def _new(options: argparse.Namespace) -> None:
 
 def _show(options: argparse.Namespace) -> None:
     data, mode = read_file(options.file)
+    if is_identity(data):
+        _show_identity(Identity.from_bytes(data), mode)
+        return
+    if is_roster(data):
+        _show_roster(parse_roster(data))
+        return
     # the file's own fields are enough: TenSEAL need not be there
     file = unpack_key(data)
-    fixed = FixedPoint(file.bits)
+    backend = backend_class(file.backend)
+    fixed = FixedPoint(file.bits, backend.modulus)
     secret = file.secret is not None
     print("kind:       ", "clients' key (secret)" if secret else "evaluation context")
     print("backend:    ", file.backend)
     print("fingerprint:", file.fingerprint)
-    print("parameters: ", backend_class(file.backend).parameters)
+    print("parameters: ", backend.parameters)
     print(
         f"values:      multiples of 2^-{file.bits} = {fixed.resolution:.3g}; a sum of "
         f"1000 has room for up to ±{fixed.limit(1000):.6g} each"
@@ -85,11 +148,76 @@ def _show(options: argparse.Namespace) -> None:
         print(f"warning:     others can read it (mode {mode:04o}); chmod 600 it")
 
 
+def _show_identity(identity: Identity, mode: int) -> None:
+    print("kind:       ", "identity of a node (secret)")
+    print("client id:  ", identity.name)
+    print("public:     ", public_line(identity.name, identity.public))
+    if mode & 0o077:
+        print(f"warning:     others can read it (mode {mode:04o}); chmod 600 it")
+
+
+def _show_roster(roster: Roster) -> None:
+    print("kind:       ", f"roster of {len(roster.members)} nodes")
+    for name, public in sorted(roster.members.items()):
+        print("node:       ", public_line(name, public))
+    print("digest:     ", shown(roster.digest))
+
+
+def _identity(options: argparse.Namespace) -> None:
+    identity = write_identity(options.key, options.name)
+    # alone on standard output, so that it can go into a file
+    print(public_line(identity.name, identity.public))
+    print(f"{options.key}: for this node only (mode 0600)", file=sys.stderr)
+
+
+def _members(argument: str) -> list[tuple[str, bytes]]:
+    """What one argument of ``roster`` names."""
+    if "=" in argument:
+        return [parse_public(argument)]
+    data = read_file(Path(argument))[0]
+    if is_roster(data):
+        return list(parse_roster(data).members.items())
+    try:
+        lines = [line.strip() for line in data.decode().splitlines()]
+    except UnicodeDecodeError:
+        raise EncryptionError(f"{argument!r} is not text") from None
+    return [parse_public(line) for line in lines if line and not line.startswith("#")]
+
+
+def _roster(options: argparse.Namespace) -> None:
+    members: dict[str, bytes] = {}
+    for argument in options.members:
+        for name, public in _members(argument):
+            if members.setdefault(name, public) != public:
+                raise EncryptionError(f"{name!r} is there twice, with different keys")
+    roster = write_roster(options.out, members)
+    print(f"{options.out}: for every node ({len(members)} of them)")
+    print(f"digest {shown(roster.digest)}")
+
+
+def _check(options: argparse.Namespace) -> None:
+    identity, roster = load_identity(options.key), load_roster(options.roster)
+    roster.check(identity)
+    print(f"{identity.name}: this node's key is in the roster")
+    print(f"with {', '.join(sorted(set(roster.members) - {identity.name}))}")
+    print(f"digest {shown(roster.digest)}")
+    print("every node must have this digest; ask the others, not through the server")
+
+
+_COMMANDS = {
+    "new": _new,
+    "show": _show,
+    "identity": _identity,
+    "roster": _roster,
+    "check": _check,
+}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; 0, or 1 after one line on standard error."""
     options = _parser().parse_args(arguments)
     try:
-        {"new": _new, "show": _show}[options.command](options)
+        _COMMANDS[options.command](options)
     except EncryptionError as error:
         print(f"fedtrellis-keys: {error}", file=sys.stderr)
         return 1

@@ -1,9 +1,10 @@
-"""Real numbers as integers modulo t, with room for a sum of them."""
+"""Real numbers as integers modulo a prime, with room for a sum of them."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -11,22 +12,27 @@ from numpy.typing import ArrayLike, NDArray
 from fedtrellis.wire.arrays import FloatArray
 
 __all__ = [
+    "FIELD_MODULUS",
     "MAX_TERMS",
     "PLAIN_MODULUS",
     "EncryptionError",
     "FixedPoint",
     "IntArray",
+    "RefusedError",
     "check_terms",
 ]
 
 IntArray = NDArray[np.int64]
 
-#: The plain modulus t: the largest prime of 58 bits with t ≡ 1 (mod 8192), so that
-#: BFV of degree 4096 has one slot for each coefficient.
+#: p of all ciphers but BFV: a prime, so that checksums modulo p can be trusted.
+FIELD_MODULUS = 2**61 - 1
+
+#: The plain modulus t of BFV: the largest prime of 58 bits with t ≡ 1 (mod 8192), so
+#: that at degree 4096 there is one slot for each coefficient.
 PLAIN_MODULUS = 288_230_376_151_130_113
 
-#: The largest sum of absolute factors that the noise of a BFV ciphertext bears, with
-#: two bits in hand; see :mod:`fedtrellis.encryption.bfv`.
+#: The most shares of a sum: the noise of a BFV ciphertext bears so many, with two bits
+#: in hand; see :mod:`fedtrellis.encryption.bfv`.
 MAX_TERMS = 2**24
 
 
@@ -35,6 +41,20 @@ class EncryptionError(ValueError):
 
     The message is one line, and never has anything secret in it.
     """
+
+
+class RefusedError(EncryptionError):
+    """A ciphertext is not the sum that was asked for.
+
+    The text never says why: that would help whoever tries again.
+    """
+
+    def __init__(
+        self,
+        text: str = "ciphertext was refused: it is not the sum that was asked for, "
+        "under this key and label, of shares that nobody altered",
+    ) -> None:
+        super().__init__(text)
 
 
 def check_terms(terms: int) -> int:
@@ -55,14 +75,14 @@ def check_terms(terms: int) -> int:
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """Quantisation to multiples of 2^−bits, as integers in (−t/2, t/2).
+    """Quantisation to multiples of 2^−bits, as integers within ±(p − 1)/2.
 
     Parameters
     ----------
     bits : int
         Fractional bits, 1 to 52.
     modulus : int
-        t, odd and below 2^62.
+        p, odd and below 2^62.
 
     Raises
     ------
@@ -71,7 +91,7 @@ class FixedPoint:
     """
 
     bits: int = 40
-    modulus: int = PLAIN_MODULUS
+    modulus: int = FIELD_MODULUS
 
     def __post_init__(self) -> None:
         if not isinstance(self.bits, int) or not 1 <= self.bits <= 52:
@@ -109,8 +129,7 @@ class FixedPoint:
         values : array_like of float64
             Of any shape.
         terms : int
-            How many such values will be summed, each factor counted with its
-            magnitude.
+            How many such values will be summed.
 
         Returns
         -------
@@ -121,25 +140,45 @@ class FixedPoint:
         ------
         EncryptionError
             A value is not finite, or so large that a sum of ``terms`` like it might
-            wrap around modulo t.
+            wrap around modulo p.
         """
         bound = self.bound(terms)
         array = np.asarray(values, dtype=np.float64)
-        if not np.isfinite(array).all():
-            count = int(array.size - np.isfinite(array).sum())
+        scale = float(self.scale)  # a power of two: exact
+        largest = max(float(array.max()), -float(array.min())) if array.size else 0.0
+        # a NaN compares as false, and what is infinite is not below 2^63 either
+        if not (largest * scale < 2.0**63 and round(largest * scale) <= bound):
+            self._refuse(array, terms)
+        scaled = np.asarray(array * scale)
+        return np.rint(scaled, out=scaled).astype(np.int64)
+
+    def _refuse(self, array: FloatArray, terms: int) -> NoReturn:
+        """Say why these values cannot be quantised."""
+        count = int(array.size - np.isfinite(array).sum())
+        if count:
             raise EncryptionError(
                 f"{count} of {array.size} values are not finite and cannot be encrypted"
             )
-        # a power of two: exact, and what overflows to infinity is refused below
-        with np.errstate(over="ignore"):
-            scaled = np.rint(array * float(self.scale))
-        if array.size and float(np.max(np.abs(scaled))) > bound:
-            raise EncryptionError(
-                f"a value of magnitude {float(np.max(np.abs(array))):.6g} is too large "
-                f"to encrypt: with {terms} terms in a sum and {self.bits} fractional "
-                f"bits at most {self.limit(terms):.6g} fits; scale the data down"
-            )
-        return scaled.astype(np.int64)
+        raise EncryptionError(
+            f"a value of magnitude {float(np.max(np.abs(array))):.6g} is too large "
+            f"to encrypt: with {terms} terms in a sum and {self.bits} fractional "
+            f"bits at most {self.limit(terms):.6g} fits; scale the data down"
+        )
+
+    def check(self, integers: IntArray, terms: int = 1) -> None:
+        """Raise unless these are integers of which a sum of ``terms`` has room.
+
+        Raises
+        ------
+        EncryptionError
+            They are no array of int64, or one is too large.
+        """
+        dtype = getattr(integers, "dtype", type(integers).__name__)
+        if dtype != np.int64:
+            raise EncryptionError(f"integers have dtype {dtype}, not int64")
+        bound = self.bound(terms)
+        if integers.size and not -bound <= integers.min() <= integers.max() <= bound:
+            raise EncryptionError(f"an integer is beyond ±{bound}, with {terms} terms")
 
     def dequantize(self, integers: ArrayLike) -> FloatArray:
         """Inverse of :meth:`quantize`, up to its rounding.
@@ -147,7 +186,7 @@ class FixedPoint:
         Parameters
         ----------
         integers : array_like of int64
-            Centred: in (−t/2, t/2). Beyond 2^53 they are rounded to a float64.
+            Within ±(p − 1)/2. Beyond 2^53 they are rounded to a float64.
 
         Returns
         -------

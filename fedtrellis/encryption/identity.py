@@ -15,12 +15,10 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import (
     X25519PrivateKey,
     X25519PublicKey,
 )
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fedtrellis.encryption.fixed_point import EncryptionError
 from fedtrellis.encryption.keys import _create, read_file
-from fedtrellis.encryption.labels import KEY_BYTES, Item, _encode, expand
+from fedtrellis.encryption.labels import Item, derive_key
 
 __all__ = [
     "PUBLIC_BYTES",
@@ -186,16 +184,6 @@ class Identity:
             raise EncryptionError("identity has a malformed name") from None
         return cls(name, X25519PrivateKey.from_private_bytes(data[middle:end]))
 
-    def derive(self, *context: Item) -> bytes:
-        """Return a secret of this node's alone: 32 bytes, the same for one context.
-
-        Parameters
-        ----------
-        *context : bytes, str or int
-            A purpose, and what keeps one use of it from another.
-        """
-        return expand(self._private.private_bytes_raw(), "own", *context)
-
     def pair_secret(self, other_public: bytes) -> bytes:
         """Return the secret that this node shares with one other: 32 bytes.
 
@@ -218,9 +206,19 @@ class Identity:
                 f"{self.name!r} shares a secret with other nodes, not with itself"
             )
         shared = self._private.exchange(X25519PublicKey.from_public_bytes(other_public))
-        pair = _encode(("pair", *sorted((self.public, other_public))))
-        # all of HKDF: a point on the curve is no uniform key
-        return HKDF(SHA256(), KEY_BYTES, salt=None, info=pair).derive(shared)
+        pair = sorted((self.public, other_public))
+        return derive_key(shared, "fedtrellis pair", *pair)
+
+    def derive(self, *context: Item) -> bytes:
+        """Return a secret of 32 bytes that follows from this node's key alone.
+
+        Parameters
+        ----------
+        *context : bytes, str or int
+            Its use; another one gives another secret.
+        """
+        own = self._private.private_bytes_raw()
+        return derive_key(own, "fedtrellis own", *context)
 
 
 def is_identity(data: bytes) -> bool:

@@ -27,13 +27,14 @@ negative, which multiplication does not tell apart. The curve is the library's
   runs could be linked.
 * A point that is not on the curve is refused; there is none of small order on it.
 
-**Who learns what.** Points travel sealed between client and evaluator; nothing else
-makes them that client's.
+**Who learns what.** Points travel with a MAC under what client and evaluator share, or
+sealed; without one a server could have an evaluator answer for ids that it guesses.
 
-* The server sees how many ids each client has, and then the pseudonyms, so which
-  clients share how many samples. To try an id it would need both evaluators' secrets.
-* An evaluator sees points that look random (decisional Diffie-Hellman, H a random
-  oracle), and how many; not which of two clients' points are of one id.
+* The server sees points that look random (decisional Diffie-Hellman, H a random
+  oracle), and then the pseudonyms, so how many ids each client has, and which clients
+  share how many. To try an id it would need both evaluators' secrets.
+* An evaluator sees points that look random, and how many; not which of two clients'
+  points are of one id.
 * The server and *one* evaluator together still lack s of the other, so that they cannot
   try ids. They can, as any client with the server can, hand in ids as that client's
   own and see who else has them: as many as it claims to hold samples, no more. An
@@ -55,7 +56,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from numpy.typing import NDArray
 
 from fedtrellis.encryption.fixed_point import EncryptionError
-from fedtrellis.encryption.labels import _encode, expand
+from fedtrellis.encryption.labels import encode_items, expand
 
 __all__ = [
     "POINT_BYTES",
@@ -113,10 +114,10 @@ def _as_array(points: Sequence[bytes]) -> ByteArray:
 
 def _hashed(domain: str, name: str) -> ec.EllipticCurvePublicKey:
     """H(id)."""
-    start = hashlib.sha256(_encode(("point", domain, name)))
+    start = hashlib.sha256(encode_items("point", domain, name))
     for counter in range(_ATTEMPTS):
         attempt = start.copy()
-        attempt.update(_encode((counter,)))
+        attempt.update(encode_items(counter))
         try:
             return _point(attempt.digest())
         except ValueError:
@@ -230,7 +231,7 @@ def pseudonyms(*outputs: ByteArray) -> ByteArray:
     """
     if {output.shape for output in outputs} != {(len(outputs[0]), POINT_BYTES)}:
         raise EncryptionError("every evaluator must answer with a point for each id")
-    purpose = _encode(("pseudonym", len(outputs)))
+    purpose = encode_items("pseudonym", len(outputs))
     rows = np.concatenate(outputs, axis=1)
     found = [
         hashlib.sha256(purpose + row.tobytes()).digest()[:PSEUDONYM_BYTES]

@@ -23,6 +23,7 @@ __all__ = [
 
 #: Where each backend is, by its name; imported when it is needed.
 BACKENDS = {
+    "stream": ("fedtrellis.encryption.stream", "StreamCipher"),
     "tenseal-bfv": ("fedtrellis.encryption.bfv", "BfvCipher"),
     "none": ("fedtrellis.encryption.plain", "PlainCipher"),
 }
@@ -84,7 +85,7 @@ def _create(path: Path, data: bytes, mode: int) -> None:
 def write_key_pair(
     key_path: str | Path,
     context_path: str | Path,
-    backend: str = "tenseal-bfv",
+    backend: str = "stream",
     bits: int = 40,
 ) -> Cipher:
     """Make a new key, and write it and its evaluation context to new files.
@@ -96,7 +97,7 @@ def write_key_pair(
     context_path : str or Path
         For the server: mode 0644. Nothing in it is secret.
     backend : str
-        ``"tenseal-bfv"``, or ``"none"``, which encrypts nothing.
+        ``"stream"``, ``"tenseal-bfv"``, or ``"none"``, which encrypts nothing.
     bits : int
         Fractional bits of the fixed point.
 

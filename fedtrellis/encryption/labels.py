@@ -10,11 +10,19 @@ import struct
 
 import numpy as np
 from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 
 from fedtrellis.encryption.fixed_point import EncryptionError
 
-__all__ = ["KEY_BYTES", "Item", "Label", "encode_label", "expand"]
+__all__ = [
+    "KEY_BYTES",
+    "Item",
+    "Label",
+    "derive_key",
+    "encode_items",
+    "encode_label",
+    "expand",
+]
 
 Item = bytes | str | int
 #: What a ciphertext is a share of: first its purpose, then whatever tells two apart.
@@ -26,7 +34,8 @@ _SHA256 = SHA256()
 _PREFIX = struct.Struct("<cI")
 
 
-def _encode(items: tuple[Item, ...]) -> bytes:
+def encode_items(*items: Item) -> bytes:
+    """Return the bytes of some items; other items never have the same."""
     parts = []
     for item in items:
         if isinstance(item, str):
@@ -62,7 +71,7 @@ def encode_label(label: Label) -> bytes:
         raise EncryptionError(f"label = {label!r} must be a tuple that begins with str")
     if not label[0] or any(isinstance(item, bytes) for item in label):
         raise EncryptionError(f"label = {label!r} must have texts and integers")
-    return _encode(label)
+    return encode_items(*label)
 
 
 def expand(secret: bytes, *context: Item, size: int = KEY_BYTES) -> bytes:
@@ -78,4 +87,14 @@ def expand(secret: bytes, *context: Item, size: int = KEY_BYTES) -> bytes:
     size : int
         In bytes. Keys of one use and several sizes begin alike.
     """
-    return HKDFExpand(_SHA256, size, _encode(context)).derive(secret)
+    return HKDFExpand(_SHA256, size, encode_items(*context)).derive(secret)
+
+
+def derive_key(secret: bytes, *context: Item) -> bytes:
+    """Return a key of 32 bytes for one use of a secret: HKDF of RFC 5869, SHA-256.
+
+    For a secret that is no uniformly random string, such as what X25519 gives: its
+    extraction makes one of it first.
+    """
+    info = encode_items(*context)
+    return HKDF(_SHA256, KEY_BYTES, salt=None, info=info).derive(secret)

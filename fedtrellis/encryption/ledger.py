@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtrellis.encryption.fixed_point import EncryptionError
-from fedtrellis.encryption.labels import _encode
+from fedtrellis.encryption.labels import encode_items
 
 __all__ = ["NONCE_BYTES", "Ledger", "private_folder"]
 
@@ -31,10 +31,12 @@ NONCE_BYTES = 16
 _MAGIC = b"FTL-LGR1"
 _LENGTH_BYTES = 4
 _DIGEST_BYTES = 32
+_OLD = ".old"
 # fields that JSON holds as they are
 _PLAIN = (
-    *("session", "client", "agreement", "epoch"),
-    *("answers", "refusals", "resumes", "version"),
+    *("session", "client", "agreement", "holding", "epoch", "answers", "refusals"),
+    *("resumes", "version", "weights", "query", "shared", "secret", "evaluated"),
+    "answered",
 )
 
 
@@ -63,6 +65,14 @@ def private_folder(path: str | Path) -> Path:
             "; chmod 700 it"
         )
     return path
+
+
+def _read(path: Path) -> bytes:
+    """Return a ledger's bytes, of the one before if a crash came between the two."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return path.with_suffix(_OLD).read_bytes()
 
 
 @contextlib.contextmanager
@@ -95,10 +105,21 @@ class Ledger:
         How often the run was begun again.
     nonce : bytes
         What the client contributes to the next round's masks; random, used once.
+    secret : str
+        Random, of this client in this run alone; hexadecimal.
     answers, refusals, resumes : int
         So many, in this run.
-    version : int
-        The last step that it answered.
+    version, weights, query : int, str, str
+        The last iteration that it answered in, a digest of its weights then, and one
+        of everybody's.
+    shared : list of str
+        For each member of the run, a digest of the weights that both were sent then.
+    holding : str
+        A digest of which of its samples it has in which group.
+    answered : str
+        A digest of what its last answer was made from.
+    evaluated : str
+        A digest of the blinded ids that it evaluated for the run.
     stored : (bytes, bytes) or None
         The last question and its answer, which is what a retry is answered with.
     """
@@ -110,10 +131,17 @@ class Ledger:
     agreement: str | None = None
     epoch: int = 0
     nonce: bytes = field(default_factory=lambda: secrets.token_bytes(NONCE_BYTES))
+    secret: str = field(default_factory=lambda: secrets.token_hex(32))
     answers: int = 0
     refusals: int = 0
     resumes: int = 0
-    version: int = 0
+    version: int = -1
+    weights: str = ""
+    query: str = ""
+    shared: list[str] = field(default_factory=list)
+    holding: str = ""
+    evaluated: str = ""
+    answered: str = ""
     stored: tuple[bytes, bytes] | None = None
     # digest of the file as this process last saw it
     _seen: bytes | None = field(default=None, repr=False)
@@ -138,11 +166,12 @@ class Ledger:
         """
         folder = private_folder(directory)
         # a digest: the session is the server's word, and no part of a path
-        mark = hashlib.sha256(_encode(("ledger", session, client))).hexdigest()
+        mark = hashlib.sha256(encode_items("ledger", session, client)).hexdigest()
         path = folder / f"{mark[:32]}.ledger"
         ledger = cls(path, session, client, durable)
         try:
-            data = path.read_bytes()
+            with _locked(folder):  # or a name may be looked for while it changes
+                data = _read(path)
         except FileNotFoundError:
             return ledger
         except OSError as error:
@@ -155,7 +184,7 @@ class Ledger:
         except (ValueError, KeyError, TypeError) as error:
             raise EncryptionError(
                 f"ledger {str(path)!r} is damaged: without it this node does not know "
-                "what it has agreed to. Remove it only to join the run anew"
+                "what it has agreed to and answered: start a new run"
             ) from error
         return ledger
 
@@ -179,7 +208,6 @@ class Ledger:
         """
         self.stored = (question, answer)
         self.nonce = secrets.token_bytes(NONCE_BYTES)
-        self.answers += 1
         self.save()
 
     def save(self) -> None:
@@ -209,7 +237,10 @@ class Ledger:
                     file.flush()
                     if self.durable:
                         os.fsync(file.fileno())
+                if not self.durable:
+                    self._step_aside()
                 os.replace(temporary, self.path)
+                self.path.with_suffix(_OLD).unlink(missing_ok=True)
                 self._seen = data[-_DIGEST_BYTES:]
                 if self.durable:
                     os.fsync(folder)  # the new name too
@@ -219,12 +250,19 @@ class Ledger:
                 f"ledger {str(self.path)!r} cannot be written: {why}"
             ) from error
 
+    def _step_aside(self) -> None:
+        """Make room for the new file, which then replaces none.
+
+        Replacing one makes file systems such as ext4 wait for the disk, which takes a
+        hundred times as long as all the rest.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            self.path.rename(self.path.with_suffix(_OLD))
+
     def _on_disk(self) -> bytes | None:
         """Return the digest at the end of the file, None where there is none."""
         try:
-            with self.path.open("rb") as file:
-                file.seek(-_DIGEST_BYTES, os.SEEK_END)
-                return file.read()
+            return _read(self.path)[-_DIGEST_BYTES:]
         except FileNotFoundError:
             return None
 

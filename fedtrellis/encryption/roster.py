@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -28,9 +29,16 @@ from fedtrellis.encryption.identity import (
     parse_public,
 )
 from fedtrellis.encryption.keys import _create, read_file
-from fedtrellis.encryption.labels import _encode
+from fedtrellis.encryption.labels import encode_items
 
-__all__ = ["Roster", "load_roster", "parse_roster", "shown", "write_roster"]
+__all__ = [
+    "Roster",
+    "is_roster",
+    "load_roster",
+    "parse_roster",
+    "shown",
+    "write_roster",
+]
 
 _VERSION = 1
 # Of a digest that is compared by eye or ear: 128 bits, so that whoever may choose keys
@@ -83,7 +91,7 @@ class Roster:
                 )
         # sorted: a roster means the same in whatever order people have written it
         flat = [part for member in sorted(self.members.items()) for part in member]
-        data = _encode(("roster", *flat))
+        data = encode_items("fedtrellis roster", *flat)
         object.__setattr__(self, "digest", hashlib.sha256(data).hexdigest())
 
     def public(self, name: str) -> bytes:
@@ -130,16 +138,23 @@ class Roster:
         return "\n".join([*head, *lines]) + "\n"
 
 
-def parse_roster(text: str) -> Roster:
-    """Inverse of :meth:`Roster.to_text`.
+def is_roster(data: bytes) -> bool:
+    """Whether bytes are meant as a roster, well-formed or not."""
+    return re.search(rb"(?m)^\s*roster\s*=", data) is not None
+
+
+def parse_roster(data: bytes) -> Roster:
+    """Inverse of :meth:`Roster.to_text`, in bytes.
 
     Raises
     ------
     EncryptionError
-        The text is not a roster.
+        The bytes are not a roster's.
     """
     try:
-        content = tomllib.loads(text)
+        content = tomllib.loads(data.decode())
+    except UnicodeDecodeError:
+        raise EncryptionError("roster is not text") from None
     except tomllib.TOMLDecodeError as error:
         raise EncryptionError(f"roster is not TOML: {error}") from None
     version, nodes = content.get("roster"), content.get("nodes")
@@ -172,10 +187,9 @@ def load_roster(path: str | Path) -> Roster:
             "chmod 644 it, and compare its digest with the other nodes'"
         )
     try:
-        return parse_roster(data.decode())
-    except (UnicodeDecodeError, EncryptionError) as error:
-        why = "it is not text" if isinstance(error, UnicodeDecodeError) else error
-        raise EncryptionError(f"{str(path)!r}: {why}") from None
+        return parse_roster(data)
+    except EncryptionError as error:
+        raise EncryptionError(f"{str(path)!r}: {error}") from None
 
 
 def write_roster(path: str | Path, publics: Mapping[str, bytes]) -> Roster:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import stat
 import tempfile
 import time
@@ -14,7 +15,7 @@ from fedtrellis.encryption.cipher import Cipher
 from fedtrellis.encryption.fixed_point import EncryptionError
 from fedtrellis.encryption.keys import backend_class, load_key
 
-__all__ = ["remove_run_key", "shared_run_key"]
+__all__ = ["remove_run_key", "run_ledgers", "shared_run_key"]
 
 _SESSION = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _ATTEMPTS = 10
@@ -53,6 +54,14 @@ def _run_key_path(session: str) -> Path:
     return _run_directory() / f"{session}.key"
 
 
+def run_ledgers(session: str) -> Path:
+    """Return the folder of the ledgers of a simulation's clients.
+
+    It is removed with the run's key.
+    """
+    return _run_key_path(session).with_suffix(".ledgers")
+
+
 def _make_run_key(path: Path, backend: str, bits: int) -> None:
     """Put a new key there unless another process has been faster."""
     _remove_left_behind(path.parent)
@@ -76,10 +85,11 @@ def _remove_left_behind(directory: Path) -> None:
         with contextlib.suppress(OSError):
             if path.stat().st_mtime < oldest:
                 path.unlink()
+                shutil.rmtree(path.with_suffix(".ledgers"), ignore_errors=True)
 
 
 def shared_run_key(
-    session: str, backend: str = "tenseal-bfv", bits: int = 40, *, make: bool = True
+    session: str, backend: str = "stream", bits: int = 40, *, make: bool = True
 ) -> Cipher:
     """Return the key that the clients of one run on one machine share.
 
@@ -139,3 +149,4 @@ def remove_run_key(session: str) -> None:
     """Remove a session's key from this machine and this process, if it is there."""
     _run_keys.pop((os.getpid(), session), None)
     _run_key_path(session).unlink(missing_ok=True)
+    shutil.rmtree(run_ledgers(session), ignore_errors=True)

@@ -14,24 +14,21 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from fedtrellis.encryption.fixed_point import EncryptionError
-from fedtrellis.encryption.labels import Item, _encode, expand
+from fedtrellis.encryption.labels import Item, derive_key, encode_items
 
-__all__ = ["SEALED_BYTES", "Associated", "open_sealed", "seal"]
-
-#: Purpose, run, sender, recipient, and whatever else.
-Associated = tuple[Item, ...]
+__all__ = ["SEALED_BYTES", "open_sealed", "seal"]
 
 _NONCE_BYTES = 12
 #: How many bytes a sealed message is longer than what is in it.
 SEALED_BYTES = _NONCE_BYTES + 16
 
 
-def _box(pair_secret: bytes, associated: Associated) -> ChaCha20Poly1305:
+def _box(pair_secret: bytes, associated: tuple[Item, ...]) -> ChaCha20Poly1305:
     # a key for each purpose and direction: no message fits where another is expected
-    return ChaCha20Poly1305(expand(pair_secret, "seal", *associated))
+    return ChaCha20Poly1305(derive_key(pair_secret, "fedtrellis seal", *associated))
 
 
-def seal(pair_secret: bytes, data: bytes, associated: Associated) -> bytes:
+def seal(pair_secret: bytes, data: bytes, associated: tuple[Item, ...]) -> bytes:
     """Encrypt and authenticate a message to one other client.
 
     Parameters
@@ -39,7 +36,7 @@ def seal(pair_secret: bytes, data: bytes, associated: Associated) -> bytes:
     pair_secret : bytes
         What the two share (``Identity.pair_secret``).
     data : bytes
-    associated : tuple of str, int and bytes
+    associated : sequence of str, int and bytes
         What the message is and where it belongs: purpose, run, sender, recipient, and
         whatever else recipient and sender must agree on. It is not sent.
 
@@ -50,10 +47,12 @@ def seal(pair_secret: bytes, data: bytes, associated: Associated) -> bytes:
     """
     nonce = os.urandom(_NONCE_BYTES)
     box = _box(pair_secret, associated)
-    return nonce + box.encrypt(nonce, data, _encode(associated))
+    return nonce + box.encrypt(nonce, data, encode_items(*associated))
 
 
-def open_sealed(pair_secret: bytes, sealed: bytes, associated: Associated) -> bytes:
+def open_sealed(
+    pair_secret: bytes, sealed: bytes, associated: tuple[Item, ...]
+) -> bytes:
     """Return what a message says.
 
     Parameters
@@ -70,6 +69,6 @@ def open_sealed(pair_secret: bytes, sealed: bytes, associated: Associated) -> by
     nonce, rest = sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:]
     try:
         box = _box(pair_secret, associated)
-        return box.decrypt(nonce, rest, _encode(associated))
+        return box.decrypt(nonce, rest, encode_items(*associated))
     except (InvalidTag, ValueError):
         raise EncryptionError("sealed message was refused") from None

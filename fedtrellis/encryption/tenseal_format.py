@@ -3,23 +3,36 @@
 TenSEAL's messages are protocol buffers. It trusts the lengths in them, up to reading
 beyond its memory, so those of a ciphertext are written here and never taken from
 others; and a context is searched for a secret key before TenSEAL reads it. SEAL
-decompresses whatever it is given to the end, so that is bounded here too.
+decompresses whatever it is given to the end, and ends the process where some of its
+inner headers are malformed; so a ciphertext is decompressed here, within bounds, and
+SEAL is given nothing but coefficients and seeds of others.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
+import struct
 import tempfile
-import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
+from typing import Any
 
 from fedtrellis.encryption.fixed_point import EncryptionError
 
-__all__ = ["check_expansion", "refuse_secret", "scratch_file", "unwrap", "wrap"]
+__all__ = ["needed", "plain_form", "refuse_secret", "scratch_file", "unwrap", "wrap"]
+
+# SEAL's header: magic and its own length, version, compression, reserved, size
+_HEADER = struct.Struct("<3s2sBHQ")
+_MAGIC = b"\x5e\xa1\x10"
+_PLAIN, _ZSTD = 0, 2
+_WINDOW = 2**20
+_ROOM = 200  # for all headers
+_SEED_BYTES = 64
+_BLAKE2 = b"\x01"  # what SEAL expands a seed with
 
 _CONTEXT_BYTES = 4096  # parameters alone have about 100; a secret key has 65 kB
-_ZSTD_BLOCK = 2**17
 _PRIVATE_FIELD = 3  # of TenSEALContextProto: the secret key
 
 
@@ -66,65 +79,69 @@ def _fields(data: bytes) -> Iterator[tuple[int, bytes]]:
         position += size
 
 
-def check_expansion(mode: int, body: bytes, limit: int) -> None:
-    """Raise unless what SEAL has compressed has at most ``limit`` bytes.
-
-    140 kB can stand for gigabytes. It is not checked whether the data is right: what
-    is malformed in any other way is left to SEAL to refuse.
+def plain_form(payload: bytes, parameters: Sequence[int], degree: int) -> bytes:
+    """Return SEAL's bytes of a ciphertext without compression, all headers checked.
 
     Parameters
     ----------
-    mode : int
-        SEAL's: 0 for none, 1 for zlib, 2 for zstd.
-    body : bytes
-        What comes after SEAL's header.
-    limit : int
+    payload : bytes
+        As SEAL writes a ciphertext of two polynomials, compressed or not. In the place
+        of the second polynomial there may be the seed that it follows from.
+    parameters : sequence of int
+        SEAL's hash of the parameters, of four words.
+    degree : int
+        Of the polynomials, each over two primes.
 
     Raises
     ------
     EncryptionError
-        It has more, is none of the three, or is more than one stream.
+        It is anything else.
     """
-    if mode == 0:
-        return
-    if mode == 1:
-        stream = zlib.decompressobj()
-        try:
-            size = len(stream.decompress(body, limit + 1))
-        except zlib.error:
-            raise EncryptionError("ciphertext is compressed wrongly") from None
-        if not stream.eof or stream.unused_data:
-            size = limit + 1
-    elif mode == 2:
-        size = _zstd_bound(body)
-    else:
+    if len(payload) < _HEADER.size:
+        raise EncryptionError(f"ciphertext has {len(payload)} bytes; it is cut off")
+    magic, version, mode, reserved, size = _HEADER.unpack_from(payload)
+    if magic != _MAGIC or reserved or size != len(payload):
+        raise EncryptionError("ciphertext is cut off or damaged")
+
+    data = _decompressed(mode, payload[_HEADER.size :], 32 * degree + _ROOM)
+
+    def header(size: int) -> bytes:
+        return _HEADER.pack(_MAGIC, version, _PLAIN, 0, size)
+
+    # parameters, NTT form, polynomials, degree, primes, scale and correction factor
+    members = struct.pack("<4QBQQQdQ", *parameters, 0, 2, degree, 2, 1.0, 1)
+    for seed in (0, _SEED_BYTES):
+        # a coefficient for each degree and prime of both polynomials, or of the first
+        count = (2 if seed else 4) * degree
+        start = members + header(_HEADER.size + 8 * (1 + count))
+        start += count.to_bytes(8, "little")
+        end = header(_HEADER.size + 1 + seed) + _BLAKE2 if seed else b""
+        after = len(start) + 8 * count
+        if (
+            data.startswith(start)
+            and data.startswith(end, after)
+            and len(data) == after + len(end) + seed
+        ):
+            return header(_HEADER.size + len(data)) + data
+    raise EncryptionError("ciphertext has a form that no client makes")
+
+
+def _decompressed(mode: int, body: bytes, limit: int) -> bytes:
+    """Return at most ``limit`` bytes: 140 kB can stand for gigabytes."""
+    if mode == _PLAIN:
+        return body
+    if mode != _ZSTD:
         raise EncryptionError(f"ciphertext is compressed in a way unknown ({mode})")
-    if size > limit:
+    zstandard = needed("zstandard")
+    # SEAL's frames say what they take, and need no window beside it
+    reader = zstandard.ZstdDecompressor(max_window_size=_WINDOW).stream_reader(body)
+    try:
+        data = bytes(reader.read(limit + 1))
+    except zstandard.ZstdError:
+        raise EncryptionError("ciphertext is compressed wrongly") from None
+    if len(data) > limit:
         raise EncryptionError(f"ciphertext would take more than {limit} bytes")
-
-
-def _zstd_bound(body: bytes) -> int:
-    """How many bytes a zstd frame has at most, from its blocks' headers (RFC 8878)."""
-    malformed = EncryptionError("ciphertext is compressed wrongly")
-    if len(body) < 6 or body[:4] != b"\x28\xb5\x2f\xfd":
-        raise malformed
-    descriptor = body[4]
-    single, dictionary, content = descriptor >> 5 & 1, descriptor & 3, descriptor >> 6
-    # window descriptor, dictionary id and content size, of which some may be missing
-    position = 5 + (1 - single) + (0, 1, 2, 4)[dictionary]
-    position += (single, 2, 4, 8)[content]
-    total, last = 0, False
-    while not last:
-        header = int.from_bytes(body[position : position + 3], "little")
-        last, kind, size = bool(header & 1), header >> 1 & 3, header >> 3
-        position += 3 + (1 if kind == 1 else size)
-        # raw, one byte repeated, or compressed
-        total += _ZSTD_BLOCK if kind == 2 else size
-        if kind == 3 or position > len(body):
-            raise malformed
-    if position + 4 * (descriptor >> 2 & 1) != len(body):  # a checksum may follow
-        raise malformed
-    return total
+    return data
 
 
 def wrap(payload: bytes, size: int) -> bytes:
@@ -138,6 +155,18 @@ def wrap(payload: bytes, size: int) -> bytes:
 def unwrap(message: bytes) -> bytes:
     """Return the first ciphertext of a BFVVectorProto that TenSEAL has written."""
     return next(content for number, content in _fields(message) if number == 2)
+
+
+@cache
+def needed(library: str) -> Any:
+    """Import a library of the extra "encryption" when it is first needed."""
+    try:
+        return importlib.import_module(library)
+    except ImportError as error:
+        raise EncryptionError(
+            f"encryption backend 'tenseal-bfv' needs {library}: "
+            'pip install "fedtrellis[encryption]"'
+        ) from error
 
 
 @contextmanager

@@ -7,35 +7,32 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fedtrellis.encryption.blob import split_blob
 from fedtrellis.encryption.cipher import Cipher
-from fedtrellis.encryption.fixed_point import EncryptionError
+from fedtrellis.encryption.fixed_point import EncryptionError, RefusedError
+from fedtrellis.encryption.labels import Label
 from fedtrellis.wire.arrays import FloatArray
 
-__all__ = ["add_vectors", "block_label", "decrypt_vector", "encrypt_vector"]
-
-
-def block_label(label: str, index: int, blocks: int) -> str:
-    """Return the label of one block of a vector, so that blocks cannot be swapped."""
-    return f"{label}#{index}/{blocks}"
+__all__ = ["add_vectors", "decrypt_vector", "encrypt_vector"]
 
 
 def encrypt_vector(
-    cipher: Cipher, values: ArrayLike, label: str, terms: int
+    cipher: Cipher, values: ArrayLike, label: Label, sender: str, terms: int
 ) -> list[bytes]:
-    """Encrypt a vector of any length.
+    """Encrypt a vector of any length as a share of a sum.
 
     Parameters
     ----------
     cipher : Cipher
         With the secret.
     values : array_like of float64, shape (n,)
-    label, terms
-        As in :meth:`Cipher.encrypt`; block i of m has the label ``"LABEL#i/m"``.
+    label, sender, terms
+        As in :meth:`Cipher.encrypt`.
 
     Returns
     -------
     list of bytes
-        ⌈n / slots⌉ ciphertexts.
+        ⌈n / slots⌉ ciphertexts, each of which is accepted in its place only.
 
     Raises
     ------
@@ -45,16 +42,16 @@ def encrypt_vector(
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 1:
         raise EncryptionError(f"values have shape {array.shape}, expected a vector")
-    # all of it first, so that an error speaks of the whole vector
-    integers = cipher.fixed.quantize(array, terms)
-    starts = range(0, integers.size, cipher.slots)
+    blocks = cipher.blocks(array.size)
     return [
-        cipher.encrypt_integers(
-            integers[start : start + cipher.slots],
-            block_label(label, index, len(starts)),
+        cipher.encrypt(
+            array[index * cipher.slots : (index + 1) * cipher.slots],
+            label,
+            sender,
             terms,
+            (index, blocks),
         )
-        for index, start in enumerate(starts)
+        for index in range(blocks)
     ]
 
 
@@ -75,9 +72,9 @@ def add_vectors(cipher: Cipher, vectors: Sequence[Sequence[bytes]]) -> list[byte
 def decrypt_vector(
     cipher: Cipher,
     blobs: Sequence[bytes],
-    label: str,
+    label: Label,
     count: int,
-    weight: int | None = None,
+    senders: Sequence[str] | None,
 ) -> FloatArray:
     """Decrypt a vector, and check all of it.
 
@@ -87,11 +84,11 @@ def decrypt_vector(
         With the secret.
     blobs : sequence of bytes
         As from :func:`encrypt_vector` or :func:`add_vectors`.
-    label : str
+    label : tuple of str or int
     count : int
         Its length n.
-    weight : int, optional
-        As in :meth:`Cipher.decrypt`, for every block.
+    senders : sequence of str or None
+        As in :meth:`Cipher.decrypt`; every block has shares of the same senders.
 
     Returns
     -------
@@ -99,19 +96,23 @@ def decrypt_vector(
 
     Raises
     ------
-    EncryptionError
+    RefusedError, EncryptionError
         There are too few or too many blocks, or as :meth:`Cipher.decrypt`.
     """
+    if count < 0:
+        raise EncryptionError(f"count = {count} must not be negative")
     blocks = cipher.blocks(count)
-    if count < 0 or len(blobs) != blocks:
-        raise EncryptionError(
-            f"a vector of {count} values has {blocks} ciphertexts, not {len(blobs)}"
-        )
+    if len(blobs) != blocks:
+        raise RefusedError
     values = np.empty(count)
     for index, blob in enumerate(blobs):
         start = index * cipher.slots
         stop = min(count, start + cipher.slots)
-        values[start:stop] = cipher.decrypt(
-            blob, block_label(label, index, blocks), stop - start, weight
+        integers = cipher.decrypt_integers(
+            blob, label, stop - start, senders, (index, blocks)
         )
+        if senders is None:
+            # whose shares they are is open, but not from block to block
+            senders = split_blob(blob)[0].senders
+        values[start:stop] = cipher.fixed.dequantize(integers)
     return values

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedtrellis.wire.arrays import FloatArray, record_arrays
 from fedtrellis.wire.protocol import ARRAYS, LARGEST, METRICS, STATUS
 
-__all__ = ["Answer", "open_answer"]
+__all__ = ["Answer", "one_point", "open_answer"]
 
 
 @dataclass
@@ -31,6 +31,8 @@ class Answer:
         The vector that it left in ``self.numbers``; empty if none.
     version : int or None
         The model version that the client has now, if it keeps the model.
+    server_round : int
+        The round that it was asked in.
     """
 
     client: str
@@ -38,6 +40,20 @@ class Answer:
     metrics: dict[str, Any]
     numbers: FloatArray = field(default_factory=lambda: np.empty(0))
     version: int | None = None
+    server_round: int = 0
+
+
+def one_point(answer: Answer, shape: tuple[int, ...]) -> FloatArray:
+    """The single dense array of an answer; ValueError if it is anything else."""
+    if len(answer.arrays) != 1:
+        raise ValueError(f"the answer has {len(answer.arrays)} arrays instead of 1")
+    array = answer.arrays[0]
+    if array.shape != shape or array.dtype != np.float64:
+        raise ValueError(
+            f"the answer has shape {array.shape} and dtype {array.dtype}, "
+            f"expected {shape} and float64"
+        )
+    return array
 
 
 def open_answer(
@@ -119,7 +135,7 @@ def open_answer(
     metrics: dict[str, Any] = {}
     if METRICS in content:
         metrics = dict(cast(MetricRecord, content[METRICS]))
-    return Answer(client, arrays, metrics, numbers, model_version)
+    return Answer(client, arrays, metrics, numbers, model_version, server_round)
 
 
 def _moderate(array: NDArray[Any]) -> bool:

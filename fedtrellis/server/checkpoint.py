@@ -15,6 +15,7 @@ import os
 import secrets
 import tomllib
 import zipfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -29,6 +30,7 @@ from fedtrellis.server.files import append_lines, replacing
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import Layout
 from fedtrellis.wire.broadcast import ModelBroadcast
+from fedtrellis.wire.exchange import Key
 
 if TYPE_CHECKING:
     from fedtrellis.server.loop import LoopStrategy
@@ -37,6 +39,7 @@ __all__ = [
     "checkpoint_clients",
     "load_checkpoint",
     "pack_checkpoint",
+    "read_client_keys",
     "read_planned_rounds",
     "save_checkpoint",
     "write_checkpoint",
@@ -78,6 +81,7 @@ def pack_checkpoint(
                 "used-round": client.used_round,
                 "epoch": client.epoch,
                 "ready": client.ready,
+                **asdict(client.key),
             }
             for name, client in strategy.conversation.registry.clients.items()
         },
@@ -192,6 +196,23 @@ def checkpoint_clients(path: Path) -> list[str]:
         If the file is none.
     """
     return list(_read(path)[1]["clients"])
+
+
+def read_client_keys(path: Path) -> dict[str, Key]:
+    """The keys of the clients of the run that a checkpoint is of, by identity.
+
+    Those of an older checkpoint are not known: whoever comes first has the name.
+
+    Raises
+    ------
+    SettingsError
+        If the file is none.
+    """
+    return {
+        name: Key(str(client["digest"]), bool(client["lasting"]))
+        for name, client in _read(path)[1]["clients"].items()
+        if "digest" in client
+    }
 
 
 def read_planned_rounds(path: Path) -> int | None:

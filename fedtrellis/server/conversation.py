@@ -44,11 +44,15 @@ class Policy(Protocol):
     keep_old_state : bool
         Whether a client that is out of step keeps what it has of the entries that it
         is not given back, however old; else it starts without.
+    client_keys : str or None
+        Whether clients have to keep their nodes' keys, as
+        :class:`~fedtrellis.wire.exchange.Registry` takes it.
     """
 
     stateful: bool
     keep_model: bool
     keep_old_state: bool
+    client_keys: str
 
     @property
     def model_version(self) -> int:
@@ -94,7 +98,7 @@ class Conversation:
     def __init__(self, grid: Grid, policy: Policy) -> None:
         self.grid = grid
         self.policy = policy
-        self.registry = Registry()
+        self.registry = Registry(policy.client_keys)
         self.session, self.epoch = secrets.token_hex(4), ""
         self.traffic = Traffic()
 

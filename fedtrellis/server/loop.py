@@ -29,7 +29,7 @@ from fedtrellis.server.checkpoint import (
     write_checkpoint,
 )
 from fedtrellis.server.conversation import Conversation
-from fedtrellis.server.method import Method
+from fedtrellis.server.guarded import GuardedMethod
 from fedtrellis.server.metrics import plain_metrics
 from fedtrellis.settings import SettingsError, given, setting
 from fedtrellis.signals import check_signals, deferred, signals_heard
@@ -42,7 +42,7 @@ __all__ = ["LoopStrategy"]
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
-class LoopStrategy(Method, options=True):
+class LoopStrategy(GuardedMethod, options=True):
     """Base class: the loop, callbacks, checkpoints and evaluations of a run.
 
     A method of one wave a round is a :class:`~fedtrellis.RoundStrategy`. One of several
@@ -205,7 +205,7 @@ class LoopStrategy(Method, options=True):
         log(INFO, "Starting %s: %d rounds", type(self).__name__, num_rounds)
         self.summary()
 
-        conversation.meet(self.min_nodes, self.start_timeout)
+        self.meet(conversation, self.min_nodes, self.start_timeout, self._resume)
         self.refused = list(conversation.traffic.rejected)
         for callback in self.callbacks:
             callback.on_meeting(self)

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from fedtrellis.declared import Declared
 from fedtrellis.random import generator
 from fedtrellis.server.conversation import Conversation
-from fedtrellis.server.metrics import mean_metrics
 from fedtrellis.settings import setting
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.broadcast import ModelBroadcast
@@ -182,25 +181,6 @@ class Method(Strategy, Declared):
 
     def finish(self, conversation: Conversation) -> None:
         """After the last round, and after a failure: what clients have to clean up."""
-
-    def evaluate_clients(
-        self,
-        conversation: Conversation,
-        server_round: int,
-        config: ConfigRecord,
-        timeout: float,
-    ) -> MetricRecord | None:
-        """Mean of the clients' metrics of their own data, where an evaluation is due.
-
-        Parameters are those of :meth:`run_round`.
-        """
-        entries: dict[str, Mapping[str, Any]] = {
-            name: dict(config) for name in self.clients
-        }
-        answers = conversation.ask(server_round, "evaluate", entries, timeout)
-        for answer in answers:
-            conversation.note_version(answer)
-        return mean_metrics([answer.metrics for answer in answers])
 
     # ------------------------------------------------------------------- sampling
 

@@ -8,17 +8,31 @@ from typing import Any
 import numpy as np
 from flwr.app import MetricRecord
 
-from fedtrellis.wire.protocol import LARGEST, WEIGHT
+from fedtrellis.wire.arrays import FloatArray
+from fedtrellis.wire.protocol import EXAMPLES, LARGEST
 
-__all__ = ["mean_metrics", "plain_metrics"]
+__all__ = ["mean_metrics", "plain_metrics", "weighted_median"]
 
 
-def mean_metrics(metrics: Sequence[Mapping[str, Any]]) -> MetricRecord | None:
-    """Mean of several clients' metrics, by their numbers of examples or own weights.
+def mean_metrics(
+    metrics: Sequence[Mapping[str, Any]],
+    weights: Sequence[float],
+    *,
+    median: bool = False,
+) -> MetricRecord | None:
+    """Mean, or median, of several clients' metrics.
 
-    What a client says of its own weight, under ``protocol.WEIGHT``, counts instead. A
-    client may answer anything: one that names no number of examples has no weight, and
-    one without weight (no labels, say) does not take metrics away from the others.
+    One without weight (no labels, say) does not take metrics away from the others.
+
+    Parameters
+    ----------
+    metrics : sequence of mapping
+        Whatever clients answered; all have ``num-examples``.
+    weights : sequence of float
+        Of each client, finite and at least 0.
+    median : bool
+        Whether a metric is the weighted median: nobody with less than half of the
+        weight can choose it.
 
     Returns
     -------
@@ -26,31 +40,36 @@ def mean_metrics(metrics: Sequence[Mapping[str, Any]]) -> MetricRecord | None:
         The numbers that all with weight name, and the sum of ``num-examples``; None if
         nobody has weight.
     """
-    examples = "num-examples"
-    metrics = [
-        {WEIGHT: m[examples], **m} for m in metrics if _is_positive(m.get(examples))
-    ]
-    metrics = [m for m in metrics if _is_positive(m[WEIGHT])]
-    weights = np.array([float(m[WEIGHT]) for m in metrics])
-    if not metrics:
+    pairs = [(m, w) for m, w in zip(metrics, weights, strict=True) if w > 0.0]
+    if not pairs:
         return None
+    told = [m for m, _ in pairs]
+    shares = np.array([w for _, w in pairs], dtype=np.float64)
     names = set.intersection(
-        *({n for n, v in m.items() if _is_number(v)} for m in metrics)
-    ) - {examples, WEIGHT}
-    mean = {
-        name: float(np.average([m[name] for m in metrics], weights=weights))
-        for name in sorted(names)
-    }
-    return MetricRecord({**mean, examples: int(sum(m[examples] for m in metrics))})
+        *({n for n, v in m.items() if _is_number(v)} for m in told)
+    ) - {EXAMPLES}
+    result = {}
+    for name in sorted(names):
+        values = np.array([m[name] for m in told], dtype=np.float64)
+        if median:
+            result[name] = weighted_median(values, shares)
+        else:
+            result[name] = float(np.average(values, weights=shares))
+    return MetricRecord({**result, EXAMPLES: int(sum(m[EXAMPLES] for m in told))})
+
+
+def weighted_median(values: FloatArray, weights: FloatArray) -> float:
+    """The value with at most half of the weight on either side; of two the mean."""
+    order = np.argsort(values, kind="stable")
+    ordered, below = values[order], np.cumsum(weights[order])
+    half = 0.5 * below[-1]
+    low, high = np.searchsorted(below, half), np.searchsorted(below, half, "right")
+    return float(0.5 * (ordered[low] + ordered[min(high, len(ordered) - 1)]))
 
 
 def _is_number(value: Any) -> bool:
     # sums of what is larger would not be finite
     return isinstance(value, int | float) and abs(value) <= LARGEST
-
-
-def _is_positive(value: Any) -> bool:
-    return _is_number(value) and value > 0
 
 
 def plain_metrics(metrics: MetricRecord | None) -> dict[str, float]:

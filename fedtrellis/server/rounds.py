@@ -13,8 +13,7 @@ from flwr.serverapp import Grid
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.conversation import Conversation
 from fedtrellis.server.loop import LoopStrategy
-from fedtrellis.server.metrics import mean_metrics
-from fedtrellis.wire.protocol import METRICS
+from fedtrellis.wire.protocol import ANSWER_BOUND
 
 __all__ = ["RoundStrategy"]
 
@@ -68,10 +67,10 @@ class RoundStrategy(LoopStrategy):
 
     def request_entries(self, server_round: int, client: str) -> dict[str, Any]:
         """The :meth:`instruction`, and what every method says beside it."""
-        return {
-            "num-clients": self.num_clients,
-            **self.instruction(server_round, client),
-        }
+        entries: dict[str, Any] = {"num-clients": self.num_clients}
+        if self.answer_bound != ANSWER_BOUND:
+            entries["answer-bound"] = self.answer_bound
+        return entries | self.instruction(server_round, client)
 
     def run_round(
         self,
@@ -104,8 +103,11 @@ class RoundStrategy(LoopStrategy):
                 self.conversation.reject(answer.client, str(error))
             else:
                 self.conversation.note_version(answer)
-        self._used = list(checked)
-        if not checked:
+        why = self.too_few(len(checked))
+        for name in checked if why else ():
+            self.conversation.reject(name, why)
+        self._used = [] if why else list(checked)
+        if not self._used:
             return None
         self._whole = None
         metrics = self.aggregate(server_round, checked)
@@ -163,10 +165,5 @@ class RoundStrategy(LoopStrategy):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Mean of the clients' metrics, weighted by their numbers of examples."""
-        metrics = [
-            dict(reply.content.metric_records[METRICS])
-            for reply in replies
-            if reply.has_content() and METRICS in reply.content.metric_records
-        ]
-        return mean_metrics(metrics)
+        """Mean of the clients' metrics, as :meth:`mean_evaluation` takes it."""
+        return self.mean_evaluation(self.conversation.read(server_round, replies))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from flwr.app import (
     Array,
@@ -31,9 +31,10 @@ from fedtrellis.wire.broadcast import MAX_PARAMETERS, OutOfSyncError
 from fedtrellis.wire.protocol import (
     ARRAYS,
     CONFIG,
+    EXAMPLES,
     METRICS,
+    RESTORE,
     STATUS,
-    WEIGHT,
     ClientMemory,
     Named,
     RestoreNeededError,
@@ -68,15 +69,14 @@ class MethodClient(NumPyClient):
     ----------
     announcement : mapping
         Told to the server before round 1, beside what ``get_properties`` answers.
-    weigh_evaluation : callable or None
+    told_evaluation : callable or None
         Given the loss, the number of examples and the metrics that ``evaluate``
-        returned, returns the loss and the metrics to be sent, and between them what
-        they weigh in the server's mean, if that is not the number of examples.
+        returned, returns the loss and the metrics to be sent.
     """
 
     announcement: Mapping[str, Any] = MappingProxyType({})
-    weigh_evaluation: (
-        Callable[[float, int, dict[str, Any]], tuple[float, int, dict[str, Any]]] | None
+    told_evaluation: (
+        Callable[[float, int, dict[str, Any]], tuple[float, dict[str, Any]]] | None
     ) = None
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -125,11 +125,29 @@ class StatefulClient(MethodClient):
         The stable identity, see :func:`fedtrellis.wire.protocol.client_identity`.
     """
 
+    #: Names of the arrays that a server may give back; None: any.
+    restorable: ClassVar[frozenset[str] | None] = None
+
     def __init__(self, context: Context) -> None:
         self.context = context
         self.client_id = client_identity(context)
         self.state: dict[str, FloatArray] = {}
         self.numbers: FloatArray | None = None
+
+    def check_restored(self, content: RecordDict) -> None:
+        """Raise ValueError if a server gives back what this client does not take.
+
+        Parameters
+        ----------
+        content : RecordDict
+            A request. Its record of what is restored may be missing.
+        """
+        given = content.get(RESTORE)
+        if self.restorable is None or given is None:
+            return
+        strange = sorted(set(given) - self.restorable)
+        if strange:
+            raise ValueError(f"a client of this method takes no {strange[0]!r} back")
 
 
 def evaluate_objective(
@@ -211,6 +229,10 @@ def client_app(
             for key, value in context.node_config.items()
             if key == "num-partitions"
         }
+        # what a client weighs in an evaluation is declared before there is a model
+        examples = getattr(getattr(client, "objective", None), "num_examples", None)
+        if examples is not None:
+            properties[EXAMPLES] = int(examples)
         properties |= client.get_properties({})
         if isinstance(client, MethodClient):
             properties |= client.announcement
@@ -272,6 +294,7 @@ def _answer(
 
         client = _make(client_fn, context)
         if isinstance(client, StatefulClient):
+            client.check_restored(content)
             state = {k: decode(v) for k, v in memory.committed.items()}
             client.state = Named("the client's state", state)
         layers = memory.model.layout.layers(memory.model.point)
@@ -286,18 +309,15 @@ def _answer(
         metrics = MetricRecord()
         if function == "evaluate":
             loss, num_examples, extra = result
-            weight = num_examples
-            if isinstance(client, MethodClient) and client.weigh_evaluation is not None:
-                loss, weight, extra = client.weigh_evaluation(*result)
+            if isinstance(client, MethodClient) and client.told_evaluation is not None:
+                loss, extra = client.told_evaluation(*result)
             metrics["loss"] = float(loss)
-            metrics["num-examples"] = int(num_examples)
-            if weight != num_examples:
-                extra = {**extra, WEIGHT: weight}
+            metrics[EXAMPLES] = int(num_examples)
         else:
             arrays, num_examples, extra = result
             filled(answer, {ARRAYS: array_record(arrays, join=True)})
             if num_examples:  # a method that reveals nothing of its data returns 0
-                metrics["num-examples"] = int(num_examples)
+                metrics[EXAMPLES] = int(num_examples)
             if isinstance(client, StatefulClient) and client.numbers is not None:
                 status["numbers"] = client.numbers.astype("<f8").tobytes()
             if isinstance(client, StatefulClient) and "used-round" in config:

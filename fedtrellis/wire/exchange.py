@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from logging import WARNING
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
@@ -15,9 +16,22 @@ from fedtrellis.settings import SettingsError
 from fedtrellis.signals import window
 from fedtrellis.wire.flower_internals import ErrorCode, log
 from fedtrellis.wire.message_size import message_bytes
-from fedtrellis.wire.protocol import CONFIG, HELLO, STATUS, identity_order
+from fedtrellis.wire.protocol import (
+    CONFIG,
+    EXAMPLES,
+    HELLO,
+    STATUS,
+    identity_order,
+    is_count,
+)
 
-__all__ = ["Client", "Registry", "Traffic", "exchange"]
+if TYPE_CHECKING:
+    from fedtrellis.wire.flower_internals import NodeInfo
+
+__all__ = ["CLIENT_KEYS", "Client", "Key", "Registry", "Traffic", "exchange"]
+
+#: Whether a client's name belongs to one key for good.
+CLIENT_KEYS = ("bound", "free")
 
 # Polling starts at this wait, in seconds, and grows to the other: an answer that is
 # there at once is taken at once, and a deployed wave of seconds costs few requests.
@@ -181,6 +195,31 @@ def _still_behind(grid: Grid, clients: Sequence[Client]) -> list[Client]:
     return [client for client in clients if client.behind]
 
 
+@dataclass(frozen=True)
+class Key:
+    """What a SuperLink knows a node by.
+
+    Attributes
+    ----------
+    digest : str
+        SHA-256 of the node's public key, in hexadecimal; empty if it has none, as in
+        this process.
+    lasting : bool
+        Whether it was registered under a name (``flwr supernode register --name``),
+        which takes the SuperLink's operator. A node that registers itself has no name,
+        and without ``--auth-supernode-private-key`` a new key each time it starts.
+    """
+
+    digest: str = ""
+    lasting: bool = False
+
+    @classmethod
+    def of(cls, node: NodeInfo) -> Key:
+        """Of a node, as Flower describes it."""
+        digest = sha256(node.public_key).hexdigest() if node.public_key else ""
+        return cls(digest, bool(node.name))
+
+
 @dataclass
 class Client:
     """What the server knows of one client."""
@@ -192,20 +231,34 @@ class Client:
     ready: bool = False  # whether it is known to have state of this session
     behind: bool = False  # whether its node may send each answer a message late
     nudge: str = ""  # the last message that was sent to push an answer out
+    key: Key = Key()  # of the node that answers for it
     properties: dict[str, Any] = field(default_factory=dict)
 
 
 class Registry:
-    """The run's clients by their stable identities, whatever nodes they are on."""
+    """The run's clients by their stable identities, whatever nodes they are on.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    client_keys : {"bound", "free"}, optional
+        Whether a client has to keep the key of the node that first answered for it;
+        None: if that key is a lasting one.
+    """
+
+    def __init__(self, client_keys: str | None = None) -> None:
+        self.client_keys = client_keys
         self.clients: dict[str, Client] = {}
+        self._keys: dict[str, Key] = {}  # remembered from an earlier part of the run
         self.names: list[str] = []
         self._known_nodes: set[int] = set()
         self._left_out: set[int] = set()
 
     def __getitem__(self, name: str) -> Client:
         return self.clients[name]
+
+    def remember(self, keys: Mapping[str, Key]) -> None:
+        """Take over which keys the run's clients have, before they are introduced."""
+        self._keys = dict(keys)
 
     def wait_for(self, grid: Grid, count: int, timeout: float) -> None:
         """Wait until ``count`` nodes are connected; TimeoutError if they are not."""
@@ -241,6 +294,9 @@ class Registry:
             return
         # an earlier run may have left any of them a message behind
         strangers = {node_id: Client(node_id, behind=True) for node_id in new}
+        for node in grid.get_nodes():
+            if node.node_id in strangers:
+                strangers[node.node_id].key = Key.of(node)
         requests = [_hello(node_id) for node_id in new]
         replies = exchange(grid, requests, timeout, traffic, list(strangers.values()))
         reasons = []
@@ -249,8 +305,8 @@ class Registry:
             if isinstance(reply, Message) and not why:
                 stranger = strangers[node_id]
                 stranger.behind = bool(stranger.nudge)
-                self._take_in(stranger, reply.content, connected, started)
-            else:
+                why = self._take_in(stranger, reply.content, connected, started)
+            if why:
                 reasons.append(why)
                 traffic.reject(f"on node {node_id}", why)
         if not self.clients:
@@ -258,18 +314,36 @@ class Registry:
             raise RuntimeError(f"none of {len(new)} nodes can be used{first}")
         self.names = sorted(self.clients, key=identity_order)
 
+    def _key_of(self, name: str, claimed: Key) -> Key | None:
+        """The key that a client has from now on; None if it is another's for good."""
+        known = self.clients.get(name)
+        first = self._keys.get(name) if known is None else known.key
+        if first is None:
+            return claimed
+        if claimed.digest == first.digest:
+            return first
+        bound = self.client_keys == "bound" or first.lasting
+        return None if bound and self.client_keys != "free" else claimed
+
     def _take_in(
         self, stranger: Client, content: RecordDict, connected: set[int], started: bool
-    ) -> None:
+    ) -> str:
+        """Make a node a client, or the one that it was; or say why it is refused."""
         node_id = stranger.node_id
         name = str(cast(ConfigRecord, content[STATUS])["client-id"])
+        key = self._key_of(name, stranger.key)
+        if key is None:
+            # for good: a node's key does not change
+            self._left_out.add(node_id)
+            return f"client-id = {name!r} is bound to the key of another node"
+        stranger.key = key
         known = self.clients.get(name)
         if known is not None and known.node_id in connected:
             if started:
                 # a node that died counts as connected for a while; its successor is
                 # asked again in the next round
                 log(WARNING, "client %s came back while its old node is there", name)
-                return
+                return ""
             raise SettingsError(
                 f"client-id = {name!r} is used by two nodes ({known.node_id} and "
                 f"{node_id}); every node needs a client-id or partition-id of its own"
@@ -278,14 +352,16 @@ class Registry:
             self._known_nodes.discard(known.node_id)
             known.node_id = node_id
             known.behind, known.nudge = stranger.behind, stranger.nudge
+            known.key = key
         elif started:
             self._left_out.add(node_id)
             log(WARNING, "client %s came after the start and is left out", name)
-            return
+            return ""
         else:
             stranger.properties = dict(cast(ConfigRecord, content[CONFIG]))
             self.clients[name] = stranger
         self._known_nodes.add(node_id)
+        return ""
 
 
 def _spoilt(content: RecordDict) -> str:
@@ -296,6 +372,9 @@ def _spoilt(content: RecordDict) -> str:
         return f"the introduction names {name!r}, which is no client-id"
     if not isinstance(properties, ConfigRecord):
         return "the introduction has no properties"
+    examples = properties.get(EXAMPLES, 0)
+    if not is_count(examples):
+        return f"the introduction declares {examples!r} examples"
     return ""
 
 

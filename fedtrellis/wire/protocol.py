@@ -29,7 +29,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from math import prod
+from typing import Any, TypeGuard, cast
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
 
@@ -38,12 +39,15 @@ from fedtrellis.wire.broadcast import MAX_PARAMETERS, ReceivedModel, receive
 from fedtrellis.wire.sparse import from_sparse_or_dense, sparse_or_dense
 
 __all__ = [
+    "ANSWER_BOUND",
+    "EXAMPLES",
     "HELLO",
     "LARGEST",
     "ClientMemory",
     "Named",
     "client_identity",
     "identity_order",
+    "is_count",
     "read_request",
 ]
 
@@ -55,14 +59,17 @@ STATUS, ARRAYS, METRICS = "status", "arrays", "metrics"
 _META, _STORED = "fedtrellis.meta", "fedtrellis.arrays"
 _MODEL, _COMMITTED, _PROVISIONAL = "model", "committed/", "provisional/"
 
-#: Among an evaluation's metrics: what it weighs in the mean of all, where that is not
-#: its number of examples.
-WEIGHT = "mean-weight"
+#: How many examples a client has: among what it says before round 1, and among the
+#: metrics of an evaluation.
+EXAMPLES = "num-examples"
 
 NO_ROUND = -1
 
 #: The largest number of an answer: sums of any number of squares stay finite.
 LARGEST = 1e100
+#: ‖x_i‖ / max(1, ‖x‖) beyond which a point x_i is none that a model x led to, unless a
+#: request says another under ``answer-bound``.
+ANSWER_BOUND = 1e9
 
 # What a request's config may say of the protocol, and of which type it is.
 _REQUIRED: dict[str, type] = {
@@ -87,6 +94,8 @@ _TYPES = _REQUIRED | _OPTIONAL
 _KINDS = {CONFIG: ConfigRecord, MODEL: ArrayRecord, RESTORE: ArrayRecord}
 # How often a client is to do something, or how many numbers it is to draw.
 _COUNTS = ("local-steps", "samples", "batch-size", "local-passes")
+# What a client keeps a number for each of: so many samples in each of so many steps.
+_TOGETHER = ("local-steps", "samples")
 # A restored array may come as its non-zero entries, and then grows to the model's size.
 _MAX_SPARSE = 8
 
@@ -117,7 +126,8 @@ def read_request(content: RecordDict, max_count: int) -> Named:
     content : RecordDict
         What arrived. Nothing in it is trusted.
     max_count : int
-        The largest number of local steps, samples or examples that it may ask for.
+        The largest number of local steps, samples or examples that it may ask for, and
+        of samples in all local steps together.
 
     Raises
     ------
@@ -161,6 +171,12 @@ def read_request(content: RecordDict, max_count: int) -> Named:
                 f"the request has {key} = {config[key]!r}; this client takes whole "
                 f"numbers up to {max_count} (client_app's max_count)"
             )
+    together = prod(config.get(key, 1) for key in _TOGETHER)
+    if together > max_count:
+        raise ValueError(
+            f"the request has {' times '.join(_TOGETHER)} = {together}; this client "
+            f"takes up to {max_count} (client_app's max_count)"
+        )
     return config
 
 
@@ -182,6 +198,11 @@ def identity_order(identity: str) -> tuple[int, int, str]:
     if identity.isdecimal():
         return (0, int(identity), identity)
     return (1, 0, identity)
+
+
+def is_count(value: Any) -> TypeGuard[int]:
+    """Whether what somebody sent is a number of examples, which floats can hold."""
+    return type(value) is int and 0 <= value < 2**53
 
 
 class RestoreNeededError(Exception):

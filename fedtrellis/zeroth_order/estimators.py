@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from fedtrellis.manifolds import Manifold
 from fedtrellis.wire.arrays import FloatArray
-from fedtrellis.zeroth_order.function_values import Values
+from fedtrellis.zeroth_order.function_values import Evaluator, Values
 from fedtrellis.zeroth_order.random_directions import (
     block_lengths,
     directions,
@@ -28,6 +28,9 @@ __all__ = [
 ]
 
 RETRACTIONS = ("polar", "exponential")
+
+# As many entries of points, or numbers that values are made of, are computed at once.
+_AT_ONCE = 2**22
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,20 +68,21 @@ def projection_estimate(
 ) -> Estimate:
     """Estimate the Riemannian gradient by projected random directions, estimator (7).
 
-    Beside the array of the m + 1 points, which ``values`` is given whole, memory stays
-    within a few blocks of 8 MiB (or of one point).
+    An :class:`~.function_values.Evaluator` is given the points in parts where they, or
+    the numbers that they make it compute, are more than 32 MiB: then memory stays
+    within a few blocks of 8 MiB (or of one point). Any other callable is given them
+    whole.
 
     Parameters
     ----------
     values : callable
-        F at x and at the m perturbed points, called once; see
-        :data:`~.function_values.Values`.
+        F at x and at the m perturbed points; see :data:`~.function_values.Values`.
     manifold : Manifold
         M.
     x : array_like, shape S
         A point of M, which is not checked.
     rng : numpy.random.Generator
-        Draws the directions, all before ``values`` is called.
+        Draws the directions; not the generator of the mini-batches.
     samples : int
         m, at least 1.
     smoothing : float
@@ -203,22 +207,40 @@ def _estimate(
     factor: int,
 ) -> Estimate:
     """Return G = (factor/m) Σ_j s_j u_j."""
-    lengths = block_lengths(samples, x.size)
+    width, of_parts = x.size, None
+    if isinstance(values, Evaluator) and samples * max(x.size, values.rows) > _AT_ONCE:
+        width, of_parts = max(x.size, values.rows), values.parts
+    lengths = block_lengths(samples, width)
     # All blocks at once may not fit: then they are drawn again when they are needed.
     replay = deepcopy(rng) if len(lengths) > 1 else None
-    points = np.empty((samples + 1, *x.shape))
-    points[0] = x
-    start, u = 1, x
-    for length in lengths:
+    u = x
+
+    def near(length: int) -> FloatArray:
+        nonlocal u
         u = draw(rng, length)
-        points[start : start + length] = perturbed(u)
-        start += length
+        return perturbed(u)
+
+    if of_parts is None:
+        points = np.empty((samples + 1, *x.shape))
+        points[0] = x
+        start = 1
+        for length in lengths:
+            points[start : start + length] = near(length)
+            start += length
+        found = [_checked_values(values(points), samples)]
+    else:
+        parts = (np.concatenate((x[None], near(length))) for length in lengths)
+        found = [
+            _checked_values(part, length)
+            for part, length in zip(of_parts(parts), lengths, strict=True)
+        ]
     blocks: Iterable[FloatArray] = (u,)
     if replay is not None:
         blocks = (draw(replay, length) for length in lengths)
 
-    at_x, at_points = _checked_values(values(points), samples)
-    evaluations = at_x.size + at_points.size
+    evaluations = sum(at_x.size + at_points.size for at_x, at_points in found)
+    at_x = np.concatenate([np.broadcast_to(a, b.shape) for a, b in found])
+    at_points = np.concatenate([b for _, b in found])
     if not np.isfinite(at_x).all():
         bad = at_x[~np.isfinite(at_x)][0]
         raise FloatingPointError(

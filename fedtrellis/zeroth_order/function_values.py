@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from copy import deepcopy
 from math import prod
 from typing import Any
 
@@ -11,12 +12,50 @@ import numpy as np
 from fedtrellis.objectives import Objective
 from fedtrellis.wire.arrays import FloatArray, Layout
 
-__all__ = ["Values", "evaluator"]
+__all__ = ["Evaluator", "Values", "evaluator"]
 
 #: Function values at x and the perturbed points y_1, …, y_m, which come stacked in this
 #: order, shape (m + 1, *S). The result is of shape (m + 1,) where all have one ξ in
 #: common; or of shape (2, m), the values F(x, ξ_j) above the values F(y_j, ξ_j).
 Values = Callable[[FloatArray], FloatArray]
+
+
+class Evaluator:
+    """Function values, for all points in one call or for one part after the other.
+
+    It is one of :data:`Values`; what makes it is :func:`evaluator`.
+
+    Attributes
+    ----------
+    rows : int
+        Examples that a value is made of: an objective may have as many numbers for
+        each point.
+    """
+
+    def __init__(
+        self,
+        of_points: Callable[[FloatArray, np.random.Generator | None], FloatArray],
+        rng: np.random.Generator | None,
+        rows: int,
+        shared: bool,
+    ) -> None:
+        self._of_points, self._rng, self._shared = of_points, rng, shared
+        self.rows = rows
+
+    def __call__(self, points: FloatArray) -> FloatArray:
+        """The values at x and the points after it, with new mini-batches."""
+        return self._of_points(points, self._rng)
+
+    def parts(self, parts: Iterable[FloatArray]) -> Iterator[FloatArray]:
+        """The values of one call, part after part, each part beginning with x.
+
+        All parts have one mini-batch if all points of a call have.
+        """
+        # what the first part draws, each of the others draws again
+        start = deepcopy(self._rng) if self._shared else None
+        for number, points in enumerate(parts):
+            rng = deepcopy(start) if number and start is not None else self._rng
+            yield self._of_points(points, rng)
 
 
 def evaluator(
@@ -26,7 +65,7 @@ def evaluator(
     batch_size: int = 0,
     rng: np.random.Generator | None = None,
     shared: bool = True,
-) -> Values:
+) -> Evaluator:
     r"""Return the function values of an objective in the form the estimators need.
 
     Parameters
@@ -52,8 +91,7 @@ def evaluator(
 
     Returns
     -------
-    callable
-        See :data:`Values`.
+    Evaluator
 
     Raises
     ------
@@ -76,32 +114,33 @@ def evaluator(
     if batch_size and rng is None:
         raise ValueError(f"batch_size is {batch_size}; it needs a random generator")
 
-    def loop(points: FloatArray) -> FloatArray:
+    def loop(points: FloatArray, rng: np.random.Generator | None) -> FloatArray:
         return np.array(
             [objective.value(layout.objective_point(point)) for point in points],
             dtype=np.float64,
         )
 
-    def full(points: FloatArray) -> FloatArray:
+    def full(points: FloatArray, rng: np.random.Generator | None) -> FloatArray:
         return np.asarray(objective.values(_stacked(layout, points)), dtype=np.float64)
 
-    def sampled(points: FloatArray) -> FloatArray:
+    def sampled(points: FloatArray, rng: np.random.Generator | None) -> FloatArray:
         stacked = _stacked(layout, points)
         return np.asarray(
             objective.values(stacked, rng, batch_size=batch_size), dtype=np.float64
         )
 
-    def pairs(points: FloatArray) -> FloatArray:
+    def pairs(points: FloatArray, rng: np.random.Generator | None) -> FloatArray:
         x = points[0]
         # F(x, ξ_j) and F(y_j, ξ_j)
-        columns = [sampled(np.stack((x, y))) for y in points[1:]]
+        columns = [sampled(np.stack((x, y)), rng) for y in points[1:]]
         return np.stack(columns, axis=1)
 
     if only_value:
-        return loop
+        return Evaluator(loop, None, 0, True)
     if not batch_size:
-        return full
-    return sampled if shared else pairs
+        rows = int(getattr(objective, "num_examples", 0))
+        return Evaluator(full, None, rows, True)
+    return Evaluator(sampled if shared else pairs, rng, batch_size, shared)
 
 
 def _stacked(layout: Layout, points: FloatArray) -> FloatArray | list[FloatArray]:

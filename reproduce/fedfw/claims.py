@@ -12,7 +12,7 @@ import numpy as np
 from reproduce.common import Item, Options, SkippedError, load_results
 from reproduce.drawing import new_figure, save
 
-from . import corrective
+from . import corrective, corrective_penalty
 from .convergence import slope
 from .movielens import METHODS
 
@@ -244,6 +244,15 @@ def _corrective_rates(found: Results) -> Verdict:
     return _judge(straight, len(errors)), text
 
 
+def _corrective_penalty_rounds(found: Results) -> Verdict:
+    rows = found["corrective-penalty"]["rows"]
+    good = sum(map(corrective_penalty.in_time, rows))
+    rounds = [corrective_penalty.rounds_of(row) for row in rows]
+    alone = sum(ours is not None and best is None for ours, best in rounds)
+    text = f"{good} of {len(rows)}; no fixed ρ got there in as many rounds: {alone}"
+    return _judge(good, len(rows)), text
+
+
 def _corrective_penalty(found: Results) -> Verdict:
     rows = found["corrective-penalty"]["rows"]
     ratios = [value for row in rows for value in row["ratios"]]
@@ -335,7 +344,14 @@ CLAIMS: list[tuple[str, tuple[str, ...], Callable[[Results], Verdict]]] = [
         _corrective_rates,
     ),
     (
-        "Ours: the ρ they find is within a factor of 3 of the best fixed one",
+        "Ours: with the ρ they find 10⁻⁶ takes at most twice the rounds of the best "
+        "fixed one",
+        ("corrective-penalty",),
+        _corrective_penalty_rounds,
+    ),
+    (
+        "Ours: the error with that ρ is within a factor of 3 of the best fixed one's, "
+        "after 50 and after 100 rounds",
         ("corrective-penalty",),
         _corrective_penalty,
     ),

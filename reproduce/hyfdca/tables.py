@@ -168,7 +168,7 @@ def _methods(
     steps = [1, 100, 100]
     if tuned:
         steps = [inner_steps(tuned[i], samples, split.nodes) for i in (0, 1, 4)]
-    secret = {"encryption": "tenseal-bfv", "tolerance": 0.0}
+    secret = {"encryption": "stream", "tolerance": 0.0}
     return {
         BUNDLE: secret,
         PRACTICAL: practical(steps[0], held) | secret,

@@ -69,7 +69,9 @@ class CorrectiveSteps:
         self._certificates: dict[str, tuple[float, float]] = {}
         targets = [iterate.balance for iterate in self._iterates.values()]
         convex = strategy.schedule != "nonconvex"
-        self._balance = Balance(strategy.penalty, convex, max(targets))
+        self._balance = Balance(
+            strategy.penalty, convex, max(targets), strategy.robust != "none"
+        )
         self.primal_residual = self.dual_residual = np.inf
         self.gap, self._scale = np.inf, 0.0
         # answers in a row after which both residuals were small
@@ -111,7 +113,8 @@ class CorrectiveSteps:
             raise ValueError(f"the curvature is {numbers[0]:g}, below 0")
         return _Corrected(
             iterate,
-            (numbers[-2], numbers[-1]) if strategy.certificate else None,
+            # a gap is never below 0, but by rounding or as a lie
+            (numbers[-2], max(numbers[-1], 0.0)) if strategy.certificate else None,
             numbers[0] if first else None,
         )
 
@@ -137,7 +140,13 @@ class CorrectiveSteps:
         duals = [self._duals[name] for name in clients]
         # z ← (1/n) Σ (x_i + y_i / ρ);  without a ρ all y_i are 0
         following = self.model
-        if rho is not None:
+        if self._strategy.robust != "none":
+            average = self._strategy.average
+            # whoever stays away from z counts no more here than there
+            self.model = self._strategy.domain.project(average(points, z))
+            wanted = points if rho is None else points + np.divide(duals, rho)
+            following = average(wanted, z)
+        elif rho is not None:
             following = self.model + np.mean(duals, axis=0) / rho
         broadcast.revise(following)
         self.primal_residual = float(

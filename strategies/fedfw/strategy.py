@@ -13,7 +13,7 @@ from fedtrellis.corrective import CORRECTIONS
 from fedtrellis.schedules import SCHEDULES, FrankWolfeSchedule
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.conversation import Conversation
-from fedtrellis.server.metrics import mean_metrics
+from fedtrellis.server.robust import RULES
 from fedtrellis.settings import SettingsError, setting
 from fedtrellis.wire.arrays import FloatArray, Layout, array_record
 from fedtrellis.wire.flower_internals import log
@@ -81,6 +81,7 @@ class FedFW(FrankWolfeStrategy):
     name = "fedfw"
     about = "federated Frank-Wolfe: FedFW, FedFW+, FedFW-sto"
     state_settings = ("variant", "correction")
+    rules, least_answers = RULES, 1
     free_to_change = ("penalty",)
 
     penalty: float = setting(
@@ -201,6 +202,12 @@ class FedFW(FrankWolfeStrategy):
                     "it; allowed: numbers above 0, 'auto'"
                 )
             return
+        if self.robust != "none":
+            raise SettingsError(
+                f"robust = {self.robust!r} is for variant = 'corrective', not for "
+                f"{self.variant!r}, whose x̄ travels as the clients' atoms; allowed: "
+                "'none'"
+            )
         if self.step_count == "own" and self.schedule != "convex":
             raise SettingsError(
                 "step_count = 'own' is for schedule = 'convex', not for "
@@ -293,7 +300,7 @@ class FedFW(FrankWolfeStrategy):
             return super().evaluate_clients(conversation, server_round, config, timeout)
         entries = {name: {**config, _EVALUATED: True} for name in self.clients}
         answers = conversation.ask(server_round, "evaluate", entries, timeout)
-        return mean_metrics([answer.metrics for answer in answers])
+        return self.mean_evaluation(answers)
 
     def client_state(self, client: str) -> dict[str, NDArray[Any]]:
         """x_i, and what else of the variant's state the server can replay."""

@@ -7,6 +7,7 @@ to its last backup.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from logging import WARNING
 from typing import TYPE_CHECKING, Any
@@ -43,12 +44,12 @@ class LostStates(UnitSteps):
             self.bare.add((client, g))
             unit = self.units[self.unit_of[g]]
             # what it proposed is lost with it; what it sent of products is not
-            if unit.answers.pop((client, g), None) is not None:
-                if self._reporter(g) == client:
-                    unit.reports.pop(g, None)
-                if self.strategy.secure_sum:
-                    unit.shares.pop(client, None)
-                    unit.opened.clear()
+            answered = unit.answers.pop((client, g), None) is not None
+            if answered and self._reporter(g) == client:
+                unit.reports.pop(g, None)
+            if self._stage is not None:
+                # it is asked again, and answers the same from its ledger
+                self._stage.words.pop(client, None)
             if unit.step:
                 self.bundle.only_alpha(self.unit_of[g])
 
@@ -85,7 +86,7 @@ class LostStates(UnitSteps):
             unit.alphas[g] = (unit.step, part)
             if all(self._alpha_is_current(other) for other in unit.groups):
                 v, b = self.bundle.contribution(self.unit_of[g])
-                unit.backup = (dict(unit.alphas), v, b)
+                unit.keep_backup((dict(unit.alphas), v, b, unit.chain))
 
     def _heal(self, available: Sequence[str]) -> None:
         """Get α for those who lost it from others who hold it, or go back a few steps.
@@ -125,7 +126,8 @@ class LostStates(UnitSteps):
     def _go_back(self, u: int) -> None:
         """All holders of a unit's group lost α: back to the last backup of the unit."""
         unit = self.units[u]
-        alphas, v, b = unit.backup
+        none: tuple[Any, None, float, bytes] = {}, None, 0.0, b""
+        alphas, v, b, chain = unit.backups[0] if unit.backups else none
         log(WARNING, "every holder lost its state: a group goes back to its backup")
         for g in unit.groups:
             # the others of the unit go back too
@@ -138,8 +140,26 @@ class LostStates(UnitSteps):
             # the ciphertexts keep the step that they are labelled with
             unit.alphas = dict(alphas)
             unit.step = next(iter(alphas.values()))[0]
-        unit.mixture = None
-        self.bundle.only_alpha(u, v, b)
+        unit.mixture, unit.tag = None, secrets.token_bytes(len(unit.tag))
+        unit.chain = chain
+        # clients know α of a step by this number, whichever way it was come to
+        number = unit.step * (1 + self._count(unit.groups[0]))
+        self.bundle.only_alpha(u, v, b, number if self.strategy.secure_sum else None)
         self.w = self.bundle.w
         self.version += 1
+        self._stage = None
         unit.begin(self.w, self.version)
+
+    def _drop_backup(self, name: str, g: int) -> bool:
+        """Whether what a client refused was a backup of α; if so, it is used no more.
+
+        A ciphertext that was damaged on its way here is seen only by those that open
+        it. The backup before takes its place.
+        """
+        unit = self.units[self.unit_of[g]]
+        if (name, g) not in self.bare or g not in unit.alphas or not unit.step:
+            return False
+        log(WARNING, "client %s refused a backup of group %d: it is damaged", name, g)
+        bad = unit.alphas.pop(g)
+        unit.backups = [b for b in unit.backups if b[0].get(g) != bad]
+        return True

@@ -5,8 +5,8 @@ unit goes through its stages at its own pace, and each iteration takes it as far
 clients that are there allow:
 
     collect   its holders send enc(x_{k,i}ᵀ w_k) for one w, the unit's snapshot;
-    propose   they are sent the sum, and send v_k of their proposals;
-    open      (secure sums) those who hold a feature decrypt the sum of the v_k.
+    propose   they are sent the sum, and send v_k of their proposals: with secure sums
+              under masks that cancel in the sum over all clients.
 
 When a unit is through, its proposals go into the server's bundle, and the search for
 the best mixture is exact whatever w has become meanwhile. So a sample moves only when
@@ -21,21 +21,24 @@ from typing import Any
 
 import numpy as np
 
+from fedtrellis.dual.group_steps import next_chain
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.conversation import Conversation
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.protocol import identity_order
 
-from ..hybrid import ROWS, Blobs
-from .lost_states import LostStates
-from .secure_sums import SecureSums
+from ..hybrid import ROWS
+from .masked_sums import MaskedSums, WrongReportError
 from .steps import read_blobs, split_blobs
 from .units import Unit
 
-__all__ = ["MixtureSteps"]
+__all__ = ["MixtureSteps", "WrongReportError"]
+
+# A gap that is this far below 0, against P, is no rounding.
+_GAP = 1e-9
 
 
-class MixtureSteps(LostStates, SecureSums):
+class MixtureSteps(MaskedSums):
     """The server's side of an iteration; see the module."""
 
     # ------------------------------------------------------------------- the iteration
@@ -55,9 +58,10 @@ class MixtureSteps(LostStates, SecureSums):
                 unit.begin(self.w, self.version)
         used = self._collect(available)
         self._heal(available)
-        used |= self._propose(available)
         if self.strategy.secure_sum:
-            used |= self._open(available)
+            used |= self._propose_hidden(available)
+        else:
+            used |= self._propose(available)
         metrics = self._search()
         return used, metrics
 
@@ -99,9 +103,9 @@ class MixtureSteps(LostStates, SecureSums):
                 **self._backup_wish(name, available),
                 ROWS: self.strategy.own(name, *vectors),
                 "products": groups,
+                **self._asked_weights(),
                 "versions": [self.units[self.unit_of[g]].version for g in groups],
                 "rows": rows,
-                "slots": self.strategy.slots,
             }
 
         def take(answer: Answer) -> None:
@@ -115,6 +119,12 @@ class MixtureSteps(LostStates, SecureSums):
             self._keep_alphas(wish, parts[len(groups) :])
 
         return self._ask("train.inner_product", entries, list(missing), take)
+
+    def _asked_weights(self) -> dict[str, Any]:
+        """With secure sums, digests of what every member is sent."""
+        if not self.strategy.secure_sum:
+            return {}
+        return {"weights": self._marks(self.units[0])}
 
     def _add_complete_products(self) -> set[str]:
         """Add up what is complete; returns whose products have to be had again."""
@@ -149,7 +159,7 @@ class MixtureSteps(LostStates, SecureSums):
                 and (name, g) not in self.units[self.unit_of[g]].answers
                 and (name, g) not in self._unhealed
             ]
-            if self._whole(name, wanted):
+            if wanted:
                 missing[name] = wanted
         if not missing:
             return set()
@@ -158,7 +168,6 @@ class MixtureSteps(LostStates, SecureSums):
         def entries(name: str) -> dict[str, Any]:
             # one that turned out to have lost its state may have to wait
             groups = [g for g in missing[name] if self._has_alpha(name, g)]
-            groups = groups if self._whole(name, groups) else []
             asked[name] = groups
             local = [g for g in groups if not self.alignment.groups[g].shared]
             vectors, rows = self._snapshots(local)
@@ -169,12 +178,9 @@ class MixtureSteps(LostStates, SecureSums):
                 "propose": groups,
                 "local": local,
                 "rows": rows,
-                "proposals": self._kinds(shared=True),
-                "local-proposals": self._kinds(shared=self.strategy.secure_sum),
                 "versions": [self.units[self.unit_of[g]].version for g in groups],
-                "local-passes": self.strategy.local_passes,
-                "slots": self.strategy.slots,
                 "report": [g for g in groups if self._reporter(g) == name],
+                "second-report": [],
             }
             if vectors:
                 config[ROWS] = self.strategy.own(name, *vectors)
@@ -182,59 +188,30 @@ class MixtureSteps(LostStates, SecureSums):
                 unit = self.units[self.unit_of[g]]
                 if g in unit.scores:
                     config[f"scores/{g}"] = unit.scores[g]
-            if self.strategy.secure_sum:
-                config |= self._opening_of(name)
             return config
 
         def take(answer: Answer) -> None:
             self._take_proposals(answer, asked[answer.client])
 
-        before = len(self.strategy.conversation.traffic.rejected)
-        taken = self._ask("train.propose", entries, list(missing), take)
-        for name, reason in self.strategy.conversation.traffic.rejected[before:]:
-            if "EncryptionError" in reason and name in missing:
-                # what it was sent does not add up: these groups start over
-                for g in missing[name]:
-                    self.units[self.unit_of[g]].begin(self.w, self.version)
-        return taken
-
-    def _whole(self, name: str, groups: list[int]) -> bool:
-        """Whether a client can propose for these: secure sums are over all it has."""
-        if self.strategy.secure_sum:
-            return groups == self.alignment.client_groups(name)
-        return bool(groups)
+        return self._asked_for_proposals(list(missing), entries, take)
 
     def _take_proposals(self, answer: Answer, groups: list[int]) -> None:
         """V of the proposals, and the sums of those groups that this client reports."""
         name = answer.client
         p_k = len(self.alignment.columns[name])
         arrays = list(answer.arrays)
-        secure = self.strategy.secure_sum
         counts = {g: self._count(g) for g in groups}
         # everything is checked before anything is kept
         found: dict[int, FloatArray] = {}
-        shares: dict[str, list[Blobs]] = {}
-        if not secure:
-            for g in groups:
-                array = arrays.pop(0) if arrays else np.empty(0)
-                if array.shape != (counts[g], p_k) or array.dtype != np.float64:
-                    raise ValueError(
-                        f"the answer has shape {array.shape} and dtype {array.dtype}, "
-                        f"expected {(counts[g], p_k)} and float64"
-                    )
-                found[g] = array
+        for g in groups:
+            array = arrays.pop(0) if arrays else np.empty(0)
+            if array.shape != (counts[g], p_k) or array.dtype != np.float64:
+                raise ValueError(
+                    f"the answer has shape {array.shape} and dtype {array.dtype}, "
+                    f"expected {(counts[g], p_k)} and float64"
+                )
+            found[g] = array
         blobs = read_blobs(arrays)
-        if secure:
-            count = max(counts.values(), default=0)
-            sizes = self._opening_sizes(name)
-            per_opener = [n for n in sizes.values() for _ in range(count)]
-            if len(blobs) < sum(per_opener):
-                raise ValueError("the answer has too few ciphertexts")
-            parts = split_blobs(blobs[: sum(per_opener)], per_opener)
-            for i, opener in enumerate(sizes):
-                shares[opener] = parts[i * count : (i + 1) * count]
-            del blobs[: sum(per_opener)]
-            found = {g: np.empty(0) for g in groups}
         wish = self._wished.get(name, [])
         backups = split_blobs(blobs, [self._blocks(g) for g in wish])
         report = [g for g in groups if self._reporter(g) == name]
@@ -251,14 +228,13 @@ class MixtureSteps(LostStates, SecureSums):
         for g, array in found.items():
             self.units[self.unit_of[g]].answers[name, g] = array
             self.bare.discard((name, g))
-        if secure and groups:
-            self.units[self.unit_of[groups[0]]].shares[name] = shares
         self._keep_alphas(wish, backups)
         self._used(name)
 
     def _search(self) -> dict[str, float]:
         """Put the complete units' proposals into the bundle, and move."""
-        complete = [u for u, unit in enumerate(self.units) if self._complete(unit)]
+        found = self._found()
+        complete = list(found)
         metrics: dict[str, float] = {"moved-groups": 0.0}
         if not complete:
             return metrics
@@ -267,12 +243,11 @@ class MixtureSteps(LostStates, SecureSums):
         losses = 0.0
         proposals = {}
         for u in complete:
-            unit = self.units[u]
-            report = np.sum([unit.reports[g] for g in unit.groups], axis=0)
+            V, report = found[u]
             losses += report[0]
             # b of the current α, exactly, in the place of the mixture's bound
             self.bundle.set_alpha_value(u, -report[1] / N)
-            proposals[u] = (self._assemble(unit), -report[2:] / N)
+            proposals[u] = (V, -report[2 : 2 + len(V)] / N)
         λ = self.strategy.regularization
         everybody = len(complete) == len(self.units)
         if everybody and versions == {self.version} and self._certifies:
@@ -283,10 +258,23 @@ class MixtureSteps(LostStates, SecureSums):
         metrics["dual"] = dual
         if "primal" in metrics:
             metrics["duality-gap"] = metrics["primal"] - dual
+            self._check_gap(metrics["primal"], dual)
         mixtures = self.bundle.search(complete, proposals)
         for u, mixture in mixtures.items():
             unit = self.units[u]
             unit.mixture, unit.step, unit.snapshot = mixture, unit.step + 1, None
+            if self._stage is not None:
+                unit.tag = self._stage.tag
+                ids, weights, keep = mixture.ids, mixture.weights, mixture.keep
+                unit.chain = next_chain(
+                    unit.chain,
+                    unit.tag,
+                    unit.step,
+                    ids.tolist(),
+                    weights.tolist(),
+                    keep.tolist(),
+                )
+        self._stage = None
         self.w = self.bundle.w
         self.version += 1
         metrics["dual-bound"] = self.bundle.dual_value()
@@ -300,14 +288,32 @@ class MixtureSteps(LostStates, SecureSums):
         # with only the drawn samples' inner products the losses of the rest are unknown
         return self.strategy.slots == "all" or self.strategy.local_fraction == 1.0
 
-    def _assemble(self, unit: Unit) -> FloatArray:
-        """V of a unit's proposals, from what its holders sent: shape (c, p)."""
+    def _check_gap(self, primal: float, dual: float) -> None:
+        """P ≥ D for any w and α: less than that is a wrong report, no convergence."""
+        # noise on v_k makes D what it is not
+        if self.strategy.noisy or primal - dual >= -_GAP * max(1.0, abs(primal)):
+            return
+        names = sorted({self._reporter(g) for g in range(len(self.alignment.groups))})
+        raise WrongReportError(
+            f"the duality gap is {primal - dual:.3g}, and cannot be below 0: one of "
+            f"client {', '.join(names)} reports sums that are not so"
+        )
+
+    def _found(self) -> dict[int, tuple[FloatArray, FloatArray]]:
+        """V of the proposals, shape (c, p), and their sums, of the complete units."""
+        if self.strategy.secure_sum:
+            whole = self._complete_sum()
+            return {} if whole is None else {0: whole}
+        return {
+            u: self._assemble(unit)
+            for u, unit in enumerate(self.units)
+            if self._answered(unit)
+        }
+
+    def _assemble(self, unit: Unit) -> tuple[FloatArray, FloatArray]:
+        """The same of one unit, from what its holders sent."""
         count = self._count(unit.groups[0])
         V = np.zeros((count, len(self.alignment.feature_names)))
-        if self.strategy.secure_sum:
-            for opener, values in unit.opened.items():
-                V[:, self.openers[opener]] += values
         for (name, _), v in unit.answers.items():
-            if v.size:
-                V[:, self.alignment.columns[name]] += v
-        return V
+            V[:, self.alignment.columns[name]] += v
+        return V, np.sum([unit.reports[g] for g in unit.groups], axis=0)

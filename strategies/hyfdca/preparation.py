@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtrellis.dual.alignment import Alignment
-from fedtrellis.encryption import Cipher, load_evaluation
+from fedtrellis.dual.alignment import Alignment, align
+from fedtrellis.encryption import Cipher, backend_class, load_evaluation
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.conversation import Conversation
 from fedtrellis.settings import SettingsError
@@ -21,7 +21,17 @@ from .steps import as_array, read_blobs, split_blobs
 if TYPE_CHECKING:
     from .strategy import HyFDCA
 
-__all__ = ["Labels", "ask_labels", "settle_cipher"]
+__all__ = [
+    "MAC_BYTES",
+    "Labels",
+    "align_new_samples",
+    "ask_agreement",
+    "ask_labels",
+    "match_ids",
+    "settle_cipher",
+]
+
+MAC_BYTES = 32
 
 
 @dataclass
@@ -54,42 +64,169 @@ class Labels:
         return cls(**blobs)
 
 
-def settle_cipher(
-    rest: Mapping[str, list[NDArray[Any]]], given: Cipher | None
-) -> Cipher:
-    """The evaluation context, the same for all, and never a secret key.
+def match_ids(
+    strategy: HyFDCA, conversation: Conversation, timeout: float
+) -> dict[str, dict[str, Any]]:
+    """Have two clients evaluate everybody's blinded ids; returns entries by client.
+
+    The two are the first in the clients' order. Neither learns an id, nor could try
+    one without the other; the server carries points that look random, and MACs.
+    """
+    evaluators = strategy.clients[:2]
+    config = {**strategy.phase_config(), "evaluators": evaluators}
+    points: dict[str, bytes] = {}
+    macs: dict[str, list[bytes]] = {}
+
+    def take_points(answer: Answer) -> None:
+        own, said = read_points(answer.arrays, 1, len(evaluators) * MAC_BYTES)
+        points[answer.client] = own[0]
+        macs[answer.client] = _cut(said[0])
+
+    strategy.ask_everyone(
+        conversation, "train.blind", lambda name: config, take_points, timeout
+    )
+    owners = list(strategy.clients)
+    found: dict[str, dict[str, Any]] = {
+        name: {"evaluators": evaluators} for name in owners
+    }
+
+    def entries(name: str) -> dict[str, Any]:
+        asked: dict[str, Any] = {**config, "owners": owners}
+        for i, owner in enumerate(owners):
+            asked[f"points/{i}"] = points[owner]
+            asked[f"mac/{i}"] = macs[owner][evaluators.index(name)]
+        return asked
+
+    def take_evaluated(answer: Answer) -> None:
+        evaluated, said = read_points(answer.arrays, len(owners), MAC_BYTES)
+        i = evaluators.index(answer.client)
+        for owner, blob, mac in zip(owners, evaluated, said, strict=True):
+            if len(blob) != len(points[owner]):
+                raise ValueError("the answer has another number of points")
+            found[owner] |= {f"points/{i}": blob, f"mac/{i}": mac}
+
+    strategy.ask_everyone(
+        conversation, "train.evaluate", entries, take_evaluated, timeout, evaluators
+    )
+    return found
+
+
+def read_points(
+    arrays: Sequence[NDArray[Any]], count: int, size: int
+) -> tuple[list[bytes], list[bytes]]:
+    """Points and MACs in turn, as bytes; ValueError if they are none."""
+    if len(arrays) != 2 * count or any(a.dtype != np.uint8 for a in arrays):
+        raise ValueError("the answer has no points")
+    points = [np.ascontiguousarray(a).tobytes() for a in arrays[::2]]
+    macs = read_blobs(arrays[1::2])
+    if any(len(mac) != size for mac in macs) or any(len(p) % 32 for p in points):
+        raise ValueError("the answer's points or MACs are malformed")
+    return points, macs
+
+
+def _cut(macs: bytes) -> list[bytes]:
+    return [macs[i : i + MAC_BYTES] for i in range(0, len(macs), MAC_BYTES)]
+
+
+def settle_cipher(strategy: HyFDCA, rest: Mapping[str, list[NDArray[Any]]]) -> Cipher:
+    """What the server adds ciphertexts with: never a secret key.
 
     Parameters
     ----------
+    strategy : HyFDCA
     rest : mapping
-        By client, in order: its key's fingerprint, and its context if none is given.
-    given : Cipher or None
-        The server's own context.
+        By client, in order: its key's name, nonce, new samples' hashes and, where the
+        clients of a simulation made a BFV key, its context.
 
     Raises
     ------
     SettingsError, EncryptionError
         Clients and server do not have one key between them, or a client sent its key.
     """
+    given = strategy.given_cipher
+    if strategy.encryption == "tenseal-bfv":
+        # raises if a client sent its key
+        first = next(iter(rest.values()))
+        cipher = given or load_evaluation(first[3].tobytes())
+    else:
+        cipher = backend_class(strategy.encryption).adder()
+    kind = {
+        str(strategy.client_properties(name).get("key-kind", "run")) for name in rest
+    }
+    if kind == {"roster"}:
+        return cipher
     prints: dict[str, list[str]] = {}
-    cipher = given
-    for name in rest:
-        fingerprint = rest[name][0].tobytes().decode()
-        prints.setdefault(fingerprint, []).append(name)
-        if cipher is None:
-            # raises if a client sent its key
-            cipher = load_evaluation(rest[name][1].tobytes())
-    assert cipher is not None
-    if len(prints) > 1 or cipher.fingerprint not in prints:
+    for name, (fingerprint, *_) in rest.items():
+        prints.setdefault(fingerprint.tobytes().decode(), []).append(name)
+    server = "" if given is None else f"server: {given.fingerprint}; "
+    if len(prints) > 1 or (given is not None and given.fingerprint not in prints):
         found = "; ".join(
             f"client {', '.join(names)}: {key}" for key, names in prints.items()
         )
+        who = "clients" if given is None else "clients and the server"
         raise SettingsError(
-            "the clients and the server do not have one key between them "
-            f"(server: {cipher.fingerprint}; {found}); make a pair with "
-            "fedtrellis-keys, and give every node the same key-file"
+            f"the {who} do not have one key between them ({server}{found}); make one "
+            "with fedtrellis-keys, and give every node the same key-file"
         )
     return cipher
+
+
+def align_new_samples(
+    strategy: HyFDCA, rest: Mapping[str, list[NDArray[Any]]]
+) -> Alignment | None:
+    """Who holds which new samples together; None if there are none."""
+    names = strategy.alignment.feature_names
+    hashes = {name: own[2] for name, own in rest.items() if len(own[2])}
+    if not hashes:
+        return None
+    features = {
+        name: [names[i] for i in strategy.alignment.columns[name]] for name in hashes
+    }
+    try:
+        return align(hashes, features)
+    except ValueError as error:
+        raise SettingsError(f"new samples cannot be scored: {error}") from None
+
+
+def ask_agreement(
+    strategy: HyFDCA, conversation: Conversation, timeout: float
+) -> tuple[dict[str, list[bytes]], dict[tuple[tuple[str, ...], str], bytes]]:
+    """Have every client check the agreement; returns MACs and sealed keys.
+
+    Returns
+    -------
+    (dict, dict)
+        By sender its MACs for all members, in their order; and by holders and
+        recipient the holders' key.
+
+    Raises
+    ------
+    SettingsError
+        A client does not agree.
+    """
+    agreement = strategy.agreement
+    confirmations: dict[str, list[bytes]] = {}
+    sealed: dict[tuple[tuple[str, ...], str], bytes] = {}
+
+    def take(answer: Answer) -> None:
+        macs, *boxes = read_blobs(answer.arrays)
+        if len(macs) != MAC_BYTES * len(agreement.members):
+            raise ValueError("the answer does not have a MAC for each client")
+        confirmations[answer.client] = _cut(macs)
+        wanted = [
+            (holders, other)
+            for holders in agreement.holder_sets
+            if holders[0] == answer.client
+            for other in holders[1:]
+        ]
+        if len(boxes) not in (0, len(wanted)):
+            raise ValueError("the answer does not have a sealed key for each holder")
+        sealed.update(zip(wanted, boxes, strict=False))
+
+    strategy.ask_everyone(
+        conversation, "train.agree", lambda name: strategy.phase_config(), take, timeout
+    )
+    return confirmations, sealed
 
 
 def ask_labels(

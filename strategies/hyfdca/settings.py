@@ -13,7 +13,8 @@ from ..hybrid import HybridStrategy
 __all__ = ["ENCRYPTIONS", "SLOTS", "STEPS", "HyFDCASettings"]
 
 STEPS = ("bundle", "line-search", "practical", "theoretical")
-ENCRYPTIONS = ("tenseal-bfv", "none")
+ENCRYPTIONS = ("stream", "tenseal-bfv", "none")
+EXPOSED = ("refuse", "leave-out", "accept")
 SLOTS = ("all", "chosen")
 
 
@@ -53,7 +54,7 @@ class HyFDCASettings(HybridStrategy):
         above=0.0,
         maximum=1.0,
     )
-    memory: int = setting(20, "proposals of a group that a bundle remembers", minimum=3)
+    memory: int = setting(40, "proposals of a group that a bundle remembers", minimum=3)
     slots: str = setting(
         "all",
         "inner products that are encrypted: all samples', which hides how many were "
@@ -68,16 +69,39 @@ class HyFDCASettings(HybridStrategy):
     )
     parts: int = setting(
         1,
-        "groups that the samples of one set of holders are cut into",
+        "groups that the samples of one set of holders are cut into, without "
+        "secure-sum",
         note="more converge faster, cost more uploads (parts · p_k numbers a client), "
         "and let the server see the clients' contributions to w in finer pieces",
         minimum=1,
     )
     secure_sum: bool = setting(
-        False,
-        "whether clients encrypt v_k too, so that the server sees only sums over all "
-        "clients, at one more round trip",
-        note="all groups then move together, by complete participation",
+        True,
+        "whether the server sees only sums over all clients: each client's v_k and its "
+        "sums of losses are hidden by masks that cancel in the sum",
+        note="all groups then move together, by complete participation. Without it "
+        "every node has to accept that its own sums are exposed",
+    )
+    exposed: str = setting(
+        "refuse",
+        "in a simulation, what its nodes do where sums would give single numbers away: "
+        "refuse, leave out a node's rare entries, or accept; real nodes say so "
+        "themselves",
+        choices=EXPOSED,
+        formerly="",
+    )
+    least: int = setting(
+        3,
+        "in a simulation, the nodes' least number of holders of a feature, of samples "
+        "of a group, and of non-zero entries of a feature on a node",
+        minimum=2,
+        formerly="",
+    )
+    noise: float = setting(
+        0.0,
+        "in a simulation, the nodes' noise on v_k, in units of what one sample adds",
+        minimum=0.0,
+        formerly="",
     )
     cyclic_groups: int = setting(
         0,
@@ -92,8 +116,8 @@ class HyFDCASettings(HybridStrategy):
         formerly="gap-tolerance",
     )
     encryption: str = setting(
-        "tenseal-bfv",
-        "whose key the clients of a simulation make; none is for debugging",
+        "stream",
+        "the cipher: a stream cipher that adds, BFV, or none, for debugging",
         choices=ENCRYPTIONS,
     )
     context: str | Path | bytes | None = setting(
@@ -123,17 +147,28 @@ class HyFDCASettings(HybridStrategy):
         self.safe = step in ("bundle", "line-search")
         if secure_sum and not self.safe:
             raise SettingsError(
-                f"secure_sum = True is for steps bundle and line-search, not {step!r}"
+                f"step = {step!r} sends each client's own sums in the clear: it needs "
+                "secure_sum = False, and every node to accept that (exposed = "
+                "'accept')"
             )
-        if secure_sum and self.local_passes:
+        for name, value, off in (
+            ("local_passes", self.local_passes, 0),
+            ("parts", self.parts, 1),
+        ):
+            if secure_sum and value != off:
+                raise SettingsError(
+                    f"{name} = {value} must be {off} with secure_sum: all groups move "
+                    "together"
+                )
+        if self.context is not None and self.encryption == "stream":
             raise SettingsError(
-                f"local_passes = {self.local_passes} must be 0 with secure_sum: all "
-                "groups move together"
+                "context = ... does not apply to encryption = 'stream', whose server "
+                "needs no context; allowed: nothing, or encryption = 'tenseal-bfv'"
             )
         # refused now, before any client has sent anything, if it holds a secret key
-        self._given_cipher = None
+        self.given_cipher = None
         if self.context is not None:
-            self._given_cipher = load_evaluation(_source(self.context))
+            self.given_cipher = load_evaluation(_source(self.context))
 
     @property
     def remembered(self) -> int:

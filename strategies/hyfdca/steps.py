@@ -19,7 +19,7 @@ from ..hybrid import Blobs, add_shares
 if TYPE_CHECKING:
     from .strategy import HyFDCA
 
-__all__ = ["Steps", "as_array", "read_blobs", "split_blobs"]
+__all__ = ["Steps", "as_array", "proposal_kinds", "read_blobs", "split_blobs"]
 
 
 class Steps(ABC):
@@ -56,6 +56,10 @@ class Steps(ABC):
         """Hear that a client has no state any more."""
 
     @abstractmethod
+    def reached(self) -> Any:
+        """Something that differs whenever anything has come closer to a move."""
+
+    @abstractmethod
     def state(self) -> dict[str, NDArray[Any]]:
         """All that the next iteration needs, as arrays, for a checkpoint."""
 
@@ -82,10 +86,11 @@ class Steps(ABC):
         entries: Callable[[str], Mapping[str, Any]],
         clients: Sequence[str],
         take: Callable[[Answer], None],
+        attempts: int | None = None,
     ) -> set[str]:
         conversation, server_round, timeout = self._wave
         return self.strategy.ask(
-            conversation, server_round, kind, entries, clients, take, timeout
+            conversation, server_round, kind, entries, clients, take, timeout, attempts
         )
 
     def _used(self, client: str) -> None:
@@ -112,6 +117,16 @@ class Steps(ABC):
         for name, why in spoilt.items():
             self.strategy.conversation.reject(name, why)
         return total, set(spoilt)
+
+
+def proposal_kinds(strategy: HyFDCA, shared: bool) -> list[str]:
+    """What clients propose for a group, in order."""
+    kind = "proximal" if strategy.secure_sum else "dual-point"
+    kinds = [kind if strategy.step == "bundle" else "coordinate"]
+    if not shared and strategy.local_passes:
+        beside = strategy.step == "bundle"
+        kinds = [*kinds, "passes"] if beside else ["passes"]
+    return kinds
 
 
 def read_blobs(arrays: Sequence[NDArray[Any]]) -> Blobs:

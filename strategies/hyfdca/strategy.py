@@ -11,9 +11,11 @@ import numpy as np
 from flwr.app import ConfigRecord, MetricRecord
 from numpy.typing import NDArray
 
+from fedtrellis.dual.agreement import NONCE_BYTES, Agreement, Member
 from fedtrellis.dual.alignment import Alignment
 from fedtrellis.dual.held_groups import HeldGroup
 from fedtrellis.encryption import Cipher, load_evaluation
+from fedtrellis.server.answers import Answer
 from fedtrellis.server.conversation import Conversation
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray, Layout
@@ -21,9 +23,17 @@ from fedtrellis.wire.flower_internals import log
 
 from .mixtures import MixtureSteps
 from .new_samples import score_new_samples
-from .preparation import Labels, ask_labels, settle_cipher
+from .preparation import (
+    MAC_BYTES,
+    Labels,
+    align_new_samples,
+    ask_agreement,
+    ask_labels,
+    match_ids,
+    settle_cipher,
+)
 from .settings import HyFDCASettings
-from .steps import Steps, as_array
+from .steps import Steps, as_array, proposal_kinds, read_blobs
 from .updates import UpdateSteps
 
 __all__ = ["HyFDCA"]
@@ -98,6 +108,16 @@ class HyFDCA(HyFDCASettings):
         self._best: tuple[float, FloatArray] | None = None
         self._best_dual = -inf
         self._uncertified = 0  # rounds since P was last known
+        self._own_keys = self.given_cipher is not None
+        self._fingerprint = ""  # of the clients' common key, if they have one
+        self._agreement: Agreement | None = None
+        self._new: Alignment | None = None  # of the samples that are to be scored
+        # what clients told each other through the server, for those that lost it
+        self._confirmations: dict[str, list[bytes]] = {}
+        self._sealed: dict[tuple[tuple[str, ...], str], bytes] = {}
+        self._reached: Any = None
+        #: The nonce that each client is to be asked with next.
+        self.nonces: dict[str, bytes] = {}
 
     @property
     def steps(self) -> Steps:
@@ -110,31 +130,88 @@ class HyFDCA(HyFDCASettings):
 
     def phase_config(self) -> dict[str, Any]:
         """What clients are told in every phase."""
-        config = {
+        config: dict[str, Any] = {
             "encryption": self.encryption,
-            "own-key": self._given_cipher is not None,
+            "own-key": self._own_keys,
+        }
+        if self._agreement is None:  # later on, what was agreed on counts
+            config |= self._pinned_settings()
+        if self._fingerprint:
+            config["key"] = self._fingerprint
+        return config
+
+    def _pinned_settings(self) -> dict[str, Any]:
+        """The settings that clients agree on before any label travels."""
+        rounds = self.num_rounds
+        evaluations = 0
+        if self.client_evaluate_every:
+            evaluations = rounds // self.client_evaluate_every + 1
+        settings: dict[str, Any] = {
+            "session": self.conversation.session,
+            "encryption": self.encryption,
             "loss": self.loss,
             "smoothing": self.smoothing,
             "regularization": self.regularization,
             "local-fraction": self.local_fraction,
+            "local-passes": self.local_passes,
+            "slots": self.slots,
+            "step": self.step,
+            "secure-sum": self.secure_sum,
+            "proposals": proposal_kinds(self, shared=True),
+            "local-proposals": proposal_kinds(self, shared=self.secure_sum),
+            "exposed": self.exposed,
+            "least": self.least,
+            "noise": self.noise,
             "num-clients": self.num_clients,
+            # some in hand: going back after a loss takes another way
+            "answers": rounds + evaluations + rounds // 10 + 10,
         }
-        if self.cipher is not None:
-            config["key"] = self.cipher.fingerprint
         if self._alignment is not None:
-            config["num-samples-all"] = self.alignment.num_samples
-        return config
+            settings["num-samples-all"] = self.alignment.num_samples
+        return settings
+
+    @property
+    def agreement(self) -> Agreement:
+        """What all clients have agreed on."""
+        assert self._agreement is not None
+        return self._agreement
+
+    @property
+    def new_samples(self) -> Alignment | None:
+        """Who holds which of the samples that are to be scored."""
+        return self._new
+
+    @property
+    def noisy(self) -> bool:
+        """Whether clients add noise, so that neither v nor D is exact."""
+        said = (self.client_properties(name).get("noisy") for name in self.clients)
+        return self.noise > 0.0 or any(map(bool, said))
 
     def prepare(self, conversation: Conversation, timeout: float) -> None:
-        """Match samples and features, and share labels and norms under encryption."""
+        """Match samples and features, agree, and share labels and norms encrypted."""
         if self._steps is not None:
             # a run that goes on, if its key is still there
             self._ask_ready(conversation, timeout)
             return
-        rest = self._ask_alignment(conversation, timeout)
-        self.cipher = settle_cipher(rest, self._given_cipher)
-        if self.encryption == "none" or self.cipher.name == "none":
+        roster = self._key_kind() == "roster"
+        points = match_ids(self, conversation, timeout) if roster else {}
+        rest = self._ask_alignment(conversation, timeout, points)
+        self.cipher = settle_cipher(self, rest)
+        if not roster:
+            self._fingerprint = next(iter(rest.values()))[0].tobytes().decode()
+        if self.encryption == "none":
             log(WARNING, "NOTHING IS ENCRYPTED: encryption = 'none' is for debugging")
+        self._new = align_new_samples(self, rest)
+        members = [
+            Member(
+                name, rest[name][0].tobytes().decode(), rest[name][1].tobytes().hex()
+            )
+            for name in self.clients
+        ]
+        new = [] if self._new is None else self._new.groups
+        settings = self._pinned_settings()
+        self._agreement = Agreement.of(settings, members, self.alignment, new)
+        self._confirmations, self._sealed = ask_agreement(self, conversation, timeout)
         self._labels = ask_labels(self, conversation, self.cipher, timeout)
         self._ask_ready(conversation, timeout)
         for name in self.clients:
@@ -150,14 +227,41 @@ class HyFDCA(HyFDCASettings):
         )
         self._steps = self._make_steps()
 
+    def _key_kind(self) -> str:
+        """Which kind of keys the clients have: all of them the same."""
+        kinds: dict[str, list[str]] = {}
+        for name in self.clients:
+            kind = str(self.client_properties(name).get("key-kind", "run"))
+            kinds.setdefault(kind, []).append(name)
+        if len(kinds) > 1:
+            words = {
+                "roster": "identity and roster",
+                "key": "key-file",
+                "run": "no key",
+            }
+            found = "; ".join(
+                f"client {', '.join(names)}: {words.get(kind, kind)}"
+                for kind, names in kinds.items()
+            )
+            raise SettingsError(f"the clients do not have one kind of keys ({found})")
+        (kind,) = kinds
+        self._own_keys = kind != "run" or self.given_cipher is not None
+        if kind == "roster" and self.encryption == "tenseal-bfv":
+            raise SettingsError(
+                "encryption = 'tenseal-bfv' needs one key for all clients, and these "
+                "have identities and a roster; allowed: 'stream'"
+            )
+        return kind
+
     def _ask_ready(self, conversation: Conversation, timeout: float) -> None:
         """Let every client check its key and, if it was just given them, its labels."""
+
+        def take(answer: Answer) -> None:
+            (nonce,) = read_blobs(answer.arrays)
+            self.nonces[answer.client] = nonce
+
         self.ask_everyone(
-            conversation,
-            "train.ready",
-            lambda name: self.phase_config(),
-            lambda answer: None,
-            timeout,
+            conversation, "train.ready", lambda name: self.phase_config(), take, timeout
         )
 
     @property
@@ -168,31 +272,56 @@ class HyFDCA(HyFDCASettings):
         return "vertical" if self.alignment.vertical else "hybrid"
 
     def _ask_alignment(
-        self, conversation: Conversation, timeout: float
+        self,
+        conversation: Conversation,
+        timeout: float,
+        points: Mapping[str, Mapping[str, Any]],
     ) -> dict[str, list[NDArray[Any]]]:
-        entries = {**self.phase_config(), "send-context": self._given_cipher is None}
-        return self.align_clients(conversation, timeout, entries, self.parts)
+        context = self.encryption == "tenseal-bfv" and self.given_cipher is None
+        self._rest_size = 4 if context else 3
+        entries = {**self.phase_config(), "send-context": context}
+        return self.align_clients(
+            conversation,
+            timeout,
+            lambda name: {**entries, **points.get(name, {})},
+            self.parts,
+        )
 
     def check_rest(self, rest: list[NDArray[Any]]) -> None:
-        """Check that it is a fingerprint, and where it was asked for a context."""
-        expected = 1 if self._given_cipher is not None else 2
-        if len(rest) != expected or any(a.dtype != np.uint8 for a in rest):
+        """Check that these are a key's name, a nonce, and new samples' hashes."""
+        if len(rest) != self._rest_size or any(a.dtype != np.uint8 for a in rest):
             raise ValueError("the answer to the alignment is malformed")
+        if rest[1].size != NONCE_BYTES:
+            raise ValueError("the answer to the alignment has no nonce")
         rest[0].tobytes().decode()  # one that is no text raises a ValueError
 
     # ---------------------------------------------------------------------- restoring
 
     def restore(self, client: str) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """Who its samples are in the ciphertexts, with labels and norms encrypted."""
-        if self._alignment is None:  # asked for what the alignment is made of
+        if self._agreement is None:  # asked for what the alignment is made of
             return {}, {}
-        groups = self.alignment.client_groups(client)
-        own = self.alignment.rows[client]
-        arrays, entries = HeldGroup.pack(
-            HeldGroup(g, own[g], len(self.alignment.groups[g].holders)) for g in groups
-        )
+        arrays: dict[str, NDArray[Any]] = {
+            "agreement": as_array(self.agreement.to_bytes())
+        }
+        for prefix, alignment in (("", self.alignment), ("new-", self._new)):
+            own = {} if alignment is None else alignment.rows.get(client, {})
+            found = HeldGroup.pack(HeldGroup(g, own[g]) for g in sorted(own))
+            arrays |= {f"{prefix}{key}": array for key, array in found.items()}
+        entries: dict[str, Any] = {}
+        if self._confirmations:
+            names = self.agreement.names
+            own_index = names.index(client)
+            entries["confirmations"] = [
+                self._confirmations[name][own_index] for name in names
+            ]
+            entries["sealed"] = [
+                self._sealed[holders, client]
+                for holders in self.agreement.holder_sets
+                if (holders, client) in self._sealed
+            ]
         if self._labels:
-            for g in groups:
+            for g in self.alignment.client_groups(client):
                 labels = self._labels[g]
                 entries[f"labels/{g}"] = labels.sums
                 entries[f"counts/{g}"] = labels.counts
@@ -226,7 +355,9 @@ class HyFDCA(HyFDCASettings):
         used, metrics = self.steps.iterate(
             conversation, server_round, dict(config), self._sampled, timeout
         )
-        self._used = [name for name in self.clients if name in used]
+        # answers that bring nothing closer to a move are as good as none
+        moved = self._progress()
+        self._used = [name for name in self.clients if name in used and moved]
         if not conversation.traffic.waves:
             self._sampled = []  # all who are here wait for somebody who is away
         primal, dual = metrics.get("primal"), metrics.get("dual")
@@ -237,6 +368,11 @@ class HyFDCA(HyFDCASettings):
         self._uncertified = 0 if primal is not None else self._uncertified + 1
         self.broadcast.replace(self.steps.w)
         return metrics if self._used else None
+
+    def _progress(self) -> bool:
+        """Whether anything has come closer to a move: else the round has failed."""
+        before, self._reached = self._reached, self.steps.reached()
+        return bool(self._reached != before)
 
     def result_point(self) -> FloatArray:
         """The certified w of lowest P; the last w where P is not known any more."""
@@ -256,8 +392,7 @@ class HyFDCA(HyFDCASettings):
 
         A run with a checkpoint can go on, and needs it then.
         """
-        made_by_clients = self._given_cipher is None and self.cipher is not None
-        if not made_by_clients or self.checkpoint is not None:
+        if self._own_keys or self.cipher is None or self.checkpoint is not None:
             return
         try:
             entries = {name: {"forget-key": True} for name in self.clients}
@@ -272,8 +407,8 @@ class HyFDCA(HyFDCASettings):
     ) -> MetricRecord | None:
         """Score new samples whose features are split over the clients.
 
-        Three waves: hashes of the new samples' ids, encrypted inner products with the
-        model that the run would return now, and the sums to those who hold the sample.
+        Two waves: encrypted inner products with the model that the run would return
+        now, and the sums to those who hold the sample.
         The server sees neither a score nor how many are positive.
 
         Returns
@@ -301,6 +436,9 @@ class HyFDCA(HyFDCASettings):
         assert self.cipher is not None
         arrays: dict[str, NDArray[Any]] = {
             "context": as_array(self.cipher.evaluation_bytes()),
+            "fingerprint": np.array(self._fingerprint),
+            "own-keys": np.array(self._own_keys),
+            "agreement": as_array(self.agreement.to_bytes()),
             "best-dual": np.array(self._best_dual),
             "uncertified": np.array(self._uncertified),
         }
@@ -309,6 +447,17 @@ class HyFDCA(HyFDCASettings):
             arrays["best-w"] = self._best[1]
         for key, array in self.alignment.state().items():
             arrays[f"alignment/{key}"] = array
+        if self._new is not None:
+            for key, array in self._new.state().items():
+                arrays[f"new/{key}"] = array
+        for i, name in enumerate(self.agreement.names):
+            macs = b"".join(self._confirmations[name])
+            arrays[f"confirmations/{i}"] = as_array(macs)
+        for i, holders in enumerate(self.agreement.holder_sets):
+            for j, name in enumerate(holders):
+                if (holders, name) in self._sealed:
+                    sealed = self._sealed[holders, name]
+                    arrays[f"sealed/{i}/{j}"] = as_array(sealed)
         for g, labels in enumerate(self._labels):
             for key, array in labels.state().items():
                 arrays[f"labels/{g}/{key}"] = array
@@ -318,12 +467,31 @@ class HyFDCA(HyFDCASettings):
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Inverse of :meth:`state`."""
+        if "agreement" not in state:
+            raise SettingsError(
+                "this checkpoint of HyFDCA is of an older version, whose clients had "
+                "not agreed on what their run is about: start a new run"
+            )
         self.cipher = load_evaluation(state["context"].tobytes())
-        given = self._given_cipher
-        if given is not None and given.fingerprint != self.cipher.fingerprint:
+        self._fingerprint = str(state["fingerprint"])
+        self._own_keys = bool(state["own-keys"])
+        self._agreement = Agreement.from_bytes(state["agreement"].tobytes())
+        for i, name in enumerate(self.agreement.names):
+            macs = state[f"confirmations/{i}"].tobytes()
+            parts = range(0, len(macs), MAC_BYTES)
+            self._confirmations[name] = [macs[j : j + MAC_BYTES] for j in parts]
+        for key, array in state.items():
+            if key.startswith("sealed/"):
+                _, number, j = key.split("/")
+                holders = self.agreement.holder_sets[int(number)]
+                self._sealed[holders, holders[int(j)]] = array.tobytes()
+        if "new/sizes" in state:
+            self._new = Alignment.from_state(_under(state, "new/"))
+        given = self.given_cipher
+        if given is not None and given.fingerprint != self._fingerprint:
             raise SettingsError(
                 f"the context has fingerprint {given.fingerprint}, but the run to go "
-                f"on with had {self.cipher.fingerprint}"
+                f"on with had {self._fingerprint}"
             )
         self._best_dual = float(state["best-dual"])
         if "best-w" in state:

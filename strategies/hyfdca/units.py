@@ -1,8 +1,8 @@
 """Samples that move together, and how far they have come.
 
 A **unit** is a group, or with secure sums all of them. It goes through its stages at
-its own pace: inner products at one w, its snapshot; proposals; with secure sums the
-opening of what they add up to. Then the search moves it, and it starts over.
+its own pace: inner products at one w, its snapshot; proposals. Then the search moves
+it, and it starts over.
 """
 
 from __future__ import annotations
@@ -16,19 +16,24 @@ from numpy.typing import NDArray
 
 from fedtrellis.dual.bundle import DualBundle, Mixture
 from fedtrellis.dual.group_steps import GroupStep
+from fedtrellis.dual.masks import weights_mark
 from fedtrellis.wire.arrays import FloatArray
 
 from ..hybrid import Blobs
-from .steps import Steps, as_array
+from .steps import Steps, as_array, proposal_kinds
 
 if TYPE_CHECKING:
     from .strategy import HyFDCA
 
-__all__ = ["Unit", "UnitSteps"]
+__all__ = ["Stage", "Unit", "UnitSteps"]
 
 # A search over more points than this would take longer than the clients do.
 _MAX_POINTS = 400
 _MAX_UNITS = 100
+
+
+#: enc(α) of a unit's groups, each with its step; v, b and chain of that α.
+Backup = tuple[dict[int, tuple[int, Blobs]], FloatArray, float, bytes]
 
 
 @dataclass
@@ -38,27 +43,49 @@ class Unit:
     groups: list[int]
     step: int = 0  # mixtures applied so far
     mixture: Mixture | None = None  # the last one
+    # with secure sums: of the wave that it is of, and how α came about
+    tag: bytes = b""
+    chain: bytes = b""
     snapshot: FloatArray | None = None  # the w that the proposals are made at
     version: int = -1  # which w that is
     products: dict[tuple[str, int], Blobs] = field(default_factory=dict)
+    marks: list[bytes] = field(default_factory=list)  # of each client's part of it
     scores: dict[int, Blobs] = field(default_factory=dict)  # enc(x_iᵀ w), by group
     answers: dict[tuple[str, int], FloatArray] = field(default_factory=dict)
     reports: dict[int, FloatArray] = field(default_factory=dict)
-    shares: dict[str, dict[str, list[Blobs]]] = field(default_factory=dict)
-    opened: dict[str, FloatArray] = field(default_factory=dict)
     # enc(α) of each group and the step it is of; what of them made one backup
     alphas: dict[int, tuple[int, Blobs]] = field(default_factory=dict)
-    backup: tuple[dict[int, tuple[int, Blobs]], FloatArray | None, float] = field(
-        default_factory=lambda: ({}, None, 0.0)
-    )
+    backups: list[Backup] = field(default_factory=list)  # the newest first
+
+    def keep_backup(self, backup: Backup) -> None:
+        """Keep it, and the one before: one of them may turn out to be damaged."""
+        self.backups = [backup, *self.backups[:1]]
 
     def begin(self, w: FloatArray, version: int) -> None:
         """Start over, at a new w."""
-        self.snapshot, self.version = w, version
+        self.snapshot, self.version, self.marks = w, version, []
         for stage in (self.products, self.scores, self.answers, self.reports):
             stage.clear()
-        self.shares.clear()
-        self.opened.clear()
+
+
+@dataclass
+class Stage:
+    """What all clients are asked alike until the sum is complete.
+
+    Attributes
+    ----------
+    nonces, inputs : list of bytes
+        Of each member of the agreement.
+    tag : bytes
+        T, as the clients compute it.
+    words : dict
+        What each client has answered.
+    """
+
+    nonces: list[bytes]
+    inputs: list[bytes]
+    tag: bytes
+    words: dict[str, NDArray[np.uint64]] = field(default_factory=dict)
 
 
 class UnitSteps(Steps):
@@ -76,6 +103,7 @@ class UnitSteps(Steps):
             strategy.regularization,
             min(strategy.remembered, max(3, _MAX_POINTS // len(self.units))),
         )
+        self._stage: Stage | None = None
         # holders that lost what they remembered of a group
         self.bare: set[tuple[str, int]] = set()
         self.w = self.bundle.w
@@ -107,7 +135,19 @@ class UnitSteps(Steps):
             give = (name, g) in self.bare and self._alpha_is_current(g) and unit.step
             alpha = unit.alphas[g][1] if give else None
             records.append(GroupStep.after(g, unit.step, alpha_id, unit.mixture, alpha))
-        return GroupStep.pack(records)
+        entries = GroupStep.pack(records)
+        if self.strategy.secure_sum:
+            entries |= {"tag": self.units[0].tag, "chain": self.units[0].chain}
+        return entries
+
+    def _marks(self, unit: Unit) -> list[bytes]:
+        """Digests of what each member is sent of a unit's snapshot."""
+        if not unit.marks:
+            assert unit.snapshot is not None
+            for name in self.strategy.agreement.names:
+                (own,) = self.strategy.own(name, unit.snapshot)
+                unit.marks.append(weights_mark(own))
+        return unit.marks
 
     def _snapshots(self, groups: Sequence[int]) -> tuple[list[FloatArray], list[int]]:
         """The different snapshots of some groups, and which of them is each group's."""
@@ -125,11 +165,19 @@ class UnitSteps(Steps):
 
     def _kinds(self, shared: bool) -> list[str]:
         """What clients propose, in order."""
-        kinds = ["dual-point" if self.strategy.step == "bundle" else "coordinate"]
-        if not shared and self.strategy.local_passes:
-            beside = self.strategy.step == "bundle"
-            kinds = [*kinds, "passes"] if beside else ["passes"]
-        return kinds
+        return proposal_kinds(self.strategy, shared)
+
+    def reached(self) -> Any:
+        """How far the units and the stage have come."""
+        words = () if self._stage is None else tuple(sorted(self._stage.words))
+        units = [
+            (
+                *(unit.step, unit.version),
+                *(len(unit.products), len(unit.scores), len(unit.answers)),
+            )
+            for unit in self.units
+        ]
+        return self.version, units, words
 
     def _count(self, g: int) -> int:
         if self.strategy.secure_sum:  # all groups are one unit, with as many proposals
@@ -168,18 +216,21 @@ class UnitSteps(Steps):
         arrays["bare"] = np.array(bare, dtype=np.int64).reshape(-1, 2)
         for u, unit in enumerate(self.units):
             arrays[f"{u}/step"] = np.array(unit.step)
+            arrays[f"{u}/tag"] = as_array(unit.tag)
+            arrays[f"{u}/chain"] = as_array(unit.chain)
             if unit.mixture is not None:
                 arrays[f"{u}/mix-ids"] = unit.mixture.ids
                 arrays[f"{u}/mix-weights"] = unit.mixture.weights
                 arrays[f"{u}/keep"] = unit.mixture.keep
                 arrays[f"{u}/alpha-id"] = np.array(unit.mixture.alpha_id)
-            alphas, v, b = unit.backup
-            for g, (step, blobs) in alphas.items():
-                for i, blob in enumerate(blobs):
-                    key = f"{u}/backup/{g}/{step}/{i}"
-                    arrays[key] = as_array(blob)
-            if v is not None:
-                arrays[f"{u}/backup-v"], arrays[f"{u}/backup-b"] = v, np.array(b)
+            for age, (alphas, v, b, chain) in enumerate(unit.backups):
+                for g, (step, blobs) in alphas.items():
+                    for i, blob in enumerate(blobs):
+                        key = f"{u}/backup/{age}/{g}/{step}/{i}"
+                        arrays[key] = as_array(blob)
+                arrays[f"{u}/backup-v/{age}"] = v
+                arrays[f"{u}/backup-b/{age}"] = np.array(b)
+                arrays[f"{u}/backup-chain/{age}"] = as_array(chain)
         return arrays
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
@@ -192,6 +243,8 @@ class UnitSteps(Steps):
         self.bare = {(names[int(k)], int(g)) for k, g in state["bare"]}
         for u, unit in enumerate(self.units):
             unit.step = int(state[f"{u}/step"])
+            unit.tag = state[f"{u}/tag"].tobytes()
+            unit.chain = state[f"{u}/chain"].tobytes()
             if f"{u}/mix-ids" in state:
                 unit.mixture = Mixture(
                     state[f"{u}/mix-ids"],
@@ -199,12 +252,18 @@ class UnitSteps(Steps):
                     state[f"{u}/keep"],
                     int(state[f"{u}/alpha-id"]),
                 )
-            alphas: dict[int, tuple[int, Blobs]] = {}
-            for key, array in state.items():
-                if key.startswith(f"{u}/backup/"):
-                    _, _, g, step, _ = key.split("/")
-                    blobs = alphas.setdefault(int(g), (int(step), []))[1]
-                    blobs.append(array.tobytes())
-            if f"{u}/backup-v" in state:
-                v, b = state[f"{u}/backup-v"], float(state[f"{u}/backup-b"])
-                unit.backup, unit.alphas = (alphas, v, b), dict(alphas)
+            for age in (0, 1):
+                if f"{u}/backup-v/{age}" not in state:
+                    continue
+                alphas: dict[int, tuple[int, Blobs]] = {}
+                for key, array in state.items():
+                    if key.startswith(f"{u}/backup/{age}/"):
+                        *_, g, step, _ = key.split("/")
+                        blobs = alphas.setdefault(int(g), (int(step), []))[1]
+                        blobs.append(array.tobytes())
+                b = float(state[f"{u}/backup-b/{age}"])
+                chain = state[f"{u}/backup-chain/{age}"].tobytes()
+                v = state[f"{u}/backup-v/{age}"]
+                unit.backups.append((alphas, v, b, chain))
+            if unit.backups:
+                unit.alphas = dict(unit.backups[0][0])

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtrellis.dual.held_groups import MAX_SHARES
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.conversation import Conversation
 from fedtrellis.wire.arrays import FloatArray
@@ -32,10 +33,6 @@ if TYPE_CHECKING:
     from .strategy import HyFDCA
 
 __all__ = ["UpdateSteps"]
-
-# Shares that may be added to a group's enc(α) before one of its holders makes it anew:
-# values have to leave room for the sum of so many.
-_MAX_SHARES = 2048
 
 
 class UpdateSteps(Steps):
@@ -76,7 +73,7 @@ class UpdateSteps(Steps):
     ) -> tuple[set[str], dict[str, float]]:
         """One iteration; returns whose answers were used, and the metrics."""
         self.iteration += 1
-        rule = {"step-rule": self.strategy.step, "iteration": self.iteration}
+        rule = {"iteration": self.iteration}
         self._begin(conversation, server_round, {**extra, **rule}, timeout)
         newcomers = [name for name in available if name not in self.current]
         if newcomers:
@@ -100,7 +97,6 @@ class UpdateSteps(Steps):
             groups = self.alignment.client_groups(name)
             moved = [g for g in groups if g in self.alphas]
             config = {**self._extra, "moved": moved, "renew": wishes[name]}
-            config["terms"] = _MAX_SHARES
             for g in moved:
                 config[f"alpha/{g}"] = self.alphas[g]
             return config
@@ -132,7 +128,7 @@ class UpdateSteps(Steps):
             g
             for g in self.alignment.client_groups(name)
             if self.shares.get(g, 0) + len(self.alignment.groups[g].holders)
-            > _MAX_SHARES
+            > MAX_SHARES
             and next(n for n in self.alignment.groups[g].holders if n in clients)
             == name
         ]
@@ -149,7 +145,6 @@ class UpdateSteps(Steps):
                 # shares of other iterations are added to these: one label for all
                 "versions": [0] * len(shared[name]),
                 "rows": [0] * len(shared[name]),
-                "slots": "all",
                 "groups": [],
                 "backup": [],
             }
@@ -187,7 +182,6 @@ class UpdateSteps(Steps):
                 "c": c_k,
                 "dual": groups,
                 "moved": [g for g in groups if g in self.alphas],
-                "terms": _MAX_SHARES,
                 "report": reporters.get(name, []),
                 ROWS: self.strategy.own(name, self.w),
             }
@@ -254,6 +248,10 @@ class UpdateSteps(Steps):
         return 1.0, held / self.alignment.num_samples
 
     # ----------------------------------------------------------- what the steps share
+
+    def reached(self) -> Any:
+        """How many iterations there have been: each moves whoever is there."""
+        return self.iteration
 
     def restored(self, client: str) -> None:
         """A client that lost its state is a newcomer."""

@@ -125,14 +125,22 @@ class NodeDataTask(Task):
         return {"objective": self.node_objective(path)}
 
     def node_attributes(self, node_config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return ``announcement`` and ``weigh_evaluation``.
+        """Return ``announcement`` and ``told_evaluation``.
 
         See :class:`fedtrellis.wire.client.MethodClient`.
         """
         return {
             "announcement": self.announcement(node_path(node_config)),
-            "weigh_evaluation": self.weigh_evaluation,
+            "told_evaluation": self.told_evaluation,
         }
+
+    def method_options(self) -> dict[str, Any]:
+        """Return what a node's evaluation weighs: its examples, or 1 like any other's.
+
+        Where every node counts the same, F is the plain mean of the nodes' losses.
+        """
+        equal = self.on_nodes and not self.nodes.examples
+        return {"evaluation_weights": "equal"} if equal else {}
 
     def node_weight(self, examples: int) -> float:
         """Return n·d_i/d, or 1 where every node counts the same.
@@ -162,14 +170,13 @@ class NodeDataTask(Task):
             told["data-columns"] = table.columns_digest()
         return told
 
-    def weigh_evaluation(
+    def told_evaluation(
         self, loss: float, examples: int, metrics: dict[str, Any]
-    ) -> tuple[float, int, dict[str, Any]]:
+    ) -> tuple[float, dict[str, Any]]:
         """Return what a node's evaluation tells the server.
 
-        The server's mean of the nodes' losses, weighted by the second number, is F:
-        that is the number of examples where each counts the same, else 1. The number
-        of examples itself is told beside it.
+        The server's mean of the nodes' losses, weighted as
+        :meth:`method_options` say, is F.
 
         Parameters
         ----------
@@ -183,9 +190,9 @@ class NodeDataTask(Task):
         kept = {name: metrics[name] for name in self.node_metrics}
         total = self.nodes.examples
         if not total:
-            return loss, 1, kept
+            return loss, kept
         # Σ (d_i/d) (d/(n·d_i)) f_i = (1/n) Σ f_i
-        return loss * total / (self.num_clients * examples), examples, kept
+        return loss * total / (self.num_clients * examples), kept
 
     def objective(self) -> Objective:  # noqa: D102
         self._need_central_data()

@@ -26,6 +26,7 @@ __all__ = [
     "quadrants",
     "sample_groups",
     "selected_entries",
+    "without_rare_entries",
 ]
 
 Indices = NDArray[np.intp]
@@ -194,3 +195,72 @@ def selected_entries(
     shape = (len(rows), len(columns))
     coordinates = scipy.sparse.coo_array((matrix.data[entries], where), shape=shape)
     return scipy.sparse.csr_array(coordinates)
+
+
+def without_rare_entries(
+    features: Any, shares: Sequence[Share], num_train: int, least: int, matrix: Any
+) -> tuple[Any, list[Share]]:
+    """Leave out what too few training samples of a client have at a feature.
+
+    Parameters
+    ----------
+    features : ndarray or scipy.sparse.csr_array of shape (d, p)
+        The training samples first.
+    shares : sequence of Share
+    num_train : int
+    least : int
+        How many of a client's training samples must have an entry that is not 0 at a
+        feature; where fewer have, these are left out.
+    matrix : scipy.sparse.csr_array of shape (d, p)
+        The features, to whose entries the shares' positions belong.
+
+    Returns
+    -------
+    (ndarray or scipy.sparse.csr_array, list of Share)
+        The features without these entries, and the shares. A client that is dealt
+        single entries does not hold a column any more of which it has none left.
+    """
+    gone = np.zeros(matrix.nnz, dtype=np.bool_)
+    kept = []
+    for share in shares:
+        positions = _positions(matrix, share, num_train)
+        positions = positions[matrix.data[positions] != 0.0]
+        columns = matrix.indices[positions]
+        counts = np.bincount(columns, minlength=matrix.shape[1])
+        rare = positions[counts[columns] < least]
+        gone[rare] = True
+        if share.entries is not None and len(rare):
+            entries = share.entries[~gone[share.entries]]
+            held = np.unique(matrix.indices[entries]).astype(np.intp)
+            share = share._replace(columns=held, entries=entries)
+        kept.append(share)
+    if not gone.any():
+        return features, kept
+    if isinstance(features, np.ndarray):
+        features = features.copy()
+        rows = np.searchsorted(matrix.indptr, np.flatnonzero(gone), side="right") - 1
+        features[rows, matrix.indices[gone]] = 0.0
+        return features, kept
+    data = np.where(gone, 0.0, matrix.data)
+    features = scipy.sparse.csr_array(
+        (data, matrix.indices.copy(), matrix.indptr.copy()), shape=matrix.shape
+    )
+    features.eliminate_zeros()
+    return features, kept
+
+
+def _positions(matrix: Any, share: Share, num_train: int) -> Indices:
+    """Where a client's training entries stand in a CSR matrix."""
+    if share.entries is not None:
+        # entries of a row stand together, and training rows come first
+        end = int(matrix.indptr[num_train])
+        return share.entries[share.entries < end]
+    rows = share.rows[share.rows < num_train]
+    starts, lengths = matrix.indptr[rows], np.diff(matrix.indptr)[rows]
+    ends = np.cumsum(lengths)
+    positions = np.arange(ends[-1] if len(ends) else 0, dtype=np.intp)
+    positions += np.repeat(starts - (ends - lengths), lengths)
+    held = np.zeros(matrix.shape[1], dtype=np.bool_)
+    held[share.columns] = True
+    found: Indices = positions[held[matrix.indices[positions]]]
+    return found

@@ -22,6 +22,7 @@ from .partition import (
     quadrants,
     sample_groups,
     selected_entries,
+    without_rare_entries,
 )
 from .partition_file import read_partition_file
 from .samples import Samples, load_samples
@@ -59,15 +60,32 @@ class ClientData(NamedTuple):
 # More tasks than one are alive in a process only in tests and sweeps.
 @lru_cache(maxsize=2)
 def samples_of(task: HybridTask) -> Samples:
-    """Return all samples, loaded once per process."""
+    """Return all samples without those entries that are left out; made once."""
+    return _kept(task)[0]
+
+
+@lru_cache(maxsize=2)
+def _loaded(task: HybridTask) -> Samples:
     return load_samples(task)
+
+
+@lru_cache(maxsize=2)
+def _kept(task: HybridTask) -> tuple[Samples, list[Share]]:
+    """All samples and who holds what of them, without rare entries."""
+    data = _loaded(task)
+    shares = _from_file(task, data) if task.partition == "file" else _dealt(task, data)
+    if not task.least_entries:
+        return data, shares
+    features, kept = without_rare_entries(
+        data.features, shares, data.num_train, task.least_entries, _as_csr(task)
+    )
+    return data._replace(features=features), kept
 
 
 @lru_cache(maxsize=2)
 def shares_of(task: HybridTask) -> list[tuple[Share, NDArray[np.bool_]]]:
     """Return what each client holds, and of which samples it has the label."""
-    data = samples_of(task)
-    shares = _from_file(task, data) if task.partition == "file" else _dealt(task, data)
+    data, shares = _kept(task)
     seen = np.zeros(len(data.labels), dtype=np.bool_)
     result = []
     for client, share in enumerate(shares):
@@ -139,7 +157,8 @@ def _from_file(task: HybridTask, data: Samples) -> list[Share]:
 
 @lru_cache(maxsize=2)
 def _as_csr(task: HybridTask) -> Any:
-    features = samples_of(task).features
+    """All entries, also those left out: shares name them by their positions here."""
+    features = _loaded(task).features
     return scipy.sparse.csr_array(features)
 
 

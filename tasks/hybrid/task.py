@@ -56,6 +56,12 @@ class HybridTask(NodeDataTask):
     data set's, whatever part of them is test data, and its columns the model's). Test
     samples are dealt like the training samples, so that predictions can be tried.
 
+    A sum over a client's samples hides none of them where only one or two are not zero
+    at a feature, and HyFDCA's clients refuse to send it. So such entries are taken for
+    zeros (``least-entries``), in every partition and for all methods alike, and in the
+    objective, its minimum and the metrics on training samples, too: what is compared is
+    one problem. Test samples keep theirs. Scaling comes before.
+
     Notes
     -----
     HyFDCA, arXiv 2210.08106, sections 5 and 7.2: MNIST's quadrants with a bias of 10,
@@ -68,6 +74,7 @@ class HybridTask(NodeDataTask):
     not_on_nodes: ClassVar[tuple[str, ...]] = (
         *("path", "positive_class", "partition", "sample_groups", "feature_groups"),
         *("partition_file", "test_fraction", "labels_on", "train_limit"),
+        "least_entries",
     )
 
     dataset: str = setting(
@@ -120,6 +127,12 @@ class HybridTask(NodeDataTask):
     )
     train_limit: int = setting(
         0, "the most training samples, drawn at random; 0 for all", minimum=0
+    )
+    least_entries: int = setting(
+        3,
+        "a client's entries of a feature are left out of the data where fewer of its "
+        "training samples have one; 0: all are kept",
+        minimum=0,
     )
 
     def check(self) -> None:  # noqa: D102

@@ -12,6 +12,7 @@ import pytest
 from benchmarks import (
     __main__,
     fedavg,
+    intersection,
     messages,
     oracles,
     overhead,
@@ -60,6 +61,17 @@ def test_the_bare_loop_minimises() -> None:
     before = sum(float(b @ b) for _, b in matrices)
     after = sum(float(np.sum((A @ bare.x_bar - b) ** 2)) for A, b in matrices)
     assert after < 0.25 * before
+
+
+def test_each_step_of_an_intersection_is_measured() -> None:
+    rows = intersection.compare(intersection.Case(2, 5)).rows
+    steps = {str(row["step"]): row["for all ids"] for row in rows}
+    # two evaluators answer, and each answer is unblinded
+    counts = {"blind": 2, "evaluate": 4, "unblind": 4, "pseudonyms": 2}
+    for step, count in counts.items():
+        seconds = steps[step]
+        assert isinstance(seconds, Spread)
+        assert len(seconds.values) == count
 
 
 def test_fedavg_and_its_bytes() -> None:

@@ -83,7 +83,7 @@ def compared() -> Any:
 def test_the_parts_of_an_iteration(compared: Any) -> None:
     result, _ = compared
     rows = {str(row["part"]): row for row in result.rows}
-    for name in ("tenseal-bfv", "none"):
+    for name in ("stream", "none"):
         values = {}
         for part, row in rows.items():
             spread = row[name]

@@ -6,7 +6,12 @@ came out: models, bytes, counts, metrics, error texts. It was written by ::
     python -m tests.recorded record --code FOLDER --commit NAME
 
 with the older version's folder. A later version whose settings have other names runs
-the cases all the same, through :func:`tests.recorded.run_case.start`.
+the cases all the same, through :func:`tests.recorded.run_case.start`. Where a method
+has become another on purpose, ::
+
+    python -m tests.recorded anew --only hyfdca/ --commit NAME
+
+writes down what its cases come to with the code around; ``about`` says which.
 """
 
 from __future__ import annotations
@@ -39,7 +44,7 @@ def record(code: Path, commit: str, only: str) -> int:
         raise SystemExit(f"sim is that of {sim.__file__}, not of {code}")
     old: Any = sim
     defaults = old.default_config()
-    lines = []
+    cases: list[Any] = []
     for case in CASES:
         if only not in case["name"]:
             continue
@@ -50,14 +55,33 @@ def record(code: Path, commit: str, only: str) -> int:
         seconds = time.perf_counter() - began
         what = result.get("error", f"{len(result.get('up', []))} rounds")
         print(f"{seconds:6.2f} s  {case['name']}: {what}", flush=True)
-        lines.append(json.dumps({**case, "result": result}, separators=(",", ":")))
-    about = {"commit": commit, **machine()}
-    head = f'{{"about": {json.dumps(about)},\n"defaults": {json.dumps(defaults)},\n'
-    table = head + '"cases": [\n' + ",\n".join(lines) + "\n]}\n"
+        cases.append({**case, "result": result})
+    table = _text({"commit": commit, **machine()}, defaults, cases)
     if not only:
         TABLE.write_text(table, encoding="utf-8")
-        print(f"{len(lines)} cases, {len(table)} bytes")
+        print(f"{len(cases)} cases, {len(table)} bytes")
     return 0
+
+
+def record_anew(only: str, commit: str) -> int:
+    """Run cases of the table with the code around, and put their results in it."""
+    from tests.recorded.run_case import TABLE, read_table, run_case
+
+    table = read_table()
+    for case in table["cases"]:
+        if only in case["name"]:
+            case["result"] = run_case(case, table["defaults"])
+            print(case["name"], case["result"].get("error", ""), flush=True)
+    about = {**table["about"], f"{only}*": commit}
+    TABLE.write_text(_text(about, table["defaults"], table["cases"]), encoding="utf-8")
+    return 0
+
+
+def _text(about: Any, defaults: Any, cases: list[Any]) -> str:
+    """The table, with a case a line."""
+    lines = [json.dumps(case, separators=(",", ":")) for case in cases]
+    head = f'{{"about": {json.dumps(about)},\n"defaults": {json.dumps(defaults)},\n'
+    return head + '"cases": [\n' + ",\n".join(lines) + "\n]}\n"
 
 
 def compare_all(only: str, tolerance: float) -> int:
@@ -108,7 +132,7 @@ def compare_all(only: str, tolerance: float) -> int:
 def main() -> int:
     """Do what the command line says."""
     parser = argparse.ArgumentParser(prog="python -m tests.recorded")
-    parser.add_argument("what", choices=("record", "compare"))
+    parser.add_argument("what", choices=("record", "anew", "compare"))
     parser.add_argument("--only", default="", help="cases with this in their names")
     parser.add_argument(
         "--tolerance",
@@ -121,6 +145,8 @@ def main() -> int:
     options = parser.parse_args()
     if options.what == "record":
         return record(options.code, options.commit, options.only)
+    if options.what == "anew":
+        return record_anew(options.only, options.commit)
     return compare_all(options.only, options.tolerance)
 
 

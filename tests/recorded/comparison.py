@@ -65,6 +65,8 @@ _FRANK_WOLFE = ("fedfw", "naive-frank-wolfe")
 _SET = "a client's introduction names its set: 32 to 60 bytes, twice that of a product"
 _OUTSIDE = "where clients' sets are larger, a round says whether the model is outside D"
 _ALL = (*_RUN, "up", "sampled", "used", "trips", "rejected")
+_DECLARED = "a client declares its examples before round 1: 20 or 21 bytes"
+_DIVERGES = "local steps that carry an answer 10⁹ times as far as the model are refused"
 _ALLOWED = "outer-domain alone allows that set to nodes whose own config has it"
 #: What was changed on purpose since the table was recorded. That a setting has its
 #: owner's prefix now is not in the list: :func:`compare` leaves it out.
@@ -100,6 +102,20 @@ ACCEPTED: list[Accepted] = [
     *(
         Accepted(f"{method}/*", ("up",), _PHASE)
         for method in ("hyfdca", "hyfem", "hybrid-fedavg")
+    ),
+    *(
+        Accepted(f"{method}/*", ("up",), _DECLARED)
+        for method in (
+            *("projected-fedavg", "feddr", "fedgia", "fedavg-gd", "local-sgd"),
+            *("fedprox", "first-order-rfl", "zeroth-order-rfl"),
+        )
+    ),
+    *(
+        Accepted(f"feddr/{case}", ("model", "metrics", "used", "rejected"), _DIVERGES)
+        for case in (
+            *("quadratic-assignment/as-it-is", "lasso/as-it-is", "lasso/half-fixed"),
+            *("lasso/relaxed", "lasso/lossy"),
+        )
     ),
 ]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import itertools
 import json
 import logging
 import secrets
@@ -35,6 +36,8 @@ OLD_FEDFW: dict[str, Any] = {
     "fedfw.step-count": "round",
     "fedfw.lmo-noise-decay": False,
 }
+#: Nodes took what was asked of them.
+OLD_HYFDCA: dict[str, Any] = {"hyfdca.exposed": "accept"}
 #: λ_0 as the tasks suggested it.
 OLD_PENALTIES = {
     "digits": 1e-5,
@@ -88,6 +91,8 @@ def start(
 
     # as of a record of that version: keys of other methods are there, and left out
     new = translate(app.registry, config, drop=True)
+    if config["method"] == "hyfdca":
+        new |= OLD_HYFDCA
     if config["method"] == "fedfw":
         new |= OLD_FEDFW
         if new["fedfw.penalty"] == AUTO:
@@ -224,8 +229,12 @@ def quiet(name: str) -> Iterator[None]:
     run's own name, which is drawn at its start, which of them move.
     """
 
+    drawn = itertools.count()
+
     def not_secret(size: int | None = None) -> bytes:
-        return hashlib.shake_256(name.encode()).digest(size or 32)
+        # what is to be drawn anew differs from what was drawn before
+        text = f"{name}{next(drawn) or ''}"
+        return hashlib.shake_256(text.encode()).digest(size or 32)
 
     def no_picture(*args: Any, **kwargs: Any) -> None:
         pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -52,12 +53,20 @@ def test_every_objective_has_the_gradient_and_the_curvature_of_its_values() -> N
 def test_the_loop_without_messages_is_the_strategy() -> None:
     problem = made(SMALL)
     for form, correction in ((Entries, "projected"), (Vertices, "pairwise")):
-        bare, sent = inner_steps.converge(problem, form, 5, 6, 0.0)
-        run = solve(
-            problem, 6, 0.0, variant="corrective", local_steps=5, correction=correction
-        )
-        np.testing.assert_allclose(bare, run.error, rtol=1e-9)
-        assert 0.0 < sent < run.up
+        for penalty in (None, 30.0):
+            bare = inner_steps.converge(problem, form, 5, 6, 0.0, penalty)
+            run = solve(
+                problem,
+                6,
+                0.0,
+                variant="corrective",
+                local_steps=5,
+                correction=correction,
+                penalty=penalty,
+            )
+            np.testing.assert_allclose(bare.error, run.error, rtol=1e-9)
+            np.testing.assert_allclose(bare.penalty, run.penalty, rtol=1e-9)
+            assert 0.0 < bare.up < run.up
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -72,6 +81,32 @@ def test_weights_by_the_active_set_are_the_minimisers(seed: int) -> None:
     slopes = gram @ w + linear
     # complementary slackness: only the smallest slopes have weight
     assert float(w @ slopes) - slopes.min() <= 1e-9
+
+
+def test_weights_of_more_atoms_than_dimensions_end_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At such a minimum rounding lets an atom in, and out again, without end."""
+    solved: list[int] = []
+    solver = np.linalg.lstsq
+
+    def counted(system: Any, right: Any, rcond: float) -> Any:
+        solved.append(len(right))
+        return solver(system, right, rcond=rcond)
+
+    monkeypatch.setattr(np.linalg, "lstsq", counted)
+    corners = [np.eye(4)[list(p)].ravel() for p in itertools.permutations(range(4))]
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        x = rng.dirichlet(np.ones(24)) @ corners
+        A = rng.standard_normal((12, 16))
+        images = np.array(corners) @ A.T
+        gram, linear = images @ images.T, -(images @ (A @ x))
+        solved.clear()
+        w = inner_steps.minimiser(gram, linear, np.eye(24)[0])
+        assert len(solved) <= 3 * len(corners)
+        # the residual of what can be fitted exactly
+        assert np.abs(w @ images - A @ x).max() <= 1e-6
 
 
 @pytest.mark.parametrize("kind", ["blended pairwise", "fully corrective"])

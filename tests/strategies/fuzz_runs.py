@@ -1,14 +1,15 @@
 """Mutated Messages for the clients and the server of every method.
 
 ``python -m tests.strategies.fuzz_runs`` gives 10 000 to them and prints a table;
-``--messages``, ``--seed``, and names of cases, make it another. ``--bfv N`` gives N
-mutated ciphertexts to TenSEAL instead, in this process.
+``--messages``, ``--seed``, and names of cases, make it another. ``--ciphertexts N``
+gives N mutated ciphertexts to each cipher instead, in this process.
 """
 
 from __future__ import annotations
 
 import argparse
 import io
+import json
 import logging
 import pickle
 import re
@@ -22,13 +23,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 
 from fedtrellis import Callback, LocalGrid, RoundRecord, RoundStrategy
-from fedtrellis.encryption import Cipher
+from fedtrellis.encryption import Cipher, run_ledgers
+from fedtrellis.encryption.ledger import Ledger
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.local_grid import FAULTS
 from fedtrellis.wire.message_size import message_bytes
@@ -111,6 +114,7 @@ class Exchange:
     request: Message
     state: dict[str, Any]
     reply: Message | None
+    ledger: tuple[Path, bytes] | None = None  # its file, where the node had one
 
 
 class Recorder(LocalGrid):
@@ -121,13 +125,23 @@ class Recorder(LocalGrid):
     def _deliver(self, message: Message) -> None:
         context = self._contexts[message.metadata.dst_node_id]
         name = str(context.node_config["partition-id"])
-        exchange = Exchange(name, message, dict(context.state), None)
+        ledger = _ledger_of(message, name)
+        exchange = Exchange(name, message, dict(context.state), None, ledger)
         self.__dict__.setdefault("exchanges", []).append(exchange)
         super()._deliver(message)
         reply_to = message.metadata.message_id
         for reply in self._replies.values():
             if reply.metadata.reply_to_message_id == reply_to and reply.has_content():
                 exchange.reply = reply
+
+
+def _ledger_of(message: Message, name: str) -> tuple[Path, bytes] | None:
+    config: dict[str, Any] = message.content.config_records.get("config", {})
+    session = str(config.get("session", ""))
+    if not session or not (folder := run_ledgers(session)).is_dir():
+        return None
+    path = Ledger.open(folder, session, name, False).path
+    return (path, path.read_bytes()) if path.is_file() else None
 
 
 class _Wipes(Callback):
@@ -266,6 +280,9 @@ def _give(
     before = {key: dict(record) for key, record in exchange.state.items()}
     allowed = max(message_bytes(message), model, _size_of(exchange.state))
     where = f"{message.metadata.message_type} of {case.name}"
+    if exchange.ledger is not None:
+        path, known = exchange.ledger
+        path.write_bytes(known)
     tally.messages += 1
     refused = False
     try:
@@ -284,10 +301,33 @@ def _give(
             tally.refuse("OutOfSync: the client asks to be restored")
         else:
             tally.handled += 1
+    if exchange.ledger is not None and path.is_file():
+        told = _promises(path, known, refused)
+        if told:
+            tally.problem(f"{where}: {told}")
     if refused:
         after = {key: dict(record) for key, record in context.state.items()}
         if after != before:
             tally.problem(f"{where}: a refused message has changed the state")
+
+
+def _promises(path: Path, before: bytes, refused: bool) -> str:
+    """What a message has made a node's ledger forget; empty if nothing."""
+    old, new = (_ledger_in(path, data) for data in (before, path.read_bytes()))
+    agreed = old["agreement"] is not None
+    if agreed and any(old[key] != new[key] for key in ("agreement", "holding")):
+        return "another agreement is in the ledger"
+    if any(new[key] < old[key] for key in ("answers", "refusals", "resumes")):
+        return "the ledger counts backwards"
+    if refused and old["nonce"] != new["nonce"]:
+        return "a refused message has used a nonce up"
+    return ""
+
+
+def _ledger_in(path: Path, data: bytes) -> dict[str, Any]:
+    size = int.from_bytes(data[8:12], "big")
+    found: dict[str, Any] = json.loads(data[12 : 12 + size])
+    return found
 
 
 # --------------------------------------------------------------------------- the server
@@ -444,7 +484,9 @@ def fuzz_server(
         _one_run(case, others, rng, tally, rounds, only)
 
 
-_SETUP = ("query.hello", "train.align", "train.labels", "train.ready")
+_SETUP = (
+    *("query.hello", "train.align", "train.agree", "train.labels", "train.ready"),
+)
 
 
 def _one_run(
@@ -553,7 +595,7 @@ def fuzz(names: Sequence[str], messages: int, seed: int) -> Iterator[Tally]:
 
 
 #: What one ciphertext may add to the process, in bytes.
-BFV_BYTES = 32_000_000
+CIPHERTEXT_BYTES = 32_000_000
 
 
 def bombs(payload: bytes) -> Iterator[bytes]:
@@ -586,60 +628,79 @@ def bombs(payload: bytes) -> Iterator[bytes]:
         )
 
 
-def fuzz_bfv(count: int, seed: int) -> Tally:
-    """Mutated ciphertexts for TenSEAL and SEAL, which are no Python.
+def fuzz_ciphertexts(backend: str, count: int, seed: int) -> Tally:
+    """Mutated ciphertexts; those of BFV reach TenSEAL and SEAL, which are no Python.
 
     The server adds them, a client decrypts them; a crash ends this process.
     """
-    from fedtrellis.encryption import EncryptionError
-    from fedtrellis.encryption.bfv import BfvCipher
+    from fedtrellis.encryption import EncryptionError, backend_class, split_blob
 
     rng = np.random.default_rng(seed)
-    key = BfvCipher.generate()
-    server = BfvCipher.from_bytes(key.evaluation_bytes())
-    values = np.arange(5.0)
-    fresh = [key.encrypt(values, "label", 4) for _ in range(2)]
-    whole = [*fresh, server.add(fresh), server.multiply(fresh[0], 3)]
-    head = len(fresh[0]) - int.from_bytes(fresh[0][32:40], "little")
-    tally = Tally("tenseal-bfv")
-    mutated = [fresh[0][:head] + bomb for bomb in bombs(fresh[0][head:])]
+    key = backend_class(backend).generate()
+    server, label, values = key.adder(), ("label", 1), np.arange(5.0)
+    fresh = [key.encrypt(values, label, sender, 4) for sender in "ab"]
+    whole = [*fresh, server.add(fresh)]
+    other = key.encrypt(values, label, "c", 4)
+    headers = {blob: len(blob) - len(split_blob(blob)[1]) for blob in whole}
+    tally = Tally(backend)
+    mutated = []
+    if backend == "tenseal-bfv":
+        head = headers[fresh[0]]
+        mutated = [fresh[0][:head] + bomb for bomb in bombs(fresh[0][head:])]
     while len(mutated) < count:
         blob = choose(rng, whole)
-        if rng.random() < 0.5:
-            # a length that fits what was cut off or put in
-            payload = bytearray(mutate_bytes(rng, blob[head:]))
-            payload[8:16] = len(payload).to_bytes(8, "little")
-            mutated.append(blob[:head] + payload)
-        elif rng.random() < 0.5:
-            payload = bytearray(blob[head:])
-            # within the headers, SEAL's, the compression's and what they lead to
-            payload[int(rng.integers(120))] ^= 1 << int(rng.integers(8))
-            mutated.append(blob[:head] + payload)
-        else:
+        head, kind = headers[blob], rng.random()
+        payload = bytearray(blob[head:])
+        if kind < 0.3:
             mutated.append(mutate_bytes(rng, blob))
+            continue
+        if kind < 0.5:
+            # within the headers, SEAL's, the compression's and what they lead to
+            payload[int(rng.integers(min(120, len(payload))))] ^= 1 << rng.integers(8)
+        else:
+            if kind > 0.75 and backend == "tenseal-bfv":
+                payload = _mutated_inside(rng, bytes(payload))
+            else:
+                payload = bytearray(mutate_bytes(rng, bytes(payload)))
+            # a length that fits what was cut off or put in
+            payload[8:16] = len(payload).to_bytes(8, "little")
+        mutated.append(blob[:head] + payload)
     for blob in mutated:
         tally.messages += 1
         before = _peak_resident()
         for look in (
-            partial(server.add, [fresh[0], blob]),
-            partial(key.decrypt, blob, "label", 5),
+            partial(server.add, [other, blob]),
+            partial(key.decrypt, blob, label, 5, None),
         ):
             try:
                 result = look()
             except EncryptionError as error:
-                tally.refuse(f"EncryptionError: {error}")
+                tally.refuse(f"{type(error).__name__}: {error}")
                 continue
             tally.handled += 1
-            if isinstance(result, np.ndarray) and blob not in whole:
-                # only what was encrypted may ever come out
-                multiple = result / values.clip(1.0)
-                if not np.allclose(multiple[1:], round(float(multiple[1]))):
-                    tally.problem("a mutated ciphertext gives other numbers")
+            # only what was encrypted may ever come out
+            if isinstance(result, np.ndarray) and not any(
+                np.array_equal(result, shares * values) for shares in (1, 2)
+            ):
+                tally.problem("a mutated ciphertext gives other numbers")
         grown = _peak_resident() - before
-        tally.peak = max(tally.peak, grown / BFV_BYTES)
-        if grown > BFV_BYTES:
+        tally.peak = max(tally.peak, grown / CIPHERTEXT_BYTES)
+        if grown > CIPHERTEXT_BYTES:
             tally.problem(f"{grown} bytes for a ciphertext of {len(blob)}")
     return tally
+
+
+def _mutated_inside(rng: np.random.Generator, payload: bytes) -> bytearray:
+    """Damage to what SEAL has compressed, where its inner headers are."""
+    from fedtrellis.encryption.bfv import _PARAMETERS_HASH, DEGREE
+    from fedtrellis.encryption.tenseal_format import plain_form
+
+    inside = bytearray(plain_form(payload, _PARAMETERS_HASH, DEGREE))
+    place = int(rng.integers(16, 120))
+    if rng.random() < 0.5:  # those of the seed are at the end
+        place = len(inside) - int(rng.integers(1, 90))
+    inside[place] ^= 1 << rng.integers(8)
+    return inside
 
 
 def _peak_resident() -> int:
@@ -655,7 +716,9 @@ def main() -> int:
     parser.add_argument("--messages", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--reasons", action="store_true", help="print them all")
-    parser.add_argument("--bfv", type=int, default=0, help="mutated ciphertexts")
+    parser.add_argument(
+        "--ciphertexts", type=int, default=0, help="mutated ones, of each cipher"
+    )
     arguments = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     failed = False
@@ -663,8 +726,11 @@ def main() -> int:
     tallies: Iterable[Tally] = fuzz(
         arguments.names or list(CASES), arguments.messages, arguments.seed
     )
-    if arguments.bfv:
-        tallies = [fuzz_bfv(arguments.bfv, arguments.seed)]
+    if arguments.ciphertexts:
+        tallies = (
+            fuzz_ciphertexts(backend, arguments.ciphertexts, arguments.seed)
+            for backend in ("stream", "tenseal-bfv")
+        )
     for tally in tallies:
         print(tally.row(), flush=True)
         for problem, count in Counter(tally.problems).items():

@@ -9,8 +9,10 @@ from typing import Any, Literal
 import numpy as np
 from flwr.app import ArrayRecord, Context, RecordDict
 from numpy.typing import NDArray
+from scipy import sparse
 
 from clients import HyFDCAClient
+from clients.hyfdca.rules import NodeRules, entry_counts
 from fedtrellis import Callback, LocalGrid, RoundRecord, client_app
 from fedtrellis.dual.regularized_loss import RegularizedLoss, central_optimum
 from fedtrellis.objectives.losses import make_loss
@@ -20,6 +22,8 @@ from strategies import HyFDCA
 
 Array = NDArray[np.float64]
 Part = tuple[NDArray[np.int64], NDArray[np.int64]]
+# what nodes want of holders, samples and entries by default
+LEAST = NodeRules().least
 
 
 def grid_parts(n: int, p: int, sample_groups: int, feature_groups: int) -> list[Part]:
@@ -30,7 +34,12 @@ def grid_parts(n: int, p: int, sample_groups: int, feature_groups: int) -> list[
 
 
 class Split:
-    """Data, who holds what of it, and the problem as one computer sees it."""
+    """Data, who holds what of it, and the problem as one computer sees it.
+
+    Entries of a column that is not zero in fewer than ``least`` of a client's samples
+    are left out of X itself, whatever the data: sums would give them away, so clients
+    refuse them, and P* is that of what is run.
+    """
 
     def __init__(
         self,
@@ -41,20 +50,33 @@ class Split:
         regularization: float = 1e-3,
         labelled: Callable[[int], Array] | None = None,
         smoothing: float = 1.0,
+        least: int = LEAST,
     ) -> None:
-        self.X, self.y, self.parts = X, y, list(parts)
+        self.X, self.y, self.parts = _without_rare(X, parts, least), y, list(parts)
         self.loss, self.regularization = loss, regularization
         self.smoothing = smoothing
         self.n, self.p = X.shape
         self.names = [f"feature-{i:04d}" for i in range(self.p)]
         self.ids = [f"patient-{i:06d}" for i in range(self.n)]
         self.labelled = labelled
-        self.problem = RegularizedLoss(X, y, make_loss(loss, smoothing), regularization)
+        self.problem = RegularizedLoss(
+            self.X, y, make_loss(loss, smoothing), regularization
+        )
         self._optimum: float | None = None
 
     @property
     def num_clients(self) -> int:
         return len(self.parts)
+
+    @property
+    def exposed(self) -> bool:
+        """Whether sums over those who hold a feature or a sample are over too few."""
+        held = np.zeros((self.num_clients, self.n), dtype=bool)
+        owned = np.zeros((self.num_clients, self.p), dtype=bool)
+        for k, (rows, columns) in enumerate(self.parts):
+            held[k, rows], owned[k, columns] = True, True
+        _, sizes = np.unique(held, axis=1, return_counts=True)
+        return bool(min(owned.sum(axis=0).min(), sizes.min()) < LEAST)
 
     @property
     def optimum(self) -> float:
@@ -84,6 +106,15 @@ class Split:
 
     def app(self, **options: Any) -> Any:
         return client_app(lambda context: self.client(context, **options))
+
+
+def _without_rare(X: Any, parts: Sequence[Part], least: int) -> Any:
+    """X without the entries that are the only few of a client's column."""
+    X = X.copy() if isinstance(X, np.ndarray) else X.tolil()
+    for rows, columns in parts:
+        counts = entry_counts(X[rows][:, columns])
+        X[np.ix_(rows, columns[(counts > 0) & (counts < least)])] = 0.0
+    return X if isinstance(X, np.ndarray) else sparse.csr_array(X)
 
 
 class Watch(Callback):
@@ -208,7 +239,11 @@ class View:
 
 
 class Run(View):
-    """One run, and what its clients and its server have at the end."""
+    """One run, and what its clients and its server have at the end.
+
+    Where the split or the settings make clients' own sums readable, its nodes accept
+    that unless ``exposed`` says otherwise: what they refuse has tests of its own.
+    """
 
     def __init__(
         self,
@@ -237,6 +272,9 @@ class Run(View):
             "feature_names": split.names,
             "max_failed_rounds": 10**6,
             "smoothing": split.smoothing,
+            "exposed": "accept"
+            if split.exposed or not options.get("secure_sum", True)
+            else "refuse",
             **options,
         }
         callbacks = list(settings.pop("callbacks", []))
@@ -317,8 +355,9 @@ def digits_split(
     unit: bool = False,
     loss: str = "hinge",
     limit: int | None = None,
+    least: int = LEAST,
 ) -> Split:
     X, y = digits(unit)
     X, y = X[:limit], y[:limit]
     parts = grid_parts(len(X), X.shape[1], sample_groups, feature_groups)
-    return Split(X, y, parts, loss)
+    return Split(X, y, parts, loss, least=least)

@@ -423,6 +423,27 @@ def test_divergence_is_reported(make: Any) -> None:
     assert "the local steps diverged: step-size = 50.0 is too long" in message
 
 
+@pytest.mark.parametrize(("bound", "said"), [(1e9, "server"), (2.0, "client")])
+def test_a_client_knows_the_bound_and_says_why_itself(bound: float, said: str) -> None:
+    """Unless it is somebody else's client, whose answer the server refuses."""
+
+    class Unaware(FedAvgGDClient):
+        def fit(self, parameters: Any, config: dict[str, Any]) -> Any:
+            if said == "client":
+                return super().fit(parameters, config)
+            assert "answer-bound" not in config
+            return [1e10 * np.ones(P)], 0, {}
+
+    grid = grid_of(Unaware, QUADRATICS)
+    strategy = FedAvgGD(step_size=5.0, answer_bound=bound, max_failed_rounds=1)
+    reason = {
+        "server": "beyond answer-bound = 1e.09; local steps that diverge, or a lie",
+        "client": "the local steps diverged: step-size = 5.0 is too long",
+    }[said]
+    with pytest.raises(RuntimeError, match=reason):
+        play(strategy, grid, START, 1)
+
+
 @pytest.mark.filterwarnings("error")
 def test_one_diverging_client_is_left_out() -> None:
     """The others go on, and the log of the round says why it is missing."""

@@ -18,18 +18,24 @@ from tests.harness import run_app
 LASSO = {"task": "lasso", "lasso.rows": 40}
 LINEAR = {"task": "linear-regression"}
 HYBRID = {"task": "hybrid-svm", "hybrid-svm.dataset": "breast-cancer"}
-HYFDCA = {**HYBRID, "method": "hyfdca", "hyfdca.encryption": "none"}
+HYFDCA = {
+    **HYBRID,
+    "method": "hyfdca",
+    "hyfdca.encryption": "none",
+    "hyfdca.secure-sum": False,
+    "hyfdca.exposed": "accept",
+}
 CASES: dict[str, dict[str, Any]] = {
     "fedfw": {**LASSO, "method": "fedfw", "fedfw.variant": "plain"},
     "fedfw+": {**LASSO, "method": "fedfw", "fedfw.variant": "augmented"},
     "naive-frank-wolfe": LASSO,
-    "projected-fedavg": LASSO,
-    "feddr": LASSO,
+    "projected-fedavg": {**LASSO, "projected-fedavg.local-step-size": 1e-4},
+    "feddr": {**LASSO, "feddr.local-step-size": 1e-4},
     "fedgia": LINEAR,
     "fedavg-gd": LINEAR,
     "first-order-rfl": {"task": "kernel-pca"},
     "zeroth-order-rfl": {"task": "kernel-pca"},
-    "hyfdca": HYFDCA,
+    "hyfdca": {**HYFDCA, "hyfdca.secure-sum": True},
     "hyfdca-practical": {**HYFDCA, "hyfdca.step": "practical"},
     "hyfem": HYBRID,
     "hybrid-fedavg": HYBRID,

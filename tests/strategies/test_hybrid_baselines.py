@@ -281,6 +281,45 @@ def test_overlaps_are_averaged_and_the_rest_is_put_together(method: Any) -> None
     assert run.model == pytest.approx([0.6, (0.3 - 0.8) / 2, -0.2], abs=1e-15)
 
 
+@pytest.mark.parametrize("rule", ["median", "trimmed-mean"])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_robust_rule_is_by_feature(method: Any, rule: str) -> None:
+    rng = np.random.default_rng(2)
+    held = [[0, 1], [1, 0], [0, 2, 1], [2, 0], [2, 3], [3, 2], [3, 1], [0, 1]]
+    data = [block(rng, 5, columns) for columns in held]
+    start = np.linspace(-1.0, 1.0, 4)
+    if method is HyFEM:
+        run = Run(method, data, 6, start=start, robust=rule, participation=0.6)
+        local = {k: run.strategy.local_model(str(k)) for k in range(len(held))}
+        for j in range(4):
+            own = sorted(
+                local[k][columns.index(j)]
+                for k, columns in enumerate(held)
+                if j in columns
+            )
+            # ⌈0.2 · 3⌉ = ⌈0.2 · 5⌉ = 1, and of 5 the median leaves 1
+            cut = 1 if rule == "trimmed-mean" else (len(own) - 1) // 2
+            middle = own[cut : len(own) - cut]
+            assert run.model[j] == pytest.approx(np.mean(middle), abs=1e-12)
+    # fewer than three answers for a feature: it keeps its weight
+    run = Run(HybridFedAvg, data, 6, start=start, robust=rule, participation=0.4)
+    before, kept = start, 0
+    for S, model in zip(run.watch.used, run.watch.models, strict=True):
+        answers = np.array([sum(j in data[k].columns for k in S) for j in range(4)])
+        assert ((model == before) == (answers < 3)).all()
+        kept += int((answers < 3).sum())
+        before = model
+    assert 0 < kept < 24
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_robust_rule_needs_three_holders_of_each_feature(method: Any) -> None:
+    message = "needs at least 3 clients with labels for each feature; 8 of 9"
+    refused(message, lambda: Run(method, hybrid(), robust="median"))
+    with pytest.raises(SettingsError, match="'centred-clipping' does not apply to hy"):
+        Run(method, hybrid(), robust="centred-clipping")
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_sparse_features_give_the_same(method: Any) -> None:
     data = hybrid()
@@ -790,4 +829,4 @@ def test_neither_reaches_the_central_optimum_of_digits(
     ],
 )
 def test_refusals_are_known_in_the_words_of_every_engine(reason: str, why: str) -> None:
-    assert hybrid_module._refusal(reason) == why
+    assert hybrid_module.refusal(reason) == why

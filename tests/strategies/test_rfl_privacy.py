@@ -14,6 +14,7 @@ import pytest
 from clients import FirstOrderRFLClient, ZerothOrderRFLClient
 from fedtrellis.manifolds import Sphere
 from fedtrellis.random import generator
+from fedtrellis.server.answers import Answer
 from fedtrellis.zeroth_order import directions
 from strategies import FirstOrderRFL, ZerothOrderRFL
 from tests.harness import Array, grid_of, play
@@ -91,11 +92,15 @@ class CuriousZeroth(ZerothOrderRFL):
     def setup(self, point: Array, layout: Any) -> None:
         super().setup(point, layout)
         self.seen: list[tuple[int, Array, dict[str, Array]]] = []
+        self.scalars: dict[str, Array] = {}
+
+    def check(self, answer: Answer) -> Any:
+        assert self.sends_scalars
+        self.scalars[answer.client] = answer.numbers
+        return super().check(answer)
 
     def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
-        assert self.sends_scalars
-        scalars = {name: answer.array.ravel() for name, answer in answers.items()}
-        self.seen.append((server_round, self._z, scalars))
+        self.seen.append((server_round, self._z, dict(self.scalars)))
         return super().aggregate(server_round, answers)
 
 
@@ -147,8 +152,7 @@ class _Estimates(ZerothOrderRFL):
     """Keeps the first client's G."""
 
     def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
-        point = self.local_point(server_round, "0", answers["0"])
-        self.estimate = (self._z - point) / self.step_size
+        self.estimate = (self._z - answers["0"].point) / self.step_size
         return super().aggregate(server_round, answers)
 
 

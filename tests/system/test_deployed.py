@@ -64,18 +64,27 @@ def test_zeroth_order_rfl_deployed_ends_in_the_model_of_the_simulation(
 
 
 @pytest.mark.slow  # its waves make it the dearest; flwr run has it every day
-def test_hyfdca_between_processes_with_a_key_pair(
+def test_hyfdca_between_processes_with_a_key(
     deployment: Deployment, tmp_path: Path
 ) -> None:
-    pytest.importorskip("tenseal")
     deployment.give_keys(True)
-    context = tmp_path / "server.context"
-    write_key_pair(deployment.key, context)
+    if not deployment.key.exists():
+        write_key_pair(deployment.key, tmp_path / "context")
     before = set(deployment.temporary.glob("fedtrellis-*"))
     config = (
-        'method="hyfdca" task="hybrid-svm" hybrid-svm.partition="vertical" rounds=2'
+        'method="hyfdca" task="hybrid-svm" hybrid-svm.partition="vertical" '
+        'hyfdca.exposed="accept" '
     )
-    output = run_both(deployment, config, tmp_path, f'hyfdca.context="{context}"')
+    apart = "rounds=2 hyfdca.secure-sum=false"
+    output = run_both(deployment, config + apart, tmp_path / "apart")
     assert "NOTHING IS ENCRYPTED" not in output
+    # under masks, what is mixed at random follows from keys of the run
+    record = deployment.run(config + "rounds=4", tmp_path / "masked")
+    assert not record.dropped()
+    rounds = [line["train"] for line in record.history[1:]]
+    assert [line["moved-groups"] for line in rounds] == [1.0] * 4
+    bounds = [line["dual-bound"] for line in rounds]
+    assert bounds == sorted(bounds)
+    assert all(line["primal"] >= line["dual"] for line in rounds)
     # each message is a process of its own: the key is read anew, and never made
     assert set(deployment.temporary.glob("fedtrellis-*")) == before

@@ -24,15 +24,17 @@ def record_in(parent: Path) -> Path:
 @pytest.mark.parametrize(
     "config",
     [
-        "participation=0.6 seed=3",
+        'fedfw.variant="corrective" fedfw.certificate=true participation=0.6 seed=3',
+        'fedfw.variant="plain" participation=0.6 seed=3',
         'method="fedgia" task="linear-regression" fedgia.tolerance=0.0 seed=3 '
         'log-format="json"',
         'method="zeroth-order-rfl" task="kernel-pca" participation=0.6 '
         "zeroth-order-rfl.step-size=0.01 seed=3",
         'method="hyfdca" task="hybrid-svm" seed=3 '
-        'hyfdca.tolerance=0.0 hybrid-svm.partition="vertical"',
+        'hyfdca.tolerance=0.0 hybrid-svm.partition="vertical" '
+        'hyfdca.secure-sum=false hyfdca.exposed="accept"',
     ],
-    ids=["fedfw", "fedgia", "zeroth-order-rfl", "hyfdca"],
+    ids=["fedfw-corrective", "fedfw-plain", "fedgia", "zeroth-order-rfl", "hyfdca"],
 )
 def test_flwr_run_and_sim_end_in_the_same_model(
     flower: Flower, tmp_path: Path, config: str

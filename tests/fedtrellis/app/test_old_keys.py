@@ -146,6 +146,9 @@ NEW = (
     "fedfw.correction",
     "fedfw.tolerance",
     "fedfw.certificate",
+    "hyfdca.exposed",
+    "hyfdca.least",
+    "hyfdca.noise",
 )
 
 

@@ -69,7 +69,9 @@ def test_groups_are_those_of_brute_force(
         ]
         assert all(slot == slots[0] for slot in slots)
         assert len(slots[0]) == group.size > 0
-        assert [_hash(s) for s in slots[0]] == sorted(_hash(s) for s in slots[0])
+        ordered = [_hash(sample) for sample in slots[0]]
+        assert ordered == sorted(ordered)
+        assert group.digest == hashlib.sha256(b"".join(ordered)).hexdigest()
         for sample in slots[0]:
             assert holders[sample] == group.holders
             assert sample not in found

@@ -60,12 +60,10 @@ def test_entries_that_do_not_fit_together_are_refused(key: str) -> None:
 
 def test_held_groups_deal_out_a_clients_samples() -> None:
     rows = [np.array([4, 0]), np.array([1, 2, 3])]
-    arrays, entries = HeldGroup.pack(
-        [HeldGroup(6, rows[0], 2), HeldGroup(11, rows[1], 1)]
-    )
-    first, second = HeldGroup.unpack(arrays, entries["holders"], 5)
-    assert (first.group, first.holders, first.own) == (6, 2, slice(0, 2))
-    assert (second.group, second.holders, second.own) == (11, 1, slice(2, 5))
+    arrays = HeldGroup.pack([HeldGroup(6, rows[0]), HeldGroup(11, rows[1])])
+    first, second = HeldGroup.unpack(arrays, 5)
+    assert (first.group, first.own) == (6, slice(0, 2))
+    assert (second.group, second.own) == (11, slice(2, 5))
     for held, expected in ((first, rows[0]), (second, rows[1])):
         np.testing.assert_array_equal(held.rows, expected)
     for key, wrong in (
@@ -76,4 +74,4 @@ def test_held_groups_deal_out_a_clients_samples() -> None:
         ("groups", np.array([6.0, 11.0])),
     ):
         with pytest.raises(ValueError, match="do not deal out this client's 5 samples"):
-            HeldGroup.unpack({**arrays, key: wrong}, entries["holders"], 5)
+            HeldGroup.unpack({**arrays, key: wrong}, 5)

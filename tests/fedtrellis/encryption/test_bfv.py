@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import os
+import struct
 import subprocess
 import sys
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fedtrellis.encryption import EncryptionError, load_evaluation, split_blob
+from fedtrellis.encryption import (
+    MAX_TERMS,
+    EncryptionError,
+    load_evaluation,
+    split_blob,
+)
 from fedtrellis.encryption.key_format import KeyFile, pack_key, unpack_key
 from fedtrellis.encryption.tenseal_format import (
+    plain_form,
     refuse_secret,
     scratch_file,
     unwrap,
     wrap,
 )
 
+from .ciphers import LABEL, outcome
+
 ts: Any = pytest.importorskip("tenseal")
+zstandard: Any = pytest.importorskip("zstandard")
 from fedtrellis.encryption import bfv  # noqa: E402
 from fedtrellis.encryption.bfv import DEGREE, BfvCipher  # noqa: E402
 
@@ -48,10 +59,10 @@ def test_a_context_with_a_secret_is_refused_unread(
     key = unpack_key(BfvCipher.generate().secret_bytes())
     forged = KeyFile(key.backend, key.bits, key.fingerprint, key.payload)
 
-    def never() -> Any:
+    def never(library: str) -> Any:
         raise AssertionError("TenSEAL was asked to read a secret")
 
-    monkeypatch.setattr(bfv, "_tenseal", never)
+    monkeypatch.setattr(bfv, "needed", never)
     with pytest.raises(EncryptionError, match="contains a secret key"):
         load_evaluation(pack_key(forged))
     with pytest.raises(EncryptionError, match="contains the clients' secret key"):
@@ -95,18 +106,17 @@ def test_other_parameters_are_refused() -> None:
 def test_fresh_ciphertexts_have_half_the_size() -> None:
     key = BfvCipher.generate()
     values = np.random.default_rng(0).standard_normal(key.slots)
-    blob = key.encrypt(values, "x", 2)
-    assert len(blob) / key.slots < 14
-    assert len(key.add([blob, blob])) / key.slots < 28
-    assert blob != key.encrypt(values, "x", 2)  # encryption is random
+    one, two = (key.encrypt(values, LABEL, sender, 2) for sender in "ab")
+    assert len(one) / key.slots < 14
+    assert len(key.add([one, two])) / key.slots < 28
 
 
 def test_without_seals_own_interface_it_works_all_the_same() -> None:
     key = BfvCipher.generate()
     key._encoder = None
-    blob = key.encrypt([1.0, -2.5], "x", 2)
-    assert len(blob) > 100_000
-    assert key.decrypt(key.add([blob, blob]), "x", 2).tolist() == [2.0, -5.0]
+    one, two = (key.encrypt([1.0, -2.5], LABEL, sender, 2) for sender in "ab")
+    assert len(one) > 100_000
+    assert key.decrypt(key.add([one, two]), LABEL, 2, None).tolist() == [2.0, -5.0]
 
 
 def test_files_need_not_be_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,47 +126,52 @@ def test_files_need_not_be_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         assert os.fstat(handle).st_size == 0
     assert not os.path.exists(path)
     key = BfvCipher.generate()
-    assert key.decrypt(key.encrypt([3.0], "x", 1), "x", 1).tolist() == [3.0]
-
-
-def _noise_budget(key: BfvCipher, blob: bytes) -> int:
-    """SEAL's own measure, in bits; 0 is the end."""
-    api = pytest.importorskip("tenseal.sealapi")
-    context = key._context
-    decryptor = api.Decryptor(context.seal_context(), context.secret_key())
-    payload = split_blob(blob)[1]
-    vector = ts._ts_cpp.BFVVector(context, wrap(payload, DEGREE))
-    return int(decryptor.invariant_noise_budget(vector.ciphertext()[0]))
-
-
-def test_the_noise_has_room_for_the_largest_multiple() -> None:
-    key = BfvCipher.generate()
-    blob = key.encrypt(np.zeros(key.slots), "x", 2**24)
-    assert _noise_budget(key, blob) >= 26
-    assert _noise_budget(key, key.multiply(blob, 2**24)) >= 2
-    assert _noise_budget(key, key.multiply(blob, -(2**24))) >= 2
-    assert _noise_budget(key, key.add([blob] * 1000)) >= 17
+    blob = key.encrypt([3.0], LABEL, "a", 1)
+    assert key.decrypt(blob, LABEL, 1, ["a"]).tolist() == [3.0]
 
 
 def _read(key: BfvCipher, payload: bytes) -> Any:
     return ts._ts_cpp.BFVVector(key._context, wrap(payload, DEGREE))
 
 
+def _noise_budget(key: BfvCipher, vector: Any) -> int:
+    """SEAL's own measure, in bits; 0 is the end."""
+    api = pytest.importorskip("tenseal.sealapi")
+    context = key._context
+    decryptor = api.Decryptor(context.seal_context(), context.secret_key())
+    return int(decryptor.invariant_noise_budget(vector.ciphertext()[0]))
+
+
+def test_the_noise_has_room_for_the_largest_sum() -> None:
+    key = BfvCipher.generate()
+    payload = split_blob(key.encrypt(np.zeros(key.slots), LABEL, "a", MAX_TERMS))[1]
+    assert _noise_budget(key, _read(key, payload)) >= 26
+    # the worst case of a sum is that no noise cancels, as if it were one share's
+    for factor in (MAX_TERMS, -MAX_TERMS):
+        vector = _read(key, payload)
+        vector.mul_plain_(factor)
+        assert _noise_budget(key, vector) >= 2
+    assert int(vector.decrypt()[0]) == 0
+
+
 def test_what_a_server_can_compute_otherwise_is_refused() -> None:
     key = BfvCipher.generate()
-    header, payload = split_blob(key.encrypt([2.0], "x", 9))
+    header, payload = split_blob(key.encrypt([2.0], LABEL, "a", 9))
     by_slots, shifted = _read(key, payload), _read(key, payload)
     by_slots.mul_plain_([1, 2] * 2048)
     shifted.add_plain_([1] + [0] * 4095)
     for vector in (by_slots, shifted):
-        with pytest.raises(EncryptionError, match="checksum"):
-            key.decrypt(header.pack(unwrap(vector.serialize())), "x", 4095)
+        with pytest.raises(EncryptionError, match="refused"):
+            key.decrypt(header.pack(unwrap(vector.serialize())), LABEL, 1, ["a"])
+
+
+# -- SEAL's bytes ---------------------------------------------------------------------
 
 
 def test_ciphertexts_of_other_forms_are_refused() -> None:
     api = pytest.importorskip("tenseal.sealapi")
     key = BfvCipher.generate()
-    header, payload = split_blob(key.encrypt([2.0], "x", 9))
+    header, payload = split_blob(key.encrypt([2.0], LABEL, "a", 9))
     context = key._context.seal_context()
     evaluator = api.Evaluator(context)
     fresh, square, ntt = (api.Ciphertext(context) for _ in range(3))
@@ -169,22 +184,82 @@ def test_ciphertexts_of_other_forms_are_refused() -> None:
         with scratch_file() as (handle, path):
             form.save(path)
             data = os.pread(handle, 1 << 20, 0)
-        for action in (key.add, lambda blobs: key.decrypt(blobs[0], "x", 1)):
-            with pytest.raises(EncryptionError, match=r"bytes; it is|form"):
-                action([header.pack(data)])
+        with pytest.raises(EncryptionError, match=r"more than|a form that no client"):
+            key.add([header.pack(data)])
+        with pytest.raises(EncryptionError, match="refused"):
+            key.decrypt(header.pack(data), LABEL, 1, ["a"])
+
+
+def _seal(payload: bytes, body: bytes, mode: int) -> bytes:
+    """SEAL's header around something."""
+    return payload[:5] + struct.pack("<BHQ", mode, 0, 16 + len(body)) + body
+
+
+def test_inner_headers_are_never_seals_to_read() -> None:
+    """SEAL ends the process at some of these; none of them gets that far."""
+    key = BfvCipher.generate()
+    blobs = [key.encrypt([2.0], LABEL, sender, 9) for sender in "ab"]
+    for blob in (blobs[0], key.add(blobs)):
+        header, payload = split_blob(blob)
+        plain = plain_form(payload, bfv._PARAMETERS_HASH, DEGREE)
+        assert plain_form(plain, bfv._PARAMETERS_HASH, DEGREE) == plain
+        assert outcome(key, header.pack(plain), 1) == [2 * 2**40 * len(header.shares)]
+        body = bytearray(plain[16:])
+        seeded = len(body) < 100_000
+        # all headers before the coefficients, and the one of the seed after them
+        positions = [*range(97)]
+        if seeded:
+            positions += range(len(body) - 81, len(body) - 64)
+        for position in positions:
+            body[position] ^= 1
+            for mode, data in ((0, bytes(body)), (2, zstandard.compress(bytes(body)))):
+                with pytest.raises(EncryptionError, match="a form that no client"):
+                    plain_form(_seal(payload, data, mode), bfv._PARAMETERS_HASH, DEGREE)
+            body[position] ^= 1
+
+
+@pytest.mark.parametrize(
+    ("mode", "body", "reason"),
+    [
+        (2, zstandard.compress(bytes(5 * 10**5)), "more than"),
+        (2, zstandard.compress(bytes(10**8)), "wrongly"),
+        (0, bytes(10**6), "a form that no client"),
+        (2, zstandard.compress(bytes(10**5))[:-5], "form|wrongly"),
+        # a frame that says it needs a window of 2 GiB
+        (2, b"\x28\xb5\x2f\xfd\x00\xa8\x01\x00\x00", "wrongly"),
+        (2, b"", "a form that no client"),
+        (2, b"no zstd at all", "wrongly"),
+        (1, b"zlib", "in a way unknown"),
+        (3, b"", "in a way unknown"),
+    ],
+)
+def test_compressed_ciphertexts_cannot_stand_for_gigabytes(
+    mode: int, body: bytes, reason: str
+) -> None:
+    payload = _seal(b"\x5e\xa1\x10\x04\x03", body, mode)
+    tracemalloc.start()
+    try:
+        with pytest.raises(EncryptionError, match=reason):
+            plain_form(payload, bfv._PARAMETERS_HASH, DEGREE)
+        assert tracemalloc.get_traced_memory()[1] < 4 * 10**6
+    finally:
+        tracemalloc.stop()
+    for cut in (payload[:-1], payload + b"\0", payload[:15], b"X" + payload[1:]):
+        with pytest.raises(EncryptionError, match="cut off"):
+            plain_form(cut, bfv._PARAMETERS_HASH, DEGREE)
 
 
 _FORK = """
 import os, sys
 from fedtrellis.encryption.bfv import BfvCipher
-key = BfvCipher.generate()
+key = BfvCipher.generate().bound("run")
 reader, writer = os.pipe()
 children = []
 for _ in range(2):
     child = os.fork()
     if not child:
-        blob = key.encrypt([1.0], "x", 3)
-        assert key.decrypt(blob, "x", 1) == [1.0]
+        blob = key.encrypt([1.0], ("v",), "a", 3)
+        assert key.decrypt(blob, ("v",), 1, ["a"]) == [1.0]
         os.write(writer, blob[200:232])
         del key
         sys.exit(0)  # not os._exit: everything is destroyed

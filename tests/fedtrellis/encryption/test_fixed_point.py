@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtrellis.encryption import MAX_TERMS, PLAIN_MODULUS, EncryptionError, FixedPoint
+from fedtrellis.encryption import (
+    FIELD_MODULUS,
+    MAX_TERMS,
+    PLAIN_MODULUS,
+    EncryptionError,
+    FixedPoint,
+)
 
 
 def _is_prime(number: int) -> bool:
@@ -61,7 +67,7 @@ def test_the_limit_is_the_largest_that_is_taken(terms: int, bits: int) -> None:
     fixed = FixedPoint(bits)
     limit = fixed.limit(terms)
     (integer,) = fixed.quantize([limit], terms).tolist()
-    assert integer * terms <= (PLAIN_MODULUS - 1) // 2
+    assert integer * terms <= (FIELD_MODULUS - 1) // 2
     beyond = max(math.nextafter(limit, math.inf), limit + fixed.resolution)
     with pytest.raises(EncryptionError, match="too large"):
         fixed.quantize([beyond], terms)
@@ -70,7 +76,7 @@ def test_the_limit_is_the_largest_that_is_taken(terms: int, bits: int) -> None:
 
 
 def test_what_does_not_fit_is_named_with_its_bound() -> None:
-    fixed = FixedPoint(40)
+    fixed = FixedPoint(40, PLAIN_MODULUS)
     with pytest.raises(EncryptionError) as caught:
         fixed.quantize(np.array([1.0, -2000.0, 3.0]), terms=100)
     text = str(caught.value)

@@ -23,7 +23,13 @@ from fedtrellis.encryption.identity import (
     public_line,
     write_identity,
 )
-from fedtrellis.encryption.roster import Roster, load_roster, shown, write_roster
+from fedtrellis.encryption.roster import (
+    Roster,
+    load_roster,
+    parse_roster,
+    shown,
+    write_roster,
+)
 
 NAMES = ("0", "clinic-a", "Klinik Süd", 'say "hi" \\')
 
@@ -154,10 +160,11 @@ def test_a_roster_means_the_same_in_any_order(tmp_path: Path) -> None:
     written = write_roster(tmp_path / "a", members)
     turned = write_roster(tmp_path / "b", dict(reversed(members.items())))
     assert _mode(tmp_path / "a") == 0o644
+    assert parse_roster(written.to_text().encode()) == written
     assert load_roster(tmp_path / "a").members == members
     assert written.digest == turned.digest == load_roster(tmp_path / "b").digest
     # SHA-256 of the sorted members, each part with its type and length in front
-    text = b"s" + struct.pack("<I", 6) + b"roster"
+    text = b"s" + struct.pack("<I", 17) + b"fedtrellis roster"
     for name in sorted(members):
         for kind, part in ((b"s", name.encode()), (b"b", members[name])):
             text += kind + struct.pack("<I", len(part)) + part

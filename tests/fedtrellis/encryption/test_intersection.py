@@ -20,7 +20,7 @@ from fedtrellis.encryption.intersection import (
     scalar_from,
     unblind,
 )
-from fedtrellis.encryption.labels import _encode
+from fedtrellis.encryption.labels import encode_items
 
 # FIPS 186-4, D.1.2.3
 P = 2**256 - 2**224 + 2**192 + 2**96 - 1
@@ -63,9 +63,9 @@ def _times(scalar: int, point: Point) -> bytes:
 
 
 def _hash_to_point(domain: str, name: str) -> Point:
-    start = _encode(("point", domain, name))
+    start = encode_items("point", domain, name)
     for counter in range(1000):
-        digest = hashlib.sha256(start + _encode((counter,))).digest()
+        digest = hashlib.sha256(start + encode_items(counter)).digest()
         x = int.from_bytes(digest, "big")
         y = _root(x) if x < P else None
         if y is not None:
@@ -106,7 +106,7 @@ def test_each_step_is_a_multiplication(
         assert [row.tobytes() for row in found] == expected
     # side by side they give H(id)^a and H(id)^b
     outputs = [unblind(evaluate(sent, s), own) for s in (one, two)]
-    start = _encode(("pseudonym", 2))
+    start = encode_items("pseudonym", 2)
     expected = [
         hashlib.sha256(start + _times(one, p) + _times(two, p)).digest()[:16]
         for p in points

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import multiprocessing
 import os
 import stat
@@ -25,9 +24,7 @@ from fedtrellis.encryption import (
 )
 from fedtrellis.encryption.command_line import main
 
-needs_tenseal = pytest.mark.skipif(
-    importlib.util.find_spec("tenseal") is None, reason="needs tenseal"
-)
+from .ciphers import needs_tenseal
 
 
 def _mode(path: Path) -> int:
@@ -42,7 +39,9 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("backend", [pytest.param("tenseal-bfv", marks=needs_tenseal)])
+@pytest.mark.parametrize(
+    "backend", ["stream", pytest.param("tenseal-bfv", marks=needs_tenseal)]
+)
 @pytest.mark.parametrize("mask", [0o022, 0o077, 0o000])
 def test_a_pair_of_files(tmp_path: Path, backend: str, mask: int) -> None:
     key_path, context_path = tmp_path / "a.key", tmp_path / "a.context"
@@ -55,8 +54,8 @@ def test_a_pair_of_files(tmp_path: Path, backend: str, mask: int) -> None:
     key, server = load_key(key_path), load_evaluation(context_path)
     assert key.fingerprint == server.fingerprint == made.fingerprint
     assert load_evaluation(context_path.read_bytes()).fingerprint == key.fingerprint
-    blob = key.encrypt([1.25], "x", 2)
-    assert key.decrypt(server.add([blob, blob]), "x", 1).tolist() == [2.5]
+    blobs = [key.encrypt([1.25], ("v",), sender, 2) for sender in "ab"]
+    assert key.decrypt(server.add(blobs), ("v",), 1, ["a", "b"]).tolist() == [2.5]
 
 
 def test_nothing_is_overwritten_and_nothing_left_behind(tmp_path: Path) -> None:
@@ -77,7 +76,7 @@ def test_nothing_is_overwritten_and_nothing_left_behind(tmp_path: Path) -> None:
         with pytest.raises(EncryptionError):
             write_key_pair(key, second, "none")
         assert not key.exists()
-    with pytest.raises(EncryptionError, match="'rsa' is not known; allowed: tenseal"):
+    with pytest.raises(EncryptionError, match="'rsa' is not known; allowed: stream"):
         write_key_pair(key, context, "rsa")
     assert list(tmp_path.iterdir()) == []
 
@@ -199,7 +198,7 @@ sys.stdin.readline()  # nobody ends before all have the key
 
 
 @pytest.mark.parametrize(
-    "backend", ["none", pytest.param("tenseal-bfv", marks=needs_tenseal)]
+    "backend", ["stream", pytest.param("tenseal-bfv", marks=needs_tenseal)]
 )
 def test_processes_that_start_together_share_a_key(
     temporary: Path, backend: str
@@ -274,17 +273,29 @@ def _run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@needs_tenseal
-def test_the_command_makes_and_shows_keys(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        ([], ("stream", "AES-256", "2^61 - 1", "±1048.58")),
+        pytest.param(
+            ["--backend", "tenseal-bfv"],
+            ("tenseal-bfv", "degree 4096", "±131.072"),
+            marks=needs_tenseal,
+        ),
+    ],
+)
+def test_the_command_makes_and_shows_keys(
+    tmp_path: Path, options: list[str], parts: tuple[str, ...]
+) -> None:
     key, context = tmp_path / "clients.key", tmp_path / "server.context"
-    made = _run("new", "--key", key, "--context", context)
+    made = _run("new", "--key", key, "--context", context, *options)
     assert (made.returncode, made.stderr) == (0, "")
     cipher = load_key(key)
     assert cipher.fingerprint in made.stdout
     for path, kind in ((key, "clients' key (secret)"), (context, "evaluation context")):
         shown = _run("show", path)
         assert (shown.returncode, shown.stderr) == (0, "")
-        for part in (kind, cipher.fingerprint, "tenseal-bfv", "degree 4096", "2^-40"):
+        for part in (kind, cipher.fingerprint, "2^-40", *parts):
             assert part in shown.stdout
         assert len(shown.stdout) < 1000
     again = _run("new", "--key", key, "--context", tmp_path / "other")

@@ -40,7 +40,7 @@ from fedtrellis import (
 )
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.conversation import Conversation
-from fedtrellis.server.metrics import mean_metrics
+from fedtrellis.server.metrics import mean_metrics, weighted_median
 from fedtrellis.wire.arrays import Layout, encode
 from fedtrellis.wire.exchange import Registry, Traffic, exchange
 
@@ -778,21 +778,26 @@ def test_client_evaluation_is_the_mean_weighted_by_examples() -> None:
     assert strategy.history[2].client_evaluation == {}
 
 
-@pytest.mark.parametrize("weight", [2.0, 0, -1.0, float("nan"), "2", [1.0]])
-def test_weights_are_no_numbers_of_examples(weight: Any) -> None:
-    """A client without a good weight has none, as one without examples."""
-    mean = mean_metrics(
-        [
-            {"loss": 1.0, "num-examples": 40, "mean-weight": 6.0},
-            {"loss": 5.0, "num-examples": 10, "mean-weight": weight},
-            {"loss": 9.0, "num-examples": 0, "mean-weight": 100.0},
-        ]
-    )
+def test_metrics_in_the_mean_and_in_the_median() -> None:
+    """A client without weight takes nothing away from the others."""
+    told: list[dict[str, Any]] = [
+        {"loss": 1.0, "num-examples": 40, "accuracy": 0.5},
+        {"loss": 5.0, "num-examples": 10, "accuracy": 1.0},
+        {"loss": 2.0, "num-examples": 20, "accuracy": "most"},
+        {"loss": 9.0, "num-examples": 0},
+    ]
+    mean = mean_metrics(told, [6.0, 2.0, 8.0, 0.0])
     assert mean is not None
-    if weight == 2.0:
-        assert dict(mean) == {"loss": 2.0, "num-examples": 50}
-    else:
-        assert dict(mean) == {"loss": 1.0, "num-examples": 40}
+    assert dict(mean) == {"loss": 2.0, "num-examples": 70}
+    # half of the weight says 2 or more, and half 2 or less
+    median = mean_metrics(told, [6.0, 3.0, 8.0, 0.0], median=True)
+    assert median is not None
+    assert dict(median) == {"loss": 2.0, "num-examples": 70}
+    assert mean_metrics(told, [0.0] * 4) is None
+    # two halves that do not agree meet in the middle, as in the plain median
+    halves = weighted_median(np.array([7.0, 1.0, 3.0]), np.array([1.0, 1.0, 2.0]))
+    assert halves == weighted_median(np.array([3.0, 3.0, 7.0, 1.0]), np.ones(4)) == 3.0
+    assert weighted_median(np.array([7.0, 1.0]), np.ones(2)) == 4.0
 
 
 def test_client_metrics_that_cannot_be_averaged_are_left_out() -> None:
@@ -1120,6 +1125,9 @@ class OneBehind:
 
     def get_node_ids(self) -> list[int]:
         return self.grid.get_node_ids()
+
+    def get_nodes(self) -> Iterable[Any]:
+        return self.grid.get_nodes()
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         messages = list(messages)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tracemalloc
-import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -13,8 +12,6 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from numpy.typing import NDArray
 
 from fedtrellis import LocalGrid, RoundRecord, StatefulClient, client_app
-from fedtrellis.encryption import EncryptionError
-from fedtrellis.encryption.tenseal_format import check_expansion
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.wire.arrays import Layout, array_record, encode
@@ -216,6 +213,10 @@ def changed(message: Message, **config: Any) -> Message:
         ({"local_steps": 1001}, "local-steps = 1001; this client takes"),
         ({"samples": -1}, "samples = -1; this client takes"),
         ({"batch_size": 2.0}, "batch-size = 2.0; this client takes"),
+        (
+            {"local_steps": 30, "samples": 40},
+            "local-steps times samples = 1200; this client takes",
+        ),
         ({"step_size": [0.1] * 1001}, "1001 numbers for step-size; this client takes"),
     ],
 )
@@ -343,45 +344,3 @@ def test_a_round_record_is_still_told() -> None:
     received = receive(arrays, config, None)
     assert np.array_equal(received.point, server.model)
     assert RoundRecord(round=1).rejected == []
-
-
-# ------------------------------------------------------------------------ ciphertexts
-
-
-def zstd(*blocks: tuple[int, int, bytes], descriptor: bytes = b"\x00\x58") -> bytes:
-    """A frame of blocks (kind, size, content)."""
-    body = b""
-    for i, (kind, size, content) in enumerate(blocks):
-        last = i == len(blocks) - 1
-        body += (last | kind << 1 | size << 3).to_bytes(3, "little") + content
-    return b"\x28\xb5\x2f\xfd" + descriptor + body
-
-
-@pytest.mark.parametrize(
-    ("mode", "body", "reason"),
-    [
-        (1, zlib.compress(bytes(10**7)), "more than 1000000 bytes"),
-        (1, zlib.compress(b"a") + b"more", "more than 1000000 bytes"),
-        (1, zlib.compress(bytes(100))[:-5], "more than 1000000 bytes"),
-        (1, b"no zlib at all", "compressed wrongly"),
-        (2, zstd(*[(1, 2**17, b"\0")] * 8), "more than 1000000 bytes"),
-        (2, zstd((0, 3, b"abc")) + zstd((1, 2**17, b"\0")), "compressed wrongly"),
-        (2, zstd((0, 30, b"abc")), "compressed wrongly"),
-        (2, zstd((3, 3, b"abc")), "compressed wrongly"),
-        (2, b"\x28\xb5\x2f", "compressed wrongly"),
-        (3, b"", "in a way unknown"),
-    ],
-)
-def test_compressed_ciphertexts_cannot_stand_for_gigabytes(
-    mode: int, body: bytes, reason: str
-) -> None:
-    with pytest.raises(EncryptionError, match=reason):
-        check_expansion(mode, body, 10**6)
-
-
-def test_what_is_compressed_well_may_pass() -> None:
-    check_expansion(0, b"anything", 1)
-    check_expansion(1, zlib.compress(bytes(999)), 1000)
-    check_expansion(2, zstd((0, 3, b"abc"), (1, 900, b"\0")), 1000)
-    # content size of two bytes in one segment, as SEAL writes it
-    check_expansion(2, zstd((0, 3, b"abc"), descriptor=b"\x60\x03\x00"), 1000)

@@ -560,13 +560,14 @@ def test_weights_make_every_example_count_once(
     expected = alone.node_objective(save("all.csv", whole)).value(x)
     assert np.mean(values) == pytest.approx(expected, rel=1e-12)
     # and so does what the nodes answer when they are asked to evaluate
-    answers = [
-        several.weigh_evaluation(f.value(x), f.num_examples, {"accuracy": 1.0})
+    losses = [
+        several.told_evaluation(f.value(x), f.num_examples, {"accuracy": 1.0})[0]
         for f in objectives
     ]
-    losses, counts, _ = zip(*answers, strict=True)
+    counts = [several.announcement(path)["num-examples"] for path in paths]
     assert np.average(losses, weights=counts) == pytest.approx(expected, rel=1e-12)
-    assert counts == (2, 3, 7)
+    assert counts == [2, 3, 7]
+    assert several.method_options() == {}
 
 
 def test_a_changed_file_is_read_again(tmp_path: Path) -> None:

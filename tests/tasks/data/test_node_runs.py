@@ -184,6 +184,7 @@ def test_hyfdca_on_the_nodes_own_samples_and_features(tmp_path: Path) -> None:
         "rounds": 4,
         "hybrid-svm.bias": 0.0,
         "hyfdca.encryption": "none",
+        "hyfdca.exposed": "accept",
         "client-evaluate-every": 4,
     }
     made = {**config, "hybrid-svm.train-limit": 120}

@@ -32,6 +32,7 @@ from tasks.hybrid.partition import (
     quadrants,
     sample_groups,
     selected_entries,
+    without_rare_entries,
 )
 from tasks.hybrid.rows import load_rows
 from tasks.hybrid.samples import min_max_scaled
@@ -107,7 +108,7 @@ def check_partition(task: HybridTask) -> None:
 
 @pytest.mark.parametrize("test_fraction", [0.0, 0.2])
 def test_digits(test_fraction: float) -> None:
-    task = svm(test_fraction=test_fraction)
+    task = svm(test_fraction=test_fraction, least_entries=0)
     pixels, classes = load_digits(return_X_y=True)
     total, _, labels, ids = put_together(task)
     rows = np.array([int(i) for i in ids])
@@ -160,7 +161,13 @@ def test_the_split_depends_on_the_seed_only() -> None:
 
 
 def test_settings_of_the_data() -> None:
-    task = svm(bias=0.0, row_scaling="unit", train_limit=200, positive_class=3)
+    task = svm(
+        bias=0.0,
+        row_scaling="unit",
+        train_limit=200,
+        positive_class=3,
+        least_entries=0,
+    )
     assert task.shapes() == [(64,)]
     assert task.num_examples() == 200
     total, _, labels, ids = put_together(task)
@@ -174,7 +181,7 @@ def test_settings_of_the_data() -> None:
 
 def test_minima() -> None:
     for scaling, expected in (("none", 0.2687529), ("unit", 0.4076158)):
-        task = svm(test_fraction=0.0, row_scaling=scaling)
+        task = svm(test_fraction=0.0, row_scaling=scaling, least_entries=0)
         optimum = task.optimum()
         assert optimum.value == pytest.approx(expected, abs=1e-6)
         assert optimum is task.optimum()
@@ -336,6 +343,97 @@ def test_there_is_no_loss_of_a_client() -> None:
     assert task.domains() == {}
     with pytest.raises(SettingsError, match="hyfdca, hyfem or hybrid-fedavg"):
         task.client_objective(0)
+
+
+# -- what too few samples of a client have
+
+RARE = pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"dataset": "breast-cancer"},
+        {"partition": "entries"},
+        {"partition": "entries", "train_limit": 60, "least_entries": 5},
+        {"partition": "vertical", "train_limit": 60},
+        {"labels_on": "first", "least_entries": 40},
+    ],
+)
+
+
+@RARE
+def test_rare_entries_are_left_out_for_all_alike(settings: dict[str, Any]) -> None:
+    task = svm(**settings)
+    whole = svm(**{**settings, "least_entries": 0})
+    check_partition(task)  # clients together hold the objective's features
+    for client in range(16):
+        kept, before = task.client_data(client), whole.client_data(client)
+        assert kept.sample_ids == before.sample_ids
+        full = dense(before.features)
+        expected = full * ((full != 0).sum(axis=0) >= task.least_entries)
+        names = {name: j for j, name in enumerate(before.feature_names)}
+        held = [names[name] for name in kept.feature_names]
+        np.testing.assert_array_equal(dense(kept.features), expected[:, held])
+        gone = np.setdiff1d(np.arange(len(names)), held)
+        assert not expected[:, gone].any()
+        assert len(gone) == 0 or task.partition == "entries"
+    # predictions are those of whole samples
+    tests, theirs = put_together(task, test=True), put_together(whole, test=True)
+    np.testing.assert_array_equal(tests[0], theirs[0])
+
+
+def test_what_is_left_out_is_left_out_of_the_minimum() -> None:
+    task = svm(dataset="digits", train_limit=100, least_entries=20)
+    whole = svm(dataset="digits", train_limit=100, least_entries=0)
+    total, _, labels, _ = put_together(task)
+    y = np.array([found.pop() for found in labels])
+    w = np.random.default_rng(0).standard_normal(65)
+    hinge = np.maximum(0.0, 1.0 - y * (total @ w)).mean()
+    assert task.value(w) == pytest.approx(hinge + 5e-4 * w @ w)
+    assert task.optimum().value > whole.optimum().value + 1e-3
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**20),
+    d=st.integers(1, 20),
+    p=st.integers(1, 8),
+    least=st.integers(1, 6),
+    sparse=st.booleans(),
+    entries=st.booleans(),
+)
+def test_what_is_left_out_of_any_matrix(
+    seed: int, d: int, p: int, least: int, sparse: bool, entries: bool
+) -> None:
+    rng = np.random.default_rng(seed)
+    values = rng.integers(-1, 2, (d, p)).astype(float)
+    matrix, train = csr_array(values), int(rng.integers(0, d + 1))
+    rows = sample_groups(d, 2, rng)
+    shares = (
+        deal_entries(matrix, rows, 2, rng)
+        if entries
+        else deal_blocks(rows, column_groups(p, 2))
+    )
+    features = matrix if sparse else values
+    found, kept = without_rare_entries(features, shares, train, least, matrix)
+    expected = values.copy()
+    for share, after in zip(shares, kept, strict=True):
+        own = np.zeros((d, p))
+        if share.entries is None:
+            own[np.ix_(share.rows, share.columns)] = 1.0
+        else:
+            coordinates = matrix.tocoo().coords
+            own[coordinates[0][share.entries], coordinates[1][share.entries]] = 1.0
+        held = own * (values != 0)
+        few = held[:train].sum(axis=0) < least
+        expected[:train][(held[:train] > 0) & few] = 0.0
+        if after.entries is not None:
+            part = selected_entries(matrix, after.rows, after.columns, after.entries)
+            theirs = np.zeros((d, p))
+            theirs[np.ix_(after.rows, after.columns)] = part.toarray()
+            held[:train, few] = 0.0
+            np.testing.assert_array_equal(theirs, values * held)
+    np.testing.assert_array_equal(dense(found), expected)
+    assert found is features or not np.array_equal(expected, values)
 
 
 # -- a partition of the user's
@@ -568,7 +666,9 @@ def test_covtype(tmp_path: Path, form: str) -> None:
         path = tmp_path / form
         path.write_text(text)
     for where in (path, tmp_path):
-        task = svm(4, dataset="covtype", path=str(where), bias=0.0, test_fraction=0.0)
+        settings: dict[str, Any] = {"bias": 0.0, "test_fraction": 0.0}
+        settings["least_entries"] = 0
+        task = svm(4, dataset="covtype", path=str(where), **settings)
         check_partition(task)
         total, _, labels, _ = put_together(task)
         low, high = table[:, :54].min(axis=0), table[:, :54].max(axis=0)
@@ -675,6 +775,7 @@ def test_covtype_whole() -> None:
         partition="entries",
         bias=0.0,
         regularization=5e-5,
+        least_entries=0,
     )
     task.check()
     assert task.num_examples() == 464809

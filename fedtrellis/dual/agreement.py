@@ -1,0 +1,247 @@
+"""What all clients of a run agree on before any label leaves a client.
+
+The server writes it down, and each client checks what concerns itself: its own name,
+key and nonce, its features, its samples group by group in their order, the settings.
+What concerns others it cannot check, but all of them have to have agreed on the same
+bytes: every key of the run is derived with their digest in, and before labels travel
+each client wants every other's MAC of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtrellis.dual.alignment import Alignment, Group
+
+__all__ = ["NONCE_BYTES", "Agreement", "Member", "feature_digests", "second_holder"]
+
+#: Bytes of a nonce, the same as those of an encryption.
+NONCE_BYTES = 16
+_MAX_BYTES = 1 << 28
+
+BoolArray = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Member:
+    """A client of the run.
+
+    Attributes
+    ----------
+    name : str
+        Its stable identity.
+    key : str
+        Its public key (hexadecimal), or the fingerprint of the clients' common key.
+    nonce : str
+        Fresh, drawn by the client as it joined; hexadecimal.
+    """
+
+    name: str
+    key: str
+    nonce: str
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """The parties of a run, who holds what, and what the run is about.
+
+    Attributes
+    ----------
+    settings : mapping
+        Session, method, declared rounds: strings and numbers.
+    members : tuple of Member
+    features : tuple of str
+        A digest of each feature's name, in the model's order, see
+        :func:`feature_digests`.
+    held : tuple of str
+        For each member, which features it holds: packed bits, hexadecimal.
+    groups, new_groups : tuple of (tuple of int, int, str)
+        Of the training samples and of new ones: holders as indices of members, number
+        of samples, digest of the samples' hashes in their order.
+    """
+
+    settings: Mapping[str, Any]
+    members: tuple[Member, ...]
+    features: tuple[str, ...]
+    held: tuple[str, ...]
+    groups: tuple[tuple[tuple[int, ...], int, str], ...]
+    new_groups: tuple[tuple[tuple[int, ...], int, str], ...] = ()
+
+    # ---------------------------------------------------------------- the server's part
+
+    @classmethod
+    def of(
+        cls,
+        settings: Mapping[str, Any],
+        members: Sequence[Member],
+        alignment: Alignment,
+        new: Sequence[Group] = (),
+    ) -> Agreement:
+        """Write down an alignment."""
+        index = {member.name: i for i, member in enumerate(members)}
+        p = len(alignment.feature_names)
+        held = np.zeros((len(members), p), dtype=np.bool_)
+        for name, columns in alignment.columns.items():
+            held[index[name], columns] = True
+
+        def listed(
+            groups: Sequence[Group],
+        ) -> tuple[tuple[tuple[int, ...], int, str], ...]:
+            return tuple(
+                (tuple(index[n] for n in g.holders), g.size, g.digest) for g in groups
+            )
+
+        return cls(
+            dict(settings),
+            tuple(members),
+            tuple(feature_digests(alignment.feature_names)),
+            tuple(np.packbits(row).tobytes().hex() for row in held),
+            listed(alignment.groups),
+            listed(new),
+        )
+
+    def to_bytes(self) -> bytes:
+        """Return it as it travels: in one form, so that equal ones have equal bytes."""
+        members = [[m.name, m.key, m.nonce] for m in self.members]
+        content = {
+            "settings": dict(self.settings),
+            "members": members,
+            "features": self.features,
+            "held": self.held,
+            "groups": self.groups,
+            "new-groups": self.new_groups,
+        }
+        return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+
+    # ---------------------------------------------------------------- the clients' part
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Agreement:
+        """Read what a server sent; nothing in it is trusted.
+
+        Raises
+        ------
+        ValueError
+            It is not an agreement, or contradicts itself.
+        """
+        if len(data) > _MAX_BYTES:
+            raise ValueError(f"the agreement has {len(data)} bytes")
+        return _parse(data)
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of the bytes: the run's id, under which its keys are derived."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> bytes:
+        return hashlib.sha256(self.to_bytes()).digest()
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The members' names."""
+        return tuple(member.name for member in self.members)
+
+    def index(self, name: str) -> int:
+        """Which member this is; ValueError if it is none."""
+        if name not in self.names:
+            raise ValueError(f"client {name} is not in the agreement")
+        return self.names.index(name)
+
+    @cached_property
+    def holdings(self) -> BoolArray:
+        """Which member holds which feature, shape (K, p)."""
+        p = len(self.features)
+        rows = [np.frombuffer(bytes.fromhex(text), np.uint8) for text in self.held]
+        return np.stack([np.unpackbits(row, count=p) for row in rows]).astype(np.bool_)
+
+    @cached_property
+    def holders_of_features(self) -> NDArray[np.int64]:
+        """|K_m| of each feature, shape (p,)."""
+        counts: NDArray[np.int64] = self.holdings.sum(axis=0)
+        return counts
+
+    def columns_of(self, member: int) -> NDArray[np.int64]:
+        """The features that a member holds, ascending."""
+        return np.flatnonzero(self.holdings[member])
+
+    def held_groups(self, member: int, new: bool = False) -> list[int]:
+        """The groups of whose holders a member is one."""
+        groups = self.new_groups if new else self.groups
+        return [g for g, (holders, _, _) in enumerate(groups) if member in holders]
+
+    def holders(self, group: int, new: bool = False) -> tuple[str, ...]:
+        """The names of a group's holders."""
+        groups = self.new_groups if new else self.groups
+        return tuple(self.names[i] for i in groups[group][0])
+
+    @cached_property
+    def holder_sets(self) -> tuple[tuple[str, ...], ...]:
+        """Every set of several holders, in the order in which groups name them."""
+        groups = [*self.groups, *self.new_groups]
+        sets = [tuple(self.names[i] for i in holders) for holders, _, _ in groups]
+        return tuple(dict.fromkeys(holders for holders in sets if len(holders) > 1))
+
+    @property
+    def num_samples(self) -> int:
+        """N."""
+        return sum(size for _, size, _ in self.groups)
+
+
+def second_holder(holders: Sequence[str]) -> str:
+    """Who reports a group's sums beside its first holder; the first if it is alone."""
+    return holders[min(1, len(holders) - 1)]
+
+
+def feature_digests(names: Sequence[str]) -> list[str]:
+    """Return 64 bits of SHA-256 of each name: clients compare them, and see no name."""
+    return [hashlib.sha256(str(name).encode()).hexdigest()[:16] for name in names]
+
+
+# A client reads it for every message, and a process has many clients.
+@lru_cache(maxsize=64)
+def _parse(data: bytes) -> Agreement:
+    try:
+        content = json.loads(data)
+        found = Agreement(
+            dict(content["settings"]),
+            tuple(Member(*map(str, entry)) for entry in content["members"]),
+            tuple(map(str, content["features"])),
+            tuple(map(str, content["held"])),
+            *(
+                tuple(
+                    (tuple(map(int, holders)), int(size), str(digest))
+                    for holders, size, digest in content[key]
+                )
+                for key in ("groups", "new-groups")
+            ),
+        )
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ValueError(f"the agreement is malformed: {error}") from None
+    K, bits = len(found.members), -(-len(found.features) // 8)
+    if (
+        not K
+        or len(set(found.names)) != K
+        or len(found.held) != K
+        or any(len(text) != 2 * bits for text in found.held)
+        or found.to_bytes() != data
+    ):
+        raise ValueError("the agreement is malformed")
+    for holders, size, _ in (*found.groups, *found.new_groups):
+        if size < 1 or not holders or len(set(holders)) != len(holders):
+            raise ValueError("the agreement has a group of no samples or holders")
+        if not all(0 <= i < K for i in holders):
+            raise ValueError("the agreement has a group of unknown holders")
+    try:
+        found.holdings  # noqa: B018
+    except ValueError as error:
+        raise ValueError(f"the agreement is malformed: {error}") from None
+    return found

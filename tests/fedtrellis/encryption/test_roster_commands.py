@@ -1,0 +1,136 @@
+"""``fedtrellis-keys identity``, ``roster``, ``check`` and ``show``, end to end."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fedtrellis.encryption import load_identity, load_roster, seal
+from fedtrellis.encryption.command_line import main
+from fedtrellis.encryption.sealing import open_sealed
+
+Captured = pytest.CaptureFixture[str]
+
+
+def _made(folder: Path, name: str, capsys: Captured) -> str:
+    """The public line of a new node."""
+    assert main(["identity", "--name", name, "--key", str(folder / f"{name}.key")]) == 0
+    return capsys.readouterr().out
+
+
+def _refused(capsys: Captured, *arguments: str | Path) -> str:
+    assert main([str(argument) for argument in arguments]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("fedtrellis-keys: ")
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+def _done(capsys: Captured, *arguments: str | Path) -> str:
+    assert main([str(argument) for argument in arguments]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return captured.out
+
+
+def test_three_nodes_from_nothing_to_a_sealed_message(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    lines = [_made(tmp_path, name, capsys) for name in "abc"]
+    for name, line in zip("abc", lines, strict=True):
+        assert re.fullmatch(rf"{name}=[0-9a-f]{{64}}\n", line)
+    # one pasted, one from a file, one from an earlier roster
+    (tmp_path / "lines").write_text(f"# from the telephone\n\n{lines[1]}{lines[1]}")
+    early, roster = tmp_path / "early.toml", tmp_path / "roster.toml"
+    _done(capsys, "roster", "--out", early, *lines[1:])
+    members = (lines[0], tmp_path / "lines", early)
+    written = _done(capsys, "roster", "--out", roster, *members)
+    assert list(load_roster(roster).members) == ["a", "b", "c"]
+    short = " ".join(re.findall("....", load_roster(roster).digest)[:8])
+    assert short in written
+    for name in "abc":
+        key = tmp_path / f"{name}.key"
+        assert short in _done(capsys, "check", "--key", key, "--roster", roster)
+    a, b = load_identity(tmp_path / "a.key"), load_identity(tmp_path / "b.key")
+    publics, purpose = load_roster(roster).members, ("hello", "a", "b")
+    sealed = seal(a.pair_secret(publics["b"]), b"hello", purpose)
+    assert open_sealed(b.pair_secret(publics["a"]), sealed, purpose) == b"hello"
+
+
+def test_check_says_what_does_not_fit(tmp_path: Path, capsys: Captured) -> None:
+    lines = [_made(tmp_path, name, capsys) for name in "abc"]
+    roster = str(tmp_path / "roster")
+    assert main(["roster", "--out", roster, *lines[:2]]) == 0
+    capsys.readouterr()
+    check = ("check", "--roster", roster, "--key")
+    key = tmp_path / "a.key"
+    assert "'c', is not in its roster" in _refused(capsys, *check, tmp_path / "c.key")
+    key.chmod(0o644)
+    assert "mode 0644" in _refused(capsys, *check, key)
+    key.unlink()
+    assert "cannot be restored" in _refused(capsys, *check, key)
+    _made(tmp_path, "a", capsys)  # made anew, and the roster has the lost one
+    assert "another public key for this node, 'a'" in _refused(capsys, *check, key)
+    Path(roster).chmod(0o666)
+    assert "can be changed by others" in _refused(capsys, *check, key)
+    assert "cannot be read" in _refused(
+        capsys, "check", "--roster", tmp_path / "none", "--key", key
+    )
+    assert "not an identity" in _refused(capsys, *check, _private(tmp_path / "text"))
+
+
+def _private(path: Path) -> Path:
+    path.write_text("hello")
+    path.chmod(0o600)
+    return path
+
+
+def test_what_is_wrong_with_a_roster_or_a_name(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    a, b = (_made(tmp_path, name, capsys).strip() for name in "ab")
+    out = tmp_path / "roster"
+    command = ("roster", "--out", out)
+    other = "a=" + b.partition("=")[2]
+    assert "'a' is there twice" in _refused(capsys, *command, a, b, other)
+    twice = "c=" + b.partition("=")[2]
+    assert "'b' and 'c' have the same" in _refused(capsys, *command, a, b, twice)
+    assert "at least two nodes" in _refused(capsys, *command, a)
+    assert "NAME=PUBLIC" in _refused(capsys, *command, a, b[:-1])
+    assert "cannot be read" in _refused(capsys, *command, a, tmp_path / "none")
+    text = tmp_path / "text"
+    text.write_bytes(b"\xff")
+    assert "is not text" in _refused(capsys, *command, a, text)
+    assert not out.exists()
+    key = tmp_path / "a.key"
+    before = key.read_bytes()
+    refused = _refused(capsys, "identity", "--name", "a", "--key", key)
+    assert "never overwritten" in refused
+    assert key.read_bytes() == before
+    new = tmp_path / "new.key"
+    assert "client id" in _refused(capsys, "identity", "--name", "a=b", "--key", new)
+    assert not new.exists()
+
+
+def test_show_knows_every_kind_and_no_secret(tmp_path: Path, capsys: Captured) -> None:
+    a, b = (_made(tmp_path, name, capsys).strip() for name in "ab")
+    key, roster = tmp_path / "a.key", tmp_path / "roster"
+    assert main(["roster", "--out", str(roster), a, b]) == 0
+    digest = capsys.readouterr().out.splitlines()[-1]
+    assert main(["show", str(roster)]) == 0
+    shown = capsys.readouterr().out
+    assert a in shown
+    assert b in shown
+    assert digest.removeprefix("digest ") in shown
+    key.chmod(0o644)
+    assert main(["show", str(key)]) == 0
+    shown = capsys.readouterr().out
+    assert a in shown
+    assert "others can read it (mode 0644)" in shown
+    assert key.read_bytes()[-64:-32].hex() not in shown
+    roster.write_text(roster.read_text().replace(a[-8:], "x"))
+    assert "NAME=PUBLIC" in _refused(capsys, "show", roster)
+    assert "neither a key" in _refused(capsys, "show", _private(tmp_path / "text"))

@@ -1,0 +1,89 @@
+"""Averages that one of several cannot choose, against plain loops and SciPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy.stats import trim_mean
+
+from fedtrellis.server.robust import BY_COORDINATE, LEAST, RULES, Average
+
+Array = NDArray[np.float64]
+ROBUST = tuple(rule for rule in RULES if rule != "none")
+
+
+def points(n: int, shape: tuple[int, ...] = (4, 3), seed: int = 0) -> Array:
+    return np.random.default_rng([n, seed]).standard_normal((n, *shape))
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 7, 10])
+def test_rules_by_coordinates(n: int) -> None:
+    x, centre = points(n), np.zeros((4, 3))
+    assert np.array_equal(Average()(list(x), centre), np.mean(x, axis=0))
+    np.testing.assert_allclose(Average("median")(x, centre), np.median(x, axis=0))
+    # ⌈β n⌉ at either end
+    share = min(-(-n // 5), (n - 1) // 2) / n
+    expected = trim_mean(x, share + 1e-12, axis=0)
+    np.testing.assert_allclose(Average("trimmed-mean", 0.2)(x, centre), expected)
+
+
+@pytest.mark.parametrize("radius", [None, 0.7])
+def test_centred_clipping(radius: float | None) -> None:
+    x, v = points(6), np.ones((4, 3))
+    result = Average("centred-clipping", radius=radius)(x, v)
+    for _ in range(3):
+        ways = sorted(float(np.sqrt(((p - v) ** 2).sum())) for p in x)
+        tau = radius or 0.5 * (ways[2] + ways[3])
+        step = np.zeros(v.shape)
+        for p in x:
+            far = float(np.sqrt(((p - v) ** 2).sum()))
+            step += (p - v) * min(1.0, tau / far) / len(x)
+        v = v + step
+    np.testing.assert_allclose(result, v, rtol=1e-13)
+
+
+def test_clipping_where_most_are_at_the_centre() -> None:
+    x = np.zeros((5, 3))
+    x[0] = 1e9
+    assert np.array_equal(Average("centred-clipping")(x, np.zeros(3)), np.zeros(3))
+
+
+@settings(max_examples=40, deadline=None, derandomize=True, database=None)
+@given(
+    rule=st.sampled_from(ROBUST),
+    n=st.integers(LEAST, 12),
+    lie=st.floats(-1e9, 1e9),
+    seed=st.integers(0, 99),
+)
+def test_one_of_at_least_three_cannot_choose(
+    rule: str, n: int, lie: float, seed: int
+) -> None:
+    """Wherever one is, the average is among the others, or as near as they are."""
+    x, centre = points(n, (5,), seed), np.zeros(5)
+    honest = x[1:].copy()
+    x[0] = lie
+    result = Average(rule)(x, centre)
+    if rule in BY_COORDINATE:
+        assert (result >= honest.min(axis=0) - 1e-12).all()
+        assert (result <= honest.max(axis=0) + 1e-12).all()
+    else:
+        # three steps, none of them longer than the farthest of the others is then
+        assert np.linalg.norm(result) <= 7.0 * np.linalg.norm(honest, axis=1).max()
+    assert np.linalg.norm(Average()(x, centre)) >= abs(lie) / n - 10.0
+
+
+@pytest.mark.parametrize("rule", BY_COORDINATE)
+def test_points_that_lack_coordinates(rule: str) -> None:
+    x, otherwise = points(9, (6,)), np.full(6, 7.0)
+    held = np.arange(9)[:, None] < np.array([9, 5, 3, 2, 1, 0])
+    result = Average(rule).of_held(x, held, otherwise)
+    for j, count in enumerate([9, 5, 3]):
+        alone = Average(rule)(x[:count, j : j + 1], otherwise[:1])
+        assert result[j] == pytest.approx(float(alone[0]), rel=1e-13)
+    # a majority of fewer is none
+    assert result[3:].tolist() == [7.0] * 3
+    with pytest.raises(ValueError, match="no rule by coordinates"):
+        Average("centred-clipping").of_held(x, held, otherwise)

@@ -1,0 +1,137 @@
+"""What a request for function values can cost: so many samples of so large a model.
+
+A client computes them in parts, the same numbers as all at once.
+"""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context, RecordDict
+from numpy.typing import NDArray
+
+from clients import ZerothOrderRFLClient
+from fedtrellis.manifolds import Sphere
+from fedtrellis.objectives import LeastSquares
+from fedtrellis.server.answers import Answer
+from fedtrellis.wire.arrays import Layout
+from fedtrellis.zeroth_order import (
+    Estimate,
+    estimators,
+    evaluator,
+    projection_estimate,
+    random_directions,
+)
+from strategies import ZerothOrderRFL
+from tests.harness import grid_of, play
+
+Array = NDArray[np.float64]
+MEGABYTE = 2**20
+SIZE, ROWS, SAMPLES = 20, 12, 33
+
+
+def unit(size: int) -> Array:
+    x = np.zeros(size)
+    x[0] = 1.0
+    return x
+
+
+class OnlyValue:
+    num_examples = ROWS
+
+    def __init__(self, loss: LeastSquares) -> None:
+        self.value = loss.value
+
+
+def estimate(kind: str, seed: int = 3) -> Estimate:
+    rng = np.random.default_rng(seed)
+    loss = LeastSquares(rng.standard_normal((ROWS, SIZE)), rng.standard_normal(ROWS))
+    values = evaluator(
+        OnlyValue(loss) if kind == "one by one" else loss,
+        Layout(((SIZE,),)),
+        batch_size=4 if "batch" in kind else 0,
+        rng=np.random.default_rng(5),
+        shared=kind != "a batch each",
+    )
+    sphere, x = Sphere((SIZE,)), unit(SIZE)
+    directions = np.random.default_rng(6)
+    options = {"samples": SAMPLES, "smoothing": 1e-3}
+    projection_estimate(values, sphere, x, directions, **options)  # type: ignore[arg-type]
+    # the second call's mini-batches come after the first one's
+    return projection_estimate(values, sphere, x, directions, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["full", "one batch", "a batch each", "one by one"])
+@pytest.mark.parametrize("block", [1, 7 * SIZE, SAMPLES * SIZE])
+def test_parts_are_the_whole(
+    kind: str, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = estimate(kind)
+    monkeypatch.setattr(random_directions, "_BLOCK_ENTRIES", block)
+    monkeypatch.setattr(estimators, "_AT_ONCE", 1)
+    parts = estimate(kind)
+    np.testing.assert_allclose(parts.scalars, whole.scalars, rtol=1e-9)
+    np.testing.assert_allclose(parts.gradient, whole.gradient, rtol=1e-9)
+    assert parts.evaluations >= whole.evaluations
+
+
+def peak(action: Callable[[], Any]) -> float:
+    """Megabytes."""
+    tracemalloc.start()
+    try:
+        action()
+        return tracemalloc.get_traced_memory()[1] / MEGABYTE
+    finally:
+        tracemalloc.stop()
+
+
+def ask(size: int, rows: int, samples: int, **more: Any) -> None:
+    """One request to a client, past the checks of its envelope."""
+    loss = LeastSquares(np.ones((rows, size)), np.ones(rows))
+    context = Context(1, 1, {"partition-id": 0}, RecordDict(), {})
+    client = ZerothOrderRFLClient(context, loss, Sphere((size,)))
+    config = {
+        "samples": samples,
+        "smoothing": 1e-3,
+        "step-size": 0.1,
+        "server-step-size": 1.0,
+        "local-steps": 1,
+        "seed": 0,
+        "server-round": 1,
+        "scalars": True,
+    }
+    client.fit([unit(size)], {**config, **more})
+    assert client.numbers is not None
+    assert client.numbers.shape == (samples,)
+
+
+@pytest.mark.parametrize(
+    ("size", "rows", "samples", "more"),
+    [
+        (4_000, 3, 6_000, {}),  # 183 MB of points
+        (4_000, 9, 6_000, {"batch-size": 2}),
+        (3, 2_000, 12_000, {}),  # 183 MB of residuals
+    ],
+)
+def test_a_request_costs_no_more_for_more_samples(
+    size: int, rows: int, samples: int, more: dict[str, Any]
+) -> None:
+    largest = 8.0 * samples * max(size, rows) / MEGABYTE
+    assert largest > 180.0
+    # blocks of 8 MiB: u, x + μu, its projection, the part, what the loss makes of it
+    assert peak(lambda: ask(size, rows, samples, **more)) < 60.0
+
+
+def test_the_server_replays_any_number_of_scalars_in_blocks() -> None:
+    size, samples = 4_000, 6_000
+    sphere = Sphere((size,))
+    strategy = ZerothOrderRFL(sphere, samples=2, local_steps=1, upload="scalars")
+    losses = [LeastSquares(np.ones((1, size)), np.ones(1))]
+    play(strategy, grid_of(ZerothOrderRFLClient, losses, sphere), unit(size), 1)
+    strategy.samples = samples
+    answer = Answer("0", [], {}, np.zeros(samples), server_round=2)
+    assert peak(lambda: strategy.check(answer)) < 40.0

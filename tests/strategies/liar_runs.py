@@ -1,0 +1,542 @@
+"""One liar of ten, in every method: refused, or how far it moves the model.
+
+``python -m tests.strategies.liar_runs`` prints the table of ``docs/robustness.md``;
+names of methods, and ``--kinds``, make it another.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from numpy.typing import NDArray
+
+from clients import (
+    FedAvgGDClient,
+    FedDRClient,
+    FedFWClient,
+    FedGiAClient,
+    FedProxClient,
+    FirstOrderRFLClient,
+    HybridFedAvgClient,
+    HyFEMClient,
+    LocalSGDClient,
+    NaiveFrankWolfeClient,
+    ProjectedFedAvgClient,
+    ZerothOrderRFLClient,
+)
+from fedtrellis import LocalGrid, client_app
+from fedtrellis.domains import L1Ball, L2Ball
+from fedtrellis.manifolds import Stiefel
+from fedtrellis.objectives import LeastSquares
+from fedtrellis.server.robust import RULES
+from fedtrellis.wire.arrays import array_record, record_arrays
+from strategies import (
+    FedAvgGD,
+    FedDR,
+    FedFW,
+    FedGiA,
+    FedProx,
+    FirstOrderRFL,
+    HybridFedAvg,
+    HyFEM,
+    LocalSGD,
+    NaiveFrankWolfe,
+    ProjectedFedAvg,
+    ZerothOrderRFL,
+)
+
+Array = NDArray[np.float64]
+NODES, P, ROWS, SEED = 10, 8, 30, 4
+#: The last to answer: it has seen what everybody else says.
+LIAR = NODES - 1
+#: With a robust rule the liar moves the model by at most this, as a part of the way
+#: that the honest run goes.
+BOUND = 0.25
+
+
+# ------------------------------------------------------------------------- the problems
+
+
+def _data() -> tuple[Array, Array]:
+    """Rows and targets of each node: alike, and yet every node has its own minimum."""
+    rng = np.random.default_rng(SEED)
+    A = rng.standard_normal((NODES, ROWS, P))
+    truth = rng.standard_normal(P)
+    own = truth + 0.2 * rng.standard_normal((NODES, P))
+    return A, np.einsum("nij,nj->ni", A, own) + 0.1 * rng.standard_normal((NODES, ROWS))
+
+
+A, B = _data()
+LOSSES = [LeastSquares(a, b, scale="half-mean") for a, b in zip(A, B, strict=True)]
+POISONED = LeastSquares(5.0 * A[LIAR], -25.0 * B[LIAR], scale="half-mean")
+MANIFOLD = Stiefel((6, 2))
+
+
+class Matrices:
+    """½⟨x, H_i x⟩ + ⟨b_i, x⟩ over matrices with orthonormal columns."""
+
+    num_examples = 30
+
+    def __init__(self, index: int) -> None:
+        rng = np.random.default_rng([SEED, index])
+        common = np.random.default_rng(SEED)
+        H = common.standard_normal((6, 6)) + 0.2 * rng.standard_normal((6, 6))
+        self.H = 0.1 * (H + H.T)
+        self.b = common.standard_normal((6, 2)) + 0.2 * rng.standard_normal((6, 2))
+
+    def value(self, x: Array) -> float:
+        return float(0.5 * np.vdot(x, self.H @ x) + np.vdot(self.b, x))
+
+    def gradient(self, x: Array) -> Array:
+        return np.asarray(self.H @ x + self.b)
+
+
+@dataclass
+class Method:
+    """A method on its problem.
+
+    Attributes
+    ----------
+    make : callable
+        Makes the strategy, given further options.
+    client : callable
+        Makes the client of a context.
+    start : ndarray
+    rounds : int
+    rules : tuple of str
+        What ``robust`` can be; only "none" where atoms are checked instead.
+    """
+
+    make: Callable[..., Any]
+    client: Callable[[Context, bool], Any]
+    start: Array
+    rounds: int
+    rules: tuple[str, ...] = RULES
+
+
+def _number(context: Context) -> int:
+    return int(context.node_config["partition-id"])
+
+
+def _on_losses(
+    make: Callable[..., Any], kind: Any, rounds: int, *more: Any, **options: Any
+) -> Method:
+    return Method(
+        make,
+        lambda context, poisoned: kind(
+            context, POISONED if poisoned else LOSSES[_number(context)], *more
+        ),
+        np.zeros(P),
+        rounds,
+        **options,
+    )
+
+
+def _on_manifold(make: Callable[..., Any], kind: Any, rounds: int) -> Method:
+    losses = [Matrices(i) for i in range(NODES + 1)]
+    losses[NODES].b *= -20.0
+    return Method(
+        make,
+        lambda context, poisoned: kind(
+            context, losses[NODES if poisoned else _number(context)], MANIFOLD
+        ),
+        MANIFOLD.random_point(np.random.default_rng(1)),
+        rounds,
+    )
+
+
+def _on_features(make: Callable[..., Any], kind: Any, rounds: int) -> Method:
+    """Everybody has all features, and rows of its own."""
+    names = [f"feature {j}" for j in range(P)]
+
+    def client(context: Context, poisoned: bool) -> Any:
+        k = _number(context)
+        ids = [f"{k}-{i}" for i in range(ROWS)]
+        return kind(context, A[k], names, ids, np.sign(B[k]) * (1 - 2 * poisoned))
+
+    options = {"feature_names": names, "local_steps": 20, "step_size": 0.3}
+    return Method(
+        partial(make, "hinge", 0.05, **options),
+        client,
+        np.zeros(P),
+        rounds,
+        ("none", "median", "trimmed-mean"),
+    )
+
+
+_BALL, _DIAMOND = L2Ball(2.0), L1Ball(3.0)
+_LOCAL: dict[str, Any] = {"local_steps": 3, "step_size": 0.1}
+_PAPERS = {"rules": ("none",)}
+METHODS: dict[str, Method] = {
+    "fedavg-gd": _on_losses(partial(FedAvgGD, **_LOCAL), FedAvgGDClient, 20),
+    "local-sgd": _on_losses(
+        partial(LocalSGD, batch_fraction=0.5, **_LOCAL), LocalSGDClient, 20
+    ),
+    "fedprox": _on_losses(partial(FedProx, **_LOCAL), FedProxClient, 20),
+    "projected-fedavg": _on_losses(
+        partial(ProjectedFedAvg, _BALL, local_steps=3, local_step_size=0.1),
+        ProjectedFedAvgClient,
+        20,
+    ),
+    "feddr": _on_losses(
+        partial(FedDR, _BALL, local_steps=10, proximal_step=1.0, relaxation=1.0),
+        FedDRClient,
+        20,
+    ),
+    "fedgia": _on_losses(partial(FedGiA, tolerance=0.0), FedGiAClient, 20),
+    "first-order-rfl": _on_manifold(
+        partial(FirstOrderRFL, MANIFOLD, step_size=0.03, local_steps=2),
+        FirstOrderRFLClient,
+        30,
+    ),
+    "zeroth-order-rfl": _on_manifold(
+        partial(
+            ZerothOrderRFL,
+            MANIFOLD,
+            step_size=0.03,
+            local_steps=2,
+            samples=24,
+            upload="scalars",
+        ),
+        ZerothOrderRFLClient,
+        30,
+    ),
+    "hybrid-fedavg": _on_features(HybridFedAvg, HybridFedAvgClient, 20),
+    "hyfem": _on_features(HyFEM, HyFEMClient, 20),
+    "fedfw corrective": _on_losses(
+        partial(FedFW, _DIAMOND, local_steps=5), FedFWClient, 30, _DIAMOND
+    ),
+    **{
+        f"fedfw {variant}": _on_losses(
+            partial(FedFW, _DIAMOND, variant=variant),
+            FedFWClient,
+            30,
+            _DIAMOND,
+            **_PAPERS,
+        )
+        for variant in ("plain", "augmented", "stochastic")
+    },
+    "naive-frank-wolfe": _on_losses(
+        partial(NaiveFrankWolfe, _DIAMOND),
+        NaiveFrankWolfeClient,
+        30,
+        _DIAMOND,
+        **_PAPERS,
+    ),
+}
+
+
+# ----------------------------------------------------------------------------- the lies
+
+
+@dataclass
+class Said:
+    """What an answer says: its arrays, the vector beside them, and who says it when."""
+
+    arrays: list[NDArray[Any]]
+    numbers: Array
+    status: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def by(cls, content: RecordDict) -> Said:
+        """Read an answer."""
+        status: dict[str, Any] = dict(content.config_records["status"])
+        numbers = np.frombuffer(status.pop("numbers", b""), dtype="<f8")
+        return cls(record_arrays(content.array_records["arrays"]), numbers, status)
+
+    def content(self, like: RecordDict) -> RecordDict:
+        """The answer that says this, in the form of another."""
+        records: dict[str, Any] = dict(like)
+        status = self.status
+        if "numbers" in like.config_records["status"]:
+            status = {**status, "numbers": self.numbers.astype("<f8").tobytes()}
+        records["status"] = ConfigRecord(status)
+        join = "joined" in like.array_records["arrays"]
+        records["arrays"] = array_record(self.arrays, join=join)
+        return RecordDict(records)
+
+    def each(self, change: Callable[[NDArray[Any]], NDArray[Any]]) -> Said:
+        """Change what are real numbers."""
+        with np.errstate(over="ignore"):
+            arrays = [change(a) if a.dtype.kind == "f" else a for a in self.arrays]
+            numbers = change(self.numbers) if self.numbers.size else self.numbers
+        return replace(self, arrays=arrays, numbers=numbers)
+
+
+@dataclass
+class Scene:
+    """What the liar knows: its own answers, the others', the model and the round."""
+
+    own: Said
+    before: Said  # of the round before
+    others: list[Said]
+    model: Array
+    server_round: int
+
+    def about(self, array: NDArray[Any]) -> NDArray[Any]:
+        """Where an honest answer begins: at the model, if it is a point like that."""
+        return self.model if array.shape == self.model.shape else np.zeros(array.shape)
+
+    def together(self, combine: Callable[[Array], Array]) -> Said:
+        """Of everybody else's numbers, array by array, where they are of one shape."""
+        arrays = []
+        for k, own in enumerate(self.own.arrays):
+            alike = [
+                said.arrays[k]
+                for said in self.others
+                if len(said.arrays) > k and said.arrays[k].shape == own.shape
+            ]
+            real = own.dtype.kind == "f" and alike
+            arrays.append(combine(np.array(alike)) if real else own)
+        numbers = self.own.numbers
+        if numbers.size:
+            numbers = combine(np.array([said.numbers for said in self.others]))
+        return replace(self.own, arrays=arrays, numbers=numbers)
+
+
+Lie = Callable[[Scene], Said]
+
+
+def _scaled(factor: float) -> Lie:
+    return lambda scene: scene.own.each(lambda a: factor * a)
+
+
+def _filled(value: float) -> Lie:
+    return lambda scene: scene.own.each(lambda a: np.full_like(a, value))
+
+
+def _another_shape(scene: Scene) -> Said:
+    arrays = [array.reshape(-1)[:-1] for array in scene.own.arrays]
+    return replace(scene.own, arrays=arrays, numbers=scene.own.numbers[:-1])
+
+
+def _another_dtype(scene: Scene) -> Said:
+    arrays = [a.astype("f4" if a.dtype == "f8" else "i8") for a in scene.own.arrays]
+    return replace(scene.own, arrays=arrays, numbers=scene.own.numbers[:0])
+
+
+def _another_name(scene: Scene) -> Said:
+    return replace(scene.own, status=scene.others[0].status)
+
+
+def _said_before(scene: Scene) -> Said:
+    return scene.before
+
+
+def _random(scene: Scene) -> Said:
+    rng = np.random.default_rng([SEED, scene.server_round])
+
+    def draw(array: NDArray[Any]) -> NDArray[Any]:
+        noise = rng.standard_normal(array.shape)
+        size = np.linalg.norm(array) / max(float(np.linalg.norm(noise)), 1e-300)
+        return np.asarray(size * noise, dtype=array.dtype)
+
+    return scene.own.each(draw)
+
+
+def _step(factor: float) -> Lie:
+    """The honest step, so many times as long."""
+
+    def lie(scene: Scene) -> Said:
+        def change(array: NDArray[Any]) -> NDArray[Any]:
+            about = scene.about(array)
+            return np.asarray(about + factor * (array - about), dtype=array.dtype)
+
+        return scene.own.each(change)
+
+    return lie
+
+
+def _two_faced(scene: Scene) -> Said:
+    return scene.own if scene.server_round % 2 else _step(-10.0)(scene)
+
+
+def _somebody_elses(scene: Scene) -> Said:
+    return replace(scene.others[0], status=scene.own.status)
+
+
+def _drift(scene: Scene) -> Said:
+    return scene.own.each(lambda a: a + 0.05 * scene.server_round)
+
+
+def _against(scene: Scene) -> Said:
+    """Xie, Koyejo, Gupta, UAI 2019, arXiv 1903.03936: the inner product is negative."""
+
+    def change(answers: Array) -> Array:
+        about = scene.about(answers[0])
+        return np.asarray(about - 5.0 * (answers.mean(axis=0) - about))
+
+    return scene.together(change)
+
+
+def _a_little(scene: Scene) -> Said:
+    """Baruch, Baruch, Goldberg, NeurIPS 2019, arXiv 1902.06156: within the scatter."""
+    return scene.together(lambda a: np.asarray(a.mean(axis=0) - 1.5 * a.std(axis=0)))
+
+
+#: Those that are seen for what they are in every method.
+REFUSED: dict[str, Lie] = {
+    "not a number": _filled(np.nan),
+    "infinite": _filled(-np.inf),
+    "another shape": _another_shape,
+    "another dtype": _another_dtype,
+    "under another's name": _another_name,
+    "the last round's answer": _said_before,
+}
+#: Those that may pass.
+ANSWERS: dict[str, Lie] = {
+    "times 10⁶": _scaled(1e6),
+    "step reversed": _step(-1.0),
+    "no step at all": _step(0.0),
+    "shifted by 5": lambda scene: scene.own.each(lambda a: a + 5.0),
+    "random, as long": _random,
+    "somebody else's answer": _somebody_elses,
+    "further every round": _drift,
+    "honest every other round": _two_faced,
+    "within the scatter": _a_little,
+    "against the others": _against,
+}
+#: How many examples it declares before round 1.
+DECLARED = {"10¹⁵ examples": 10**15, "no examples": 0}
+#: Honest about a loss that nobody else has.
+OWN_LOSS = "another loss"
+KINDS = (*REFUSED, *ANSWERS, *DECLARED, OWN_LOSS)
+EACH_REFUSED = "each that is refused, in turn"
+
+
+def _in_turn(scene: Scene) -> Said:
+    lies = list(REFUSED.values())
+    return lies[scene.server_round % len(lies)](scene)
+
+
+class Lying(LocalGrid):
+    """A grid whose last node lies."""
+
+    lie: Lie | None = None
+    declared: int | None = None
+    strategy: Any = None
+
+    def _strikes(self, message: Message) -> set[str]:
+        kind = message.metadata.message_type
+        return {"garbage"} if kind in ("train", "query.hello") else set()
+
+    def _spoil(self, reply: Message, message: Message) -> Message:
+        node = self._contexts[message.metadata.dst_node_id].node_config
+        lies = node["partition-id"] == LIAR
+        content = reply.content
+        if message.metadata.message_type == "query.hello":
+            if lies and self.declared is not None:
+                content.config_records["config"]["num-examples"] = self.declared
+            return reply
+        if self.lie is None or not content.config_records["status"]["in-sync"]:
+            return reply
+        heard: dict[int, list[Said]] = self.__dict__.setdefault("heard", {})
+        t = int(message.content.config_records["config"]["server-round"])  # type: ignore[arg-type]
+        said = Said.by(content)
+        others = heard.setdefault(t, [])
+        others.append(said)
+        if not lies:
+            return reply
+        before = heard.get(t - 1, others)[-1]
+        scene = Scene(said, before, others[:-1], self.strategy.broadcast.model, t)
+        return Message(self.lie(scene).content(content), reply_to=message)
+
+
+# ----------------------------------------------------------------------------- the runs
+
+
+@dataclass
+class Outcome:
+    """A run with a liar.
+
+    Attributes
+    ----------
+    model : ndarray
+    refused : int
+        How many of the liar's answers were.
+    rounds : int
+    """
+
+    model: Array
+    refused: int
+    rounds: int
+
+
+def run(name: str, kind: str = "", rule: str = "none", rounds: int = 0) -> Outcome:
+    """Run a method; ``kind`` is empty in a run without a liar."""
+    method = METHODS[name]
+    lies = {**REFUSED, **ANSWERS, EACH_REFUSED: _in_turn}
+
+    def client(context: Context) -> Any:
+        return method.client(context, kind == OWN_LOSS and _number(context) == LIAR)
+
+    grid = Lying(client_app(client), NODES, seed=1)
+    grid.lie, grid.declared = lies.get(kind), DECLARED.get(kind)
+    grid.strategy = strategy = method.make(seed=SEED, robust=rule)
+    rounds = rounds or method.rounds
+    result = strategy.start(grid, ArrayRecord([method.start]), num_rounds=rounds)
+    (model,) = result.arrays.to_numpy_ndarrays()
+    refused = [who for r in strategy.history for who, _ in r.rejected]
+    return Outcome(model, refused.count(str(LIAR)), rounds)
+
+
+@cache
+def honest(name: str) -> Array:
+    """The model of the run without a liar, by the mean."""
+    return run(name).model
+
+
+def distance(name: str, model: Array) -> float:
+    """How far a model is from the honest run's, as a part of how far that has come."""
+    goal = honest(name)
+    way = float(np.linalg.norm(goal - METHODS[name].start))
+    return float(np.linalg.norm(model - goal)) / way
+
+
+def _shown(value: float) -> str:
+    return f"{value:.2f}" if value < 100 else f"{value:.0e}"
+
+
+def main() -> int:
+    """Print the table; 1 if a robust rule let the liar have more than BOUND."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(METHODS)}")
+    parser.add_argument("--kinds", action="store_true", help="a row for each kind")
+    arguments = parser.parse_args()
+    logging.getLogger("flwr").setLevel(logging.CRITICAL)
+    rows = ("method", *(("lie",) if arguments.kinds else ()), *RULES)
+    print(f"| {' | '.join(rows)} |\n|{' --- |' * len(rows)}")
+    failed = False
+    for name in arguments.names or METHODS:
+        worst: dict[str, tuple[float, str]] = {}
+        for kind in KINDS:
+            cells = []
+            for rule in METHODS[name].rules:
+                outcome = run(name, kind, rule)
+                far = distance(name, outcome.model)
+                worst[rule] = max(worst.get(rule, (0.0, "")), (far, kind))
+                refused = " refused" if outcome.refused == outcome.rounds else ""
+                cells.append(_shown(far) + refused)
+                failed |= rule != "none" and far > BOUND
+            if arguments.kinds:
+                cells += [""] * (len(RULES) - len(cells))
+                print(f"| `{name}` | {kind} | {' | '.join(cells)} |", flush=True)
+        if not arguments.kinds:
+            cells = [
+                f"{_shown(worst[rule][0])} ({worst[rule][1]})" if rule in worst else ""
+                for rule in RULES
+            ]
+            print(f"| `{name}` | {' | '.join(cells)} |", flush=True)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
