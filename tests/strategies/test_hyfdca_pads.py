@@ -53,7 +53,7 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> Noted:
             self.key = key
             last[:] = [key]
 
-    for module in ("cipher", "checksum"):
+    for module in ("sum_keys", "checksum"):
         monkeypatch.setattr(f"fedtrellis.encryption.{module}.Keystream", Noting)
     monkeypatch.setattr(masks, "Keystream", Noting)
 
