@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,15 +18,7 @@ from reproduce.drawing import measured, new_figure, save
 
 from .problems import LEVELS, Array, Federated, made, reached
 
-__all__ = [
-    "FORMS",
-    "ITEMS",
-    "Blended",
-    "FullyCorrective",
-    "best_fixed",
-    "converge",
-    "minimiser",
-]
+__all__ = ["FORMS", "ITEMS", "Blended", "FullyCorrective", "converge", "minimiser"]
 
 
 class _Working:
@@ -184,47 +175,20 @@ FORMS: dict[str, type[Iterate]] = {
 }
 NAMES = ("least squares, ℓ1", "least squares, simplex", "least squares, Birkhoff")
 COUNTS = (20, 5)
-#: Fixed ρ are what the projected steps' rule begins with times 10 to these, and further
-#: on where the best is the first or the last.
-EXPONENTS = (-1.0, -0.5, 0.0, 0.5, 1.0)
-STEP, FURTHEST = 0.5, 3.0
-
-
-class Converged(NamedTuple):
-    """A run, round by round; round 0 is the start.
-
-    Attributes
-    ----------
-    error : list of float
-    penalty : list of float
-        ρ that the round was made with, 0 where there was none.
-    up : float
-        Bytes of an answer's arrays, mean over all.
-    """
-
-    error: list[float]
-    penalty: list[float]
-    up: float
 
 
 def converge(
-    problem: Federated,
-    form: type[Iterate],
-    steps: int,
-    rounds: int,
-    lowest: float,
-    penalty: float | None = None,
-) -> Converged:
-    """Run the variant with everybody there, ρ by the rule or fixed."""
+    problem: Federated, form: type[Iterate], steps: int, rounds: int, lowest: float
+) -> tuple[list[float], float]:
+    """Run the variant with everybody there; errors, and bytes of an answer's arrays."""
     domain, start, n = problem.domain, problem.start, len(problem.objectives)
     layout = Layout.of([start])
     iterates = [form.at(start, domain, None) for _ in range(n)]
     duals = [np.zeros(start.shape) for _ in range(n)]
-    balance, z = Balance(penalty, target=form.balance), start
-    errors, penalties, sent = [problem.error(start)], [], 0
+    balance, z = Balance(None, target=form.balance), start
+    errors, sent = [problem.error(start)], 0
     for _ in range(rounds):
         rho = balance.penalty
-        penalties.append(rho or 0.0)
         points, curvatures = [], []
         for i, objective in enumerate(problem.objectives):
             local = LocalProblem(objective, layout, n, duals[i], z, rho or 0.0)
@@ -246,53 +210,23 @@ def converge(
         errors.append(problem.error(x_bar))
         if errors[-1] <= lowest:
             break
-    return Converged(errors, penalties, sent / n / (len(errors) - 1))
-
-
-def best_fixed(
-    problem: Federated, form: type[Iterate], steps: int, rounds: int, unit: float
-) -> tuple[float, list[float]]:
-    """The ρ of a grid with which the errors fall fastest, and these."""
-    errors: dict[float, list[float]] = {}
-
-    def rank(exponent: float) -> list[float]:
-        error = errors[exponent]
-        firsts = [math.inf if t is None else t for t in reached(error)]
-        return [*reversed(firsts), error[-1]]
-
-    todo = list(EXPONENTS)
-    while todo:
-        for exponent in todo:
-            errors[exponent] = converge(
-                problem, form, steps, rounds, LEVELS[-1], unit * 10.0**exponent
-            ).error
-        best = min(errors, key=rank)
-        todo = [
-            beside
-            for beside in (best - STEP, best + STEP)
-            if beside not in errors and abs(beside) <= FURTHEST
-        ]
-    return unit * 10.0**best, errors[best]
+    return errors, sent / n / (len(errors) - 1)
 
 
 def _study(arguments: tuple[str, int]) -> list[dict[str, Any]]:
     name, rounds = arguments
     problem = made(name)
-    unit = converge(problem, Entries, COUNTS[0], 2, 0.0).penalty[1]
     rows = []
     for steps in COUNTS:
         for kind, form in FORMS.items():
-            run = converge(problem, form, steps, rounds, LEVELS[-1])
-            penalty, fixed = best_fixed(problem, form, steps, rounds, unit)
+            errors, sent = converge(problem, form, steps, rounds, LEVELS[-1])
             rows.append(
                 {
                     "problem": name,
                     "steps": steps,
                     "kind": kind,
-                    "error": run.error,
-                    "up": run.up,
-                    "penalty": [run.penalty[1], run.penalty[-1]],
-                    "fixed": {"penalty": penalty, "error": fixed},
+                    "error": errors,
+                    "up": sent,
                 }
             )
     return rows
@@ -308,23 +242,18 @@ def compute(options: Options) -> dict[str, Any]:
     return {"rows": [row for rows in found for row in rows], "rounds": rounds}
 
 
-def _rounds(error: list[float]) -> str:
-    return " / ".join("–" if t is None else str(t) for t in reached(error))
-
-
 def render(results: dict[str, Any], out: Path) -> str:
     """Draw errors over rounds, a panel for each problem; and a table."""
     rows = results["rows"]
     names = list(dict.fromkeys(row["problem"] for row in rows))
     figure, axes = new_figure(len(names))
-    head = [
+    lines = [
         "| problem | steps a round | " + " | ".join(FORMS) + " |",
         "| --- | --- |" + " --- |" * len(FORMS),
     ]
-    lines, others = [*head], [*head]
     for one, name in zip(axes[0], names, strict=True):
         for steps in COUNTS:
-            cells, fixed = [], []
+            cells = []
             for k, kind in enumerate(FORMS):
                 row = next(
                     r
@@ -337,15 +266,11 @@ def render(results: dict[str, Any], out: Path) -> str:
                     color=f"C{k}",
                     label=f"{kind}, k = {steps}",
                 )
-                begin, end = row["penalty"]
-                cells.append(
-                    f"{_rounds(row['error'])}; {begin:.2g}, {end:.2g}; "
-                    f"{row['up']:,.0f} B"
+                at = " / ".join(
+                    "–" if t is None else str(t) for t in reached(row["error"])
                 )
-                best = row["fixed"]
-                fixed.append(f"{_rounds(best['error'])}; {best['penalty']:.2g}")
+                cells.append(f"{at}; {row['up']:,.0f} B")
             lines.append(f"| {name} | {steps} | {' | '.join(cells)} |")
-            others.append(f"| {name} | {steps} | {' | '.join(fixed)} |")
         one.set_title(name, fontsize="medium")
         one.set_xlabel("communication round")
         one.set_ylabel("(F(x̄) − F*) / F*")
@@ -354,14 +279,9 @@ def render(results: dict[str, Any], out: Path) -> str:
     axes[0][0].legend(fontsize=5)
     lines += [
         "",
-        "ρ by the rule: rounds to a relative error of 10⁻³ / 10⁻⁶ / 10⁻⁹, of "
-        f"{results['rounds']} at most; ρ where it begins and ends; bytes of an "
-        "answer's arrays, without what a message adds.",
-        "",
-        *others,
-        "",
-        "The same with the best fixed ρ of a grid with steps of √10, for every cell "
-        "anew; and that ρ. A loop without messages, everybody there. "
+        f"Rounds to a relative error of 10⁻³ / 10⁻⁶ / 10⁻⁹, of {results['rounds']} at "
+        "most, and bytes of an answer's arrays, without what a message adds. A loop "
+        "without messages, everybody there, ρ by the rule in all. "
         f"{measured(results)}",
     ]
     return f"{save(figure, out, 'inner-steps')}\n\n" + "\n".join(lines)
