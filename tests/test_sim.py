@@ -326,7 +326,7 @@ def test_hyfdca_ends_at_the_certified_optimum(
     assert 0.0 <= summary["residual"] < 1e-6
     last = history(record)[-1]
     assert last["round"] < 200, "it stops by its own rule"
-    assert last["train"]["duality-gap"] < 1e-6
+    assert last["train"]["duality-gap"] <= 1e-6 * last["train"]["primal"]
     assert last["round_trips"] == 2
     # what the clients found of the test samples is what the server's own data say
     evaluated = [line for line in history(record) if line["client_evaluation"]]

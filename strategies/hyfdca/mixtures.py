@@ -257,7 +257,6 @@ class MixtureSteps(MaskedSums):
         dual = self.bundle.dual_value()
         metrics["dual"] = dual
         if "primal" in metrics:
-            metrics["duality-gap"] = metrics["primal"] - dual
             self._check_gap(metrics["primal"], dual)
         mixtures = self.bundle.search(complete, proposals)
         for u, mixture in mixtures.items():

@@ -69,8 +69,9 @@ class HyFDCA(HyFDCASettings):
     -----
     The matching client is ``HyFDCAClient(context, features, feature_names,
     sample_ids, labels, loss, key)``. Metrics of a round: ``primal`` P(w) and ``dual``
-    D(α) at the point that the round started from, ``duality-gap``, and ``dual-bound``
-    after it. The result is the certified w with the lowest P of the run, or the last
+    D(α) at the point that the round started from, and ``dual-bound`` D(α) after it;
+    ``duality-gap``, the lowest P less the highest D so far: the certificate of the
+    result, and what ``tolerance`` stops at. The result is the certified w with the lowest P of the run, or the last
     one where P was not to be had for 50 rounds.
 
     What the server sees: w, each client's v_k (or only their sum, ``secure_sum``), who
@@ -365,6 +366,9 @@ class HyFDCA(HyFDCASettings):
             self._best_dual = max(self._best_dual, dual)
         if primal is not None and (self._best is None or primal < self._best[0]):
             self._best = (primal, self.steps.certified.copy())
+        if primal is not None and self._best is not None:
+            # what the stop rule compares and the result has: never that of one round
+            metrics["duality-gap"] = self._best[0] - self._best_dual
         self._uncertified = 0 if primal is not None else self._uncertified + 1
         self.broadcast.replace(self.steps.w)
         return metrics if self._used else None
