@@ -1,4 +1,4 @@
-"""A simulation on two Ray nodes, started by hand as docs/scale.md says, on one machine."""
+"""A simulation on two Ray nodes, started on one machine as docs/scale.md says."""
 
 from __future__ import annotations
 
