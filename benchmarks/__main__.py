@@ -22,6 +22,7 @@ from . import (
     overhead,
     round_trips,
     scale,
+    startup,
     zeroth_order,
 )
 from .report import Comparison, machine, write_json
@@ -56,6 +57,9 @@ COMPARISONS: dict[str, Callable[[bool], Iterable[Comparison]]] = {
         round_trips.compare(round_trips.CASES, 5 if quick else 20)
     ],
     "scale": lambda quick: [scale.compare(scale.QUICK if quick else scale.FULL)],
+    "start-up": lambda quick: [
+        startup.compare(startup.QUICK if quick else startup.FULL)
+    ],
     "hyfdca": lambda quick: hyfdca.compare(hyfdca.QUICK if quick else hyfdca.FULL),
 }
 
