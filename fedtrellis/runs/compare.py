@@ -274,7 +274,8 @@ def _page(runs: Sequence[Run], path: Path, x: str, panels: Sequence[str]) -> Non
             line = {"color": colour, "dash": dash}
             # lists: a page says numbers, not a binary form that few readers know
             figure.add_scatter(
-                x=at.tolist(), y=values.tolist(), name=name, line=line, mode="lines")
+                x=at.tolist(), y=values.tolist(), name=name, line=line, mode="lines"
+            )
         figure.update_layout(
             template="simple_white",
             showlegend=True,
