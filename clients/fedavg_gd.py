@@ -43,7 +43,7 @@ class FedAvgGDClient(MethodClient):
         layout : Layout
             Of the model.
         x : ndarray of shape ``layout.point_shape``
-            The server's model, float64; not to be changed.
+            The server's model; not to be changed.
         config : dict
             What the server sent.
         """
@@ -70,7 +70,7 @@ class FedAvgGDClient(MethodClient):
                 # x_i ← x_i − γ_k ∇f_i(x_i)
                 x_i -= gamma * gradient(x_i)
                 check_steps(x_i, x, config)
-        return [x_i], 0, {}
+        return [layout.to_wire(x_i)], 0, {}
 
     def evaluate(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]

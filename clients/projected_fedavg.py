@@ -51,7 +51,7 @@ class ProjectedFedAvgClient(MethodClient):
                 # x_i ← x_i − γ ∇f_i(x_i)
                 x -= config["local-step-size"] * gradient(x)
         check_steps(x, x_bar, config, "local-step-size")
-        return [x], 0, {}
+        return [layout.to_wire(x)], 0, {}
 
     def evaluate(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
