@@ -47,7 +47,7 @@ class FedAvgGDClient(MethodClient):
         layout : Layout
             Of the model.
         x : ndarray of shape ``layout.point_shape``
-            The server's model, float64; not to be changed.
+            The server's model; not to be changed.
         config : dict
             What the server sent.
         """
@@ -69,7 +69,7 @@ class FedAvgGDClient(MethodClient):
         gradient = self.local_gradient(layout, x, config)
         # x_i ← x_i − γ_k ∇f_i(x_i), k_0 times from x
         x_i = take_steps(gradient, x, sizes, lambda x_i: check_steps(x_i, x, config))
-        return [x_i], 0, {}
+        return [layout.to_wire(x_i)], 0, {}
 
     def evaluate(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]

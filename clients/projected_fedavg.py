@@ -48,7 +48,7 @@ class ProjectedFedAvgClient(MethodClient):
         sizes = [config["local-step-size"]] * config["local-steps"]
         x = take_steps(gradient, x_bar, sizes)
         check_steps(x, x_bar, config, "local-step-size")
-        return [x], 0, {}
+        return [layout.to_wire(x)], 0, {}
 
     def evaluate(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]

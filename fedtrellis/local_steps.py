@@ -165,7 +165,7 @@ def check_steps(
 
     Parameters
     ----------
-    point, start : ndarray of float64, of one shape
+    point, start : ndarray, of one shape
         Where the steps are, and where they began. What overflows on the way is
         reported once, by the error.
     config : mapping
