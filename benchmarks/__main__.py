@@ -25,6 +25,7 @@ from . import (
     startup,
     zeroth_order,
 )
+from .engines import comparison as engines
 from .report import Comparison, machine, write_json
 from .runs import quiet
 
@@ -50,6 +51,9 @@ COMPARISONS: dict[str, Callable[[bool], Iterable[Comparison]]] = {
     "intersection": lambda quick: [
         intersection.compare(intersection.QUICK if quick else intersection.FULL)
     ],
+    "engines": lambda quick: [
+        engines.compare(engines.QUICK if quick else engines.FULL)
+    ],
     "deployed": lambda quick: [
         deployed.compare(deployed.QUICK if quick else deployed.FULL)
     ],
@@ -65,7 +69,7 @@ COMPARISONS: dict[str, Callable[[bool], Iterable[Comparison]]] = {
 
 
 #: Those that are measured only if they are named: minutes of SuperNodes and Ray.
-BY_NAME = ("deployed", "scale")
+BY_NAME = ("deployed", "engines", "scale")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -80,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         choices=list(COMPARISONS),
         metavar="NAME",
         help=f"one of {', '.join(COMPARISONS)}; may be given several times; "
-        f"{' and '.join(BY_NAME)} only run if they are named",
+        f"{', '.join(BY_NAME)} only run if they are named",
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="JSON goes there")
     options = parser.parse_args(arguments)
