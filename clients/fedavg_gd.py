@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Self
 
 import numpy as np
 from flwr.app import Context
 from numpy.typing import NDArray
 
-from fedtrellis.local_steps import ScheduledSteps, check_steps, gradient_at
+from fedtrellis.local_steps import (
+    ScheduledSteps,
+    check_cohort,
+    check_steps,
+    gradient_at,
+    gradients_at,
+    points_of,
+)
 from fedtrellis.wire.arrays import FloatArray, Layout
-from fedtrellis.wire.client import MethodClient, evaluate_objective
+from fedtrellis.wire.client import MethodClient, evaluate_objective, speaks_for
 from fedtrellis.wire.protocol import client_identity
 
 __all__ = ["FedAvgGDClient"]
@@ -71,6 +78,64 @@ class FedAvgGDClient(MethodClient):
                 x_i -= gamma * gradient(x_i)
                 check_steps(x_i, x, config)
         return [x_i], 0, {}
+
+    @classmethod
+    def fit_many(
+        cls,
+        clients: Sequence[Self],
+        parameters: Sequence[list[NDArray[Any]]],
+        config: dict[str, Any],
+    ) -> list[tuple[list[NDArray[Any]], int, dict[str, Any]]]:
+        """The local models of many clients, after k_0 steps of all at once.
+
+        Raises
+        ------
+        FloatingPointError
+            If the steps have carried one of them away.
+        """
+        layout = Layout.of(parameters[0])
+        x = points_of(layout, parameters)
+        gradients = cls.local_gradients(clients, layout, x, config)
+        points = x.copy()
+        with np.errstate(over="ignore", invalid="ignore"):
+            for gamma in ScheduledSteps.of(config).sizes(config["server-round"]):
+                # x_i ← x_i − γ_k ∇f_i(x_i), for all i
+                step = gradients(points)
+                step *= gamma
+                points -= step
+                check_cohort(points, x, config)
+        return [([x_i], 0, {}) for x_i in points]
+
+    @classmethod
+    def local_gradients(
+        cls,
+        clients: Sequence[Self],
+        layout: Layout,
+        x: FloatArray,
+        config: dict[str, Any],
+    ) -> Callable[[FloatArray], FloatArray]:
+        """What :meth:`local_gradient` is, of many clients: of their points as one array.
+
+        Parameters
+        ----------
+        clients : sequence of FedAvgGDClient
+            Of this class.
+        layout, config
+            As there.
+        x : ndarray of shape (n, \\*layout.point_shape)
+            The model as each of them has it; not to be changed.
+        """
+        if speaks_for(cls, "local_gradients", "local_gradient"):
+            names = [client.client_id for client in clients]
+            objectives = [client.objective for client in clients]
+            return gradients_at(objectives, layout, names, config)
+        each = [
+            client.local_gradient(layout, x_i, config)
+            for client, x_i in zip(clients, x, strict=True)
+        ]
+        return lambda points: np.stack(
+            [gradient(x_i) for gradient, x_i in zip(each, points, strict=True)]
+        )
 
     def evaluate(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]

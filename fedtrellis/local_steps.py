@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, inf, log2, sqrt
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from fedtrellis.objectives.stacked import stack
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, check_choice
 from fedtrellis.wire.arrays import FloatArray, Layout
@@ -18,8 +20,11 @@ __all__ = [
     "STEP_SCHEDULES",
     "LocalSteps",
     "ScheduledSteps",
+    "check_cohort",
     "check_steps",
     "gradient_at",
+    "gradients_at",
+    "points_of",
     "step_size_at",
 ]
 
@@ -188,6 +193,23 @@ def check_steps(
         )
 
 
+def check_cohort(
+    points: FloatArray,
+    starts: FloatArray,
+    config: Mapping[str, Any],
+    key: str = "step-size",
+) -> None:
+    """As :func:`check_steps`, for each of a cohort's points, shape (n, \\*shape)."""
+    bound = float(config.get("answer-bound", ANSWER_BOUND))
+    with np.errstate(over="ignore", invalid="ignore"):
+        flat = [x.reshape(len(x), -1) for x in (points, starts)]
+        squares, most = [np.einsum("ij,ij->i", x, x) for x in flat]
+        near = squares <= bound**2 * np.maximum(1.0, most)
+    if not near.all():
+        worst = int(near.argmin())
+        check_steps(points[worst], starts[worst], config, key)
+
+
 def _batch_size(objective: Any, config: Mapping[str, Any]) -> int:
     """Examples in a mini-batch; 0: all."""
     fraction = float(config.get("batch-fraction", 1.0))
@@ -224,7 +246,7 @@ def gradient_at(
 
         return full
 
-    rng = generator(config["seed"], "mini-batch", client_id, config["server-round"])
+    rng = _batch_generator(client_id, config)
 
     def stochastic(x: FloatArray) -> FloatArray:
         point = layout.objective_point(x)
@@ -232,3 +254,71 @@ def gradient_at(
         return layout.objective_gradient(gradient)
 
     return stochastic
+
+
+def points_of(
+    layout: Layout, parameters: Sequence[Sequence[NDArray[Any]]]
+) -> FloatArray:
+    """The model of each client of a cohort.
+
+    Parameters
+    ----------
+    layout : Layout
+        Of each of them.
+    parameters : sequence of sequence of ndarray
+        Each client's arrays, as ``fit_many`` is given them.
+
+    Returns
+    -------
+    ndarray of shape (n, \*layout.point_shape)
+        A new array.
+    """
+    first = parameters[0]
+    if all(arrays is first for arrays in parameters):
+        return np.repeat(layout.point(first)[None], len(parameters), axis=0)
+    return np.stack([layout.point(arrays) for arrays in parameters])
+
+
+def gradients_at(
+    objectives: Sequence[Any],
+    layout: Layout,
+    client_ids: Sequence[str],
+    config: Mapping[str, Any],
+) -> Callable[[FloatArray], FloatArray]:
+    """The gradients of a cohort as a function of its points.
+
+    Parameters
+    ----------
+    objectives, layout, client_ids, config
+        As for :func:`gradient_at`, of each client.
+
+    Returns
+    -------
+    callable
+        Takes and returns an array of shape (n, \*layout.point_shape); from one call for
+        all of them where the objectives can be stacked
+        (:func:`fedtrellis.objectives.stacked.stack`), and else one by one.
+    """
+    stacked = stack(objectives) if len(layout.shapes) == 1 else None
+    if stacked is None:
+        each = [
+            gradient_at(objective, layout, name, config)
+            for objective, name in zip(objectives, client_ids, strict=True)
+        ]
+        return lambda points: np.stack(
+            [gradient(x) for gradient, x in zip(each, points, strict=True)]
+        )
+    shape = (len(objectives), *layout.shapes[0])
+    batch_sizes = [_batch_size(objective, config) for objective in objectives]
+    if not any(batch_sizes):
+        return lambda points: stacked.gradients(points.reshape(shape)).reshape(
+            points.shape
+        )
+    rngs = [_batch_generator(name, config) for name in client_ids]
+    return lambda points: stacked.stochastic_gradients(
+        points.reshape(shape), rngs, batch_sizes
+    ).reshape(points.shape)
+
+
+def _batch_generator(client_id: str, config: Mapping[str, Any]) -> np.random.Generator:
+    return generator(config["seed"], "mini-batch", client_id, config["server-round"])

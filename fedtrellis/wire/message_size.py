@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Hashable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -124,27 +123,54 @@ def _item_bytes(key: str, value: Any) -> int:
     return _field(name + _field(size))
 
 
-@dataclass(frozen=True)
 class _RecordSize:
-    """What a record adds to its message."""
+    """What a record adds to its message.
 
-    own: int
-    objects: dict[Hashable, int]  # its arrays and their chunks
-    total: int
+    Attributes
+    ----------
+    own : int
+        Bytes of its own object.
+    total : int
+        With its arrays and their chunks.
+    holds : bool
+        Whether it has arrays.
+    """
 
+    __slots__ = ("_objects", "holds", "own", "record", "total")
 
-def _record_size(record: object) -> _RecordSize:
-    if isinstance(record, ConfigRecord | MetricRecord):
-        body = sum(_item_bytes(key, value) for key, value in record.items())
-        own = _framed(type(record).__name__, 0, body)
-        return _RecordSize(own, {}, own)
-    assert isinstance(record, ArrayRecord)
-    objects: dict[Hashable, int] = {}
-    for array in record.values():
-        objects |= _array_objects(array)
-    arrays = sum(isinstance(key, tuple) for key in objects)
-    own = _framed("ArrayRecord", arrays, _references(tuple(record)))
-    return _RecordSize(own, objects, own + sum(objects.values()))
+    def __init__(self, record: object) -> None:
+        self.record = record
+        self._objects: dict[Hashable, int] | None = None
+        self.holds = isinstance(record, ArrayRecord) and len(record) > 0
+        if isinstance(record, ConfigRecord | MetricRecord):
+            body = 0
+            for key, value in record.items():
+                body += _item_bytes(key, value)
+            self.own = self.total = _framed(type(record).__name__, 0, body)
+            return
+        assert isinstance(record, ArrayRecord)
+        if len(record) == 1:
+            (array,) = record.values()
+            if len(array.data) <= CHUNK_SIZE:
+                # one chunk: there is nothing that could be equal to something
+                self.own = _framed("ArrayRecord", 1, _references(tuple(record)))
+                body = _array_body(array.dtype, tuple(array.shape), array.stype, (0,))
+                self.total = self.own + _framed("Array", 1, body)
+                self.total += _framed("ArrayChunk", 0, len(array.data))
+                return
+        arrays = sum(isinstance(key, tuple) for key in self.objects)
+        self.own = _framed("ArrayRecord", arrays, _references(tuple(record)))
+        self.total = self.own + sum(self.objects.values())
+
+    @property
+    def objects(self) -> dict[Hashable, int]:
+        """Bytes of its arrays and their chunks."""
+        if self._objects is None:
+            self._objects = {}
+            if isinstance(self.record, ArrayRecord):
+                for array in self.record.values():
+                    self._objects |= _array_objects(array)
+        return self._objects
 
 
 def _content_of(record: object) -> Hashable:
@@ -177,7 +203,7 @@ def message_bytes(message: Message, known: dict[int, _RecordSize] | None = None)
     sizes: list[_RecordSize] = []
     for record in content.values():
         if id(record) not in known:
-            known[id(record)] = _record_size(record)
+            known[id(record)] = _RecordSize(record)
         sizes.append(known[id(record)])
     if len({size.own for size in sizes}) < len(sizes):
         # records of one length may be equal, and then they are one object
@@ -187,7 +213,7 @@ def message_bytes(message: Message, known: dict[int, _RecordSize] | None = None)
         sizes = list(distinct.values())
     total = _framed("Message", 1, body)
     total += _framed("RecordDict", len(sizes), _references(tuple(content)))
-    if sum(bool(size.objects) for size in sizes) < 2:
+    if sum(size.holds for size in sizes) < 2:
         return total + sum(size.total for size in sizes)
     objects: dict[Hashable, int] = {}
     for size in sizes:

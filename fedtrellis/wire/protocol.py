@@ -27,7 +27,7 @@ time, which another ``epoch`` beside the round gives away.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, TypeGuard, cast
@@ -40,6 +40,7 @@ from fedtrellis.wire.sparse import from_sparse_or_dense, sparse_or_dense
 
 __all__ = [
     "ANSWER_BOUND",
+    "ENTRY_TYPES",
     "EXAMPLES",
     "HELLO",
     "LARGEST",
@@ -90,13 +91,13 @@ _OPTIONAL: dict[str, type] = {
     "restore-over": bool,
     "restore-as-model": list,
 }
-_TYPES = _REQUIRED | _OPTIONAL
+ENTRY_TYPES = _REQUIRED | _OPTIONAL
 _KINDS = {CONFIG: ConfigRecord, MODEL: ArrayRecord, RESTORE: ArrayRecord}
 # How often a client is to do something, or how many numbers it is to draw.
 _COUNTS = ("local-steps", "samples", "batch-size", "local-passes")
 # What a client keeps a number for each of: so many samples in each of so many steps.
 _TOGETHER = ("local-steps", "samples")
-# A restored array may come as its non-zero entries, and then grows to the model's size.
+# A restored array may come as its non-zero entries, and grow to the model's size.
 _MAX_SPARSE = 8
 
 
@@ -147,22 +148,21 @@ def read_request(content: RecordDict, max_count: int) -> Named:
     for key in _REQUIRED:
         config[key]  # which says so if it is missing
     for key, value in config.items():
-        expected = _TYPES.get(key)
+        expected = ENTRY_TYPES.get(key)
         # True is an int too, but no round
         if expected is not None and type(value) is not expected:
             raise ValueError(
                 f"the request has {key} = {value!r}, expected {expected.__name__}"
             )
-    for key, of in (("model-shapes", int), ("restore-as-model", str)):
-        if not all(type(item) is of for item in config.get(key, [])):
-            raise ValueError(f"the request has {key} = {config[key]!r}")
-    for key, value in config.items():
         # such as a number for each of so many steps
         if isinstance(value, list) and len(value) > max_count:
             raise ValueError(
                 f"the request has {len(value)} numbers for {key}; this client takes "
                 f"up to {max_count} (client_app's max_count)"
             )
+    for key, of in (("model-shapes", int), ("restore-as-model", str)):
+        if not all(type(item) is of for item in config.get(key, ())):
+            raise ValueError(f"the request has {key} = {config[key]!r}")
     for key in _COUNTS:
         if key in config and not (
             type(config[key]) is int and 0 <= config[key] <= max_count
@@ -237,7 +237,7 @@ def unpack_restore(
     """Inverse of :func:`pack_restore`, encoded as the client stores it."""
     names = config.get("restore-as-model", [])
     # encoded once, however often it is named
-    state = dict.fromkeys(names, encode(model.point)) if names else {}
+    state = dict.fromkeys(names, encoded(model)) if names else {}
     if sum(name.endswith(".indices") for name in record) > _MAX_SPARSE:
         raise ValueError(f"more than {_MAX_SPARSE} sparse arrays are to be restored")
     for name, array in record.items():
@@ -253,6 +253,14 @@ def unpack_restore(
         else:
             state[name] = array
     return state
+
+
+def encoded(model: ReceivedModel) -> Array:
+    """A model as a client's state keeps it; made once."""
+    kept: dict[str, Any] = vars(model)
+    if "encoded" not in kept:
+        kept["encoded"] = encode(model.point)
+    return cast(Array, kept["encoded"])
 
 
 @dataclass
@@ -301,6 +309,7 @@ class ClientMemory:
                     decode(array),
                     cast(int, meta["model-version"]),
                 )
+                vars(memory.model)["encoded"] = array
             elif name.startswith(_COMMITTED):
                 memory.committed[name.removeprefix(_COMMITTED)] = array
             else:
@@ -323,7 +332,7 @@ class ClientMemory:
         if self.model is not None and keep_model:
             meta["model-shapes"] = self.model.layout.to_list()
             meta["model-version"] = self.model.version
-            stored[_MODEL] = encode(self.model.point)
+            stored[_MODEL] = encoded(self.model)
         for prefix, arrays in (
             (_COMMITTED, self.committed),
             (_PROVISIONAL, self.provisional),
@@ -341,11 +350,12 @@ class ClientMemory:
         content: RecordDict,
         config: Mapping[str, Any],
         max_parameters: int = MAX_PARAMETERS,
+        receive: Callable[..., ReceivedModel] = receive,
     ) -> None:
         """Bring model and state to where the server's request wants them.
 
-        ``content`` and ``config`` are as :func:`read_request` wants them;
-        ``max_parameters`` is that of :func:`~fedtrellis.wire.broadcast.receive`.
+        ``content`` and ``config`` are as :func:`read_request` wants them, and
+        ``receive`` is :func:`~fedtrellis.wire.broadcast.receive` or does the same.
 
         Raises
         ------

@@ -1,0 +1,188 @@
+"""Objectives of many clients as one: a gradient at each one's own point, in one call."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from fedtrellis.objectives.base import draw_batch
+from fedtrellis.objectives.checks import Array, is_sparse
+
+__all__ = ["Stacked", "StackedLinear", "stack"]
+
+# Entries of the data that stacks hold beside the objectives' own: 64 MiB together, and
+# no more than a quarter of it in one.
+_KEPT, _LARGEST = 2**23, 2**21
+# Rows of a stack, those that fill it up among them, for each of the data.
+_MOST_FILLED = 2.0
+
+
+class Stacked(Protocol):
+    """What :func:`stack` makes of n objectives.
+
+    Attributes
+    ----------
+    entries : int
+        Numbers that it keeps of the data.
+    """
+
+    entries: int
+
+    def gradients(self, points: Array) -> Array:
+        """∇f_i(x_i) of each, a new array.
+
+        Parameters
+        ----------
+        points : ndarray of shape (n, *shape)
+        """
+
+    def stochastic_gradients(
+        self,
+        points: Array,
+        rngs: Sequence[np.random.Generator],
+        batch_sizes: Sequence[int],
+    ) -> Array:
+        """Each one's gradient on a mini-batch, which its own generator draws."""
+
+
+def stack(objectives: Sequence[Any]) -> Stacked | None:
+    """One object for many objectives, where their class offers it.
+
+    Parameters
+    ----------
+    objectives : sequence
+        Their class has ``stack(objectives)``, a static or class method that returns a
+        :class:`Stacked`, or None for those that it cannot take together. What it
+        returns is kept for the next call with the same ones.
+    """
+    kind = type(objectives[0])
+    make = getattr(kind, "stack", None)
+    if make is None or any(type(objective) is not kind for objective in objectives):
+        return None
+    key = tuple(map(id, objectives))
+    found = _kept.pop(key, None)
+    if found is None:
+        found = tuple(objectives), make(objectives)
+    _kept[key] = found  # as the youngest
+    while sum(_entries(kept) for _, kept in _kept.values()) > _KEPT:
+        _kept.popitem(last=False)
+    return found[1]
+
+
+#: By their objectives' identities, which are kept too: none of them is another's.
+_kept: OrderedDict[tuple[int, ...], tuple[tuple[Any, ...], Stacked | None]]
+_kept = OrderedDict()
+
+
+def _entries(kept: Stacked | None) -> int:
+    # one that there is none of takes room as well
+    return _KEPT // 256 + (0 if kept is None else kept.entries)
+
+
+class StackedLinear:
+    """Linear models of one loss, on dense data.
+
+    The data are filled up with rows of zeros, which add nothing to a gradient Aᵀ s
+    whatever their slopes s are.
+
+    Parameters
+    ----------
+    models : sequence of LinearModel
+        Of one class and shape.
+    """
+
+    def __init__(self, models: Sequence[Any]) -> None:
+        first = models[0]
+        sizes = [model.num_examples for model in models]
+        n, rows, columns = len(models), max(sizes), first.shape[0]
+        self._models, self._shape, self._sizes = models, first.shape, sizes
+        dtype = first._design.matrix.dtype
+        # one row of zeros more, for mini-batches of unequal sizes
+        self._features = np.zeros((n, rows + 1, columns), dtype)
+        self._labels = np.zeros((n, rows + 1), first._labels.dtype)
+        for i, (model, size) in enumerate(zip(models, sizes, strict=True)):
+            stored = model._design.matrix
+            self._features[i, :size, : stored.shape[1]] = stored
+            if model._design.intercept:
+                self._features[i, :size, -1] = 1.0
+            self._labels[i, :size] = model._labels
+        self.entries = self._features.size
+        axes = (n, *[1] * len(first.shape))
+        weights = np.array([model.weight for model in models])
+        factors = [model._factor for model in models]
+        self._factors = (weights * factors).reshape(axes).astype(dtype)
+        shrinking = weights * [model.l2 for model in models]
+        self._shrinking = shrinking.reshape(axes).astype(dtype)
+
+    @classmethod
+    def of(cls, models: Sequence[Any]) -> StackedLinear | None:
+        """The stack, or None where it would not save time."""
+        first = models[0]
+        rows = max(model.num_examples for model in models)
+        padded = len(models) * (rows + 1)
+        fits = padded * first.shape[0] <= _LARGEST and all(
+            model.shape == first.shape
+            and model._pointwise == first._pointwise
+            and model._design.intercept == first._design.intercept
+            and not is_sparse(model._design.matrix)
+            and model._design.matrix.dtype == first._design.matrix.dtype
+            for model in models
+        )
+        filled = padded / sum(model.num_examples + 1 for model in models)
+        return cls(models) if fits and filled <= _MOST_FILLED else None
+
+    def gradients(self, points: Array) -> Array:
+        """∇f_i(x_i) of each, as :meth:`Stacked.gradients`."""
+        # without the row of zeros; the slices of a model's data stay contiguous
+        features, labels = self._features[:, :-1], self._labels[:, :-1]
+        return self._gradients(features, labels, self._factors, points)
+
+    def stochastic_gradients(
+        self,
+        points: Array,
+        rngs: Sequence[np.random.Generator],
+        batch_sizes: Sequence[int],
+    ) -> Array:
+        """As :meth:`Stacked.stochastic_gradients`."""
+        sizes = self._sizes
+        drawn = [
+            draw_batch(rng, size, batch)
+            for rng, size, batch in zip(rngs, sizes, batch_sizes, strict=True)
+        ]
+        batches = [
+            np.arange(size) if rows is None else rows
+            for rows, size in zip(drawn, sizes, strict=True)
+        ]
+        # where there is none, the row of zeros
+        chosen = np.full((len(sizes), max(map(len, batches))), -1)
+        for row, batch in zip(chosen, batches, strict=True):
+            row[: len(batch)] = batch
+        which = np.arange(len(sizes))[:, None]
+        # d_i / b_i makes a mini-batch's sum unbiased
+        inverse = [size / len(b) for size, b in zip(sizes, batches, strict=True)]
+        factors = self._factors * np.reshape(inverse, self._factors.shape).astype(
+            self._factors.dtype
+        )
+        return self._gradients(
+            self._features[which, chosen], self._labels[which, chosen], factors, points
+        )
+
+    def _gradients(
+        self, features: Array, labels: Any, factors: Array, points: Array
+    ) -> Array:
+        vectors = len(self._shape) == 1
+        columns = points[..., None] if vectors else points
+        # a_kᵀx of all examples of all models
+        scores = features @ columns
+        flat = scores.reshape(-1) if vectors else scores.reshape(-1, self._shape[1])
+        slopes = self._models[0]._pointwise.slope(flat, labels.reshape(-1), flat)
+        # weight (factor Σ a_k l′(a_kᵀx; y_k) + l2 x)
+        result: Array = features.transpose(0, 2, 1) @ slopes.reshape(scores.shape)
+        result = result.reshape(points.shape)
+        result *= factors
+        if self._shrinking.any():
+            result += self._shrinking * self._models[0]._penalty_slope(points)
+        return result

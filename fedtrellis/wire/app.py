@@ -1,0 +1,120 @@
+"""From a ``client_fn`` to a ``ClientApp`` on the Message API."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedtrellis.wire.arrays import filled
+from fedtrellis.wire.broadcast import MAX_PARAMETERS
+from fedtrellis.wire.client import PHASES, MethodClient
+from fedtrellis.wire.handling import PHASE, ClientFn, Node, make_client
+from fedtrellis.wire.protocol import (
+    CONFIG,
+    EXAMPLES,
+    STATUS,
+    client_identity,
+)
+
+__all__ = ["MAX_COUNT", "MethodApp", "client_app"]
+
+#: Local steps, samples and the like that a request may ask for, see :func:`client_app`.
+MAX_COUNT = 10**6
+
+
+class MethodApp(ClientApp):
+    """A ``ClientApp`` whose train messages can be handled many at once.
+
+    Attributes
+    ----------
+    node : Node
+        What its messages are handled with.
+    plain : bool
+        Whether a message is handled by that and by nothing else: there are no mods and
+        no lifespan around it.
+    """
+
+    def __init__(self, node: Node, mods: list[Any] | None) -> None:
+        super().__init__(mods=mods)
+        self.node, self.plain = node, not mods
+
+    def lifespan(self) -> Any:
+        """Flower's, which wants every message to pass through it."""
+        self.plain = False
+        return super().lifespan()
+
+
+def client_app(
+    client_fn: ClientFn,
+    *,
+    phases: Sequence[str] = (),
+    mods: list[Any] | None = None,
+    max_parameters: int = MAX_PARAMETERS,
+    max_count: int = MAX_COUNT,
+) -> ClientApp:
+    """Make a Flower ``ClientApp`` of a function that makes NumPy clients.
+
+    Parameters
+    ----------
+    client_fn : callable
+        Takes the ``Context`` and returns a client of :mod:`fedtrellis.clients`, or any
+        ``NumPyClient``. Called for every message, so what is expensive belongs behind
+        a module-level ``functools.lru_cache``.
+    phases : sequence of str
+        Names of phases of a round: a message of type ``train.NAME`` calls the client's
+        method ``fit_NAME(parameters, config)``. Those of subclasses of
+        :class:`MethodClient` are known by themselves, unless the class is defined
+        later than the app, say in a module that only ``client_fn`` imports.
+    mods : list, optional
+        Flower mods around every message.
+    max_parameters : int
+        The largest model that a message may declare without bringing all its entries,
+        as steps and sparse models do: what is beyond is refused unallocated.
+    max_count : int
+        The largest number of local steps, samples, passes or examples of a mini-batch
+        that a request may ask for.
+
+    Returns
+    -------
+    ClientApp
+        An exception in the client leaves its state as it was before the message and
+        reaches the server as an error reply.
+    """
+    node = Node(client_fn, max_parameters, max_count)
+    app = MethodApp(node, mods)
+
+    def handler(function: str) -> Callable[[Message, Context], Message]:
+        def handle(message: Message, context: Context) -> Message:
+            return node.answer(function, message, context)
+
+        return handle
+
+    app.train()(handler("fit"))
+    app.evaluate()(handler("evaluate"))
+    for phase in dict.fromkeys((*PHASES, *phases)):
+        app.train(phase)(handler(PHASE + phase))
+
+    def hello(message: Message, context: Context) -> Message:
+        client = make_client(client_fn, context)
+        status = ConfigRecord({"client-id": client_identity(context)})
+        # how many parts the node thinks that the data has, for whoever wants to check
+        properties: dict[str, Any] = {
+            key: value
+            for key, value in context.node_config.items()
+            if key == "num-partitions"
+        }
+        # what a client weighs in an evaluation is declared before there is a model
+        examples = getattr(getattr(client, "objective", None), "num_examples", None)
+        if examples is not None:
+            properties[EXAMPLES] = int(examples)
+        properties |= client.get_properties({})
+        if isinstance(client, MethodClient):
+            properties |= client.announcement
+        content = RecordDict({STATUS: status, CONFIG: ConfigRecord(properties)})
+        return Message(content, reply_to=message)
+
+    app.query("hello")(hello)
+    return app
