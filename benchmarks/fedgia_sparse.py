@@ -16,7 +16,7 @@ from flwr.clientapp import ClientApp
 from clients import FedGiAClient
 from fedtrellis.objectives import Logistic
 from fedtrellis.wire.arrays import FloatArray
-from fedtrellis.wire.app import client_app
+from fedtrellis.wire.client import client_app
 from fedtrellis.wire.local_grid import LocalGrid
 from strategies import FedGiA
 

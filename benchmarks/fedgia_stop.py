@@ -19,7 +19,7 @@ from fedtrellis.objectives import Objective
 from fedtrellis.objectives.reference import unconstrained_minimum
 from fedtrellis.server.callbacks import Callback, EarlyStop
 from fedtrellis.server.loop import LoopStrategy
-from fedtrellis.wire.app import client_app
+from fedtrellis.wire.client import client_app
 from fedtrellis.wire.local_grid import LocalGrid
 from strategies import FedAvgGD, FedGiA, LocalSGD
 

@@ -19,7 +19,7 @@ from fedtrellis.dual.regularized_loss import RegularizedLoss, central_optimum
 from fedtrellis.objectives.losses import Hinge
 from fedtrellis.server.callbacks import Callback, RoundRecord
 from fedtrellis.wire.arrays import FloatArray, array_record, record_arrays
-from fedtrellis.wire.app import client_app
+from fedtrellis.wire.client import client_app
 from strategies import HybridFedAvg, HyFDCA, HyFEM
 from strategies.hybrid import HybridStrategy
 from tasks import ClientData, HybridSVM, HybridTask

@@ -17,7 +17,7 @@ from clients import FedFWClient
 from fedtrellis.domains import Domain, L1Ball
 from fedtrellis.objectives import LeastSquares, Objective
 from fedtrellis.wire.arrays import FloatArray
-from fedtrellis.wire.app import client_app
+from fedtrellis.wire.client import client_app
 from fedtrellis.wire.local_grid import LocalGrid
 
 __all__ = [

@@ -114,7 +114,7 @@ class FedAvgGDClient(MethodClient):
         x: FloatArray,
         config: dict[str, Any],
     ) -> Callable[[FloatArray], FloatArray]:
-        """What :meth:`local_gradient` is, of many clients: of their points as one array.
+        r"""What :meth:`local_gradient` is, of many clients at once.
 
         Parameters
         ----------
@@ -122,7 +122,7 @@ class FedAvgGDClient(MethodClient):
             Of this class.
         layout, config
             As there.
-        x : ndarray of shape (n, \\*layout.point_shape)
+        x : ndarray of shape (n, \*layout.point_shape)
             The model as each of them has it; not to be changed.
         """
         if speaks_for(cls, "local_gradients", "local_gradient"):

@@ -7,8 +7,7 @@ from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.server.progress import JsonLines, Progress
 from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import SettingsError
-from fedtrellis.wire.app import client_app
-from fedtrellis.wire.client import StatefulClient
+from fedtrellis.wire.client import StatefulClient, client_app
 from fedtrellis.wire.local_grid import LocalGrid
 
 __version__ = "0.2.0"

@@ -199,7 +199,7 @@ def check_cohort(
     config: Mapping[str, Any],
     key: str = "step-size",
 ) -> None:
-    """As :func:`check_steps`, for each of a cohort's points, shape (n, \\*shape)."""
+    r"""As :func:`check_steps`, for each of a cohort's points, shape (n, \*shape)."""
     bound = float(config.get("answer-bound", ANSWER_BOUND))
     with np.errstate(over="ignore", invalid="ignore"):
         flat = [x.reshape(len(x), -1) for x in (points, starts)]
@@ -259,7 +259,7 @@ def gradient_at(
 def points_of(
     layout: Layout, parameters: Sequence[Sequence[NDArray[Any]]]
 ) -> FloatArray:
-    """The model of each client of a cohort.
+    r"""The model of each client of a cohort.
 
     Parameters
     ----------
@@ -285,7 +285,7 @@ def gradients_at(
     client_ids: Sequence[str],
     config: Mapping[str, Any],
 ) -> Callable[[FloatArray], FloatArray]:
-    """The gradients of a cohort as a function of its points.
+    r"""The gradients of a cohort as a function of its points.
 
     Parameters
     ----------

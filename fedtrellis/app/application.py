@@ -19,7 +19,7 @@ from fedtrellis.app.registry import Pair, Registry
 from fedtrellis.app.settings import RunSettings
 from fedtrellis.app.setup import make_experiment
 from fedtrellis.domains import RUN_DOMAINS, Domain
-from fedtrellis.wire.app import client_app
+from fedtrellis.wire.client import client_app
 
 __all__ = ["App"]
 

@@ -1,4 +1,4 @@
-"""Objectives of many clients as one: a gradient at each one's own point, in one call."""
+"""Objectives of many clients as one: the gradient of each, at its own point."""
 
 from __future__ import annotations
 

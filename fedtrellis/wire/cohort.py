@@ -13,10 +13,10 @@ from typing import Any
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from fedtrellis.wire.app import MethodApp
 from fedtrellis.wire.arrays import Layout
-from fedtrellis.wire.client import speaks_for
+from fedtrellis.wire.client import MethodApp
 from fedtrellis.wire.handling import Handling, Wave
+from fedtrellis.wire.method_client import speaks_for
 from fedtrellis.wire.protocol import ENTRY_TYPES
 
 __all__ = ["Cohort", "answer_alone"]
@@ -47,6 +47,11 @@ class Cohort:
 
     def __init__(self, app: MethodApp) -> None:
         self.app = app
+
+    @classmethod
+    def of(cls, app: ClientApp) -> Cohort | None:
+        """An app's, or None if it handles one message at a time."""
+        return cls(app) if isinstance(app, MethodApp) and app.plain else None
 
     def answer(self, requests: Sequence[tuple[Message, Context]]) -> list[Answer]:
         """The replies to requests, or what the clients raised, in their order.

@@ -23,10 +23,17 @@ from flwr.app import (
 )
 from flwr.client import NumPyClient
 
-from fedtrellis.wire.arrays import FloatArray, array_record, decode, encode, filled
+from fedtrellis.wire.arrays import (
+    FloatArray,
+    array_record,
+    contents,
+    decode,
+    encode,
+    filled,
+)
 from fedtrellis.wire.broadcast import OutOfSyncError, ReceivedModel, receive
-from fedtrellis.wire.client import MethodClient, StatefulClient
 from fedtrellis.wire.flower_internals import reply_to
+from fedtrellis.wire.method_client import MethodClient, StatefulClient
 from fedtrellis.wire.protocol import (
     ARRAYS,
     CONFIG,
@@ -48,6 +55,7 @@ ClientFn = Callable[[Context], Any]
 #: A message of type ``train.NAME`` is for the method of this prefix and NAME.
 PHASE = "fit_"
 _OUT_OF_STEP = object()
+_USUAL = {CONFIG, MODEL}
 
 
 @dataclass(frozen=True)
@@ -89,12 +97,12 @@ class Wave:
 
     def read(self, content: RecordDict, max_count: int) -> Named:
         """As :func:`~fedtrellis.wire.protocol.read_request`; not to be changed."""
-        record = content.get(CONFIG)
-        config = self._configs.get(id(record))
-        # the other records of a request are its own
-        if config is None or len(content) != 2 or MODEL not in content:
+        records = contents(content)
+        config = self._configs.get(id(records.get(CONFIG)))
+        # what else a request may have, and what it must have, is its own
+        if config is None or records.keys() != _USUAL:
             config = read_request(content, max_count)
-            self._configs[id(record)] = config
+            self._configs[id(records[CONFIG])] = config
         return config
 
     def receive(
@@ -108,8 +116,7 @@ class Wave:
         key: Any = (
             id(record),
             id(config),
-            stored
-            and (stored.version, stored.layout, vars(stored)["encoded"].data),
+            stored and (stored.version, stored.layout, vars(stored)["encoded"].data),
         )
         model = self._models.get(key)
         if model is None:
@@ -188,7 +195,7 @@ class Handling:
         """
         context, content = self.context, self.message.content
         state, node = context.state, self.node
-        self._before = {key: record.copy() for key, record in state.items()}
+        self._before = {k: record.copy() for k, record in contents(state).items()}
         read = read_request if wave is None else wave.read
         config = self.config = read(content, node.max_count)
         memory = ClientMemory.load(state, config["session"])

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError
-from fedtrellis.wire.app import MethodApp
 from fedtrellis.wire.arrays import array_record, record_arrays
 from fedtrellis.wire.cohort import Cohort, answer_alone
 from fedtrellis.wire.flower_internals import (
@@ -134,8 +133,7 @@ class LocalGrid(Grid):
                 )
         self.client_app = client_app
         self.encode = encode
-        plain = isinstance(client_app, MethodApp) and client_app.plain
-        self._cohort = Cohort(client_app) if batched and plain else None
+        self._cohort = Cohort.of(client_app) if batched else None
         self.faults = {name: float(faults.get(name, 0.0)) for name in FAULTS}
         self.fault_counts = dict.fromkeys(FAULTS, 0)
         self.bytes_up = 0
@@ -201,17 +199,22 @@ class LocalGrid(Grid):
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Let every node handle its message; the replies wait to be pulled."""
         late, self._late = self._late, []
-        parcels: list[Parcel] = []
-        message_ids = []
+        message_ids, together = [], []
         for message in messages:
             self._handled += 1
-            name_message(message, f"{self._handled:036d}")  # as long as a UUID
-            message_ids.append(message.metadata.message_id)
-            parcels.append(parcel := Parcel(message))
+            message_id = f"{self._handled:036d}"  # as long as a UUID
+            name_message(message, message_id)
+            message_ids.append(message_id)
             if self._cohort is None:
-                self._deliver([parcel])
-        if self._cohort is not None:
-            self._deliver(parcels)
+                self._deliver(message)
+            else:
+                together.append(message)
+        # a node's second message finds what its first one left behind
+        if len({message.metadata.dst_node_id for message in together}) == len(together):
+            self._deliver_all(together)
+        else:
+            for message in together:
+                self._deliver(message)
         for reply in late:
             self._replies[reply.metadata.message_id] = reply
         return message_ids
@@ -245,13 +248,13 @@ class LocalGrid(Grid):
 
     # -------------------------------------------------------------------- the nodes
 
-    def _deliver(self, parcels: list[Parcel]) -> None:
-        """Take messages to their nodes, and the nodes' replies back."""
-        nodes = {parcel.message.metadata.dst_node_id for parcel in parcels}
-        if len(nodes) < len(parcels):  # a second message finds what the first one left
-            for parcel in parcels:
-                self._deliver([parcel])
-            return
+    def _deliver(self, message: Message) -> None:
+        """Take a message to its node, and the node's reply back."""
+        self._deliver_all([message])
+
+    def _deliver_all(self, messages: Sequence[Message]) -> None:
+        """Take messages to nodes, each to another one, and their replies back."""
+        parcels = [Parcel(message) for message in messages]
         arrived = [parcel for parcel in parcels if self._arrives(parcel)]
         requests = [(parcel.message, parcel.context) for parcel in arrived]
         for parcel, reply in zip(arrived, self._answers(requests), strict=True):

@@ -22,7 +22,7 @@ from flwr.supernode.runtime import run_clientapp
 
 import sim
 from fedtrellis.wire.arrays import array_record, record_arrays
-from fedtrellis.wire.app import client_app as make_client_app
+from fedtrellis.wire.client import client_app as make_client_app
 
 __all__ = ["client_app", "server_app"]
 

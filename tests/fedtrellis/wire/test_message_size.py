@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from fedtrellis import LocalGrid
 from fedtrellis.wire.arrays import array_record, encode
-from fedtrellis.wire.app import client_app
+from fedtrellis.wire.client import client_app
 from fedtrellis.wire.local_grid import encode_message
 from fedtrellis.wire.message_size import message_bytes
 
