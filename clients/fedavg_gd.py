@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedtrellis.local_steps import (
     ScheduledSteps,
-    check_cohort,
+    Watch,
     check_steps,
     gradient_at,
     gradients_at,
@@ -96,14 +96,15 @@ class FedAvgGDClient(MethodClient):
         layout = Layout.of(parameters[0])
         x = points_of(layout, parameters)
         gradients = cls.local_gradients(clients, layout, x, config)
-        points = x.copy()
+        points, watch = x.copy(), Watch(x)
         with np.errstate(over="ignore", invalid="ignore"):
             for gamma in ScheduledSteps.of(config).sizes(config["server-round"]):
                 # x_i ← x_i − γ_k ∇f_i(x_i), for all i
                 step = gradients(points)
                 step *= gamma
                 points -= step
-                check_cohort(points, x, config)
+                watch.see(points)
+            watch.check(config)
         return [([x_i], 0, {}) for x_i in points]
 
     @classmethod

@@ -20,7 +20,7 @@ __all__ = [
     "STEP_SCHEDULES",
     "LocalSteps",
     "ScheduledSteps",
-    "check_cohort",
+    "Watch",
     "check_steps",
     "gradient_at",
     "gradients_at",
@@ -188,26 +188,46 @@ def check_steps(
             1.0, float(np.vdot(start, start))
         )
     if far:
-        raise FloatingPointError(
-            f"the local steps diverged: {key} = {config[key]} is too long"
-        )
+        raise _diverged(config, key)
 
 
-def check_cohort(
-    points: FloatArray,
-    starts: FloatArray,
-    config: Mapping[str, Any],
-    key: str = "step-size",
-) -> None:
-    r"""As :func:`check_steps`, for each of a cohort's points, shape (n, \*shape)."""
-    bound = float(config.get("answer-bound", ANSWER_BOUND))
-    with np.errstate(over="ignore", invalid="ignore"):
-        flat = [x.reshape(len(x), -1) for x in (points, starts)]
-        squares, most = [np.einsum("ij,ij->i", x, x) for x in flat]
-        near = squares <= bound**2 * np.maximum(1.0, most)
-    if not near.all():
-        worst = int(near.argmin())
-        check_steps(points[worst], starts[worst], config, key)
+class Watch:
+    r"""Looks after a cohort's points as :func:`check_steps` does after one.
+
+    Parameters
+    ----------
+    starts : ndarray of shape (n, \*shape)
+        Where the steps begin.
+    """
+
+    def __init__(self, starts: FloatArray) -> None:
+        self._least = squares(starts)
+        self._most = self._least
+
+    def see(self, points: FloatArray) -> None:
+        """Take note of where the steps are."""
+        # what is not a number stays none
+        self._most = np.maximum(self._most, squares(points))
+
+    def check(self, config: Mapping[str, Any], key: str = "step-size") -> None:
+        """Raise FloatingPointError if one has ever been too far away."""
+        bound = float(config.get("answer-bound", ANSWER_BOUND))
+        # ‖x_i‖ ≤ b · max(1, ‖x‖)
+        if not (self._most <= bound**2 * np.maximum(1.0, self._least)).all():
+            raise _diverged(config, key)
+
+
+def squares(points: FloatArray) -> FloatArray:
+    r"""‖x_i‖² of each of a cohort's points, shape (n, \*shape)."""
+    flat = points.reshape(len(points), -1)
+    result: FloatArray = np.einsum("ij,ij->i", flat, flat)
+    return result
+
+
+def _diverged(config: Mapping[str, Any], key: str) -> FloatingPointError:
+    return FloatingPointError(
+        f"the local steps diverged: {key} = {config[key]} is too long"
+    )
 
 
 def _batch_size(objective: Any, config: Mapping[str, Any]) -> int:
