@@ -8,9 +8,7 @@ from math import ceil, inf, log2, sqrt
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fedtrellis.objectives.stacked import stack
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, check_choice
 from fedtrellis.wire.arrays import FloatArray, Layout
@@ -18,14 +16,13 @@ from fedtrellis.wire.protocol import ANSWER_BOUND
 
 __all__ = [
     "STEP_SCHEDULES",
+    "LocalGradient",
     "LocalSteps",
     "ScheduledSteps",
-    "Watch",
     "check_steps",
     "gradient_at",
-    "gradients_at",
-    "points_of",
     "step_size_at",
+    "take_steps",
 ]
 
 STEP_SCHEDULES = ("log", "constant", "inverse-sqrt")
@@ -168,7 +165,7 @@ def check_steps(
 
     Parameters
     ----------
-    point, start : ndarray of float64, of one shape
+    point, start : ndarray, of one shape
         Where the steps are, and where they began. What overflows on the way is
         reported once, by the error.
     config : mapping
@@ -188,46 +185,9 @@ def check_steps(
             1.0, float(np.vdot(start, start))
         )
     if far:
-        raise _diverged(config, key)
-
-
-class Watch:
-    r"""Looks after a cohort's points as :func:`check_steps` does after one.
-
-    Parameters
-    ----------
-    starts : ndarray of shape (n, \*shape)
-        Where the steps begin.
-    """
-
-    def __init__(self, starts: FloatArray) -> None:
-        self._least = squares(starts)
-        self._most = self._least
-
-    def see(self, points: FloatArray) -> None:
-        """Take note of where the steps are."""
-        # what is not a number stays none
-        self._most = np.maximum(self._most, squares(points))
-
-    def check(self, config: Mapping[str, Any], key: str = "step-size") -> None:
-        """Raise FloatingPointError if one has ever been too far away."""
-        bound = float(config.get("answer-bound", ANSWER_BOUND))
-        # ‖x_i‖ ≤ b · max(1, ‖x‖)
-        if not (self._most <= bound**2 * np.maximum(1.0, self._least)).all():
-            raise _diverged(config, key)
-
-
-def squares(points: FloatArray) -> FloatArray:
-    r"""‖x_i‖² of each of a cohort's points, shape (n, \*shape)."""
-    flat = points.reshape(len(points), -1)
-    result: FloatArray = np.einsum("ij,ij->i", flat, flat)
-    return result
-
-
-def _diverged(config: Mapping[str, Any], key: str) -> FloatingPointError:
-    return FloatingPointError(
-        f"the local steps diverged: {key} = {config[key]} is too long"
-    )
+        raise FloatingPointError(
+            f"the local steps diverged: {key} = {config[key]} is too long"
+        )
 
 
 def _batch_size(objective: Any, config: Mapping[str, Any]) -> int:
@@ -239,9 +199,114 @@ def _batch_size(objective: Any, config: Mapping[str, Any]) -> int:
     return int(config.get("batch-size", 0))
 
 
+class LocalGradient:
+    """The gradient of f_i as a function of a point, full or on mini-batches.
+
+    Parameters
+    ----------
+    objective : object
+        See :func:`gradient_at`.
+    layout : Layout
+        Of the model.
+    batch_size : int
+        Examples in a mini-batch; 0: all.
+    rng : numpy.random.Generator or None
+        Draws the mini-batches.
+    centre : ndarray, optional
+        Where the gradient is pulled to; of the shape of the points.
+    pull : float, default 0.0
+        μ, how strongly: μ (x − centre) is added.
+    """
+
+    def __init__(
+        self,
+        objective: Any,
+        layout: Layout,
+        batch_size: int,
+        rng: np.random.Generator | None,
+        centre: FloatArray | None = None,
+        pull: float = 0.0,
+    ) -> None:
+        self.objective, self.layout = objective, layout
+        self.batch_size, self.rng = batch_size, rng
+        self.centre, self.pull = centre, pull
+
+    def pulled(self, centre: FloatArray, pull: float) -> LocalGradient:
+        """Return the gradient of f_i + (μ/2)‖x − centre‖², with μ = ``pull``."""
+        return LocalGradient(
+            self.objective, self.layout, self.batch_size, self.rng, centre, pull
+        )
+
+    def __call__(self, x: FloatArray) -> FloatArray:
+        """Return the gradient at a point, of the point's shape."""
+        point = self.layout.objective_point(x)
+        if self.batch_size:
+            gradient = self.objective.stochastic_gradient(
+                point, self.rng, self.batch_size
+            )
+        else:
+            gradient = self.objective.gradient(point)
+        slope = self.layout.objective_gradient(gradient)
+        if self.centre is None:
+            return slope
+        # ∇f_i(x) + μ (x − centre)
+        return slope + self.pull * (x - self.centre)
+
+    def steps(self, x: FloatArray, sizes: Sequence[float]) -> FloatArray | None:
+        """Take the steps where the objective can take them itself, else return None.
+
+        An objective whose points live elsewhere, as PyTorch's do, offers
+        ``local_steps(x, sizes, rng, batch_size, pull=)``; x, here too, is what the
+        steps are pulled back to.
+        """
+        local_steps = getattr(self.objective, "local_steps", None)
+        if local_steps is None or not (self.centre is None or self.centre is x):
+            return None
+        pull = {"pull": self.pull} if self.centre is not None else {}
+        moved = local_steps(x, sizes, self.rng, self.batch_size, **pull)
+        return self.layout.objective_gradient(moved)
+
+
+def take_steps(
+    gradient: Callable[[FloatArray], FloatArray],
+    x: FloatArray,
+    sizes: Sequence[float],
+    check: Callable[[FloatArray], None] | None = None,
+) -> FloatArray:
+    """x_k ← x_{k−1} − γ_k g(x_{k−1}) from x_0 = x, and return the last.
+
+    Parameters
+    ----------
+    gradient : callable
+        g. Where it is a :class:`LocalGradient` of an objective that takes the steps
+        itself, it does.
+    x : ndarray
+        Not changed.
+    sizes : sequence of float
+        γ_1, γ_2, …
+    check : callable, optional
+        Called with every point on the way, or with the last alone where the objective
+        takes the steps; raises what is wrong with it.
+    """
+    # what overflows on the way is reported once, by the check
+    with np.errstate(over="ignore", invalid="ignore"):
+        if isinstance(gradient, LocalGradient):
+            moved = gradient.steps(x, sizes)
+            if moved is not None:
+                if check is not None:
+                    check(moved)
+                return moved
+        x_i = x.copy()
+        for gamma in sizes:
+            x_i -= gamma * gradient(x_i)
+            if check is not None:
+                check(x_i)
+    return x_i
+
+
 def gradient_at(
     objective: Any, layout: Layout, client_id: str, config: Mapping[str, Any]
-) -> Callable[[FloatArray], FloatArray]:
+) -> LocalGradient:
     """The gradient of f_i as a function of a point, full or on mini-batches.
 
     Parameters
@@ -258,87 +323,7 @@ def gradient_at(
         What the server sent.
     """
     batch_size = _batch_size(objective, config)
-    if not batch_size:
-
-        def full(x: FloatArray) -> FloatArray:
-            gradient = objective.gradient(layout.objective_point(x))
-            return layout.objective_gradient(gradient)
-
-        return full
-
-    rng = _batch_generator(client_id, config)
-
-    def stochastic(x: FloatArray) -> FloatArray:
-        point = layout.objective_point(x)
-        gradient = objective.stochastic_gradient(point, rng, batch_size)
-        return layout.objective_gradient(gradient)
-
-    return stochastic
-
-
-def points_of(
-    layout: Layout, parameters: Sequence[Sequence[NDArray[Any]]]
-) -> FloatArray:
-    r"""The model of each client of a cohort.
-
-    Parameters
-    ----------
-    layout : Layout
-        Of each of them.
-    parameters : sequence of sequence of ndarray
-        Each client's arrays, as ``fit_many`` is given them.
-
-    Returns
-    -------
-    ndarray of shape (n, \*layout.point_shape)
-        A new array.
-    """
-    first = parameters[0]
-    if all(arrays is first for arrays in parameters):
-        return np.repeat(layout.point(first)[None], len(parameters), axis=0)
-    return np.stack([layout.point(arrays) for arrays in parameters])
-
-
-def gradients_at(
-    objectives: Sequence[Any],
-    layout: Layout,
-    client_ids: Sequence[str],
-    config: Mapping[str, Any],
-) -> Callable[[FloatArray], FloatArray]:
-    r"""The gradients of a cohort as a function of its points.
-
-    Parameters
-    ----------
-    objectives, layout, client_ids, config
-        As for :func:`gradient_at`, of each client.
-
-    Returns
-    -------
-    callable
-        Takes and returns an array of shape (n, \*layout.point_shape); from one call for
-        all of them where the objectives can be stacked
-        (:func:`fedtrellis.objectives.stacked.stack`), and else one by one.
-    """
-    stacked = stack(objectives) if len(layout.shapes) == 1 else None
-    if stacked is None:
-        each = [
-            gradient_at(objective, layout, name, config)
-            for objective, name in zip(objectives, client_ids, strict=True)
-        ]
-        return lambda points: np.stack(
-            [gradient(x) for gradient, x in zip(each, points, strict=True)]
-        )
-    shape = (len(objectives), *layout.shapes[0])
-    batch_sizes = [_batch_size(objective, config) for objective in objectives]
-    if not any(batch_sizes):
-        return lambda points: stacked.gradients(points.reshape(shape)).reshape(
-            points.shape
-        )
-    rngs = [_batch_generator(name, config) for name in client_ids]
-    return lambda points: stacked.stochastic_gradients(
-        points.reshape(shape), rngs, batch_sizes
-    ).reshape(points.shape)
-
-
-def _batch_generator(client_id: str, config: Mapping[str, Any]) -> np.random.Generator:
-    return generator(config["seed"], "mini-batch", client_id, config["server-round"])
+    rng = None
+    if batch_size:
+        rng = generator(config["seed"], "mini-batch", client_id, config["server-round"])
+    return LocalGradient(objective, layout, batch_size, rng)

@@ -8,8 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fedtrellis.objectives.base import draw_batch
-from fedtrellis.objectives.checks import Array, is_sparse
+from fedtrellis.objectives.checks import Array, IntArray, is_sparse
 from fedtrellis.objectives.losses import CrossEntropy
 
 __all__ = ["Stacked", "StackedLinear", "stack"]
@@ -26,29 +25,21 @@ _MOST_FILLED = 2.0
 class Stacked(Protocol):
     """What :func:`stack` makes of n objectives.
 
-    Attributes
-    ----------
-    entries : int
-        Numbers that it keeps of the data.
+    One that keeps copies of the data says in ``entries`` how many numbers; one that can
+    take local gradient steps offers ``local_steps(points, sizes, rows)``.
     """
 
-    entries: int
-
-    def gradients(self, points: Array) -> Array:
-        """∇f_i(x_i) of each, a new array.
+    def gradients(
+        self, points: Array, rows: Sequence[IntArray | None] | None = None
+    ) -> Array:
+        r"""∇f_i(x_i) of each, a new array.
 
         Parameters
         ----------
-        points : ndarray of shape (n, *shape)
+        points : ndarray of shape (n, \*shape)
+        rows : sequence of (ndarray of int or None), optional
+            Each one's mini-batch; None: all of its examples.
         """
-
-    def stochastic_gradients(
-        self,
-        points: Array,
-        rngs: Sequence[np.random.Generator],
-        batch_sizes: Sequence[int],
-    ) -> Array:
-        """Each one's gradient on a mini-batch, which its own generator draws."""
 
 
 def stack(objectives: Sequence[Any]) -> Stacked | None:
@@ -82,7 +73,7 @@ _kept = OrderedDict()
 
 def _entries(kept: Stacked | None) -> int:
     # one that there is none of takes room as well
-    return _KEPT // 256 + (0 if kept is None else kept.entries)
+    return _KEPT // 256 + int(getattr(kept, "entries", 0))
 
 
 class StackedLinear:
@@ -121,6 +112,7 @@ class StackedLinear:
         self._factors = (weights * factors).reshape(axes).astype(dtype)
         shrinking = weights * [model.l2 for model in models]
         self._shrinking = shrinking.reshape(axes).astype(dtype)
+        self._shrinks = bool(shrinking.any())
 
     @classmethod
     def of(cls, models: Sequence[Any]) -> StackedLinear | None:
@@ -139,40 +131,31 @@ class StackedLinear:
         filled = padded / sum(model.num_examples + 1 for model in models)
         return cls(models) if fits and filled <= _MOST_FILLED else None
 
-    def gradients(self, points: Array) -> Array:
-        """∇f_i(x_i) of each, as :meth:`Stacked.gradients`."""
-        # without the row of zeros; the slices of a model's data stay contiguous
-        features, labels = self._features[:, :-1], self._labels[:, :-1]
-        return self._gradients(features, labels, self._factors, points)
-
-    def stochastic_gradients(
-        self,
-        points: Array,
-        rngs: Sequence[np.random.Generator],
-        batch_sizes: Sequence[int],
+    def gradients(
+        self, points: Array, rows: Sequence[IntArray | None] | None = None
     ) -> Array:
-        """As :meth:`Stacked.stochastic_gradients`."""
+        """∇f_i(x_i) of each, as :meth:`Stacked.gradients`."""
+        if points.shape[1:] != self._shape:
+            raise ValueError(f"points have shape {points.shape[1:]}, not {self._shape}")
+        if rows is None:
+            # without the row of zeros; the slices of a model's data stay contiguous
+            features, labels = self._features[:, :-1], self._labels[:, :-1]
+            return self._gradients(features, labels, self._factors, points)
         sizes = self._sizes
-        drawn = [
-            draw_batch(rng, size, batch)
-            for rng, size, batch in zip(rngs, sizes, batch_sizes, strict=True)
-        ]
         batches = [
-            np.arange(size) if rows is None else rows
-            for rows, size in zip(drawn, sizes, strict=True)
+            np.arange(size) if chosen is None else chosen
+            for chosen, size in zip(rows, sizes, strict=True)
         ]
-        # where there is none, the row of zeros
-        chosen = np.full((len(sizes), max(map(len, batches))), -1)
-        for row, batch in zip(chosen, batches, strict=True):
-            row[: len(batch)] = batch
-        which = np.arange(len(sizes))[:, None]
+        # the row of zeros, where a mini-batch has fewer examples than another
+        which = np.full((len(sizes), max(map(len, batches))), -1)
+        for place, batch in zip(which, batches, strict=True):
+            place[: len(batch)] = batch
+        model = np.arange(len(sizes))[:, None]
         # d_i / b_i makes a mini-batch's sum unbiased
         inverse = [size / len(b) for size, b in zip(sizes, batches, strict=True)]
-        factors = self._factors * np.reshape(inverse, self._factors.shape).astype(
-            self._factors.dtype
-        )
+        factors = self._factors * np.reshape(inverse, self._factors.shape)
         return self._gradients(
-            self._features[which, chosen], self._labels[which, chosen], factors, points
+            self._features[model, which], self._labels[model, which], factors, points
         )
 
     def _slopes(self, scores: Array, labels: Any) -> Array:
@@ -185,7 +168,7 @@ class StackedLinear:
             scores -= self._classes[labels]
             return scores
         flat = scores.reshape(-1, *self._shape[1:])
-        slopes = self._models[0]._pointwise.slope(flat, labels.reshape(-1), flat)
+        slopes: Array = self._models[0]._pointwise.slope(flat, labels.reshape(-1), flat)
         return slopes.reshape(scores.shape)
 
     def _gradients(
@@ -200,6 +183,6 @@ class StackedLinear:
         result: Array = features.transpose(0, 2, 1) @ slopes
         result = result.reshape(points.shape)
         result *= factors
-        if self._shrinking.any():
+        if self._shrinks:
             result += self._shrinking * self._models[0]._penalty_slope(points)
-        return result
+        return result.astype(points.dtype, copy=False)

@@ -130,7 +130,7 @@ def pack_restore(
             same.append(name)
             continue
         # a sparse array is unpacked in the model's shape
-        alike = value.shape == model.shape and value.dtype == model.dtype
+        alike = value.shape == model.shape and value.dtype.kind == "f"
         parts = sparse_or_dense(value) if alike else [value]
         if len(parts) == 1:
             record[name] = encode(parts[0])
@@ -217,7 +217,7 @@ class ClientMemory:
         for name, array in contents(records[_STORED]).items():
             if name == _MODEL:
                 memory.model = ReceivedModel(
-                    Layout.from_list(meta["model-shapes"]),
+                    Layout.of_entries(meta),
                     decode(array),
                     meta["model-version"],
                 )
@@ -242,7 +242,7 @@ class ClientMemory:
         }
         stored: dict[str, Array] = {}
         if self.model is not None and keep_model:
-            meta["model-shapes"] = self.model.layout.to_list()
+            meta |= self.model.layout.entries()
             meta["model-version"] = self.model.version
             stored[_MODEL] = encoded(self.model)
         for prefix, arrays in (

@@ -24,6 +24,7 @@ _REQUIRED: dict[str, type] = {
 _OPTIONAL: dict[str, type] = {
     "model-base": int,
     "model-shapes": list,
+    "model-dtype": str,
     "keep-model": bool,
     "used-round": int,
     "used-epoch": str,
