@@ -200,7 +200,7 @@ def test_who_is_at_fault_fails_alone() -> None:
         )
         for batched in (False, True)
     ]
-    assert_same(*runs, 1e-12)
+    assert_same(runs[0], runs[1], 1e-12)
     reasons = {tuple(record.rejected) for record in runs[1].strategy.history}
     assert reasons == {(("2", "error 2: ArithmeticError: client 2 cannot"),)}
 
