@@ -8,6 +8,7 @@ from typing import Any
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from fedtrellis.settings import SettingsError
 from fedtrellis.wire.broadcast import MAX_PARAMETERS
 from fedtrellis.wire.handling import PHASE, ClientFn, Node, make_client
 from fedtrellis.wire.method_client import (
@@ -33,6 +34,15 @@ __all__ = [
     "evaluate_objective",
     "speaks_for",
 ]
+
+# Flower's mods that take a message's arrays for the model
+_PLAIN_MODS = (
+    "fixedclipping_mod",
+    "adaptiveclipping_mod",
+    "LocalDpMod",
+    "secagg_mod",
+    "secaggplus_mod",
+)
 
 #: Local steps, samples and the like that a request may ask for, see :func:`client_app`.
 MAX_COUNT = 10**6
@@ -96,6 +106,13 @@ def client_app(
         An exception in the client leaves its state as it was before the message and
         reaches the server as an error reply.
     """
+    for mod in mods or ():
+        name = getattr(mod, "__name__", type(mod).__name__)
+        if name in _PLAIN_MODS:
+            raise SettingsError(
+                f"mods has {name}, which clips or perturbs the one plain array of "
+                "Flower's own messages; these methods' messages are others"
+            )
     node = Node(client_fn, max_parameters, max_count)
     app = MethodApp(node, mods)
 

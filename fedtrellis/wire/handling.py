@@ -42,6 +42,7 @@ from fedtrellis.wire.protocol import (
     MODEL,
     STATUS,
     ClientMemory,
+    MissingError,
     Named,
     RestoreNeededError,
     client_identity,
@@ -261,6 +262,11 @@ class Handling:
             return handle(self.layers, self.config)
         except RestoreNeededError:  # what the method found its state to be
             return _OUT_OF_STEP
+        except MissingError as error:
+            raise TypeError(
+                f"{error.args[0]}: is {type(self.client).__name__} the client of the "
+                "server's strategy?"
+            ) from error
 
     def finish(self, result: Any) -> None:
         """Make the reply, and keep the client's state.

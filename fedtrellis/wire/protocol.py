@@ -47,6 +47,7 @@ from fedtrellis.wire.requests import (
     ENTRY_TYPES,
     MODEL,
     RESTORE,
+    MissingError,
     Named,
     read_request,
 )
@@ -62,6 +63,7 @@ __all__ = [
     "MODEL",
     "RESTORE",
     "ClientMemory",
+    "MissingError",
     "Named",
     "client_identity",
     "identity_order",

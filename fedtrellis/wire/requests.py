@@ -10,7 +10,15 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from fedtrellis.wire.arrays import contents
 
-__all__ = ["CONFIG", "ENTRY_TYPES", "MODEL", "RESTORE", "Named", "read_request"]
+__all__ = [
+    "CONFIG",
+    "ENTRY_TYPES",
+    "MODEL",
+    "RESTORE",
+    "MissingError",
+    "Named",
+    "read_request",
+]
 
 # Names of the records in a request.
 CONFIG, MODEL, RESTORE = "config", "model", "restore"
@@ -43,8 +51,12 @@ _COUNTS = ("local-steps", "samples", "batch-size", "local-passes")
 _TOGETHER = ("local-steps", "samples")
 
 
+class MissingError(KeyError):
+    """A request, or a client's state, lacks an entry that the client's method needs."""
+
+
 class Named(dict[str, Any]):
-    """A dict that says what it is when something is missing in it (a KeyError).
+    """A dict that says what it is when something is missing in it (MissingError).
 
     Parameters
     ----------
@@ -58,7 +70,7 @@ class Named(dict[str, Any]):
         self._what = what
 
     def __missing__(self, key: str) -> Any:
-        raise KeyError(f"{self._what} has no {key!r}")
+        raise MissingError(f"{self._what} has no {key!r}")
 
 
 def read_request(content: RecordDict, max_count: int) -> Named:
