@@ -207,7 +207,7 @@ def test_encoded_messages_have_the_same_bytes(case: Case) -> None:
 )
 def test_float32(case: Case) -> None:
     # the others keep their points in float64
-    start = start_of(case.kind).astype(np.float32)
+    start: Any = start_of(case.kind).astype(np.float32)
     single = dataclasses.replace(case, start=start)
     one, many = (single.play(single.grid(batched=batched)) for batched in (False, True))
     assert one.models[-1].dtype == many.models[-1].dtype == np.float32

@@ -40,7 +40,7 @@ def test_it_is_the_run_of_the_command(case: str, tmp_path: Path) -> None:
 
     experiment = sim.app.experiment(read_config([CASES[case]]), 4)
     strategy = experiment.strategy()
-    result = experiment.start(strategy, experiment.grid())
+    result = experiment.start(strategy, experiment.grid(batched=True))
     ours = record_arrays(result.arrays)
     for one, other in zip(ours, model, strict=True):
         np.testing.assert_array_equal(one, other)
