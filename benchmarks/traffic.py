@@ -7,9 +7,13 @@ figures are those of round 5, when everything is running, and hold for every lat
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
-from flwr.app import ArrayRecord, Context
+import numpy as np
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
 from rich.console import Console
 from rich.table import Table
 
@@ -27,6 +31,8 @@ from fedtrellis.domains import (
 from fedtrellis.random import generator
 from fedtrellis.server.callbacks import format_bytes
 from strategies import FedFW, ProjectedFedAvg
+
+from .fedavg import make_fedavg
 
 NODES, ROUNDS = 10, 5
 
@@ -51,6 +57,24 @@ class Distance:
     def gradient(self, x: Any) -> Any:
         """X − c_i."""
         return x - self.centre
+
+
+def flower_fedavg(objectives: Sequence[Any]) -> tuple[FedAvg, ClientApp]:
+    """Flower's own FedAvg; a client takes a gradient step, in the model's dtype."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        objective = objectives[int(context.node_config["partition-id"])]
+        arrays = message.content["arrays"]
+        assert isinstance(arrays, ArrayRecord)
+        (x,) = arrays.to_numpy_ndarrays()
+        x = x - 0.1 * np.asarray(objective.gradient(x), dtype=x.dtype)
+        metrics = MetricRecord({"num-examples": objective.num_examples})
+        content = RecordDict({"arrays": ArrayRecord([x]), "metrics": metrics})
+        return Message(content, reply_to=message)
+
+    return make_fedavg(), app
 
 
 def measure(method: str, domain: Domain, shape: tuple[int, ...]) -> tuple[float, float]:

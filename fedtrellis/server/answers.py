@@ -9,7 +9,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from fedtrellis.wire.arrays import FloatArray, record_arrays
+from fedtrellis.wire.arrays import FloatArray, Layout, record_arrays
 from fedtrellis.wire.protocol import ARRAYS, LARGEST, METRICS, STATUS
 
 __all__ = ["Answer", "one_point", "open_answer"]
@@ -43,17 +43,23 @@ class Answer:
     server_round: int = 0
 
 
-def one_point(answer: Answer, shape: tuple[int, ...]) -> FloatArray:
-    """The single dense array of an answer; ValueError if it is anything else."""
+def one_point(answer: Answer, shape: tuple[int, ...], layout: Layout) -> FloatArray:
+    """The single dense array of an answer; ValueError if it is anything else.
+
+    A point of the model, or a part of one, in the dtype that the model travels in.
+    """
     if len(answer.arrays) != 1:
         raise ValueError(f"the answer has {len(answer.arrays)} arrays instead of 1")
     array = answer.arrays[0]
-    if array.shape != shape or array.dtype != np.float64:
+    if array.shape != shape or array.dtype != layout.wire_dtype:
         raise ValueError(
             f"the answer has shape {array.shape} and dtype {array.dtype}, "
-            f"expected {shape} and float64"
+            f"expected {shape} and {layout.wire_dtype}"
         )
-    return array
+    point = layout.from_wire(array)
+    if array.dtype.kind != "f":
+        _check_moderate(point)  # of bits nobody could tell before
+    return point
 
 
 def open_answer(
@@ -128,18 +134,19 @@ def open_answer(
         raise ValueError("the answer's numbers are not numbers of 8 bytes each")
     numbers = np.frombuffer(data, dtype="<f8")
     for array in (*arrays, numbers):
-        if array.dtype.kind == "f" and not _moderate(array):
-            raise ValueError(
-                f"the answer is not finite, or has numbers beyond ±{LARGEST:g}"
-            )
+        if array.dtype.kind == "f":
+            _check_moderate(array)
     metrics: dict[str, Any] = {}
     if METRICS in content:
         metrics = dict(cast(MetricRecord, content[METRICS]))
     return Answer(client, arrays, metrics, numbers, model_version, server_round)
 
 
-def _moderate(array: NDArray[Any]) -> bool:
+def _check_moderate(array: NDArray[Any]) -> None:
     # NaN is not between anything
-    return not array.size or (
+    if array.size and not (
         float(array.min()) >= -LARGEST and float(array.max()) <= LARGEST
-    )
+    ):
+        raise ValueError(
+            f"the answer is not finite, or has numbers beyond ±{LARGEST:g}"
+        )

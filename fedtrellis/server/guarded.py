@@ -143,7 +143,7 @@ class GuardedMethod(Method):
         Parameters
         ----------
         answer : Answer
-        reference : ndarray of float64, optional
+        reference : ndarray, optional
             What of the model the client has; by default all of it.
 
         Raises
@@ -153,13 +153,13 @@ class GuardedMethod(Method):
             message is the reason that log and history give.
         """
         reference = self.broadcast.model if reference is None else reference
-        point = one_point(answer, reference.shape)
+        point = one_point(answer, reference.shape, self.broadcast.layout)
         self.check_proportion(point, reference)
         return point
 
     def check_proportion(self, point: FloatArray, reference: FloatArray) -> None:
         """Refuse a point far beyond the model; ValueError says so."""
-        size, known = float(np.linalg.norm(point)), float(np.linalg.norm(reference))
+        size, known = _norm(point), _norm(reference)
         # ‖x_i‖ ≤ b · max(1, ‖x‖)
         if not size <= self.answer_bound * max(1.0, known):
             raise ValueError(
@@ -223,3 +223,8 @@ class GuardedMethod(Method):
             equal = self.evaluation_weights == "equal"
             weights.append(float(examples > 0) if equal else float(examples))
         return mean_metrics(metrics, weights, median=self.robust != "none")
+
+
+def _norm(point: FloatArray) -> float:
+    # a float32's square may be beyond what a float32 can hold
+    return float(np.linalg.norm(point.astype(np.float64, copy=False)))

@@ -9,7 +9,7 @@ model and a client's state travel.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 from fedtrellis.declared import Declared
 from fedtrellis.random import generator
 from fedtrellis.server.conversation import Conversation
-from fedtrellis.settings import setting
+from fedtrellis.settings import SettingsError, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.broadcast import ModelBroadcast
+from fedtrellis.wire.layout import DTYPES
 from fedtrellis.wire.protocol import pack_restore
 
 __all__ = ["SAMPLINGS", "Method"]
@@ -71,6 +72,9 @@ class Method(Strategy, Declared):
     #: Settings that a run may go on from a checkpoint without.
     free_to_change: ClassVar[tuple[str, ...]] = ()
 
+    #: What a model may be made of; float64 always.
+    dtypes: ClassVar[tuple[str, ...]] = ("float64",)
+
     participation: float = setting(
         1.0,
         "probability, or fraction, of the clients that take part in a round",
@@ -84,13 +88,33 @@ class Method(Strategy, Declared):
         choices=SAMPLINGS,
     )
     seed: int = setting(0, "of everything random", minimum=0, shown=False)
+    dtype: str = setting(
+        None,
+        "what the model is made of: computed, kept and sent in; auto: what "
+        "initial_arrays are of, where the method takes that, and in a run config "
+        "float64",
+        note="see :mod:`fedtrellis.wire.layout`",
+        choices=DTYPES,
+        shown=False,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.broadcast: ModelBroadcast
         self.conversation: Conversation
+        if self.dtype is not None and self.dtype not in self.dtypes:
+            raise SettingsError(
+                f"dtype = {self.dtype!r} does not fit "
+                f"{self.name or type(self).__name__}; allowed: {', '.join(self.dtypes)}"
+            )
 
     # ------------------------------------------------------------------ the method
+
+    def layout_of(self, arrays: Sequence[NDArray[Any]]) -> Layout:
+        """Shapes and dtype of the model that begins as these arrays."""
+        layout = Layout.of(arrays)
+        found = layout.dtype if layout.dtype in self.dtypes else "float64"
+        return Layout(layout.shapes, self.dtype or found)
 
     def check_model(self, layout: Layout) -> None:
         """Raise ValueError if the model does not fit the method, say its domain.
@@ -105,9 +129,9 @@ class Method(Strategy, Declared):
         Parameters
         ----------
         point : ndarray of shape ``layout.point_shape``
-            The model to start from, float64.
+            The model to start from.
         layout : Layout
-            Shapes of the model's arrays.
+            Shapes and dtype of the model's arrays.
 
         Raises
         ------

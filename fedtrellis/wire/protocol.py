@@ -81,6 +81,7 @@ _REQUIRED: dict[str, type] = {
 _OPTIONAL: dict[str, type] = {
     "model-base": int,
     "model-shapes": list,
+    "model-dtype": str,
     "keep-model": bool,
     "used-round": int,
     "used-epoch": str,
@@ -219,7 +220,7 @@ def pack_restore(
             same.append(name)
             continue
         # a sparse array is unpacked in the model's shape
-        alike = value.shape == model.shape and value.dtype == model.dtype
+        alike = value.shape == model.shape and value.dtype.kind == "f"
         parts = sparse_or_dense(value) if alike else [value]
         if len(parts) == 1:
             record[name] = encode(parts[0])
@@ -297,7 +298,7 @@ class ClientMemory:
         for name, array in cast(ArrayRecord, state[_STORED]).items():
             if name == _MODEL:
                 memory.model = ReceivedModel(
-                    Layout.from_list(cast(list[int], meta["model-shapes"])),
+                    Layout.of_entries(meta),
                     decode(array),
                     cast(int, meta["model-version"]),
                 )
@@ -321,7 +322,7 @@ class ClientMemory:
         }
         stored: dict[str, Array] = {}
         if self.model is not None and keep_model:
-            meta["model-shapes"] = self.model.layout.to_list()
+            meta |= self.model.layout.entries()
             meta["model-version"] = self.model.version
             stored[_MODEL] = encode(self.model.point)
         for prefix, arrays in (

@@ -279,10 +279,11 @@ class FedFW(FrankWolfeStrategy):
         """What the broadcast has, or for an evaluation x̄ where that is not the same."""
         if not entries.pop(_EVALUATED, False):
             return super().model_for(client, entries)
-        parts = sparse_or_dense(self.half.model)
+        layout = self.broadcast.layout
+        parts = sparse_or_dense(layout.to_wire(self.half.model))
         return array_record(parts, join=True), {
             "model-encoding": "dense" if len(parts) == 1 else "sparse",
-            "model-shapes": self.broadcast.layout.to_list(),
+            **layout.entries(),
             "model-version": self.broadcast.version,
             # what the client keeps is z
             "keep-model": False,
