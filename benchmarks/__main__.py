@@ -23,6 +23,7 @@ from . import (
     round_trips,
     scale,
     startup,
+    torch_speed,
     zeroth_order,
 )
 from .engines import comparison as engines
@@ -63,6 +64,12 @@ COMPARISONS: dict[str, Callable[[bool], Iterable[Comparison]]] = {
     "scale": lambda quick: [scale.compare(scale.QUICK if quick else scale.FULL)],
     "start-up": lambda quick: [
         startup.compare(startup.QUICK if quick else startup.FULL)
+    ],
+    "torch": lambda quick: torch_speed.compare(
+        torch_speed.QUICK if quick else torch_speed.FULL
+    ),
+    "gpu": lambda quick: [
+        torch_speed.gpu(torch_speed.QUICK if quick else torch_speed.FULL)
     ],
     "hyfdca": lambda quick: hyfdca.compare(hyfdca.QUICK if quick else hyfdca.FULL),
 }
