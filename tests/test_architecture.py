@@ -26,6 +26,7 @@ ORDER = (
     ("server",),
     ("app",),
     ("builtin",),
+    ("runs",),
     ("tune",),
     ("command_line",),
     ("__init__", "__main__"),

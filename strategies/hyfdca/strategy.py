@@ -71,8 +71,8 @@ class HyFDCA(HyFDCASettings):
     sample_ids, labels, loss, key)``. Metrics of a round: ``primal`` P(w) and ``dual``
     D(α) at the point that the round started from, and ``dual-bound`` D(α) after it;
     ``duality-gap``, the lowest P less the highest D so far: the certificate of the
-    result, and what ``tolerance`` stops at. The result is the certified w with the lowest P of the run, or the last
-    one where P was not to be had for 50 rounds.
+    result, and what ``tolerance`` stops at. The result is the certified w with the
+    lowest P of the run, or the last one where P was not to be had for 50 rounds.
 
     What the server sees: w, each client's v_k (or only their sum, ``secure_sum``), who
     shares a slot with whom, sums of losses, and ciphertexts; no α, no inner product, no
