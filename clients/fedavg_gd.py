@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from flwr.app import Context
 from numpy.typing import NDArray
 
-from fedtrellis.local_steps import ScheduledSteps, check_steps, gradient_at
+from fedtrellis.local_steps import (
+    ScheduledSteps,
+    check_steps,
+    gradient_at,
+    take_steps,
+)
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.client import MethodClient, evaluate_objective
 from fedtrellis.wire.protocol import client_identity
@@ -61,15 +65,10 @@ class FedAvgGDClient(MethodClient):
         """
         layout = Layout.of(parameters)
         x = layout.point(parameters)
-        steps = ScheduledSteps.of(config)
+        sizes = ScheduledSteps.of(config).sizes(config["server-round"])
         gradient = self.local_gradient(layout, x, config)
-        x_i = x.copy()
-        # what overflows on the way is reported once, by the error
-        with np.errstate(over="ignore", invalid="ignore"):
-            for gamma in steps.sizes(config["server-round"]):
-                # x_i ← x_i − γ_k ∇f_i(x_i)
-                x_i -= gamma * gradient(x_i)
-                check_steps(x_i, x, config)
+        # x_i ← x_i − γ_k ∇f_i(x_i), k_0 times from x
+        x_i = take_steps(gradient, x, sizes, lambda x_i: check_steps(x_i, x, config))
         return [layout.to_wire(x_i)], 0, {}
 
     def evaluate(

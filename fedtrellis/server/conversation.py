@@ -266,6 +266,31 @@ class Conversation:
                 break
         return sorted(answers, key=lambda answer: identity_order(answer.client))
 
+    def send(
+        self, messages: Iterable[Message], timeout: float
+    ) -> tuple[dict[str, Message], list[str]]:
+        """One wave of messages that somebody else has made of :meth:`request`'s.
+
+        Returns
+        -------
+        (dict, list of str)
+            The replies by client, and the clients that were asked, in their order.
+        """
+        requests = list(messages)
+        by_node = {self.registry[name].node_id: name for name in self.names}
+        asked = [by_node[m.metadata.dst_node_id] for m in requests]
+        self.traffic.waves += bool(requests)
+        clients = [self.registry[name] for name in asked]
+        found = exchange(self.grid, requests, timeout, self.traffic, clients)
+        replies = {}
+        for name in sorted(asked, key=identity_order):
+            reply = found[self.registry[name].node_id]
+            if isinstance(reply, Message):
+                replies[name] = reply
+            else:
+                self.reject(name, reply)
+        return replies, sorted(asked, key=identity_order)
+
     # ---------------------------------------------------------------------- answers
 
     def read(self, server_round: int, replies: Iterable[Message]) -> list[Answer]:

@@ -123,6 +123,7 @@ class GuardedMethod(Method):
             There are too few for a robust average; or what
             :meth:`~fedtrellis.server.conversation.Conversation.meet` raises.
         """
+        self.check_hooks()
         if resume is not None:
             conversation.registry.remember(read_client_keys(resume))
         conversation.meet(count, timeout)

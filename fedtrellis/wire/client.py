@@ -19,6 +19,7 @@ from flwr.client import Client, NumPyClient
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
+from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import (
     FloatArray,
     Layout,
@@ -36,6 +37,7 @@ from fedtrellis.wire.protocol import (
     RESTORE,
     STATUS,
     ClientMemory,
+    MissingError,
     Named,
     RestoreNeededError,
     client_identity,
@@ -50,6 +52,15 @@ ClientFn = Callable[[Context], Any]
 #: keys: a message of type ``train.NAME`` is for a client's ``fit_NAME``.
 PHASES: dict[str, None] = {}
 _PHASE = "fit_"
+
+# Flower's mods that take a message's arrays for the model
+_PLAIN_MODS = (
+    "fixedclipping_mod",
+    "adaptiveclipping_mod",
+    "LocalDpMod",
+    "secagg_mod",
+    "secaggplus_mod",
+)
 
 #: Local steps, samples and the like that a request may ask for, see :func:`client_app`.
 MAX_COUNT = 10**6
@@ -205,6 +216,13 @@ def client_app(
         An exception in the client leaves its state as it was before the message and
         reaches the server as an error reply.
     """
+    for mod in mods or ():
+        name = getattr(mod, "__name__", type(mod).__name__)
+        if name in _PLAIN_MODS:
+            raise SettingsError(
+                f"mods has {name}, which clips or perturbs the one plain array of "
+                "Flower's own messages; these methods' messages are others"
+            )
     app = ClientApp(mods=mods)
 
     def handler(function: str) -> Callable[[Message, Context], Message]:
@@ -306,6 +324,11 @@ def _answer(
         except RestoreNeededError:  # what the method found its state to be
             status["in-sync"] = False
             return Message(answer, reply_to=message)
+        except MissingError as error:
+            raise TypeError(
+                f"{error.args[0]}: is {type(client).__name__} the client of the "
+                "server's strategy?"
+            ) from error
         metrics = MetricRecord()
         if function == "evaluate":
             loss, num_examples, extra = result

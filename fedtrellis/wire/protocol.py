@@ -44,6 +44,7 @@ __all__ = [
     "HELLO",
     "LARGEST",
     "ClientMemory",
+    "MissingError",
     "Named",
     "client_identity",
     "identity_order",
@@ -101,8 +102,12 @@ _TOGETHER = ("local-steps", "samples")
 _MAX_SPARSE = 8
 
 
+class MissingError(KeyError):
+    """A request, or a client's state, lacks an entry that the client's method needs."""
+
+
 class Named(dict[str, Any]):
-    """A dict that says what it is when something is missing in it (a KeyError).
+    """A dict that says what it is when something is missing in it (MissingError).
 
     Parameters
     ----------
@@ -116,7 +121,7 @@ class Named(dict[str, Any]):
         self._what = what
 
     def __missing__(self, key: str) -> Any:
-        raise KeyError(f"{self._what} has no {key!r}")
+        raise MissingError(f"{self._what} has no {key!r}")
 
 
 def read_request(content: RecordDict, max_count: int) -> Named:
