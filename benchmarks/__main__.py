@@ -23,6 +23,7 @@ from . import (
     round_trips,
     scale,
     startup,
+    traffic,
     zeroth_order,
 )
 from .engines import comparison as engines
@@ -64,6 +65,7 @@ COMPARISONS: dict[str, Callable[[bool], Iterable[Comparison]]] = {
     "start-up": lambda quick: [
         startup.compare(startup.QUICK if quick else startup.FULL)
     ],
+    "traffic": traffic.compare,
     "hyfdca": lambda quick: hyfdca.compare(hyfdca.QUICK if quick else hyfdca.FULL),
 }
 
