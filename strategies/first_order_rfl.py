@@ -158,12 +158,15 @@ class FirstOrderRFL(RoundStrategy):
         # x^{k+1} = P_M(x^k) + η_g (mean of ẑ_i − P_M(x^k))
         mean = self.average(list(answers.values()), z)
         x = z + self.settled_server_step_size * (mean - z)
-        if self._carried is not None:
-            x -= self._carried
-        self.broadcast.replace(x)
-        if self._carried is not None:
-            # what rounding adds to x, all c_i get: it is taken off the next x
-            self._carried = self.broadcast.model - x
+        if self._carried is None:
+            self.broadcast.replace(x)
+        else:
+            # rounding x by e takes |S| e/η̃ from Σ c_i: the next x gives it back, or it
+            # would add up over the rounds
+            share = len(answers) / self.total_step
+            x -= self._carried / share
+            self.broadcast.replace(x)
+            self._carried = share * (self.broadcast.model - x)
         x = self.broadcast.model
         if self.correction:
             direction = (z - x) / self.total_step
