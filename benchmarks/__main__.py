@@ -23,6 +23,7 @@ from . import (
     round_trips,
     scale,
     startup,
+    torch_speed,
     traffic,
     zeroth_order,
 )
@@ -66,6 +67,12 @@ COMPARISONS: dict[str, Callable[[bool], Iterable[Comparison]]] = {
         startup.compare(startup.QUICK if quick else startup.FULL)
     ],
     "traffic": traffic.compare,
+    "torch": lambda quick: torch_speed.compare(
+        torch_speed.QUICK if quick else torch_speed.FULL
+    ),
+    "gpu": lambda quick: [
+        torch_speed.gpu(torch_speed.QUICK if quick else torch_speed.FULL)
+    ],
     "hyfdca": lambda quick: hyfdca.compare(hyfdca.QUICK if quick else hyfdca.FULL),
 }
 
