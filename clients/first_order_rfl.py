@@ -42,7 +42,8 @@ class FirstOrderRFLClient(StatefulClient):
     Notes
     -----
     State: z (P_M(x^k)) and g (the mean of the round's τ gradients), from which c_i
-    follows once x^{k+1} is known; or c (c_i itself), where the server sent it.
+    follows once x^{k+1} is known; or c (c_i itself), where the server sent it; all of
+    it float64, as the manifold computes.
     """
 
     def __init__(self, context: Context, objective: Any, manifold: Manifold) -> None:
@@ -70,8 +71,24 @@ class FirstOrderRFLClient(StatefulClient):
             if step < tau - 1:
                 # z ← P_M(ẑ)
                 z = self.manifold.project(z_hat)
+        return self._answer(layout, config, start, z_hat, g, c)
+
+    def _answer(
+        self,
+        layout: Layout,
+        config: dict[str, Any],
+        start: FloatArray,
+        z_hat: FloatArray,
+        g: FloatArray,
+        c: FloatArray,
+    ) -> Result:
+        """What ``fit`` returns, and the state that it leaves."""
+        arrays, metrics = self.pack(layout, z_hat)
+        if arrays and layout.dtype != "float64":
+            # of the ẑ that the server has: else the mean of the c_i would leave 0
+            steps = config["step-size"] * config["local-steps"]
+            g = (start - layout.from_wire(arrays[0])) / steps - c
         self.state = {"z": start, "g": g} if config.get("correction", True) else {}
-        arrays, metrics = self.pack(z_hat)
         return arrays, 0, metrics
 
     @classmethod
@@ -99,13 +116,10 @@ class FirstOrderRFLClient(StatefulClient):
             if step < tau - 1:
                 # z ← P_M(ẑ)
                 z = _projected(clients, z_hat)
-        results: list[Result] = []
-        corrected = config.get("correction", True)
-        for i, client in enumerate(clients):
-            client.state = {"z": start[i], "g": g[i]} if corrected else {}
-            arrays, metrics = client.pack(z_hat[i])
-            results.append((arrays, 0, metrics))
-        return results
+        return [
+            client._answer(layout, config, start[i], z_hat[i], g[i], c[i])
+            for i, client in enumerate(clients)
+        ]
 
     def _correction(self, x: FloatArray, config: dict[str, Any]) -> FloatArray:
         """c_i, zero at first."""
@@ -143,9 +157,11 @@ class FirstOrderRFLClient(StatefulClient):
             ]
         )
 
-    def pack(self, z_hat: FloatArray) -> tuple[list[NDArray[Any]], dict[str, Any]]:
+    def pack(
+        self, layout: Layout, z_hat: FloatArray
+    ) -> tuple[list[NDArray[Any]], dict[str, Any]]:
         """What is sent: arrays and metrics."""
-        return [z_hat], {}
+        return [layout.to_wire(z_hat)], {}
 
     def evaluate(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
