@@ -22,8 +22,12 @@ from . import (
     overhead,
     round_trips,
     scale,
+    startup,
+    torch_speed,
+    traffic,
     zeroth_order,
 )
+from .engines import comparison as engines
 from .report import Comparison, machine, write_json
 from .runs import quiet
 
@@ -49,6 +53,9 @@ COMPARISONS: dict[str, Callable[[bool], Iterable[Comparison]]] = {
     "intersection": lambda quick: [
         intersection.compare(intersection.QUICK if quick else intersection.FULL)
     ],
+    "engines": lambda quick: [
+        engines.compare(engines.QUICK if quick else engines.FULL)
+    ],
     "deployed": lambda quick: [
         deployed.compare(deployed.QUICK if quick else deployed.FULL)
     ],
@@ -56,12 +63,22 @@ COMPARISONS: dict[str, Callable[[bool], Iterable[Comparison]]] = {
         round_trips.compare(round_trips.CASES, 5 if quick else 20)
     ],
     "scale": lambda quick: [scale.compare(scale.QUICK if quick else scale.FULL)],
+    "start-up": lambda quick: [
+        startup.compare(startup.QUICK if quick else startup.FULL)
+    ],
+    "traffic": traffic.compare,
+    "torch": lambda quick: torch_speed.compare(
+        torch_speed.QUICK if quick else torch_speed.FULL
+    ),
+    "gpu": lambda quick: [
+        torch_speed.gpu(torch_speed.QUICK if quick else torch_speed.FULL)
+    ],
     "hyfdca": lambda quick: hyfdca.compare(hyfdca.QUICK if quick else hyfdca.FULL),
 }
 
 
 #: Those that are measured only if they are named: minutes of SuperNodes and Ray.
-BY_NAME = ("deployed", "scale")
+BY_NAME = ("deployed", "engines", "scale")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -76,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         choices=list(COMPARISONS),
         metavar="NAME",
         help=f"one of {', '.join(COMPARISONS)}; may be given several times; "
-        f"{' and '.join(BY_NAME)} only run if they are named",
+        f"{', '.join(BY_NAME)} only run if they are named",
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="JSON goes there")
     options = parser.parse_args(arguments)

@@ -20,6 +20,7 @@ __all__ = [
     "RayRun",
     "environment",
     "free_port",
+    "processes_of",
     "run_on_ray",
     "stop_processes",
 ]
@@ -62,7 +63,7 @@ def environment(home: Path) -> dict[str, str]:
     }
 
 
-def _processes_of(home: Path) -> list[int]:
+def processes_of(home: Path) -> list[int]:
     """Process ids of all processes that have this FLWR_HOME."""
     mark = f"FLWR_HOME={home}".encode()
     found = []
@@ -80,13 +81,13 @@ def _processes_of(home: Path) -> list[int]:
 def stop_processes(home: Path) -> None:
     """End what ``flwr run`` left running: a SuperLink, and Ray."""
     for number in (signal.SIGTERM, signal.SIGKILL):
-        for pid in _processes_of(home):
+        for pid in processes_of(home):
             try:
                 os.kill(pid, number)
             except ProcessLookupError:
                 continue
         for _ in range(50):
-            if not _processes_of(home):
+            if not processes_of(home):
                 return
             time.sleep(0.1)
 

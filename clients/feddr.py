@@ -60,7 +60,7 @@ class FedDRClient(StatefulClient):
             reflection = 2.0 * x - y
         check_steps(reflection, x_bar, config, "local-step-size")
         self.state["x"], self.state["y"] = x, y
-        return [reflection], 0, {}
+        return [layout.to_wire(reflection)], 0, {}
 
     def evaluate(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from flwr.app import Context
 from numpy.typing import NDArray
 
@@ -40,7 +41,8 @@ class FedGiAClient(StatefulClient):
 
     Notes
     -----
-    State: pi (π_i). x_i need not be kept: every round starts from the server's x.
+    State: pi (π_i), float64 whatever the model is of. x_i need not be kept: every round
+    starts from the server's x.
     """
 
     @dataclass(frozen=True)
@@ -87,8 +89,9 @@ class FedGiAClient(StatefulClient):
         layout = Layout.of(parameters)
         x = layout.point(parameters)
         m, sigma = config["num-clients"], config["sigma"]
-        # ḡ_i = (1/m) ∇f_i(x)
-        g = gradient_at(self.objective, layout, self.client_id, config)(x) / m
+        # ḡ_i = (1/m) ∇f_i(x); from here on in float64, as H_i and π_i are
+        g = gradient_at(self.objective, layout, self.client_id, config)(x)
+        g = g.astype(np.float64, copy=False) / m
         pi = self.state.get("pi")
         lost = pi is None and config["used-round"] > 0
         steps = config.get("local-steps", 0)
@@ -117,7 +120,7 @@ class FedGiAClient(StatefulClient):
             pi = -g
             z = x + pi / sigma
         self.state["pi"] = pi
-        return [z], 0, {}
+        return [layout.to_wire(z)], 0, {}
 
     def evaluate(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from fedtrellis.local_steps import gradient_at
 from fedtrellis.wire.arrays import FloatArray, Layout
 
 from .fedavg_gd import FedAvgGDClient
@@ -28,9 +29,7 @@ class FedProxClient(FedAvgGDClient):
         self, layout: Layout, x: FloatArray, config: dict[str, Any]
     ) -> Callable[[FloatArray], FloatArray]:
         """The gradient of h_i, f_i with the proximal term."""
-        gradient = super().local_gradient(layout, x, config)
+        gradient = gradient_at(self.objective, layout, self.client_id, config)
         mu = config.get("proximal-weight", 0.0)
-        if not mu:
-            return gradient
         # ∇h_i(x_i) = ∇f_i(x_i) + μ (x_i − x)
-        return lambda x_i: gradient(x_i) + mu * (x_i - x)
+        return gradient.pulled(x, mu) if mu else gradient

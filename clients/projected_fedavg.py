@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from flwr.app import Context
 from numpy.typing import NDArray
 
-from fedtrellis.local_steps import check_steps, gradient_at
+from fedtrellis.local_steps import check_steps, gradient_at, take_steps
 from fedtrellis.wire.arrays import Layout
 from fedtrellis.wire.client import MethodClient, evaluate_objective
 from fedtrellis.wire.protocol import client_identity
@@ -44,14 +43,12 @@ class ProjectedFedAvgClient(MethodClient):
         """
         layout = Layout.of(parameters)
         x_bar = layout.point(parameters)
-        x = x_bar.copy()
         gradient = gradient_at(self.objective, layout, self.client_id, config)
-        with np.errstate(over="ignore", invalid="ignore"):
-            for _ in range(config["local-steps"]):
-                # x_i ← x_i − γ ∇f_i(x_i)
-                x -= config["local-step-size"] * gradient(x)
+        # x_i ← x_i − γ ∇f_i(x_i), k times from x̄
+        sizes = [config["local-step-size"]] * config["local-steps"]
+        x = take_steps(gradient, x_bar, sizes)
         check_steps(x, x_bar, config, "local-step-size")
-        return [x], 0, {}
+        return [layout.to_wire(x)], 0, {}
 
     def evaluate(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]

@@ -1,4 +1,4 @@
-"""``fedtrellis``: run, list, resume and tune, from any folder."""
+"""``fedtrellis``: run, list, resume, tune, runs and compare, from any folder."""
 
 from __future__ import annotations
 
@@ -13,6 +13,12 @@ from fedtrellis.app.command_line import (
 )
 from fedtrellis.app.listing import print_list
 from fedtrellis.builtin import installed_app
+from fedtrellis.runs.command_line import (
+    add_compare_options,
+    add_runs_options,
+    compare_runs,
+    list_runs,
+)
 from fedtrellis.server.interruption import fedtrellis_command
 from fedtrellis.settings import SettingsError
 from fedtrellis.signals import signals_interrupt
@@ -47,12 +53,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "recommend one of them by grey relational analysis over seven metrics.",
     )
     add_options(tune)
+    add_runs_options(commands.add_parser("runs", help="the runs there are"))
+    compared = commands.add_parser(
+        "compare", help="runs of any methods beside each other: a table and curves"
+    )
+    add_compare_options(compared)
     options = parser.parse_args(arguments)
 
     def act() -> None:
         if options.command == "tune":
             with signals_interrupt():
                 search(options)
+        elif options.command == "runs":
+            list_runs(options)
+        elif options.command == "compare":
+            compare_runs(options)
         elif options.command == "list":
             print_list(installed_app().registry, options.name)
         else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, inf, log2, sqrt
 from typing import Any
@@ -16,11 +16,13 @@ from fedtrellis.wire.protocol import ANSWER_BOUND
 
 __all__ = [
     "STEP_SCHEDULES",
+    "LocalGradient",
     "LocalSteps",
     "ScheduledSteps",
     "check_steps",
     "gradient_at",
     "step_size_at",
+    "take_steps",
 ]
 
 STEP_SCHEDULES = ("log", "constant", "inverse-sqrt")
@@ -163,7 +165,7 @@ def check_steps(
 
     Parameters
     ----------
-    point, start : ndarray of float64, of one shape
+    point, start : ndarray, of one shape
         Where the steps are, and where they began. What overflows on the way is
         reported once, by the error.
     config : mapping
@@ -197,9 +199,114 @@ def _batch_size(objective: Any, config: Mapping[str, Any]) -> int:
     return int(config.get("batch-size", 0))
 
 
+class LocalGradient:
+    """The gradient of f_i as a function of a point, full or on mini-batches.
+
+    Parameters
+    ----------
+    objective : object
+        See :func:`gradient_at`.
+    layout : Layout
+        Of the model.
+    batch_size : int
+        Examples in a mini-batch; 0: all.
+    rng : numpy.random.Generator or None
+        Draws the mini-batches.
+    centre : ndarray, optional
+        Where the gradient is pulled to; of the shape of the points.
+    pull : float, default 0.0
+        μ, how strongly: μ (x − centre) is added.
+    """
+
+    def __init__(
+        self,
+        objective: Any,
+        layout: Layout,
+        batch_size: int,
+        rng: np.random.Generator | None,
+        centre: FloatArray | None = None,
+        pull: float = 0.0,
+    ) -> None:
+        self.objective, self.layout = objective, layout
+        self.batch_size, self.rng = batch_size, rng
+        self.centre, self.pull = centre, pull
+
+    def pulled(self, centre: FloatArray, pull: float) -> LocalGradient:
+        """Return the gradient of f_i + (μ/2)‖x − centre‖², with μ = ``pull``."""
+        return LocalGradient(
+            self.objective, self.layout, self.batch_size, self.rng, centre, pull
+        )
+
+    def __call__(self, x: FloatArray) -> FloatArray:
+        """Return the gradient at a point, of the point's shape."""
+        point = self.layout.objective_point(x)
+        if self.batch_size:
+            gradient = self.objective.stochastic_gradient(
+                point, self.rng, self.batch_size
+            )
+        else:
+            gradient = self.objective.gradient(point)
+        slope = self.layout.objective_gradient(gradient)
+        if self.centre is None:
+            return slope
+        # ∇f_i(x) + μ (x − centre)
+        return slope + self.pull * (x - self.centre)
+
+    def steps(self, x: FloatArray, sizes: Sequence[float]) -> FloatArray | None:
+        """Take the steps where the objective can take them itself, else return None.
+
+        An objective whose points live elsewhere, as PyTorch's do, offers
+        ``local_steps(x, sizes, rng, batch_size, pull=)``; x, here too, is what the
+        steps are pulled back to.
+        """
+        local_steps = getattr(self.objective, "local_steps", None)
+        if local_steps is None or not (self.centre is None or self.centre is x):
+            return None
+        pull = {"pull": self.pull} if self.centre is not None else {}
+        moved = local_steps(x, sizes, self.rng, self.batch_size, **pull)
+        return self.layout.objective_gradient(moved)
+
+
+def take_steps(
+    gradient: Callable[[FloatArray], FloatArray],
+    x: FloatArray,
+    sizes: Sequence[float],
+    check: Callable[[FloatArray], None] | None = None,
+) -> FloatArray:
+    """x_k ← x_{k−1} − γ_k g(x_{k−1}) from x_0 = x, and return the last.
+
+    Parameters
+    ----------
+    gradient : callable
+        g. Where it is a :class:`LocalGradient` of an objective that takes the steps
+        itself, it does.
+    x : ndarray
+        Not changed.
+    sizes : sequence of float
+        γ_1, γ_2, …
+    check : callable, optional
+        Called with every point on the way, or with the last alone where the objective
+        takes the steps; raises what is wrong with it.
+    """
+    # what overflows on the way is reported once, by the check
+    with np.errstate(over="ignore", invalid="ignore"):
+        if isinstance(gradient, LocalGradient):
+            moved = gradient.steps(x, sizes)
+            if moved is not None:
+                if check is not None:
+                    check(moved)
+                return moved
+        x_i = x.copy()
+        for gamma in sizes:
+            x_i -= gamma * gradient(x_i)
+            if check is not None:
+                check(x_i)
+    return x_i
+
+
 def gradient_at(
     objective: Any, layout: Layout, client_id: str, config: Mapping[str, Any]
-) -> Callable[[FloatArray], FloatArray]:
+) -> LocalGradient:
     """The gradient of f_i as a function of a point, full or on mini-batches.
 
     Parameters
@@ -216,19 +323,7 @@ def gradient_at(
         What the server sent.
     """
     batch_size = _batch_size(objective, config)
-    if not batch_size:
-
-        def full(x: FloatArray) -> FloatArray:
-            gradient = objective.gradient(layout.objective_point(x))
-            return layout.objective_gradient(gradient)
-
-        return full
-
-    rng = generator(config["seed"], "mini-batch", client_id, config["server-round"])
-
-    def stochastic(x: FloatArray) -> FloatArray:
-        point = layout.objective_point(x)
-        gradient = objective.stochastic_gradient(point, rng, batch_size)
-        return layout.objective_gradient(gradient)
-
-    return stochastic
+    rng = None
+    if batch_size:
+        rng = generator(config["seed"], "mini-batch", client_id, config["server-round"])
+    return LocalGradient(objective, layout, batch_size, rng)

@@ -10,6 +10,7 @@ from fedtrellis.server.robust import RULES
 from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import setting
 from fedtrellis.wire.arrays import FloatArray, Layout
+from fedtrellis.wire.layout import DTYPES
 
 __all__ = ["FedAvgGD"]
 
@@ -47,6 +48,7 @@ class FedAvgGD(RoundStrategy):
     about = "FedAvg with full local gradients, without a constraint"
     space = "whole"
     rules = RULES
+    dtypes = DTYPES
 
     stateful = False
     keep_model = False

@@ -15,6 +15,7 @@ from fedtrellis.server.robust import RULES
 from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import given, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
+from fedtrellis.wire.layout import DTYPES
 
 __all__ = ["FedDR"]
 
@@ -44,6 +45,7 @@ class FedDR(RoundStrategy):
     about = "federated Douglas-Rachford splitting"
     space = "domain"
     rules, least_answers = RULES, 1
+    dtypes = DTYPES
 
     keep_model = False
 

@@ -18,6 +18,7 @@ from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import SettingsError, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.flower_internals import log
+from fedtrellis.wire.layout import DTYPES
 
 __all__ = ["FedGiA"]
 
@@ -60,6 +61,7 @@ class FedGiA(RoundStrategy):
     about = "inexact ADMM and gradient descent, without a constraint"
     space = "whole"
     rules, least_answers = RULES, 1
+    dtypes = DTYPES
 
     keep_model = False
     # a multiplier from an older round would be worse than none

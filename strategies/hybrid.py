@@ -108,7 +108,7 @@ class HybridStrategy(LoopStrategy):
         parts = sparse_or_dense(rows)
         return array_record(parts, join=True), {
             "model-encoding": "dense" if len(parts) == 1 else "sparse",
-            "model-shapes": Layout.of([rows]).to_list(),
+            **Layout.of([rows]).entries(),
             "model-version": 0,
         }
 

@@ -11,6 +11,7 @@ from fedtrellis.server.robust import RULES
 from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import given, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
+from fedtrellis.wire.layout import DTYPES
 
 __all__ = ["ProjectedFedAvg"]
 
@@ -36,6 +37,7 @@ class ProjectedFedAvg(RoundStrategy):
     about = "FedAvg with a projection after the average"
     space = "domain"
     rules = RULES
+    dtypes = DTYPES
 
     stateful = False
     keep_model = False

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 
 # A SuperNode starts a process for every message: what it imports is paid every time.
@@ -76,3 +78,34 @@ def test_the_app_loads_only_what_the_run_needs() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+# as `python sim.py` does it, record and all
+COMMAND = """
+import sys
+import sim
+
+settings = 'task="lasso" rounds=2 picture={} results-dir="{}"'
+status = sim.app.command_line(["--nodes", "4", "-c", settings.format(*sys.argv[1:])])
+heavy = {"sklearn", "matplotlib", "ray", "torch", "pandas"}
+print("loaded:", *sorted(heavy & set(sys.modules)))
+sys.exit(status)
+"""
+
+
+@pytest.mark.parametrize(("picture", "loaded"), [("false", ""), ("true", "matplotlib")])
+def test_the_command_loads_matplotlib_for_a_picture_only(
+    tmp_path: Path, picture: str, loaded: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", COMMAND, picture, str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.splitlines()[-1].split()[1:] == loaded.split()
+    assert len(list(tmp_path.glob("*/convergence.png"))) == len(loaded.split())
+    assert len(list(tmp_path.glob("*/model.npz"))) == 1

@@ -1,4 +1,4 @@
-"""The README's programs run, and its commands are those that CI runs."""
+"""The README's program and that of the page on sets run; CI runs its commands."""
 
 from __future__ import annotations
 
@@ -13,21 +13,20 @@ from fedtrellis.domains import L1Ball, LInfBall
 from fedtrellis.domains.enclosing import enclosing_ball
 
 ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def programs() -> list[str]:
-    """The README's Python, as it is written from inside the repository."""
-    blocks = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    return [
-        re.sub(r"from fedtrellis\.(strategies|clients) ", r"from \1 ", block)
-        for block in blocks
-    ]
+def program(page: str) -> str:
+    """A page's only Python, as it is written from inside the repository."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    return re.sub(r"from fedtrellis\.(strategies|clients) ", r"from \1 ", block)
 
 
 def test_the_program_finds_the_projection_of_the_mean() -> None:
     names: dict[str, Any] = {}
-    exec(programs()[0], names)
+    exec(program("README.md"), names)
     centres = [names["MyLoss"](index).centre for index in range(10)]
     # min over D of (1/n) Σ ½‖x − c_i‖² is the projection of the mean of the c_i
     expected = L1Ball(2.0).project(np.mean(centres, axis=0))
@@ -37,7 +36,7 @@ def test_the_program_finds_the_projection_of_the_mean() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_the_domain_is_an_l1_ball_in_scaled_coordinates(seed: int) -> None:
     names: dict[str, Any] = {}
-    exec(programs()[1], names)
+    exec(program("docs/domains.md"), names)
     rng = np.random.default_rng(seed)
     weights = rng.uniform(0.5, 2.0, size=6)
     domain = names["WeightedL1Ball"](weights, 1.5)
@@ -63,6 +62,23 @@ def test_ci_runs_the_readmes_test_command() -> None:
         assert README.count(f"<!-- command: {name} -->\n```bash\n") == 1
 
 
-def test_links_lead_to_files() -> None:
-    for link in re.findall(r"\]\(([^)#:]+)\)", README):
-        assert (ROOT / link).exists(), link
+def test_it_is_read_in_five_minutes() -> None:
+    assert len(README.split()) <= 900
+
+
+def headings(page: Path) -> set[str]:
+    """What a link can name after #, as GitHub makes it of the headings."""
+    lines = re.findall(r"^#+ (.*)$", page.read_text("utf-8"), flags=re.MULTILINE)
+    plain = (re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", line).lower() for line in lines)
+    return {re.sub(r"[^\w\- ]", "", line).strip().replace(" ", "-") for line in plain}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for link, anchor in re.findall(
+        r"\]\(([^)#:\s]*)(?:#([^)]+))?\)", page.read_text(encoding="utf-8")
+    ):
+        target = (page.parent / link).resolve() if link else page
+        assert target.exists(), link
+        if anchor and target.suffix == ".md":
+            assert anchor in headings(target), f"{link}#{anchor}"

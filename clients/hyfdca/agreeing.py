@@ -85,6 +85,8 @@ class Agreeing(Matching):
             raise SettingsError(
                 f"client {self.client_id}: the agreement is of another session"
             )
+        if self.client_id not in agreement.names:
+            raise SettingsError(f"client {self.client_id} is not in the agreement")
         check_settings(agreement, self.client_id)
         pinned = self._pinned(config, agreement)
         self._check_agreement(pinned, agreement)

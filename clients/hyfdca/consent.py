@@ -181,6 +181,11 @@ class ConsentingClient(SplitClient):
                 f"most, and was sent {norm:.4g} (max-weight-norm)"
             )
 
+    def _allowed(self, config: Config) -> int:
+        """How many different questions this node answers in the run."""
+        answers = self._rules_of(config).answers
+        return int(config["answers"]) if answers is None else answers
+
     def _count_answer(self, config: Config, mark: bytes) -> None:
         """Give one more answer that the server can read something from, if allowed.
 
@@ -193,11 +198,10 @@ class ConsentingClient(SplitClient):
         SettingsError
             This node's rules do not allow it.
         """
-        rules, ledger = self._rules_of(config), self._open_ledger(config)
+        ledger = self._open_ledger(config)
         if ledger.answered == mark.hex():
             return
-        allowed = config["answers"] if rules.answers is None else rules.answers
-        if ledger.answers >= allowed:
+        if ledger.answers >= self._allowed(config):
             raise SettingsError(
                 f"client {self.client_id} has answered at {ledger.answers} different "
                 "weights, as many as its node allows in this run (answers; where it "

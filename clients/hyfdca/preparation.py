@@ -98,8 +98,28 @@ class Preparation(Agreeing):
 
     def fit_ready(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> Fit:
         """Check the key, and the labels of all holders against each other."""
-        self._learn(config, "", check=True)
+        pinned = self._learn(config, "", check=True)
+        if "answers-to-come" in config:
+            self._check_to_come(pinned)
         return [as_bytes(self._open_ledger(config).nonce)], 0, {}
+
+    def _check_to_come(self, config: Config) -> None:
+        """Raise SettingsError if the rest of a longer run is more than is allowed.
+
+        A run that goes on with more rounds than were declared would end with that
+        refusal, after all the rounds before it.
+        """
+        given, allowed = self._open_ledger(config).answers, self._allowed(config)
+        rounds, to_come = config["rounds"], config["answers-to-come"]
+        excess = given + to_come - allowed
+        if excess > 0:
+            raise SettingsError(
+                f"client {self.client_id} answers {allowed} times in this run "
+                "(answers; where its node does not say, by the rounds that were "
+                f"declared before round 1), has answered {given} times, and rounds = "
+                f"{rounds} would take {to_come} more: go on with rounds = "
+                f"{rounds - excess} at most, or start a new run"
+            )
 
     def _learn(self, config: Config, steps: str = "", check: bool = False) -> Named:
         """A request's entries, with groups, labels and secrets there to answer it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -95,8 +96,12 @@ def guarded(act: Callable[[], None], program: str, options: argparse.Namespace) 
     """
     try:
         act()
+        sys.stdout.flush()
     except Interrupted as interrupted:
         return interrupted.exit_status
+    except BrokenPipeError:
+        # whoever read our lines has enough of them (| head); nothing more can be said
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

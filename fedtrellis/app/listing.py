@@ -47,7 +47,11 @@ def print_list(registry: Registry, name: str | None = None) -> None:
     """Print all that there is, or all of one method, task or domain."""
     from rich.console import Console
 
-    console = Console()
+    class Quiet(Console):
+        def on_broken_pipe(self) -> None:  # rich would end the program with status 1
+            raise BrokenPipeError
+
+    console = Quiet()
     if name is None:
         _print_overview(registry, console)
         chosen = [group for group in registry.groups if not group.kind]

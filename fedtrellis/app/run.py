@@ -99,7 +99,7 @@ def run(
         check_choice("stop-metric", settings.stop_metric, known)
 
     record = _new_record(settings, config)
-    record.reference = reference
+    record.reference, record.picture = reference, settings.picture
     record.title = f"{settings.method} on {settings.task}, {experiment.about}"
     record.warnings += experiment.warnings
     first: Callback = CheckPartitions()
@@ -159,6 +159,7 @@ _FREE = {
     "answer-bound",
     "client-keys",
     "log-format",
+    "picture",
 }
 
 

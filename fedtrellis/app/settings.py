@@ -56,6 +56,11 @@ class RunSettings:
     results_dir: str = setting(
         "", "where records go, an absolute path; empty: ~/.fedtrellis/runs"
     )
+    picture: bool = setting(
+        True,
+        "whether the record has convergence.png; Matplotlib, which draws it, is only "
+        "loaded if so",
+    )
     log_format: str = setting(
         "text", "a line a round for people, or JSON objects", choices=LOG_FORMATS
     )

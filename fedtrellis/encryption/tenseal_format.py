@@ -3,9 +3,11 @@
 TenSEAL's messages are protocol buffers. It trusts the lengths in them, up to reading
 beyond its memory, so those of a ciphertext are written here and never taken from
 others; and a context is searched for a secret key before TenSEAL reads it. SEAL
-decompresses whatever it is given to the end, and ends the process where some of its
-inner headers are malformed; so a ciphertext is decompressed here, within bounds, and
-SEAL is given nothing but coefficients and seeds of others.
+decompresses whatever it is given to the end, and ends the process if a part within
+what it has decompressed is said to be compressed too, and longer than what is left: the
+exception of the stream that ended (``std::__ios_failure``) finds no handler. So a
+ciphertext is decompressed here, within bounds, and SEAL is given nothing but
+coefficients and seeds of others.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ __all__ = ["needed", "plain_form", "refuse_secret", "scratch_file", "unwrap", "w
 # SEAL's header: magic and its own length, version, compression, reserved, size
 _HEADER = struct.Struct("<3s2sBHQ")
 _MAGIC = b"\x5e\xa1\x10"
+_MAJOR = 4  # versions before have other members, which SEAL reads all the same
 _PLAIN, _ZSTD = 0, 2
 _WINDOW = 2**20
 _ROOM = 200  # for all headers
@@ -102,6 +105,8 @@ def plain_form(payload: bytes, parameters: Sequence[int], degree: int) -> bytes:
     magic, version, mode, reserved, size = _HEADER.unpack_from(payload)
     if magic != _MAGIC or reserved or size != len(payload):
         raise EncryptionError("ciphertext is cut off or damaged")
+    if version[0] != _MAJOR:
+        raise EncryptionError(f"ciphertext is of SEAL {version[0]}.{version[1]}")
 
     data = _decompressed(mode, payload[_HEADER.size :], 32 * degree + _ROOM)
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, overload
 
 import numpy as np
@@ -12,14 +11,23 @@ from torch import Tensor, nn
 
 from fedtrellis.objectives.base import Objective, draw_batch
 from fedtrellis.objectives.checks import Array, IntArray, check_number
+from fedtrellis.objectives.torch_cohort import TorchCohort, can_stack
+from fedtrellis.objectives.torch_data import Collate, read_examples
+from fedtrellis.objectives.torch_loss import Loss, MeanLoss
+from fedtrellis.objectives.torch_module import FlatModule, choose_device, choose_dtype
+from fedtrellis.objectives.torch_points import (
+    TENSOR_DTYPES,
+    Point,
+    PointForms,
+    to_arrays,
+    to_numpy,
+)
 
 __all__ = ["TorchObjective"]
 
-Point = Array | Sequence[Array]
-Loss = Callable[[Tensor, Tensor], Tensor]
 
-# The examples that values() evaluates each point on in one pass, where there are more.
-_EXAMPLES_PER_POINT = 128
+# The most examples in one pass, where nobody says.
+_EXAMPLES_PER_PASS = 4096
 
 
 class TorchObjective(Objective):
@@ -31,212 +39,154 @@ class TorchObjective(Objective):
     A point is a list of arrays in the order of ``model.parameters()``, or one flat
     array of them all, each in C order; a model with a single parameter also takes one
     array of its shape. Every method accepts each form, and a gradient has the form of
-    the point given. Points and gradients are float64; the model computes in its own
-    precision.
+    the point given, and its dtype: float32 for float32 (or float16), else float64. The
+    model computes in its own precision, or in ``dtype``.
 
-    The module given is never changed: a copy of it on ``device``, in evaluation mode
-    (no dropout; batch normalisation by its running statistics), keeps the buffers and
-    the frozen parameters. PyTorch's own random state is not used.
+    The module given is never changed: a copy of it on ``device``, in evaluation mode,
+    keeps the buffers and the frozen parameters. Dropout therefore does nothing, and
+    batch normalisation goes by its running statistics, which stay; a layer that has
+    none, or those of a new one, is refused. PyTorch's own random state is not used, and
+    an objective is for one thread at a time.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Its parameters that require a gradient are what is learnt.
+        Its parameters that require a gradient are what is learnt; of one dtype.
     loss : callable (outputs, targets) -> scalar Tensor
         The *mean* over the examples it is given, such as ``CrossEntropyLoss()``.
-    data : tuple of Tensor or ndarray
-        ``(inputs, targets)``, examples on the leading axis. Floating-point data takes
-        the model's precision, integer targets become int64; both go to ``device``.
+    data : tuple, mapping, Dataset or DataLoader
+        ``(inputs, targets)``, tensors or arrays with examples on the leading axis; or a
+        mapping of such: the entry ``target_key`` is the targets, the others go to the
+        model as keyword arguments. Floating-point data takes the model's precision,
+        integer targets become int64; all go to ``device``.
+
+        A ``Dataset`` of pairs or mappings, or a ``DataLoader`` of such batches, is read
+        once, here, so that f is one function: a transform that draws draws once. With a
+        ``collate_fn`` other than PyTorch's own its examples are kept as they are read,
+        and collated anew for every pass, as for texts padded to the longest of a batch.
+        Of a loader that goes through its whole data set in any order, data set,
+        ``collate_fn`` and batch size are taken; the methods draw their mini-batches by
+        the run's seed. One with a sampler of its own is gone through once.
     weight : float, default 1.0
         A positive factor on the whole function.
     l2 : float, default 0.0
-    device : str or torch.device, optional
-        By default "cuda" where there is one, else "cpu".
-    batch_size_limit : int, default 4096
+    device : str or torch.device, default "auto"
+        "auto" is "cuda" where there is a GPU, else "cpu".
+    batch_size_limit : int, optional
         The most examples in one pass (in :meth:`values` examples times points), which
-        bounds the memory; the result does not depend on it but for rounding.
+        bounds the memory; by default a loader's batch size, else 4096. The result does
+        not depend on it but for rounding: gradients of several passes are added up in
+        float64, and rounded once.
     vectorize : bool, default True
-        Whether :meth:`values` evaluates many points at once with ``torch.func.vmap``;
-        False is for modules that vmap cannot handle.
+        Whether :meth:`values` evaluates many points at once, and :meth:`stack` many
+        objectives, with ``torch.func.vmap``; False is for modules that vmap cannot
+        handle.
+    dtype : str or torch.dtype, optional
+        "float64", "float32", "float16" or "bfloat16": what the model computes in.
+    collate_fn : callable, optional
+        For a ``Dataset``: makes a batch of a list of its examples.
+    target_key : str, default "labels"
+        For mappings.
 
     Raises
     ------
     ValueError
-        If nothing requires a gradient, inputs and targets disagree or are empty or not
-        finite, or a parameter is not allowed; from the methods, if the point does not
-        fit the model or the loss is not a scalar.
+        If nothing requires a gradient, a layer's batch normalisation has no statistics
+        to go by, inputs and targets disagree or are empty or (but for what a
+        ``collate_fn`` makes) not finite, or a parameter is not allowed; from the
+        methods, if the point does not fit the model or the loss is not a scalar.
     """
 
     def __init__(
         self,
         model: nn.Module,
         loss: Loss,
-        data: tuple[Any, Any],
+        data: Any,
         *,
         weight: float = 1.0,
         l2: float = 0.0,
-        device: str | torch.device | None = None,
-        batch_size_limit: int = 4096,
+        device: str | torch.device | None = "auto",
+        batch_size_limit: int | None = None,
         vectorize: bool = True,
+        dtype: str | torch.dtype | None = None,
+        collate_fn: Collate | None = None,
+        target_key: str = "labels",
     ) -> None:
+        if batch_size_limit is None:
+            batch_size_limit = getattr(data, "batch_size", None) or _EXAMPLES_PER_PASS
         if batch_size_limit < 1:
             raise ValueError(
                 f"batch_size_limit is {batch_size_limit!r}; it must be at least 1"
             )
-        if len(data) != 2:
-            raise ValueError(f"data has {len(data)} parts; it must be inputs, targets")
-        self.device = torch.device(
-            device or ("cuda" if torch.cuda.is_available() else "cpu")
-        )
+        self.device = choose_device(device)
         self.weight = check_number("weight", weight, positive=True)
         self.l2 = check_number("l2", l2)
-        self.batch_size_limit = int(batch_size_limit)
-        self.vectorize = vectorize
-        self._loss = loss
-        self._model = copy.deepcopy(model).to(self.device).eval()
-        self._initial = {
-            name: parameter.detach()
-            for name, parameter in self._model.named_parameters()
-            if parameter.requires_grad
-        }
-        if not self._initial:
-            raise ValueError("model has no parameter that requires a gradient")
-        self.shapes = [tuple(p.shape) for p in self._initial.values()]
-        self._sizes = [int(np.prod(shape)) for shape in self.shapes]
-        self.shape = (sum(self._sizes),)
-        dtype = next(iter(self._initial.values())).dtype
-        self._inputs = _on_device("inputs", data[0], dtype, self.device)
-        targets = _on_device("targets", data[1], dtype, self.device)
-        if not (targets.is_floating_point() or targets.dtype == torch.bool):
-            targets = targets.long()
-        self._targets = targets
-        self.num_examples = len(self._inputs)
-        if self.num_examples != len(targets) or self.num_examples == 0:
-            raise ValueError(
-                f"inputs has {self.num_examples} examples and targets {len(targets)}; "
-                "they must have the same number, at least one"
-            )
+        self.flat = FlatModule(model, self.device, choose_dtype(dtype))
+        self._initial = self.flat.point.clone()
+        self.shapes = self.flat.shapes
+        self._forms = PointForms(self.shapes)
+        self.shape = self._forms.flat
+        examples = read_examples(
+            data,
+            collate=collate_fn,
+            target=target_key,
+            dtype=self.flat.dtype,
+            device=self.device,
+        )
+        self.num_examples = examples.count
+        self.mean_loss = MeanLoss(
+            self.flat, loss, examples, int(batch_size_limit), vectorize
+        )
 
     # -- points
 
     def initial_point(self) -> list[Array]:
-        """Return the parameters that the module had when it was given."""
-        return [_to_numpy(parameter) for parameter in self._initial.values()]
+        """Return the parameters that the module had when it was given.
+
+        In the precision that the model computes in, float32 for float16 and bfloat16.
+        """
+        vector = self._initial
+        wide = np.float64 if vector.dtype == torch.float64 else np.float32
+        return [to_numpy(layer, wide) for layer in self.flat.views(vector)]
 
     def parameters_to_vector(self, parameters: Sequence[Array]) -> Array:
         """Return a list of arrays as one flat array of shape (p,)."""
-        arrays = self._layers(parameters, ())
-        return np.concatenate([array.ravel() for array in arrays])
+        return self._forms.vector(parameters)
 
     def vector_to_parameters(self, vector: Array) -> list[Array]:
         """Return a flat array of shape (p,) as a list of arrays, views of it."""
-        return self._layers(np.asarray(vector, dtype=np.float64).reshape(-1), ())
-
-    def _layers(self, x: Point, batch: tuple[int, ...]) -> list[Array]:
-        """Return a point, or a batch of them, as a list of float64 arrays."""
-        if isinstance(x, np.ndarray):
-            array = np.asarray(x, dtype=np.float64)
-            if len(self.shapes) == 1 and array.shape == (*batch, *self.shapes[0]):
-                return [array]
-            if array.shape != (*batch, *self.shape):
-                wanted = (*batch, *self.shape)
-                raise ValueError(f"x has shape {array.shape}; it must be {wanted}")
-            parts = np.split(array, np.cumsum(self._sizes)[:-1], axis=-1)
-        else:
-            parts = [np.asarray(part, dtype=np.float64) for part in x]
-            wanted_shapes = [(*batch, *shape) for shape in self.shapes]
-            if [part.shape for part in parts] != wanted_shapes:
-                given = [part.shape for part in parts]
-                raise ValueError(f"x has shapes {given}; they must be {wanted_shapes}")
-        shapes = self.shapes
-        return [p.reshape((*batch, *s)) for p, s in zip(parts, shapes, strict=True)]
-
-    def _like(self, x: Point, layers: list[Array]) -> Any:
-        """Return ``layers`` in the form that the point x has."""
-        if not isinstance(x, np.ndarray):
-            return layers
-        if len(layers) == 1:
-            return layers[0].reshape(x.shape)
-        return np.concatenate([layer.ravel() for layer in layers])
-
-    def _tensors(self, layers: list[Array]) -> dict[str, Tensor]:
-        """Return arrays as the tensors that the model computes with."""
-        return {
-            name: torch.tensor(layer, dtype=initial.dtype, device=self.device)
-            for layer, (name, initial) in zip(
-                layers, self._initial.items(), strict=True
-            )
-        }
+        return self._forms.layers(np.asarray(vector).reshape(-1))
 
     # -- evaluation
 
-    def _chunks(
-        self, rows: IntArray | None, size: int
-    ) -> Iterator[tuple[Tensor, Tensor, float]]:
-        """Yield inputs, targets and their share of the examples, chunk by chunk."""
-        if rows is None:
-            count = self.num_examples
-            inputs, targets = self._inputs, self._targets
-        else:
-            count = len(rows)
-            index = torch.as_tensor(rows, device=self.device)
-            inputs, targets = self._inputs[index], self._targets[index]
-        for start in range(0, count, size):
-            stop = min(start + size, count)
-            # the last chunk is short: f = Σ (chunk's examples / d) · chunk's mean
-            yield inputs[start:stop], targets[start:stop], (stop - start) / count
-
-    def _mean_loss(
-        self, tensors: dict[str, Tensor], inputs: Tensor, targets: Tensor
-    ) -> Tensor:
-        outputs = torch.func.functional_call(self._model, tensors, (inputs,))
-        loss = self._loss(outputs, targets)
-        if loss.ndim != 0:
-            raise ValueError(
-                f"loss returned shape {tuple(loss.shape)}; "
-                "it must return a scalar, the mean over the examples"
-            )
-        return loss
-
     def _penalty(self, layers: list[Array]) -> float:
-        # (l2/2)‖x‖²
-        return 0.5 * self.l2 * sum(float(np.vdot(layer, layer)) for layer in layers)
+        # (l2/2)‖x‖², in float64
+        if not self.l2:
+            return 0.0
+        wide = [np.asarray(layer, dtype=np.float64) for layer in layers]
+        return 0.5 * self.l2 * sum(float(np.vdot(layer, layer)) for layer in wide)
 
-    def _value_and_gradient(self, x: Point, rows: IntArray | None) -> tuple[float, Any]:
-        layers = self._layers(x, ())
-        tensors = self._tensors(layers)
-        parameters = [tensor.requires_grad_() for tensor in tensors.values()]
-        total = torch.zeros((), dtype=torch.float64, device=self.device)
-        sums = [torch.zeros_like(p, dtype=torch.float64) for p in parameters]
-        for inputs, targets, share in self._chunks(rows, self.batch_size_limit):
-            with torch.enable_grad():
-                loss = self._mean_loss(tensors, inputs, targets)
-                gradients = torch.autograd.grad(
-                    loss, parameters, allow_unused=True, materialize_grads=True
-                )
-            total += share * loss.detach()
-            for accumulated, gradient in zip(sums, gradients, strict=True):
-                accumulated.add_(gradient, alpha=share)
-        # weight ((1/d) Σ ∇loss + l2 x)
-        result = [_to_numpy(accumulated) for accumulated in sums]
-        for part in result:
-            # in place: what an operator makes of an array of no axes is no array
-            part *= self.weight
+    def _gradient(self, x: Point, rows: IntArray | None) -> tuple[Any, list[Tensor]]:
+        """Return the gradient in the form of x, and the passes' parts of the value."""
+        layers = self._forms.layers(x)
+        self.flat.set(layers)
+        slopes, losses = self.mean_loss.slopes(rows)
+        result = to_arrays(slopes, layers[0].dtype)
+        # weight ((1/d) Σ ∇loss + l2 x); in place: what an operator makes of an array
+        # of no axes is no array
+        if self.weight != 1.0:
+            for part in result:
+                part *= self.weight
         if self.l2:
             for part, layer in zip(result, layers, strict=True):
                 part += (self.weight * self.l2) * layer
-        value = self.weight * (float(total) + self._penalty(layers))
-        return value, self._like(x, result)
+        return self._forms.like(x, result), losses
 
     def value(self, x: Point) -> float:
-        """Return f(x), over chunks of at most ``batch_size_limit`` examples."""
-        layers = self._layers(x, ())
-        tensors = self._tensors(layers)
-        total = torch.zeros((), dtype=torch.float64, device=self.device)
-        with torch.no_grad():
-            for inputs, targets, share in self._chunks(None, self.batch_size_limit):
-                total += share * self._mean_loss(tensors, inputs, targets)
-        return self.weight * (float(total) + self._penalty(layers))
+        """Return f(x), over passes of at most ``batch_size_limit`` examples."""
+        layers = self._forms.layers(x)
+        self.flat.set(layers)
+        return self.weight * (self.mean_loss.value() + self._penalty(layers))
 
     @overload
     def gradient(self, x: Array) -> Array: ...
@@ -244,7 +194,7 @@ class TorchObjective(Objective):
     def gradient(self, x: Sequence[Array]) -> list[Array]: ...
     def gradient(self, x: Point) -> Array | list[Array]:
         """Return ∇f(x), in the form of x."""
-        gradient: Array | list[Array] = self._value_and_gradient(x, None)[1]
+        gradient: Array | list[Array] = self._gradient(x, None)[0]
         return gradient
 
     @overload
@@ -253,7 +203,9 @@ class TorchObjective(Objective):
     def value_and_gradient(self, x: Sequence[Array]) -> tuple[float, list[Array]]: ...
     def value_and_gradient(self, x: Point) -> tuple[float, Array | list[Array]]:
         """Return f(x) and ∇f(x), at the price of ∇f(x)."""
-        return self._value_and_gradient(x, None)
+        gradient, losses = self._gradient(x, None)
+        total = sum(float(loss.detach()) for loss in losses)
+        return self.weight * (total + self._penalty(self._forms.layers(x))), gradient
 
     @overload
     def stochastic_gradient(
@@ -268,8 +220,88 @@ class TorchObjective(Objective):
     ) -> Array | list[Array]:
         """Return the gradient on a mini-batch that ``rng`` draws, in the form of x."""
         rows = draw_batch(rng, self.num_examples, batch_size)
-        gradient: Array | list[Array] = self._value_and_gradient(x, rows)[1]
+        gradient: Array | list[Array] = self._gradient(x, rows)[0]
         return gradient
+
+    def local_steps(
+        self,
+        x: Array,
+        sizes: Sequence[float],
+        rng: np.random.Generator | None = None,
+        batch_size: int = 0,
+        *,
+        pull: float = 0.0,
+    ) -> Array:
+        """Take gradient steps from x on the device, and return where they end.
+
+        x_k ← x_{k−1} − γ_k (∇f(x_{k−1}) + pull · (x_{k−1} − x)), k = 1, 2, …, in the
+        dtype of x; the model computes in its own.
+
+        Parameters
+        ----------
+        x : ndarray
+            In one array; it is not changed.
+        sizes : sequence of float
+            γ_1, γ_2, …
+        rng : numpy.random.Generator, optional
+            Draws a mini-batch for every step, as :meth:`stochastic_gradient` does.
+        batch_size : int, default 0
+            Examples in a mini-batch; 0: all.
+        pull : float, default 0.0
+            How strongly the steps are pulled back to x.
+
+        Returns
+        -------
+        ndarray of the shape of x
+
+        Notes
+        -----
+        To the last bit what steps on arrays with :meth:`gradient` come to, on a CPU.
+        """
+        layers = self._forms.layers(x)
+        self.flat.set(layers)
+        dtype = TENSOR_DTYPES[layers[0].dtype]
+        point = self.flat.point
+        if dtype != point.dtype:
+            point = torch.tensor(self._forms.vector(x), device=self.device)
+        start = point.clone() if pull else point
+        for size in sizes:
+            rows = None
+            if batch_size:
+                assert rng is not None
+                rows = draw_batch(rng, self.num_examples, batch_size)
+            self.flat.set_tensor(point)
+            slopes = self.mean_loss.slopes(rows)[0]
+            g = torch.cat([slope.reshape(-1) for slope in slopes]).to(dtype)
+            if self.weight != 1.0:
+                g.mul_(self.weight)
+            if self.l2:
+                g.add_(point * (self.weight * self.l2))
+            if pull:
+                g.add_((point - start).mul_(pull))
+            # x ← x − γ_k g, in two roundings, as NumPy does it
+            point.sub_(g.mul_(size))
+        return to_numpy(point, layers[0].dtype).reshape(x.shape)
+
+    @classmethod
+    def stack(cls, objectives: Sequence[TorchObjective]) -> TorchCohort | None:
+        """Return what evaluates all of them in one call of ``torch.func.vmap``.
+
+        None where they differ in more than data, weight and l2 (another model, loss,
+        frozen parameter, device), where an own ``collate_fn`` makes the batches, with
+        ``vectorize=False``, where one does not fit one pass, and on a CPU where there
+        are fewer than 8 for each number of examples, which gains nothing.
+        """
+        return TorchCohort(objectives) if can_stack(objectives) else None
+
+    @property
+    def batch_size_limit(self) -> int:
+        """The most examples in one pass."""
+        return self.mean_loss.limit
+
+    @batch_size_limit.setter
+    def batch_size_limit(self, limit: int) -> None:
+        self.mean_loss.limit = limit
 
     def curvature(self, x: Point, direction: Point) -> float:
         """Return dᵀ∇²f(x)d, by differentiating γ ↦ f(x + γd) twice.
@@ -281,20 +313,10 @@ class TorchObjective(Objective):
         RuntimeError
             PyTorch cannot differentiate an operation of the model or the loss twice.
         """
-        layers, along = self._layers(x, ()), self._layers(direction, ())
-        tensors, changes = self._tensors(layers), self._tensors(along)
-
-        def on_line(step: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-            moved = {name: p + step * changes[name] for name, p in tensors.items()}
-            return self._mean_loss(moved, inputs, targets)
-
-        second = torch.func.grad(torch.func.grad(on_line))
-        total = torch.zeros((), dtype=torch.float64, device=self.device)
-        start = next(iter(tensors.values())).new_zeros(())
-        for inputs, targets, share in self._chunks(None, self.batch_size_limit):
-            total += share * second(start, inputs, targets)
+        along = self._forms.layers(direction)
+        second = self.mean_loss.curvature(self._tensor(x), self._tensor(direction))
         # weight ((1/d) Σ d²loss/dγ² + l2 ‖d‖²)
-        return self.weight * (float(total) + 2.0 * self._penalty(along))
+        return self.weight * (second + 2.0 * self._penalty(along))
 
     def values(
         self,
@@ -324,42 +346,14 @@ class TorchObjective(Objective):
             rows = draw_batch(rng, self.num_examples, batch_size)
         # a list's layers and an array have the points on the leading axis
         first = points if isinstance(points, np.ndarray) else next(iter(points), ())
-        count = np.shape(first)[0]
-        layers = self._layers(points, (count,))
-        losses = np.zeros(count)
-        # Examples times points in a pass stay within the limit, which bounds the
-        # activations; few examples for many points would make slow, thin products.
-        limit = self.batch_size_limit
-        examples = self.num_examples if rows is None else len(rows)
-        size = min(limit, examples, max(_EXAMPLES_PER_POINT, limit // max(count, 1)))
-        step = max(1, limit // size)
-        with torch.no_grad():
-            for start in range(0, count, step):
-                part = slice(start, start + step)
-                tensors = self._tensors([layer[part] for layer in layers])
-                losses[part] = self._losses(tensors, rows, size)
+        batch = (np.shape(first)[0],)
+        losses = to_numpy(self.mean_loss.values(self._tensor(points, batch), rows))
         if self.l2:
-            for layer in layers:
+            for layer in self._forms.layers(points, batch):
                 axes = tuple(range(1, layer.ndim))
-                losses += 0.5 * self.l2 * np.square(layer).sum(axis=axes)
+                wide = np.asarray(layer, dtype=np.float64)
+                losses += 0.5 * self.l2 * np.square(wide).sum(axis=axes)
         return self.weight * losses
-
-    def _losses(
-        self, tensors: dict[str, Tensor], rows: IntArray | None, size: int
-    ) -> Array:
-        """Return the mean loss at each of the stacked points."""
-        count = len(next(iter(tensors.values())))
-        total = torch.zeros(count, dtype=torch.float64, device=self.device)
-        if self.vectorize:
-            at_points = torch.func.vmap(self._mean_loss, in_dims=(0, None, None))
-            for inputs, targets, share in self._chunks(rows, size):
-                total += share * at_points(tensors, inputs, targets)
-            return _to_numpy(total)
-        for i in range(count):
-            point = {name: tensor[i] for name, tensor in tensors.items()}
-            for inputs, targets, share in self._chunks(rows, self.batch_size_limit):
-                total[i] += share * self._mean_loss(point, inputs, targets)
-        return _to_numpy(total)
 
     def metrics(self, x: Point) -> dict[str, float]:
         """Return ``{"accuracy": ...}`` where targets are class labels, else ``{}``.
@@ -367,34 +361,11 @@ class TorchObjective(Objective):
         Targets are class labels where they are integers of shape (d,) and the model's
         outputs have shape (d, classes).
         """
-        if self._targets.dtype != torch.int64 or self._targets.ndim != 1:
-            return {}
-        tensors = self._tensors(self._layers(x, ()))
-        correct = 0
-        with torch.no_grad():
-            for inputs, targets, _ in self._chunks(None, self.batch_size_limit):
-                outputs = torch.func.functional_call(self._model, tensors, (inputs,))
-                if outputs.ndim != 2:
-                    return {}
-                correct += int((outputs.argmax(dim=1) == targets).sum())
-        return {"accuracy": correct / self.num_examples}
+        self.flat.set(self._forms.layers(x))
+        accuracy = self.mean_loss.accuracy()
+        return {} if accuracy is None else {"accuracy": accuracy}
 
-
-def _on_device(
-    name: str, data: Any, dtype: torch.dtype, device: torch.device
-) -> Tensor:
-    """Return data as a tensor on the device, floating point in the given precision."""
-    # A copy of what NumPy holds: PyTorch must not share read-only memory.
-    tensor = data.detach() if isinstance(data, Tensor) else torch.tensor(data)
-    if tensor.ndim == 0:
-        raise ValueError(f"{name} is a scalar; it must have examples on its first axis")
-    if tensor.is_floating_point():
-        tensor = tensor.to(device=device, dtype=dtype)
-        if not bool(torch.isfinite(tensor).all()):
-            raise ValueError(f"{name} has NaN or infinite entries; all must be finite")
-    return tensor.to(device)
-
-
-def _to_numpy(tensor: Tensor) -> Array:
-    # np.array copies: a float64 tensor on the CPU would be shared
-    return np.array(tensor.detach().to("cpu", torch.float64).numpy())
+    def _tensor(self, x: Point, batch: tuple[int, ...] = ()) -> Tensor:
+        """Return a point, or a batch of them, as vectors on the device."""
+        vectors = self._forms.vector(x, batch)
+        return torch.tensor(vectors, dtype=self.flat.dtype, device=self.device)

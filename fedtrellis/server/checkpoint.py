@@ -15,6 +15,7 @@ import os
 import secrets
 import tomllib
 import zipfile
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -74,6 +75,7 @@ def pack_checkpoint(
         "seed": strategy.seed,
         "version": strategy.broadcast.version,
         "layout": strategy.broadcast.layout.to_list(),
+        "dtype": strategy.broadcast.layout.dtype,
         "planned-rounds": strategy.planned_rounds,
         "settings": _bound_settings(strategy),
         "clients": {
@@ -172,9 +174,15 @@ def _said(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
+def _layout(meta: Mapping[str, Any]) -> Layout:
+    """The model's; ValueError or KeyError if a checkpoint does not say it rightly."""
+    # older checkpoints are all of float64
+    return Layout.from_list(meta["layout"], meta.get("dtype", "float64"))
+
+
 def _check_whole(meta: dict[str, Any], arrays: dict[str, Any]) -> None:
     """Raise ValueError or KeyError unless all that was saved is there."""
-    layout = Layout.from_list(meta["layout"])
+    layout = _layout(meta)
     for name in _META:
         meta[name]  # a KeyError says which is missing
     # older checkpoints do not say what they hold
@@ -277,13 +285,14 @@ def load_checkpoint(
 
 def _check_same_run(path: Path, meta: dict[str, Any], strategy: LoopStrategy) -> None:
     """Raise SettingsError where the checkpoint is of another run."""
-    layout = Layout.from_list(meta["layout"])
+    layout = _layout(meta)
     bound = meta.get("settings", {})  # older checkpoints do not say
     for what, saved, now in (
         ("format", meta["format"], _FORMAT),
         ("strategy", meta["strategy"], type(strategy).__name__),
         ("seed", meta["seed"], strategy.seed),
         ("model shapes", layout.shapes, strategy.broadcast.layout.shapes),
+        ("dtype", layout.dtype, strategy.broadcast.layout.dtype),
         ("clients", sorted(meta["clients"]), sorted(strategy.clients)),
         *(
             (name, bound[name], value)
@@ -308,7 +317,7 @@ def _load_strategy(
     arrays: dict[str, Any], meta: dict[str, Any], strategy: LoopStrategy
 ) -> None:
     """Load model and state; any exception says that they do not fit."""
-    layout = Layout.from_list(meta["layout"])
+    layout = _layout(meta)
     state = {
         name.removeprefix("state/"): array
         for name, array in arrays.items()

@@ -29,11 +29,12 @@ from fedtrellis.server.checkpoint import (
     write_checkpoint,
 )
 from fedtrellis.server.conversation import Conversation
+from fedtrellis.server.flower_ways import with_a_log
 from fedtrellis.server.guarded import GuardedMethod
 from fedtrellis.server.metrics import plain_metrics
 from fedtrellis.settings import SettingsError, given, setting
 from fedtrellis.signals import check_signals, deferred, signals_heard
-from fedtrellis.wire.arrays import Layout, encode, record_arrays
+from fedtrellis.wire.arrays import encode, record_arrays
 from fedtrellis.wire.broadcast import ModelBroadcast
 from fedtrellis.wire.flower_internals import log
 
@@ -110,7 +111,7 @@ class LoopStrategy(GuardedMethod, options=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.callbacks = list(self.callbacks)
+        self.callbacks = with_a_log(self.callbacks)
         self._checkpoint = None if self.checkpoint is None else Path(self.checkpoint)
         self._resume = None if self.resume is None else Path(self.resume)
         self.history: list[RoundRecord] = []
@@ -191,10 +192,10 @@ class LoopStrategy(GuardedMethod, options=True):
                 "flwr.app.ArrayRecord, for example ArrayRecord([x0])"
             )
         arrays = record_arrays(initial_arrays)
-        layout = Layout.of(arrays)
-        point = layout.point(arrays)
-        if not np.isfinite(point).all():
+        layout = self.layout_of(arrays)
+        if not np.isfinite(layout.point(arrays)).all():
             raise ValueError("initial_arrays are not finite")
+        point = layout.rounded(layout.point(arrays))
         self.check_model(layout)
         self._dtypes = {n: np.dtype(array.dtype) for n, array in initial_arrays.items()}
         self.num_rounds = num_rounds

@@ -9,8 +9,8 @@ model and a client's state travel.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -21,9 +21,11 @@ from numpy.typing import NDArray
 from fedtrellis.declared import Declared
 from fedtrellis.random import generator
 from fedtrellis.server.conversation import Conversation
-from fedtrellis.settings import setting
+from fedtrellis.server.flower_ways import FLOWER_HOOKS, advise
+from fedtrellis.settings import SettingsError, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.broadcast import ModelBroadcast
+from fedtrellis.wire.layout import DTYPES
 from fedtrellis.wire.protocol import pack_restore
 
 __all__ = ["SAMPLINGS", "Method"]
@@ -71,6 +73,9 @@ class Method(Strategy, Declared):
     #: Settings that a run may go on from a checkpoint without.
     free_to_change: ClassVar[tuple[str, ...]] = ()
 
+    #: What a model may be made of; float64 always.
+    dtypes: ClassVar[tuple[str, ...]] = ("float64",)
+
     participation: float = setting(
         1.0,
         "probability, or fraction, of the clients that take part in a round",
@@ -84,13 +89,38 @@ class Method(Strategy, Declared):
         choices=SAMPLINGS,
     )
     seed: int = setting(0, "of everything random", minimum=0, shown=False)
+    dtype: str = setting(
+        None,
+        "what the model is made of: computed, kept and sent in; auto: what "
+        "initial_arrays are of, where the method takes that, and in a run config "
+        "float64",
+        note="see :mod:`fedtrellis.wire.layout`",
+        choices=DTYPES,
+        shown=False,
+    )
+
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        """Point Flower's parameters to ours, before the constructor knows them not."""
+        advise(cls, options)
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.broadcast: ModelBroadcast
         self.conversation: Conversation
+        if self.dtype is not None and self.dtype not in self.dtypes:
+            raise SettingsError(
+                f"dtype = {self.dtype!r} does not fit "
+                f"{self.name or type(self).__name__}; allowed: {', '.join(self.dtypes)}"
+            )
 
     # ------------------------------------------------------------------ the method
+
+    def layout_of(self, arrays: Sequence[NDArray[Any]]) -> Layout:
+        """Shapes and dtype of the model that begins as these arrays."""
+        layout = Layout.of(arrays)
+        found = layout.dtype if layout.dtype in self.dtypes else "float64"
+        return Layout(layout.shapes, self.dtype or found)
 
     def check_model(self, layout: Layout) -> None:
         """Raise ValueError if the model does not fit the method, say its domain.
@@ -105,9 +135,9 @@ class Method(Strategy, Declared):
         Parameters
         ----------
         point : ndarray of shape ``layout.point_shape``
-            The model to start from, float64.
+            The model to start from.
         layout : Layout
-            Shapes of the model's arrays.
+            Shapes and dtype of the model's arrays.
 
         Raises
         ------
@@ -256,6 +286,23 @@ class Method(Strategy, Declared):
         return False
 
     # -------------------------------------------------------------- Flower's own loop
+
+    @classmethod
+    def own_hooks(cls, base: Any) -> list[str]:
+        """The parts of Flower's loop that a subclass of ``base`` says anew."""
+        return [h for h in FLOWER_HOOKS if getattr(cls, h) is not getattr(base, h)]
+
+    def check_hooks(self) -> None:
+        """Raise TypeError if a part of Flower's loop is overridden that nobody calls.
+
+        Called before any message is sent.
+        """
+        if own := self.own_hooks(Method):
+            raise TypeError(
+                f"{type(self).__name__} overrides {own[0]}, but its rounds take "
+                "several waves of messages, which Flower's loop does not have: "
+                "override run_round, or use a callback"
+            )
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

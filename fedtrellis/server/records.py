@@ -76,7 +76,8 @@ class RunRecord(Callback):
                                  rounds, last metrics, totals, error if any
     ``model.npz``                the model's arrays, by the names they had
     ``checkpoint.npz``           what ``resume`` needs
-    ``convergence.png``          loss, gap and quality over rounds and bytes
+    ``convergence.png``          loss, gap and quality over rounds and bytes, unless
+                                 ``picture`` is False
     ============================ =====================================================
 
     Parameters
@@ -92,6 +93,8 @@ class RunRecord(Callback):
 
     Attributes
     ----------
+    picture : bool
+        Whether a picture is drawn in the end.
     status : str
         ``"running"``, ``"completed"``, ``"interrupted"`` or ``"failed"``.
     """
@@ -107,6 +110,7 @@ class RunRecord(Callback):
         self.directory.mkdir(parents=True, exist_ok=True)
         self.reference = reference
         self.title = title
+        self.picture = True
         #: What a reader of the summary must not overlook.
         self.warnings: list[str] = []
         self._rounds: list[RoundRecord] = []  # those that history.jsonl has
@@ -158,22 +162,23 @@ class RunRecord(Callback):
         self._append([record])
 
     def on_end(self, strategy: LoopStrategy, result: Result) -> None:
-        """Write model, picture and summary."""
+        """Write model, summary and, where it is wanted, the picture."""
         arrays: dict[str, Any] = {
             name: decode(array) for name, array in result.arrays.items()
         }
         with replacing(self.directory / "model.npz") as file:
             np.savez(file, **arrays)
+        if self.picture:
+            self._draw({self.title or type(strategy).__name__: strategy.history})
+        self._write_summary("completed", None)
+
+    def _draw(self, runs: Mapping[str, Sequence[RoundRecord]]) -> None:
+        # Matplotlib takes longer to load than a short run takes
         from fedtrellis.server.plots import plot_convergence
 
         picture = self.directory / "convergence.png"
         with naming(picture):
-            plot_convergence(
-                {self.title or type(strategy).__name__: strategy.history},
-                picture,
-                reference=self.reference,
-            )
-        self._write_summary("completed", None)
+            plot_convergence(runs, picture, reference=self.reference)
 
     def on_failure(self, strategy: LoopStrategy, error: BaseException) -> None:
         """Say how the run ended."""

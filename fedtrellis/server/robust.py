@@ -68,15 +68,20 @@ class Average:
         Parameters
         ----------
         points : sequence of n ndarrays of shape S, or ndarray of shape (n, \*S)
-            float64, finite; at least one.
+            Finite; at least one.
         centre : ndarray of shape S
             Where centred clipping begins: the last average. Not changed.
+
+        Returns
+        -------
+        ndarray of float64
+            Summed up in float64 whatever the points are of, to be rounded once.
         """
         if self.rule == "none":
-            mean: FloatArray = np.mean(points, axis=0)
+            mean: FloatArray = np.mean(points, axis=0, dtype=np.float64)
             return mean
         if self.rule == "centred-clipping":
-            return self._clipped(np.asarray(points), centre)
+            return self._clipped(np.asarray(points, dtype=np.float64), centre)
         return self._middle(np.sort(points, axis=0), len(points))
 
     def of_held(
@@ -115,7 +120,7 @@ class Average:
         if self.rule == "trimmed-mean":
             # β·n may lie above a whole number by rounding alone
             cut = min(most, ceil(self.trimmed_fraction * count - 1e-9))
-        middle: FloatArray = ordered[cut : count - cut].mean(axis=0)
+        middle: FloatArray = ordered[cut : count - cut].mean(axis=0, dtype=np.float64)
         return middle
 
     def _clipped(self, points: FloatArray, centre: FloatArray) -> FloatArray:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import logging
 import math
 import multiprocessing
@@ -25,7 +24,7 @@ from flwr.app import Context, RecordDict
 
 from fedtrellis.app.directory import load_app, one_line
 from fedtrellis.builtin import own_app
-from fedtrellis.server.callbacks import RoundRecord
+from fedtrellis.runs.load import load_run
 from fedtrellis.settings import SettingsError
 from fedtrellis.tune.ranking import Trial, divergence, measure
 from fedtrellis.wire.local_grid import LocalGrid
@@ -135,19 +134,12 @@ def _measured(job: Job) -> Trial:
             "write one (fedtrellis.server.records.RunRecord)"
         )
     directory = job.out / record
-    summary = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
-    if summary["status"] != "completed":
-        raise SettingsError(summary.get("error", f"status {summary['status']!r}"))
-    known = {field.name for field in dataclasses.fields(RoundRecord)}
-    text = (directory / "history.jsonl").read_text(encoding="utf-8")
-    history = [
-        # a record may know more than we do
-        RoundRecord(**{k: v for k, v in json.loads(line).items() if k in known})
-        for line in text.splitlines()
-    ]
-    reason = divergence(history)
+    ended = load_run(directory)
+    if ended.status != "completed":
+        raise SettingsError(ended.summary.get("error", f"status {ended.status!r}"))
+    reason = divergence(ended.history)
     with np.errstate(all="ignore"):
-        metrics = measure(history)
+        metrics = measure(ended.history)
     endless = [name for name, value in metrics.items() if not math.isfinite(value)]
     if endless and not reason:
         reason = f"{endless[0]} is {metrics[endless[0]]}"

@@ -1,4 +1,4 @@
-"""NumPy arrays to Flower's ``Array`` and back, and models of several layers as one.
+"""NumPy arrays to Flower's ``Array`` and back.
 
 Flower's own conversion goes through ``numpy.save`` and ``numpy.load``; these functions
 write and read the same bytes (a ``.npy`` file, so either side may be plain Flower)
@@ -9,26 +9,26 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
+from fedtrellis.wire.layout import FloatArray, Layout
+
 __all__ = [
     "FloatArray",
     "Layout",
     "array_record",
+    "contents",
     "decode",
     "encode",
     "filled",
     "record_arrays",
 ]
-
-FloatArray = NDArray[np.float64]
 
 _NUMPY_STYPE = "numpy.ndarray"
 _ALLOWED_KINDS = "fiub"
@@ -139,13 +139,19 @@ def filled(record: T, items: Mapping[str, Any]) -> T:
     data = record.__dict__.get("_data")
     if isinstance(data, dict) and (
         not isinstance(record, ConfigRecord)
-        or all(type(item) in _PLAIN for item in items.values())
+        or _PLAIN.issuperset(map(type, items.values()))
     ):
         data.update(items)
     else:
         for name, item in items.items():
             record[name] = item
     return record
+
+
+def contents(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A record's items, not to be changed; looking at the record itself is slow."""
+    data = getattr(record, "_data", None)
+    return data if isinstance(data, dict) else dict(record)
 
 
 # An array costs about 350 bytes on the wire beside its data (its names, the hashes of
@@ -227,130 +233,7 @@ def array_record(arrays: Sequence[NDArray[Any]], join: bool = False) -> ArrayRec
 
 def record_arrays(record: ArrayRecord) -> list[NDArray[Any]]:
     """Read every array of a record, in order, as read-only ndarrays."""
-    if len(record) == 1 and _JOINED in record:
-        return split_arrays(decode(record[_JOINED]))
-    return [decode(array) for array in record.values()]
-
-
-@dataclass(frozen=True)
-class Layout:
-    """The shapes of a model's arrays, and the one array that stands for them all.
-
-    A model of one array is optimised in that array's shape (a matrix stays a matrix,
-    for the nuclear-norm ball); one of several layers as the vector of all their
-    entries, one layer after the other, each in C order. A single number, an array
-    without axes, is a vector of one entry.
-
-    Parameters
-    ----------
-    shapes : tuple of tuple of int
-        The layers' shapes.
-    """
-
-    shapes: tuple[tuple[int, ...], ...]
-
-    @classmethod
-    def of(cls, arrays: Sequence[NDArray[Any]]) -> Layout:
-        """Layout of a list of arrays."""
-        return cls(tuple(array.shape for array in arrays))
-
-    @property
-    def size(self) -> int:
-        """Number of parameters p."""
-        return sum(prod(shape) for shape in self.shapes)
-
-    @property
-    def point_shape(self) -> tuple[int, ...]:
-        """Shape of the point that stands for the model."""
-        only = self.shapes[0] if len(self.shapes) == 1 else ()
-        # arithmetic turns an array of shape () into a scalar, which nothing changes in
-        # place; a vector of one entry stays one
-        return only or (self.size,)
-
-    def point(self, arrays: Sequence[NDArray[Any]]) -> FloatArray:
-        """Join the layers into one float64 point (no copy if there is only one)."""
-        if tuple(array.shape for array in arrays) != self.shapes:
-            raise ValueError(
-                f"arrays have shapes {[array.shape for array in arrays]}, "
-                f"expected {list(self.shapes)}"
-            )
-        if len(arrays) == 1 and self.shapes[0]:
-            return np.asarray(arrays[0], dtype=np.float64)
-        return np.concatenate(
-            [np.asarray(array, dtype=np.float64).reshape(-1) for array in arrays]
-        )
-
-    def layers(self, point: FloatArray) -> list[FloatArray]:
-        """Split a point into the layers, as views of it."""
-        flat = point.reshape(-1)
-        layers, start = [], 0
-        for shape in self.shapes:
-            stop = start + prod(shape)
-            layers.append(flat[start:stop].reshape(shape))
-            start = stop
-        return layers
-
-    def objective_point(self, point: FloatArray) -> FloatArray | list[FloatArray]:
-        """Return what an objective is given: one array, or the list of the layers."""
-        if len(self.shapes) == 1:
-            return point.reshape(self.shapes[0])
-        return self.layers(point)
-
-    def objective_gradient(self, gradient: Any) -> FloatArray:
-        """Join an objective's gradient into the point's shape.
-
-        Parameters
-        ----------
-        gradient : ndarray or list of ndarray
-            One array in the shape that the model's only array has, or flat, of p
-            entries; or a list of arrays in the layers' shapes. What has no axes may be
-            a NumPy scalar.
-
-        Raises
-        ------
-        TypeError
-            If it is neither.
-        ValueError
-            If it has another shape: as many entries alone do not make a gradient, a
-            transposed one would be read in the wrong order.
-        """
-        if isinstance(gradient, list | tuple) and all(
-            isinstance(part, np.ndarray | np.floating) for part in gradient
-        ):
-            return self.point(gradient)
-        if not isinstance(gradient, np.ndarray | np.floating):
-            raise TypeError(
-                f"the objective's gradient is a {type(gradient).__name__}, expected "
-                "an ndarray, or a list of them for a model of several arrays"
-            )
-        flat = (self.size,)
-        own = self.shapes[0] if len(self.shapes) == 1 else flat
-        if gradient.shape not in (own, flat):
-            raise ValueError(
-                f"the objective's gradient has shape {gradient.shape}, "
-                f"expected {own}{f' or {flat}' if own != flat else ''}"
-            )
-        array = cast(FloatArray, np.asarray(gradient, dtype=np.float64))
-        return array.reshape(self.point_shape)
-
-    def to_list(self) -> list[int]:
-        """Return the shapes as one list of integers, for a ``ConfigRecord``."""
-        numbers: list[int] = []
-        for shape in self.shapes:
-            numbers.extend((len(shape), *shape))
-        return numbers
-
-    @classmethod
-    def from_list(cls, numbers: Sequence[int]) -> Layout:
-        """Inverse of :meth:`to_list`; ValueError if it is not a list of shapes."""
-        shapes, start = [], 0
-        while start < len(numbers):
-            stop = start + 1 + numbers[start]
-            shape = tuple(int(side) for side in numbers[start + 1 : stop])
-            if numbers[start] < 0 or stop > len(numbers) or min(shape, default=0) < 0:
-                raise ValueError(f"{list(numbers)} is not a list of shapes")
-            shapes.append(shape)
-            start = stop
-        if not shapes:
-            raise ValueError("a model needs at least one array")
-        return cls(tuple(shapes))
+    arrays = contents(record)
+    if len(arrays) == 1 and _JOINED in arrays:
+        return split_arrays(decode(arrays[_JOINED]))
+    return [decode(array) for array in arrays.values()]

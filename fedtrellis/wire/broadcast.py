@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import islice
 from math import isfinite
 from typing import Any, cast
@@ -24,14 +24,15 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
-from fedtrellis.domains.atoms import Atom, SparseAtom, pack_atoms, unpack_atoms
 from fedtrellis.wire.arrays import FloatArray, Layout, array_record, record_arrays
 from fedtrellis.wire.sparse import (
     ENVELOPE,
+    bits_of,
     check_entries,
     from_sparse_or_dense,
     sparse_or_dense,
 )
+from fedtrellis.wire.steps import Step, pack_steps, unpack_steps
 
 __all__ = ["ModelBroadcast", "OutOfSyncError", "Step", "receive", "sparse_or_dense"]
 
@@ -50,64 +51,22 @@ class OutOfSyncError(Exception):
     """The client has not the model version that the server's steps start from."""
 
 
-@dataclass(frozen=True)
-class Step:
-    """One change of the model, x̄ ← decay · x̄ + weight · Σ_j s_j."""
-
-    decay: float
-    weight: float
-    atoms: tuple[Atom, ...]
-
-    def apply(self, point: FloatArray) -> None:
-        """Change ``point``, a C-contiguous array, in place."""
-        if self.decay == 0.0:
-            point.fill(0.0)  # also where the point was not finite
-        elif self.decay != 1.0:
-            point *= self.decay
-        self.add_atoms(point)
-
-    def add_atoms(self, point: FloatArray) -> None:
-        """Do only point += weight · Σ_j s_j, in place."""
-        if self._entries is None:
-            for atom in self.atoms:
-                atom.add_to(point, self.weight)
-        else:
-            # one after the other, as the atoms would: the same bits on both sides
-            indices, values = self._entries
-            np.add.at(point.reshape(-1), indices, self.weight * values)
-
-    @cached_property
-    def _entries(self) -> tuple[NDArray[np.int64], FloatArray] | None:
-        """All entries of sparse atoms, which one call adds; None for other atoms."""
-        sparse = [atom for atom in self.atoms if isinstance(atom, SparseAtom)]
-        if not sparse or len(sparse) < len(self.atoms):
-            return None
-        indices = [atom.indices.astype(np.int64) for atom in sparse]
-        return np.concatenate(indices), np.concatenate([a.values for a in sparse])
-
-    @cached_property
-    def nbytes(self) -> int:
-        """Bytes of the atoms on the wire, without envelope."""
-        # a row of three numbers, and with each atom its kind and number of entries
-        return 24 + sum(atom.nbytes + 2 for atom in self.atoms)
-
-
 class ModelBroadcast:
     """The server's half: the model, its version, and the steps that led to it.
 
     Parameters
     ----------
     layout : Layout
-        Shapes of the model's arrays.
+        Shapes and dtype of the model's arrays.
     model : ndarray of shape ``layout.point_shape``
-        The model to start from; it is copied.
+        The model to start from; it is copied, rounded to the layout's dtype.
     version : int
         Its version number.
     """
 
     def __init__(self, layout: Layout, model: FloatArray, version: int = 0) -> None:
         self.layout = layout
-        self.model: FloatArray = np.array(model, dtype=np.float64, order="C")
+        self.model: FloatArray = layout.rounded(model)
         self.version = version
         self._steps: deque[Step] = deque()  # the last of them leads to self.version
         self._steps_nbytes = 0
@@ -140,18 +99,19 @@ class ModelBroadcast:
         A client that has an earlier version is sent the entries that changed since, if
         these are smaller than the model whole.
         """
-        before = self.model.reshape(-1).view(np.uint64)
+        before = bits_of(self.model.reshape(-1))
         self._set(model)
         # bits, not values: −0.0 is not 0.0
-        changed = np.flatnonzero(self.model.reshape(-1).view(np.uint64) != before)
+        changed = np.flatnonzero(bits_of(self.model.reshape(-1)) != before)
         self._revisions.append(changed)
-        # what together takes more than the model itself would never be sent
-        count = sum(indices.size for indices in self._revisions)
+        # what together takes more than the model itself would never be sent; of those
+        # that change nothing there could be any number
+        count = sum(max(1, indices.size) for indices in self._revisions)
         while self._revisions and count > self.model.size:
-            count -= self._revisions.popleft().size
+            count -= max(1, self._revisions.popleft().size)
 
     def _set(self, model: FloatArray) -> None:
-        self.model = np.array(model, dtype=np.float64, order="C")
+        self.model = self.layout.rounded(model)
         self.version += 1
         self._encoded.clear()
         self._forget_steps()
@@ -183,8 +143,8 @@ class ModelBroadcast:
             since = list(self._revisions)[len(self._revisions) - self.version + base :]
             changed = np.unique(np.concatenate([np.empty(0, np.intp), *since]))
             indices = changed.astype(np.min_scalar_type(max(self.model.size - 1, 0)))
-            values = self.model.reshape(-1)[changed]
-            whole = sparse_or_dense(self.model)
+            values = self._on_wire.reshape(-1)[changed]
+            whole = sparse_or_dense(self._on_wire)
             if indices.nbytes + values.nbytes < sum(array.nbytes for array in whole):
                 config |= {"model-encoding": "entries", "model-base": base}
                 return array_record([indices, values], join=True), config
@@ -198,12 +158,16 @@ class ModelBroadcast:
             config["model-encoding"] = "steps"
             config["model-base"] = self.version - len(steps)
             if base is None:
-                config["model-shapes"] = self.layout.to_list()
+                config |= self.layout.entries()
             return array_record(pack_steps(steps), join=True), config
-        arrays = sparse_or_dense(self.model)
+        arrays = sparse_or_dense(self._on_wire)
         config["model-encoding"] = "dense" if len(arrays) == 1 else "sparse"
-        config["model-shapes"] = self.layout.to_list()
+        config |= self.layout.entries()
         return array_record(arrays, join=True), config
+
+    @property
+    def _on_wire(self) -> NDArray[Any]:
+        return self.layout.to_wire(self.model)
 
     def _worth_sending(self, steps: Sequence[Step]) -> bool:
         """Whether the steps are smaller than the model whole."""
@@ -211,43 +175,9 @@ class ModelBroadcast:
         atoms = sum(len(step.atoms) for step in steps)
         if (len(steps) > 1 or atoms > _FEW_ATOMS) and size < self.model.nbytes:
             # several steps, or many clients, may well touch the same few entries
-            whole = sparse_or_dense(self.model)
+            whole = sparse_or_dense(self._on_wire)
             return size < sum(array.nbytes for array in whole) + ENVELOPE
         return not steps or size < self.model.nbytes
-
-
-def pack_steps(steps: Sequence[Step]) -> list[NDArray[Any]]:
-    """Steps as a few arrays: (decay, weight, number of atoms) each, then the atoms."""
-    if not steps:
-        return []
-    table = np.array([[s.decay, s.weight, len(s.atoms)] for s in steps])
-    atoms = [atom for step in steps for atom in step.atoms]
-    return [table, *pack_atoms(atoms)] if atoms else [table]
-
-
-def unpack_steps(arrays: Sequence[NDArray[Any]], shape: tuple[int, ...]) -> list[Step]:
-    """Inverse of :func:`pack_steps`; ValueError if the arrays are malformed."""
-    if not arrays:
-        return []
-    table = arrays[0]
-    if (
-        table.ndim != 2
-        or table.shape[1] != 3
-        or table.dtype != np.float64
-        or not np.isfinite(table).all()
-        or (table[:, 2] < 0.0).any()
-        or (table[:, 2] % 1.0).any()
-    ):
-        raise ValueError("the table of steps is malformed")
-    atoms = unpack_atoms(arrays[1:], shape) if len(arrays) > 1 else []
-    if table[:, 2].sum() != len(atoms):
-        raise ValueError(f"{len(atoms)} atoms for steps of {table[:, 2].tolist()}")
-    steps, start = [], 0
-    for decay, weight, count in table.tolist():
-        stop = start + int(count)
-        steps.append(Step(decay, weight, tuple(atoms[start:stop])))
-        start = stop
-    return steps
 
 
 @dataclass(frozen=True)
@@ -259,23 +189,24 @@ class ReceivedModel:
     version: int
 
 
-def _received_steps(record: ArrayRecord, shape: tuple[int, ...]) -> Sequence[Step]:
+def _received_steps(record: ArrayRecord, layout: Layout) -> Sequence[Step]:
     """Unpack steps; the clients of one process are all sent the same few."""
     if len(record) == 1:
         (array,) = record.values()
         if len(array.data) <= _CACHED_BYTES:
-            return _unpack_joined(array.stype, array.data, "joined" in record, shape)
-    return unpack_steps(record_arrays(record), shape)
+            return _unpack_joined(array.stype, array.data, "joined" in record, layout)
+    return unpack_steps(record_arrays(record), layout.point_shape, layout.point_dtype)
 
 
 @lru_cache(maxsize=2)  # a round's, which all clients get; atoms may unpack to megabytes
 def _unpack_joined(
-    stype: str, data: bytes, joined: bool, shape: tuple[int, ...]
+    stype: str, data: bytes, joined: bool, layout: Layout
 ) -> tuple[Step, ...]:
     record = ArrayRecord()
     record["joined" if joined else "0"] = Array("", (), stype, data)
     # steps and their atoms are never changed, so they can be shared
-    return tuple(unpack_steps(record_arrays(record), shape))
+    arrays = record_arrays(record)
+    return tuple(unpack_steps(arrays, layout.point_shape, layout.point_dtype))
 
 
 def _received_entries(
@@ -291,7 +222,7 @@ def _received_entries(
     indices, values = arrays
     check_entries(indices, values, stored.point.size)
     point = stored.point.copy()
-    point.reshape(-1)[indices] = values
+    point.reshape(-1)[indices] = stored.layout.from_wire(values)
     return ReceivedModel(stored.layout, _finite(point), version)
 
 
@@ -304,14 +235,13 @@ def _layout(
     config: Mapping[str, Any], stored: ReceivedModel | None, max_parameters: int
 ) -> Layout | None:
     """The shapes that a message declares, which are no more than it may declare."""
-    shapes = config.get("model-shapes")
-    if shapes is None:
+    if "model-shapes" not in config:
         return None
-    layout = Layout.from_list(shapes)
+    layout = Layout.of_entries(config)
     if stored is not None and layout != stored.layout:
         raise ValueError(
-            f"the model has shapes {list(layout.shapes)}; in this session it had "
-            f"{list(stored.layout.shapes)}"
+            f"the model has shapes {list(layout.shapes)} of {layout.dtype}; in this "
+            f"session it had {list(stored.layout.shapes)} of {stored.layout.dtype}"
         )
     # a dense model brings all of its entries, whatever it declares
     if config["model-encoding"] != "dense" and layout.size > max_parameters:
@@ -365,7 +295,7 @@ def receive(
         arrays = record_arrays(record)
         if len(arrays) != (1 if encoding == "dense" else 2):
             raise ValueError(f"a {encoding} model came in {len(arrays)} arrays")
-        point = from_sparse_or_dense(arrays, layout.point_shape)
+        point = layout.from_wire(from_sparse_or_dense(arrays, layout.point_shape))
         return ReceivedModel(layout, _finite(point), version)
     base = cast(int, config.get("model-base", -1))
     if encoding == "entries":
@@ -376,17 +306,17 @@ def receive(
         if stored.version == version:
             return stored
         layout = stored.layout
-        steps = _received_steps(record, layout.point_shape)
+        steps = _received_steps(record, layout)
         if len(steps) != version - base:
             raise ValueError(f"{len(steps)} steps from version {base} to {version}")
         steps = steps[stored.version - base :]
         if steps[0].decay:
             point = stored.point * steps[0].decay
         else:
-            point = np.zeros(layout.point_shape)
+            point = np.zeros(layout.point_shape, layout.point_dtype)
     elif layout is not None:
-        steps = _received_steps(record, layout.point_shape)
-        point = np.zeros(layout.point_shape)
+        steps = _received_steps(record, layout)
+        point = np.zeros(layout.point_shape, layout.point_dtype)
         if not steps or steps[0].decay != 0.0:
             raise ValueError("steps without a base do not start from nothing")
     else:

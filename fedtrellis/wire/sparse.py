@@ -9,21 +9,33 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtrellis.wire.arrays import FloatArray
-
-__all__ = ["ENVELOPE", "check_entries", "from_sparse_or_dense", "sparse_or_dense"]
+__all__ = [
+    "ENVELOPE",
+    "bits_of",
+    "check_entries",
+    "from_sparse_or_dense",
+    "sparse_or_dense",
+]
 
 #: What an array costs on the wire beside its data: names, hashes, the .npy header.
 ENVELOPE = 400
 
 
-def sparse_or_dense(point: FloatArray) -> list[NDArray[Any]]:
-    """The smaller of [indices, values] of the non-zeros and [the array itself]."""
+def bits_of(flat: NDArray[Any]) -> NDArray[Any]:
+    """The bits of a contiguous array's numbers, as unsigned integers."""
+    return flat.view(f"u{flat.itemsize}")
+
+
+def sparse_or_dense(point: NDArray[Any]) -> list[NDArray[Any]]:
+    """The smaller of [indices, values] of the non-zeros and [the array itself].
+
+    Of any dtype that travels: see :meth:`~fedtrellis.wire.layout.Layout.to_wire`.
+    """
     flat = point.reshape(-1)
-    bits = flat.view(np.uint64)  # −0.0 is no zero here: it arrives as what it was
+    bits = bits_of(flat)  # −0.0 is no zero here: it arrives as what it was
     index_dtype = np.min_scalar_type(max(flat.size - 1, 0))
     count = np.count_nonzero(bits)
-    if count * (index_dtype.itemsize + 8) + ENVELOPE >= flat.nbytes:
+    if count * (index_dtype.itemsize + flat.itemsize) + ENVELOPE >= flat.nbytes:
         return [point]
     indices = np.flatnonzero(bits)
     return [indices.astype(index_dtype), flat[indices]]
@@ -39,14 +51,14 @@ def check_entries(indices: NDArray[Any], values: NDArray[Any], size: int) -> Non
 
 def from_sparse_or_dense(
     arrays: Sequence[NDArray[Any]], shape: tuple[int, ...]
-) -> FloatArray:
+) -> NDArray[Any]:
     """Inverse of :func:`sparse_or_dense`; the result may be a read-only view."""
     if len(arrays) == 1:
-        return np.asarray(arrays[0], dtype=np.float64).reshape(shape)
+        return arrays[0].reshape(shape)
     if len(arrays) != 2:
         raise ValueError(f"a sparse array has 2 arrays, not {len(arrays)}")
     indices, values = arrays
     check_entries(indices, values, prod(shape))
-    point = np.zeros(shape)
+    point = np.zeros(shape, values.dtype)
     point.reshape(-1)[indices] = values
     return point

@@ -10,6 +10,7 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from numpy.typing import NDArray
 
 from fedtrellis.corrective import CORRECTIONS
+from fedtrellis.domains.atoms import rounding
 from fedtrellis.schedules import SCHEDULES, FrankWolfeSchedule
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.conversation import Conversation
@@ -237,7 +238,7 @@ class FedFW(FrankWolfeStrategy):
     def setup(self, point: FloatArray, layout: Layout) -> None:
         """Start the variant's half, with every client at the initial model."""
         self.settle_domains(layout.point_shape)
-        if not self.domain.contains(point):
+        if not self.domain.contains(point, rounding(layout.point_dtype)):
             log(WARNING, "The initial model lies outside %r", self.domain)
         self.half: PaperSteps | CorrectiveSteps
         if self.variant in PAPERS:
@@ -279,10 +280,11 @@ class FedFW(FrankWolfeStrategy):
         """What the broadcast has, or for an evaluation x̄ where that is not the same."""
         if not entries.pop(_EVALUATED, False):
             return super().model_for(client, entries)
-        parts = sparse_or_dense(self.half.model)
+        layout = self.broadcast.layout
+        parts = sparse_or_dense(layout.to_wire(self.half.model))
         return array_record(parts, join=True), {
             "model-encoding": "dense" if len(parts) == 1 else "sparse",
-            "model-shapes": self.broadcast.layout.to_list(),
+            **layout.entries(),
             "model-version": self.broadcast.version,
             # what the client keeps is z
             "keep-model": False,

@@ -71,8 +71,8 @@ class HyFDCA(HyFDCASettings):
     sample_ids, labels, loss, key)``. Metrics of a round: ``primal`` P(w) and ``dual``
     D(α) at the point that the round started from, and ``dual-bound`` D(α) after it;
     ``duality-gap``, the lowest P less the highest D so far: the certificate of the
-    result, and what ``tolerance`` stops at. The result is the certified w with the lowest P of the run, or the last
-    one where P was not to be had for 50 rounds.
+    result, and what ``tolerance`` stops at. The result is the certified w with the
+    lowest P of the run, or the last one where P was not to be had for 50 rounds.
 
     What the server sees: w, each client's v_k (or only their sum, ``secure_sum``), who
     shares a slot with whom, sums of losses, and ciphertexts; no α, no inner product, no
@@ -143,10 +143,6 @@ class HyFDCA(HyFDCASettings):
 
     def _pinned_settings(self) -> dict[str, Any]:
         """The settings that clients agree on before any label travels."""
-        rounds = self.num_rounds
-        evaluations = 0
-        if self.client_evaluate_every:
-            evaluations = rounds // self.client_evaluate_every + 1
         settings: dict[str, Any] = {
             "session": self.conversation.session,
             "encryption": self.encryption,
@@ -164,12 +160,22 @@ class HyFDCA(HyFDCASettings):
             "least": self.least,
             "noise": self.noise,
             "num-clients": self.num_clients,
-            # some in hand: going back after a loss takes another way
-            "answers": rounds + evaluations + rounds // 10 + 10,
+            "answers": self._declared_answers(),
         }
         if self._alignment is not None:
             settings["num-samples-all"] = self.alignment.num_samples
         return settings
+
+    def _declared_answers(self) -> int:
+        """How many different questions the run has for a client."""
+        rounds = self.num_rounds
+        # some in hand: going back after a loss takes another way
+        return rounds + self._evaluations(rounds) + rounds // 10 + 10
+
+    def _evaluations(self, rounds: int) -> int:
+        """How many evaluations so many rounds have, and one of the last round."""
+        every = self.client_evaluate_every
+        return rounds // every + 1 if every else 0
 
     @property
     def agreement(self) -> Agreement:
@@ -192,7 +198,7 @@ class HyFDCA(HyFDCASettings):
         """Match samples and features, agree, and share labels and norms encrypted."""
         if self._steps is not None:
             # a run that goes on, if its key is still there
-            self._ask_ready(conversation, timeout)
+            self._ask_ready(conversation, timeout, self._longer())
             return
         roster = self._key_kind() == "roster"
         points = match_ids(self, conversation, timeout) if roster else {}
@@ -254,15 +260,34 @@ class HyFDCA(HyFDCASettings):
             )
         return kind
 
-    def _ask_ready(self, conversation: Conversation, timeout: float) -> None:
+    def _longer(self) -> dict[str, int]:
+        """What is to come of a run that goes on with more rounds than were declared."""
+        if self._declared_answers() <= self.agreement.settings["answers"]:
+            return {}
+        done = self.history[-1].round if self.history else 0
+        return {
+            "rounds": self.num_rounds,
+            "answers-to-come": self.num_rounds
+            - done
+            + self._evaluations(self.num_rounds)
+            - self._evaluations(done),
+        }
+
+    def _ask_ready(
+        self,
+        conversation: Conversation,
+        timeout: float,
+        entries: Mapping[str, int] | None = None,
+    ) -> None:
         """Let every client check its key and, if it was just given them, its labels."""
+        config = {**self.phase_config(), **(entries or {})}
 
         def take(answer: Answer) -> None:
             (nonce,) = read_blobs(answer.arrays)
             self.nonces[answer.client] = nonce
 
         self.ask_everyone(
-            conversation, "train.ready", lambda name: self.phase_config(), take, timeout
+            conversation, "train.ready", lambda name: config, take, timeout
         )
 
     @property

@@ -678,9 +678,20 @@ def test_an_encrypted_run_is_the_unencrypted_one(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("known_mixing")
 def test_an_encrypted_run_of_300_iterations() -> None:
-    assert _encrypted_and_not(digits_split(), 300, "stream") < 1e-6
+    """No share is ever refused, nothing drifts, and the certificate is as tight.
+
+    The iterates are not those of an unencrypted run: under a key samples have another
+    order, and what a sum's last bits do to 40 proposals of the hinge loss grows tenfold
+    in a few iterations.
+    """
+    split = digits_split()
+    run = Run(split, 300, encryption="stream")
+    run.check()
+    assert not run.rejected
+    assert (np.diff(run.metric("dual")) >= -1e-12).all()
+    assert 0.0 < run.metric("duality-gap")[-1] / split.optimum < 2e-5
+    assert split.relative(run.model) < 2e-5
 
 
 @pytest.mark.usefixtures("known_mixing")

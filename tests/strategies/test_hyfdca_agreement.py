@@ -56,6 +56,7 @@ LIES: dict[str, tuple[Lie, str]] = {
     ),
     "another loss": (_settings(loss="squared"), "loss"),
     "an old nonce": (_member(3, nonce="0" * 32), "client 3: the agreement does not"),
+    "without it": (_member(0, name="6"), "client 0 is not in the agreement"),
     "somebody's other key": (_member(2, key="0" * 16), "not all clients have one key"),
     "features exchanged": (_features(lambda f: f[::-1]), "other features for it"),
     "a feature twice": (

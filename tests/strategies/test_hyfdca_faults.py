@@ -261,12 +261,17 @@ def test_each_fault_that_loses_no_state(fault: str, kind: Any) -> None:
 @pytest.mark.parametrize("fault", ["wipe", "state_loss"])
 @pytest.mark.parametrize("kind", KINDS_ALONE)
 def test_lost_states(kind: Any, fault: str, rate: float) -> None:
+    """Each way back to a backup is a question more, at weights of its own.
+
+    Where a fifth of the states is lost that is more than nodes answer by themselves.
+    """
     run = Run(
         small(parts=kind),
         120,
         faults={fault: rate},
         each=_calm_from(50),
         grid_seed=1,
+        client={"rules": NodeRules(exposed="accept", answers=1000)},
     )
     assert run.grid.fault_counts[fault] > 5
     _converged(run)

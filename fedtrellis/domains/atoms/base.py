@@ -13,7 +13,7 @@ Shape = tuple[int, ...]
 FloatArray = NDArray[np.float64]
 Arrays = Sequence[NDArray[Any]]
 
-FLOAT64 = np.dtype(np.float64)
+FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 INTP = np.dtype(np.intp)
 UINT8 = np.dtype(np.uint8)
 UNSIGNED = [np.dtype(kind) for kind in (np.uint8, np.uint16, np.uint32, np.uint64)]
@@ -27,7 +27,9 @@ class Atom(ABC):
     """One point of a convex set, in its smallest form.
 
     Atoms are immutable and may share memory with the arrays they were made from;
-    nothing here writes to those. Two atoms are never compared by value.
+    nothing here writes to those. Two atoms are never compared by value. Their entries
+    are float64, or float32 for a model of that (:meth:`of_dtype`), which is how they
+    travel; single numbers are float64, and so is all arithmetic with them.
 
     Attributes
     ----------
@@ -66,13 +68,21 @@ class Atom(ABC):
     def dot(self, array: NDArray[Any]) -> float:
         """Return the inner product <atom, array>, the sum over all entries."""
 
+    def of_dtype(self, dtype: np.dtype[Any]) -> Self:
+        """Return the atom with its entries rounded to float32, or as float64."""
+        return self
+
     def to_arrays(self) -> list[NDArray[Any]]:
         """Return the arrays that travel; :meth:`from_arrays` is the inverse."""
         return self._stack([self])
 
     @classmethod
-    def from_arrays(cls, arrays: Arrays, shape: Shape) -> Self:
+    def from_arrays(
+        cls, arrays: Arrays, shape: Shape, dtype: np.dtype[Any] = FLOAT64
+    ) -> Self:
         """Rebuild an atom of a known shape from what :meth:`to_arrays` returned.
+
+        ``dtype`` is that of its entries.
 
         Raises
         ------
@@ -80,7 +90,7 @@ class Atom(ABC):
             Anything malformed: number, dtype or length of the arrays, an index out
             of range, not a permutation, a value that is not finite.
         """
-        return cls._unstack(arrays, [tuple(shape)])[0]
+        return cls._unstack(arrays, [tuple(shape)], dtype)[0]
 
     @property
     def nbytes(self) -> int:
@@ -99,7 +109,9 @@ class Atom(ABC):
 
     @classmethod
     @abstractmethod
-    def _unstack(cls, arrays: Arrays, shapes: Sequence[Shape]) -> list[Self]:
+    def _unstack(
+        cls, arrays: Arrays, shapes: Sequence[Shape], dtype: np.dtype[Any]
+    ) -> list[Self]:
         """Check the stacked arrays and rebuild one atom for each shape."""
 
     def _check_target(self, array: NDArray[Any]) -> None:
@@ -118,6 +130,14 @@ class Atom(ABC):
             )
 
 
+def rounding(dtype: np.dtype[Any]) -> float:
+    """Return the share of a set's size by which a point of it may seem to lie outside.
+
+    1e-9 for entries of float64; float32 rounds by 6e-8 of each.
+    """
+    return 1e-9 if dtype.itemsize == FLOAT64.itemsize else 1e-6
+
+
 def coerce(atom: Atom, name: str, dtype: np.dtype[Any]) -> None:
     """Make an attribute of a frozen atom an array of this dtype."""
     # object.__setattr__ because the dataclass is frozen; skipped where nothing changes,
@@ -125,6 +145,13 @@ def coerce(atom: Atom, name: str, dtype: np.dtype[Any]) -> None:
     value = getattr(atom, name)
     if type(value) is not np.ndarray or value.dtype is not dtype:
         object.__setattr__(atom, name, np.asarray(value, dtype=dtype))
+
+
+def coerce_floats(atom: Atom, name: str) -> None:
+    """Make an attribute of a frozen atom an array of float64, or leave it float32."""
+    value = getattr(atom, name)
+    if type(value) is not np.ndarray or value.dtype is not FLOAT32:
+        coerce(atom, name, FLOAT64)
 
 
 def index_dtype(size: int) -> np.dtype[Any]:
@@ -150,7 +177,7 @@ def check(
         )
     if size is not None and array.size != size:
         raise ValueError(f"expected {size} {what}, got {array.size}")
-    if dtype is FLOAT64 and not np.isfinite(array).all():
+    if dtype.kind == "f" and not np.isfinite(array).all():
         raise ValueError(f"{what} must be finite")
 
 

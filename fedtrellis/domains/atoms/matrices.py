@@ -21,6 +21,7 @@ from fedtrellis.domains.atoms.base import (
     check,
     check_count,
     coerce,
+    coerce_floats,
     index_dtype,
     split,
 )
@@ -38,8 +39,8 @@ class RankOneAtom(Atom):
     shape: Shape = field(init=False)
 
     def __post_init__(self) -> None:
-        coerce(self, "left", FLOAT64)
-        coerce(self, "right", FLOAT64)
+        coerce_floats(self, "left")
+        coerce_floats(self, "right")
         if self.left.ndim != 1 or self.right.ndim != 1:
             raise ValueError(
                 f"a rank-one atom needs two vectors, got shapes "
@@ -49,17 +50,24 @@ class RankOneAtom(Atom):
 
     def dense(self) -> FloatArray:
         """Return the atom as a new float64 array."""
-        return np.multiply.outer(self.left, self.right)
+        return np.multiply.outer(self.left.astype(FLOAT64, copy=False), self.right)
 
     def add_to(self, array: NDArray[Any], weight: float = 1.0) -> None:
         """Do ``array += weight * left rightᵀ``."""
         self._check_target(array)
-        array += np.multiply.outer(weight * self.left, self.right)
+        array += np.multiply.outer(np.float64(weight) * self.left, self.right)
+
+    def of_dtype(self, dtype: np.dtype[Any]) -> Self:
+        """Return the atom with its vectors of this dtype."""
+        if self.left.dtype == dtype and self.right.dtype == dtype:
+            return self
+        return type(self)(self.left.astype(dtype), self.right.astype(dtype))
 
     def dot(self, array: NDArray[Any]) -> float:
         """Return <atom, array> = leftᵀ array right."""
         self._check_operand(array)
-        return float(self.left @ (array @ self.right))
+        right = self.right.astype(FLOAT64, copy=False)
+        return float(self.left @ (array @ right))
 
     @property
     def _code(self) -> int:
@@ -71,13 +79,15 @@ class RankOneAtom(Atom):
         return [left, np.concatenate([atom.right for atom in atoms])]
 
     @classmethod
-    def _unstack(cls, arrays: Arrays, shapes: Sequence[Shape]) -> list[Self]:
+    def _unstack(
+        cls, arrays: Arrays, shapes: Sequence[Shape], dtype: np.dtype[Any]
+    ) -> list[Self]:
         check_count("rank-one", arrays, 2)
         for shape in shapes:
             if len(shape) != 2:
                 raise ValueError(f"a rank-one atom is a matrix, not of shape {shape}")
-        left = split("left vectors", arrays[0], FLOAT64, [s[0] for s in shapes])
-        right = split("right vectors", arrays[1], FLOAT64, [s[1] for s in shapes])
+        left = split("left vectors", arrays[0], dtype, [s[0] for s in shapes])
+        right = split("right vectors", arrays[1], dtype, [s[1] for s in shapes])
         for u, v in zip(left, right, strict=True):
             # Python's floats overflow to infinity without a warning
             if not math.isfinite(_largest(u) * _largest(v)):
@@ -133,7 +143,9 @@ class PermutationAtom(Atom):
         return [columns, np.array([atom.scale for atom in atoms])]
 
     @classmethod
-    def _unstack(cls, arrays: Arrays, shapes: Sequence[Shape]) -> list[Self]:
+    def _unstack(
+        cls, arrays: Arrays, shapes: Sequence[Shape], dtype: np.dtype[Any]
+    ) -> list[Self]:
         if len(arrays) not in (1, 2):
             raise ValueError(f"permutations need 1 or 2 arrays, got {len(arrays)}")
         for shape in shapes:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fedtrellis.domains.atoms.base import (
     DENSE,
+    FLOAT64,
     PERMUTATION,
     PRODUCT,
     RAGGED,
@@ -83,6 +84,10 @@ class ProductAtom(Atom):
         self._check_operand(array)
         return sum(part.dot(block) for part, block in self._slices(array))
 
+    def of_dtype(self, dtype: np.dtype[Any]) -> Self:
+        """Return the product of the parts with entries of this dtype."""
+        return type(self)(tuple(part.of_dtype(dtype) for part in self.parts))
+
     @property
     def _code(self) -> int:
         return PRODUCT
@@ -92,8 +97,10 @@ class ProductAtom(Atom):
         return pack_atoms(atoms)
 
     @classmethod
-    def _unstack(cls, arrays: Arrays, shapes: Sequence[Shape]) -> list[Self]:
-        atoms = unpack_atoms(arrays, shapes[0])
+    def _unstack(
+        cls, arrays: Arrays, shapes: Sequence[Shape], dtype: np.dtype[Any]
+    ) -> list[Self]:
+        atoms = unpack_atoms(arrays, shapes[0], dtype)
         products = [atom for atom in atoms if isinstance(atom, cls)]
         if len(atoms) != len(shapes) or len(products) != len(shapes):
             raise ValueError(f"expected {len(shapes)} product atoms")
@@ -164,7 +171,9 @@ def pack_atoms(atoms: Sequence[Atom]) -> list[NDArray[Any]]:
     return [np.array(codes, dtype=UINT8), *arrays]
 
 
-def unpack_atoms(arrays: Arrays, shape: Shape) -> list[Atom]:
+def unpack_atoms(
+    arrays: Arrays, shape: Shape, dtype: np.dtype[Any] = FLOAT64
+) -> list[Atom]:
     """Rebuild the atoms that :func:`pack_atoms` stacked, bit for bit.
 
     Parameters
@@ -173,6 +182,8 @@ def unpack_atoms(arrays: Arrays, shape: Shape) -> list[Atom]:
         What arrived. Nothing in it is trusted.
     shape : tuple of int
         The shape every atom must have.
+    dtype : dtype
+        Of their entries, float64 or float32.
 
     Returns
     -------
@@ -220,7 +231,7 @@ def unpack_atoms(arrays: Arrays, shape: Shape) -> list[Atom]:
         atom_class, count = _CLASSES[code]
         group = arrays[used : used + count]
         check_count(atom_class.kind, group, count)
-        leaves[code] = iter(atom_class._unstack(group, shapes[code]))
+        leaves[code] = iter(atom_class._unstack(group, shapes[code], dtype))
         used += count
     if used != len(arrays):
         raise ValueError(f"expected {used} arrays, got {len(arrays)}")

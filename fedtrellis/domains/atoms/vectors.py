@@ -24,6 +24,7 @@ from fedtrellis.domains.atoms.base import (
     check,
     check_count,
     coerce,
+    coerce_floats,
     index_dtype,
     split,
 )
@@ -41,7 +42,7 @@ class SparseAtom(Atom):
     ----------
     indices : ndarray of intp
         Flat C-order indices, increasing, none twice.
-    values : ndarray of float64
+    values : ndarray of float64 or float32
         One value for each index.
     shape : tuple of int
     """
@@ -58,7 +59,7 @@ class SparseAtom(Atom):
                 f"not a {type(self.shape).__name__}"
             )
         coerce(self, "indices", INTP)
-        coerce(self, "values", FLOAT64)
+        coerce_floats(self, "values")
         if self.indices.shape != self.values.shape or self.indices.ndim != 1:
             raise ValueError(
                 f"a sparse atom needs one value for each index, got indices of shape "
@@ -74,13 +75,19 @@ class SparseAtom(Atom):
     def add_to(self, array: NDArray[Any], weight: float = 1.0) -> None:
         """Do ``array += weight * atom``, touching the non-zeros only."""
         self._check_target(array)
-        array.reshape(-1)[self.indices] += weight * self.values
+        array.reshape(-1)[self.indices] += np.float64(weight) * self.values
+
+    def of_dtype(self, dtype: np.dtype[Any]) -> Self:
+        """Return the atom with its values of this dtype."""
+        if self.values.dtype == dtype:
+            return self
+        return type(self)(self.indices, self.values.astype(dtype), self.shape)
 
     def dot(self, array: NDArray[Any]) -> float:
         """Return <atom, array>, reading the non-zeros only."""
         self._check_operand(array)
         # take, not reshape(-1)[...]: it copies nothing from an array in any order
-        return float(self.values @ array.take(self.indices))
+        return float(self.values.astype(FLOAT64, copy=False) @ array.take(self.indices))
 
     @property
     def _code(self) -> int:
@@ -99,12 +106,14 @@ class SparseAtom(Atom):
         return arrays
 
     @classmethod
-    def _unstack(cls, arrays: Arrays, shapes: Sequence[Shape]) -> list[Self]:
+    def _unstack(
+        cls, arrays: Arrays, shapes: Sequence[Shape], dtype: np.dtype[Any]
+    ) -> list[Self]:
         if len(arrays) not in (2, 3):
             raise ValueError(f"sparse atoms need 2 or 3 arrays, got {len(arrays)}")
         indices, values = arrays[:2]
         sizes = [math.prod(shape) for shape in shapes]
-        check("sparse values", values, FLOAT64, None)
+        check("sparse values", values, dtype, None)
         check("sparse indices", indices, index_dtype(max(sizes)), values.size)
         number = len(shapes)
         if len(arrays) == 3:
@@ -188,7 +197,9 @@ class SignAtom(Atom):
         return [packed, np.array(levels, dtype=FLOAT64)]
 
     @classmethod
-    def _unstack(cls, arrays: Arrays, shapes: Sequence[Shape]) -> list[Self]:
+    def _unstack(
+        cls, arrays: Arrays, shapes: Sequence[Shape], dtype: np.dtype[Any]
+    ) -> list[Self]:
         check_count("sign", arrays, 2)
         sizes = [math.prod(shape) for shape in shapes]
         stacked = split("bits", arrays[0], UINT8, [-(-size // 8) for size in sizes])
@@ -215,22 +226,28 @@ class DenseAtom(Atom):
     shape: Shape = field(init=False)
 
     def __post_init__(self) -> None:
-        coerce(self, "array", FLOAT64)
+        coerce_floats(self, "array")
         object.__setattr__(self, "shape", self.array.shape)
 
     def dense(self) -> FloatArray:
         """Return the atom as a new float64 array."""
-        return self.array.copy()
+        return self.array.astype(FLOAT64)
 
     def add_to(self, array: NDArray[Any], weight: float = 1.0) -> None:
         """Do ``array += weight * atom``."""
         self._check_target(array)
-        array += weight * self.array
+        array += np.float64(weight) * self.array
+
+    def of_dtype(self, dtype: np.dtype[Any]) -> Self:
+        """Return the atom with its entries of this dtype."""
+        return (
+            self if self.array.dtype == dtype else type(self)(self.array.astype(dtype))
+        )
 
     def dot(self, array: NDArray[Any]) -> float:
         """Return <atom, array>."""
         self._check_operand(array)
-        return float(np.vdot(self.array, array))
+        return float(np.vdot(self.array.astype(FLOAT64, copy=False), array))
 
     @property
     def _code(self) -> int:
@@ -241,22 +258,26 @@ class DenseAtom(Atom):
         return [self.array]
 
     @classmethod
-    def from_arrays(cls, arrays: Arrays, shape: Shape) -> Self:
-        """Rebuild the atom; ValueError unless one finite float64 array of the shape."""
+    def from_arrays(
+        cls, arrays: Arrays, shape: Shape, dtype: np.dtype[Any] = FLOAT64
+    ) -> Self:
+        """Rebuild the atom; ValueError unless one finite array of shape and dtype."""
         check_count(cls.kind, arrays, 1)
         if arrays[0].shape != tuple(shape):
             raise ValueError(f"expected shape {shape}, got {arrays[0].shape}")
-        return cls._unstack([arrays[0].reshape(-1)], [tuple(shape)])[0]
+        return cls._unstack([arrays[0].reshape(-1)], [tuple(shape)], dtype)[0]
 
     @classmethod
     def _stack(cls, atoms: Sequence[Self]) -> list[NDArray[Any]]:
         return [np.concatenate([atom.array.reshape(-1) for atom in atoms])]
 
     @classmethod
-    def _unstack(cls, arrays: Arrays, shapes: Sequence[Shape]) -> list[Self]:
+    def _unstack(
+        cls, arrays: Arrays, shapes: Sequence[Shape], dtype: np.dtype[Any]
+    ) -> list[Self]:
         check_count("dense", arrays, 1)
         sizes = [math.prod(shape) for shape in shapes]
-        stacked = split("dense entries", arrays[0], FLOAT64, sizes)
+        stacked = split("dense entries", arrays[0], dtype, sizes)
         return [cls(a.reshape(s)) for a, s in zip(stacked, shapes, strict=True)]
 
 

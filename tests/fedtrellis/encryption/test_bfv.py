@@ -218,6 +218,43 @@ def test_inner_headers_are_never_seals_to_read() -> None:
             body[position] ^= 1
 
 
+@pytest.mark.parametrize("mode", [1, 2])
+@pytest.mark.parametrize("size", [17, 100, 2**31, 2**63])
+def test_no_compressed_part_within_a_compressed_ciphertext(
+    mode: int, size: int
+) -> None:
+    """At these SEAL ends the process, with an exception that nothing there catches.
+
+    A part says that it is compressed too, and longer than what is left.
+    """
+    key = BfvCipher.generate()
+    blobs = [key.encrypt([2.0], LABEL, sender, 9) for sender in "ab"]
+    for blob in (blobs[0], key.add(blobs)):
+        header, payload = split_blob(blob)
+        body = plain_form(payload, bfv._PARAMETERS_HASH, DEGREE)[16:]
+        # coefficients and, where there is one, the seed
+        places = [73, len(body) - 81] if len(body) < 100_000 else [73]
+        for place in places:
+            part = struct.pack("<BHQ", mode, 0, size)
+            inside = body[: place + 5] + part
+            bad = header.pack(_seal(payload, zstandard.compress(inside), 2))
+            with pytest.raises(EncryptionError, match="a form that no client makes"):
+                key.add([blobs[1], bad] if blob is blobs[0] else [bad])
+            with pytest.raises(EncryptionError, match="ciphertext was refused"):
+                key.decrypt(bad, LABEL, 1, None)
+
+
+@pytest.mark.parametrize("version", [(3, 4), (3, 5), (3, 7), (0, 0), (255, 1)])
+def test_ciphertexts_of_other_versions_are_refused(version: tuple[int, int]) -> None:
+    key = BfvCipher.generate()
+    header, payload = split_blob(key.encrypt([2.0], LABEL, "a", 9))
+    data = payload[:3] + bytes(version) + payload[5:]
+    with pytest.raises(
+        EncryptionError, match=r"ciphertext is of SEAL {}\.{}".format(*version)
+    ):
+        key.add([header.pack(data)])
+
+
 @pytest.mark.parametrize(
     ("mode", "body", "reason"),
     [

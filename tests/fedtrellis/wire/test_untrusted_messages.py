@@ -209,7 +209,7 @@ def changed(message: Message, **config: Any) -> Message:
         ({"used_round": 0.0}, "used-round = 0.0, expected int"),
         ({"restore": 1}, "restore = 1, expected bool"),
         ({"model_shapes": ["4"]}, "model-shapes"),
-        ({"model_shapes": [1, 5]}, r"shapes \[\(5,\)\]; in this session"),
+        ({"model_shapes": [1, 5]}, r"shapes \[\(5,\)\] of float64; in this session"),
         ({"local_steps": 1001}, "local-steps = 1001; this client takes"),
         ({"samples": -1}, "samples = -1; this client takes"),
         ({"batch_size": 2.0}, "batch-size = 2.0; this client takes"),
@@ -234,12 +234,12 @@ def test_what_is_missing_is_named() -> None:
     app, context, requests = started()
     message = changed(requests[-1])
     del message.content.config_records["config"]["step"]
-    with pytest.raises(KeyError, match="the request's config has no 'step'"):
+    with pytest.raises(TypeError, match="config has no 'step': is Echo the client"):
         app(message, context)
     message = changed(requests[0], session="new")
     del message.content["restore"]
     message.content.config_records["config"].pop("restore-as-model", None)
-    with pytest.raises(KeyError, match="the client's state has no 'x'"):
+    with pytest.raises(TypeError, match="the client's state has no 'x'"):
         app(message, context)
 
 

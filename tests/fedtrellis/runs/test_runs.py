@@ -1,0 +1,168 @@
+"""Records read back, listed and compared: three runs of three methods, made once."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fedtrellis
+import sim
+from fedtrellis.command_line import main
+from fedtrellis.runs.compare import compare, names, table
+from fedtrellis.runs.load import Run, find_runs, load_run
+from fedtrellis.settings import SettingsError
+
+ROUNDS = 4
+CONFIGS = (
+    "",
+    'fedfw.variant="plain"',
+    'method="projected-fedavg" projected-fedavg.local-step-size=1e-5',
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("records")
+    for config in CONFIGS:
+        common = f'task="lasso" rounds={ROUNDS} reference=true '
+        assert not sim.app.command_line(
+            ["--nodes", "4", "--out", str(path), "-c", common + config]
+        )
+    return path
+
+
+@pytest.fixture(scope="module")
+def runs(folder: Path) -> list[Run]:
+    return find_runs(folder)
+
+
+def test_a_run_is_read_back_as_its_files_have_it(runs: list[Run]) -> None:
+    for run in runs:
+        again = fedtrellis.load_run(str(run.directory))
+        assert (again.status, again.settings["task"]) == ("completed", "lasso")
+        lines = (run.directory / "history.jsonl").read_text().splitlines()
+        raw = [json.loads(line) for line in lines]
+        columns = again.columns()
+        assert columns["round"].tolist() == list(range(ROUNDS + 1))
+        assert columns["bytes_up"].tolist() == [line["bytes_up"] for line in raw]
+        losses = [line["evaluation"]["loss"] for line in raw]
+        assert columns["loss"].tolist() == losses
+        assert again.reference == pytest.approx(again.summary["reference_optimum"])
+        with np.load(run.directory / "model.npz") as arrays:
+            assert again.model is not None
+            assert np.array_equal(again.model["0"], arrays["0"])
+    assert {len(column) for column in columns.values()} == {ROUNDS + 1}
+
+
+def test_a_frame_has_the_columns(runs: list[Run]) -> None:
+    pytest.importorskip("pandas")
+    frame = runs[0].frame()
+    assert list(frame.index) == list(range(ROUNDS + 1))
+    assert frame["gap"].tolist() == runs[0].columns()["gap"].tolist()
+
+
+def test_names_say_what_runs_do_not_share(runs: list[Run]) -> None:
+    found = names([*runs, runs[2]])
+    assert found[:2] == ["fedfw variant=auto", "fedfw variant=plain"]
+    assert found[2:] == ["projected-fedavg (1)", "projected-fedavg (2)"]
+
+
+def test_the_table_has_last_values_and_totals(runs: list[Run]) -> None:
+    head, *rows = table(runs)
+    assert head[:4] == ["run", "status", "rounds", "loss"]
+    for run, row in zip(runs, rows, strict=True):
+        cells = dict(zip(head, row, strict=True))
+        assert cells["loss"] == f"{run.summary['metrics']['loss']:.6g}"
+        assert cells["rounds"] == str(ROUNDS)
+        assert float(cells["up"].split()[0]) > 0
+
+
+def test_the_command_prints_a_table_and_draws(
+    folder: Path, runs: list[Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directories = [str(run.directory) for run in runs]
+    for ending in ("png", "svg"):
+        out = tmp_path / f"curves.{ending}"
+        command = ["compare", *directories, "--x", "bytes", "--out", str(out)]
+        assert main(command) == 0
+        assert out.stat().st_size > 5_000
+    assert "projected-fedavg" in capsys.readouterr().out
+    assert main(["runs", str(folder)]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in listed] == ["status"] + 3 * ["completed"]
+
+
+def test_a_page_stands_alone_and_draws_in_a_browser(
+    runs: list[Run], tmp_path: Path
+) -> None:
+    pytest.importorskip("plotly")
+    page = tmp_path / "runs.html"
+    compare(runs, page, x="seconds")
+    text = page.read_text()
+    assert "<script src" not in text
+    assert "<link" not in text
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no chromium on this machine")
+    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
+    shown = subprocess.run(
+        [*command, f"--user-data-dir={tmp_path / 'profile'}", page.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    ).stdout
+    # curves are drawn by the page's own script: one path a run and panel
+    assert shown.count('class="trace scatter') == 2 * len(runs)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["compare", "/nowhere"], "'/nowhere' is not the record of a run"),
+        (["compare", "RUN", "--metric", "accuracy"], "--metric = 'accuracy'"),
+        (["compare", "RUN", "--out", "x.gif"], "must end with one of .png"),
+        (["runs", "/nowhere"], "'/nowhere' is not a directory"),
+    ],
+)
+def test_what_cannot_be_compared_is_said_in_one_line(
+    runs: list[Run],
+    arguments: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    directory = str(runs[0].directory)
+    assert main([directory if a == "RUN" else a for a in arguments]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
+def test_half_a_line_is_a_run_that_goes_on_and_a_broken_file_is_named(
+    runs: list[Run], tmp_path: Path
+) -> None:
+    record = shutil.copytree(runs[0].directory, tmp_path / "record")
+    history = record / "history.jsonl"
+    text = history.read_text()
+    history.write_text(text[: len(text) - 20])
+    assert len(load_run(record).history) == ROUNDS
+    history.write_text("{}\n" + text)
+    with pytest.raises(SettingsError, match=r"history\.jsonl cannot be read"):
+        load_run(record)
+
+
+def test_a_reader_who_has_enough_is_no_error(folder: Path) -> None:
+    command = [sys.executable, "-m", "fedtrellis", "runs", str(folder)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        said = process.stderr.read()
+        assert (process.wait(), said) == (0, b"")

@@ -1,0 +1,372 @@
+"""Models of other dtypes than float64, from the client to the checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord
+from numpy.typing import NDArray
+
+from benchmarks.traffic import flower_fedavg
+from clients import (
+    FedAvgGDClient,
+    FedDRClient,
+    FedFWClient,
+    FedGiAClient,
+    FedProxClient,
+    FirstOrderRFLClient,
+    LocalSGDClient,
+    ProjectedFedAvgClient,
+    ZerothOrderRFLClient,
+)
+from fedtrellis import LocalGrid
+from fedtrellis.domains import (
+    BirkhoffPolytope,
+    Box,
+    Domain,
+    L1Ball,
+    L2Ball,
+    NuclearNormBall,
+    Product,
+)
+from fedtrellis.manifolds import Stiefel
+from fedtrellis.objectives import LeastSquares
+from fedtrellis.objectives.principal_components import PrincipalComponents
+from fedtrellis.settings import SettingsError
+from fedtrellis.wire.arrays import decode, record_arrays
+from fedtrellis.wire.protocol import ARRAYS, MODEL
+from strategies import (
+    FedAvgGD,
+    FedDR,
+    FedFW,
+    FedGiA,
+    FedProx,
+    FirstOrderRFL,
+    HyFDCA,
+    LocalSGD,
+    ProjectedFedAvg,
+    ZerothOrderRFL,
+)
+from tests.harness import Stop, contexts, grid_of, memory_of, play
+
+P, N = 12, 5
+BALL = L2Ball(1.0)
+PIECES = Product([L1Ball(1.0), L2Ball(1.0)], [(5,), (7,)])
+
+
+def losses(size: int = P) -> list[LeastSquares]:
+    rng = np.random.default_rng(3)
+    truth = rng.standard_normal(size)
+    made = []
+    for _ in range(N):
+        A = rng.standard_normal((3 * size, size))
+        b = A @ truth + 0.3 * rng.standard_normal(3 * size)
+        made.append(LeastSquares(A, b, scale="half-mean"))
+    return made
+
+
+# rounds until a run's error is that of its arithmetic
+METHODS: dict[str, tuple[Callable[..., Any], type[Any], int]] = {
+    "fedavg-gd": (
+        lambda **o: FedAvgGD(step_size=0.1, step_schedule="constant", **o),
+        FedAvgGDClient,
+        60,
+    ),
+    "local-sgd": (
+        lambda **o: LocalSGD(step_size=0.05, batch_fraction=0.5, seed=1, **o),
+        LocalSGDClient,
+        60,
+    ),
+    "fedprox": (
+        lambda **o: FedProx(step_size=0.1, proximal_weight=0.5, **o),
+        FedProxClient,
+        60,
+    ),
+    "projected-fedavg": (
+        lambda **o: ProjectedFedAvg(BALL, local_steps=2, local_step_size=0.1, **o),
+        ProjectedFedAvgClient,
+        60,
+    ),
+    "feddr": (
+        lambda **o: FedDR(
+            BALL, proximal_step=1.0, local_step_size=0.2, relaxation=1.0, **o
+        ),
+        FedDRClient,
+        100,
+    ),
+    "fedgia": (
+        lambda **o: FedGiA(sigma_scale=1.0, tolerance=0.0, seed=2, **o),
+        FedGiAClient,
+        100,
+    ),
+}
+EVERY = pytest.mark.parametrize("name", METHODS)
+
+
+def run(name: str, dtype: Any, rounds: int = 0, size: int = P, **options: Any) -> Any:
+    make, client, enough = METHODS[name]
+    faults = options.pop("faults", {})
+    grid = grid_of(client, losses(size), encode=options.pop("encode", False), **faults)
+    strategy = make(**options)
+    return play(strategy, grid, np.zeros(size, dtype), rounds or enough)
+
+
+@EVERY
+def test_float32_ends_where_float64_does(name: str) -> None:
+    double, single = run(name, np.float64), run(name, np.float32)
+    assert single.model.dtype == np.float32
+    away = np.linalg.norm(single.model - double.model) / np.linalg.norm(double.model)
+    # it is not the same arithmetic, and not the start either
+    assert 0.0 < away <= 1e-5
+    everyone = losses()
+    before, after = (
+        sum(loss.value(np.asarray(m, np.float64)) for loss in everyone)
+        for m in (double.model, single.model)
+    )
+    assert after == pytest.approx(before, rel=1e-5)
+
+
+class Recording(LocalGrid):
+    """Notes down the dtypes and bytes of what travels."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.seen: set[tuple[str, str]] = set()
+
+    def _deliver(self, message: Any) -> None:
+        self._note(message.content, MODEL)
+        super()._deliver(message)
+
+    def _post(self, reply: Any, suffix: str) -> None:
+        if reply.has_content():
+            self._note(reply.content, ARRAYS)
+        super()._post(reply, suffix)
+
+    def _note(self, content: Any, record: str) -> None:
+        if record in content:
+            for array in record_arrays(content[record]):
+                self.seen.add((record, str(array.dtype)))
+
+
+@EVERY
+@pytest.mark.parametrize(
+    ("dtype", "wire"),
+    [("float32", "float32"), ("float16", "float16"), ("bfloat16", "uint16")],
+)
+def test_both_directions_the_state_and_the_result_are_of_the_dtype(
+    name: str, dtype: str, wire: str
+) -> None:
+    make, client, _ = METHODS[name]
+    grid = Recording(grid_of(client, losses()).client_app, N, encode=True)
+    played = play(make(dtype=dtype), grid, np.zeros(P), 3)
+    assert grid.seen == {(MODEL, wire), (ARRAYS, wire)}
+    assert played.used == [list(range(N))] * 3
+    layout = played.strategy.broadcast.layout
+    assert (
+        layout.rounded(played.model).tobytes()
+        == layout.rounded(played.strategy.broadcast.model).tobytes()
+    )
+    # half as many digits, and still downhill
+    everyone = losses()
+    assert sum(f.value(played.model) for f in everyone) < sum(
+        f.value(np.zeros(P)) for f in everyone
+    )
+
+
+@EVERY
+def test_a_resumed_float32_run_is_the_whole_one_to_the_last_bit(
+    name: str, tmp_path: Path
+) -> None:
+    faults = {"reply_loss": 0.2, "wipe": 0.1, "seed": 4}
+    whole = run(name, np.float32, 8, faults=faults)
+    path = tmp_path / "checkpoint"
+    cut = run(name, np.float32, 8, faults=faults, checkpoint=path, callbacks=[Stop(4)])
+    assert len(cut.models) == 4
+    with np.load(path) as file:
+        assert file["model"].dtype == np.float32
+    rest = run(name, np.float32, 8, faults=faults, resume=path)
+    assert rest.model.tobytes() == whole.model.tobytes()
+    encoded = run(name, np.float32, 8, faults=faults, encode=True)
+    assert encoded.model.tobytes() == whole.model.tobytes()
+    with pytest.raises(SettingsError, match="its dtype is float32, this run's is"):
+        run(name, np.float64, 8, faults=faults, resume=path)
+
+
+def test_an_answer_of_another_dtype_is_refused_with_its_reason() -> None:
+    class Doubles(FedAvgGDClient):
+        def fit(self, parameters: Any, config: Any) -> Any:
+            arrays, *rest = super().fit(parameters, config)
+            if self.client_id == "0":
+                arrays = [np.asarray(arrays[0], np.float64)]
+            return arrays, *rest
+
+    grid = grid_of(Doubles, losses())
+    played = play(FedAvgGD(step_size=0.1), grid, np.zeros(P, np.float32), 1)
+    assert played.used == [[1, 2, 3, 4]]
+    (reason,) = [why for _, why in played.strategy.history[0].rejected]
+    assert reason == (
+        "the answer has shape (12,) and dtype float64, expected (12,) and float32"
+    )
+
+
+def test_a_method_that_needs_float64_says_so() -> None:
+    with pytest.raises(SettingsError, match="'float32' does not fit hyfdca; allowed"):
+        HyFDCA(regularization=0.1, dtype="float32")
+
+
+BYTES = ("fedavg-gd", "local-sgd", "projected-fedavg")
+
+
+@pytest.mark.parametrize("name", BYTES)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_model_travels_in_as_many_bytes_as_with_flower(name: str, dtype: Any) -> None:
+    p, rounds = 100_000, 2
+
+    class Pull:
+        num_examples = 10
+
+        def gradient(self, x: NDArray[Any]) -> NDArray[Any]:
+            return np.asarray(x - np.ones_like(x))
+
+        def stochastic_gradient(self, x: NDArray[Any], *_: Any) -> NDArray[Any]:
+            return self.gradient(x)
+
+    make, client, _ = METHODS[name]
+    start = ArrayRecord([np.full(p, 0.5, dtype)])
+    grids = []
+    for strategy, app in (
+        (make(), grid_of(client, [Pull()] * N).client_app),
+        flower_fedavg([Pull()] * N),
+    ):
+        grid = LocalGrid(app, N, encode=True)
+        strategy.start(grid=grid, initial_arrays=start, num_rounds=rounds)
+        grids.append(grid)
+    ours, flowers = grids
+    # the introductions of round 1 are among ours
+    assert ours.bytes_down <= 1.02 * flowers.bytes_down
+    assert ours.bytes_up <= 1.02 * flowers.bytes_up
+    assert ours.bytes_up >= N * rounds * p * np.dtype(dtype).itemsize
+
+
+# ------------------------------------------------------ Frank-Wolfe, and manifolds
+
+
+class Near:
+    """f_i(x) = ½‖x − c_i‖² of matrices, computed in the dtype of x."""
+
+    num_examples, quadratic = 1, True
+
+    def __init__(self, index: int) -> None:
+        self.centre = np.random.default_rng(index).standard_normal((14, 9)) / 3
+
+    def value(self, x: NDArray[Any]) -> float:
+        return 0.5 * float(np.sum((x - self.centre) ** 2))
+
+    def gradient(self, x: NDArray[Any]) -> NDArray[Any]:
+        return np.asarray(x - self.centre, x.dtype)
+
+    def curvature(self, x: NDArray[Any], d: NDArray[Any]) -> float:
+        return float(np.vdot(d, d))
+
+
+VECTORS, MATRICES = [L1Ball(1.5), L2Ball(1.0), Box(-0.2, 0.4)], [NuclearNormBall(2.0)]
+WOLFE = [
+    (domain, options)
+    for domain in (*VECTORS, *MATRICES, BirkhoffPolytope(), PIECES)
+    for options in ({}, {"variant": "plain"}, {"variant": "augmented"})
+] + [(L1Ball(1.5), {"correction": "pairwise"}), (L1Ball(1.5), {"local_steps": 3})]
+
+
+def wolfe_losses(domain: Domain) -> tuple[list[Any], tuple[int, ...]]:
+    if isinstance(domain, NuclearNormBall):
+        return [Near(i) for i in range(N)], (14, 9)
+    if isinstance(domain, BirkhoffPolytope):
+        near = [Near(i) for i in range(N)]
+        for loss in near:
+            loss.centre = loss.centre[:9]
+        return near, (9, 9)
+    return list(losses()), (P,)
+
+
+@pytest.mark.parametrize(("domain", "options"), WOLFE, ids=str)
+def test_frank_wolfe_in_float32(domain: Domain, options: dict[str, Any]) -> None:
+    made, shape = wolfe_losses(domain)
+    faults = {"reply_loss": 0.1, "wipe": 0.05, "state_loss": 0.05, "seed": 5}
+    ends = []
+    for dtype in (np.float64, np.float32):
+        app = grid_of(FedFWClient, made, domain).client_app
+        grid = Recording(app, N, encode=True, **faults)
+        strategy = FedFW(domain, participation=0.8, **options)
+        played = play(strategy, grid, domain.centre(shape).astype(dtype), 40)
+        ends.append(sum(loss.value(played.model.astype(float)) for loss in made) / N)
+    double, single = ends
+    assert single == pytest.approx(double, rel=1e-5)
+    assert played.model.dtype == np.float32
+    assert domain.contains(played.model, 1e-6)
+    # the model is, and so is whatever of an answer is as long as one
+    assert {d for r, d in grid.seen if r == MODEL} <= {"float32", "uint8", "uint16"}
+    # x̄ is the mean of the x_i but for a few roundings, and each client has its x_i
+    points = [strategy.client_iterate(name) for name in strategy.clients]
+    x_bar = np.mean(points, axis=0)
+    assert np.abs(strategy.result_point() - x_bar).max() <= 2e-6
+    if "variant" in options:
+        for i, context in contexts(grid).items():
+            memory = memory_of(strategy, context)
+            if (
+                memory.provisional_round
+                == strategy.conversation.client(str(i)).used_round
+            ):
+                own = decode(memory.provisional["x"])
+                assert np.abs(own - points[i]).max() <= 1e-12
+
+
+def test_an_atom_of_float64_for_a_model_of_float32_is_refused() -> None:
+    class Doubles(FedFWClient):
+        def fit(self, parameters: Any, config: Any) -> Any:
+            arrays, *rest = super().fit(parameters, config)
+            wide = [
+                a.astype(np.float64) if a.dtype == np.float32 else a for a in arrays
+            ]
+            return (wide if self.client_id == "0" else arrays), *rest
+
+    grid = grid_of(Doubles, losses(), L1Ball(1.0))
+    start = np.zeros(P, np.float32)
+    played = play(FedFW(L1Ball(1.0), variant="plain"), grid, start, 1)
+    (reason,) = [why for _, why in played.strategy.history[0].rejected]
+    assert reason == "sparse values must be a float32 vector, got float64, shape (1,)"
+
+
+@pytest.mark.parametrize("zeroth", [False, True])
+def test_corrections_on_a_manifold_keep_their_mean_at_zero(zeroth: bool) -> None:
+    rng = np.random.default_rng(0)
+    parts = [PrincipalComponents(rng.standard_normal((40, 8)), 2) for _ in range(N)]
+    manifold = Stiefel((8, 2))
+    start = manifold.random_point(np.random.default_rng(1))
+    options: dict[str, Any] = {"step_size": 0.01, "local_steps": 2}
+    client: Any = FirstOrderRFLClient
+    make: Any = FirstOrderRFL
+    if zeroth:
+        make, client = ZerothOrderRFL, ZerothOrderRFLClient
+        options |= {"upload": "dense", "samples": 30}
+    ends = []
+    for dtype in (np.float64, np.float32):
+        grid = Recording(grid_of(client, parts, manifold).client_app, N, encode=True)
+        strategy = make(manifold, **options)
+        played = play(strategy, grid, start.astype(dtype), 120)
+        ends.append(sum(part.value(played.model.astype(float)) for part in parts))
+    assert ends[1] == pytest.approx(ends[0], rel=1e-3 if zeroth else 1e-5)
+    assert grid.seen == {(MODEL, "float32"), (ARRAYS, "float32")}
+    corrections = [strategy.client_correction(name) for name in strategy.clients]
+    # of one rounding of x over the step, and not of one a round
+    bound = float(np.finfo(np.float32).eps) / strategy.total_step
+    assert np.abs(np.mean(corrections, axis=0)).max() <= bound
+    # and the clients' own are those that the server replays
+    x = strategy.broadcast.model.astype(float)
+    for i, context in contexts(grid).items():
+        state = memory_of(strategy, context).provisional
+        own = (decode(state["z"]) - x) / strategy.total_step - decode(state["g"])
+        assert np.abs(own - corrections[i]).max() <= 1e-9

@@ -1,0 +1,117 @@
+"""A simulation on two Ray nodes, started on one machine as docs/scale.md says."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fault_runs import Record, check_same, simulated
+from flower_process import Flower, free_port, processes_of
+
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(900)]
+
+NODES, ROUNDS = 6, 5
+CONFIG = f'task="lasso" rounds={ROUNDS} checkpoint-every=100'
+
+
+def start_ray(flower: Flower, *arguments: str) -> None:
+    """``ray start``, a node with one CPU that outlives the command."""
+    # ends with the Flower: both have its FLWR_HOME
+    done = subprocess.run(
+        [
+            str(Path(sys.executable).parent / "ray"),
+            *("start", "--num-cpus", "1", "--object-store-memory", "100000000"),
+            *("--node-ip-address", "127.0.0.1", "--disable-usage-stats"),
+            *arguments,
+        ],
+        env=flower.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
+@pytest.fixture
+def cluster() -> Iterator[Flower]:
+    # pytest's own folders are too deep for Ray's sockets
+    folder = Path(tempfile.mkdtemp())
+    (folder / "home").mkdir()
+    head = f"127.0.0.1:{free_port()}"
+    flower = Flower(
+        folder / "home",
+        RAY_ADDRESS=head,
+        # Ray lets its actors run after everything else on the machine
+        RAY_worker_niceness="0",
+        TMPDIR=str(folder),
+    )
+    try:
+        port = head.rpartition(":")[2]
+        start_ray(
+            flower,
+            *("--head", "--port", port, "--temp-dir", str(folder / "ray")),
+            *("--ray-client-server-port", str(free_port())),
+            "--include-dashboard=false",
+        )
+        start_ray(flower, "--address", head)
+        yield flower
+    finally:
+        flower.stop()
+        left = processes_of(flower.home)
+        shutil.rmtree(folder, ignore_errors=True)
+        assert not left, left
+
+
+def parent_of(pid: int) -> int:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[1])
+
+
+class Watch(threading.Thread):
+    """Notes down which Ray nodes have a process with Flower's clients."""
+
+    def __init__(self, home: Path) -> None:
+        super().__init__(daemon=True)
+        self.home = home
+        self.raylets: set[int] = set()
+        self.ended = threading.Event()
+
+    def run(self) -> None:
+        while not self.ended.wait(0.2):
+            for pid in processes_of(self.home):
+                try:
+                    name = Path(f"/proc/{pid}/cmdline").read_text()
+                    if name.startswith("ray::ClientAppActor"):
+                        self.raylets.add(parent_of(pid))
+                except OSError:  # it has ended meanwhile
+                    continue
+
+
+def test_a_run_uses_both_nodes(cluster: Flower, tmp_path: Path) -> None:
+    watch = Watch(cluster.home)
+    watch.start()
+    output = cluster(
+        *("run", ".", "--stream"),
+        "--federation-config",
+        # without init-args-num-cpus, which Ray refuses for a cluster that runs
+        f"num-supernodes={NODES} client-resources-num-cpus=1",
+        *("--run-config", f'{CONFIG} results-dir="{tmp_path / "ray"}"'),
+        timeout=600,
+    )
+    watch.ended.set()
+    watch.join()
+    records = list((tmp_path / "ray").glob("*"))
+    assert len(records) == 1, output[-3000:]
+    record = Record(records[0])
+    assert record.summary["status"] == "completed"
+    assert record.summary["used"] == NODES * ROUNDS
+    assert len(watch.raylets) == 2
+    check_same(record, simulated(CONFIG, NODES, tmp_path / "here"), tolerance=0.0)
