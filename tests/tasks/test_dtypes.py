@@ -35,7 +35,9 @@ TASKS: dict[str, dict[str, Any]] = {
 def longest_step(task: str) -> float:
     """1/L, L the largest Lipschitz constant of the ∇f_i."""
     made = experiment(task, "fedgia", "float64").task
-    return 1.0 / max(made.client_objective(i).lipschitz() for i in range(CLIENTS))
+    return 1.0 / max(
+        float(made.client_objective(i).lipschitz()) for i in range(CLIENTS)
+    )
 
 
 def experiment(task: str, method: str, dtype: str, **more: Any) -> Experiment:
