@@ -33,6 +33,12 @@ def choose_device(device: str | torch.device | None) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         chosen = torch.device(device)
+    except RuntimeError:
+        raise ValueError(
+            f"device is {device!r}; it must be auto, cpu, cuda, cuda:1 or another that "
+            "PyTorch knows"
+        ) from None
+    try:
         torch.empty(0, device=chosen)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
