@@ -124,6 +124,7 @@ def _local(case: Case) -> Row:
 def _ray(case: RayCase) -> Row:
     config = {
         "task": "lasso",
+        "fedfw.variant": "plain",
         "rounds": case.rounds,
         "lasso.rows": max(200, case.nodes),
         "evaluate-every": 10**6,

@@ -5,6 +5,7 @@ Data given as C-contiguous float64 (or float64 CSR) is not copied: do not change
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from fedtrellis.objectives.checks import (
 )
 from fedtrellis.objectives.design_matrix import DesignMatrix
 from fedtrellis.objectives.loss_base import ScoreLoss
+from fedtrellis.objectives.stacked import StackedLinear
 from fedtrellis.objectives.symmetric import DENSE_ORDER, symmetric_operator
 
 if TYPE_CHECKING:
@@ -67,6 +69,14 @@ class LinearModel(FiniteSum):
         self.shape = shape
         self.weight = check_number("weight", weight, positive=True)
         self.l2 = check_number("l2", l2)
+
+    @staticmethod
+    def stack(models: Sequence[Any]) -> StackedLinear | None:
+        """Models of one class as one, see :func:`fedtrellis.objectives.stacked.stack`.
+
+        A subclass whose gradient is another, or depends on more, overrides it.
+        """
+        return StackedLinear.of(models)
 
     def _labels_of(self, rows: IntArray | None) -> Any:
         return self._labels if rows is None else self._labels[rows]

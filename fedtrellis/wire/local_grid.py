@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import array_record, record_arrays
+from fedtrellis.wire.cohort import Cohort, answer_alone
 from fedtrellis.wire.flower_internals import (
     ErrorCode,
     empty_run,
@@ -53,6 +55,21 @@ FAULTS = {
 _RUN_ID = 2**63 - 1
 
 
+@dataclass
+class Parcel:
+    """A message on its way, and what strikes it."""
+
+    message: Message
+    context: Context = field(init=False)
+    strikes: set[str] = field(default_factory=set)
+    before: RecordDict | None = None  # the node's state, where its new one is lost
+
+
+def _number_of(message: Message) -> int:
+    """How many messages there have been, this one among them."""
+    return int(message.metadata.message_id)
+
+
 class LocalGrid(Grid):
     """Flower's grid without Flower's processes.
 
@@ -72,6 +89,11 @@ class LocalGrid(Grid):
     encode : bool
         Whether messages travel as bytes. ``bytes_down`` and ``bytes_up`` then count
         them.
+    batched : bool
+        Whether the clients of a wave are handled many at once, where their class has a
+        ``fit_many``. Messages, states and faults are the same, and models to rounding.
+        A ``client_app`` that :func:`fedtrellis.client_app` did not make, and one with
+        mods or a lifespan, handles one message at a time.
     **faults : float
         Probabilities in [0, 1] of the faults of :data:`FAULTS`, drawn for every train
         and evaluate message on its own. Introductions (queries) are spared.
@@ -91,6 +113,7 @@ class LocalGrid(Grid):
         run_config: Mapping[str, Any] | None = None,
         node_configs: Sequence[Mapping[str, Any]] | None = None,
         encode: bool = False,
+        batched: bool = False,
         **faults: float,
     ) -> None:
         if num_nodes < 1:
@@ -110,6 +133,7 @@ class LocalGrid(Grid):
                 )
         self.client_app = client_app
         self.encode = encode
+        self._cohort = Cohort.of(client_app) if batched else None
         self.faults = {name: float(faults.get(name, 0.0)) for name in FAULTS}
         self.fault_counts = dict.fromkeys(FAULTS, 0)
         self.bytes_up = 0
@@ -144,6 +168,11 @@ class LocalGrid(Grid):
         self._run = run
 
     @property
+    def shares_records(self) -> bool:
+        """Whether requests that say the same may have one record in common."""
+        return self._cohort is not None
+
+    @property
     def run(self) -> Run:
         """Run information."""
         return self._run
@@ -170,13 +199,22 @@ class LocalGrid(Grid):
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Let every node handle its message; the replies wait to be pulled."""
         late, self._late = self._late, []
-        message_ids = []
+        message_ids, together = [], []
         for message in messages:
             self._handled += 1
             message_id = f"{self._handled:036d}"  # as long as a UUID
             name_message(message, message_id)
             message_ids.append(message_id)
-            self._deliver(message)
+            if self._cohort is None:
+                self._deliver(message)
+            else:
+                together.append(message)
+        # a node's second message finds what its first one left behind
+        if len({message.metadata.dst_node_id for message in together}) == len(together):
+            self._deliver_all(together)
+        else:
+            for message in together:
+                self._deliver(message)
         for reply in late:
             self._replies[reply.metadata.message_id] = reply
         return message_ids
@@ -211,32 +249,60 @@ class LocalGrid(Grid):
     # -------------------------------------------------------------------- the nodes
 
     def _deliver(self, message: Message) -> None:
+        """Take a message to its node, and the node's reply back."""
+        self._deliver_all([message])
+
+    def _deliver_all(self, messages: Sequence[Message]) -> None:
+        """Take messages to nodes, each to another one, and their replies back."""
+        parcels = [Parcel(message) for message in messages]
+        arrived = [parcel for parcel in parcels if self._arrives(parcel)]
+        requests = [(parcel.message, parcel.context) for parcel in arrived]
+        for parcel, reply in zip(arrived, self._answers(requests), strict=True):
+            self._leaves(parcel, reply)
+
+    def _answers(
+        self, requests: Sequence[tuple[Message, Context]]
+    ) -> list[Message | Exception]:
+        if self._cohort is not None:
+            return self._cohort.answer(requests)
+        return [answer_alone(self.client_app, *request) for request in requests]
+
+    def _arrives(self, parcel: Parcel) -> bool:
+        """Whether a message reaches its node."""
+        message = parcel.message
         context = self._contexts.get(message.metadata.dst_node_id)
         if context is None:
             error = Error(ErrorCode.NODE_UNAVAILABLE, "no such node")
             self._post(Message(error, reply_to=message), "")
-            return
-        strikes = self._strikes(message)
-        if "request_loss" in strikes:
-            return
-        if "wipe" in strikes:
+            return False
+        parcel.context = context
+        parcel.strikes = self._strikes(message)
+        if "request_loss" in parcel.strikes:
+            return False
+        if "wipe" in parcel.strikes:
             context.state = RecordDict()
-        before: RecordDict | None = None
-        if "state_loss" in strikes:
-            before = RecordDict({k: v.copy() for k, v in context.state.items()})
+        if "state_loss" in parcel.strikes:
+            before = {k: v.copy() for k, v in context.state.items()}
+            parcel.before = RecordDict(before)
         if self.encode:
-            message, size = encode_message(message)
+            parcel.message, size = encode_message(message)
             self.bytes_down += size
-        try:
-            reply = self.client_app(message, context)
-            if "crash" in strikes:
-                raise RuntimeError("injected: the client raised after writing state")
-        except Exception as error:
+        return True
+
+    def _leaves(self, parcel: Parcel, answer: Message | Exception) -> None:
+        """Take a node's reply back, with what happens to it."""
+        message, strikes = parcel.message, parcel.strikes
+        if "crash" in strikes and not isinstance(answer, Exception):
+            text = "injected: the client raised after writing state"
+            answer = RuntimeError(text)
+        if isinstance(answer, Exception):
             code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
-            reason = f"{type(error).__name__}: {error}"
+            reason = f"{type(answer).__name__}: {answer}"
             reply = Message(Error(code, reason), reply_to=message)
-        if before is not None:
-            context.state = before
+        else:
+            reply = answer
+        if parcel.before is not None:
+            parcel.context.state = parcel.before
         if "reply_loss" in strikes:
             return
         if "garbage" in strikes and reply.has_content():
@@ -245,7 +311,7 @@ class LocalGrid(Grid):
             reply, size = encode_message(reply)
             self.bytes_up += size
         if "late_reply" in strikes:
-            name_message(reply, f"late-{self._handled}")
+            name_message(reply, f"late-{_number_of(message)}")
             self._late.append(reply)
             return
         self._post(reply, "")
@@ -263,7 +329,7 @@ class LocalGrid(Grid):
             return set()
         if message.metadata.message_type.startswith("query"):
             return set()
-        draws = generator(self._seed, "faults", self._handled).random(len(FAULTS))
+        draws = generator(self._seed, "faults", _number_of(message)).random(len(FAULTS))
         strikes = {
             name
             for name, draw in zip(FAULTS, draws, strict=True)
@@ -275,7 +341,7 @@ class LocalGrid(Grid):
 
     def _spoil(self, reply: Message, message: Message) -> Message:
         """A reply with one thing wrong: NaN, a cut array, no records, another round."""
-        rng = generator(self._seed, "garbage", self._handled)
+        rng = generator(self._seed, "garbage", _number_of(message))
         records: dict[str, Any] = {k: v.copy() for k, v in reply.content.items()}
         status = [r for r in records.values() if isinstance(r, ConfigRecord)]
         kind = int(rng.integers(4))
