@@ -130,7 +130,12 @@ class CohortGradient:
         return gradients.reshape(points.shape)
 
     def steps(self, points: FloatArray, sizes: Sequence[float]) -> FloatArray | None:
-        """Take local steps where the stacked objectives do that themselves."""
+        """Take local steps where the objectives do that themselves."""
+        if self.stacked is None:
+            if not all(hasattr(g.objective, "local_steps") for g in self.each):
+                return None
+            each = [g.steps(x, sizes) for g, x in zip(self.each, points, strict=True)]
+            return np.stack([x for x in each if x is not None])
         take = getattr(self.stacked, "local_steps", None)
         if take is None:
             return None
