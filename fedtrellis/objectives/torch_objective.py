@@ -289,8 +289,9 @@ class TorchObjective(Objective):
 
         None where they differ in more than data, weight and l2 (another model, loss,
         frozen parameter, device), where an own ``collate_fn`` makes the batches, with
-        ``vectorize=False``, where one does not fit one pass, and on a CPU where there
-        are fewer than 8 for each number of examples, which gains nothing.
+        ``vectorize=False``, where one does not fit one pass, and on a CPU where it
+        would gain nothing: fewer than 8 for each number of examples, or more than
+        100 000 parameters times examples.
         """
         return TorchCohort(objectives) if can_stack(objectives) else None
 

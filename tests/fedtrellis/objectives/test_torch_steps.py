@@ -372,6 +372,8 @@ def test_what_differs_in_more_than_data_is_no_cohort() -> None:
     assert not stacks(objective(vectorize=False))
     assert not stacks(objective(batch_size_limit=22))
     assert not stacks(objective(data=(INPUTS[:5], LABELS[:5])))  # too few of 5
+    wide = nn.Linear(6, 5000)  # as quick one by one
+    assert TorchObjective.stack([objective(wide) for _ in range(8)]) is None
     mse = TorchObjective(perceptron(), nn.MSELoss(), (INPUTS, INPUTS[:, :4]))
     assert not stacks(mse)
     # settings that cannot be compared
