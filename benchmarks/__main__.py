@@ -24,6 +24,7 @@ from . import (
     scale,
     startup,
     torch_speed,
+    traffic,
     zeroth_order,
 )
 from .engines import comparison as engines
@@ -65,6 +66,7 @@ COMPARISONS: dict[str, Callable[[bool], Iterable[Comparison]]] = {
     "start-up": lambda quick: [
         startup.compare(startup.QUICK if quick else startup.FULL)
     ],
+    "traffic": traffic.compare,
     "torch": lambda quick: torch_speed.compare(
         torch_speed.QUICK if quick else torch_speed.FULL
     ),

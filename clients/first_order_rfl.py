@@ -35,7 +35,8 @@ class FirstOrderRFLClient(StatefulClient):
     Notes
     -----
     State: z (P_M(x^k)) and g (the mean of the round's τ gradients), from which c_i
-    follows once x^{k+1} is known; or c (c_i itself), where the server sent it.
+    follows once x^{k+1} is known; or c (c_i itself), where the server sent it; all of
+    it float64, as the manifold computes.
     """
 
     def __init__(self, context: Context, objective: Any, manifold: Manifold) -> None:
@@ -63,8 +64,11 @@ class FirstOrderRFLClient(StatefulClient):
             if step < tau - 1:
                 # z ← P_M(ẑ)
                 z = self.manifold.project(z_hat)
+        arrays, metrics = self.pack(layout, z_hat)
+        if arrays and layout.dtype != "float64":
+            # of the ẑ that the server has: else the mean of the c_i would leave 0
+            g = (start - layout.from_wire(arrays[0])) / (eta * tau) - c
         self.state = {"z": start, "g": g} if config.get("correction", True) else {}
-        arrays, metrics = self.pack(z_hat)
         return arrays, 0, metrics
 
     def _correction(self, x: FloatArray, config: dict[str, Any]) -> FloatArray:
@@ -84,9 +88,11 @@ class FirstOrderRFLClient(StatefulClient):
         gradient = gradient_at(self.objective, layout, self.client_id, config)
         return lambda z: riemannian_gradient(self.manifold, z, gradient(z))
 
-    def pack(self, z_hat: FloatArray) -> tuple[list[NDArray[Any]], dict[str, Any]]:
+    def pack(
+        self, layout: Layout, z_hat: FloatArray
+    ) -> tuple[list[NDArray[Any]], dict[str, Any]]:
         """What is sent: arrays and metrics."""
-        return [z_hat], {}
+        return [layout.to_wire(z_hat)], {}
 
     def evaluate(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]

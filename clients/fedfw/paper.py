@@ -40,7 +40,8 @@ def take_steps(
         s_i of each step.
     """
     layout, state = Layout.of(parameters), client.state
-    x_bar, x = layout.point(parameters), state["x"]
+    # x_i and y_i in float64, as the server replays them: it does so for the whole run
+    x_bar, x = layout.point(parameters), state["x"].astype(np.float64, copy=False)
     variant, n = config.get("variant", "plain"), float(config["num-clients"])
     gradient_of = _Gradients(client, layout, config)
     penalties = _each(config, "penalty")
@@ -70,6 +71,7 @@ def take_steps(
 
         # s_i = argmin over s in D of ⟨g_i, s⟩, from where the last one was found
         atom, start = client.domain.lmo_from(g, state.get("start"))
+        atom = atom.of_dtype(layout.point_dtype)
         if start is not None:
             state["start"] = start
         # x_i ← (1 − η_t) x_i + η_t s_i
