@@ -11,6 +11,7 @@ from rich.console import Console
 from threadpoolctl import threadpool_limits
 
 from . import (
+    cohorts,
     deployed,
     encryption,
     fedavg,
@@ -56,6 +57,7 @@ COMPARISONS: dict[str, Callable[[bool], Iterable[Comparison]]] = {
     "engines": lambda quick: [
         engines.compare(engines.QUICK if quick else engines.FULL)
     ],
+    "cohorts": lambda quick: cohorts.compare(cohorts.QUICK if quick else cohorts.FULL),
     "deployed": lambda quick: [
         deployed.compare(deployed.QUICK if quick else deployed.FULL)
     ],
@@ -78,7 +80,7 @@ COMPARISONS: dict[str, Callable[[bool], Iterable[Comparison]]] = {
 
 
 #: Those that are measured only if they are named: minutes of SuperNodes and Ray.
-BY_NAME = ("deployed", "engines", "scale")
+BY_NAME = ("cohorts", "deployed", "engines", "scale")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

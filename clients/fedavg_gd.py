@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from fedtrellis.cohorts import (
     CohortGradient,
     Gradients,
+    Result,
     cohort_steps,
     one_by_one,
     points_of,
@@ -85,7 +86,7 @@ class FedAvgGDClient(MethodClient):
         clients: Sequence[Self],
         parameters: Sequence[list[NDArray[Any]]],
         config: dict[str, Any],
-    ) -> list[tuple[list[NDArray[Any]], int, dict[str, Any]]]:
+    ) -> list[Result]:
         """The local models of many clients, after k_0 steps of all at once.
 
         Raises

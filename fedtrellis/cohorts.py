@@ -20,6 +20,8 @@ from fedtrellis.wire.protocol import ANSWER_BOUND
 __all__ = [
     "CohortGradient",
     "Gradients",
+    "Result",
+    "check_cohort",
     "cohort_steps",
     "one_by_one",
     "points_of",
@@ -179,17 +181,20 @@ def cohort_steps(
         if isinstance(gradients, CohortGradient):
             moved = gradients.steps(x, sizes)
             if moved is not None:
-                _check(_squares(moved), moved, x, config, key)
+                check_cohort(moved, x, config, key)
                 return moved
-        points, farthest = x.copy(), np.zeros(len(x))
+        points, farthest = x.copy(), None
         for gamma in sizes:
             step = gradients(points)
             step *= gamma
             points -= step
             if each:
                 # what is not a number stays none
-                farthest = np.maximum(farthest, _squares(points))
-        _check(farthest if each else _squares(points), points, x, config, key)
+                squares = _squares(points)
+                farthest = (
+                    squares if farthest is None else np.maximum(farthest, squares)
+                )
+    check_cohort(points, x, config, key, farthest)
     return points
 
 
@@ -200,17 +205,35 @@ def _squares(points: FloatArray) -> FloatArray:
     return result
 
 
-def _check(
-    farthest: FloatArray,
+def check_cohort(
     points: FloatArray,
     starts: FloatArray,
     config: Mapping[str, Any],
     key: str,
+    farthest: FloatArray | None = None,
 ) -> None:
+    """:func:`fedtrellis.local_steps.check_steps` for each client of a cohort.
+
+    Parameters
+    ----------
+    points, starts : ndarray of shape (n, ...)
+        Where the steps are, and where they began.
+    config, key
+        As there.
+    farthest : ndarray of shape (n,), optional
+        The largest ‖x_i‖² that there has been, if not that of the points.
+
+    Raises
+    ------
+    FloatingPointError
+        A client's steps have diverged.
+    """
     bound = float(config.get("answer-bound", ANSWER_BOUND))
-    # ‖x_i‖ ≤ b · max(1, ‖x‖);  NaN is no less either
-    near = farthest <= bound**2 * np.maximum(1.0, _squares(starts))
+    with np.errstate(over="ignore", invalid="ignore"):
+        squares = _squares(points) if farthest is None else farthest
+        # ‖x_i‖ ≤ b · max(1, ‖x‖);  NaN is no less either
+        near = squares <= bound**2 * np.maximum(1.0, _squares(starts))
     for i in np.flatnonzero(~near):
         check_steps(points[i], starts[i], config, key)
         # it was there on the way
-        raise FloatingPointError(f"the local steps of client {i} of a cohort diverged")
+        raise FloatingPointError("the local steps of a cohort diverged")

@@ -9,6 +9,7 @@ cluster.
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,6 @@ from numpy.typing import NDArray
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import array_record, record_arrays
-from fedtrellis.wire.cohort import Cohort, answer_alone
 from fedtrellis.wire.flower_internals import (
     ErrorCode,
     empty_run,
@@ -30,10 +30,9 @@ from fedtrellis.wire.flower_internals import (
     join_run,
     name_message,
     node_infos,
-    records_from_bytes,
-    records_to_bytes,
 )
-from fedtrellis.wire.protocol import client_identity
+from fedtrellis.wire.nodes import Delivery, Nodes
+from fedtrellis.wire.workers import Workers
 
 if TYPE_CHECKING:
     from fedtrellis.wire.flower_internals import NodeInfo, Run
@@ -60,9 +59,13 @@ class Parcel:
     """A message on its way, and what strikes it."""
 
     message: Message
-    context: Context = field(init=False)
     strikes: set[str] = field(default_factory=set)
-    before: RecordDict | None = None  # the node's state, where its new one is lost
+
+    def delivery(self) -> Delivery:
+        """As the node gets it."""
+        return Delivery(
+            self.message, "wipe" in self.strikes, "state_loss" in self.strikes
+        )
 
 
 def _number_of(message: Message) -> int:
@@ -94,6 +97,10 @@ class LocalGrid(Grid):
         ``fit_many``. Messages, states and faults are the same, and models to rounding.
         A ``client_app`` that :func:`fedtrellis.client_app` did not make, and one with
         mods or a lifespan, handles one message at a time.
+    workers : int
+        Processes that the nodes are spread over, where clients take long: a node's
+        state stays with its process. More than 1 takes a system that can fork; what
+        ``client_fn`` changes is changed in its process alone. See :meth:`close`.
     **faults : float
         Probabilities in [0, 1] of the faults of :data:`FAULTS`, drawn for every train
         and evaluate message on its own. Introductions (queries) are spared.
@@ -114,10 +121,13 @@ class LocalGrid(Grid):
         node_configs: Sequence[Mapping[str, Any]] | None = None,
         encode: bool = False,
         batched: bool = False,
+        workers: int = 1,
         **faults: float,
     ) -> None:
         if num_nodes < 1:
             raise SettingsError(f"num_nodes = {num_nodes} must be at least 1")
+        if workers < 1:
+            raise SettingsError(f"workers = {workers} must be at least 1")
         if node_configs is not None and len(node_configs) != num_nodes:
             raise SettingsError(
                 f"node_configs has {len(node_configs)} entries for {num_nodes} nodes"
@@ -133,7 +143,7 @@ class LocalGrid(Grid):
                 )
         self.client_app = client_app
         self.encode = encode
-        self._cohort = Cohort.of(client_app) if batched else None
+        self.batched, self.workers = batched, workers
         self.faults = {name: float(faults.get(name, 0.0)) for name in FAULTS}
         self.fault_counts = dict.fromkeys(FAULTS, 0)
         self.bytes_up = 0
@@ -155,6 +165,7 @@ class LocalGrid(Grid):
             )
             for index, node_id in enumerate(ids)
         }
+        self._nodes: Nodes | Workers = Nodes(client_app, self._contexts, batched)
         self._handled = 0  # numbers the messages, for their ids and their faults
         self._replies: dict[str, Message] = {}
         self._late: list[Message] = []
@@ -170,7 +181,7 @@ class LocalGrid(Grid):
     @property
     def shares_records(self) -> bool:
         """Whether requests that say the same may have one record in common."""
-        return self._cohort is not None
+        return self.batched
 
     @property
     def run(self) -> Run:
@@ -200,12 +211,13 @@ class LocalGrid(Grid):
         """Let every node handle its message; the replies wait to be pulled."""
         late, self._late = self._late, []
         message_ids, together = [], []
+        one_by_one = self.workers == 1 and not self.batched
         for message in messages:
             self._handled += 1
             message_id = f"{self._handled:036d}"  # as long as a UUID
             name_message(message, message_id)
             message_ids.append(message_id)
-            if self._cohort is None:
+            if one_by_one:
                 self._deliver(message)
             else:
                 together.append(message)
@@ -256,53 +268,51 @@ class LocalGrid(Grid):
         """Take messages to nodes, each to another one, and their replies back."""
         parcels = [Parcel(message) for message in messages]
         arrived = [parcel for parcel in parcels if self._arrives(parcel)]
-        requests = [(parcel.message, parcel.context) for parcel in arrived]
-        for parcel, reply in zip(arrived, self._answers(requests), strict=True):
-            self._leaves(parcel, reply)
+        answers = self._handlers().answer([parcel.delivery() for parcel in arrived])
+        for parcel, answer in zip(arrived, answers, strict=True):
+            self._leaves(parcel, answer)
 
-    def _answers(
-        self, requests: Sequence[tuple[Message, Context]]
-    ) -> list[Message | Exception]:
-        if self._cohort is not None:
-            return self._cohort.answer(requests)
-        return [answer_alone(self.client_app, *request) for request in requests]
+    def _handlers(self) -> Nodes | Workers:
+        """What handles messages: this process, or others, which begin when needed."""
+        if self.workers > 1 and isinstance(self._nodes, Nodes):
+            count = min(self.workers, len(self._contexts))
+            self._nodes = Workers(self.client_app, self._contexts, self.batched, count)
+            self._closing = weakref.finalize(self, self._nodes.close)
+        return self._nodes
+
+    def close(self) -> None:
+        """End the worker processes, and with them their nodes' states.
+
+        They also end with this object, and with the process that it is in.
+        """
+        if isinstance(self._nodes, Workers):
+            self._closing()
 
     def _arrives(self, parcel: Parcel) -> bool:
         """Whether a message reaches its node."""
         message = parcel.message
-        context = self._contexts.get(message.metadata.dst_node_id)
-        if context is None:
+        if message.metadata.dst_node_id not in self._contexts:
             error = Error(ErrorCode.NODE_UNAVAILABLE, "no such node")
             self._post(Message(error, reply_to=message), "")
             return False
-        parcel.context = context
         parcel.strikes = self._strikes(message)
         if "request_loss" in parcel.strikes:
             return False
-        if "wipe" in parcel.strikes:
-            context.state = RecordDict()
-        if "state_loss" in parcel.strikes:
-            before = {k: v.copy() for k, v in context.state.items()}
-            parcel.before = RecordDict(before)
         if self.encode:
             parcel.message, size = encode_message(message)
             self.bytes_down += size
         return True
 
-    def _leaves(self, parcel: Parcel, answer: Message | Exception) -> None:
+    def _leaves(self, parcel: Parcel, answer: Message | str) -> None:
         """Take a node's reply back, with what happens to it."""
         message, strikes = parcel.message, parcel.strikes
-        if "crash" in strikes and not isinstance(answer, Exception):
-            text = "injected: the client raised after writing state"
-            answer = RuntimeError(text)
-        if isinstance(answer, Exception):
+        if "crash" in strikes and not isinstance(answer, str):
+            answer = "RuntimeError: injected: the client raised after writing state"
+        if isinstance(answer, str):
             code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
-            reason = f"{type(answer).__name__}: {answer}"
-            reply = Message(Error(code, reason), reply_to=message)
+            reply = Message(Error(code, answer), reply_to=message)
         else:
             reply = answer
-        if parcel.before is not None:
-            parcel.context.state = parcel.before
         if "reply_loss" in strikes:
             return
         if "garbage" in strikes and reply.has_content():
@@ -366,10 +376,7 @@ class LocalGrid(Grid):
 
     def client_states(self) -> dict[str, bytes]:
         """Every node's state as bytes, by client identity; for a checkpoint."""
-        states = {
-            client_identity(context): records_to_bytes(context.state)
-            for context in self._contexts.values()
-        }
+        states = self._handlers().states()
         return {**states, "": json.dumps({"handled": self._handled}).encode()}
 
     def load_client_states(self, states: Mapping[str, bytes]) -> None:
@@ -377,7 +384,4 @@ class LocalGrid(Grid):
         if "" in states:
             # the faults to come are those that would have come
             self._handled = json.loads(states[""])["handled"]
-        for context in self._contexts.values():
-            data = states.get(client_identity(context))
-            if data is not None:
-                context.state = records_from_bytes(data)
+        self._handlers().load(states)

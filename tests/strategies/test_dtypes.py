@@ -370,3 +370,36 @@ def test_corrections_on_a_manifold_keep_their_mean_at_zero(zeroth: bool) -> None
         state = memory_of(strategy, context).provisional
         own = (decode(state["z"]) - x) / strategy.total_step - decode(state["g"])
         assert np.abs(own - corrections[i]).max() <= 1e-9
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_pytorch_model_of_any_dtype_learns(dtype: str) -> None:
+    torch = pytest.importorskip("torch")
+    from fedtrellis.objectives.torch_objective import TorchObjective
+
+    kind = getattr(torch, dtype)
+
+    def loss(seed: int) -> Any:
+        network = torch.nn.Sequential(
+            torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)
+        ).to(kind)
+        X = torch.randn(40, 6, generator=torch.Generator().manual_seed(seed))
+        data = X.to(kind), X.sum(1, keepdim=True).to(kind)
+        return TorchObjective(network, torch.nn.functional.mse_loss, data)
+
+    rng = np.random.default_rng(0)
+    shapes = [(8, 6), (8,), (1, 8), (1,)]
+    start = [0.3 * rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+    parts = [loss(seed) for seed in range(3)]
+    ends = []
+    for encode in (False, True):
+        strategy = FedAvgGD(step_size=0.05, step_schedule="constant", dtype=dtype)
+        grid = grid_of(FedAvgGDClient, parts, encode=encode)
+        played = play(strategy, grid, start, 30)
+        ends.append(b"".join(array.tobytes() for array in played.arrays))
+    assert ends[0] == ends[1]
+    # what the server has is what the module computes with, to the last bit
+    for array in played.arrays:
+        tensor = torch.from_numpy(array)
+        assert torch.equal(tensor, tensor.to(kind).to(torch.float32))
+    assert parts[0].value(played.arrays) < 0.1 * parts[0].value(start)
