@@ -136,8 +136,12 @@ class CohortGradient:
         if self.stacked is None:
             if not all(hasattr(g.objective, "local_steps") for g in self.each):
                 return None
-            each = [g.steps(x, sizes) for g, x in zip(self.each, points, strict=True)]
-            return np.stack([x for x in each if x is not None])
+            ends = []
+            for gradient, x in zip(self.each, points, strict=True):
+                end = gradient.steps(x, sizes)
+                assert end is not None
+                ends.append(end)
+            return np.stack(ends)
         take = getattr(self.stacked, "local_steps", None)
         if take is None:
             return None
