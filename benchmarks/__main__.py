@@ -11,6 +11,7 @@ from rich.console import Console
 from threadpoolctl import threadpool_limits
 
 from . import (
+    cohorts,
     deployed,
     encryption,
     fedavg,
@@ -23,6 +24,8 @@ from . import (
     round_trips,
     scale,
     startup,
+    torch_speed,
+    traffic,
     zeroth_order,
 )
 from .engines import comparison as engines
@@ -54,6 +57,7 @@ COMPARISONS: dict[str, Callable[[bool], Iterable[Comparison]]] = {
     "engines": lambda quick: [
         engines.compare(engines.QUICK if quick else engines.FULL)
     ],
+    "cohorts": lambda quick: cohorts.compare(cohorts.QUICK if quick else cohorts.FULL),
     "deployed": lambda quick: [
         deployed.compare(deployed.QUICK if quick else deployed.FULL)
     ],
@@ -64,12 +68,19 @@ COMPARISONS: dict[str, Callable[[bool], Iterable[Comparison]]] = {
     "start-up": lambda quick: [
         startup.compare(startup.QUICK if quick else startup.FULL)
     ],
+    "traffic": traffic.compare,
+    "torch": lambda quick: torch_speed.compare(
+        torch_speed.QUICK if quick else torch_speed.FULL
+    ),
+    "gpu": lambda quick: [
+        torch_speed.gpu(torch_speed.QUICK if quick else torch_speed.FULL)
+    ],
     "hyfdca": lambda quick: hyfdca.compare(hyfdca.QUICK if quick else hyfdca.FULL),
 }
 
 
 #: Those that are measured only if they are named: minutes of SuperNodes and Ray.
-BY_NAME = ("deployed", "engines", "scale")
+BY_NAME = ("cohorts", "deployed", "engines", "scale")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

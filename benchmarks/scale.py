@@ -20,7 +20,7 @@ from .ray import run_on_ray
 from .report import Comparison, Row, Spread
 from .runs import Problem, fedfw_app
 
-__all__ = ["FULL", "QUICK", "Case", "Cases", "RayCase", "compare"]
+__all__ = ["FULL", "QUICK", "Case", "Cases", "RayCase", "compare", "local_round"]
 
 
 @dataclass(frozen=True)
@@ -86,12 +86,13 @@ class Distance(Objective):
         return result
 
 
-def _local(case: Case) -> Row:
+def _timed(case: Case, **options: Any) -> tuple[float, FedFW, LocalGrid]:
+    """The fastest round's CPU seconds, on a grid with such options."""
     centre = np.random.default_rng(0).standard_normal(case.parameters)
     p = case.parameters
     objectives: list[Objective] = [Distance(centre, i % p) for i in range(case.nodes)]
     problem = Problem(objectives, L1Ball(1.0))
-    grid = LocalGrid(fedfw_app(problem), case.nodes)
+    grid = LocalGrid(fedfw_app(problem), case.nodes, **options)
     times: list[float] = []
 
     def note(record: RoundRecord) -> None:
@@ -103,14 +104,24 @@ def _local(case: Case) -> Row:
     # the first round has the introductions, the initial model and its states
     strategy.start(grid, problem.initial_arrays(), num_rounds=case.rounds + 1)
     seconds = [after - before for before, after in pairwise(times)]
+    return min(seconds), strategy, grid
+
+
+def local_round(case: Case, **options: Any) -> float:
+    """CPU seconds of the fastest round of a case, on a grid with such options."""
+    return _timed(case, **options)[0]
+
+
+def _local(case: Case) -> Row:
+    seconds, strategy, grid = _timed(case)
     last = strategy.history[-1]
     row: Row = {
         "grid": "LocalGrid",
         "nodes": case.nodes,
         "p": f"{case.parameters:,}",
         "rounds": case.rounds,
-        "a round": Spread((min(seconds),), "ms"),
-        "a node": Spread((min(seconds) / case.nodes,), "ms"),
+        "a round": Spread((seconds,), "ms"),
+        "a node": Spread((seconds / case.nodes,), "ms"),
         "bytes down, a node": f"{last.bytes_down / case.nodes:,.0f}",
         "bytes up, a node": f"{last.bytes_up / case.nodes:,.0f}",
     }
@@ -124,6 +135,7 @@ def _local(case: Case) -> Row:
 def _ray(case: RayCase) -> Row:
     config = {
         "task": "lasso",
+        "fedfw.variant": "plain",
         "rounds": case.rounds,
         "lasso.rows": max(200, case.nodes),
         "evaluate-every": 10**6,

@@ -74,7 +74,9 @@ def compare(repetitions: int) -> Comparison:
     )
     times: dict[str, list[tuple[float, float]]] = {case.name: [] for case in CASES}
     with tempfile.TemporaryDirectory() as folder:
-        env = environment(Path(folder))
+        # with compiled modules, as after the first run, but not in the checkout
+        env = environment(Path(folder)) | {"PYTHONPYCACHEPREFIX": f"{folder}/compiled"}
+        env.pop("PYTHONDONTWRITEBYTECODE", None)
         for _ in range(repetitions + 1):
             for case in CASES:
                 times[case.name].append(_run(case, Path(folder), env))

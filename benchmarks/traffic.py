@@ -1,24 +1,31 @@
-"""Bytes per node and round on encoded Messages: ``python -m benchmarks.traffic``.
+"""Bytes per node and round on encoded Messages.
 
 A model of p parameters, 10 nodes, everybody in every round, f_i(x) = ½‖x − c_i‖². The
-figures are those of round 5, when everything is running, and hold for every later one.
+figures are those of the last of a few rounds, when everything is running, and hold for
+every later one.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
-from rich.console import Console
-from rich.table import Table
 
-from clients import FedFWClient, ProjectedFedAvgClient
-from fedtrellis import LocalGrid, client_app
+from clients import (
+    FedAvgGDClient,
+    FedDRClient,
+    FedFWClient,
+    FedGiAClient,
+    FirstOrderRFLClient,
+    LocalSGDClient,
+    ProjectedFedAvgClient,
+)
+from fedtrellis import client_app
 from fedtrellis.domains import (
     BirkhoffPolytope,
     Domain,
@@ -28,15 +35,31 @@ from fedtrellis.domains import (
     LInfBall,
     NuclearNormBall,
 )
+from fedtrellis.manifolds import Euclidean
 from fedtrellis.random import generator
 from fedtrellis.server.callbacks import format_bytes
-from strategies import FedFW, ProjectedFedAvg
+from strategies import (
+    FedAvgGD,
+    FedDR,
+    FedFW,
+    FedGiA,
+    FirstOrderRFL,
+    LocalSGD,
+    ProjectedFedAvg,
+)
 
 from .fedavg import make_fedavg
+from .report import Aim, Comparison, Row
+from .runs import TimedGrid
 
-NODES, ROUNDS = 10, 5
+__all__ = ["compare", "flower_fedavg"]
 
-CASES: list[tuple[Domain, tuple[int, ...]]] = [
+NODES, ROUNDS, DTYPES = 10, 5, ("float64", "float32")
+# What our messages may take more than Flower's own, and float32 than half of float64.
+_AIM = 1.02
+
+Shape = tuple[int, ...]
+SETS: list[tuple[Domain, Shape]] = [
     (L1Ball(10.0), (1_000_000,)),
     (KSupportBall(10, 10.0), (1_000_000,)),
     (NuclearNormBall(10.0), (1000, 1000)),
@@ -44,6 +67,26 @@ CASES: list[tuple[Domain, tuple[int, ...]]] = [
     (LInfBall(1.0), (1_000_000,)),
     (L2Ball(10.0), (1_000_000,)),
 ]
+_PARAMETERS = 100_000
+# any set would do: the model travels dense, and a ball's projection is quick
+_BALL = L2Ball(10.0)
+DENSE: dict[str, tuple[Callable[[], Any], Callable[..., Any]]] = {
+    "FedAvgGD": (FedAvgGD, FedAvgGDClient),
+    "LocalSGD": (LocalSGD, LocalSGDClient),
+    "projected FedAvg": (lambda: ProjectedFedAvg(_BALL), ProjectedFedAvgClient),
+    "FedDR": (lambda: FedDR(_BALL), FedDRClient),
+    # Θ of so many parameters would be a matrix
+    "FedGiA": (
+        lambda: FedGiA(tolerance=0.0),
+        lambda context, objective: FedGiAClient(context, objective, hessian=1.0),
+    ),
+    "first-order RFL": (
+        lambda: FirstOrderRFL(Euclidean((_PARAMETERS,))),
+        lambda context, objective: FirstOrderRFLClient(
+            context, objective, Euclidean((_PARAMETERS,))
+        ),
+    ),
+}
 
 
 class Distance:
@@ -51,12 +94,16 @@ class Distance:
 
     num_examples = 1
 
-    def __init__(self, index: int, shape: tuple[int, ...]) -> None:
+    def __init__(self, index: int, shape: Shape) -> None:
         self.centre = generator(0, "centre", index).normal(size=shape)
 
     def gradient(self, x: Any) -> Any:
         """X − c_i."""
         return x - self.centre
+
+    def stochastic_gradient(self, x: Any, rng: Any, batch_size: int) -> Any:
+        """The same: there is one example."""
+        return self.gradient(x)
 
 
 def flower_fedavg(objectives: Sequence[Any]) -> tuple[FedAvg, ClientApp]:
@@ -77,46 +124,94 @@ def flower_fedavg(objectives: Sequence[Any]) -> tuple[FedAvg, ClientApp]:
     return make_fedavg(), app
 
 
-def measure(method: str, domain: Domain, shape: tuple[int, ...]) -> tuple[float, float]:
-    """Bytes (up, down) of one node in the last round."""
-    objectives = [Distance(index, shape) for index in range(NODES)]
-
-    def client_fn(context: Context) -> Any:
-        objective = objectives[int(context.node_config["partition-id"])]
-        if method == "fedfw":
-            return FedFWClient(context, objective, domain)
-        return ProjectedFedAvgClient(context, objective)
-
-    strategy: FedFW | ProjectedFedAvg
-    if method == "fedfw":
-        strategy = FedFW(domain, variant="plain")
-    else:
-        strategy = ProjectedFedAvg(domain, local_steps=1)
-    grid = LocalGrid(client_app(client_fn), NODES, encode=True)
-    start = ArrayRecord([domain.centre(shape)])
-    strategy.start(grid, start, num_rounds=ROUNDS)
-    assert grid.bytes_up == sum(record.bytes_up for record in strategy.history)
-    last = strategy.history[-1]
-    return last.bytes_up / NODES, last.bytes_down / NODES
+def _measure(
+    make: Callable[[], Any], app: ClientApp, start: Any, dtype: str
+) -> tuple[float, float]:
+    """Bytes (up, down) of a node in a round, once everything is running."""
+    grid = TimedGrid(app, NODES, encode=True)
+    arrays = ArrayRecord([start.astype(dtype)])
+    make().start(grid=grid, initial_arrays=arrays, num_rounds=ROUNDS)
+    # from one round's beginning to the next one's
+    (down, up), (more_down, more_up) = grid.traffic[-2:]
+    return (more_up - up) / NODES, (more_down - down) / NODES
 
 
-def main() -> None:
-    """Measure and print."""
-    logging.getLogger("flwr").setLevel(logging.WARNING)
-    table = Table("set", "shape", "FedFW up", "FedFW down", "dense up", "dense down")
-    for column in table.columns:
-        column.no_wrap = True
-    for domain, shape in CASES:
-        sparse = measure("fedfw", domain, shape)
-        # any set would do: the model travels dense, and a ball's projection is quick
-        dense = measure("dense", L2Ball(10.0), shape)
-        cells = [format_bytes(count) for count in (*sparse, *dense)]
-        table.add_row(repr(domain), " × ".join(map(str, shape)), *cells)
-    console = Console()
-    if not console.is_terminal:  # a file has room
-        console.width = 120
-    console.print(table)
+def _app(
+    client: Callable[..., Any], objectives: Sequence[Any], *more: Any
+) -> ClientApp:
+    return client_app(
+        lambda context: client(
+            context, objectives[int(context.node_config["partition-id"])], *more
+        )
+    )
 
 
-if __name__ == "__main__":
-    main()
+def _cells(row: Row, name: str, measured: tuple[float, float]) -> None:
+    for direction, count in zip(("up", "down"), measured, strict=True):
+        row[f"{name} {direction}"] = format_bytes(count)
+
+
+def _dense_rows(result: Comparison) -> None:
+    objectives = [Distance(index, (_PARAMETERS,)) for index in range(NODES)]
+    start = np.full(_PARAMETERS, _PARAMETERS**-0.5)
+    _, flower_app = flower_fedavg(objectives)
+    flowers = {
+        dtype: _measure(make_fedavg, flower_app, start, dtype) for dtype in DTYPES
+    }
+    ours: dict[str, dict[str, tuple[float, float]]] = {}
+    for name, (strategy, client) in DENSE.items():
+        app = _app(client, objectives)
+        ours[name] = {d: _measure(strategy, app, start, d) for d in DTYPES}
+    for name, by_dtype in {"Flower's FedAvg": flowers, **ours}.items():
+        row: Row = {"method": name, "model": f"{_PARAMETERS:,}"}
+        for dtype in DTYPES:
+            _cells(row, dtype, by_dtype[dtype])
+        worst = max(
+            mine / theirs
+            for dtype in DTYPES
+            for mine, theirs in zip(by_dtype[dtype], flowers[dtype], strict=True)
+        )
+        row["times FedAvg's, at most"] = f"{worst:.3f}"
+        result.rows.append(row)
+        if name not in ours:
+            continue
+        result.aims.append(
+            Aim(
+                f"{name}: at most {_AIM} times the bytes of Flower's FedAvg",
+                f"{worst:.3f} times",
+                worst <= _AIM,
+            )
+        )
+
+
+def _set_rows(result: Comparison, cases: Sequence[tuple[Domain, Shape]]) -> None:
+    for domain, shape in cases:
+        objectives = [Distance(index, shape) for index in range(NODES)]
+        wolfe = _app(FedFWClient, objectives, domain)
+        make = partial(FedFW, domain, variant="plain")
+        start = domain.centre(shape)
+        row: Row = {"method": repr(domain), "model": " × ".join(map(str, shape))}
+        for dtype in DTYPES:
+            made = _measure(make, wolfe, start, dtype)
+            _cells(row, dtype, made)
+        result.rows.append(row)
+
+
+def compare(quick: bool) -> list[Comparison]:
+    """Dense methods beside Flower's FedAvg, and FedFW's atoms set by set."""
+    dense = Comparison(
+        "traffic",
+        "Bytes of a node in a round: methods whose models travel whole",
+        f"{NODES} nodes, all of them in every round, messages as bytes, envelope and "
+        "all. The same clients' arithmetic for all of a column.",
+    )
+    _dense_rows(dense)
+    atoms = Comparison(
+        "traffic-sets",
+        "Bytes of a node in a round: FedFW, plain, by its set",
+        "As above; after a round in which somebody was missing the model comes as its "
+        "non-zero entries, or whole.",
+    )
+    cases = [(domain, tuple(s // 10 for s in shape)) for domain, shape in SETS]
+    _set_rows(atoms, cases if quick else SETS)
+    return [dense, atoms]

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Self
 
 from flwr.app import Context
 from numpy.typing import NDArray
 
+from fedtrellis.cohorts import (
+    CohortGradient,
+    Gradients,
+    Result,
+    cohort_steps,
+    one_by_one,
+    points_of,
+    to_results,
+)
 from fedtrellis.local_steps import (
     ScheduledSteps,
     check_steps,
@@ -15,7 +24,7 @@ from fedtrellis.local_steps import (
     take_steps,
 )
 from fedtrellis.wire.arrays import FloatArray, Layout
-from fedtrellis.wire.client import MethodClient, evaluate_objective
+from fedtrellis.wire.client import MethodClient, evaluate_objective, speaks_for
 from fedtrellis.wire.protocol import client_identity
 
 __all__ = ["FedAvgGDClient"]
@@ -70,6 +79,54 @@ class FedAvgGDClient(MethodClient):
         # x_i ← x_i − γ_k ∇f_i(x_i), k_0 times from x
         x_i = take_steps(gradient, x, sizes, lambda x_i: check_steps(x_i, x, config))
         return [layout.to_wire(x_i)], 0, {}
+
+    @classmethod
+    def fit_many(
+        cls,
+        clients: Sequence[Self],
+        parameters: Sequence[list[NDArray[Any]]],
+        config: dict[str, Any],
+    ) -> list[Result]:
+        """The local models of many clients, after k_0 steps of all at once.
+
+        Raises
+        ------
+        FloatingPointError
+            If the steps have carried one of them away.
+        """
+        layout = Layout.of(parameters[0])
+        x = points_of(layout, parameters)
+        gradient = cls.local_gradients(clients, layout, x, config)
+        sizes = ScheduledSteps.of(config).sizes(config["server-round"])
+        # x_i ← x_i − γ_k ∇f_i(x_i), k_0 times from x, for all i
+        points = cohort_steps(gradient, x, sizes, config, "step-size", each=True)
+        return to_results(layout, points)
+
+    @classmethod
+    def local_gradients(
+        cls,
+        clients: Sequence[Self],
+        layout: Layout,
+        x: FloatArray,
+        config: dict[str, Any],
+    ) -> Gradients:
+        r"""What :meth:`local_gradient` is, of many clients at once.
+
+        Parameters
+        ----------
+        clients : sequence of FedAvgGDClient
+            Of this class.
+        layout, config
+            As there.
+        x : ndarray of shape (n, \*layout.point_shape)
+            The model as each of them has it; not to be changed.
+        """
+        if speaks_for(cls, "local_gradients", "local_gradient"):
+            return CohortGradient(clients, layout, config)
+        return one_by_one(
+            client.local_gradient(layout, x_i, config)
+            for client, x_i in zip(clients, x, strict=True)
+        )
 
     def evaluate(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]

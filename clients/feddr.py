@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Self
 
 import numpy as np
 from flwr.app import Context
 from numpy.typing import NDArray
 
+from fedtrellis.cohorts import (
+    CohortGradient,
+    Result,
+    check_cohort,
+    points_of,
+    stack_states,
+    to_results,
+)
 from fedtrellis.local_steps import check_steps, gradient_at
 from fedtrellis.wire.arrays import Layout
 from fedtrellis.wire.client import StatefulClient, evaluate_objective
@@ -61,6 +70,32 @@ class FedDRClient(StatefulClient):
         check_steps(reflection, x_bar, config, "local-step-size")
         self.state["x"], self.state["y"] = x, y
         return [layout.to_wire(reflection)], 0, {}
+
+    @classmethod
+    def fit_many(
+        cls,
+        clients: Sequence[Self],
+        parameters: Sequence[list[NDArray[Any]]],
+        config: dict[str, Any],
+    ) -> list[Result]:
+        """The reflected points of many clients, whose steps are taken at once."""
+        layout = Layout.of(parameters[0])
+        x_bar = points_of(layout, parameters)
+        gradients = CohortGradient(clients, layout, config)
+        gamma, eta = config["local-step-size"], config["proximal-step"]
+        # y_i ← y_i + α (x̄ − x_i)
+        x = stack_states(clients, "x")
+        y = stack_states(clients, "y") + config["relaxation"] * (x_bar - x)
+        with np.errstate(over="ignore", invalid="ignore"):
+            for _ in range(config["local-steps"]):
+                # x_i ← x_i − γ (∇f_i(x_i) + (x_i − y_i)/η)
+                x = x - gamma * (gradients(x) + (x - y) / eta)
+            # x̂_i = 2 x_i − y_i
+            reflections = 2.0 * x - y
+        check_cohort(reflections, x_bar, config, "local-step-size")
+        for client, x_i, y_i in zip(clients, x, y, strict=True):
+            client.state["x"], client.state["y"] = x_i, y_i
+        return to_results(layout, reflections)
 
     def evaluate(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]

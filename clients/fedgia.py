@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from flwr.app import Context
 from numpy.typing import NDArray
 
 from fedtrellis.admm.shifted_systems import cached_system, lipschitz_of
+from fedtrellis.cohorts import CohortGradient, Result, points_of
 from fedtrellis.local_steps import gradient_at
 from fedtrellis.settings import setting
-from fedtrellis.wire.arrays import Layout
+from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.client import StatefulClient, evaluate_objective
 
 __all__ = ["FedGiAClient"]
@@ -88,14 +90,40 @@ class FedGiAClient(StatefulClient):
         """ADMM steps, or one gradient step, from x; the answer is z_i."""
         layout = Layout.of(parameters)
         x = layout.point(parameters)
+        gradient = gradient_at(self.objective, layout, self.client_id, config)(x)
+        lost = "pi" not in self.state and config["used-round"] > 0
+        z = self._step(x, gradient, config, 0 if lost else config.get("local-steps", 0))
+        return [layout.to_wire(z)], 0, {}
+
+    @classmethod
+    def fit_many(
+        cls,
+        clients: Sequence[Self],
+        parameters: Sequence[list[NDArray[Any]]],
+        config: dict[str, Any],
+    ) -> list[Result] | None:
+        """The z_i of many clients, whose gradients are taken at once."""
+        if not all("pi" in client.state for client in clients):
+            return None  # it depends on each one's past why it has none
+        layout = Layout.of(parameters[0])
+        points = points_of(layout, parameters)
+        gradients = CohortGradient(clients, layout, config)(points)
+        steps = config.get("local-steps", 0)
+        z = [
+            client._step(x, gradient, config, steps)
+            for client, x, gradient in zip(clients, points, gradients, strict=True)
+        ]
+        return [([layout.to_wire(z_i)], 0, {}) for z_i in z]
+
+    def _step(
+        self, x: FloatArray, gradient: FloatArray, config: dict[str, Any], steps: int
+    ) -> FloatArray:
+        """z_i after so many ADMM steps, or one gradient step, given ∇f_i(x)."""
         m, sigma = config["num-clients"], config["sigma"]
         # ḡ_i = (1/m) ∇f_i(x); from here on in float64, as H_i and π_i are
-        g = gradient_at(self.objective, layout, self.client_id, config)(x)
-        g = g.astype(np.float64, copy=False) / m
+        g = gradient.astype(np.float64, copy=False) / m
         pi = self.state.get("pi")
-        lost = pi is None and config["used-round"] > 0
-        steps = config.get("local-steps", 0)
-        if steps and not lost:
+        if steps:
             system = cached_system(
                 self.objective,
                 config["hessian"],
@@ -114,13 +142,13 @@ class FedGiAClient(StatefulClient):
             x_i = x - d
             pi = u.reshape(x.shape) - sigma * d - g
             # z_i = x_i + π_i/σ
-            z = x_i + pi / sigma
+            z: FloatArray = x_i + pi / sigma
         else:
             # x_i = x, π_i = −ḡ_i, z_i = x − ḡ_i/σ
             pi = -g
             z = x + pi / sigma
         self.state["pi"] = pi
-        return [layout.to_wire(z)], 0, {}
+        return z
 
     def evaluate(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]

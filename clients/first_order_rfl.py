@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Self
 
 import numpy as np
 from flwr.app import Context
 from numpy.typing import NDArray
 
+from fedtrellis.cohorts import (
+    CohortGradient,
+    Gradients,
+    Result,
+    one_by_one,
+    points_of,
+)
 from fedtrellis.local_steps import gradient_at
 from fedtrellis.manifolds import Manifold
 from fedtrellis.random import generator
 from fedtrellis.wire.arrays import FloatArray, Layout
-from fedtrellis.wire.client import StatefulClient, evaluate_objective
+from fedtrellis.wire.client import StatefulClient, evaluate_objective, speaks_for
 from fedtrellis.zeroth_order import riemannian_gradient
 
 __all__ = ["FirstOrderRFLClient"]
@@ -35,7 +42,8 @@ class FirstOrderRFLClient(StatefulClient):
     Notes
     -----
     State: z (P_M(x^k)) and g (the mean of the round's τ gradients), from which c_i
-    follows once x^{k+1} is known; or c (c_i itself), where the server sent it.
+    follows once x^{k+1} is known; or c (c_i itself), where the server sent it; all of
+    it float64, as the manifold computes.
     """
 
     def __init__(self, context: Context, objective: Any, manifold: Manifold) -> None:
@@ -63,9 +71,55 @@ class FirstOrderRFLClient(StatefulClient):
             if step < tau - 1:
                 # z ← P_M(ẑ)
                 z = self.manifold.project(z_hat)
+        return self._answer(layout, config, start, z_hat, g, c)
+
+    def _answer(
+        self,
+        layout: Layout,
+        config: dict[str, Any],
+        start: FloatArray,
+        z_hat: FloatArray,
+        g: FloatArray,
+        c: FloatArray,
+    ) -> Result:
+        """What ``fit`` returns, and the state that it leaves."""
+        arrays, metrics = self.pack(layout, z_hat)
+        if arrays and layout.dtype != "float64":
+            # of the ẑ that the server has: else the mean of the c_i would leave 0
+            steps = config["step-size"] * config["local-steps"]
+            g = (start - layout.from_wire(arrays[0])) / steps - c
         self.state = {"z": start, "g": g} if config.get("correction", True) else {}
-        arrays, metrics = self.pack(z_hat)
         return arrays, 0, metrics
+
+    @classmethod
+    def fit_many(
+        cls,
+        clients: Sequence[Self],
+        parameters: Sequence[list[NDArray[Any]]],
+        config: dict[str, Any],
+    ) -> list[Result]:
+        """The ẑ of many clients, whose steps are taken at once."""
+        layout = Layout.of(parameters[0])
+        x = points_of(layout, parameters)
+        eta, tau = config["step-size"], config["local-steps"]
+        both = list(zip(clients, x, strict=True))
+        c = np.stack([client._correction(x_i, config) for client, x_i in both])
+        estimates = cls.gradient_sources(clients, layout, config)
+        start = z = _projected(clients, x)
+        z_hat = z.copy()
+        g = np.zeros(x.shape)
+        for step in range(tau):
+            G = estimates(z)
+            g += G / tau
+            # ẑ ← ẑ − η (G + c_i), for all i
+            z_hat -= eta * (G + c)
+            if step < tau - 1:
+                # z ← P_M(ẑ)
+                z = _projected(clients, z_hat)
+        return [
+            client._answer(layout, config, start[i], z_hat[i], g[i], c[i])
+            for i, client in enumerate(clients)
+        ]
 
     def _correction(self, x: FloatArray, config: dict[str, Any]) -> FloatArray:
         """c_i, zero at first."""
@@ -84,9 +138,30 @@ class FirstOrderRFLClient(StatefulClient):
         gradient = gradient_at(self.objective, layout, self.client_id, config)
         return lambda z: riemannian_gradient(self.manifold, z, gradient(z))
 
-    def pack(self, z_hat: FloatArray) -> tuple[list[NDArray[Any]], dict[str, Any]]:
+    @classmethod
+    def gradient_sources(
+        cls, clients: Sequence[Self], layout: Layout, config: dict[str, Any]
+    ) -> Gradients:
+        """What :meth:`gradient_source` is, of many clients at once."""
+        if not speaks_for(cls, "gradient_sources", "gradient_source"):
+            return one_by_one(
+                client.gradient_source(layout, config) for client in clients
+            )
+        gradients = CohortGradient(clients, layout, config)
+        return lambda points: np.stack(
+            [
+                riemannian_gradient(client.manifold, z, gradient)
+                for client, z, gradient in zip(
+                    clients, points, gradients(points), strict=True
+                )
+            ]
+        )
+
+    def pack(
+        self, layout: Layout, z_hat: FloatArray
+    ) -> tuple[list[NDArray[Any]], dict[str, Any]]:
         """What is sent: arrays and metrics."""
-        return [z_hat], {}
+        return [layout.to_wire(z_hat)], {}
 
     def evaluate(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
@@ -100,3 +175,12 @@ class FirstOrderRFLClient(StatefulClient):
         return generator(
             config["seed"], purpose, self.client_id, config["server-round"]
         )
+
+
+def _projected(
+    clients: Sequence[FirstOrderRFLClient], points: FloatArray
+) -> FloatArray:
+    """P_M of each client's point."""
+    return np.stack(
+        [client.manifold.project(x) for client, x in zip(clients, points, strict=True)]
+    )

@@ -45,7 +45,8 @@ class NaiveFrankWolfeClient(MethodClient):
         layout = Layout.of(parameters)
         x = layout.objective_point(layout.point(parameters))
         gradient = layout.objective_gradient(self.objective.gradient(x))
-        return pack_atoms([self.domain.lmo(gradient)]), 0, {}
+        atom = self.domain.lmo(gradient).of_dtype(layout.point_dtype)
+        return pack_atoms([atom]), 0, {}
 
     def evaluate(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]

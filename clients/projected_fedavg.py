@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Self
 
 from flwr.app import Context
 from numpy.typing import NDArray
 
+from fedtrellis.cohorts import (
+    CohortGradient,
+    Result,
+    cohort_steps,
+    points_of,
+    to_results,
+)
 from fedtrellis.local_steps import check_steps, gradient_at, take_steps
 from fedtrellis.wire.arrays import Layout
 from fedtrellis.wire.client import MethodClient, evaluate_objective
@@ -49,6 +57,22 @@ class ProjectedFedAvgClient(MethodClient):
         x = take_steps(gradient, x_bar, sizes)
         check_steps(x, x_bar, config, "local-step-size")
         return [layout.to_wire(x)], 0, {}
+
+    @classmethod
+    def fit_many(
+        cls,
+        clients: Sequence[Self],
+        parameters: Sequence[list[NDArray[Any]]],
+        config: dict[str, Any],
+    ) -> list[Result]:
+        """The local models of many clients, after k steps of all at once."""
+        layout = Layout.of(parameters[0])
+        x_bar = points_of(layout, parameters)
+        gradients = CohortGradient(clients, layout, config)
+        sizes = [config["local-step-size"]] * config["local-steps"]
+        # x_i ← x_i − γ ∇f_i(x_i), k times from x̄, for all i
+        x = cohort_steps(gradients, x_bar, sizes, config, "local-step-size", each=False)
+        return to_results(layout, x)
 
     def evaluate(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]

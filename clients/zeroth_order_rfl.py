@@ -69,13 +69,15 @@ class ZerothOrderRFLClient(FirstOrderRFLClient):
 
         return at
 
-    def pack(self, z_hat: FloatArray) -> tuple[list[NDArray[Any]], dict[str, Any]]:
+    def pack(
+        self, layout: Layout, z_hat: FloatArray
+    ) -> tuple[list[NDArray[Any]], dict[str, Any]]:
         """The scalars of all τ estimates, which ẑ is made of, or ẑ itself.
 
         Beside them, how many values were not finite.
         """
         metrics = {"dropped": self._dropped} if self._dropped else {}
         if not self._send_scalars:
-            return [z_hat], metrics
+            return super().pack(layout, z_hat)[0], metrics
         self.numbers = np.concatenate(self._scalars)
         return [], metrics

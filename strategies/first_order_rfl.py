@@ -58,6 +58,8 @@ class FirstOrderRFL(RoundStrategy):
     rules = RULES
 
     keep_model = False
+    # a half's digits are no point of a manifold
+    dtypes = ("float64", "float32")
     # c_i is sent whole; what an older round left would be taken for newer
     keep_old_state = False
     state_settings = ("correction",)
@@ -126,6 +128,8 @@ class FirstOrderRFL(RoundStrategy):
         # how many clients were averaged in it
         self._averaged = self.num_clients
         self._step_norm = inf
+        # a narrow x is rounded; z, ẑ and c_i are float64
+        self._carried = None if layout.dtype == "float64" else np.zeros(point.shape)
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         """η, η_g of the step that made x, τ, and what mini-batches need.
@@ -154,6 +158,16 @@ class FirstOrderRFL(RoundStrategy):
         # x^{k+1} = P_M(x^k) + η_g (mean of ẑ_i − P_M(x^k))
         mean = self.average(list(answers.values()), z)
         x = z + self.settled_server_step_size * (mean - z)
+        if self._carried is None:
+            self.broadcast.replace(x)
+        else:
+            # rounding x by e takes |S| e/η̃ from Σ c_i: the next x gives it back, or it
+            # would add up over the rounds
+            share = len(answers) / self.total_step
+            x -= self._carried / share
+            self.broadcast.replace(x)
+            self._carried = share * (self.broadcast.model - x)
+        x = self.broadcast.model
         if self.correction:
             direction = (z - x) / self.total_step
             for name, point in answers.items():
@@ -161,7 +175,6 @@ class FirstOrderRFL(RoundStrategy):
                 estimate = (z - point) / scale - self._corrections[name]
                 # c_i ← (P_M(x^k) − x^{k+1}) / (η_g η τ) − mean of G
                 self._corrections[name] = direction - estimate
-        self.broadcast.replace(x)
         self._x_round = server_round
         self._z = self.manifold.project(x)
         self._step_norm = float(np.linalg.norm(self._z - z)) / self.total_step
@@ -196,6 +209,8 @@ class FirstOrderRFL(RoundStrategy):
             "x-round": np.array(self._x_round),
             "averaged": np.array(self._averaged),
         }
+        if self._carried is not None:
+            arrays["carried"] = self._carried
         for name, correction in self._corrections.items():
             arrays[f"{name}/c"] = correction
         return arrays
@@ -206,6 +221,8 @@ class FirstOrderRFL(RoundStrategy):
         # checkpoints that do not say so are of a time when η_g was √n for all n clients
         self._averaged = int(state.get("averaged", self.num_clients))
         self._z = self.manifold.project(self.broadcast.model)
+        if self._carried is not None:
+            self._carried = np.array(state["carried"])
         self._corrections = {
             name: np.array(state[f"{name}/c"]) for name in self.clients
         }

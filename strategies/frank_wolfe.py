@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from logging import WARNING
 
 from fedtrellis.domains import Domain
-from fedtrellis.domains.atoms import Atom, unpack_atoms
+from fedtrellis.domains.atoms import Atom, rounding, unpack_atoms
 from fedtrellis.domains.description import alike, describe
 from fedtrellis.random import generator
 from fedtrellis.server.answers import Answer
@@ -30,6 +30,8 @@ class FrankWolfeStrategy(RoundStrategy):
 
     space = "domain"
     bounded = True
+    # the steps shrink: halves would soon no longer hold them
+    dtypes = ("float64", "float32")
 
     domain: Domain = given(
         "D, in the shape of the model: an array's own shape if the model has one "
@@ -121,7 +123,8 @@ class FrankWolfeStrategy(RoundStrategy):
     def check_atom(self, client: str, atom: Atom) -> None:
         """Refuse an atom that is none of its client's set; ValueError says so."""
         domain = self._domains[client]
-        if not domain.contains_atom(atom):
+        tolerance = rounding(self.broadcast.layout.point_dtype)
+        if not domain.contains_atom(atom, tolerance):
             raise ValueError(f"an atom lies outside {domain!r}")
 
     def take_atoms(self, answer: Answer, count: int) -> tuple[Atom, ...]:
@@ -133,7 +136,8 @@ class FrankWolfeStrategy(RoundStrategy):
             There are not so many, or one lies outside the client's set; the message is
             the reason that log and history give.
         """
-        atoms = unpack_atoms(answer.arrays, self.broadcast.layout.point_shape)
+        layout = self.broadcast.layout
+        atoms = unpack_atoms(answer.arrays, layout.point_shape, layout.point_dtype)
         if len(atoms) != count:
             raise ValueError(f"the answer has {len(atoms)} atoms instead of {count}")
         for atom in atoms:
@@ -147,7 +151,8 @@ class FrankWolfeStrategy(RoundStrategy):
         """
         if not self._may_leave:
             return {}
-        outside = not self.domain.contains(self.result_point())
+        tolerance = rounding(self.broadcast.layout.point_dtype)
+        outside = not self.domain.contains(self.result_point(), tolerance)
         if outside and not self._was_outside:
             log(
                 WARNING,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
@@ -83,6 +83,8 @@ class Task(ABC):
         n, given by the run.
     seed : int
         The run's seed: same seed, same data, same initial model.
+    dtype : str
+        The run's: what the clients compute in. F is evaluated in float64.
 
     Attributes
     ----------
@@ -111,6 +113,7 @@ class Task(ABC):
 
     num_clients: int
     seed: int
+    dtype: str = field(default="float64", kw_only=True)
 
     name: ClassVar[str]
     summary: ClassVar[str]
@@ -282,7 +285,7 @@ class Task(ABC):
         IndexError
             There is no such client.
         """
-        return {"objective": self.client_objective(client)}
+        return {"objective": _client_part(self, self._existing(client))}
 
     # -- where nodes have data of their own: :class:`tasks.data.node_task.NodeDataTask`
 
@@ -391,6 +394,16 @@ def _objective(task: Task) -> Objective:
 @lru_cache(maxsize=16_384)
 def _client_objective(task: Task, client: int) -> Objective:
     return task._build_client_objective(client)
+
+
+@lru_cache(maxsize=16_384)
+def _client_part(task: Task, client: int) -> Objective:
+    return in_dtype(task.client_objective(client), task.dtype)
+
+
+def in_dtype(objective: Objective, dtype: str) -> Objective:
+    """Return f_i as a client of a run computes it; halves are computed in float32."""
+    return objective if dtype == "float64" else objective.of_dtype(np.float32)
 
 
 def even_share(total: int, parts: int, index: int) -> slice:

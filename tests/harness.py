@@ -185,7 +185,7 @@ def only_for(variant: str, **settings: Any) -> dict[str, Any]:
 def play(
     strategy: S,
     grid: LocalGrid,
-    start: Array | Sequence[Array],
+    start: NDArray[Any] | Sequence[NDArray[Any]],
     rounds: int,
     *,
     last_fault: int | None = None,

@@ -21,6 +21,7 @@ ORDER = (
     ("wire",),
     ("corrective",),
     ("local_steps", "zeroth_order"),
+    ("cohorts",),
     ("encryption",),
     ("dual",),
     ("server",),

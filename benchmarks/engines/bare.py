@@ -13,25 +13,24 @@ __all__ = ["numpy_cohort", "numpy_loop", "torch_loop"]
 
 def numpy_loop(job: Job) -> Callable[[], Run]:
     """One client after the other, in NumPy."""
-    data = list(zip(job.with_ones, job.one_hot, strict=True))
+    data = list(zip(job.with_ones, job.labels, strict=True))
 
     def play() -> np.ndarray:
         x = job.start
         for cohort in job.cohorts:
-            total = np.zeros_like(x)
+            models = []
             for client in cohort:
-                A, Y = data[client]
+                A, y = data[client]
                 w = x.copy()
                 for _ in range(LOCAL_STEPS):
-                    P = A @ w
-                    P -= P.max(axis=1, keepdims=True)
-                    np.exp(P, out=P)
+                    scores = A @ w
+                    P = np.exp(scores - scores.max(axis=1, keepdims=True))
                     P /= P.sum(axis=1, keepdims=True)
-                    P -= Y
-                    # w ← w − γ (1/d) Aᵀ(softmax(A w) − Y)
-                    w -= STEP_SIZE / len(A) * (A.T @ P)
-                total += w
-            x = total / len(cohort)
+                    P[np.arange(len(y)), y] -= 1.0
+                    # w ← w − γ (1/d) Aᵀ(softmax(A w) − Y), Y the labels' unit vectors
+                    w -= STEP_SIZE / len(y) * (A.T @ P)
+                models.append(w)
+            x = np.mean(models, axis=0)
         return x
 
     return lambda: timed(play)
@@ -39,21 +38,19 @@ def numpy_loop(job: Job) -> Callable[[], Run]:
 
 def numpy_cohort(job: Job) -> Callable[[], Run]:
     """All clients of a round at once, in NumPy."""
-    features, one_hot = job.with_ones, job.one_hot
+    # the labels' unit vectors: indexing them in a batch takes longer than P − Y
+    features, one_hot = job.with_ones, np.eye(CLASSES)[job.labels]
 
     def play() -> np.ndarray:
         x = job.start
         for cohort in job.cohorts:
             A, Y = features[cohort], one_hot[cohort]
-            transposed = A.transpose(0, 2, 1)
             w = np.repeat(x[None], len(cohort), axis=0)
             for _ in range(LOCAL_STEPS):
-                P = A @ w
-                P -= P.max(axis=2, keepdims=True)
-                np.exp(P, out=P)
+                scores = A @ w
+                P = np.exp(scores - scores.max(axis=2, keepdims=True))
                 P /= P.sum(axis=2, keepdims=True)
-                P -= Y
-                w -= STEP_SIZE / A.shape[1] * (transposed @ P)
+                w -= STEP_SIZE / A.shape[1] * (A.transpose(0, 2, 1) @ (P - Y))
             x = w.mean(axis=0)
         return x
 

@@ -57,11 +57,13 @@ class Engine:
 ENGINES = (
     Engine(_LOOP, "bare:numpy_loop"),
     Engine("NumPy, a bare loop over cohorts", "bare:numpy_cohort"),
-    Engine("fedtrellis", "flower:one_by_one"),
+    Engine("fedtrellis, batched", "flower:batched"),
+    Engine("fedtrellis, one by one", "flower:one_by_one"),
     Engine("fedtrellis, encoded to bytes", "flower:encoded"),
     Engine("Flower's FedAvg on LocalGrid", "flower:fedavg"),
     Engine(_TORCH, "bare:torch_loop", 32),
     Engine("fedtrellis, PyTorch", "flower:torch_one_by_one", 32),
+    Engine("fedtrellis, PyTorch, batched", "flower:torch_batched", 32),
     Engine("JAX, a compiled vmap", "others:jax_vmap", 32, "fedjax"),
     Engine("FedJAX", "others:fedjax", 32, "fedjax"),
     Engine("pfl-research (PyTorch)", "others:pfl", 32, "pfl"),
@@ -206,6 +208,7 @@ def _measure(
 def _judge(result: Comparison, rounds: Mapping[str, Spread]) -> None:
     """Aims on the medians of CPU time, of those engines that were measured."""
     goals = [
+        ("fedtrellis, batched", _LOOP, 1.0),
         ("fedtrellis, encoded to bytes", _LOOP, 5.0),
         ("fedtrellis, PyTorch", _TORCH, 1.5),
     ]

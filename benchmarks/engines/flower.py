@@ -179,8 +179,9 @@ def _on_local_grid(
 ) -> Callable[[], Run]:
     quiet()
     app = _fedtrellis_app(lambda: objectives)
-    # a model of PyTorch's has two arrays
-    start = [part.copy() for part in layers(job.start)] if torch else [job.start]
+    start = [job.start]
+    if torch:  # PyTorch's linear layer: two arrays of float32
+        start = [part.astype(np.float32) for part in layers(job.start)]
 
     def play() -> Any:
         grid = LocalGrid(app, job.clients, **options)

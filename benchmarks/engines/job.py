@@ -54,11 +54,6 @@ class Job:
         return np.concatenate([self.features, ones], axis=2)
 
     @property
-    def one_hot(self) -> NDArray[np.float64]:
-        """The labels as rows of the identity, of shape (n, d, 10)."""
-        return np.eye(CLASSES)[self.labels]
-
-    @property
     def start(self) -> NDArray[np.float64]:
         """W = 0."""
         return np.zeros((self.features.shape[2] + 1, CLASSES))

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Self
 
 from flwr.app import Context
 from numpy.typing import NDArray
 
+from fedtrellis.cohorts import Result
 from fedtrellis.domains import Domain
 from fedtrellis.domains.atoms import pack_atoms
 from fedtrellis.domains.description import describe
 from fedtrellis.wire.client import StatefulClient, evaluate_objective
 
+from .cohort import take_steps_together
 from .corrective import correct
 from .paper import take_steps
 
@@ -58,6 +61,19 @@ class FedFWClient(StatefulClient):
             self.objective, self.domain, parameters, config, self.state
         )
         return arrays, 0, {}
+
+    @classmethod
+    def fit_many(
+        cls,
+        clients: Sequence[Self],
+        parameters: Sequence[list[NDArray[Any]]],
+        config: dict[str, Any],
+    ) -> list[Result] | None:
+        """The steps of many clients at once, of the variants with full gradients."""
+        plain = config.get("variant", "plain") in ("plain", "augmented")
+        if not plain or "lmo-noise" in config:
+            return None
+        return take_steps_together(clients, parameters, config)
 
     def evaluate(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]

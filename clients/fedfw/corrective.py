@@ -71,6 +71,7 @@ def _iterate(
     domain: Domain, x: NDArray[Any], layout: Layout, correction: str | None
 ) -> Iterate:
     if x.dtype == np.uint8:
-        return unpack(domain, split_arrays(x), layout.point_shape, correction)
+        packed, dtype = split_arrays(x), layout.point_dtype
+        return unpack(domain, packed, layout.point_shape, correction, dtype)
     # not a step yet: this is the first model itself
-    return start_at(domain, np.asarray(x, dtype=np.float64), correction)
+    return start_at(domain, x, correction, layout.point_dtype)

@@ -15,7 +15,7 @@ from fedtrellis.wire.arrays import FloatArray, Layout
 if TYPE_CHECKING:
     from .client import FedFWClient
 
-__all__ = ["take_steps"]
+__all__ = ["each_of", "take_steps"]
 
 
 def take_steps(
@@ -40,15 +40,16 @@ def take_steps(
         s_i of each step.
     """
     layout, state = Layout.of(parameters), client.state
-    x_bar, x = layout.point(parameters), state["x"]
+    # x_i and y_i in float64, as the server replays them: it does so for the whole run
+    x_bar, x = layout.point(parameters), state["x"].astype(np.float64, copy=False)
     variant, n = config.get("variant", "plain"), float(config["num-clients"])
     gradient_of = _Gradients(client, layout, config)
-    penalties = _each(config, "penalty")
-    noise = _each(config, "lmo-noise") if "lmo-noise" in config else []
+    penalties = each_of(config, "penalty")
+    noise = each_of(config, "lmo-noise") if "lmo-noise" in config else []
     noise_rng = _generator(client, "oracle noise", config) if noise else None
 
     atoms: list[Atom] = []
-    for j, eta in enumerate(_each(config, "step-size")):
+    for j, eta in enumerate(each_of(config, "step-size")):
         # the oracle does not mind a positive factor, and n g_i takes one pass less
         # over a long vector than g_i
         factor = 1.0 if variant == "stochastic" else n
@@ -70,6 +71,7 @@ def take_steps(
 
         # s_i = argmin over s in D of ⟨g_i, s⟩, from where the last one was found
         atom, start = client.domain.lmo_from(g, state.get("start"))
+        atom = atom.of_dtype(layout.point_dtype)
         if start is not None:
             state["start"] = start
         # x_i ← (1 − η_t) x_i + η_t s_i
@@ -90,7 +92,7 @@ class _Gradients:
         self.stochastic = config.get("variant") == "stochastic"
         if self.stochastic:
             self.rng = _generator(client, "mini-batch", config)
-            self.weights = _each(config, "averaging")
+            self.weights = each_of(config, "averaging")
 
     def __call__(self, x: FloatArray, j: int) -> FloatArray:
         layout, objective = self.layout, self.client.objective
@@ -111,7 +113,8 @@ class _Gradients:
         return gradient
 
 
-def _each(config: Mapping[str, Any], key: str) -> list[float]:
+def each_of(config: Mapping[str, Any], key: str) -> list[float]:
+    """What a request says for each step, where it says one number for one step."""
     value = config[key]
     return list(value) if isinstance(value, list) else [value]
 

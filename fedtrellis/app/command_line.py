@@ -147,6 +147,7 @@ def run_in_process(
         seed=seed,
         run_config=config,
         node_configs=_node_configs(options.node_config, options.nodes),
+        batched=True,
     )
     run_and_report(
         registry,

@@ -139,7 +139,10 @@ class Experiment:
     def initial_arrays(self, point: FloatArray | None = None) -> ArrayRecord:
         """The start, or another point, as a strategy takes it."""
         point = self.start_point() if point is None else point
-        return array_record(self.layout.layers(point))
+        dtype = self.options["dtype"] or "float64"
+        # F is evaluated in float64, whatever the model is of
+        made = Layout(self.layout.shapes, dtype)
+        return array_record(made.layers(made.rounded(point)))
 
     def grid(self, **options: Any) -> LocalGrid:
         """The nodes in this process; ``options`` are those of ``LocalGrid``."""

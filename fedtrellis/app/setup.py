@@ -50,7 +50,10 @@ def make_experiment(
             f"task = {run.task!r} does not fit method {run.method!r}; allowed: "
             f"{', '.join(fitting)}"
         )
-    task = kind.from_config(config, num_clients, options["seed"])
+    dtype = options["dtype"] or "float64"
+    # a task that knows of no other computes in float64
+    more = {} if dtype == "float64" else {"dtype": dtype}
+    task = kind.from_config(config, num_clients, options["seed"], **more)
     task.check()
     layout = Layout(tuple(task.shapes()))
     domain = _make_domain(registry, run, entry, task, layout, config)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from fedtrellis.corrective.iterate import Arrays, Iterate
 from fedtrellis.corrective.problem import LocalProblem
 from fedtrellis.corrective.projected import projected_steps
+from fedtrellis.domains.atoms import FLOAT64
 from fedtrellis.domains.base import Domain, FloatArray, Shape
 
 __all__ = ["Entries"]
@@ -41,10 +42,14 @@ class Entries(Iterate, form="entries"):
 
     @classmethod
     def at(
-        cls, point: FloatArray, domain: Domain, correction: str | None = None
+        cls,
+        point: FloatArray,
+        domain: Domain,
+        correction: str | None = None,
+        dtype: np.dtype[Any] = FLOAT64,
     ) -> Self:
         """The point itself."""
-        return cls(point.copy())
+        return cls(point.astype(np.float64))
 
     def dense(self) -> FloatArray:
         """A copy of the entries."""
@@ -142,6 +147,7 @@ class Entries(Iterate, form="entries"):
         shape: Shape,
         domain: Domain,
         correction: str | None = None,
+        dtype: np.dtype[Any] = FLOAT64,
     ) -> Self:
         """Inverse of :meth:`arrays`."""
         if len(arrays) != 1 or arrays[0].size != math.prod(shape):

@@ -6,9 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
+import numpy as np
 from numpy.typing import NDArray
 
 from fedtrellis.corrective.problem import LocalProblem
+from fedtrellis.domains.atoms import FLOAT64
 from fedtrellis.domains.base import Domain, FloatArray, Shape
 
 __all__ = ["CORRECTIONS", "Iterate", "start_at", "unpack"]
@@ -33,6 +35,9 @@ class Iterate(ABC):
     balance : float
         The target of :class:`~fedtrellis.corrective.penalty.Balance`: 1 where the steps
         come close to the minimiser of L_i.
+    dtype : dtype
+        Of the model: what factors and atoms are of. Points and weights are float64,
+        which both sides go on with for as long as the run is.
     """
 
     #: Every form by its name.
@@ -40,6 +45,7 @@ class Iterate(ABC):
 
     balance: float = 1.0
     shape: Shape
+    dtype: np.dtype[Any] = FLOAT64
 
     def __init_subclass__(cls, form: str, **more: Any) -> None:
         super().__init_subclass__(**more)
@@ -84,13 +90,24 @@ class Iterate(ABC):
     @classmethod
     @abstractmethod
     def of_arrays(
-        cls, arrays: Arrays, shape: Shape, domain: Domain, correction: str | None
+        cls,
+        arrays: Arrays,
+        shape: Shape,
+        domain: Domain,
+        correction: str | None,
+        dtype: np.dtype[Any] = FLOAT64,
     ) -> Self:
         """Inverse of :meth:`arrays`; ValueError if they are malformed."""
 
     @classmethod
     @abstractmethod
-    def at(cls, point: FloatArray, domain: Domain, correction: str | None) -> Self:
+    def at(
+        cls,
+        point: FloatArray,
+        domain: Domain,
+        correction: str | None,
+        dtype: np.dtype[Any] = FLOAT64,
+    ) -> Self:
         """The iterate that is a point of the set, before any step."""
 
 
@@ -102,22 +119,33 @@ def _form(domain: Domain, correction: str | None) -> type[Iterate]:
 
 
 def start_at(
-    domain: Domain, point: FloatArray, correction: str | None = None
+    domain: Domain,
+    point: FloatArray,
+    correction: str | None = None,
+    dtype: np.dtype[Any] = FLOAT64,
 ) -> Iterate:
     """The iterate that is a point of a set, before any step.
 
     Parameters
     ----------
     domain : Domain
-    point : ndarray of float64
+    point : ndarray
+        Of numbers that the model's dtype can hold.
     correction : {"pairwise", "projected"}, optional
         Weights over atoms, or projected steps, whatever the set's own form is.
+    dtype : dtype, optional
+        Of the model.
     """
-    return _form(domain, correction).at(point, domain, correction)
+    return _form(domain, correction).at(point, domain, correction, dtype)
 
 
 def unpack(
-    domain: Domain, arrays: Arrays, shape: Shape, correction: str | None = None
+    domain: Domain,
+    arrays: Arrays,
+    shape: Shape,
+    correction: str | None = None,
+    dtype: np.dtype[Any] = FLOAT64,
 ) -> Iterate:
     """The iterate of :func:`start_at`'s form that :meth:`Iterate.arrays` describe."""
-    return _form(domain, correction).of_arrays(arrays, shape, domain, correction)
+    form = _form(domain, correction)
+    return form.of_arrays(arrays, shape, domain, correction, dtype)

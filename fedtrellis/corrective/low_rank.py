@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from fedtrellis.corrective.iterate import Arrays, Iterate
 from fedtrellis.corrective.problem import LocalProblem
 from fedtrellis.corrective.projected import projected_steps
+from fedtrellis.domains.atoms import FLOAT64, rounding
 from fedtrellis.domains.base import Domain, FloatArray, Shape
 
 __all__ = ["LowRank"]
@@ -27,29 +28,37 @@ class LowRank(Iterate, form="low-rank"):
 
     Parameters
     ----------
-    left : ndarray of float64, shape (m, r)
+    left : ndarray of float64 or float32, shape (m, r)
         A.
-    right : ndarray of float64, shape (n, r)
+    right : ndarray of the same dtype, shape (n, r)
         B.
     """
 
     def __init__(self, left: FloatArray, right: FloatArray) -> None:
-        self.left, self.right = left, right
+        self.left, self.right, self.dtype = left, right, left.dtype
         self.shape: Shape = (left.shape[0], right.shape[0])
 
     @classmethod
     def at(
-        cls, point: FloatArray, domain: Domain, correction: str | None = None
+        cls,
+        point: FloatArray,
+        domain: Domain,
+        correction: str | None = None,
+        dtype: np.dtype[Any] = FLOAT64,
     ) -> Self:
         """A matrix by its singular value decomposition, U √Σ and V √Σ."""
+        point = point.astype(np.float64, copy=False)
         left, values, right = np.linalg.svd(point, full_matrices=False)
         rank = int((values > _RANK_TOLERANCE * values[0]).sum())
         root = np.sqrt(values[:rank])
-        return cls(left[:, :rank] * root, right[:rank].T * root)
+        a, b = left[:, :rank] * root, right[:rank].T * root
+        return cls(a.astype(dtype, copy=False), b.astype(dtype, copy=False))
 
     def dense(self) -> FloatArray:
         """A Bᵀ."""
-        return np.asarray(self.left @ self.right.T)
+        left = self.left.astype(np.float64, copy=False)
+        right = self.right.astype(np.float64, copy=False)
+        return np.asarray(left @ right.T)
 
     def corrections(
         self, problem: LocalProblem, domain: Domain, steps: int
@@ -59,17 +68,17 @@ class LowRank(Iterate, form="low-rank"):
         Returns
         -------
         list of ndarray
-            A and B, C-contiguous, float64.
+            A and B, C-contiguous, of the model's dtype.
         """
         x = projected_steps(problem, domain, self.dense(), steps)
-        return [
-            np.ascontiguousarray(array) for array in type(self).at(x, domain).arrays()
-        ]
+        found = type(self).at(x, domain, dtype=self.dtype)
+        return [np.ascontiguousarray(array) for array in found.arrays()]
 
     def changed(self, arrays: Arrays, domain: Domain, steps: int) -> Self:
         """The factors that arrived, in place of those before."""
-        made = type(self).of_arrays(arrays, self.shape, domain)
-        if not domain.contains_product(made.left, made.right):
+        made = type(self).of_arrays(arrays, self.shape, domain, dtype=self.dtype)
+        tolerance = rounding(self.dtype)
+        if not domain.contains_product(made.left, made.right, tolerance):
             raise ValueError(f"the matrix lies outside {domain!r}")
         return made
 
@@ -84,13 +93,14 @@ class LowRank(Iterate, form="low-rank"):
         shape: Shape,
         domain: Domain,
         correction: str | None = None,
+        dtype: np.dtype[Any] = FLOAT64,
     ) -> Self:
         """Inverse of :meth:`arrays`."""
         if len(arrays) != 2:
             raise ValueError(f"a product of two factors came in {len(arrays)} arrays")
         for factor, rows in zip(arrays, shape, strict=True):
             if (
-                factor.dtype != np.float64
+                factor.dtype != dtype
                 or factor.ndim != 2
                 or factor.shape != (rows, min(arrays[0].shape[-1], *shape))
             ):

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from fedtrellis.corrective.iterate import Arrays, Iterate, start_at, unpack
 from fedtrellis.corrective.problem import LocalProblem
+from fedtrellis.domains.atoms import FLOAT64
 from fedtrellis.domains.base import Domain, FloatArray, Shape
 from fedtrellis.domains.product import Product
 
@@ -32,10 +33,16 @@ class Parts(Iterate, form="parts"):
         self.balance = max(piece.balance for piece in pieces)
 
     @classmethod
-    def at(cls, point: FloatArray, domain: Domain, correction: str | None) -> Self:
+    def at(
+        cls,
+        point: FloatArray,
+        domain: Domain,
+        correction: str | None,
+        dtype: np.dtype[Any] = FLOAT64,
+    ) -> Self:
         """Every piece of a flat vector in its own form."""
         pairs = cast(Product, domain).pieces(point)
-        return cls([start_at(part, piece, correction) for part, piece in pairs])
+        return cls([start_at(part, piece, correction, dtype) for part, piece in pairs])
 
     def dense(self) -> FloatArray:
         """The pieces, ravelled, one after the other."""
@@ -90,14 +97,19 @@ class Parts(Iterate, form="parts"):
 
     @classmethod
     def of_arrays(
-        cls, arrays: Arrays, shape: Shape, domain: Domain, correction: str | None
+        cls,
+        arrays: Arrays,
+        shape: Shape,
+        domain: Domain,
+        correction: str | None,
+        dtype: np.dtype[Any] = FLOAT64,
     ) -> Self:
         """Inverse of :meth:`arrays`."""
         product = cast(Product, domain)
         cut = _cut(arrays, len(product.domains))
         return cls(
             [
-                unpack(part, part_arrays, part_shape, correction)
+                unpack(part, part_arrays, part_shape, correction, dtype)
                 for part, part_arrays, part_shape in zip(
                     product.domains, cut, product.shapes, strict=True
                 )

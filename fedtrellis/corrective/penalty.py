@@ -19,6 +19,8 @@ _ANSWERS = 2
 _MOST, _RATE, _DECAY = 10.0, 20.0, 1.25
 # Way of the multipliers and of z, relative to z, below which ρ stays.
 _STILL = 1e-7
+# The same where z is float32, whose rounding alone moves it by 6e-8 of each entry.
+_STILL_SINGLE = 1e-5
 # Changes after which ρ only rises where F is not convex.
 _SETTLED = 10
 
@@ -117,7 +119,8 @@ class Balance:
             total = len(squares) * float(np.median(squares))
         ways = math.sqrt(total), scale * float(np.linalg.norm(z - self._z))
         # what has hardly moved is at the limit, where rounding is all that moves it
-        if min(ways) > 0.0 and max(ways) > _STILL * scale * float(np.linalg.norm(z)):
+        still = (_STILL if z.itemsize == 8 else _STILL_SINGLE) * scale
+        if min(ways) > 0.0 and max(ways) > still * float(np.linalg.norm(z)):
             self._changes += 1
             most = min(_MOST, math.exp(_RATE / self._changes**_DECAY))
             ratio = ways[0] / (ways[1] * self._target)

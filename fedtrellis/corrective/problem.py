@@ -16,6 +16,8 @@ __all__ = ["LocalProblem"]
 _SUFFICIENT = 0.25
 # Halvings of a step before it is given up: below this nothing is left of its digits.
 _MAX_HALVINGS = 40
+# A share of the value that rounding hides, in float64.
+_NOISE = 1e-14
 
 
 class LocalProblem:
@@ -49,11 +51,15 @@ class LocalProblem:
         self.n, self.y, self.z, self.penalty = num_clients, y, z, penalty
         self._curvature = getattr(objective, "curvature", None)
         self._quadratic = bool(getattr(objective, "quadratic", False))
+        # what f_i computes in decides how much of its value is rounding
+        coarser = np.finfo(layout.point_dtype).eps / np.finfo(np.float64).eps
+        self._noise = _NOISE * float(coarser)
 
     def loss_gradient(self, x: FloatArray) -> FloatArray:
         """(1/n) ∇f_i(x), a new array."""
         gradient = self.objective.gradient(self.layout.objective_point(x))
-        return self.layout.objective_gradient(gradient) / self.n
+        gradient = self.layout.objective_gradient(gradient)
+        return gradient.astype(np.float64, copy=False) / self.n
 
     def loss(self, x: FloatArray) -> float:
         """(1/n) f_i(x)."""
@@ -141,8 +147,7 @@ class LocalProblem:
     ) -> float:
         """A step that makes the value fall enough, from a first try on."""
         here = self.value(x)
-        # rounding hides what is smaller than this
-        noise = 1e-14 * (1.0 + abs(here))
+        noise = self._noise * (1.0 + abs(here))
         for _ in range(_MAX_HALVINGS):
             there = self.value(x + gamma * d)
             if there <= here + _SUFFICIENT * gamma * slope + noise:
@@ -164,6 +169,7 @@ class _Block(LocalProblem):
     ) -> None:
         self._problem, self._x, self._where, self._shape = problem, x, where, shape
         self._quadratic, self.penalty = problem._quadratic, problem.penalty
+        self._noise = problem._noise
 
     def _whole(self, piece: FloatArray) -> FloatArray:
         x = self._x.copy()

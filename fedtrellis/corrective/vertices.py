@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 from fedtrellis.corrective.iterate import Arrays, Iterate
 from fedtrellis.corrective.problem import LocalProblem
 from fedtrellis.domains.atoms import (
+    FLOAT64,
     Atom,
     DenseAtom,
     SparseAtom,
     pack_atoms,
+    rounding,
     unpack_atoms,
 )
 from fedtrellis.domains.base import Domain, FloatArray, Shape
@@ -40,19 +42,30 @@ class Vertices(Iterate, form="vertices"):
         In the order in which they came.
     weights : ndarray of float64, shape (len(atoms),)
     shape : tuple of int
+    dtype : dtype, optional
+        Of the atoms.
     """
 
     # so few pairwise steps leave something of L_i
     balance = 2.0
 
     def __init__(
-        self, atoms: Sequence[Atom], weights: FloatArray, shape: Shape
+        self,
+        atoms: Sequence[Atom],
+        weights: FloatArray,
+        shape: Shape,
+        dtype: np.dtype[Any] = FLOAT64,
     ) -> None:
         self.atoms, self.weights, self.shape = list(atoms), weights, shape
+        self.dtype = dtype
 
     @classmethod
     def at(
-        cls, point: FloatArray, domain: Domain, correction: str | None = None
+        cls,
+        point: FloatArray,
+        domain: Domain,
+        correction: str | None = None,
+        dtype: np.dtype[Any] = FLOAT64,
     ) -> Self:
         """A point as the only atom, of weight 1."""
         flat = point.reshape(-1)
@@ -62,7 +75,7 @@ class Vertices(Iterate, form="vertices"):
             atom = SparseAtom(indices, flat[indices].copy(), point.shape)
         else:
             atom = DenseAtom(point.copy())
-        return cls([atom], np.ones(1), point.shape)
+        return cls([atom.of_dtype(dtype)], np.ones(1), point.shape, dtype)
 
     @cached_property
     def _table(self) -> _Table:
@@ -96,7 +109,7 @@ class Vertices(Iterate, form="vertices"):
         x = self.dense()
         for _ in range(steps):
             g = problem.gradient(x)
-            v = domain.lmo(g)
+            v = domain.lmo(g).of_dtype(self.dtype)
             scores = table.dots(g)
             scores[np.equal(weights, 0.0)] = -math.inf
             u = int(scores.argmax())
@@ -140,7 +153,9 @@ class Vertices(Iterate, form="vertices"):
             raise ValueError("changed weights need their places")
         places, weights = arrays[0], arrays[1]
         old = len(self.atoms)
-        new = unpack_atoms(arrays[2:], self.shape) if len(arrays) > 2 else []
+        new: list[Atom] = []
+        if len(arrays) > 2:
+            new = unpack_atoms(arrays[2:], self.shape, self.dtype)
         if places.dtype.kind != "u" or places.ndim != 1:
             raise ValueError("the places of changed weights are not unsigned integers")
         if weights.dtype != np.float64 or weights.shape != (places.size + len(new),):
@@ -162,11 +177,12 @@ class Vertices(Iterate, form="vertices"):
                 f"mean"
             )
         for atom in new:
-            if not domain.contains_atom(atom):
+            if not domain.contains_atom(atom, rounding(self.dtype)):
                 raise ValueError(f"an atom of kind {atom.kind} lies outside {domain!r}")
         kept = np.flatnonzero(everyone)
         atoms = [*self.atoms, *new]
-        return type(self)([atoms[i] for i in kept], everyone[kept], self.shape)
+        kept_atoms = [atoms[i] for i in kept]
+        return type(self)(kept_atoms, everyone[kept], self.shape, self.dtype)
 
     def arrays(self) -> list[NDArray[Any]]:
         """[weights, atoms as they are packed]."""
@@ -179,12 +195,13 @@ class Vertices(Iterate, form="vertices"):
         shape: Shape,
         domain: Domain,
         correction: str | None = None,
+        dtype: np.dtype[Any] = FLOAT64,
     ) -> Self:
         """Inverse of :meth:`arrays`."""
-        atoms = unpack_atoms(arrays[1:], shape)
+        atoms = unpack_atoms(arrays[1:], shape, dtype)
         if not atoms or arrays[0].shape != (len(atoms),):
             raise ValueError(f"{arrays[0].size} weights for {len(atoms)} atoms")
-        return cls(atoms, np.array(arrays[0], dtype=np.float64), shape)
+        return cls(atoms, np.array(arrays[0], dtype=np.float64), shape, dtype)
 
 
 class _Table:

@@ -179,9 +179,12 @@ class Domain(ABC):
         """
         return self.project(np.where(support, point, 0.0))
 
-    def contains_product(self, left: FloatArray, right: FloatArray) -> bool:
+    def contains_product(
+        self, left: FloatArray, right: FloatArray, tolerance: float = 1e-9
+    ) -> bool:
         """Say whether A Bᵀ lies in D, for thin factors of shapes (m, r) and (n, r)."""
-        return self.contains(left @ right.T)
+        left, right = (f.astype(np.float64, copy=False) for f in (left, right))
+        return self.contains(left @ right.T, tolerance)
 
     @abstractmethod
     def diameter(self, shape: Shape) -> float:

@@ -132,10 +132,13 @@ class NuclearNormBall(_MatrixBall):
             if not (np.isfinite(u).all() and np.isfinite(v).all()):
                 return False
             # the one singular value of u vᵀ is ‖u‖ ‖v‖
+            u, v = (w.astype(np.float64, copy=False) for w in (u, v))
             return unit(u)[1] * unit(v)[1] <= self.radius * (1.0 + tolerance)
         return super()._contains_atom(atom, tolerance)
 
-    def contains_product(self, left: FloatArray, right: FloatArray) -> bool:
+    def contains_product(
+        self, left: FloatArray, right: FloatArray, tolerance: float = 1e-9
+    ) -> bool:
         """Say whether ‖A Bᵀ‖_* ≤ radius, from the small matrix R_A R_Bᵀ.
 
         With A = Q_A R_A and B = Q_B R_B that has the same singular values.
@@ -144,8 +147,9 @@ class NuclearNormBall(_MatrixBall):
             return False
         if not left.size or not right.size:
             return True
+        left, right = (f.astype(np.float64, copy=False) for f in (left, right))
         core = np.linalg.qr(left).R @ np.linalg.qr(right).R.T
-        return self.contains(core)
+        return self.contains(core, tolerance)
 
     def largest_norm(self, norm: Norm, shape: Shape) -> float:
         """Return the norm of radius · u vᵀ; Σ |u_i v_j| ≤ √m √n."""

@@ -9,11 +9,12 @@ array of the objective's ``shape``. For PyTorch modules see
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
+from numpy.typing import DTypeLike
 
-from fedtrellis.objectives.checks import Array, IntArray, check_point
+from fedtrellis.objectives.checks import FLOAT64, Array, IntArray, check_point
 from fedtrellis.objectives.symmetric import largest_eigenvalue
 
 if TYPE_CHECKING:
@@ -38,11 +39,21 @@ class Objective(ABC):
         and f(x + γd) = f(x) + γ⟨∇f(x), d⟩ + (γ²/2) curvature. Where the curvature is
         above 0, γ = −⟨∇f(x), d⟩ / curvature is the exact line search; where it is not,
         f is lowest at an end of any segment along d.
+    dtype : dtype
+        What it computes in: float64, unless it was made by :meth:`of_dtype`.
     """
 
     shape: tuple[int, ...]
     num_examples: int
     quadratic: bool = False
+    dtype: np.dtype[Any] = FLOAT64
+
+    def of_dtype(self, dtype: DTypeLike) -> Self:
+        """Return f for models of float32, computing in that, where f offers it.
+
+        Here it does not, and f goes on in float64, whatever its points are of.
+        """
+        return self
 
     @abstractmethod
     def value(self, x: Array) -> float:
@@ -163,24 +174,24 @@ class FiniteSum(Objective):
 
     def value(self, x: Array) -> float:
         """Return f(x)."""
-        point = check_point(x, self.shape)
+        point = check_point(x, self.shape, dtype=self.dtype)
         return self._value_and_gradient(point, None, value=True, gradient=False)[0]
 
     def gradient(self, x: Array) -> Array:
         """Return ∇f(x), of the shape of x."""
-        point = check_point(x, self.shape)
+        point = check_point(x, self.shape, dtype=self.dtype)
         return self._value_and_gradient(point, None, value=False, gradient=True)[1]
 
     def value_and_gradient(self, x: Array) -> tuple[float, Array]:
         """Return f(x) and ∇f(x), from one product with the data where possible."""
-        point = check_point(x, self.shape)
+        point = check_point(x, self.shape, dtype=self.dtype)
         return self._value_and_gradient(point, None, value=True, gradient=True)
 
     def stochastic_gradient(
         self, x: Array, rng: np.random.Generator, batch_size: int
     ) -> Array:
         """Return the gradient on a mini-batch that ``rng`` draws."""
-        point = check_point(x, self.shape)
+        point = check_point(x, self.shape, dtype=self.dtype)
         rows = draw_batch(rng, self.num_examples, batch_size)
         return self._value_and_gradient(point, rows, value=False, gradient=True)[1]
 

@@ -15,6 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 Array = NDArray[np.float64]
 IntArray = NDArray[np.intp]
 
+FLOAT64 = np.dtype(np.float64)
+
 
 def check_number(name: str, value: float, *, positive: bool = False) -> float:
     """Return a finite number that is at least 0, or above 0 for ``positive``."""
@@ -89,10 +91,15 @@ def check_integers(name: str, value: ArrayLike, count: int, bound: int) -> IntAr
 
 
 def check_point(
-    x: ArrayLike, shape: tuple[int, ...], *, batch: bool = False, name: str = "x"
+    x: ArrayLike,
+    shape: tuple[int, ...],
+    *,
+    batch: bool = False,
+    name: str = "x",
+    dtype: np.dtype[Any] = FLOAT64,
 ) -> Array:
     """Return a point, or a batch of points on a leading axis, of the given shape."""
-    point = np.asarray(x, dtype=np.float64)
+    point = np.asarray(x, dtype=dtype)
     if point.shape[1 if batch else 0 :] != shape or point.ndim != len(shape) + batch:
         wanted = ("m", *shape) if batch else shape
         name = "points" if batch else name

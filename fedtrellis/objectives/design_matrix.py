@@ -33,6 +33,10 @@ class DesignMatrix:
         self.intercept = intercept
         self.shape: tuple[int, int] = (matrix.shape[0], matrix.shape[1] + intercept)
 
+    def of_dtype(self, dtype: np.dtype[Any]) -> DesignMatrix:
+        """Return a copy with entries of another dtype."""
+        return DesignMatrix(self.matrix.astype(dtype), intercept=self.intercept)
+
     def rows(self, rows: IntArray | None) -> DesignMatrix:
         """Return the rows named (a copy), or this very object for None."""
         if rows is None:
@@ -100,7 +104,7 @@ class DesignMatrix:
         product: Array = (y.T @ self.matrix).T if left else self.matrix.T @ y
         if not self.intercept:
             return product
-        whole = np.empty((self.shape[1], *y.shape[1:]))
+        whole = np.empty((self.shape[1], *y.shape[1:]), product.dtype)
         whole[:-1] = product
         whole[-1] = y.sum(axis=0)
         return whole

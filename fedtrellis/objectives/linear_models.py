@@ -5,11 +5,13 @@ Data given as C-contiguous float64 (or float64 CSR) is not copied: do not change
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, DTypeLike
 
 from fedtrellis.objectives import losses
 from fedtrellis.objectives.base import FiniteSum, inverse_fraction
@@ -24,6 +26,7 @@ from fedtrellis.objectives.checks import (
 )
 from fedtrellis.objectives.design_matrix import DesignMatrix
 from fedtrellis.objectives.loss_base import ScoreLoss
+from fedtrellis.objectives.stacked import StackedLinear
 from fedtrellis.objectives.symmetric import DENSE_ORDER, symmetric_operator
 
 if TYPE_CHECKING:
@@ -67,6 +70,43 @@ class LinearModel(FiniteSum):
         self.shape = shape
         self.weight = check_number("weight", weight, positive=True)
         self.l2 = check_number("l2", l2)
+        # f in float64, where this is f in float32
+        self._exact: Self | None = None
+
+    def of_dtype(self, dtype: DTypeLike) -> Self:
+        """Return f with its data in float32: half the memory to go through a gradient.
+
+        Values of many points at once, whose differences need the digits, and what is
+        asked once, Θ and its largest eigenvalue, remain those of float64.
+        """
+        if np.dtype(dtype) == self.dtype:
+            return self
+        made = copy.copy(self)
+        made.dtype, made._exact = np.dtype(dtype), self
+        made._design = self._design.of_dtype(made.dtype)
+        if self._labels.dtype.kind == "f":
+            made._labels = self._labels.astype(made.dtype)
+        return made
+
+    def values(
+        self,
+        points: Array,
+        rng: np.random.Generator | None = None,
+        *,
+        batch_size: int | None = None,
+    ) -> Array:
+        """Return f at each of a batch of points, in slices that fit in memory."""
+        if self._exact is not None:
+            return self._exact.values(points, rng, batch_size=batch_size)
+        return super().values(points, rng, batch_size=batch_size)
+
+    @staticmethod
+    def stack(models: Sequence[Any]) -> StackedLinear | None:
+        """Models of one class as one, see :func:`fedtrellis.objectives.stacked.stack`.
+
+        A subclass whose gradient is another, or depends on more, overrides it.
+        """
+        return StackedLinear.of(models)
 
     def _labels_of(self, rows: IntArray | None) -> Any:
         return self._labels if rows is None else self._labels[rows]
@@ -115,8 +155,10 @@ class LinearModel(FiniteSum):
 
     def curvature(self, x: Array, direction: Array) -> float:
         """Return dᵀ∇²f(x)d, from A d and, where it depends on x, the scores A x."""
-        x = check_point(x, self.shape)
-        direction = check_point(direction, self.shape, name="direction")
+        x = check_point(x, self.shape, dtype=self.dtype)
+        direction = check_point(
+            direction, self.shape, name="direction", dtype=self.dtype
+        )
         changes = self._design.apply_to_few(direction)
         # no matter which scores where the loss is quadratic
         scores = changes if self.quadratic else self._design.apply(x)
@@ -152,7 +194,8 @@ class LinearModel(FiniteSum):
         structure.
         """
         scale = self.weight * self._pointwise.curvature * self._factor
-        return self._design.matrix, scale, self.weight * self.l2
+        matrix = (self._exact or self)._design.matrix
+        return matrix, scale, self.weight * self.l2
 
     def hessian_bound(self) -> Array | LinearOperator[Any]:
         """Return Θ = weight (curvature · factor · AᵀA + l2 I), with l″ ≤ curvature.
@@ -162,7 +205,7 @@ class LinearModel(FiniteSum):
         ndarray of shape (p, p), or a LinearOperator where p > 2048.
         """
         _, scale, shift = self.hessian_factor()
-        design, order = self._design, self._design.shape[1]
+        design, order = (self._exact or self)._design, self._design.shape[1]
         if order > DENSE_ORDER:
             return symmetric_operator(
                 order, lambda v: scale * design.adjoint(design.apply(v)) + shift * v
@@ -178,7 +221,7 @@ class LinearModel(FiniteSum):
 
     def lipschitz(self) -> float:
         """Return λ_max(Θ), computed once."""
-        return self._lipschitz
+        return (self._exact or self)._lipschitz
 
 
 class LeastSquares(LinearModel):

@@ -89,7 +89,7 @@ class MultinomialLogistic(LinearModel):
 
     def hessian_bound(self) -> Array | LinearOperator[Any]:
         """Return Böhning's Θ, dense where it has at most 2048 rows."""
-        design, (rows, classes) = self._design, self.shape
+        design, (rows, classes) = (self._exact or self)._design, self.shape
         scale = self.weight * self._pointwise.curvature * self._factor
         shift = self.weight * self.l2
         if rows * classes <= DENSE_ORDER:

@@ -40,6 +40,8 @@ class TorchCohort:
         n.
     num_examples : list of int
         Of each.
+    entries : int
+        Numbers in the copies that it keeps of the data.
     """
 
     def __init__(self, objectives: Sequence[TorchObjective]) -> None:
@@ -50,6 +52,14 @@ class TorchCohort:
         self._weights = self._column([f.weight for f in self._objectives], 1.0)
         self._l2 = self._column([f.weight * f.l2 for f in self._objectives], 0.0)
         self._whole = list(self._groups([None] * self.count))
+        self.entries = sum(
+            part.numel()
+            for _, inputs, targets in self._whole
+            for part in (
+                targets,
+                *(inputs.values() if isinstance(inputs, dict) else (inputs,)),
+            )
+        )
 
     def _groups(
         self, rows: Sequence[IntArray | None]

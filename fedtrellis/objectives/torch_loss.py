@@ -81,7 +81,7 @@ class MeanLoss:
 
     # -- where the module stands
 
-    def slope(self, rows: IntArray | None) -> tuple[Tensor, list[Tensor]]:
+    def slopes(self, rows: IntArray | None) -> tuple[list[Tensor], list[Tensor]]:
         """Return the gradient, and the value in parts.
 
         Parameters
@@ -91,33 +91,32 @@ class MeanLoss:
 
         Returns
         -------
-        slope : Tensor of shape (p,)
-            From one pass: in the module's dtype, and only until the next call; from
-            several: added up in float64.
+        slopes : list of Tensor
+            New ones, of the parameters' shapes. From one pass: in the module's dtype;
+            from several: added up in float64.
         losses : list of Tensor
             What the passes add to the value, still requiring a gradient.
         """
-        slope = self.flat.slope
         count = self.examples.count if rows is None else len(rows)
         if count <= self.limit:
             part = slice(0, count) if rows is None else rows
-            return slope, [self._backward(*self.examples.batch(part))]
-        total, losses = torch.zeros_like(slope, dtype=torch.float64), []
+            loss = self._loss(*self.examples.batch(part))
+            return self.flat.slopes(loss), [loss]
+        total = torch.zeros_like(self.flat.point, dtype=torch.float64)
+        sums, losses = self.flat.views(total), []
         for inputs, targets, share in self._passes(rows, self.limit):
-            losses.append(share * self._backward(inputs, targets).detach())
-            total.add_(slope, alpha=share)
-        return total, losses
+            loss = self._loss(inputs, targets)
+            for sum_, slope in zip(sums, self.flat.slopes(loss), strict=True):
+                sum_.add_(slope, alpha=share)
+            losses.append(share * loss.detach())
+        return sums, losses
 
-    def _backward(self, inputs: Inputs, targets: Tensor) -> Tensor:
-        """Set the slope to the gradient on a batch, and return the value there."""
-        self.flat.slope.zero_()
+    def _loss(self, inputs: Inputs, targets: Tensor) -> Tensor:
+        """Return the loss of a batch, to be differentiated."""
         if torch.is_grad_enabled():  # the context costs as much as a small layer
-            loss = self._mean(self._forward(inputs), targets)
-        else:
-            with torch.enable_grad():
-                loss = self._mean(self._forward(inputs), targets)
-        loss.backward()  # type: ignore[no-untyped-call]
-        return loss
+            return self._mean(self._forward(inputs), targets)
+        with torch.enable_grad():
+            return self._mean(self._forward(inputs), targets)
 
     def value(self) -> float:
         """Return the value, added up in float64."""

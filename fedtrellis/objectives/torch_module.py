@@ -57,11 +57,10 @@ def choose_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
 
 
 class FlatModule:
-    """A module in evaluation mode, its learnt parameters and their slopes as vectors.
+    """A module in evaluation mode, whose learnt parameters are views of one vector.
 
-    The parameters are views of ``point`` and their ``.grad`` views of ``slope``: one
-    copy sets a model, an ordinary forward and backward pass fills the gradient, and one
-    copy reads it. It is for one thread at a time.
+    One copy sets a model, and an ordinary forward and backward pass is taken on it. It
+    is for one thread at a time.
 
     Parameters
     ----------
@@ -79,7 +78,7 @@ class FlatModule:
         Those that require a gradient, in the module's order.
     shapes : list of tuple of int
         Theirs.
-    point, slope : Tensor of shape (p,)
+    point : Tensor of shape (p,)
         On the device, in the module's dtype.
 
     Raises
@@ -121,11 +120,8 @@ class FlatModule:
         ends = [0, *accumulate(prod(shape) for shape in self.shapes)]
         self._ranges = list(pairwise(ends))
         self.point = torch.cat([part.detach().reshape(-1) for part in parts])
-        self.slope = torch.zeros_like(self.point)
-        views, slopes = self.views(self.point), self.views(self.slope)
-        for part, view, slope in zip(parts, views, slopes, strict=True):
+        for part, view in zip(parts, self.views(self.point), strict=True):
             part.data = view
-            part.grad = slope
         # NumPy's way in: the vector's own memory where NumPy can share it
         self._shared = self.point.device.type == "cpu" and self.dtype != torch.bfloat16
         self._staging = self.point
@@ -176,6 +172,22 @@ class FlatModule:
             target[...] = layer
         if not self._shared:
             self.point.copy_(self._staging)
+
+    def slopes(self, loss: Tensor) -> list[Tensor]:
+        """Differentiate a loss by the parameters: new tensors, one of each shape."""
+        parameters = self.parameters.values()
+        for parameter in parameters:  # those of before are somebody else's now
+            parameter.grad = None
+        loss.backward()  # type: ignore[no-untyped-call]
+        slopes = []
+        for parameter in parameters:
+            slope = parameter.grad
+            if slope is None:  # the loss does not depend on it
+                slope = torch.zeros_like(parameter)
+            elif slope.is_sparse:
+                slope = slope.to_dense()
+            slopes.append(slope)
+        return slopes
 
     def set_tensor(self, point: Tensor) -> None:
         """Give the parameters the values of a vector (p,) on the device."""

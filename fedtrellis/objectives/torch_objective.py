@@ -19,6 +19,7 @@ from fedtrellis.objectives.torch_points import (
     TENSOR_DTYPES,
     Point,
     PointForms,
+    to_arrays,
     to_numpy,
 )
 
@@ -169,13 +170,16 @@ class TorchObjective(Objective):
         """Return the gradient in the form of x, and the passes' parts of the value."""
         layers = self._forms.layers(x)
         self.flat.set(layers)
-        slope, losses = self.mean_loss.slope(rows)
-        result = to_numpy(slope, layers[0].dtype)
-        # weight ((1/d) Σ ∇loss + l2 x)
+        slopes, losses = self.mean_loss.slopes(rows)
+        result = to_arrays(slopes, layers[0].dtype)
+        # weight ((1/d) Σ ∇loss + l2 x); in place: what an operator makes of an array
+        # of no axes is no array
         if self.weight != 1.0:
-            result *= self.weight
+            for part in result:
+                part *= self.weight
         if self.l2:
-            result += (self.weight * self.l2) * self._forms.vector(x)
+            for part, layer in zip(result, layers, strict=True):
+                part += (self.weight * self.l2) * layer
         return self._forms.like(x, result), losses
 
     def value(self, x: Point) -> float:
@@ -267,7 +271,8 @@ class TorchObjective(Objective):
                 assert rng is not None
                 rows = draw_batch(rng, self.num_examples, batch_size)
             self.flat.set_tensor(point)
-            g = self.mean_loss.slope(rows)[0].to(dtype)
+            slopes = self.mean_loss.slopes(rows)[0]
+            g = torch.cat([slope.reshape(-1) for slope in slopes]).to(dtype)
             if self.weight != 1.0:
                 g.mul_(self.weight)
             if self.l2:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedtrellis.objectives.checks import Array
 
-__all__ = ["TENSOR_DTYPES", "Point", "PointForms", "to_numpy"]
+__all__ = ["TENSOR_DTYPES", "Point", "PointForms", "to_arrays", "to_numpy"]
 
 Point = Array | Sequence[Array]
 
@@ -71,11 +71,13 @@ class PointForms:
         ]
         return np.concatenate(parts, axis=-1)
 
-    def like(self, x: Point, vector: Array) -> Any:
-        """Return a vector (p,) in the form that the point x has."""
-        if isinstance(x, np.ndarray):
-            return vector.reshape(x.shape)
-        return self._split(vector, ())
+    def like(self, x: Point, layers: list[Array]) -> Any:
+        """Return layers in the form that the point x has."""
+        if not isinstance(x, np.ndarray):
+            return layers
+        if len(layers) == 1:
+            return layers[0].reshape(x.shape)
+        return np.concatenate([layer.reshape(-1) for layer in layers])
 
     def _split(self, array: Array, batch: tuple[int, ...]) -> list[Array]:
         layers, start = [], 0
@@ -91,6 +93,17 @@ def to_numpy(tensor: Tensor, dtype: DTypeLike = np.float64) -> Array:
         tensor = tensor.float()
     array: Array = tensor.cpu().numpy().astype(dtype)
     return array
+
+
+def to_arrays(tensors: list[Tensor], dtype: DTypeLike) -> list[Array]:
+    """Return tensors that nobody else holds as arrays, which may share their memory."""
+    if tensors[0].device.type == "cpu" and tensors[0].dtype != torch.bfloat16:
+        return [tensor.numpy().astype(dtype, copy=False) for tensor in tensors]
+    # one way over from the device, not one for each of them
+    vector = to_numpy(torch.cat([tensor.reshape(-1) for tensor in tensors]), dtype)
+    ends = np.cumsum([tensor.numel() for tensor in tensors])[:-1]
+    parts = np.split(vector, ends)
+    return [p.reshape(t.shape) for p, t in zip(parts, tensors, strict=True)]
 
 
 def _floats(array: NDArray[Any]) -> Array:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from fedtrellis.wire.arrays import FloatArray, Layout, record_arrays
+from fedtrellis.wire.arrays import FloatArray, Layout, contents, record_arrays
 from fedtrellis.wire.protocol import ARRAYS, LARGEST, METRICS, STATUS
 
 __all__ = ["Answer", "one_point", "open_answer"]
@@ -93,19 +93,17 @@ def open_answer(
         finite: the message is the reason to drop it. What a client sent may raise
         anything else, too.
     """
-    if STATUS not in content:
+    records = contents(content)
+    if STATUS not in records:
         raise ValueError("the answer has no status")
-    for record, kind in (
-        (STATUS, ConfigRecord),
-        (ARRAYS, ArrayRecord),
-        (METRICS, MetricRecord),
-    ):
-        if record in content and not isinstance(content[record], kind):
+    for name, record in records.items():
+        kind = _KINDS.get(name)
+        if kind is not None and not isinstance(record, kind):
             raise ValueError(
-                f"the answer's {record!r} is a {type(content[record]).__name__}, "
+                f"the answer's {name!r} is a {type(record).__name__}, "
                 f"expected {kind.__name__}"
             )
-    status = cast(ConfigRecord, content[STATUS])
+    status = contents(records[STATUS])
     for key, expected in (
         ("client-id", client),
         ("session", session),
@@ -127,8 +125,8 @@ def open_answer(
     ):
         raise ValueError(f"the answer is for model version {version!r}")
     arrays: list[NDArray[Any]] = []
-    if ARRAYS in content:
-        arrays = record_arrays(cast(ArrayRecord, content[ARRAYS]))
+    if ARRAYS in records:
+        arrays = record_arrays(records[ARRAYS])
     data = status.get("numbers", b"")
     if not isinstance(data, bytes) or len(data) % 8:
         raise ValueError("the answer's numbers are not numbers of 8 bytes each")
@@ -137,12 +135,20 @@ def open_answer(
         if array.dtype.kind == "f":
             _check_moderate(array)
     metrics: dict[str, Any] = {}
-    if METRICS in content:
-        metrics = dict(cast(MetricRecord, content[METRICS]))
+    if METRICS in records:
+        metrics = dict(contents(records[METRICS]))
     return Answer(client, arrays, metrics, numbers, model_version, server_round)
 
 
+_KINDS = {STATUS: ConfigRecord, ARRAYS: ArrayRecord, METRICS: MetricRecord}
+
+
 def _check_moderate(array: NDArray[Any]) -> None:
+    if array.dtype == np.float64 and array.flags.c_contiguous:
+        flat = array.reshape(-1)
+        # Σ a_j² ≤ L² leaves none beyond L; one pass, and NaN is not at most anything
+        if float(np.dot(flat, flat)) <= LARGEST**2:
+            return
     # NaN is not between anything
     if array.size and not (
         float(array.min()) >= -LARGEST and float(array.max()) <= LARGEST

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from flwr.serverapp.strategy import Result
 
@@ -73,7 +73,15 @@ class RoundRecord:
 
 
 class Callback:
-    """Base class; every method may be left as it is."""
+    """Base class; every method may be left as it is.
+
+    Attributes
+    ----------
+    tells_of_rounds : bool
+        Whether it shows or logs each round itself, so that the run need not.
+    """
+
+    tells_of_rounds: ClassVar[bool] = False
 
     def on_meeting(self, strategy: LoopStrategy) -> None:
         """When it is known who the clients are, before anything is made of them."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Mapping
 from logging import WARNING
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
@@ -21,7 +21,7 @@ from fedtrellis.server.answers import Answer, open_answer
 from fedtrellis.server.callbacks import listed
 from fedtrellis.wire.arrays import filled
 from fedtrellis.wire.exchange import NO_ANSWER, Client, Registry, Traffic, exchange
-from fedtrellis.wire.flower_internals import log
+from fedtrellis.wire.flower_internals import alike_to, log
 from fedtrellis.wire.protocol import (
     CONFIG,
     MODEL,
@@ -158,7 +158,12 @@ class Conversation:
     # --------------------------------------------------------------------- requests
 
     def request(
-        self, server_round: int, name: str, kind: str, entries: Mapping[str, Any]
+        self,
+        server_round: int,
+        name: str,
+        kind: str,
+        entries: Mapping[str, Any],
+        like: Message | None = None,
     ) -> Message:
         """A message to one client, with the model and, if it has none, its state.
 
@@ -171,6 +176,9 @@ class Conversation:
             The message's type: ``"train"``, ``"train.NAME"`` or ``"evaluate"``.
         entries : mapping
             What the method has to say, for the client's ``config``.
+        like : Message, optional
+            One of the same round and kind that has just been made, which saves time. A
+            grid within this process may let the two share what they say.
         """
         client, policy = self.registry[name], self.policy
         entries = dict(entries)
@@ -201,9 +209,14 @@ class Conversation:
                     config["restore-over"] = True
                 if restore:
                     records[RESTORE] = restore
-        content = filled(
-            RecordDict(), {CONFIG: filled(ConfigRecord(), config), **records}
-        )
+        said: ConfigRecord | None = None
+        if like is not None and getattr(self.grid, "shares_records", False):
+            said = cast(ConfigRecord, like.content[CONFIG])
+        if said is None or said != config:
+            said = filled(ConfigRecord(), config)
+        content = filled(RecordDict(), {CONFIG: said, **records})
+        if like is not None:
+            return alike_to(like, client.node_id, content)
         return Message(
             content,
             dst_node_id=client.node_id,
@@ -239,9 +252,12 @@ class Conversation:
         answers: list[Answer] = []
         todo = sorted(entries, key=identity_order)
         for attempt in (1, 2):
-            requests = [
-                self.request(server_round, name, kind, entries[name]) for name in todo
-            ]
+            requests: list[Message] = []
+            for name in todo:
+                like = requests[-1] if requests else None
+                requests.append(
+                    self.request(server_round, name, kind, entries[name], like)
+                )
             by_node = {self.registry[name].node_id: name for name in todo}
             self.traffic.waves += 1
             asked = [self.registry[name] for name in todo]
@@ -265,6 +281,31 @@ class Conversation:
             if not todo:
                 break
         return sorted(answers, key=lambda answer: identity_order(answer.client))
+
+    def send(
+        self, messages: Iterable[Message], timeout: float
+    ) -> tuple[dict[str, Message], list[str]]:
+        """One wave of messages that somebody else has made of :meth:`request`'s.
+
+        Returns
+        -------
+        (dict, list of str)
+            The replies by client, and the clients that were asked, in their order.
+        """
+        requests = list(messages)
+        by_node = {self.registry[name].node_id: name for name in self.names}
+        asked = [by_node[m.metadata.dst_node_id] for m in requests]
+        self.traffic.waves += bool(requests)
+        clients = [self.registry[name] for name in asked]
+        found = exchange(self.grid, requests, timeout, self.traffic, clients)
+        replies = {}
+        for name in sorted(asked, key=identity_order):
+            reply = found[self.registry[name].node_id]
+            if isinstance(reply, Message):
+                replies[name] = reply
+            else:
+                self.reject(name, reply)
+        return replies, sorted(asked, key=identity_order)
 
     # ---------------------------------------------------------------------- answers
 

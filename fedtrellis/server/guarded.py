@@ -90,6 +90,7 @@ class GuardedMethod(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._model_size: tuple[Any, float] | None = None
         if self.robust not in self.rules:
             raise SettingsError(
                 f"robust = {self.robust!r} does not apply to {self.described_name}; "
@@ -123,6 +124,7 @@ class GuardedMethod(Method):
             There are too few for a robust average; or what
             :meth:`~fedtrellis.server.conversation.Conversation.meet` raises.
         """
+        self.check_hooks()
         if resume is not None:
             conversation.registry.remember(read_client_keys(resume))
         conversation.meet(count, timeout)
@@ -159,7 +161,7 @@ class GuardedMethod(Method):
 
     def check_proportion(self, point: FloatArray, reference: FloatArray) -> None:
         """Refuse a point far beyond the model; ValueError says so."""
-        size, known = _norm(point), _norm(reference)
+        size, known = _norm(point), self._size_of(reference)
         # ‖x_i‖ ≤ b · max(1, ‖x‖)
         if not size <= self.answer_bound * max(1.0, known):
             raise ValueError(
@@ -167,6 +169,15 @@ class GuardedMethod(Method):
                 f"answer-bound = {self.answer_bound:g}; local steps that diverge, or a "
                 "lie"
             )
+
+    def _size_of(self, reference: FloatArray) -> float:
+        """The norm of what answers are compared with; of the model once a version."""
+        if reference is not self.broadcast.model:
+            return _norm(reference)
+        version = self.broadcast, self.broadcast.version
+        if self._model_size is None or self._model_size[0] != version:
+            self._model_size = version, _norm(reference)
+        return self._model_size[1]
 
     @property
     def average(self) -> Average:

@@ -29,6 +29,7 @@ from fedtrellis.server.checkpoint import (
     write_checkpoint,
 )
 from fedtrellis.server.conversation import Conversation
+from fedtrellis.server.flower_ways import with_a_log
 from fedtrellis.server.guarded import GuardedMethod
 from fedtrellis.server.metrics import plain_metrics
 from fedtrellis.settings import SettingsError, given, setting
@@ -110,7 +111,7 @@ class LoopStrategy(GuardedMethod, options=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.callbacks = list(self.callbacks)
+        self.callbacks = with_a_log(self.callbacks)
         self._checkpoint = None if self.checkpoint is None else Path(self.checkpoint)
         self._resume = None if self.resume is None else Path(self.resume)
         self.history: list[RoundRecord] = []

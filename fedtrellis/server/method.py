@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from fedtrellis.declared import Declared
 from fedtrellis.random import generator
 from fedtrellis.server.conversation import Conversation
+from fedtrellis.server.flower_ways import FLOWER_HOOKS, advise
 from fedtrellis.settings import SettingsError, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.broadcast import ModelBroadcast
@@ -97,6 +98,11 @@ class Method(Strategy, Declared):
         choices=DTYPES,
         shown=False,
     )
+
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        """Point Flower's parameters to ours, before the constructor knows them not."""
+        advise(cls, options)
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -280,6 +286,23 @@ class Method(Strategy, Declared):
         return False
 
     # -------------------------------------------------------------- Flower's own loop
+
+    @classmethod
+    def own_hooks(cls, base: Any) -> list[str]:
+        """The parts of Flower's loop that a subclass of ``base`` says anew."""
+        return [h for h in FLOWER_HOOKS if getattr(cls, h) is not getattr(base, h)]
+
+    def check_hooks(self) -> None:
+        """Raise TypeError if a part of Flower's loop is overridden that nobody calls.
+
+        Called before any message is sent.
+        """
+        if own := self.own_hooks(Method):
+            raise TypeError(
+                f"{type(self).__name__} overrides {own[0]}, but its rounds take "
+                "several waves of messages, which Flower's loop does not have: "
+                "override run_round, or use a callback"
+            )
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

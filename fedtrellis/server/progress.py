@@ -66,6 +66,8 @@ class Progress(Callback):
         Where to draw; by default the standard output.
     """
 
+    tells_of_rounds = True
+
     def __init__(self, lines: int = 1000, console: Any = None) -> None:
         self.lines = lines
         self._console = console
@@ -249,6 +251,8 @@ class JsonLines(Callback):
         More fields of the first and of the last object; what ``end`` holds when the
         run ends counts.
     """
+
+    tells_of_rounds = True
 
     def __init__(
         self,

@@ -7,12 +7,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.conversation import Conversation
 from fedtrellis.server.loop import LoopStrategy
+from fedtrellis.server.metrics import plain_metrics
+from fedtrellis.wire.arrays import record_arrays
 from fedtrellis.wire.protocol import ANSWER_BOUND
 
 __all__ = ["RoundStrategy"]
@@ -80,6 +83,8 @@ class RoundStrategy(LoopStrategy):
         timeout: float,
     ) -> dict[str, float] | None:
         """One round: a wave, and what the method makes of it."""
+        if any(hook.endswith("_train") for hook in self.own_hooks(RoundStrategy)):
+            return self._run_hooks(conversation, server_round, config, timeout)
         self._sampled = self.sample(server_round)
         entries = {
             name: {**config, **self.request_entries(server_round, name)}
@@ -126,13 +131,71 @@ class RoundStrategy(LoopStrategy):
 
     # -------------------------------------------------------------- Flower's own loop
 
+    def check_hooks(self) -> None:
+        """Where a round is one wave, each part of Flower's loop can be overridden."""
+        if type(self).run_round is not RoundStrategy.run_round:
+            super().check_hooks()
+
+    def _run_hooks(
+        self,
+        conversation: Conversation,
+        server_round: int,
+        config: ConfigRecord,
+        timeout: float,
+    ) -> dict[str, float] | None:
+        """A round by :meth:`configure_train` and :meth:`aggregate_train`.
+
+        The model becomes what the latter returns, where that is another one.
+        """
+        messages = self.configure_train(
+            server_round, self._model_record(), config.copy(), conversation.grid
+        )
+        replies, asked = conversation.send(messages, timeout)
+        self._sampled = asked
+        self._used = [name for name, reply in replies.items() if reply.has_content()]
+        arrays, metrics = self.aggregate_train(server_round, list(replies.values()))
+        if arrays is not None:
+            layers, layout = record_arrays(arrays), self.broadcast.layout
+            ours = layout.layers(self.result_point())
+            if not all(map(np.array_equal, layers, ours)):
+                self.broadcast.replace(layout.point(layers))
+        return None if metrics is None else plain_metrics(metrics)
+
+    def evaluate_clients(
+        self,
+        conversation: Conversation,
+        server_round: int,
+        config: ConfigRecord,
+        timeout: float,
+    ) -> MetricRecord | None:
+        """Mean of the clients' metrics, or what overridden hooks make of them."""
+        own = self.own_hooks(RoundStrategy)
+        if not any(hook.endswith("_evaluate") for hook in own):
+            return super().evaluate_clients(conversation, server_round, config, timeout)
+        messages = self.configure_evaluate(
+            server_round, self._model_record(), config.copy(), conversation.grid
+        )
+        replies, _ = conversation.send(messages, timeout)
+        return self.aggregate_evaluate(server_round, list(replies.values()))
+
+    def _in_a_run(self) -> Conversation:
+        """The run's conversation, which only our own ``start`` begins."""
+        if not hasattr(self, "conversation"):
+            raise RuntimeError(
+                f"{type(self).__name__} has a loop and messages of its own, which "
+                "another loop or a wrapper, such as Flower's DifferentialPrivacy..., "
+                "cannot drive: call its own start"
+            )
+        return self.conversation
+
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Messages of a round's wave."""
+        conversation = self._in_a_run()
         self._sampled = self.sample(server_round)
         return [
-            self.conversation.request(
+            conversation.request(
                 server_round,
                 name,
                 "train",
@@ -145,7 +208,7 @@ class RoundStrategy(LoopStrategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Check and aggregate the replies of a round's wave."""
-        answers = self.conversation.read(server_round, replies)
+        answers = self._in_a_run().read(server_round, replies)
         metrics = self._use(server_round, answers)
         if metrics is None:
             return None, None
@@ -155,10 +218,11 @@ class RoundStrategy(LoopStrategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Messages of an evaluation on all clients' own data, if this round has one."""
+        conversation = self._in_a_run()
         if not self._evaluates_clients(server_round):
             return []
         return [
-            self.conversation.request(server_round, name, "evaluate", dict(config))
+            conversation.request(server_round, name, "evaluate", dict(config))
             for name in self.clients
         ]
 

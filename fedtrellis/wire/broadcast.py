@@ -104,10 +104,11 @@ class ModelBroadcast:
         # bits, not values: −0.0 is not 0.0
         changed = np.flatnonzero(bits_of(self.model.reshape(-1)) != before)
         self._revisions.append(changed)
-        # what together takes more than the model itself would never be sent
-        count = sum(indices.size for indices in self._revisions)
+        # what together takes more than the model itself would never be sent; of those
+        # that change nothing there could be any number
+        count = sum(max(1, indices.size) for indices in self._revisions)
         while self._revisions and count > self.model.size:
-            count -= self._revisions.popleft().size
+            count -= max(1, self._revisions.popleft().size)
 
     def _set(self, model: FloatArray) -> None:
         self.model = self.layout.rounded(model)

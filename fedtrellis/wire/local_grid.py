@@ -9,7 +9,9 @@ cluster.
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,10 +30,9 @@ from fedtrellis.wire.flower_internals import (
     join_run,
     name_message,
     node_infos,
-    records_from_bytes,
-    records_to_bytes,
 )
-from fedtrellis.wire.protocol import client_identity
+from fedtrellis.wire.nodes import Delivery, Nodes
+from fedtrellis.wire.workers import Workers
 
 if TYPE_CHECKING:
     from fedtrellis.wire.flower_internals import NodeInfo, Run
@@ -53,6 +54,25 @@ FAULTS = {
 _RUN_ID = 2**63 - 1
 
 
+@dataclass
+class Parcel:
+    """A message on its way, and what strikes it."""
+
+    message: Message
+    strikes: set[str] = field(default_factory=set)
+
+    def delivery(self) -> Delivery:
+        """As the node gets it."""
+        return Delivery(
+            self.message, "wipe" in self.strikes, "state_loss" in self.strikes
+        )
+
+
+def _number_of(message: Message) -> int:
+    """How many messages there have been, this one among them."""
+    return int(message.metadata.message_id)
+
+
 class LocalGrid(Grid):
     """Flower's grid without Flower's processes.
 
@@ -72,6 +92,15 @@ class LocalGrid(Grid):
     encode : bool
         Whether messages travel as bytes. ``bytes_down`` and ``bytes_up`` then count
         them.
+    batched : bool
+        Whether the clients of a wave are handled many at once, where their class has a
+        ``fit_many``. Messages, states and faults are the same, and models to rounding.
+        A ``client_app`` that :func:`fedtrellis.client_app` did not make, and one with
+        mods or a lifespan, handles one message at a time.
+    workers : int
+        Processes that the nodes are spread over, where clients take long: a node's
+        state stays with its process. More than 1 takes a system that can fork; what
+        ``client_fn`` changes is changed in its process alone. See :meth:`close`.
     **faults : float
         Probabilities in [0, 1] of the faults of :data:`FAULTS`, drawn for every train
         and evaluate message on its own. Introductions (queries) are spared.
@@ -91,10 +120,14 @@ class LocalGrid(Grid):
         run_config: Mapping[str, Any] | None = None,
         node_configs: Sequence[Mapping[str, Any]] | None = None,
         encode: bool = False,
+        batched: bool = False,
+        workers: int = 1,
         **faults: float,
     ) -> None:
         if num_nodes < 1:
             raise SettingsError(f"num_nodes = {num_nodes} must be at least 1")
+        if workers < 1:
+            raise SettingsError(f"workers = {workers} must be at least 1")
         if node_configs is not None and len(node_configs) != num_nodes:
             raise SettingsError(
                 f"node_configs has {len(node_configs)} entries for {num_nodes} nodes"
@@ -110,6 +143,7 @@ class LocalGrid(Grid):
                 )
         self.client_app = client_app
         self.encode = encode
+        self.batched, self.workers = batched, workers
         self.faults = {name: float(faults.get(name, 0.0)) for name in FAULTS}
         self.fault_counts = dict.fromkeys(FAULTS, 0)
         self.bytes_up = 0
@@ -131,6 +165,7 @@ class LocalGrid(Grid):
             )
             for index, node_id in enumerate(ids)
         }
+        self._nodes: Nodes | Workers = Nodes(client_app, self._contexts, batched)
         self._handled = 0  # numbers the messages, for their ids and their faults
         self._replies: dict[str, Message] = {}
         self._late: list[Message] = []
@@ -142,6 +177,11 @@ class LocalGrid(Grid):
     def set_run(self, run: Run) -> None:
         """Set what :attr:`run` returns."""
         self._run = run
+
+    @property
+    def shares_records(self) -> bool:
+        """Whether requests that say the same may have one record in common."""
+        return self.batched
 
     @property
     def run(self) -> Run:
@@ -170,13 +210,23 @@ class LocalGrid(Grid):
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Let every node handle its message; the replies wait to be pulled."""
         late, self._late = self._late, []
-        message_ids = []
+        message_ids, together = [], []
+        one_by_one = self.workers == 1 and not self.batched
         for message in messages:
             self._handled += 1
             message_id = f"{self._handled:036d}"  # as long as a UUID
             name_message(message, message_id)
             message_ids.append(message_id)
-            self._deliver(message)
+            if one_by_one:
+                self._deliver(message)
+            else:
+                together.append(message)
+        # a node's second message finds what its first one left behind
+        if len({message.metadata.dst_node_id for message in together}) == len(together):
+            self._deliver_all(together)
+        else:
+            for message in together:
+                self._deliver(message)
         for reply in late:
             self._replies[reply.metadata.message_id] = reply
         return message_ids
@@ -211,32 +261,58 @@ class LocalGrid(Grid):
     # -------------------------------------------------------------------- the nodes
 
     def _deliver(self, message: Message) -> None:
-        context = self._contexts.get(message.metadata.dst_node_id)
-        if context is None:
+        """Take a message to its node, and the node's reply back."""
+        self._deliver_all([message])
+
+    def _deliver_all(self, messages: Sequence[Message]) -> None:
+        """Take messages to nodes, each to another one, and their replies back."""
+        parcels = [Parcel(message) for message in messages]
+        arrived = [parcel for parcel in parcels if self._arrives(parcel)]
+        answers = self._handlers().answer([parcel.delivery() for parcel in arrived])
+        for parcel, answer in zip(arrived, answers, strict=True):
+            self._leaves(parcel, answer)
+
+    def _handlers(self) -> Nodes | Workers:
+        """What handles messages: this process, or others, which begin when needed."""
+        if self.workers > 1 and isinstance(self._nodes, Nodes):
+            count = min(self.workers, len(self._contexts))
+            self._nodes = Workers(self.client_app, self._contexts, self.batched, count)
+            self._closing = weakref.finalize(self, self._nodes.close)
+        return self._nodes
+
+    def close(self) -> None:
+        """End the worker processes, and with them their nodes' states.
+
+        They also end with this object, and with the process that it is in.
+        """
+        if isinstance(self._nodes, Workers):
+            self._closing()
+
+    def _arrives(self, parcel: Parcel) -> bool:
+        """Whether a message reaches its node."""
+        message = parcel.message
+        if message.metadata.dst_node_id not in self._contexts:
             error = Error(ErrorCode.NODE_UNAVAILABLE, "no such node")
             self._post(Message(error, reply_to=message), "")
-            return
-        strikes = self._strikes(message)
-        if "request_loss" in strikes:
-            return
-        if "wipe" in strikes:
-            context.state = RecordDict()
-        before: RecordDict | None = None
-        if "state_loss" in strikes:
-            before = RecordDict({k: v.copy() for k, v in context.state.items()})
+            return False
+        parcel.strikes = self._strikes(message)
+        if "request_loss" in parcel.strikes:
+            return False
         if self.encode:
-            message, size = encode_message(message)
+            parcel.message, size = encode_message(message)
             self.bytes_down += size
-        try:
-            reply = self.client_app(message, context)
-            if "crash" in strikes:
-                raise RuntimeError("injected: the client raised after writing state")
-        except Exception as error:
+        return True
+
+    def _leaves(self, parcel: Parcel, answer: Message | str) -> None:
+        """Take a node's reply back, with what happens to it."""
+        message, strikes = parcel.message, parcel.strikes
+        if "crash" in strikes and not isinstance(answer, str):
+            answer = "RuntimeError: injected: the client raised after writing state"
+        if isinstance(answer, str):
             code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
-            reason = f"{type(error).__name__}: {error}"
-            reply = Message(Error(code, reason), reply_to=message)
-        if before is not None:
-            context.state = before
+            reply = Message(Error(code, answer), reply_to=message)
+        else:
+            reply = answer
         if "reply_loss" in strikes:
             return
         if "garbage" in strikes and reply.has_content():
@@ -245,7 +321,7 @@ class LocalGrid(Grid):
             reply, size = encode_message(reply)
             self.bytes_up += size
         if "late_reply" in strikes:
-            name_message(reply, f"late-{self._handled}")
+            name_message(reply, f"late-{_number_of(message)}")
             self._late.append(reply)
             return
         self._post(reply, "")
@@ -263,7 +339,7 @@ class LocalGrid(Grid):
             return set()
         if message.metadata.message_type.startswith("query"):
             return set()
-        draws = generator(self._seed, "faults", self._handled).random(len(FAULTS))
+        draws = generator(self._seed, "faults", _number_of(message)).random(len(FAULTS))
         strikes = {
             name
             for name, draw in zip(FAULTS, draws, strict=True)
@@ -275,7 +351,7 @@ class LocalGrid(Grid):
 
     def _spoil(self, reply: Message, message: Message) -> Message:
         """A reply with one thing wrong: NaN, a cut array, no records, another round."""
-        rng = generator(self._seed, "garbage", self._handled)
+        rng = generator(self._seed, "garbage", _number_of(message))
         records: dict[str, Any] = {k: v.copy() for k, v in reply.content.items()}
         status = [r for r in records.values() if isinstance(r, ConfigRecord)]
         kind = int(rng.integers(4))
@@ -300,10 +376,7 @@ class LocalGrid(Grid):
 
     def client_states(self) -> dict[str, bytes]:
         """Every node's state as bytes, by client identity; for a checkpoint."""
-        states = {
-            client_identity(context): records_to_bytes(context.state)
-            for context in self._contexts.values()
-        }
+        states = self._handlers().states()
         return {**states, "": json.dumps({"handled": self._handled}).encode()}
 
     def load_client_states(self, states: Mapping[str, bytes]) -> None:
@@ -311,7 +384,4 @@ class LocalGrid(Grid):
         if "" in states:
             # the faults to come are those that would have come
             self._handled = json.loads(states[""])["handled"]
-        for context in self._contexts.values():
-            data = states.get(client_identity(context))
-            if data is not None:
-                context.state = records_from_bytes(data)
+        self._handlers().load(states)

@@ -9,8 +9,7 @@ every round affordable. The tests compare with real encodings.
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -20,9 +19,9 @@ from flwr.app import (
     ConfigRecord,
     Message,
     MetricRecord,
-    RecordDict,
 )
 
+from fedtrellis.wire.arrays import contents
 from fedtrellis.wire.flower_internals import CHUNK_SIZE, envelope_bytes
 
 __all__ = ["message_bytes"]
@@ -124,27 +123,54 @@ def _item_bytes(key: str, value: Any) -> int:
     return _field(name + _field(size))
 
 
-@dataclass(frozen=True)
 class _RecordSize:
-    """What a record adds to its message."""
+    """What a record adds to its message.
 
-    own: int
-    objects: dict[Hashable, int]  # its arrays and their chunks
-    total: int
+    Attributes
+    ----------
+    own : int
+        Bytes of its own object.
+    total : int
+        With its arrays and their chunks.
+    holds : bool
+        Whether it has arrays.
+    """
 
+    __slots__ = ("_objects", "holds", "own", "record", "total")
 
-def _record_size(record: object) -> _RecordSize:
-    if isinstance(record, ConfigRecord | MetricRecord):
-        body = sum(_item_bytes(key, value) for key, value in record.items())
-        own = _framed(type(record).__name__, 0, body)
-        return _RecordSize(own, {}, own)
-    assert isinstance(record, ArrayRecord)
-    objects: dict[Hashable, int] = {}
-    for array in record.values():
-        objects |= _array_objects(array)
-    arrays = sum(isinstance(key, tuple) for key in objects)
-    own = _framed("ArrayRecord", arrays, _references(tuple(record)))
-    return _RecordSize(own, objects, own + sum(objects.values()))
+    def __init__(self, record: object) -> None:
+        self.record = record
+        self._objects: dict[Hashable, int] | None = None
+        self.holds = isinstance(record, ArrayRecord) and len(record) > 0
+        if isinstance(record, ConfigRecord | MetricRecord):
+            body = 0
+            for key, value in contents(record).items():
+                body += _item_bytes(key, value)
+            self.own = self.total = _framed(type(record).__name__, 0, body)
+            return
+        assert isinstance(record, ArrayRecord)
+        if len(record) == 1:
+            (array,) = record.values()
+            if len(array.data) <= CHUNK_SIZE:
+                # one chunk: there is nothing that could be equal to something
+                self.own = _framed("ArrayRecord", 1, _references(tuple(record)))
+                body = _array_body(array.dtype, tuple(array.shape), array.stype, (0,))
+                self.total = self.own + _framed("Array", 1, body)
+                self.total += _framed("ArrayChunk", 0, len(array.data))
+                return
+        arrays = sum(isinstance(key, tuple) for key in self.objects)
+        self.own = _framed("ArrayRecord", arrays, _references(tuple(record)))
+        self.total = self.own + sum(self.objects.values())
+
+    @property
+    def objects(self) -> dict[Hashable, int]:
+        """Bytes of its arrays and their chunks."""
+        if self._objects is None:
+            self._objects = {}
+            if isinstance(self.record, ArrayRecord):
+                for array in self.record.values():
+                    self._objects |= _array_objects(array)
+        return self._objects
 
 
 def _content_of(record: object) -> Hashable:
@@ -158,7 +184,7 @@ def _content_of(record: object) -> Hashable:
     return type(record).__name__, repr(dict(record))  # repr keeps 1, 1.0 and True apart
 
 
-def message_bytes(message: Message, known: dict[int, _RecordSize] | None = None) -> int:
+def message_bytes(message: Message, known: dict[Any, Any] | None = None) -> int:
     """Bytes of all the objects that ``message`` is split into.
 
     Parameters
@@ -166,28 +192,36 @@ def message_bytes(message: Message, known: dict[int, _RecordSize] | None = None)
     message : Message
         With content or with an error.
     known : dict, optional
-        Cache by ``id`` of a record, for records shared between the messages of a
-        round; it must not outlive them. Start with an empty one.
+        Cache by ``id`` of records, for those shared between the messages of a round; it
+        must not outlive them. Start with an empty one.
     """
     body = envelope_bytes(message)
     if not message.has_content():
         return _framed("Message", 0, body)
-    content: RecordDict = message.content
+    records = contents(message.content)
     known = {} if known is None else known
+    # records that are the same ones, under the same names, have the same size together
+    key = (*records, *map(id, records.values()))
+    size = known.get(key)
+    if size is None:
+        size = known[key] = _content_size(records, known)
+    return _framed("Message", 1, body) + size
+
+
+def _content_size(records: Mapping[str, Any], known: dict[Any, Any]) -> int:
     sizes: list[_RecordSize] = []
-    for record in content.values():
+    for record in records.values():
         if id(record) not in known:
-            known[id(record)] = _record_size(record)
+            known[id(record)] = _RecordSize(record)
         sizes.append(known[id(record)])
     if len({size.own for size in sizes}) < len(sizes):
         # records of one length may be equal, and then they are one object
         distinct = {
-            _content_of(r): s for r, s in zip(content.values(), sizes, strict=True)
+            _content_of(r): s for r, s in zip(records.values(), sizes, strict=True)
         }
         sizes = list(distinct.values())
-    total = _framed("Message", 1, body)
-    total += _framed("RecordDict", len(sizes), _references(tuple(content)))
-    if sum(bool(size.objects) for size in sizes) < 2:
+    total = _framed("RecordDict", len(sizes), _references(tuple(records)))
+    if sum(size.holds for size in sizes) < 2:
         return total + sum(size.total for size in sizes)
     objects: dict[Hashable, int] = {}
     for size in sizes:

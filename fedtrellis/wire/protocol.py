@@ -27,23 +27,43 @@ time, which another ``epoch`` beside the round gives away.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any, TypeGuard, cast
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
 
-from fedtrellis.wire.arrays import FloatArray, Layout, decode, encode, filled
+from fedtrellis.wire.arrays import (
+    FloatArray,
+    Layout,
+    contents,
+    decode,
+    encode,
+    filled,
+)
 from fedtrellis.wire.broadcast import MAX_PARAMETERS, ReceivedModel, receive
+from fedtrellis.wire.requests import (
+    CONFIG,
+    ENTRY_TYPES,
+    MODEL,
+    RESTORE,
+    MissingError,
+    Named,
+    read_request,
+)
 from fedtrellis.wire.sparse import from_sparse_or_dense, sparse_or_dense
 
 __all__ = [
     "ANSWER_BOUND",
+    "CONFIG",
+    "ENTRY_TYPES",
     "EXAMPLES",
     "HELLO",
     "LARGEST",
+    "MODEL",
+    "RESTORE",
     "ClientMemory",
+    "MissingError",
     "Named",
     "client_identity",
     "identity_order",
@@ -52,8 +72,7 @@ __all__ = [
 ]
 
 HELLO = "query.hello"
-# Names of the records in a request, an answer, and in a client's context.state.
-CONFIG, MODEL, RESTORE = "config", "model", "restore"
+# Names of the records in an answer, and in a client's context.state.
 STATUS, ARRAYS, METRICS = "status", "arrays", "metrics"
 # These two are in checkpoints and on SuperNodes' disks: names, not modules.
 _META, _STORED = "fedtrellis.meta", "fedtrellis.arrays"
@@ -71,114 +90,8 @@ LARGEST = 1e100
 #: request says another under ``answer-bound``.
 ANSWER_BOUND = 1e9
 
-# What a request's config may say of the protocol, and of which type it is.
-_REQUIRED: dict[str, type] = {
-    "session": str,
-    "server-round": int,
-    "model-encoding": str,
-    "model-version": int,
-}
-_OPTIONAL: dict[str, type] = {
-    "model-base": int,
-    "model-shapes": list,
-    "model-dtype": str,
-    "keep-model": bool,
-    "used-round": int,
-    "used-epoch": str,
-    "epoch": str,
-    "restore": bool,
-    "restore-alone": bool,
-    "restore-over": bool,
-    "restore-as-model": list,
-}
-_TYPES = _REQUIRED | _OPTIONAL
-_KINDS = {CONFIG: ConfigRecord, MODEL: ArrayRecord, RESTORE: ArrayRecord}
-# How often a client is to do something, or how many numbers it is to draw.
-_COUNTS = ("local-steps", "samples", "batch-size", "local-passes")
-# What a client keeps a number for each of: so many samples in each of so many steps.
-_TOGETHER = ("local-steps", "samples")
-# A restored array may come as its non-zero entries, and then grows to the model's size.
+# A restored array may come as its non-zero entries, and grow to the model's size.
 _MAX_SPARSE = 8
-
-
-class Named(dict[str, Any]):
-    """A dict that says what it is when something is missing in it (a KeyError).
-
-    Parameters
-    ----------
-    what : str
-        Such as ``"the request's config"``.
-    items : mapping
-    """
-
-    def __init__(self, what: str, items: Mapping[str, Any]) -> None:
-        super().__init__(items)
-        self._what = what
-
-    def __missing__(self, key: str) -> Any:
-        raise KeyError(f"{self._what} has no {key!r}")
-
-
-def read_request(content: RecordDict, max_count: int) -> Named:
-    """A request's config, once its records and what the protocol needs are right.
-
-    Parameters
-    ----------
-    content : RecordDict
-        What arrived. Nothing in it is trusted.
-    max_count : int
-        The largest number of local steps, samples or examples that it may ask for, and
-        of samples in all local steps together.
-
-    Raises
-    ------
-    ValueError, KeyError
-        A record or an entry is missing or of the wrong type, or a number too large.
-    """
-    for name, kind in _KINDS.items():
-        record = content.get(name)
-        if record is None and name != RESTORE:
-            raise ValueError(f"the request has no {name!r}")
-        if record is not None and not isinstance(record, kind):
-            raise ValueError(
-                f"the request's {name!r} is a {type(record).__name__}, expected "
-                f"{kind.__name__}"
-            )
-    config = Named("the request's config", cast(ConfigRecord, content[CONFIG]))
-    for key in _REQUIRED:
-        config[key]  # which says so if it is missing
-    for key, value in config.items():
-        expected = _TYPES.get(key)
-        # True is an int too, but no round
-        if expected is not None and type(value) is not expected:
-            raise ValueError(
-                f"the request has {key} = {value!r}, expected {expected.__name__}"
-            )
-    for key, of in (("model-shapes", int), ("restore-as-model", str)):
-        if not all(type(item) is of for item in config.get(key, [])):
-            raise ValueError(f"the request has {key} = {config[key]!r}")
-    for key, value in config.items():
-        # such as a number for each of so many steps
-        if isinstance(value, list) and len(value) > max_count:
-            raise ValueError(
-                f"the request has {len(value)} numbers for {key}; this client takes "
-                f"up to {max_count} (client_app's max_count)"
-            )
-    for key in _COUNTS:
-        if key in config and not (
-            type(config[key]) is int and 0 <= config[key] <= max_count
-        ):
-            raise ValueError(
-                f"the request has {key} = {config[key]!r}; this client takes whole "
-                f"numbers up to {max_count} (client_app's max_count)"
-            )
-    together = prod(config.get(key, 1) for key in _TOGETHER)
-    if together > max_count:
-        raise ValueError(
-            f"the request has {' times '.join(_TOGETHER)} = {together}; this client "
-            f"takes up to {max_count} (client_app's max_count)"
-        )
-    return config
 
 
 def client_identity(context: Context) -> str:
@@ -188,10 +101,9 @@ def client_identity(context: Context) -> str:
     Flower draws anew when an unauthenticated SuperNode restarts: such a client starts
     over each time).
     """
-    for key in ("client-id", "partition-id"):
-        if key in context.node_config:
-            return str(context.node_config[key])
-    return f"node-{context.node_id}"
+    config = context.node_config
+    name = config.get("client-id", config.get("partition-id"))
+    return f"node-{context.node_id}" if name is None else str(name)
 
 
 def identity_order(identity: str) -> tuple[int, int, str]:
@@ -238,7 +150,7 @@ def unpack_restore(
     """Inverse of :func:`pack_restore`, encoded as the client stores it."""
     names = config.get("restore-as-model", [])
     # encoded once, however often it is named
-    state = dict.fromkeys(names, encode(model.point)) if names else {}
+    state = dict.fromkeys(names, encoded(model)) if names else {}
     if sum(name.endswith(".indices") for name in record) > _MAX_SPARSE:
         raise ValueError(f"more than {_MAX_SPARSE} sparse arrays are to be restored")
     for name, array in record.items():
@@ -254,6 +166,14 @@ def unpack_restore(
         else:
             state[name] = array
     return state
+
+
+def encoded(model: ReceivedModel) -> Array:
+    """A model as a client's state keeps it; made once."""
+    kept: dict[str, Any] = vars(model)
+    if "encoded" not in kept:
+        kept["encoded"] = encode(model.point)
+    return cast(Array, kept["encoded"])
 
 
 @dataclass
@@ -285,23 +205,25 @@ class ClientMemory:
     @classmethod
     def load(cls, state: RecordDict, session: str) -> ClientMemory:
         """Read the memory; one of another session counts as empty."""
-        meta = cast(ConfigRecord | None, state.get(_META))
-        if meta is None or meta["session"] != session:
+        records = contents(state)
+        meta = contents(records.get(_META, {}))
+        if not meta or meta["session"] != session:
             return cls(session)
         memory = cls(
             session,
-            committed_round=cast(int, meta["committed-round"]),
-            provisional_round=cast(int, meta["provisional-round"]),
-            committed_epoch=cast(str, meta.get("committed-epoch", "")),
-            provisional_epoch=cast(str, meta.get("provisional-epoch", "")),
+            committed_round=meta["committed-round"],
+            provisional_round=meta["provisional-round"],
+            committed_epoch=meta.get("committed-epoch", ""),
+            provisional_epoch=meta.get("provisional-epoch", ""),
         )
-        for name, array in cast(ArrayRecord, state[_STORED]).items():
+        for name, array in contents(records[_STORED]).items():
             if name == _MODEL:
                 memory.model = ReceivedModel(
                     Layout.of_entries(meta),
                     decode(array),
-                    cast(int, meta["model-version"]),
+                    meta["model-version"],
                 )
+                vars(memory.model)["encoded"] = array
             elif name.startswith(_COMMITTED):
                 memory.committed[name.removeprefix(_COMMITTED)] = array
             else:
@@ -324,29 +246,32 @@ class ClientMemory:
         if self.model is not None and keep_model:
             meta |= self.model.layout.entries()
             meta["model-version"] = self.model.version
-            stored[_MODEL] = encode(self.model.point)
+            stored[_MODEL] = encoded(self.model)
         for prefix, arrays in (
             (_COMMITTED, self.committed),
             (_PROVISIONAL, self.provisional),
         ):
             for name, array in arrays.items():
                 stored[prefix + name] = array
-        records = {
-            _META: filled(ConfigRecord(), meta),
-            _STORED: filled(ArrayRecord(), stored),
-        }
-        filled(state, records)
+        before = contents(state)
+        if stored or before.get(_META) != meta or before.get(_STORED) != stored:
+            records = {
+                _META: filled(ConfigRecord(), meta),
+                _STORED: filled(ArrayRecord(), stored),
+            }
+            filled(state, records)
 
     def take_request(
         self,
         content: RecordDict,
         config: Mapping[str, Any],
         max_parameters: int = MAX_PARAMETERS,
+        receive: Callable[..., ReceivedModel] = receive,
     ) -> None:
         """Bring model and state to where the server's request wants them.
 
-        ``content`` and ``config`` are as :func:`read_request` wants them;
-        ``max_parameters`` is that of :func:`~fedtrellis.wire.broadcast.receive`.
+        ``content`` and ``config`` are as :func:`read_request` wants them, and
+        ``receive`` is :func:`~fedtrellis.wire.broadcast.receive` or does the same.
 
         Raises
         ------

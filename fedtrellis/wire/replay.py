@@ -34,7 +34,7 @@ class ReplayedIterate:
 
     Parameters
     ----------
-    base : ndarray
+    base : ndarray of float64
         The point x starts at; shared between iterates, never changed.
     """
 
@@ -89,7 +89,7 @@ class ReplayedIterate:
         if self._array is None and len(sparse) == len(pending):
             self._merge(
                 np.concatenate([atom.indices.astype(np.int64) for atom, _ in sparse]),
-                np.concatenate([atom.values * w for atom, w in sparse]),
+                np.concatenate([atom.values * np.float64(w) for atom, w in sparse]),
             )
             if 4 * self._indices.size > self._base.size:
                 self._make_dense()

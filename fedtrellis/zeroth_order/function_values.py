@@ -114,6 +114,9 @@ def evaluator(
     if batch_size and rng is None:
         raise ValueError(f"batch_size is {batch_size}; it needs a random generator")
 
+    # differences of values need the digits of float64, whatever the model is of
+    layout = Layout(layout.shapes)
+
     def loop(points: FloatArray, rng: np.random.Generator | None) -> FloatArray:
         return np.array(
             [objective.value(layout.objective_point(point)) for point in points],

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from fedtrellis.corrective import Iterate, start_at, unpack
 from fedtrellis.corrective.penalty import Balance
+from fedtrellis.domains.atoms import rounding
 from fedtrellis.server.answers import Answer
 from fedtrellis.wire.arrays import FloatArray, join_arrays, split_arrays
 
@@ -58,8 +59,10 @@ class CorrectiveSteps:
         self._steps = strategy.local_steps or _STEPS
         # x_i in D from the first round on: steps start there
         point, domain = strategy.broadcast.model, strategy.domain
-        inside = domain.contains(point)
-        self._start = point.copy() if inside else domain.project(point)
+        layout = strategy.broadcast.layout
+        inside = domain.contains(point, rounding(layout.point_dtype))
+        start = point if inside else domain.project(point)
+        self._start = layout.rounded(start)
         self._start_is_model = inside
         self.model: FloatArray = self._start
         self._iterates = {name: self._first(name) for name in strategy.clients}
@@ -80,7 +83,8 @@ class CorrectiveSteps:
     def _first(self, client: str) -> Iterate:
         strategy = self._strategy
         domain = strategy.domain_of(client)
-        return start_at(domain, self._start, strategy.correction)
+        dtype = strategy.broadcast.layout.point_dtype
+        return start_at(domain, self._start, strategy.correction, dtype)
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         """ρ, unless there is none yet, k, and whether the certificate is wanted."""
@@ -252,6 +256,7 @@ class CorrectiveSteps:
                     packed,
                     self._start.shape,
                     self._strategy.correction,
+                    self._strategy.broadcast.layout.point_dtype,
                 )
                 self._iterates[name], self._points[name] = iterate, iterate.dense()
             if f"{name}/certificate" in state:

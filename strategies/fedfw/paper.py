@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["PaperAnswer", "PaperSteps"]
 
+# Rounding of x̄ over its largest entry, in eight units of a float32's last place.
+_DRIFT = 8.0 * float(np.finfo(np.float32).eps)
+
 
 @dataclass(frozen=True)
 class PaperAnswer:
@@ -61,7 +64,11 @@ class PaperSteps:
         self._strategy = strategy
         self._schedule = schedule
         self._local_steps = strategy.local_steps or 1
-        self._start = strategy.broadcast.model.copy()
+        # x_i and y_i are replayed for the whole run, in float64 whatever x̄ is of
+        self._start = strategy.broadcast.model.astype(np.float64)
+        # what x̄ would be without rounding, where it is rounded
+        narrow = strategy.broadcast.layout.dtype != "float64"
+        self._mean = self._start.copy() if narrow else None
         self._mirrors = {
             name: ReplayedIterate(self._start) for name in strategy.clients
         }
@@ -163,8 +170,8 @@ class PaperSteps:
         etas = {name: self._step_sizes(server_round, name) for name in answers}
         first = next(iter(etas.values()))
         alike = len(answers) == n and all(one == first for one in etas.values())
-        sent = broadcast.model
-        x_bar = None if alike else sent.copy()
+        sent = broadcast.model.astype(np.float64, copy=False)
+        x_bar = None if alike else np.array(sent if self._mean is None else self._mean)
         for name, answer in answers.items():
             mirror = self._mirrors[name]
             if self._duals:
@@ -182,15 +189,31 @@ class PaperSteps:
             self._steps_taken[name] += len(answer.atoms)
             self._all_steps += len(answer.atoms)
         if x_bar is not None:
-            broadcast.replace(x_bar)
+            self._replace(x_bar)
         else:
             for j, eta in enumerate(first):
                 # x̄ ← (1 − η_t) x̄ + (η_t / n) Σ s_i
                 atoms = tuple(answer.atoms[j] for answer in answers.values())
-                broadcast.advance(Step(1.0 - eta, eta / n, atoms))
+                self._advance(Step(1.0 - eta, eta / n, atoms))
         if self.penalty is None:
             self._settle_by([answer.norm for answer in answers.values()])
         return self._strategy.whether_outside()
+
+    def _replace(self, x_bar: FloatArray) -> None:
+        if self._mean is not None:
+            self._mean = x_bar
+        self._strategy.broadcast.replace(x_bar)
+
+    def _advance(self, step: Step) -> None:
+        broadcast = self._strategy.broadcast
+        broadcast.advance(step)
+        if self._mean is None:
+            return
+        step.apply(self._mean)
+        # every step rounds x̄: once in a while it is sent whole, rounded only once
+        drift = float(np.abs(broadcast.model - self._mean).max())
+        if drift > _DRIFT * float(np.abs(self._mean).max()):
+            self._replace(self._mean)
 
     def _settle_by(self, norms: Sequence[float]) -> None:
         """Settle λ_0 by what the first answers used say of their gradients."""
@@ -245,12 +268,16 @@ class PaperSteps:
             arrays[f"{name}/steps"] = np.array(self._steps_taken[name])
         for name, y in self._duals.items():
             arrays[f"{name}/y"] = y
+        if self._mean is not None:
+            arrays["mean"] = self._mean
         return arrays
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Inverse of :meth:`state`."""
         self._load_penalty(state)
         self._start = np.array(state["start"])
+        if self._mean is not None:
+            self._mean = np.array(state["mean"])
         mirrors: dict[str, dict[str, NDArray[Any]]] = {
             name: {} for name in self._strategy.clients
         }

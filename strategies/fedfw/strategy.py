@@ -10,6 +10,7 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from numpy.typing import NDArray
 
 from fedtrellis.corrective import CORRECTIONS
+from fedtrellis.domains.atoms import rounding
 from fedtrellis.schedules import SCHEDULES, FrankWolfeSchedule
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.conversation import Conversation
@@ -237,7 +238,7 @@ class FedFW(FrankWolfeStrategy):
     def setup(self, point: FloatArray, layout: Layout) -> None:
         """Start the variant's half, with every client at the initial model."""
         self.settle_domains(layout.point_shape)
-        if not self.domain.contains(point):
+        if not self.domain.contains(point, rounding(layout.point_dtype)):
             log(WARNING, "The initial model lies outside %r", self.domain)
         self.half: PaperSteps | CorrectiveSteps
         if self.variant in PAPERS:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 from fedtrellis.objectives import Objective
 from fedtrellis.settings import SettingsError, parse
 
-from ..base import Task
+from ..base import Task, in_dtype
 from .node_file import file_stamp, node_path, read_node_file
 from .settings import NODES, DataSettings, Schema
 from .table import NodeTable
@@ -220,4 +220,4 @@ def _node_table(task: NodeDataTask, path: Path, stamp: tuple[int, ...]) -> NodeT
 def _node_objective(task: NodeDataTask, path: Path, stamp: tuple[int, ...]) -> Any:
     table = task.node_table(path)
     weight = task.node_weight(table.features.shape[0])
-    return task._build_node_objective(table, weight)
+    return in_dtype(task._build_node_objective(table, weight), task.dtype)

@@ -16,10 +16,12 @@ from benchmarks import (
     messages,
     oracles,
     overhead,
+    traffic,
     zeroth_order,
 )
-from benchmarks.report import Spread, ratios
+from benchmarks.report import Comparison, Spread, ratios
 from benchmarks.runs import least_squares, synthetic
+from fedtrellis.domains import L2Ball
 
 
 def test_the_spread_of_measurements() -> None:
@@ -143,3 +145,12 @@ def test_the_oracles_answer_as_they_did() -> None:
     )
     with pytest.raises(AssertionError, match="differ by 1"):
         oracles._measure(case, 1)
+
+
+def test_the_bytes_of_a_set_are_halved_in_float32() -> None:
+    result = Comparison("traffic-sets", "", "")
+    traffic._set_rows(result, [(L2Ball(1.0), (20_000,))])
+    (row,) = result.rows
+    assert row["method"] == "L2Ball(radius=1.0)"
+    assert str(row["float64 up"]).startswith("16")
+    assert str(row["float32 up"]).startswith("8")

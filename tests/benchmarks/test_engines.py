@@ -49,10 +49,12 @@ def expected(job: Job) -> np.ndarray:
         (bare.numpy_loop, 1e-12),
         (bare.numpy_cohort, 1e-12),
         (bare.torch_loop, 1e-5),
+        (flower.batched, 1e-12),
         (flower.one_by_one, 1e-12),
         (flower.encoded, 1e-12),
         (flower.fedavg, 1e-12),
         (flower.torch_one_by_one, 1e-5),
+        (flower.torch_batched, 1e-5),
     ],
 )
 def test_an_engine_does_the_job(

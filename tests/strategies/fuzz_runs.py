@@ -552,7 +552,7 @@ def _one_run(
         tally.problem("some messages were neither handled nor refused")
     if not failed:
         violation = _server_errors(case, strategy)
-        if not violation < 1e-9:
+        if not violation < case.tolerance:
             tally.problem(f"{case.name}: an invariant is violated by {violation:.2g}")
 
 

@@ -7,7 +7,7 @@ how much the invariants of a run are violated.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import sqrt
 from typing import Any
@@ -106,6 +106,20 @@ class Case:
     aggregated: Callable[[Array, Any, int, dict[str, Any]], float] | None = None
     evaluates: bool = True
     options: dict[str, Any] = field(default_factory=dict)
+
+    def of_dtype(self, dtype: str) -> Case:
+        """The same with a model of another dtype."""
+        start = self.start.astype(dtype)
+        return replace(self, name=f"{self.name} {dtype}", start=start)
+
+    @property
+    def tolerance(self) -> float:
+        """By how much an invariant may be violated.
+
+        float32 rounds each number by 6e-8; the corrections on a manifold are a model's
+        numbers over a step. Errors of that size are no drift.
+        """
+        return 1e-9 if self.start.dtype == np.float64 else 1e-5
 
     def strategy(self, **options: Any) -> Any:
         """A new strategy, which notes down in ``worst`` what its rounds did wrong."""
@@ -589,4 +603,9 @@ def _make_cases() -> Sequence[Case]:
     ]
 
 
-CASES = {case.name: case for case in _make_cases()}
+_MADE = {case.name: case for case in _make_cases()}
+# one of each way to keep a state
+_NARROW = ("fedfw corrective", "fedfw augmented", "fedgia gram", "first-order-rfl")
+CASES = _MADE | {
+    case.name: case for case in (_MADE[name].of_dtype("float32") for name in _NARROW)
+}

@@ -1,7 +1,8 @@
 """Long runs of every method under faults, with what they violate and what they keep.
 
 ``python -m tests.strategies.soak_runs`` runs 2 000 rounds of each and prints a table;
-``--rounds``, and names of cases, make it shorter.
+``--rounds``, and names of cases, make it shorter; ``--dtype float32`` runs models of
+that.
 """
 
 from __future__ import annotations
@@ -37,7 +38,6 @@ FAULTS: dict[str, Any] = {
     # not asked for, but what deployed nodes do: they answer, and store nothing
     "state_loss": 0.01,
 }
-TOLERANCE = 1e-9
 #: Blocks of Python's memory that a round may leave behind beside its record (its
 #: metrics in Flower's Result are some ten), and all rounds together.
 KEPT_A_ROUND, KEPT_AT_ALL = 15, 1_000
@@ -83,6 +83,7 @@ class Report:
     wipes: int
     faults: dict[str, int]
     samples: list[Sample] = field(default_factory=list)
+    tolerance: float = 0.0
 
     @property
     def error(self) -> float:
@@ -104,7 +105,7 @@ class Report:
         found = [
             f"{what}: violated by {error:.2g}"
             for what, error in self.errors.items()
-            if not error < TOLERANCE
+            if not error < self.tolerance
         ]
         half = self.rounds // 2
         if self.kept > KEPT_AT_ALL + KEPT_A_ROUND * half:
@@ -284,6 +285,7 @@ def soak(case: Case, rounds: int, folder: Path, seed: int = 1) -> Report:
         wipes=conduct.wipes,
         faults=dict(grid.fault_counts),
         samples=conduct.samples,
+        tolerance=case.tolerance,
     )
 
 
@@ -292,17 +294,29 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help=f"of {', '.join(CASES)}")
     parser.add_argument("--rounds", type=int, default=2000)
+    parser.add_argument("--dtype", choices=("float64", "float32"))
     arguments = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.ERROR)
     failed = False
     print(HEADER, flush=True)
-    for name in arguments.names or CASES:
+    cases = list(CASES.values())
+    if arguments.dtype:
+        # all that take it
+        cases = [
+            case.of_dtype(arguments.dtype)
+            for case in cases
+            if arguments.dtype in case.strategy().dtypes
+            and case.start.dtype == np.float64
+        ]
+    for case in cases:
+        if arguments.names and case.name not in arguments.names:
+            continue
         with tempfile.TemporaryDirectory() as folder:
-            report = soak(CASES[name], arguments.rounds, Path(folder))
+            report = soak(case, arguments.rounds, Path(folder))
         print(report.row(), flush=True)
         for problem in report.problems():
             failed = True
-            print(f"{name}: {problem}", file=sys.stderr, flush=True)
+            print(f"{case.name}: {problem}", file=sys.stderr, flush=True)
     return int(failed)
 
 

@@ -15,30 +15,47 @@ from benchmarks.traffic import flower_fedavg
 from clients import (
     FedAvgGDClient,
     FedDRClient,
+    FedFWClient,
     FedGiAClient,
     FedProxClient,
+    FirstOrderRFLClient,
     LocalSGDClient,
     ProjectedFedAvgClient,
+    ZerothOrderRFLClient,
 )
 from fedtrellis import LocalGrid
-from fedtrellis.domains import L2Ball
+from fedtrellis.domains import (
+    BirkhoffPolytope,
+    Box,
+    Domain,
+    L1Ball,
+    L2Ball,
+    NuclearNormBall,
+    Product,
+)
+from fedtrellis.manifolds import Stiefel
 from fedtrellis.objectives import LeastSquares
+from fedtrellis.objectives.principal_components import PrincipalComponents
 from fedtrellis.settings import SettingsError
-from fedtrellis.wire.arrays import record_arrays
+from fedtrellis.wire.arrays import decode, record_arrays
 from fedtrellis.wire.protocol import ARRAYS, MODEL
 from strategies import (
     FedAvgGD,
     FedDR,
+    FedFW,
     FedGiA,
     FedProx,
+    FirstOrderRFL,
     HyFDCA,
     LocalSGD,
     ProjectedFedAvg,
+    ZerothOrderRFL,
 )
-from tests.harness import Stop, grid_of, play
+from tests.harness import Stop, contexts, grid_of, memory_of, play
 
 P, N = 12, 5
 BALL = L2Ball(1.0)
+PIECES = Product([L1Ball(1.0), L2Ball(1.0)], [(5,), (7,)])
 
 
 def losses(size: int = P) -> list[LeastSquares]:
@@ -233,3 +250,156 @@ def test_a_model_travels_in_as_many_bytes_as_with_flower(name: str, dtype: Any) 
     assert ours.bytes_down <= 1.02 * flowers.bytes_down
     assert ours.bytes_up <= 1.02 * flowers.bytes_up
     assert ours.bytes_up >= N * rounds * p * np.dtype(dtype).itemsize
+
+
+# ------------------------------------------------------ Frank-Wolfe, and manifolds
+
+
+class Near:
+    """f_i(x) = ½‖x − c_i‖² of matrices, computed in the dtype of x."""
+
+    num_examples, quadratic = 1, True
+
+    def __init__(self, index: int) -> None:
+        self.centre = np.random.default_rng(index).standard_normal((14, 9)) / 3
+
+    def value(self, x: NDArray[Any]) -> float:
+        return 0.5 * float(np.sum((x - self.centre) ** 2))
+
+    def gradient(self, x: NDArray[Any]) -> NDArray[Any]:
+        return np.asarray(x - self.centre, x.dtype)
+
+    def curvature(self, x: NDArray[Any], d: NDArray[Any]) -> float:
+        return float(np.vdot(d, d))
+
+
+VECTORS, MATRICES = [L1Ball(1.5), L2Ball(1.0), Box(-0.2, 0.4)], [NuclearNormBall(2.0)]
+WOLFE = [
+    (domain, options)
+    for domain in (*VECTORS, *MATRICES, BirkhoffPolytope(), PIECES)
+    for options in ({}, {"variant": "plain"}, {"variant": "augmented"})
+] + [(L1Ball(1.5), {"correction": "pairwise"}), (L1Ball(1.5), {"local_steps": 3})]
+
+
+def wolfe_losses(domain: Domain) -> tuple[list[Any], tuple[int, ...]]:
+    if isinstance(domain, NuclearNormBall):
+        return [Near(i) for i in range(N)], (14, 9)
+    if isinstance(domain, BirkhoffPolytope):
+        near = [Near(i) for i in range(N)]
+        for loss in near:
+            loss.centre = loss.centre[:9]
+        return near, (9, 9)
+    return list(losses()), (P,)
+
+
+@pytest.mark.parametrize(("domain", "options"), WOLFE, ids=str)
+def test_frank_wolfe_in_float32(domain: Domain, options: dict[str, Any]) -> None:
+    made, shape = wolfe_losses(domain)
+    faults = {"reply_loss": 0.1, "wipe": 0.05, "state_loss": 0.05, "seed": 5}
+    ends = []
+    for dtype in (np.float64, np.float32):
+        app = grid_of(FedFWClient, made, domain).client_app
+        grid = Recording(app, N, encode=True, **faults)
+        strategy = FedFW(domain, participation=0.8, **options)
+        played = play(strategy, grid, domain.centre(shape).astype(dtype), 40)
+        ends.append(sum(loss.value(played.model.astype(float)) for loss in made) / N)
+    double, single = ends
+    assert single == pytest.approx(double, rel=1e-5)
+    assert played.model.dtype == np.float32
+    assert domain.contains(played.model, 1e-6)
+    # the model is, and so is whatever of an answer is as long as one
+    assert {d for r, d in grid.seen if r == MODEL} <= {"float32", "uint8", "uint16"}
+    # x̄ is the mean of the x_i but for a few roundings, and each client has its x_i
+    points = [strategy.client_iterate(name) for name in strategy.clients]
+    x_bar = np.mean(points, axis=0)
+    assert np.abs(strategy.result_point() - x_bar).max() <= 2e-6
+    if "variant" in options:
+        for i, context in contexts(grid).items():
+            memory = memory_of(strategy, context)
+            if (
+                memory.provisional_round
+                == strategy.conversation.client(str(i)).used_round
+            ):
+                own = decode(memory.provisional["x"])
+                assert np.abs(own - points[i]).max() <= 1e-12
+
+
+def test_an_atom_of_float64_for_a_model_of_float32_is_refused() -> None:
+    class Doubles(FedFWClient):
+        def fit(self, parameters: Any, config: Any) -> Any:
+            arrays, *rest = super().fit(parameters, config)
+            wide = [
+                a.astype(np.float64) if a.dtype == np.float32 else a for a in arrays
+            ]
+            return (wide if self.client_id == "0" else arrays), *rest
+
+    grid = grid_of(Doubles, losses(), L1Ball(1.0))
+    start = np.zeros(P, np.float32)
+    played = play(FedFW(L1Ball(1.0), variant="plain"), grid, start, 1)
+    (reason,) = [why for _, why in played.strategy.history[0].rejected]
+    assert reason == "sparse values must be a float32 vector, got float64, shape (1,)"
+
+
+@pytest.mark.parametrize("zeroth", [False, True])
+def test_corrections_on_a_manifold_keep_their_mean_at_zero(zeroth: bool) -> None:
+    rng = np.random.default_rng(0)
+    parts = [PrincipalComponents(rng.standard_normal((40, 8)), 2) for _ in range(N)]
+    manifold = Stiefel((8, 2))
+    start = manifold.random_point(np.random.default_rng(1))
+    options: dict[str, Any] = {"step_size": 0.01, "local_steps": 2}
+    client: Any = FirstOrderRFLClient
+    make: Any = FirstOrderRFL
+    if zeroth:
+        make, client = ZerothOrderRFL, ZerothOrderRFLClient
+        options |= {"upload": "dense", "samples": 30}
+    ends = []
+    for dtype in (np.float64, np.float32):
+        grid = Recording(grid_of(client, parts, manifold).client_app, N, encode=True)
+        strategy = make(manifold, **options)
+        played = play(strategy, grid, start.astype(dtype), 120)
+        ends.append(sum(part.value(played.model.astype(float)) for part in parts))
+    assert ends[1] == pytest.approx(ends[0], rel=1e-3 if zeroth else 1e-5)
+    assert grid.seen == {(MODEL, "float32"), (ARRAYS, "float32")}
+    corrections = [strategy.client_correction(name) for name in strategy.clients]
+    # of one rounding of x over the step, and not of one a round
+    bound = float(np.finfo(np.float32).eps) / strategy.total_step
+    assert np.abs(np.mean(corrections, axis=0)).max() <= bound
+    # and the clients' own are those that the server replays
+    x = strategy.broadcast.model.astype(float)
+    for i, context in contexts(grid).items():
+        state = memory_of(strategy, context).provisional
+        own = (decode(state["z"]) - x) / strategy.total_step - decode(state["g"])
+        assert np.abs(own - corrections[i]).max() <= 1e-9
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_pytorch_model_of_any_dtype_learns(dtype: str) -> None:
+    torch = pytest.importorskip("torch")
+    from fedtrellis.objectives.torch_objective import TorchObjective
+
+    kind = getattr(torch, dtype)
+
+    def loss(seed: int) -> Any:
+        network = torch.nn.Sequential(
+            torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)
+        ).to(kind)
+        X = torch.randn(40, 6, generator=torch.Generator().manual_seed(seed))
+        data = X.to(kind), X.sum(1, keepdim=True).to(kind)
+        return TorchObjective(network, torch.nn.functional.mse_loss, data)
+
+    rng = np.random.default_rng(0)
+    shapes = [(8, 6), (8,), (1, 8), (1,)]
+    start = [0.3 * rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+    parts = [loss(seed) for seed in range(3)]
+    ends = []
+    for encode in (False, True):
+        strategy = FedAvgGD(step_size=0.05, step_schedule="constant", dtype=dtype)
+        grid = grid_of(FedAvgGDClient, parts, encode=encode)
+        played = play(strategy, grid, start, 30)
+        ends.append(b"".join(array.tobytes() for array in played.arrays))
+    assert ends[0] == ends[1]
+    # what the server has is what the module computes with, to the last bit
+    for array in played.arrays:
+        tensor = torch.from_numpy(array)
+        assert torch.equal(tensor, tensor.to(kind).to(torch.float32))
+    assert parts[0].value(played.arrays) < 0.1 * parts[0].value(start)

@@ -34,6 +34,8 @@ NAMES = (
     "fedfw corrective",
     "naive-frank-wolfe",
     "fedgia gram",
+    "fedfw corrective float32",
+    "fedgia gram float32",
     "zeroth-order-rfl scalars",
     "hyfdca bundle",
     "hyfdca practical",

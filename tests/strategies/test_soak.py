@@ -17,6 +17,7 @@ from tests.strategies.soak_runs import soak
 ROUNDS = 150
 # other steps, variants and messages of methods that are there every day as well
 NOT_EVERY_DAY = {
+    "fedfw augmented float32",
     "fedfw stochastic",
     "fedgia diagonal",
     "hyfdca line-search",

@@ -12,7 +12,7 @@ that occurs. What arrives comes from outside: :meth:`Atom.from_arrays` and
 what came.
 """
 
-from fedtrellis.domains.atoms.base import FLOAT64, Atom
+from fedtrellis.domains.atoms.base import FLOAT64, Atom, rounding
 from fedtrellis.domains.atoms.matrices import PermutationAtom, RankOneAtom
 from fedtrellis.domains.atoms.packing import ProductAtom, pack_atoms, unpack_atoms
 from fedtrellis.domains.atoms.vectors import DenseAtom, SignAtom, SparseAtom
@@ -27,5 +27,6 @@ __all__ = [
     "SignAtom",
     "SparseAtom",
     "pack_atoms",
+    "rounding",
     "unpack_atoms",
 ]

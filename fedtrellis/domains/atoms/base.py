@@ -130,6 +130,14 @@ class Atom(ABC):
             )
 
 
+def rounding(dtype: np.dtype[Any]) -> float:
+    """Return the share of a set's size by which a point of it may seem to lie outside.
+
+    1e-9 for entries of float64; float32 rounds by 6e-8 of each.
+    """
+    return 1e-9 if dtype.itemsize == FLOAT64.itemsize else 1e-6
+
+
 def coerce(atom: Atom, name: str, dtype: np.dtype[Any]) -> None:
     """Make an attribute of a frozen atom an array of this dtype."""
     # object.__setattr__ because the dataclass is frozen; skipped where nothing changes,

@@ -234,12 +234,12 @@ def test_what_is_missing_is_named() -> None:
     app, context, requests = started()
     message = changed(requests[-1])
     del message.content.config_records["config"]["step"]
-    with pytest.raises(KeyError, match="the request's config has no 'step'"):
+    with pytest.raises(TypeError, match="config has no 'step': is Echo the client"):
         app(message, context)
     message = changed(requests[0], session="new")
     del message.content["restore"]
     message.content.config_records["config"].pop("restore-as-model", None)
-    with pytest.raises(KeyError, match="the client's state has no 'x'"):
+    with pytest.raises(TypeError, match="the client's state has no 'x'"):
         app(message, context)
 
 

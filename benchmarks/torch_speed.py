@@ -1,0 +1,503 @@
+"""``TorchObjective`` and rounds with it against bare PyTorch (extra ``torch``)."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from flwr.app import ArrayRecord, Context
+from numpy.typing import NDArray
+
+from clients import FedAvgGDClient, LocalSGDClient
+from fedtrellis.random import generator
+from fedtrellis.server.callbacks import Callback, RoundRecord
+from fedtrellis.server.loop import LoopStrategy
+from fedtrellis.wire.client import client_app
+from fedtrellis.wire.local_grid import LocalGrid
+from strategies import FedAvgGD, LocalSGD
+from tasks.data.datasets import load_mnist
+
+from .engines import bare, comparison, flower
+from .report import Aim, Comparison, Spread, ratios
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from fedtrellis.objectives.torch_objective import TorchObjective
+
+__all__ = ["FULL", "QUICK", "Size", "compare", "gpu"]
+
+_CLIENTS, _STEPS, _STEP_SIZE, _BATCH = 10, 2, 0.05, 64
+
+
+@dataclass(frozen=True)
+class Size:
+    """How long it is measured.
+
+    Parameters
+    ----------
+    gradients : int
+        Repetitions of blocks of gradients.
+    blocks, rounds : int
+        Blocks of rounds of the network, and rounds in one.
+    examples : int
+        Images of a client.
+    jobs : int
+        Repetitions of the engines' job.
+    """
+
+    gradients: int
+    blocks: int
+    rounds: int
+    examples: int
+    jobs: int
+
+
+QUICK = Size(gradients=7, blocks=3, rounds=1, examples=128, jobs=3)
+FULL = Size(gradients=15, blocks=7, rounds=2, examples=600, jobs=9)
+
+
+def compare(size: Size) -> Iterable[Comparison]:
+    """Gradients, rounds of a network and the engines' job, each against bare loops."""
+    if importlib.util.find_spec("torch") is None:
+        yield Comparison("torch", "PyTorch", "Skipped: needs the extra torch.")
+        return
+    import torch
+
+    torch.set_num_threads(1)
+    yield _gradients(size)
+    yield _rounds(size)
+    yield _job(size)
+
+
+# ---------------------------------------------------------------------------- gradients
+
+
+def _models(device: torch.device) -> list[tuple[str, nn.Module, Tensor, Tensor]]:
+    """Name, model, inputs and labels, from few operations to many."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    perceptron = nn.Sequential(
+        *(nn.Linear(784, 100), nn.ReLU(), nn.Linear(100, 100), nn.ReLU()),
+        nn.Linear(100, 10),
+    )
+    made = [
+        ("linear, p = 650, 18 examples", nn.Linear(64, 10), (18, 64)),
+        ("perceptron, p = 89,610, 128 examples", perceptron, (128, 784)),
+        ("network, p = 80,202, 64 images", _network(), (_BATCH, 1, 28, 28)),
+    ]
+    return [
+        (
+            name,
+            model.to(device),
+            torch.randn(shape, device=device),
+            torch.randint(0, 10, shape[:1], device=device),
+        )
+        for name, model, shape in made
+    ]
+
+
+def _network() -> nn.Module:
+    """A small convolutional network for images of 28 × 28."""
+    from torch import nn
+
+    return nn.Sequential(
+        *(nn.Conv2d(1, 16, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(16, 32, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(512, 128), nn.ReLU(), nn.Linear(128, 10)),
+    )
+
+
+def _bare_gradient(
+    model: nn.Module, inputs: Tensor, labels: Tensor
+) -> Callable[[], object]:
+    from torch.nn import CrossEntropyLoss
+
+    loss = CrossEntropyLoss()
+
+    def gradient() -> None:
+        model.zero_grad()
+        loss(model(inputs), labels).backward()
+
+    return gradient
+
+
+def _interleaved(
+    sides: Sequence[Callable[[], object]],
+    repetitions: int,
+    clock: Callable[[], float],
+    seconds: float = 0.05,
+) -> list[Spread]:
+    """Seconds of a call of each side, in blocks by turns; the first is warm-up."""
+    values: list[list[float]] = [[] for _ in sides]
+    start = clock()
+    sides[0]()
+    began = clock()
+    sides[0]()
+    calls = max(1, round(seconds / max(clock() - began, 1e-6)))
+    assert began >= start
+    for repetition in range(repetitions + 1):
+        for side, call in enumerate(sides):
+            began = clock()
+            for _ in range(calls):
+                call()
+            if repetition:
+                values[side].append((clock() - began) / calls)
+    return [Spread(tuple(each), "ms") for each in values]
+
+
+def _gradients(size: Size) -> Comparison:
+    import torch
+    from torch.nn import CrossEntropyLoss
+
+    from fedtrellis.objectives.torch_objective import TorchObjective
+
+    result = Comparison(
+        "torch",
+        "TorchObjective.gradient against zero_grad, forward, backward",
+        "The same model and examples, float32, on the CPU; layers as NumPy arrays in "
+        "and out. CPU time of one thread, blocks by turns; median (min – max).",
+    )
+    for name, model, inputs, labels in _models(torch.device("cpu")):
+        loss = CrossEntropyLoss()
+        ours = TorchObjective(model, loss, (inputs, labels), device="cpu")
+        x = ours.initial_point()
+        bare_call = _bare_gradient(model, inputs, labels)
+        bare_call()
+        _agree(
+            ours.parameters_to_vector(ours.gradient(x)),
+            torch.cat([_grad(p).reshape(-1) for p in model.parameters()]),
+        )
+
+        def gradient(f: TorchObjective = ours, x: list[Any] = x) -> object:
+            return f.gradient(x)
+
+        sides = _interleaved([gradient, bare_call], size.gradients, time.process_time)
+        ratio = ratios(*sides)
+        result.rows.append(
+            {"model": name, "gradient": sides[0], "bare": sides[1], "ratio": ratio}
+        )
+        result.aims.append(
+            Aim(f"{name}: at most 1.15 times", str(ratio), ratio.median <= 1.15)
+        )
+    return result
+
+
+def _grad(parameter: Any) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad  # type: ignore[no-any-return]
+
+
+def _agree(ours: NDArray[Any], theirs: Tensor, tolerance: float = 1e-5) -> None:
+    expected = theirs.detach().cpu().numpy()
+    error = float(np.abs(ours - expected).max() / max(1.0, np.abs(expected).max()))
+    if not error <= tolerance:
+        raise AssertionError(f"TorchObjective and bare PyTorch differ by {error:g}")
+
+
+# ------------------------------------------------------------------------------- rounds
+
+
+class _PlainLoop:
+    """FedAvg of a network as a PyTorch user writes it: loaders, a module and SGD.
+
+    Parameters
+    ----------
+    loaders : list of DataLoader
+        Of the clients.
+    model : torch.nn.Module
+    mini_batches : bool
+        A step on a mini-batch of ``_BATCH``, which fedtrellis' rule draws; otherwise on
+        all batches of the loader, whose gradients are added up.
+    """
+
+    def __init__(
+        self, loaders: list[Any], model: nn.Module, mini_batches: bool
+    ) -> None:
+        import copy
+
+        self.loaders, self.mini_batches = loaders, mini_batches
+        self.model = copy.deepcopy(model)
+        self.mean = [p.detach().clone() for p in self.model.parameters()]
+        self.round = 0
+
+    def run(self, rounds: int) -> None:
+        """Run some more rounds."""
+        import torch
+        from torch.nn import CrossEntropyLoss
+
+        loss, parameters = CrossEntropyLoss(), list(self.model.parameters())
+        optimizer = torch.optim.SGD(parameters, lr=_STEP_SIZE)
+        for _ in range(rounds):
+            self.round += 1
+            total = [torch.zeros_like(p) for p in parameters]
+            for client, loader in enumerate(self.loaders):
+                with torch.no_grad():
+                    for p, value in zip(parameters, self.mean, strict=True):
+                        p.copy_(value)
+                for batches in self._steps(client, loader):
+                    optimizer.zero_grad()
+                    for inputs, labels, share in batches:
+                        (share * loss(self.model(inputs), labels)).backward()
+                    optimizer.step()
+                with torch.no_grad():
+                    for part, p in zip(total, parameters, strict=True):
+                        part += p
+            self.mean = [part / len(self.loaders) for part in total]
+
+    def _steps(self, client: int, loader: Any) -> Iterable[Iterable[Any]]:
+        """The batches of every step, each with its share of the step's examples."""
+        count = len(loader.dataset)
+        rng = generator(0, "mini-batch", str(client), self.round)
+        for _ in range(_STEPS):
+            if not self.mini_batches:
+                yield ((A, y, len(y) / count) for A, y in loader)
+                continue
+            rows = rng.choice(count, size=_BATCH, replace=False, shuffle=False)
+            A, y = loader.dataset[rows]
+            yield [(A, y, 1.0)]
+
+
+class _Alternate(Callback):
+    """Runs a block of the plain loop after every block of rounds; CPU seconds."""
+
+    def __init__(self, rounds: int, plain: _PlainLoop) -> None:
+        self.rounds, self.plain = rounds, plain
+        self.ours: list[float] = []
+        self.theirs: list[float] = []
+
+    def on_start(
+        self, strategy: LoopStrategy, first_round: int, num_rounds: int
+    ) -> None:
+        """Start the clock."""
+        self._began = time.process_time()
+
+    def on_round(self, strategy: LoopStrategy, record: RoundRecord) -> None:
+        """Stop the clock at a block's end, and let the other side run its block."""
+        if record.round % self.rounds:
+            return
+        now = time.process_time()
+        self.ours.append((now - self._began) / self.rounds)
+        self.plain.run(self.rounds)
+        self._began = time.process_time()
+        self.theirs.append((self._began - now) / self.rounds)
+
+
+def _images(examples: int) -> tuple[Any, NDArray[np.int64], str]:
+    """Images of 10 clients, (10 d, 1, 28, 28), their classes, and where from."""
+    count = _CLIENTS * examples
+    folder = os.environ.get("FEDTRELLIS_DATA")
+    if folder and (Path(folder) / "mnist").is_dir():
+        data = load_mnist(Path(folder) / "mnist")
+        images = np.asarray(data.features[:count], dtype=np.float32) / np.float32(255)
+        labels = np.asarray(data.labels[:count], dtype=np.int64)
+        return images.reshape(-1, 1, 28, 28), labels, "MNIST"
+    rng = np.random.default_rng(0)
+    noise = rng.random((count, 1, 28, 28), dtype=np.float32)
+    return noise, rng.integers(0, 10, count), "noise: FEDTRELLIS_DATA names no mnist"
+
+
+def _rounds(size: Size) -> Comparison:
+    import torch
+    from torch.nn import CrossEntropyLoss
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from fedtrellis.objectives.torch_objective import TorchObjective
+
+    images, labels, source = _images(size.examples)
+    torch.manual_seed(0)
+    model = _network()
+    loaders = [
+        DataLoader(
+            TensorDataset(
+                torch.from_numpy(images[part]), torch.from_numpy(labels[part])
+            ),
+            batch_size=_BATCH,
+        )
+        for part in np.split(np.arange(len(labels)), _CLIENTS)
+    ]
+    objectives = [
+        TorchObjective(model, CrossEntropyLoss(), loader, device="cpu")
+        for loader in loaders
+    ]
+    result = Comparison(
+        "torch-rounds",
+        "A round of a convolutional network on LocalGrid against a plain PyTorch loop",
+        f"Images: {source}. {_CLIENTS} clients with {size.examples} images each, all "
+        f"in every round, {_STEPS} local steps, float32, batches of {_BATCH} from a "
+        "DataLoader; the same model to 1e-5. CPU time of one thread, blocks of rounds "
+        "by turns; median (min – max).",
+    )
+    for name, mini_batches in (("LocalSGD, mini-batches", True), ("FedAvgGD", False)):
+        plain = _PlainLoop(loaders, model, mini_batches)
+        turns = _Alternate(size.rounds, plain)
+        settings: dict[str, Any] = {
+            "local_steps": _STEPS,
+            "step_size": _STEP_SIZE,
+            "step_schedule": "constant",
+            "callbacks": [turns],
+        }
+        if mini_batches:
+            fraction = _BATCH / size.examples
+            strategy: FedAvgGD = LocalSGD(batch_fraction=fraction, **settings)
+        else:
+            strategy = FedAvgGD(**settings)
+        kind = LocalSGDClient if mini_batches else FedAvgGDClient
+
+        def client_fn(context: Context, kind: Any = kind) -> Any:
+            return kind(context, objectives[int(context.node_config["partition-id"])])
+
+        grid = LocalGrid(client_app(client_fn), _CLIENTS)
+        start = ArrayRecord([p.detach().numpy() for p in model.parameters()])
+        ended = strategy.start(grid, start, num_rounds=(size.blocks + 1) * size.rounds)
+        ours = [array.reshape(-1) for array in ended.arrays.to_numpy_ndarrays()]
+        theirs = torch.cat([part.reshape(-1) for part in plain.mean])
+        _agree(np.concatenate(ours), theirs)
+        sides = (
+            Spread(tuple(turns.ours[1:]), "ms"),
+            Spread(tuple(turns.theirs[1:]), "ms"),
+        )
+        ratio = ratios(*sides)
+        result.rows.append(
+            {"method": name, "fedtrellis": sides[0], "plain": sides[1], "ratio": ratio}
+        )
+        result.aims.append(
+            Aim(f"{name}: at most 1.1 times", str(ratio), ratio.median <= 1.1)
+        )
+    return result
+
+
+def _job(size: Size) -> Comparison:
+    result = Comparison(
+        "torch-job",
+        "The engines' job with TorchObjective against a bare PyTorch loop",
+        "FedAvg, 5 local full-batch steps of 0.5, multinomial logistic regression on "
+        "the digits of 100 clients, 10 a round, 100 rounds; float32; the same model to "
+        "1e-5. CPU time, runs by turns; median (min – max).",
+    )
+    job = comparison.digits(comparison.Size(100, 10, 100, 1, 0))
+    plays = [flower.torch_one_by_one(job), bare.torch_loop(job)]
+    values: list[list[float]] = [[], []]
+    for repetition in range(size.jobs + 1):
+        runs = [play() for play in plays]
+        if not np.abs(runs[0].model - runs[1].model).max() <= 1e-5:
+            raise AssertionError("TorchObjective and the bare loop end apart")
+        if repetition:
+            for side, run in zip(values, runs, strict=True):
+                side.append(run.cpu)
+    sides = [Spread(tuple(side), "ms") for side in values]
+    ratio = ratios(*sides)
+    result.rows.append({"fedtrellis": sides[0], "bare": sides[1], "ratio": ratio})
+    result.aims.append(
+        Aim("the job: at most 1.5 times", str(ratio), ratio.median <= 1.5)
+    )
+    return result
+
+
+# ---------------------------------------------------------------------------------- GPU
+
+
+def gpu(size: Size) -> Comparison:
+    """The same on a GPU where PyTorch finds one."""
+    result = Comparison(
+        "gpu",
+        "PyTorch on a GPU",
+        "float32; seconds on the wall with the device waited for, blocks by turns; "
+        "median (min – max). Local steps: ten of LocalSGD's on NumPy's point, in and "
+        "out. Cohort: the gradients of 16 clients in one call, and one by one.",
+    )
+    if importlib.util.find_spec("torch") is None:
+        result.about = "Skipped: needs the extra torch."
+        return result
+    import torch
+
+    if not torch.cuda.is_available():
+        result.about = "Skipped: PyTorch finds no CUDA GPU on this machine."
+        return result
+    device = torch.device("cuda")
+    result.title += f": {torch.cuda.get_device_name(device)}"
+    for name, model, inputs, labels in _models(device):
+        _on_gpu(result, name, model, inputs, labels, size.gradients)
+    return result
+
+
+def _on_gpu(
+    result: Comparison,
+    name: str,
+    model: nn.Module,
+    inputs: Tensor,
+    labels: Tensor,
+    repetitions: int,
+) -> None:
+    """A model's row: gradient, local steps and a cohort."""
+    import torch
+    from torch.nn import CrossEntropyLoss
+
+    from fedtrellis.objectives.torch_objective import TorchObjective
+
+    def objective(device: str) -> TorchObjective:
+        data = (inputs.to(device), labels.to(device))
+        return TorchObjective(model, CrossEntropyLoss(), data, device=device)
+
+    def clock() -> float:
+        torch.cuda.synchronize()
+        return time.perf_counter()
+
+    there, here = objective("cuda"), objective("cpu")
+    x = there.parameters_to_vector(there.initial_point())
+    expected = torch.from_numpy(here.gradient(x))
+    # TF32 in convolutions leaves 10 bits of the products
+    _agree(there.gradient(x), expected, 5e-3)
+    bare_call = _bare_gradient(model, inputs, labels)
+    parameters = list(model.parameters())
+    optimizer = torch.optim.SGD(parameters, lr=1e-3)
+    sizes = [1e-3] * 10
+
+    def bare_steps() -> None:
+        for _ in sizes:
+            bare_call()
+            optimizer.step()
+
+    cohort = [objective("cuda") for _ in range(16)]
+    stacked = TorchObjective.stack(cohort)
+    assert stacked is not None
+    points = np.tile(x, (len(cohort), 1))
+    timings = _interleaved(
+        [
+            *(lambda: there.gradient(x), bare_call, lambda: here.gradient(x)),
+            *(lambda: there.local_steps(x, sizes), bare_steps),
+            lambda: stacked.gradients(points),
+            lambda: [f.gradient(x) for f in cohort],
+        ],
+        repetitions,
+        clock,
+    )
+    gradient, bare_gradient, on_cpu, steps, plain_steps, batch, singly = timings
+    ratio, of_steps = ratios(gradient, bare_gradient), ratios(steps, plain_steps)
+    result.rows.append(
+        {
+            "model": name,
+            "gradient": gradient,
+            "bare": bare_gradient,
+            "ratio": ratio,
+            "on the CPU": on_cpu,
+            "10 local steps": steps,
+            "bare steps": plain_steps,
+            "ratio of steps": of_steps,
+            "cohort": batch,
+            "one by one": singly,
+        }
+    )
+    result.aims += [
+        Aim(f"{name}: at most 1.15 times", str(ratio), ratio.median <= 1.15),
+        Aim(f"{name}, local steps: at most 1.1", str(of_steps), of_steps.median <= 1.1),
+    ]

@@ -1,0 +1,163 @@
+"""The clients of a wave, many at once.
+
+What arrives is taken, and what leaves is made, message by message as ever
+(:mod:`fedtrellis.wire.handling`); between the two a client class that has a
+``fit_many`` computes for all of its clients that were asked the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from fedtrellis.wire.arrays import Layout
+from fedtrellis.wire.client import MethodApp
+from fedtrellis.wire.handling import Handling, Wave
+from fedtrellis.wire.method_client import speaks_for
+from fedtrellis.wire.protocol import ENTRY_TYPES
+
+__all__ = ["Cohort", "answer_alone"]
+
+# Entries of the clients' points together: 2 MiB, so that a few arrays of them stay in
+# the cache. A client with as many by itself gains nothing from company.
+_ENTRIES = 2**18
+
+Answer = Message | Exception
+
+
+def answer_alone(app: ClientApp, message: Message, context: Context) -> Answer:
+    """An app's reply to a message, or what it raised."""
+    try:
+        return app(message, context)
+    except Exception as error:
+        return error
+
+
+class Cohort:
+    """Handles the requests of a wave; each is answered as if it had come alone.
+
+    Parameters
+    ----------
+    app : MethodApp
+        A plain one.
+    """
+
+    def __init__(self, app: MethodApp) -> None:
+        self.app = app
+
+    @classmethod
+    def of(cls, app: ClientApp) -> Cohort | None:
+        """An app's, or None if it handles one message at a time."""
+        return cls(app) if isinstance(app, MethodApp) and app.plain else None
+
+    def answer(self, requests: Sequence[tuple[Message, Context]]) -> list[Answer]:
+        """The replies to requests, or what the clients raised, in their order.
+
+        Parameters
+        ----------
+        requests : sequence of (Message, Context)
+            At most one to a node.
+        """
+        wave, groups = Wave(), _Groups()
+        answers: dict[int, Answer] = {}
+        begun: dict[int, Handling] = {}
+        try:
+            for index, (message, context) in enumerate(requests):
+                if message.metadata.message_type != "train":
+                    answers[index] = answer_alone(self.app, message, context)
+                    continue
+                handling = Handling(self.app.node, "fit", message, context)
+                begun[index] = handling
+                try:
+                    if handling.begin(wave):
+                        groups.add(index, handling)
+                    else:
+                        answers[index] = handling.reply
+                except Exception as error:
+                    handling.undo()
+                    answers[index] = error
+            for kind, members in groups:
+                for part in _parts(members, begun):
+                    self._answer(kind, {i: begun[i] for i in part}, answers)
+        except BaseException:
+            for index in begun.keys() - answers.keys():
+                begun[index].undo()
+            raise
+        return [answers[index] for index in range(len(requests))]
+
+    def _answer(
+        self,
+        kind: type[Any],
+        handlings: Mapping[int, Handling],
+        answers: dict[int, Answer],
+    ) -> None:
+        """Let clients of one class compute together, or else one after the other."""
+        results: Sequence[Any] | None = None
+        if len(handlings) > 1 and speaks_for(kind, "fit_many", "fit"):
+            shared: dict[int, Any] = {}
+            layers = [
+                shared.setdefault(id(each.model), each.layers)
+                for each in handlings.values()
+            ]
+            clients = [each.client for each in handlings.values()]
+            config = next(iter(handlings.values())).config
+            try:
+                results = kind.fit_many(clients, layers, config)
+            except Exception:
+                # whoever is at fault fails alone, and the others do not
+                for index, handling in handlings.items():
+                    handling.undo()
+                    answers[index] = answer_alone(
+                        self.app, handling.message, handling.context
+                    )
+                return
+        for place, (index, handling) in enumerate(handlings.items()):
+            try:
+                if results is None:
+                    handling.stand_alone()
+                    handling.finish(handling.call())
+                else:
+                    handling.finish(results[place])
+                answers[index] = handling.reply
+            except Exception as error:
+                handling.undo()
+                answers[index] = error
+
+
+class _Groups:
+    """Requests to clients of one class, with one thing to do and models of one layout.
+
+    What the protocol has to say to each client does not matter to its method.
+    """
+
+    def __init__(self) -> None:
+        self._members: dict[tuple[type[Any], Layout, int], list[int]] = {}
+        self._asked: dict[Any, int] = {}
+        self._numbers: dict[int, int] = {}  # by the config's identity
+
+    def __iter__(self) -> Any:
+        return ((kind, members) for (kind, _, _), members in self._members.items())
+
+    def add(self, index: int, handling: Handling) -> None:
+        """Put a request where it belongs."""
+        config = handling.config
+        number = self._numbers.get(id(config))
+        if number is None:
+            asked = frozenset(
+                (key, tuple(value) if isinstance(value, list) else value)
+                for key, value in config.items()
+                if key == "server-round" or key not in ENTRY_TYPES
+            )
+            number = self._asked.setdefault(asked, len(self._asked))
+            self._numbers[id(config)] = number
+        key = type(handling.client), handling.model.layout, number
+        self._members.setdefault(key, []).append(index)
+
+
+def _parts(members: list[int], begun: Mapping[int, Handling]) -> list[list[int]]:
+    """So many clients at a time that what is made of their points stays small."""
+    most = max(1, _ENTRIES // max(1, begun[members[0]].model.layout.size))
+    return [members[i : i + most] for i in range(0, len(members), most)]

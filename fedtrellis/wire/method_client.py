@@ -1,0 +1,167 @@
+"""What a client of one of fedtrellis's methods is, beside a Flower ``NumPyClient``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+from flwr.app import (
+    Context,
+    RecordDict,
+)
+from flwr.client import Client, NumPyClient
+from numpy.typing import NDArray
+
+from fedtrellis.wire.arrays import (
+    FloatArray,
+    Layout,
+)
+from fedtrellis.wire.protocol import (
+    RESTORE,
+    client_identity,
+)
+
+__all__ = ["MethodClient", "StatefulClient", "evaluate_objective", "speaks_for"]
+
+#: Phases of rounds of several waves that the clients' classes defined so far have, as
+#: keys: a message of type ``train.NAME`` is for a client's ``fit_NAME``.
+PHASES: dict[str, None] = {}
+_PHASE = "fit_"
+
+
+class MethodClient(NumPyClient):
+    """A NumPy client of one of fedtrellis's methods.
+
+    It works with :func:`fedtrellis.client_app` only: Flower's
+    ``ClientApp(client_fn=...)`` knows neither the messages of these methods nor where
+    their clients keep state.
+
+    A method ``fit_NAME(parameters, config)`` of a subclass is a phase of its own, for
+    messages of type ``train.NAME``: every app that is made once the class is defined
+    takes them.
+
+    A class method ``fit_many(clients, parameters, config)`` is what ``fit`` is, of many
+    clients at once, for ``LocalGrid(..., batched=True)``. It is given clients that were
+    asked the same, a list with each one's arrays and the config of the first of them,
+    none of which it may change; it returns a list of what ``fit`` would return for
+    each, and leaves in each client what ``fit`` would leave there. None means that
+    nothing was done: the clients then go one after the other, as they also do, from the
+    beginning, where it raises an exception.
+
+    Attributes
+    ----------
+    announcement : mapping
+        Told to the server before round 1, beside what ``get_properties`` answers.
+    told_evaluation : callable or None
+        Given the loss, the number of examples and the metrics that ``evaluate``
+        returned, returns the loss and the metrics to be sent.
+    """
+
+    announcement: Mapping[str, Any] = MappingProxyType({})
+    told_evaluation: (
+        Callable[[float, int, dict[str, Any]], tuple[float, dict[str, Any]]] | None
+    ) = None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Note the phases of a subclass, for the apps to come."""
+        super().__init_subclass__(**options)
+        for name in dir(cls):
+            if name == "fit_many":
+                continue
+            if name.startswith(_PHASE) and callable(getattr(cls, name)):
+                PHASES[name.removeprefix(_PHASE)] = None
+
+    def to_client(self) -> Client:
+        """Refuse Flower's older API, which calls this itself, with the way out.
+
+        Raises
+        ------
+        TypeError
+            Always.
+        """
+        name = type(self).__name__
+        raise TypeError(
+            f"{name} cannot be converted with .to_client(), and "
+            "flwr.client.ClientApp(client_fn=...) cannot run it: return the "
+            f"{name} itself from client_fn, make the ClientApp with "
+            "app = fedtrellis.client_app(client_fn), and start a strategy of "
+            "fedtrellis.strategies on the server"
+        )
+
+
+class StatefulClient(MethodClient):
+    """A NumPy client whose method keeps state from one round to the next.
+
+    Parameters
+    ----------
+    context : Context
+        The context that ``client_fn`` was given.
+
+    Attributes
+    ----------
+    state : dict of str to ndarray
+        What the method keeps. Read-only arrays when :meth:`fit` starts: the state
+        after the last of this client's rounds that the server used. What ``fit``
+        leaves here is the state after this round, should the server use it.
+    numbers : ndarray of float64 or None
+        A short vector that ``fit`` may leave here to be sent beside its arrays: it
+        travels without the half kilobyte that an array has around it.
+    client_id : str
+        The stable identity, see :func:`fedtrellis.wire.protocol.client_identity`.
+    """
+
+    #: Names of the arrays that a server may give back; None: any.
+    restorable: ClassVar[frozenset[str] | None] = None
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.client_id = client_identity(context)
+        self.state: dict[str, FloatArray] = {}
+        self.numbers: FloatArray | None = None
+
+    def check_restored(self, content: RecordDict) -> None:
+        """Raise ValueError if a server gives back what this client does not take.
+
+        Parameters
+        ----------
+        content : RecordDict
+            A request. Its record of what is restored may be missing.
+        """
+        given = content.get(RESTORE)
+        if self.restorable is None or given is None:
+            return
+        strange = sorted(set(given) - self.restorable)
+        if strange:
+            raise ValueError(f"a client of this method takes no {strange[0]!r} back")
+
+
+def speaks_for(kind: type[Any], many: str, one: str) -> bool:
+    """Whether a class's method for many clients does what its method for one does.
+
+    It is not if a subclass has overridden the latter alone.
+    """
+
+    def place(name: str) -> int:
+        return next((i for i, c in enumerate(kind.__mro__) if name in vars(c)), -1)
+
+    return 0 <= place(many) <= place(one)
+
+
+def evaluate_objective(
+    objective: Any, parameters: Sequence[NDArray[Any]]
+) -> tuple[float, int, dict[str, Any]]:
+    """What ``NumPyClient.evaluate`` returns: value, examples, metrics of an objective.
+
+    Parameters
+    ----------
+    objective : object
+        With ``value(x)`` and ``num_examples``, and if it has any, ``metrics(x)``.
+    parameters : list of ndarray
+        The model's arrays.
+    """
+    layout = Layout.of(parameters)
+    x = layout.objective_point(layout.point(parameters))
+    metrics = getattr(objective, "metrics", None)
+    extra = metrics(x) if metrics is not None else {}
+    return float(objective.value(x)), int(objective.num_examples), extra

@@ -1,0 +1,220 @@
+"""What a project that comes from Flower may expect: the plug-in page's table."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.clientapp.mod import (
+    LocalDpMod,
+    arrays_size_mod,
+    fixedclipping_mod,
+    message_size_mod,
+)
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
+
+from clients import FedAvgGDClient, FedGiAClient, HyFDCAClient
+from fedtrellis import LocalGrid, Progress, client_app
+from fedtrellis.domains import L1Ball
+from fedtrellis.settings import SettingsError
+from fedtrellis.wire.arrays import record_arrays
+from strategies import FedAvgGD, FedFW, FedGiA, HyFDCA
+from tests.harness import number_of
+
+START = ArrayRecord([np.zeros(6)])
+
+
+class Loss:
+    """f_i(x) = ½‖x − c_i‖²."""
+
+    num_examples = 3
+
+    def __init__(self, index: int) -> None:
+        self.centre = np.random.default_rng(index).normal(size=6)
+
+    def value(self, x: Any) -> float:
+        return 0.5 * float(((x - self.centre) ** 2).sum())
+
+    def gradient(self, x: Any) -> Any:
+        return x - self.centre
+
+    def lipschitz(self) -> float:
+        return 1.0
+
+
+def grid(client: Any = FedAvgGDClient, mods: Any = None) -> LocalGrid:
+    app = client_app(
+        lambda context: client(context, Loss(number_of(context))),
+        mods=mods,
+    )
+    return LocalGrid(app, 4)
+
+
+def model(strategy: Any, on: LocalGrid | None = None, **more: Any) -> Any:
+    result = strategy.start(on or grid(), START, 3, **more)
+    return record_arrays(result.arrays)[0]
+
+
+PLAIN: dict[str, Any] = {"step_size": 0.1, "local_steps": 2}
+
+
+def test_rounds_are_logged_as_flower_logs_them(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logger = logging.getLogger("flwr")
+    monkeypatch.setattr(logger, "propagate", True)
+    with caplog.at_level(logging.INFO, logger="flwr"):
+        model(FedAvgGD(**PLAIN), evaluate_fn=lambda t, a: MetricRecord({"loss": 0.5}))
+        said = caplog.messages
+        for line in (
+            "[ROUND 3/3]",
+            "configure_train: Sampled 4 nodes (out of 4)",
+            "aggregate_train: Received 4 results and 0 failures",
+        ):
+            assert line in said
+        assert sum("Global evaluation: {'loss': 0.5}" in line for line in said) == 4
+        caplog.clear()
+        model(FedAvgGD(**PLAIN, callbacks=[Progress()]))
+        assert not any("[ROUND" in line for line in caplog.messages)
+
+
+class Doubled(FedAvgGD):
+    """Sends an entry of its own and doubles the average."""
+
+    def configure_train(self, server_round: int, *more: Any) -> Iterable[Message]:
+        messages = list(super().configure_train(server_round, *more))
+        for message in messages:
+            config = message.content["config"]
+            assert isinstance(config, ConfigRecord)
+            config["step-size"] = 0.05
+        return messages
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        arrays, metrics = super().aggregate_train(server_round, replies)
+        assert arrays is not None
+        return ArrayRecord([2.0 * record_arrays(arrays)[0]]), metrics
+
+
+def test_a_round_of_one_wave_can_be_overridden() -> None:
+    expected = np.zeros(6)
+    centres = np.array([Loss(i).centre for i in range(4)])
+    for _ in range(3):
+        points = np.tile(expected, (4, 1))
+        for _ in range(2):
+            points -= 0.05 * (points - centres)
+        expected = 2.0 * points.mean(axis=0)
+    strategy = Doubled(**PLAIN, step_schedule="constant")
+    found = model(strategy)
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    assert [record.used for record in strategy.history] == [4, 4, 4]
+    assert all(
+        record.bytes_up and record.round_trips == 1 for record in strategy.history
+    )
+
+
+class Counting(FedFW):
+    """Only looks on; a method whose clients keep state."""
+
+    seen = 0
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        replies = list(replies)
+        self.seen += len(replies)
+        return super().aggregate_train(server_round, replies)
+
+
+@pytest.mark.parametrize("variant", ["plain", "corrective"])
+def test_who_only_looks_on_changes_nothing(variant: str) -> None:
+    from clients import FedFWClient
+
+    def client(context: Any, loss: Loss) -> FedFWClient:
+        return FedFWClient(context, loss, L1Ball(1.0))
+
+    watched = Counting(L1Ball(1.0), variant=variant)
+    alone = model(FedFW(L1Ball(1.0), variant=variant), grid(client))
+    assert np.array_equal(model(watched, grid(client)), alone)
+    assert watched.seen == 12
+
+
+class Evaluated(FedAvgGD):
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        return MetricRecord({"answers": len(list(replies))})
+
+
+def test_the_evaluation_can_be_overridden() -> None:
+    strategy = Evaluated(**PLAIN, client_evaluate_every=3)
+    model(strategy)
+    assert strategy.history[-1].client_evaluation == {"answers": 4}
+
+
+def test_several_waves_refuse_what_nobody_would_call() -> None:
+    class Mine(HyFDCA):
+        def aggregate_train(self, server_round: int, replies: Any) -> Any:
+            return super().aggregate_train(server_round, replies)
+
+    with pytest.raises(TypeError, match="Mine overrides aggregate_train, but"):
+        Mine().start(grid(HyFDCAClient), START, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("fraction_train", "participation"),
+        ("min_available_nodes", "min_nodes"),
+        ("fraction_evaluate", "client_evaluate_every"),
+        ("weighted_by_key", "clients count alike"),
+    ],
+)
+@pytest.mark.parametrize("strategy", [FedAvgGD, FedGiA, HyFDCA])
+def test_flowers_parameters_are_pointed_to_ours(
+    name: str, ours: str, strategy: Any
+) -> None:
+    with pytest.raises(TypeError, match=f"no parameter '{name}'.*{ours}"):
+        strategy(**{name: 1})
+
+
+def test_train_config_reaches_the_clients() -> None:
+    seen = []
+
+    class Client(FedAvgGDClient):
+        def fit(self, parameters: Any, config: dict[str, Any]) -> Any:
+            seen.append(config["lr"])
+            return super().fit(parameters, config)
+
+    model(FedAvgGD(**PLAIN), grid(Client), train_config=ConfigRecord({"lr": 0.25}))
+    assert seen == 12 * [0.25]
+
+
+@pytest.mark.parametrize("mod", [message_size_mod, arrays_size_mod])
+def test_mods_that_look_on_work(mod: Any) -> None:
+    found = model(FedAvgGD(**PLAIN), grid(mods=[mod]))
+    assert np.array_equal(found, model(FedAvgGD(**PLAIN)))
+
+
+@pytest.mark.parametrize("mod", [fixedclipping_mod, LocalDpMod(1.0, 1.0, 1.0, 1e-5)])
+def test_mods_that_perturb_plain_arrays_are_refused(mod: Any) -> None:
+    with pytest.raises(SettingsError, match="which clips or perturbs"):
+        grid(mods=[mod])
+
+
+def test_wrappers_stop_before_anything_is_sent() -> None:
+    wrapped = DifferentialPrivacyServerSideFixedClipping(FedAvgGD(**PLAIN), 1.0, 1.0, 4)
+    on = grid()
+    with pytest.raises(RuntimeError, match="FedAvgGD has a loop and messages of its"):
+        wrapped.start(on, START, 3)
+    assert not on.client_states() or on._handled == 0
+
+
+def test_a_wrong_pair_is_named() -> None:
+    with pytest.raises(RuntimeError, match="is FedGiAClient the client of the server"):
+        model(FedFW(L1Ball(1.0)), grid(FedGiAClient))

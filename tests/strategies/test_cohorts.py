@@ -1,0 +1,282 @@
+"""A wave's clients at once against one after the other: the same runs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context
+
+from clients import (
+    FedAvgGDClient,
+    FedDRClient,
+    FedFWClient,
+    FedGiAClient,
+    FedProxClient,
+    FirstOrderRFLClient,
+    LocalSGDClient,
+    ProjectedFedAvgClient,
+    ZerothOrderRFLClient,
+)
+from fedtrellis import LocalGrid, client_app
+from fedtrellis.domains import L1Ball
+from fedtrellis.manifolds import Sphere
+from fedtrellis.objectives import LeastSquares, Logistic, MultinomialLogistic
+from strategies import (
+    FedAvgGD,
+    FedDR,
+    FedFW,
+    FedGiA,
+    FedProx,
+    FirstOrderRFL,
+    LocalSGD,
+    ProjectedFedAvg,
+    ZerothOrderRFL,
+)
+from tests.harness import Array, Played, Stop, grid_of, play
+
+#: Uneven shares; the largest is more than twice the smallest.
+SIZES = (5, 9, 7, 12, 6, 8, 9)
+FAULTS = {
+    "request_loss": 0.08,
+    "wipe": 0.05,
+    "crash": 0.08,
+    "state_loss": 0.05,
+    "reply_loss": 0.08,
+    "late_reply": 0.05,
+    "garbage": 0.08,
+    "duplicate": 0.05,
+}
+
+
+class Own(LeastSquares):
+    """An objective that nobody can stack."""
+
+    stack: Any = None
+
+
+@lru_cache(maxsize=8)
+def losses(kind: str) -> list[Any]:
+    """One for each node."""
+    rng = np.random.default_rng(5)
+    made: list[Any] = []
+    for size in SIZES:
+        X = rng.standard_normal((size, 4))
+        b = X @ np.array([1.0, -2.0, 0.5, 0.0]) + 0.1 * rng.standard_normal(size)
+        if kind == "squares":
+            made.append(LeastSquares(X, b, scale="half-mean", l2=0.01, weight=2.0))
+        elif kind == "own":
+            made.append(Own(X, b, scale="half-mean"))
+        elif kind == "logistic":
+            made.append(Logistic(X, b > 0.0, l2=0.1))
+        else:
+            made.append(MultinomialLogistic(X, rng.integers(0, 3, size), 3, l2=0.01))
+    return made
+
+
+def start_of(kind: str) -> Array:
+    """The model that runs of a loss begin with."""
+    return np.zeros((5, 3) if kind == "classes" else 4)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A method on a loss."""
+
+    name: str
+    strategy: Callable[..., Any]
+    client: Callable[..., Any]
+    kind: str
+    more: tuple[Any, ...] = ()
+    start: Array | None = None
+
+    def grid(self, **options: Any) -> LocalGrid:
+        """The nodes."""
+        return grid_of(self.client, losses(self.kind), *self.more, seed=3, **options)
+
+    def play(self, grid: LocalGrid, rounds: int = 8, **settings: Any) -> Played[Any]:
+        """A run."""
+        strategy = self.strategy(seed=1, participation=0.7, **settings)
+        start = start_of(self.kind) if self.start is None else self.start
+        return play(strategy, grid, start, rounds=rounds)
+
+
+def cases() -> list[Case]:
+    """Every method that has a ``fit_many``."""
+    ball, sphere = L1Ball(2.0), Sphere((4,))
+    first = np.array([1.0, 0.0, 0.0, 0.0])
+
+    def of(method: Any, *given: Any, **settings: Any) -> Callable[..., Any]:
+        return lambda **more: method(*given, **settings, **more)
+
+    made = [
+        Case(f"fedavg-gd {kind}", FedAvgGD, FedAvgGDClient, kind)
+        for kind in ("squares", "own", "logistic", "classes")
+    ]
+    made += [
+        Case("batches", of(FedAvgGD, batch_fraction=0.4), FedAvgGDClient, "classes"),
+        Case("local-sgd", LocalSGD, LocalSGDClient, "squares"),
+        Case("fedprox", FedProx, FedProxClient, "logistic"),
+        Case("projected", of(ProjectedFedAvg, ball, batch_size=3),
+             ProjectedFedAvgClient, "logistic"),
+        Case("feddr", of(FedDR, ball, local_steps=3), FedDRClient, "squares"),
+        Case("fedgia", of(FedGiA, sigma=1.0, tolerance=0.0), FedGiAClient, "logistic"),
+        Case("fedgia gram", of(FedGiA, sigma=1.0, tolerance=0.0, hessian="gram"),
+             FedGiAClient, "squares"),
+    ]  # fmt: skip
+    made += [
+        Case(f"fedfw {variant} {steps}",
+             of(FedFW, ball, variant=variant, penalty=penalty, local_steps=steps),
+             FedFWClient, "logistic", (ball,))
+        for variant, penalty, steps in (
+            ("plain", 0.1, 1), ("plain", None, 2),
+            ("augmented", 0.1, 1), ("augmented", None, 3),
+        )
+    ]  # fmt: skip
+    made += [
+        Case("first-order-rfl", of(FirstOrderRFL, sphere, step_size=0.05),
+             FirstOrderRFLClient, "squares", (sphere,), first),
+        Case("zeroth-order-rfl", of(ZerothOrderRFL, sphere, step_size=0.01, samples=6),
+             ZerothOrderRFLClient, "squares", (sphere,), first),
+    ]  # fmt: skip
+    return made
+
+
+def assert_same(one: Played[Any], many: Played[Any], tolerance: float) -> None:
+    """Check that two runs are the same, models and metrics to rounding."""
+    assert one.used == many.used
+    for before, after in zip(one.models, many.models, strict=True):
+        np.testing.assert_allclose(after, before, rtol=0.0, atol=tolerance)
+    for a, b in zip(one.strategy.history, many.strategy.history, strict=True):
+        assert (a.sampled, a.used, a.round_trips) == (b.sampled, b.used, b.round_trips)
+        assert a.rejected == b.rejected
+        assert (a.bytes_up, a.bytes_down) == (b.bytes_up, b.bytes_down)
+        assert a.train.keys() == b.train.keys()
+        for name, value in a.train.items():
+            assert b.train[name] == pytest.approx(value, rel=1e-6, abs=tolerance)
+
+
+def spy(monkeypatch: pytest.MonkeyPatch, client: Any) -> list[int]:
+    """How many clients each call of ``fit_many`` has had."""
+    counts: list[int] = []
+    many = client.fit_many.__func__
+
+    def counted(cls: Any, clients: Any, parameters: Any, config: Any) -> Any:
+        results = many(cls, clients, parameters, config)
+        if results is not None:
+            counts.append(len(clients))
+        return results
+
+    monkeypatch.setattr(client, "fit_many", classmethod(counted))
+    return counts
+
+
+@pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
+@pytest.mark.parametrize("faults", [{}, FAULTS], ids=["calm", "faults"])
+def test_a_cohort_is_its_clients_one_by_one(
+    case: Case, faults: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = spy(monkeypatch, case.client)
+    one = case.play(grid := case.grid(**faults))
+    assert not counts
+    many = case.play(batched := case.grid(batched=True, **faults))
+    assert max(counts) > 1  # clients did go together
+    assert_same(one, many, 1e-12)
+    assert grid.fault_counts == batched.fault_counts
+    assert grid._handled == batched._handled
+
+
+@pytest.mark.parametrize("case", cases()[:1], ids=lambda case: case.name)
+def test_encoded_messages_have_the_same_bytes(case: Case) -> None:
+    grids = [case.grid(encode=True, batched=batched) for batched in (False, True)]
+    one, many = (case.play(grid) for grid in grids)
+    assert_same(one, many, 1e-12)
+    assert grids[0].bytes_up == grids[1].bytes_up > 0
+    assert grids[0].bytes_down == grids[1].bytes_down > 0
+
+
+@pytest.mark.parametrize(
+    "case",
+    [case for case in cases() if "order" not in case.name and "fw" not in case.name],
+    ids=lambda case: case.name,
+)
+def test_float32(case: Case) -> None:
+    # the others keep their points in float64
+    start: Any = start_of(case.kind).astype(np.float32)
+    single = dataclasses.replace(case, start=start)
+    one, many = (single.play(single.grid(batched=batched)) for batched in (False, True))
+    assert one.models[-1].dtype == many.models[-1].dtype == np.float32
+    assert_same(one, many, 1e-5)
+
+
+@pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
+def test_a_run_goes_on_from_one_kind_to_the_other(case: Case, tmp_path: Path) -> None:
+    whole = case.play(case.grid())
+    for first in (False, True):
+        path = tmp_path / f"{first}"
+        case.play(
+            case.grid(batched=first),
+            checkpoint=path,
+            checkpoint_every=1,
+            callbacks=[Stop(4)],
+        )
+        rest = case.play(case.grid(batched=not first), resume=path)
+        np.testing.assert_allclose(
+            rest.models[-1], whole.models[-1], rtol=0.0, atol=1e-12
+        )
+        assert rest.used == whole.used[4:]
+
+
+class Faulty(FedAvgGDClient):
+    """Client 2 raises, alone and in company."""
+
+    def local_gradient(self, layout: Any, x: Any, config: Any) -> Any:
+        if self.client_id == "2":
+            raise ArithmeticError("client 2 cannot")
+        return super().local_gradient(layout, x, config)
+
+
+def test_who_is_at_fault_fails_alone() -> None:
+    runs = [
+        play(
+            FedAvgGD(),
+            grid_of(Faulty, losses("squares"), batched=batched),
+            np.zeros(4),
+            rounds=2,
+        )
+        for batched in (False, True)
+    ]
+    assert_same(runs[0], runs[1], 1e-12)
+    reasons = {tuple(record.rejected) for record in runs[1].strategy.history}
+    assert reasons == {(("2", "error 2: ArithmeticError: client 2 cannot"),)}
+
+
+class Overriding(FedAvgGDClient):
+    """Another ``fit``, which ``fit_many`` knows nothing of."""
+
+    def fit(self, parameters: Any, config: Any) -> Any:
+        return [np.full(4, 7.0)], 0, {}
+
+
+def test_a_subclass_with_a_fit_of_its_own_is_not_taken_together() -> None:
+    grid = grid_of(Overriding, losses("squares"), batched=True)
+    assert (play(FedAvgGD(), grid, np.zeros(4), rounds=1).model == 7.0).all()
+
+
+def test_mods_are_run_around_every_message() -> None:
+    seen: list[str] = []
+
+    def mod(message: Any, context: Context, call_next: Any) -> Any:
+        seen.append(message.metadata.message_type)
+        return call_next(message, context)
+
+    app = client_app(
+        lambda context: FedAvgGDClient(context, losses("squares")[0]), mods=[mod]
+    )
+    play(FedAvgGD(), LocalGrid(app, 3, batched=True), np.zeros(4), rounds=2)
+    assert seen.count("train") == 6
