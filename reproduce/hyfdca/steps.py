@@ -71,7 +71,7 @@ STEPS: dict[str, tuple[Steps, int]] = {
     ),
     "bundle, memory 4": (_mixed(DUAL_POINT, 4), 3000),
     "bundle, memory 12": (_mixed(DUAL_POINT, 12), 3000),
-    "bundle, memory 40": (_mixed(DUAL_POINT, 40), 3000),
+    "bundle, memory 20": (_mixed(DUAL_POINT, 20), 3000),
     "bundle, memory 40, sums over all (default)": (
         lambda table: bundle(table, Proposer(table, ("mixed",)), 40, together=True),
         3000,
