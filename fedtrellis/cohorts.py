@@ -65,6 +65,8 @@ def stack_states(clients: Sequence[Any], name: str) -> FloatArray:
 
 def to_results(layout: Layout, points: FloatArray) -> list[Result]:
     """What ``fit_many`` returns where each client's answer is one point."""
+    if points.dtype == layout.wire_dtype:
+        return [([point], 0, {}) for point in points]
     return [([layout.to_wire(point)], 0, {}) for point in points]
 
 
@@ -132,7 +134,16 @@ class CohortGradient:
         return gradients.reshape(points.shape)
 
     def steps(self, points: FloatArray, sizes: Sequence[float]) -> FloatArray | None:
-        """Take local steps where the stacked objectives do that themselves."""
+        """Take local steps where the objectives do that themselves."""
+        if self.stacked is None:
+            if not all(hasattr(g.objective, "local_steps") for g in self.each):
+                return None
+            ends = []
+            for gradient, x in zip(self.each, points, strict=True):
+                end = gradient.steps(x, sizes)
+                assert end is not None
+                ends.append(end)
+            return np.stack(ends)
         take = getattr(self.stacked, "local_steps", None)
         if take is None:
             return None

@@ -37,7 +37,9 @@ def take_steps_together(
         The request's.
     """
     layout = Layout.of(parameters[0])
-    x_bar, x = points_of(layout, parameters), stack_states(clients, "x")
+    x_bar = points_of(layout, parameters)
+    # in float64, whatever x̄ is of, as :func:`~.paper.take_steps` has it
+    x = stack_states(clients, "x").astype(np.float64, copy=False)
     n, augmented = float(config["num-clients"]), config.get("variant") == "augmented"
     y = stack_states(clients, "y") if augmented else None
     gradients = CohortGradient(clients, layout, {})
@@ -60,6 +62,7 @@ def take_steps_together(
                 client.numbers = np.array([np.linalg.norm(g[i]) / n])
             state = client.state
             atom, start = client.domain.lmo_from(g[i], state.get("start"))
+            atom = atom.of_dtype(layout.point_dtype)
             if start is not None:
                 state["start"] = start
             atom.add_to(x[i], eta)

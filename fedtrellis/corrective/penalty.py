@@ -117,7 +117,7 @@ class Balance:
         total = sum(squares)
         if self._robust:
             total = len(squares) * float(np.median(squares))
-        ways = math.sqrt(total), scale * float(np.linalg.norm(z - self._z))
+        ways = math.sqrt(total), scale * float(np.linalg.norm(z.reshape(-1) - self._z))
         # what has hardly moved is at the limit, where rounding is all that moves it
         still = (_STILL if z.itemsize == 8 else _STILL_SINGLE) * scale
         if min(ways) > 0.0 and max(ways) > still * float(np.linalg.norm(z)):
@@ -131,7 +131,8 @@ class Balance:
         self._mark(duals, z)
 
     def _mark(self, duals: Sequence[FloatArray], z: FloatArray) -> None:
-        self._duals, self._z, self._answers = list(duals), z, 0
+        # flat: a checkpoint takes entries that were empty at first, not other axes
+        self._duals, self._z, self._answers = list(duals), z.reshape(-1), 0
 
     def state(self, clients: Sequence[str]) -> dict[str, NDArray[np.float64]]:
         """What a checkpoint needs."""

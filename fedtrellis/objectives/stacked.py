@@ -99,6 +99,8 @@ class StackedLinear:
         self._labels = np.zeros((n, rows + 1), first._labels.dtype)
         softmax = isinstance(first._pointwise, CrossEntropy)
         self._classes = np.eye(first.shape[1], dtype=dtype) if softmax else None
+        # e_y of each example, once it is asked for
+        self._own: Array | None = None
         for i, (model, size) in enumerate(zip(models, sizes, strict=True)):
             stored = model._design.matrix
             self._features[i, :size, : stored.shape[1]] = stored
@@ -140,7 +142,7 @@ class StackedLinear:
         if rows is None:
             # without the row of zeros; the slices of a model's data stay contiguous
             features, labels = self._features[:, :-1], self._labels[:, :-1]
-            return self._gradients(features, labels, self._factors, points)
+            return self._gradients(features, labels, self._factors, points, None)
         sizes = self._sizes
         batches = [
             np.arange(size) if chosen is None else chosen
@@ -155,30 +157,39 @@ class StackedLinear:
         inverse = [size / len(b) for size, b in zip(sizes, batches, strict=True)]
         factors = self._factors * np.reshape(inverse, self._factors.shape)
         return self._gradients(
-            self._features[model, which], self._labels[model, which], factors, points
+            self._features[model, which],
+            self._labels[model, which],
+            factors,
+            points,
+            rows,
         )
 
-    def _slopes(self, scores: Array, labels: Any) -> Array:
+    def _slopes(self, scores: Array, labels: Any, rows: Any) -> Array:
         """l′ of all scores, in their memory where that saves time."""
         calm = scores.size and max(scores.max(), -scores.min()) <= _CALM
         if self._classes is not None and calm:
             # softmax(z) − e_y; nothing overflows, and no sum of exponentials is 0
             np.exp(scores, out=scores)
             scores /= scores @ np.ones((scores.shape[-1], 1), scores.dtype)
-            scores -= self._classes[labels]
+            if rows is not None:
+                scores -= self._classes[labels]
+                return scores
+            if self._own is None:
+                self._own = self._classes[labels]
+            scores -= self._own
             return scores
         flat = scores.reshape(-1, *self._shape[1:])
         slopes: Array = self._models[0]._pointwise.slope(flat, labels.reshape(-1), flat)
         return slopes.reshape(scores.shape)
 
     def _gradients(
-        self, features: Array, labels: Any, factors: Array, points: Array
+        self, features: Array, labels: Any, factors: Array, points: Array, rows: Any
     ) -> Array:
         vectors = len(self._shape) == 1
         columns = points[..., None] if vectors else points
         # a_kᵀx of all examples of all models
         scores = features @ columns
-        slopes = self._slopes(scores, labels)
+        slopes = self._slopes(scores, labels, rows)
         # weight (factor Σ a_k l′(a_kᵀx; y_k) + l2 x)
         result: Array = features.transpose(0, 2, 1) @ slopes
         result = result.reshape(points.shape)

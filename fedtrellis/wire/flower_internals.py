@@ -51,7 +51,11 @@ with _flower():
     from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE as CHUNK_SIZE
     from flwr.common.constant import ErrorCode
     from flwr.common.logger import LOGGER_NAME, ConsoleHandler, log
-    from flwr.common.serde_utils import error_to_proto, metadata_to_proto
+    from flwr.common.serde_utils import (
+        error_to_proto,
+        metadata_from_proto,
+        metadata_to_proto,
+    )
     from flwr.proto.message_pb2 import Message as _ProtoMessage
 
 __all__ = [
@@ -64,6 +68,8 @@ __all__ = [
     "empty_run",
     "encode_message",
     "envelope_bytes",
+    "envelope_from_bytes",
+    "envelope_to_bytes",
     "join_run",
     "log",
     "name_message",
@@ -108,12 +114,32 @@ def envelope_bytes(message: Message) -> int:
     return size
 
 
-def _envelope_bytes(message: Message) -> int:
+def _envelope(message: Message) -> Any:
     proto = metadata_to_proto(message.metadata)
     proto.message_id = ""
     error = error_to_proto(message.error) if message.has_error() else None
-    size: int = _ProtoMessage(metadata=proto, content=None, error=error).ByteSize()
+    return _ProtoMessage(metadata=proto, content=None, error=error)
+
+
+def _envelope_bytes(message: Message) -> int:
+    size: int = _envelope(message).ByteSize()
     return size
+
+
+def envelope_to_bytes(message: Message) -> bytes:
+    """A message's own object without its content, and without its id."""
+    data: bytes = _envelope(message).SerializeToString(deterministic=True)
+    return data
+
+
+def envelope_from_bytes(data: bytes, content: RecordDict, message_id: str) -> Message:
+    """A message of its own object, its content and its id."""
+    metadata = metadata_from_proto(_ProtoMessage.FromString(data).metadata)
+    metadata.delivered_at = ""
+    made = Message.__new__(Message)
+    made.__dict__.update(_metadata=metadata, _content=content, _error=None)
+    name_message(made, message_id)
+    return made
 
 
 # What Flower keeps of a message; a version that keeps something else is left to its own

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import array_record, record_arrays
+from fedtrellis.wire.encoding import Encoder
 from fedtrellis.wire.flower_internals import (
     ErrorCode,
     empty_run,
@@ -267,7 +268,8 @@ class LocalGrid(Grid):
     def _deliver_all(self, messages: Sequence[Message]) -> None:
         """Take messages to nodes, each to another one, and their replies back."""
         parcels = [Parcel(message) for message in messages]
-        arrived = [parcel for parcel in parcels if self._arrives(parcel)]
+        encode = Encoder(sharing=self.shares_records)
+        arrived = [parcel for parcel in parcels if self._arrives(parcel, encode)]
         answers = self._handlers().answer([parcel.delivery() for parcel in arrived])
         for parcel, answer in zip(arrived, answers, strict=True):
             self._leaves(parcel, answer)
@@ -288,7 +290,7 @@ class LocalGrid(Grid):
         if isinstance(self._nodes, Workers):
             self._closing()
 
-    def _arrives(self, parcel: Parcel) -> bool:
+    def _arrives(self, parcel: Parcel, encode: Encoder) -> bool:
         """Whether a message reaches its node."""
         message = parcel.message
         if message.metadata.dst_node_id not in self._contexts:
@@ -299,7 +301,7 @@ class LocalGrid(Grid):
         if "request_loss" in parcel.strikes:
             return False
         if self.encode:
-            parcel.message, size = encode_message(message)
+            parcel.message, size = encode(message)
             self.bytes_down += size
         return True
 
@@ -318,7 +320,7 @@ class LocalGrid(Grid):
         if "garbage" in strikes and reply.has_content():
             reply = self._spoil(reply, message)
         if self.encode:
-            reply, size = encode_message(reply)
+            reply, size = Encoder()(reply)
             self.bytes_up += size
         if "late_reply" in strikes:
             name_message(reply, f"late-{_number_of(message)}")

@@ -123,6 +123,16 @@ def _item_bytes(key: str, value: Any) -> int:
     return _field(name + _field(size))
 
 
+@lru_cache(maxsize=1024)
+def _one_array(
+    name: str, dtype: str, shape: tuple[int, ...], stype: str, size: int
+) -> tuple[int, int]:
+    """Bytes of a record of one array in one chunk: its own object, and all."""
+    own = _framed("ArrayRecord", 1, _references((name,)))
+    array = _framed("Array", 1, _array_body(dtype, shape, stype, (0,)))
+    return own, own + array + _framed("ArrayChunk", 0, size)
+
+
 class _RecordSize:
     """What a record adds to its message.
 
@@ -153,10 +163,13 @@ class _RecordSize:
             (array,) = record.values()
             if len(array.data) <= CHUNK_SIZE:
                 # one chunk: there is nothing that could be equal to something
-                self.own = _framed("ArrayRecord", 1, _references(tuple(record)))
-                body = _array_body(array.dtype, tuple(array.shape), array.stype, (0,))
-                self.total = self.own + _framed("Array", 1, body)
-                self.total += _framed("ArrayChunk", 0, len(array.data))
+                self.own, self.total = _one_array(
+                    *record,
+                    array.dtype,
+                    tuple(array.shape),
+                    array.stype,
+                    len(array.data),
+                )
                 return
         arrays = sum(isinstance(key, tuple) for key in self.objects)
         self.own = _framed("ArrayRecord", arrays, _references(tuple(record)))

@@ -200,13 +200,8 @@ def test_encoded_messages_have_the_same_bytes(case: Case) -> None:
     assert grids[0].bytes_down == grids[1].bytes_down > 0
 
 
-@pytest.mark.parametrize(
-    "case",
-    [case for case in cases() if "order" not in case.name and "fw" not in case.name],
-    ids=lambda case: case.name,
-)
+@pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
 def test_float32(case: Case) -> None:
-    # the others keep their points in float64
     start: Any = start_of(case.kind).astype(np.float32)
     single = dataclasses.replace(case, start=start)
     one, many = (single.play(single.grid(batched=batched)) for batched in (False, True))

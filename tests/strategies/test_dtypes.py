@@ -324,6 +324,38 @@ def test_frank_wolfe_in_float32(domain: Domain, options: dict[str, Any]) -> None
                 assert np.abs(own - points[i]).max() <= 1e-12
 
 
+@pytest.mark.parametrize(
+    ("options", "domain"),
+    [
+        ({}, NuclearNormBall(2.0)),
+        ({"correction": "pairwise"}, L1Ball(1.5)),
+        ({"variant": "augmented", "participation": 0.8}, L2Ball(1.0)),
+        ({"variant": "stochastic", "batch_size": 4}, L1Ball(1.5)),
+    ],
+    ids=str,
+)
+def test_a_resumed_frank_wolfe_run_is_the_whole_one_to_the_last_bit(
+    options: dict[str, Any], domain: Domain, tmp_path: Path
+) -> None:
+    made, shape = wolfe_losses(domain)
+    path = tmp_path / "checkpoint"
+
+    def go(encode: bool = False, **more: Any) -> Any:
+        faults = {"reply_loss": 0.2, "wipe": 0.1, "seed": 4, "encode": encode}
+        grid = grid_of(FedFWClient, made, domain, **faults)
+        start = domain.centre(shape).astype(np.float32)
+        return play(FedFW(domain, **options, **more), grid, start, 12)
+
+    whole = go()
+    go(checkpoint=path, callbacks=[Stop(6)])
+    for other in (go(resume=path), go(encode=True)):
+        assert other.model.tobytes() == whole.model.tobytes()
+        for name in whole.strategy.clients:
+            x, y = (r.strategy.client_iterate(name) for r in (whole, other))
+            # replayed in another order, in float64
+            assert np.abs(x - y).max() <= 1e-12
+
+
 def test_an_atom_of_float64_for_a_model_of_float32_is_refused() -> None:
     class Doubles(FedFWClient):
         def fit(self, parameters: Any, config: Any) -> Any:
