@@ -29,7 +29,10 @@ ENCRYPTION = ("encrypt", "add", "decrypt")
 
 
 class Clock:
-    """Adds up seconds by name; inner calls' time is not their caller's."""
+    """Adds up seconds of this process's work by name.
+
+    Inner calls' time is not their caller's, and other processes' work is nobody's.
+    """
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(PARTS, 0.0)
@@ -37,7 +40,7 @@ class Clock:
         self._since = 0.0
 
     def _lap(self) -> None:
-        now = time.perf_counter()
+        now = time.process_time()
         if self._stack:
             self.seconds[self._stack[-1]] += now - self._since
         self._since = now
@@ -99,7 +102,7 @@ def instrumented(clock: Clock) -> Iterator[None]:
 
 @dataclass
 class IterationTimes:
-    """One iteration's seconds.
+    """One iteration's seconds of processor time.
 
     Attributes
     ----------
@@ -144,34 +147,37 @@ class SplitGrid(LocalGrid):
         super().__init__(app, num_nodes, **options)
         self.clock = clock
         self.waves: list[_Wave] = []
+        self._since = time.process_time()
         self._app = app
         self.client_app = cast(ClientApp, self._handle)
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Begin a wave."""
         self.waves.append(_Wave())
-        began = time.perf_counter()
+        began = time.process_time()
         ids = super().push_messages(messages)
-        self.waves[-1].inside = time.perf_counter() - began
+        self.waves[-1].inside = time.process_time() - began
         return ids
 
     def _handle(self, message: Message, context: Context) -> Message:
         before = dict(self.clock.seconds)
-        began = time.perf_counter()
+        began = time.process_time()
         with self.clock.part("messages"):
             reply = self._app(message, context)
-        passed = time.perf_counter() - began
+        passed = time.process_time() - began
         after = self.clock.seconds
         secret = sum(after[name] - before[name] for name in ENCRYPTION)
         self.waves[-1].encryption.append(secret)
         self.waves[-1].computation.append(passed - secret)
         return reply
 
-    def take(self, total: float, before: Mapping[str, float]) -> IterationTimes:
+    def take(self, before: Mapping[str, float]) -> IterationTimes:
         """An iteration's times, from what the clock said before it; begins the next.
 
-        ``total`` are the iteration's seconds as the strategy has them.
+        The first has all that came before it, too.
         """
+        now = time.process_time()
+        total, self._since = now - self._since, now
         parts = {name: self.clock.seconds[name] - before[name] for name in PARTS}
         waves = [wave for wave in self.waves if wave.computation]
         adding = parts["add"]

@@ -134,7 +134,16 @@ class CohortGradient:
         return gradients.reshape(points.shape)
 
     def steps(self, points: FloatArray, sizes: Sequence[float]) -> FloatArray | None:
-        """Take local steps where the stacked objectives do that themselves."""
+        """Take local steps where the objectives do that themselves."""
+        if self.stacked is None:
+            if not all(hasattr(g.objective, "local_steps") for g in self.each):
+                return None
+            ends = []
+            for gradient, x in zip(self.each, points, strict=True):
+                end = gradient.steps(x, sizes)
+                assert end is not None
+                ends.append(end)
+            return np.stack(ends)
         take = getattr(self.stacked, "local_steps", None)
         if take is None:
             return None

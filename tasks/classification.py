@@ -86,6 +86,11 @@ class Classification(PartitionedTask):
         minimum=0.0,
         maximum=0.9,
     )
+    device: str = setting(
+        "auto",
+        "where PyTorch's models are computed: 'cpu', 'cuda', 'cuda:1'; auto: a GPU "
+        "where there is one",
+    )
     partial: bool = setting(
         False, "go on where some training files of CIFAR-10 or EMNIST are missing"
     )
@@ -101,6 +106,8 @@ class Classification(PartitionedTask):
                 f"classification.model = {self.model!r} needs PyTorch: "
                 'pip install "fedtrellis[torch]"'
             )
+        if self.model != "mclr":
+            self._check_device()
         if self.on_nodes:
             self.check_nodes()
             self._shape()
@@ -124,6 +131,14 @@ class Classification(PartitionedTask):
         # Nothing can be generated for none, so this comes before the data.
         self.check_clients(max(self.num_clients, 1), "examples")
         super().check()
+
+    def _check_device(self) -> None:
+        from fedtrellis.objectives.torch_module import choose_device
+
+        try:
+            choose_device(self.device)
+        except ValueError as error:
+            raise SettingsError(f"classification.{error}") from None
 
     def num_examples(self) -> int:  # noqa: D102
         if self.on_nodes:
@@ -215,7 +230,9 @@ class Classification(PartitionedTask):
 
         model = _make_model(self.model, self._shape(), self._classes(), self.seed)
         data = (features, labels)
-        return TorchObjective(model, CrossEntropyLoss(), data, weight=weight)
+        return TorchObjective(
+            model, CrossEntropyLoss(), data, weight=weight, device=self.device
+        )
 
 
 def _dense(table: NodeTable) -> Array:

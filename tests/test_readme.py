@@ -56,6 +56,16 @@ def test_the_domain_is_an_l1_ball_in_scaled_coordinates(seed: int) -> None:
     )
 
 
+def test_the_module_is_an_objective() -> None:
+    pytest.importorskip("torch")
+    names: dict[str, Any] = {}
+    exec(program("docs/pytorch.md"), names)
+    objective, start = names["objective"], names["start"]
+    assert objective.num_examples == 200
+    ends = objective.local_steps(np.concatenate([x.ravel() for x in start]), [0.1] * 5)
+    assert objective.value(ends) < objective.value(start)
+
+
 def test_ci_runs_the_readmes_test_command() -> None:
     assert "scripts/readme-command.sh test" in (ROOT / ".ci/run").read_text()
     for name in ("run", "test"):

@@ -21,6 +21,9 @@ __all__ = ["TorchCohort", "can_stack"]
 
 # What vmap adds to a pass is worth about as many passes of a small model.
 _WORTHWHILE = 8
+# On a CPU: parameters times examples of a client whose own pass is busy with arithmetic
+# and not with calling it; from some five times as many on the batch is the slower one.
+_LIGHT = 100_000
 
 
 class TorchCohort:
@@ -201,11 +204,15 @@ class TorchCohort:
 def can_stack(objectives: Sequence[TorchObjective]) -> bool:
     """Whether the objectives differ in data and weights alone, and fit one pass.
 
-    On a CPU there also have to be enough of each number of examples.
+    On a CPU there also have to be enough of each number of examples, and models and
+    data so small that a batch saves time.
     """
     first = objectives[0]
     sizes = {f.num_examples for f in objectives}
-    if first.device.type == "cpu" and len(objectives) < _WORTHWHILE * len(sizes):
+    if first.device.type == "cpu" and (
+        len(objectives) < _WORTHWHILE * len(sizes)
+        or first.shape[0] * max(sizes) > _LIGHT
+    ):
         return False
     return all(
         f.mean_loss.vectorize

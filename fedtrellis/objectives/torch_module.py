@@ -33,6 +33,12 @@ def choose_device(device: str | torch.device | None) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         chosen = torch.device(device)
+    except RuntimeError:
+        raise ValueError(
+            f"device is {device!r}; it must be auto, cpu, cuda, cuda:1 or another that "
+            "PyTorch knows"
+        ) from None
+    try:
         torch.empty(0, device=chosen)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
@@ -80,6 +86,8 @@ class FlatModule:
         Theirs.
     point : Tensor of shape (p,)
         On the device, in the module's dtype.
+    layers : list of Tensor
+        Its views, of the parameters' shapes.
 
     Raises
     ------
@@ -120,8 +128,9 @@ class FlatModule:
         ends = [0, *accumulate(prod(shape) for shape in self.shapes)]
         self._ranges = list(pairwise(ends))
         self.point = torch.cat([part.detach().reshape(-1) for part in parts])
-        for part, view in zip(parts, self.views(self.point), strict=True):
-            part.data = view
+        self.layers = self.views(self.point)
+        for part, layer in zip(parts, self.layers, strict=True):
+            part.data = layer
         # NumPy's way in: the vector's own memory where NumPy can share it
         self._shared = self.point.device.type == "cpu" and self.dtype != torch.bfloat16
         self._staging = self.point

@@ -261,10 +261,15 @@ class TorchObjective(Objective):
         layers = self._forms.layers(x)
         self.flat.set(layers)
         dtype = TENSOR_DTYPES[layers[0].dtype]
-        point = self.flat.point
+        point, points = self.flat.point, self.flat.layers
         if dtype != point.dtype:
             point = torch.tensor(self._forms.vector(x), device=self.device)
-        start = point.clone() if pull else point
+            points = self.flat.views(point)
+        # layer by layer on a CPU; on other devices every call has its price
+        whole = self.device.type != "cpu"
+        if whole:
+            points = [point]
+        starts = [part.clone() for part in points] if pull else points
         for size in sizes:
             rows = None
             if batch_size:
@@ -272,15 +277,18 @@ class TorchObjective(Objective):
                 rows = draw_batch(rng, self.num_examples, batch_size)
             self.flat.set_tensor(point)
             slopes = self.mean_loss.slopes(rows)[0]
-            g = torch.cat([slope.reshape(-1) for slope in slopes]).to(dtype)
-            if self.weight != 1.0:
-                g.mul_(self.weight)
-            if self.l2:
-                g.add_(point * (self.weight * self.l2))
-            if pull:
-                g.add_((point - start).mul_(pull))
-            # x ← x − γ_k g, in two roundings, as NumPy does it
-            point.sub_(g.mul_(size))
+            if whole:
+                slopes = [torch.cat([slope.reshape(-1) for slope in slopes])]
+            for part, start, slope in zip(points, starts, slopes, strict=True):
+                g = slope if slope.dtype == dtype else slope.to(dtype)
+                if self.weight != 1.0:
+                    g.mul_(self.weight)
+                if self.l2:
+                    g.add_(part * (self.weight * self.l2))
+                if pull:
+                    g.add_((part - start).mul_(pull))
+                # x ← x − γ_k g, in two roundings, as NumPy does it
+                part.sub_(g.mul_(size))
         return to_numpy(point, layers[0].dtype).reshape(x.shape)
 
     @classmethod
@@ -289,8 +297,9 @@ class TorchObjective(Objective):
 
         None where they differ in more than data, weight and l2 (another model, loss,
         frozen parameter, device), where an own ``collate_fn`` makes the batches, with
-        ``vectorize=False``, where one does not fit one pass, and on a CPU where there
-        are fewer than 8 for each number of examples, which gains nothing.
+        ``vectorize=False``, where one does not fit one pass, and on a CPU where it
+        would gain nothing: fewer than 8 for each number of examples, or more than
+        100 000 parameters times examples.
         """
         return TorchCohort(objectives) if can_stack(objectives) else None
 

@@ -54,7 +54,13 @@ class PointForms:
                 wanted = (*batch, *self.flat)
                 raise ValueError(f"x has shape {array.shape}; it must be {wanted}")
             return self._split(array, batch)
-        parts = [_floats(np.asarray(part)) for part in x]
+        parts = [
+            part
+            if type(part) is np.ndarray and part.dtype in TENSOR_DTYPES
+            # a call for what is as it should be would be dear for a small model
+            else _floats(np.asarray(part))
+            for part in x
+        ]
         given = [part.shape for part in parts]
         wanted_shapes = [(*batch, *s) for s in self.shapes] if batch else self.shapes
         if given != wanted_shapes:
@@ -97,8 +103,11 @@ def to_numpy(tensor: Tensor, dtype: DTypeLike = np.float64) -> Array:
 
 def to_arrays(tensors: list[Tensor], dtype: DTypeLike) -> list[Array]:
     """Return tensors that nobody else holds as arrays, which may share their memory."""
-    if tensors[0].device.type == "cpu" and tensors[0].dtype != torch.bfloat16:
-        return [tensor.numpy().astype(dtype, copy=False) for tensor in tensors]
+    if tensors[0].is_cpu and tensors[0].dtype != torch.bfloat16:
+        arrays: list[Array] = [tensor.numpy() for tensor in tensors]
+        if arrays[0].dtype != dtype:
+            arrays = [array.astype(dtype) for array in arrays]
+        return arrays
     # one way over from the device, not one for each of them
     vector = to_numpy(torch.cat([tensor.reshape(-1) for tensor in tensors]), dtype)
     ends = np.cumsum([tensor.numel() for tensor in tensors])[:-1]

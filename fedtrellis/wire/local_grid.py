@@ -142,7 +142,6 @@ class LocalGrid(Grid):
                 raise SettingsError(
                     f"{name} = {probability!r} must be at least 0 and at most 1"
                 )
-        self.client_app = client_app
         self.encode = encode
         self.batched, self.workers = batched, workers
         self.faults = {name: float(faults.get(name, 0.0)) for name in FAULTS}
@@ -178,6 +177,17 @@ class LocalGrid(Grid):
     def set_run(self, run: Run) -> None:
         """Set what :attr:`run` returns."""
         self._run = run
+
+    @property
+    def client_app(self) -> ClientApp:
+        """What handles the nodes' messages; to be set before workers begin."""
+        return self._nodes.app
+
+    @client_app.setter
+    def client_app(self, app: ClientApp) -> None:
+        if isinstance(self._nodes, Workers):
+            raise RuntimeError("the worker processes have begun with another app")
+        self._nodes = Nodes(app, self._contexts, self.batched)
 
     @property
     def shares_records(self) -> bool:
@@ -278,7 +288,7 @@ class LocalGrid(Grid):
         """What handles messages: this process, or others, which begin when needed."""
         if self.workers > 1 and isinstance(self._nodes, Nodes):
             count = min(self.workers, len(self._contexts))
-            self._nodes = Workers(self.client_app, self._contexts, self.batched, count)
+            self._nodes = Workers(self._nodes.app, self._contexts, self.batched, count)
             self._closing = weakref.finalize(self, self._nodes.close)
         return self._nodes
 

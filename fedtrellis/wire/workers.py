@@ -54,6 +54,7 @@ class Workers:
                 f"workers = {count} needs a system where processes can be forked, such "
                 "as Linux; allowed here: 1"
             )
+        self.app = app
         fork = multiprocessing.get_context("fork")
         self._stop = fork.Event()
         self._homes: dict[int, int] = {}

@@ -22,6 +22,8 @@ from fedtrellis.wire.arrays import FloatArray
 from reproduce.common import app_config
 from tasks import HybridTask
 
+from .simulated import MIXED, proposal
+
 __all__ = [
     "State",
     "Table",
@@ -119,7 +121,7 @@ def load(config: dict[str, Any], nodes: int) -> Table:
 class Unit:
     """Samples that move together, what their holders remember, and who has answered."""
 
-    group: int
+    holders: set[int]
     rows: Rows
     points: dict[int, FloatArray] = field(default_factory=dict)
     sent: set[int] = field(default_factory=set)
@@ -135,13 +137,15 @@ class Proposer:
     ``dual-point`` is u with −u in ∂l(z), ``coordinate`` each coordinate's own optimum.
     ``passes``: each client goes once through its samples in random order, and a
     coordinate sees the change of the client's own block so far, times the number Q of
-    feature groups; a sample's holders' proposals are averaged.
+    feature groups; a sample's holders' proposals are averaged. ``mixed`` is what
+    clients propose where the server reads sums over all.
     """
 
     def __init__(self, table: Table, kinds: tuple[str, ...], seed: int = 0) -> None:
         self.table, self.kinds = table, kinds
         self.q = np.einsum("ij,ij->i", table.X, table.X)
         self.rng = np.random.default_rng(seed)
+        self.mixed = proposal(HINGE, table.y, table.scale, *MIXED, seed)
         self.parts = [
             [np.ascontiguousarray(table.X[np.ix_(r, block)]) for r in table.groups]
             for block in table.blocks
@@ -161,6 +165,8 @@ class Proposer:
             elif kind == "coordinate":
                 step = HINGE.coordinate_step(alpha, z, self.q, table.y, table.scale)
                 made.append(alpha + step)
+            elif kind == "mixed":
+                made.append(self.mixed(alpha, z))
             else:
                 made.append(self._passes(alpha, z))
         return made
@@ -219,24 +225,30 @@ def bundle(
     memory: int,
     parts: int = 1,
     available: Available | None = None,
+    together: bool = False,
 ) -> Iterator[State]:
     """The server's bundle over all units' proposals, as in HyFDCA's step ``bundle``.
+
+    A unit is a group, or a part of one, or ``together`` all samples, as where the
+    server reads sums over all clients.
 
     With memory 2 and one proposal it is HyFDCA's step ``line-search``: one γ a unit,
     and the best of all of them together. A unit moves when all its holders have
     answered twice at one w, in as many iterations as that takes.
     """
     N, trips, labels, Q = len(table.y), 0, table.y, len(table.blocks)
+    everybody = set(range(len(table.groups) * Q))
     units = [
-        Unit(s, rows)
+        Unit({s * Q + q for q in range(Q)}, rows)
         for s, group in enumerate(table.groups)
         for rows in np.array_split(np.random.default_rng(s).permutation(group), parts)
     ]
+    if together:
+        units = [Unit(everybody, np.arange(N))]
     search = DualBundle(table.X.shape[1], len(units), table.regularization, memory)
     for u, unit in enumerate(units):
         unit.points[search.alpha_id(u)] = np.zeros(len(unit.rows))
     alpha, z_last = np.zeros(N), np.zeros(N)
-    everybody = set(range(len(table.groups) * Q))
     for t in count(1):
         w = search.w
         z = table.X @ w
@@ -244,13 +256,13 @@ def bundle(
         here = everybody if available is None else available(t)
         complete = []
         for u, unit in enumerate(units):
-            present = {q for q in range(Q) if unit.group * Q + q in here}
+            present = unit.holders & here
             if not unit.sent:
                 z_last[unit.rows] = z[unit.rows]  # the snapshot of its w
             unit.sent |= present
-            if len(unit.sent) == Q:
+            if unit.sent == unit.holders:
                 unit.answered |= present
-                if len(unit.answered) == Q:
+                if unit.answered == unit.holders:
                     complete.append(u)
         trips += proposer.trips
         if not complete:

@@ -130,7 +130,7 @@ class _Times(Callback):
 
     def on_round(self, strategy: Any, record: RoundRecord) -> bool:
         if record.round:
-            self.times.append(self.grid.take(record.seconds, self._before))
+            self.times.append(self.grid.take(self._before))
         self.grid.waves.clear()
         self._before = dict(self.grid.clock.seconds)
         return False

@@ -168,9 +168,9 @@ class MaskedSums(LostStates):
         words, blobs = arrays[0], read_blobs(arrays[1:])
         if not blobs or len(blobs[0]) != len(stage.nonces[0]):
             raise ValueError("the answer has no nonce")
-        self.strategy.nonces[name] = blobs[0]
         if not len(words):
             # its nonce was used up in an answer that was lost: all over again
+            self.strategy.nonces[name] = blobs[0]
             self._stage = None
             raise ValueError("its nonce had been used; the wave begins again")
         expected = self._size_of(name)
@@ -179,6 +179,8 @@ class MaskedSums(LostStates):
                 f"the answer has {words.shape} words, expected ({expected},)"
             )
         backups = split_blobs(blobs[1:], [self._blocks(g) for g in wish])
+        # everything is checked before anything is kept
+        self.strategy.nonces[name] = blobs[0]
         stage.words[name] = words
         for g in self.alignment.client_groups(name):
             self.bare.discard((name, g))

@@ -28,12 +28,19 @@ def tiny() -> HybridSVM:
 TINY = hyfdca.Cases(SMALL, (hyfdca.LossCase("tiny", tiny, (25, 20), 1, (0.5, 1e-12)),))
 
 
+def busy(seconds: float) -> None:
+    """Work for so long: the clock does not count waiting."""
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+
+
 def test_the_clock_counts_inner_calls_once() -> None:
     clock = Clock()
     with clock.part("local"):
-        time.sleep(0.01)
+        busy(0.01)
         with clock.part("encrypt"):
-            time.sleep(0.02)
+            busy(0.02)
     assert clock.seconds["encrypt"] >= 0.02
     assert 0.01 <= clock.seconds["local"] < 0.02 + clock.seconds["encrypt"]
     assert clock.seconds["search"] == 0.0
@@ -139,7 +146,7 @@ def test_the_command_has_both(
     arguments = ["--quick", "--only", "hyfdca", "--only", "encryption"]
     assert __main__.main([*arguments, "--out", str(out)]) == 0
     printed = capsys.readouterr().out
-    for text in ("the whole iteration", "encryption is below half", "lowest, %"):
+    for text in ("the whole iteration", "encryption is below 15 %", "lowest, %"):
         assert text in printed
     names = [entry["name"] for entry in json.loads(out.read_text())["comparisons"]]
     assert names == ["hyfdca-iteration", "hyfdca-loss", "encryption"]

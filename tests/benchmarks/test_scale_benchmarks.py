@@ -12,7 +12,7 @@ import pytest
 from flwr.app import Context, RecordDict
 
 import sim
-from benchmarks import deployed, round_trips, scale
+from benchmarks import cohorts, deployed, round_trips, scale
 from benchmarks.report import Spread
 from fedtrellis.objectives import LeastSquares
 from fedtrellis.wire.local_grid import LocalGrid
@@ -93,3 +93,11 @@ def test_a_round_of_few_nodes() -> None:
     assert whole.median > 0.0
     # x_i, x̄ and what the round may still undo
     assert int(str(row["state of a node, bytes"]).replace(",", "")) > 2 * 50 * 8
+
+
+def test_cohorts_and_workers_are_measured() -> None:
+    sizes = cohorts.Sizes((scale.Case(4, 20, 1),), 1, before=False, heavy=2)
+    light, heavy = cohorts.compare(sizes)
+    assert light.rows[0]["nodes"] == 4
+    assert {"one by one", "together"} <= light.rows[0].keys()
+    assert isinstance(heavy.rows[0]["workers=2"], Spread)

@@ -186,9 +186,9 @@ def test_steps_and_availability(quick: dict[str, Any]) -> None:
         lowest = row["curve"]["loss"]
         assert np.all(np.diff(lowest) <= 0.0)
     for row in quick["availability"]["rows"]:
-        assert row["default"]["falls"] == 0
+        assert row["bundle"]["falls"] == 0
         if row["available"] == 0.9:
-            assert row["default"]["last"] < row["paper"]["last"]
+            assert row["bundle"]["last"] < row["paper"]["last"]
 
 
 def test_data_of_files_is_dealt_as_the_paper_says(tmp_path: Path) -> None:

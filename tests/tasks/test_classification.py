@@ -247,6 +247,8 @@ def test_settings_that_do_not_fit(mnist: Path) -> None:
     refused(SettingsError, "'synthetic'", classification(model="cnn"))
     natural = classification(dataset="mnist", path=str(mnist), partition="natural")
     refused(SettingsError, "'natural'", natural)
+    nowhere = classification(model="dnn", device="tpu")
+    refused(SettingsError, r"classification\.device is 'tpu'; it must be", nowhere)
 
 
 @pytest.mark.parametrize("model", ["dnn", "cnn"])

@@ -16,7 +16,7 @@ def client_fn(context):
         context.node_config["num-partitions"],
         context.run_config["batch-size"],
     )
-    objective = TorchObjective(Net(), CrossEntropyLoss(), loader.dataset.tensors)
+    objective = TorchObjective(Net(), CrossEntropyLoss(), loader)
     return FedFWClient(context, objective, L1Ball(context.run_config["radius"]))
 
 
