@@ -60,6 +60,7 @@ ENGINES = (
     Engine("fedtrellis, batched", "flower:batched"),
     Engine("fedtrellis, one by one", "flower:one_by_one"),
     Engine("fedtrellis, encoded to bytes", "flower:encoded"),
+    Engine("fedtrellis, batched, encoded to bytes", "flower:batched_encoded"),
     Engine("Flower's FedAvg on LocalGrid", "flower:fedavg"),
     Engine(_TORCH, "bare:torch_loop", 32),
     Engine("fedtrellis, PyTorch", "flower:torch_one_by_one", 32),
@@ -214,6 +215,7 @@ def _judge(result: Comparison, rounds: Mapping[str, Spread]) -> None:
     goals = [
         ("fedtrellis, batched", _LOOP, 1.0),
         ("fedtrellis, encoded to bytes", _LOOP, 5.0),
+        ("fedtrellis, batched, encoded to bytes", _LOOP, 5.0),
         ("fedtrellis, PyTorch", _TORCH, 1.5),
     ]
     goals += [

@@ -35,6 +35,7 @@ from .job import CLASSES, LOCAL_STEPS, STEP_SIZE, Job, Run, layers, model_of, ti
 
 __all__ = [
     "batched",
+    "batched_encoded",
     "encoded",
     "fedavg",
     "fedavg_ray",
@@ -204,6 +205,11 @@ def encoded(job: Job) -> Callable[[], Run]:
 def batched(job: Job) -> Callable[[], Run]:
     """A round's clients in one call."""
     return _on_local_grid(job, _logistic(job), batched=True)
+
+
+def batched_encoded(job: Job) -> Callable[[], Run]:
+    """A round's clients in one call, the messages as bytes."""
+    return _on_local_grid(job, _logistic(job), batched=True, encode=True)
 
 
 def torch_one_by_one(job: Job) -> Callable[[], Run]:

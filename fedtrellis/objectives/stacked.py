@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -56,24 +56,43 @@ def stack(objectives: Sequence[Any]) -> Stacked | None:
     make = getattr(kind, "stack", None)
     if make is None or any(type(objective) is not kind for objective in objectives):
         return None
-    key = tuple(map(id, objectives))
-    found = _kept.pop(key, None)
-    if found is None:
-        found = tuple(objectives), make(objectives)
-    _kept[key] = found  # as the youngest
-    while sum(_entries(kept) for _, kept in _kept.values()) > _KEPT:
-        _kept.popitem(last=False)
-    return found[1]
+    return _kept.stack_of(objectives, make)
 
 
-#: By their objectives' identities, which are kept too: none of them is another's.
-_kept: OrderedDict[tuple[int, ...], tuple[tuple[Any, ...], Stacked | None]]
-_kept = OrderedDict()
+class _Kept:
+    """The stacks of the last calls, up to so many entries of data together."""
+
+    def __init__(self) -> None:
+        # by their objectives' identities, which are kept too: none is another's
+        self._stacks: OrderedDict[
+            tuple[int, ...], tuple[tuple[Any, ...], Stacked | None]
+        ] = OrderedDict()
+        self._entries = 0
+
+    def stack_of(
+        self,
+        objectives: Sequence[Any],
+        make: Callable[[Sequence[Any]], Stacked | None],
+    ) -> Stacked | None:
+        key = tuple(map(id, objectives))
+        if key in self._stacks:
+            self._stacks.move_to_end(key)
+            return self._stacks[key][1]
+        stacked = make(objectives)
+        self._stacks[key] = tuple(objectives), stacked
+        self._entries += self._size(stacked)
+        while self._entries > _KEPT:
+            _, (_, oldest) = self._stacks.popitem(last=False)
+            self._entries -= self._size(oldest)
+        return stacked
+
+    @staticmethod
+    def _size(stacked: Stacked | None) -> int:
+        # one that there is none of takes room as well
+        return _KEPT // 256 + int(getattr(stacked, "entries", 0))
 
 
-def _entries(kept: Stacked | None) -> int:
-    # one that there is none of takes room as well
-    return _KEPT // 256 + int(getattr(kept, "entries", 0))
+_kept = _Kept()
 
 
 class StackedLinear:

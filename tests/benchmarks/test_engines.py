@@ -52,6 +52,7 @@ def expected(job: Job) -> np.ndarray:
         (flower.batched, 1e-12),
         (flower.one_by_one, 1e-12),
         (flower.encoded, 1e-12),
+        (flower.batched_encoded, 1e-12),
         (flower.fedavg, 1e-12),
         (flower.torch_one_by_one, 1e-5),
         (flower.torch_batched, 1e-5),
