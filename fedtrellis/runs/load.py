@@ -148,9 +148,7 @@ def load_run(directory: str | Path) -> Run:
         name = "summary.json"
         summary = json.loads(_text(path / name) or "{}")
         name = "history.jsonl"
-        lines = _text(path / name).split("\n")
-        # after the last whole line: nothing, or what is being written just now
-        history = [_round(line) for line in lines[:-1]]
+        history = [_round(line) for line in _whole_lines(_text(path / name))]
     except (OSError, TypeError, ValueError) as error:
         raise SettingsError(f"{path / name} cannot be read: {error}") from None
     return Run(path, settings, summary, history)
@@ -160,11 +158,20 @@ def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
+def _whole_lines(text: str) -> list[str]:
+    lines = text.splitlines()
+    if lines and not text.endswith("\n"):
+        try:
+            json.loads(lines[-1])
+        except ValueError:  # it is being written just now
+            del lines[-1]
+    return lines
+
+
 def _round(line: str) -> RoundRecord:
     # a record of a later version may know more than this one
-    record = RoundRecord(**{k: v for k, v in json.loads(line).items() if k in _FIELDS})
-    record.rejected = [(who, why) for who, why in record.rejected]
-    return record
+    known = {k: v for k, v in json.loads(line).items() if k in _FIELDS}
+    return RoundRecord.from_dict(known)
 
 
 def find_runs(parent: str | Path | None = None) -> list[Run]:

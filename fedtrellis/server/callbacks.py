@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -70,6 +70,13 @@ class RoundRecord:
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain data, for one line of JSON."""
         return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> RoundRecord:
+        """Inverse of :meth:`to_dict`, after JSON; TypeError if it is something else."""
+        record = cls(**data)
+        record.rejected = [(who, why) for who, why in record.rejected]
+        return record
 
 
 class Callback:

@@ -136,8 +136,7 @@ def _read_history(path: Path, last_round: int) -> list[RoundRecord]:
     records = []
     with path.open(encoding="utf-8") as file:
         for line in file:
-            record = RoundRecord(**json.loads(line))
-            record.rejected = [(who, why) for who, why in record.rejected]
+            record = RoundRecord.from_dict(json.loads(line))
             records.append(record)
             if record.round == last_round:
                 return records

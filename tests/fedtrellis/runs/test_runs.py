@@ -151,6 +151,8 @@ def test_half_a_line_is_a_run_that_goes_on_and_a_broken_file_is_named(
     text = history.read_text()
     history.write_text(text[: len(text) - 20])
     assert len(load_run(record).history) == ROUNDS
+    history.write_text(text.rstrip("\n"))  # whole, though somebody left the end out
+    assert len(load_run(record).history) == ROUNDS + 1
     history.write_text("{}\n" + text)
     with pytest.raises(SettingsError, match=r"history\.jsonl cannot be read"):
         load_run(record)
