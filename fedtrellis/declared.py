@@ -24,7 +24,7 @@ from fedtrellis.settings import (
     shown_default,
 )
 
-__all__ = ["Declared", "misplaced"]
+__all__ = ["Declared", "misplaced", "refuse_misplaced"]
 
 
 # type checkers take a setting for a default, and know no positional one of a specifier
@@ -74,11 +74,7 @@ class Declared:
                 value = field.metadata.get("auto")
             setattr(self, field.name, value)
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
-        for name, (other, allowed) in misplaced(cls, values).items():
-            raise SettingsError(
-                f"{name} = {values[name]!r} applies where {other} is "
-                f"{' or '.join(allowed)}; here it is {values[other]!r}"
-            )
+        refuse_misplaced(cls, values)
 
     def described(self) -> dict[str, Any]:
         """Its fields' values, by name and symbol; "auto" for what is not settled."""
@@ -121,6 +117,25 @@ def misplaced(
             if value not in allowed:
                 found[name] = other, tuple(allowed)
     return found
+
+
+def refuse_misplaced(
+    cls: type[Any], values: Mapping[str, Any], prefix: str = ""
+) -> None:
+    """Raise SettingsError if there is a setting of :func:`misplaced`.
+
+    Parameters
+    ----------
+    cls, values
+        As :func:`misplaced` takes them; ``values`` has every field.
+    prefix : str
+        What the error puts before a setting's name, such as ``"digits."``.
+    """
+    for name, (other, allowed) in misplaced(cls, values).items():
+        raise SettingsError(
+            f"{prefix}{name} = {values[name]!r} applies where {prefix}{other} is "
+            f"{' or '.join(allowed)}; here it is {values[other]!r}"
+        )
 
 
 _SECTIONS = ("Attributes", "Returns", "Raises", "Notes", "Examples")

@@ -105,7 +105,9 @@ class Attack(Task):
     convex: ClassVar[bool] = False
 
     dataset: str = setting("digits", "the images", choices=tuple(_DATASETS))
-    path: str = setting("", "the folder of CIFAR-10's files; not for digits")
+    path: str = setting(
+        "", "the folder of CIFAR-10's files", only={"dataset": ("cifar10",)}
+    )
     partial: bool = setting(
         False, "go on where some training files of CIFAR-10 are missing"
     )

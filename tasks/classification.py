@@ -66,7 +66,11 @@ class Classification(PartitionedTask):
         choices=(*DATASETS, NODES),
     )
     model: str = setting("mclr", "the model", choices=("mclr", "dnn", "cnn"))
-    path: str = setting("", "the folder of the data set's files; not for synthetic")
+    path: str = setting(
+        "",
+        "the folder of the data set's files",
+        only={"dataset": tuple(name for name in DATASETS if name != "synthetic")},
+    )
     split: str = setting("mnist", "EMNIST's split", choices=tuple(EMNIST_CLASSES))
     partition: str = setting(
         "iid",

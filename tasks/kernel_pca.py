@@ -75,7 +75,7 @@ class KernelPCA(NodeDataTask):
         "the data set; 'nodes': every node's own file",
         choices=("digits", "iris", "file", NODES),
     )
-    path: str = setting("", "a matrix, .npy, .npz or .csv; with dataset = 'file' only")
+    path: str = setting("", "a matrix, .npy, .npz or .csv", only={"dataset": ("file",)})
     components: int = setting(4, "r, the number of components", minimum=1)
     samples: int = setting(0, "take the first examples only; 0 for all", minimum=0)
     scale: bool = setting(True, "divide the examples so that the covariance has norm 1")

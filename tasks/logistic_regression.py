@@ -145,7 +145,7 @@ class LogisticRegression(PartitionedTask):
         "the data set; 'nodes': every node's own file",
         choices=("breast-cancer", *_LOADERS, NODES),
     )
-    path: str = setting("", "the data set's file; not for breast-cancer")
+    path: str = setting("", "the data set's file", only={"dataset": tuple(_LOADERS)})
     partition: str = setting(
         "iid",
         "how examples are dealt to clients; 'uneven': shuffled, cut in random places",

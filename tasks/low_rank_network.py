@@ -68,7 +68,7 @@ class LowRankNetwork(PartitionedTask):
         "the data set; 'nodes': every node's own file",
         choices=(*_INPUTS, NODES),
     )
-    path: str = setting("", "the folder of MNIST's files; not for digits")
+    path: str = setting("", "the folder of MNIST's files", only={"dataset": ("mnist",)})
     train_limit: int = setting(
         0, "the most training examples, drawn by the seed; 0 for all", minimum=0
     )

@@ -712,3 +712,25 @@ def test_nodes_that_disagree_on_the_partition_stop_the_run(tmp_path: Path) -> No
     summary = json.loads((record / "summary.json").read_text())
     assert summary["status"] == "failed"
     assert "num-partitions" in summary["error"]
+
+
+@pytest.mark.parametrize(
+    ("method", "task"),
+    [
+        ("fedgia", "logistic-regression"),
+        ("fedfw", "classification"),
+        ("first-order-rfl", "kernel-pca"),
+        ("first-order-rfl", "low-rank-network"),
+        ("zeroth-order-rfl", "attack"),
+        ("hyfdca", "hybrid-svm"),
+        ("hyfdca", "hybrid-logistic"),
+    ],
+)
+def test_a_path_is_refused_where_the_data_are_built_in(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], method: str, task: str
+) -> None:
+    """It was ignored, and the run was one on other data than the user's."""
+    config = f'method="{method}" task="{task}" {task}.path="/no/such/file"'
+    assert run(tmp_path, config) == (1, None)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{task}.path = '/no/such/file' applies where {task}.dataset is " in line

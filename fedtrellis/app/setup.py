@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from flwr.clientapp import ClientApp
@@ -10,6 +11,7 @@ from flwr.clientapp import ClientApp
 from fedtrellis.app.experiment import Experiment
 from fedtrellis.app.registry import Group, MethodEntry, Registry
 from fedtrellis.app.settings import RunSettings
+from fedtrellis.declared import refuse_misplaced
 from fedtrellis.domains import Domain, Product, WholeSpace, fitting_domains
 from fedtrellis.domains.enclosing import enclosing_ball
 from fedtrellis.manifolds import Euclidean
@@ -54,6 +56,8 @@ def make_experiment(
     # a task that knows of no other computes in float64
     more = {} if dtype == "float64" else {"dtype": dtype}
     task = kind.from_config(config, num_clients, options["seed"], **more)
+    values = {field.name: getattr(task, field.name) for field in fields(task)}
+    refuse_misplaced(kind, values, f"{kind.name}.")
     task.check()
     layout = Layout(tuple(task.shapes()))
     domain = _make_domain(registry, run, entry, task, layout, config)

@@ -23,7 +23,7 @@ from ..base import Point
 from ..data.node_file import node_path
 from ..data.node_task import NodeDataTask
 from ..data.settings import NODES, Schema
-from .rows import DATASETS
+from .rows import BY_PATH, DATASETS
 from .shares import ClientData, client_data, samples_of, shares_of
 
 __all__ = ["ClientData", "HybridTask"]
@@ -83,7 +83,7 @@ class HybridTask(NodeDataTask):
         choices=(*DATASETS, NODES),
     )
     path: str = setting(
-        "", "the data set's file or folder; not for digits and breast-cancer"
+        "", "the data set's file or folder", only={"dataset": tuple(BY_PATH)}
     )
     positive_class: int = setting(
         -1,
