@@ -25,7 +25,7 @@ ORDER = (
     ("encryption",),
     ("dual",),
     ("server",),
-    ("trackers",),
+    ("trackers", "estimators"),
     ("app",),
     ("builtin",),
     ("runs",),
