@@ -85,15 +85,15 @@ def hear_together(
     if found is None:
         return answers
     contents = {id(m): content_bytes(m.content) for m, _ in made.values()}
-    sizes: dict[tuple[int, int], int] = {}
+    envelopes, digits = conversation.envelopes, len(str(server_round))
     for (name, node_id, request), heard in zip(asked, found, strict=True):
         if heard is None:
             continue
-        place = id(request), node_id.bit_length()
-        if place not in sizes:
+        place = digits, node_id.bit_length()
+        if place not in envelopes:
             envelope = envelope_bytes(alike_to(request, node_id, request.content))
-            sizes[place] = framed_bytes(envelope) + contents[id(request)]
-        conversation.traffic.down += sizes[place]
+            envelopes[place] = framed_bytes(envelope)
+        conversation.traffic.down += envelopes[place] + contents[id(request)]
         conversation.traffic.up += heard.size
         answers.append(
             Answer(

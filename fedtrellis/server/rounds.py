@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -78,15 +79,16 @@ class RoundStrategy(LoopStrategy):
         """
         return client
 
+    @cached_property
+    def _has_audiences(self) -> bool:
+        kind, own = type(self), ("instruction", "request_entries")
+        return all(speaks_for(kind, "audience", one) for one in own)
+
     def _entries(
         self, server_round: int, config: ConfigRecord
     ) -> dict[str, Mapping[str, Any]]:
         """By client what the round's requests say; one object where it is the same."""
-        kind = type(self)
-        said = all(
-            speaks_for(kind, "audience", own)
-            for own in ("instruction", "request_entries")
-        )
+        said = self._has_audiences
         told: dict[Hashable, Mapping[str, Any]] = {}
         entries: dict[str, Mapping[str, Any]] = {}
         for name in self._sampled:

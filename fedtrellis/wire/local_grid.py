@@ -343,8 +343,7 @@ class LocalGrid(Grid):
         if "reply_loss" in strikes:
             return
         if "garbage" in strikes and reply.has_content():
-            rng = generator(self._seed, "garbage", _number_of(message))
-            reply = Message(spoilt(reply.content, rng), reply_to=message)
+            reply = self._spoil(reply, message)
         if self.encode:
             reply, size = Encoder()(reply)
             self.bytes_up += size
@@ -376,6 +375,11 @@ class LocalGrid(Grid):
         for name in strikes:
             self.fault_counts[name] += 1
         return strikes
+
+    def _spoil(self, reply: Message, message: Message) -> Message:
+        """A reply with one thing wrong."""
+        rng = generator(self._seed, "garbage", _number_of(message))
+        return Message(spoilt(reply.content, rng), reply_to=message)
 
     # ------------------------------------------------------------------- checkpoints
 

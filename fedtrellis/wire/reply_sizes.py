@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from numpy.typing import NDArray
 
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.flower_internals import alike_to, envelope_bytes, reply_to
 from fedtrellis.wire.handling import opening
 from fedtrellis.wire.message_size import (
-    arrays_bytes,
     framed_bytes,
     items_bytes,
     records_bytes,
@@ -43,22 +41,28 @@ class ReplySizes:
 
     Parameters
     ----------
-    envelopes : dict
-        Bytes of replies without content, kept from wave to wave.
+    envelopes, names : dict
+        Bytes of replies without content, and of clients' names, kept from wave to wave.
     """
 
-    def __init__(self, envelopes: dict[tuple[str, int, int], int]) -> None:
-        self._envelopes = envelopes
+    def __init__(
+        self, envelopes: dict[tuple[str, int, int], int], names: dict[str, int]
+    ) -> None:
+        self._envelopes, self._names = envelopes, names
         self._common: dict[tuple[int, int | None], int] = {}
+        self._kinds: dict[int, tuple[str, int]] = {}
         self._contents: dict[tuple[int, ...], int] = {}
 
     def _envelope(self, asked: Asked) -> int:
-        metadata = asked.request.metadata
-        length, bits = len(metadata.group_id.encode()), asked.node_id.bit_length()
-        key = metadata.message_type, length, bits
+        request, node_id = asked.request, asked.node_id
+        kind = self._kinds.get(id(request))
+        if kind is None:
+            metadata = request.metadata
+            kind = metadata.message_type, len(metadata.group_id.encode())
+            self._kinds[id(request)] = kind
+        key = *kind, node_id.bit_length()
         if key not in self._envelopes:
-            request = alike_to(asked.request, asked.node_id, RecordDict())
-            reply = reply_to(request, RecordDict())
+            reply = reply_to(alike_to(request, node_id, RecordDict()), RecordDict())
             # the request's id, as long as a UUID
             reply.metadata.__dict__["_reply_to_message_id"] = "0" * 36
             self._envelopes[key] = framed_bytes(envelope_bytes(reply))
@@ -69,11 +73,11 @@ class ReplySizes:
         asked: Asked,
         config: Mapping[str, Any],
         version: int | None,
-        arrays: Sequence[NDArray[Any]],
+        arrays: int,
         metrics: Mapping[str, Any],
         numbers: FloatArray | None,
-    ) -> int | None:
-        """Bytes of a reply; None where that depends on what is in its arrays.
+    ) -> int:
+        """Bytes of a reply.
 
         Parameters
         ----------
@@ -82,13 +86,11 @@ class ReplySizes:
             The request's.
         version : int or None
             Of the model, where the reply names it.
-        arrays : sequence of ndarray
+        arrays : int
+            Bytes of its arrays, see :func:`~.message_size.arrays_bytes`.
         metrics : mapping
         numbers : ndarray or None
         """
-        body = arrays_bytes(tuple((array.dtype, array.shape) for array in arrays))
-        if body is None:
-            return None
         common = self._common.get((id(config), version))
         if common is None:
             status = opening("", config)
@@ -96,16 +98,19 @@ class ReplySizes:
             if version is not None:
                 status["model-version"] = version
             common = self._common[id(config), version] = items_bytes(status)
-        own: dict[str, Any] = {"client-id": asked.client}
+        own = self._names.get(asked.client)
+        if own is None:
+            own = items_bytes({"client-id": asked.client})
+            self._names[asked.client] = own
         if numbers is not None:
-            own["numbers"] = numbers.tobytes()
+            own += items_bytes({"numbers": numbers.tobytes()})
         measured = items_bytes(metrics) if metrics else -1
-        key = common + items_bytes(own), body, measured
+        key = common + own, arrays, measured
         size = self._contents.get(key)
         if size is None:
             records: dict[str, tuple[type[Any], int]] = {
                 STATUS: (ConfigRecord, key[0]),
-                ARRAYS: (ArrayRecord, body),
+                ARRAYS: (ArrayRecord, arrays),
             }
             if metrics:
                 records[METRICS] = MetricRecord, measured

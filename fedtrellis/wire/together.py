@@ -15,7 +15,7 @@ from math import isfinite
 from typing import Any, cast
 
 import numpy as np
-from flwr.app import Context
+from flwr.app import Context, Message, RecordDict
 from numpy.typing import NDArray
 
 from fedtrellis.wire.arrays import FloatArray, contents
@@ -24,6 +24,7 @@ from fedtrellis.wire.client import MethodApp
 from fedtrellis.wire.cohort import Groups, parts
 from fedtrellis.wire.flower_internals import CHUNK_SIZE
 from fedtrellis.wire.handling import Wave, make_client, metric_record
+from fedtrellis.wire.message_size import arrays_bytes
 from fedtrellis.wire.method_client import StatefulClient, speaks_for
 from fedtrellis.wire.node_context import NodeContext
 from fedtrellis.wire.protocol import (
@@ -71,27 +72,30 @@ class _RefusedError(Exception):
     """What a message would not get through."""
 
 
+class _Told:
+    """What a request says, read once for all clients that it is for."""
+
+    __slots__ = ("config", "content", "keeps_model", "session", "stateful")
+
+    def __init__(self, content: RecordDict, config: Named) -> None:
+        self.content, self.config = content, config
+        self.session: str = config["session"]
+        self.keeps_model = bool(config.get("keep-model", True))
+        self.stateful = "used-round" in config
+
+
 @dataclass(slots=True)
 class _Begun:
     """A client that has taken its request."""
 
     asked: Asked
+    told: _Told
     context: NodeContext
     before: ClientMemory
     memory: ClientMemory
-    config: Named
+    model: ReceivedModel
     client: Any
     done: bool = False
-
-    @property
-    def keeps_model(self) -> bool:
-        """Whether the model is part of the client's state."""
-        return bool(self.config.get("keep-model", True))
-
-    @property
-    def model(self) -> ReceivedModel:
-        """What it was sent."""
-        return cast(ReceivedModel, self.memory.model)
 
 
 class Together:
@@ -110,6 +114,7 @@ class Together:
         # sessions whose clients cannot be taken together: asked once, not every round
         self._declined: set[str] = set()
         self._envelopes: dict[tuple[str, int, int], int] = {}
+        self._names: dict[str, int] = {}
 
     def answer(self, asked: Sequence[Asked]) -> list[Heard | None]:
         """What each client answers; None where a message has to be sent after all.
@@ -123,14 +128,16 @@ class Together:
         if not self.app.plain:
             return heard
         wave, groups, begun = Wave(), Groups(), dict[int, _Begun]()
+        told: dict[int, _Told | None] = {}
         whole = 2 * len(asked) >= len(self.contexts)
         try:
             for index, one in enumerate(asked):
-                client = self._begin(one, wave)
+                client = self._begin(one, wave, told)
                 if client is not None:
                     begun[index] = client
-                    groups.add(index, client.client, client.model.layout, client.config)
-            sizes = ReplySizes(self._envelopes)
+                    layout, config = client.model.layout, client.told.config
+                    groups.add(index, client.client, layout, config)
+            sizes = ReplySizes(self._envelopes, self._names)
             for kind, layout, members in groups:
                 for part in parts(members, layout):
                     results = self._answer(kind, [begun[i] for i in part], sizes, whole)
@@ -142,34 +149,46 @@ class Together:
                     client.context.put_back(client.before)
         return heard
 
-    def _begin(self, asked: Asked, wave: Wave) -> _Begun | None:
+    def _read(self, request: Message, wave: Wave) -> _Told | None:
+        """What a request says; None if it is to be a message."""
+        content = request.content
+        try:
+            told = _Told(content, wave.read(content, self.app.node.max_count))
+        except Exception:
+            # a message will say what is wrong
+            return None
+        return None if told.session in self._declined else told
+
+    def _begin(
+        self, asked: Asked, wave: Wave, read: dict[int, _Told | None]
+    ) -> _Begun | None:
         """Let a client take its request, as :meth:`Handling.begin` does."""
-        node, context = self.app.node, self.contexts.get(asked.node_id)
-        content = asked.request.content
-        if not isinstance(context, NodeContext):
+        place = id(asked.request)
+        if place not in read:
+            read[place] = self._read(asked.request, wave)
+        told, context = read[place], self.contexts.get(asked.node_id)
+        if told is None or not isinstance(context, NodeContext):
+            return None
+        node, content = self.app.node, told.content
+        before = context.memory(told.session)
+        if before is None or client_identity(context) != asked.client:
             return None
         try:
-            config = wave.read(content, node.max_count)
-            session = config["session"]
-            before = None if session in self._declined else context.memory(session)
-            if before is None or client_identity(context) != asked.client:
-                return None
             memory = before.copy()
-            memory.take_request(content, config, node.max_parameters, wave.receive)
+            memory.take_request(content, told.config, node.max_parameters, wave.receive)
             client = make_client(node.client_fn, context)
             if isinstance(client, StatefulClient):
                 if RESTORE in contents(content):
                     client.check_restored(content)
                 client.state = Named("the client's state", memory.arrays())
         except Exception:
-            # a message will say what is wrong
             return None
-        begun = _Begun(asked, context, before, memory, config, client)
-        if context.looked_at or begun.model.point.nbytes > CHUNK_SIZE // 2:
+        model = cast(ReceivedModel, memory.model)
+        if context.looked_at or model.point.nbytes > CHUNK_SIZE // 2:
             context.put_back(before)
-            self._declined.add(session)
+            self._declined.add(told.session)
             return None
-        return begun
+        return _Begun(asked, told, context, before, memory, model, client)
 
     def _answer(
         self, kind: type[Any], clients: Sequence[_Begun], sizes: ReplySizes, whole: bool
@@ -203,7 +222,8 @@ class Together:
         """Check the results, and keep the clients' states."""
         if len(results) != len(clients):
             raise _RefusedError
-        arrays, norms = _checked([result[0] for result in results], whole)
+        arrays, norms, alike = _checked([result[0] for result in results], whole)
+        body: int | None = None
         heard = []
         for each, result, own, norm in zip(
             clients, results, arrays, norms, strict=True
@@ -216,26 +236,23 @@ class Together:
                 numbers = numbers.astype("<f8")
                 if not is_moderate(numbers):
                     raise _RefusedError
-            size = sizes.of(
-                each.asked,
-                each.config,
-                each.model.version if each.keeps_model else None,
-                own,
-                metrics,
-                numbers,
-            )
-            if size is None:
-                self._declined.add(each.memory.session)
+            if body is None or not alike:
+                body = arrays_bytes(tuple((a.dtype, a.shape) for a in own))
+            if body is None:
+                # its size depends on what is in it: the session goes by messages
+                self._declined.add(each.told.session)
                 raise _RefusedError
+            version = each.model.version if each.told.keeps_model else None
+            config = each.told.config
+            size = sizes.of(each.asked, config, version, body, metrics, numbers)
             numbers = _NONE if numbers is None else numbers
             heard.append(Heard(own, metrics, numbers, norm, size))
         # the state is written last: whatever raised before has changed nothing
         states = _states(clients, whole)
         for each, state in zip(clients, states, strict=True):
-            memory, config = each.memory, each.config
+            memory, keeps_model = each.memory, each.told.keeps_model
             if state is not None:
-                memory.note(config, state)
-            keeps_model = each.keeps_model
+                memory.note(each.told.config, state)
             if not keeps_model:
                 memory.model = None
             each.done = True
@@ -253,14 +270,14 @@ def _all_of(kind: type[Any], clients: Sequence[_Begun]) -> Sequence[Any] | None:
     made: Sequence[Any] | None = kind.fit_many(
         [each.client for each in clients],
         [layers[id(each.model)] for each in clients],
-        clients[0].config,
+        clients[0].told.config,
     )
     return made
 
 
 def _alone(each: _Begun) -> Any:
     """What a client's own method makes of what it alone has."""
-    model, config = each.model, Named("the request's config", each.config)
+    model, config = each.model, Named("the request's config", each.told.config)
     return each.client.fit(model.layout.layers(model.point.copy()), config)
 
 
@@ -297,20 +314,28 @@ def _owned(arrays: Sequence[Any], whole: bool) -> tuple[list[NDArray[Any]], Any]
 
 def _checked(
     answers: Sequence[Sequence[Any]], whole: bool
-) -> tuple[list[Sequence[NDArray[Any]]], list[float | None]]:
-    """The arrays of each client as its own, and the norm of one that is alone."""
+) -> tuple[list[list[NDArray[Any]]], list[float | None], bool]:
+    """The arrays of each client as its own, which have passed the wire's checks.
+
+    Returns
+    -------
+    (list of list of ndarray, list of float or None, bool)
+        Beside the arrays the norm of one that is alone, and whether all clients' have
+        the same shapes and dtypes.
+    """
     count = len(answers[0])
     norms: list[float | None] = [None] * len(answers)
     if any(len(arrays) != count for arrays in answers):
         own = [_owned(arrays, False)[0] for arrays in answers]
         if not all(is_moderate(array) for arrays in own for array in arrays):
             raise _RefusedError
-        return list(own), norms
-    columns = []
+        return own, norms, False
+    columns, alike = [], True
     for j in range(count):
         rows, stack = _owned([arrays[j] for arrays in answers], whole)
         columns.append(rows)
         if stack is None or stack.dtype.kind != "f":
+            alike = alike and stack is not None
             if not all(map(is_moderate, rows)):
                 raise _RefusedError
             continue
@@ -322,16 +347,16 @@ def _checked(
             raise _RefusedError
         if count == 1:
             norms = np.sqrt(squares).tolist()
-    return [list(arrays) for arrays in zip(*columns, strict=True)] or [
-        [] for _ in answers
-    ], norms
+    if not columns:
+        return [[] for _ in answers], norms, True
+    return [list(arrays) for arrays in zip(*columns, strict=True)], norms, alike
 
 
 def _states(clients: Sequence[_Begun], whole: bool) -> list[dict[str, Any] | None]:
     """What each client's state is after the round, if it keeps one."""
     states: list[dict[str, Any] | None] = [
         dict(each.client.state)
-        if isinstance(each.client, StatefulClient) and "used-round" in each.config
+        if each.told.stateful and isinstance(each.client, StatefulClient)
         else None
         for each in clients
     ]
