@@ -128,6 +128,7 @@ class UnitSteps(Steps):
             len(self.units),
             strategy.regularization,
             min(strategy.remembered, max(3, _MAX_POINTS // len(self.units))),
+            strategy.search_tolerance,
         )
         self._stage: Stage | None = None
         # holders that lost what they remembered of a group
