@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+import time
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -111,6 +112,10 @@ def test_weights_and_biases_reads_its_file(
     messages: Any = import_module("wandb.proto.wandb_internal_pb2")
     strategy = play(WeightsAndBiases(directory=tmp_path, mode="offline"))
     (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    # its service writes the file, and goes on for a moment after the end
+    deadline = time.monotonic() + 60
+    while file.stat().st_size < 100 and time.monotonic() < deadline:
+        time.sleep(0.05)
     rows: list[dict[str, str]] = []
     config: dict[str, Any] = {}
     for data in log_records(file.read_bytes()[7:], first=7):
