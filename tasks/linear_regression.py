@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
@@ -60,12 +59,6 @@ class LinearRegression(NodeDataTask):
 
     name: ClassVar[str] = "linear-regression"
     summary: ClassVar[str] = "least squares on generated data of three distributions"
-    suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        # FedGiA's t in the paper's table II. It suits clients with about as many
-        # examples as features: with many more, f is hardly smoother than the f_i, and
-        # a t below 1/2 or so diverges.
-        "fedgia": {"sigma_scale": 0.15},
-    }
     not_on_nodes: ClassVar[tuple[str, ...]] = (
         *("features", "rows_min", "rows_max", "partition", "weighting"),
     )
