@@ -31,10 +31,13 @@ class Steps(ABC):
         The weights.
     certified : ndarray of shape (p,)
         The weights that the last ``primal`` among the metrics is of.
+    lag : int
+        How many moves they were behind ``w`` when that iteration began.
     """
 
     w: FloatArray
     certified: FloatArray
+    lag: int = 0
 
     def __init__(self, strategy: HyFDCA) -> None:
         self.strategy = strategy
