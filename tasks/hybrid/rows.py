@@ -10,18 +10,20 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import scipy  # its parts are loaded when first used
 from numpy.typing import NDArray
 
 from ..base import DataFileError, data_path
+from ..data.any_file import read_any_file
 from ..data.datasets import load_mnist
 from ..data.libsvm import read_libsvm
 from ..data.packed import UNPACKING_ERRORS, open_packed
+from ..data.settings import FILE
 
-__all__ = ["BY_PATH", "DATASETS", "Rows", "load_rows"]
+__all__ = ["BY_PATH", "DATASETS", "TARGETS", "Rows", "load_rows"]
 
 FloatArray = NDArray[np.float64]
 
@@ -33,7 +35,11 @@ DATASETS = {
     "covtype": "class 2 against the rest",
     "a9a": "the larger label against the smaller",
     "news20": "the upper half of the classes, in ascending order, against the lower",
+    FILE: "the larger of two labels, or the second in the alphabet, against the other",
 }
+
+#: Data sets whose labels are numbers, with what they are.
+TARGETS = {"diabetes": "how far the disease went in a year"}
 
 #: Those that are the user's, with the names of their files in a folder; MNIST's are
 #: known to its reader.
@@ -47,6 +53,7 @@ BY_PATH: dict[str, tuple[str, ...]] = {
     ),
     "a9a": ("a9a", "a9a.bz2"),
     "news20": ("news20", "news20.bz2", "news20_multiclass.bz2"),
+    FILE: (),
 }
 
 _COVTYPE = (
@@ -73,7 +80,8 @@ class Rows(NamedTuple):
     features : ndarray or scipy.sparse.csr_array of shape (d, p)
         float64.
     classes : ndarray of shape (d,)
-        float64; what :func:`tasks.hybrid.samples.signs` makes labels of.
+        float64; what :func:`tasks.hybrid.samples.signs` makes labels of. Of
+        :data:`TARGETS` the labels themselves.
     names : tuple of str
         Of the p features.
     side : int
@@ -90,18 +98,26 @@ class Rows(NamedTuple):
     test: int = 0
 
 
-def load_rows(dataset: str, path: str, key: str) -> Rows:
+def load_rows(
+    dataset: str,
+    path: str,
+    key: str,
+    target: Literal["class", "number"] = "class",
+    label_column: str = "label",
+) -> Rows:
     """Load a data set.
 
     Parameters
     ----------
     dataset : str
-        A key of :data:`DATASETS`.
+        A key of :data:`DATASETS` or :data:`TARGETS`.
     path : str
         The file, or a folder with it; not used where the data comes with
         scikit-learn.
     key : str
         The setting that holds the path, for messages.
+    target, label_column : str
+        What the labels of ``file`` are, and where they are in a csv file.
 
     Returns
     -------
@@ -120,6 +136,13 @@ def load_rows(dataset: str, path: str, key: str) -> Rows:
             f"{key} is empty; for {dataset!r} it must name the data set's file or the "
             "folder with it"
         )
+    if dataset == FILE:
+        data = read_any_file(key, path, target, label_column)
+        # labels that are numbers are classes of these numbers
+        values = [x if isinstance(x, float) else i for i, x in enumerate(data.labels)]
+        classes = np.array(values, dtype=np.float64)
+        known = classes[data.targets.astype(np.intp)] if values else data.targets
+        return Rows(data.features, known, data.names)
     return _LOADERS[dataset](path, key)
 
 
@@ -140,6 +163,14 @@ def _load_breast_cancer(path: str, key: str) -> Rows:
 
     data = load_breast_cancer()
     names = tuple(str(name).replace(" ", "-") for name in data.feature_names)
+    return Rows(data.data.astype(np.float64), data.target.astype(np.float64), names)
+
+
+def _load_diabetes(path: str, key: str) -> Rows:
+    from sklearn.datasets import load_diabetes
+
+    data = load_diabetes(scaled=False)
+    names = tuple(str(name) for name in data.feature_names)
     return Rows(data.data.astype(np.float64), data.target.astype(np.float64), names)
 
 
@@ -224,6 +255,7 @@ def _comma_separated(lines: Any) -> NDArray[np.int32] | None:
 _LOADERS: dict[str, Callable[[str, str], Rows]] = {
     "digits": _load_digits,
     "breast-cancer": _load_breast_cancer,
+    "diabetes": _load_diabetes,
     "mnist": _load_mnist,
     "covtype": _load_covtype,
     "a9a": lambda path, key: _load_libsvm(_find(path, key, "a9a")),

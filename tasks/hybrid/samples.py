@@ -13,6 +13,7 @@ from fedtrellis.settings import SettingsError
 
 from ..base import derived_seed
 from ..data.scaling import with_constant
+from ..data.settings import FILE
 from .partition import Indices
 from .rows import DATASETS, load_rows
 
@@ -66,7 +67,7 @@ def _split(task: HybridTask, labels: FloatArray, test: int) -> tuple[Indices, In
             train, rest = train_test_split(
                 everything,
                 test_size=task.test_fraction,
-                stratify=labels,
+                stratify=labels if task.target == "class" else None,
                 random_state=derived_seed(task.seed, "hybrid split"),
             )
         except ValueError as error:
@@ -84,7 +85,7 @@ def _split(task: HybridTask, labels: FloatArray, test: int) -> tuple[Indices, In
 
 def _scaled(task: HybridTask, features: Any, train: Indices) -> Any:
     """Scale columns, as the data set asks for, add the bias, and scale rows."""
-    if task.dataset == "breast-cancer":
+    if task.dataset in ("breast-cancer", "diabetes"):
         part = features[train]
         deviations = part.std(axis=0)
         deviations[deviations == 0.0] = 1.0
@@ -108,9 +109,14 @@ def load_samples(task: HybridTask) -> Samples:
     SettingsError, FileNotFoundError
         A setting or a file that will not do, in one line.
     """
-    table = load_rows(task.dataset, task.path, f"{task.name}.path")
+    column = task.nodes.label_column
+    path_key = f"{task.name}.path"
+    table = load_rows(task.dataset, task.path, path_key, task.target, column)
     key = f"{task.name}.positive-class"
-    labels = signs(task.dataset, table.classes, task.positive_class, key)
+    if task.target == "number":
+        labels = table.classes
+    else:
+        labels = signs(task.dataset, table.classes, task.positive_class, key)
     train, test = _split(task, labels, table.test)
     rows = np.concatenate([train, test])
     features = table.features[rows]
@@ -148,6 +154,11 @@ def signs(dataset: str, classes: FloatArray, positive: int, key: str) -> FloatAr
         There is no such class, or the rule leaves all rows with one label.
     """
     present = np.unique(classes)
+    if dataset == FILE and positive == -1 and len(present) > 2:
+        raise SettingsError(
+            f"{key} = -1: the file has {len(present)} labels and no rule; allowed: "
+            + ", ".join(f"{label:g}" for label in present[:10])
+        )
     if positive == -1:
         chosen = _rule(dataset, classes, present)
     elif dataset in _TWO_CLASSES:
