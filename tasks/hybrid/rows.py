@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import scipy  # its parts are loaded when first used
@@ -19,9 +19,11 @@ from numpy.typing import NDArray
 from fedtrellis.extras import need
 
 from ..base import DataFileError, data_path
+from ..data.any_file import read_any_file
 from ..data.datasets import load_mnist
 from ..data.libsvm import read_libsvm
 from ..data.packed import UNPACKING_ERRORS, open_packed
+from ..data.settings import FILE
 
 __all__ = ["BY_PATH", "DATASETS", "TARGETS", "Rows", "load_rows"]
 
@@ -35,6 +37,7 @@ DATASETS = {
     "covtype": "class 2 against the rest",
     "a9a": "the larger label against the smaller",
     "news20": "the upper half of the classes, in ascending order, against the lower",
+    FILE: "the larger of two labels, or the second in the alphabet, against the other",
 }
 
 #: Data sets whose labels are numbers, with what they are.
@@ -52,6 +55,7 @@ BY_PATH: dict[str, tuple[str, ...]] = {
     ),
     "a9a": ("a9a", "a9a.bz2"),
     "news20": ("news20", "news20.bz2", "news20_multiclass.bz2"),
+    FILE: (),
 }
 
 _COVTYPE = (
@@ -96,7 +100,13 @@ class Rows(NamedTuple):
     test: int = 0
 
 
-def load_rows(dataset: str, path: str, key: str) -> Rows:
+def load_rows(
+    dataset: str,
+    path: str,
+    key: str,
+    target: Literal["class", "number"] = "class",
+    label_column: str = "label",
+) -> Rows:
     """Load a data set.
 
     Parameters
@@ -108,6 +118,8 @@ def load_rows(dataset: str, path: str, key: str) -> Rows:
         scikit-learn.
     key : str
         The setting that holds the path, for messages.
+    target, label_column : str
+        What the labels of ``file`` are, and where they are in a csv file.
 
     Returns
     -------
@@ -126,6 +138,13 @@ def load_rows(dataset: str, path: str, key: str) -> Rows:
             f"{key} is empty; for {dataset!r} it must name the data set's file or the "
             "folder with it"
         )
+    if dataset == FILE:
+        data = read_any_file(key, path, target, label_column)
+        # labels that are numbers are classes of these numbers
+        values = [x if isinstance(x, float) else i for i, x in enumerate(data.labels)]
+        classes = np.array(values, dtype=np.float64)
+        known = classes[data.targets.astype(np.intp)] if values else data.targets
+        return Rows(data.features, known, data.names)
     return _LOADERS[dataset](path, key)
 
 
