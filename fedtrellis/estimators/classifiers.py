@@ -75,7 +75,9 @@ class _Classifier(ClassifierMixin, FederatedModel):  # type: ignore[misc]
             coef.append(found.coef)
             intercept.append(found.intercept)
             rounds.append(len(found.history))
-            gaps.append(self._finish(found, C * N, history))
+            self._check_arrived(found)
+            gaps.append(C * N * found.gap)
+            history += found.history
             values.append(C * N * found.objective)
         self.coef_ = np.array(coef)
         self.intercept_ = np.array(intercept)

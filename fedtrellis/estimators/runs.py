@@ -61,6 +61,11 @@ class Found:
     scale: float
     history: list[dict[str, Any]]
 
+    @property
+    def gap(self) -> float:
+        """How far above the minimum the model is at most."""
+        return self.objective - self.bound
+
 
 @lru_cache(maxsize=1)
 def _methods() -> tuple[Any, Any]:
