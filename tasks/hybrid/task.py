@@ -6,7 +6,7 @@ What ``hybrid-linear``, ``hybrid-svm`` and ``hybrid-logistic`` share: all but th
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -252,6 +252,13 @@ class HybridTask(NodeDataTask):
             # dealt entry by entry, a column without any belongs to nobody
             "allow_unheld": self.partition == "entries" and not self.on_nodes,
         }
+
+    def suggestions(  # noqa: D102
+        self, method: str, given: Collection[str] = ()
+    ) -> dict[str, Any]:
+        if method == "hyfdca" and self.on_nodes and "standardize" not in given:
+            return {"standardize": True}  # nobody has seen these columns
+        return super().suggestions(method, given)
 
     def client_parts(self, client: int) -> dict[str, Any]:
         """Return the fields of :class:`ClientData`, and ``new_samples`` to be scored.
