@@ -6,7 +6,7 @@ What ``hybrid-linear``, ``hybrid-svm`` and ``hybrid-logistic`` share: all but th
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -250,16 +250,11 @@ class HybridTask(NodeDataTask):
             "regularization": self.regularization,
             "smoothing": getattr(self, "smoothing", 1.0),
             "feature_names": self.feature_names() or None,
+            # nobody has seen the columns of nodes' own files
+            "standardize": self.on_nodes,
             # dealt entry by entry, a column without any belongs to nobody
             "allow_unheld": self.partition == "entries" and not self.on_nodes,
         }
-
-    def suggestions(  # noqa: D102
-        self, method: str, given: Collection[str] = ()
-    ) -> dict[str, Any]:
-        if method == "hyfdca" and self.on_nodes and "standardize" not in given:
-            return {"standardize": True}  # nobody has seen these columns
-        return super().suggestions(method, given)
 
     def client_parts(self, client: int) -> dict[str, Any]:
         """Return the fields of :class:`ClientData`, and ``new_samples`` to be scored.
