@@ -38,7 +38,7 @@ def raw(n: int = 120, constant: float = 1.0, seed: int = 0) -> tuple[Array, Arra
 
 def _split(kind: str, loss: str = "logistic", **options: Any) -> Split:
     X, y = raw(**options)
-    return Split(X, y, grid_parts(*X.shape, *SPLITS[kind]), loss, 0.1)
+    return Split(X, y, grid_parts(len(X), X.shape[1], *SPLITS[kind]), loss, 0.1)
 
 
 def _expected(split: Split) -> tuple[Array, float]:
@@ -56,7 +56,8 @@ def _expected(split: Split) -> tuple[Array, float]:
 
 def _standardized(split: Split, model: Array) -> Array:
     """A model's weights of standardised columns, without the constant one's."""
-    return (model * split.X.std(axis=0))[:-1]
+    weights: Array = (model * split.X.std(axis=0))[:-1]
+    return weights
 
 
 def _away(one: Array, other: Array) -> float:
@@ -72,7 +73,9 @@ def test_every_split_of_raw_columns_is_one_model() -> None:
     models = []
     for kind in SPLITS:
         X, y = raw(n=400)
-        split = Split(X, y, grid_parts(*X.shape, *SPLITS[kind]), "logistic", 1.0)
+        split = Split(
+            X, y, grid_parts(len(X), X.shape[1], *SPLITS[kind]), "logistic", 1.0
+        )
         run = _run(split, encryption="stream", tolerance=1e-13)
         expected, value = _expected(split)
         assert run.strategy.converged()
@@ -196,7 +199,7 @@ def test_an_honest_server_reads_the_sum_over_all_holders_and_no_other() -> None:
 def test_columns_of_which_two_sums_say_too_much_are_refused() -> None:
     X, y = raw()
     X = np.column_stack([X, np.zeros(len(X))])
-    parts = grid_parts(*X.shape, 4, 1)
+    parts = grid_parts(len(X), X.shape[1], 4, 1)
     X[parts[0][0][:4], -1] = 1.0  # a count, and nothing else
     _run(Split(X, y, parts, "logistic", 0.1), 1, exposed="refuse")
     X[parts[0][0][:4], -1] = [3.0, 5.0, 8.0, 2.0]
