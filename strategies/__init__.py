@@ -4,6 +4,8 @@ from .fedavg_gd import FedAvgGD
 from .feddr import FedDR
 from .fedfw import FedFW
 from .fedgia import FedGiA
+from .fedlmo import FedLMO
+from .fedopt import FedOpt
 from .fedprox import FedProx
 from .first_order_rfl import FirstOrderRFL
 from .hybrid_fedavg import HybridFedAvg
@@ -12,6 +14,7 @@ from .hyfem import HyFEM
 from .local_sgd import LocalSGD
 from .naive_frank_wolfe import NaiveFrankWolfe
 from .projected_fedavg import ProjectedFedAvg
+from .scaffold import Scaffold
 from .zeroth_order_rfl import ZerothOrderRFL
 
 __all__ = [
@@ -19,6 +22,8 @@ __all__ = [
     "FedDR",
     "FedFW",
     "FedGiA",
+    "FedLMO",
+    "FedOpt",
     "FedProx",
     "FirstOrderRFL",
     "HyFDCA",
@@ -27,5 +32,6 @@ __all__ = [
     "LocalSGD",
     "NaiveFrankWolfe",
     "ProjectedFedAvg",
+    "Scaffold",
     "ZerothOrderRFL",
 ]
