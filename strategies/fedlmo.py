@@ -21,7 +21,7 @@ from fedtrellis.layer_steps import (
 from fedtrellis.server.answers import Answer, one_point
 from fedtrellis.server.robust import RULES
 from fedtrellis.server.rounds import RoundStrategy
-from fedtrellis.settings import setting
+from fedtrellis.settings import SettingsError, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.layout import DTYPES
 
@@ -180,6 +180,12 @@ class FedLMO(RoundStrategy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.variant == "ef21" and self.robust != "none":
+            # a liar's small changes add up in its v_i, and the oracle knows no size
+            raise SettingsError(
+                f"robust = {self.robust!r} does not apply to variant = 'ef21'; "
+                "allowed: none"
+            )
         self.needs_planned_rounds = self.step_schedule != "constant"
 
     def check_model(self, layout: Layout) -> None:

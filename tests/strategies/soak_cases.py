@@ -22,6 +22,8 @@ from clients import (
     FedDRClient,
     FedFWClient,
     FedGiAClient,
+    FedLMOClient,
+    FedOptClient,
     FedProxClient,
     FirstOrderRFLClient,
     HybridFedAvgClient,
@@ -29,6 +31,7 @@ from clients import (
     LocalSGDClient,
     NaiveFrankWolfeClient,
     ProjectedFedAvgClient,
+    ScaffoldClient,
     ZerothOrderRFLClient,
 )
 from clients.hyfdca import NewSamples
@@ -46,6 +49,8 @@ from strategies import (
     FedDR,
     FedFW,
     FedGiA,
+    FedLMO,
+    FedOpt,
     FedProx,
     FirstOrderRFL,
     HybridFedAvg,
@@ -54,6 +59,7 @@ from strategies import (
     LocalSGD,
     NaiveFrankWolfe,
     ProjectedFedAvg,
+    Scaffold,
     ZerothOrderRFL,
 )
 from strategies.fedfw.strategy import VARIANTS
@@ -310,6 +316,7 @@ def _averages(
     make: Callable[..., Any],
     kind: Callable[..., Any],
     project: Callable[[Array], Array] = lambda x: x,
+    step: Callable[[Any, Array, Array], Array] = lambda strategy, x, mean: mean,
 ) -> Case:
     """A method without state on the clients: the mean of their local models."""
 
@@ -324,7 +331,8 @@ def _averages(
             (expected,), _, _ = client.fit([before], config)
             worst = max(worst, distance(point, expected))
         mean = project(np.mean(list(answers.values()), axis=0))
-        return max(worst, distance(strategy.broadcast.model, mean))
+        made = step(strategy, before, mean)
+        return max(worst, distance(strategy.broadcast.model, made))
 
     def errors(strategy: Any, grid: LocalGrid) -> Errors:
         return {"x = mean of the local models used": strategy.worst}
@@ -356,6 +364,29 @@ def _feddr(problem: Problem) -> Case:
     make = partial(FedDR, L2Ball(1.5), local_steps=3, proximal_step=1.0)
     app = problem.app(FedDRClient)
     return Case("feddr", "feddr", make, app, np.full(P, 0.1), errors)
+
+
+def _mirrored(
+    problem: Problem, name: str, make: Callable[..., Any], kind: Any, key: str
+) -> Case:
+    """A method whose server knows each client's vector of that name in its state."""
+
+    def errors(strategy: Any, grid: LocalGrid) -> Errors:
+        return {
+            f"mirrors = clients' {key}": max(
+                distance(state[key], strategy.client_state(client)[key])
+                for client, state in node_states(strategy, grid).items()
+            )
+        }
+
+    method, app = name.split()[0], problem.app(kind)
+    return Case(name, method, make, app, np.full(P, 0.1), errors)
+
+
+def _with_momentum(strategy: Any, x: Array, mean: Array) -> Array:
+    # the m that made this x: β₁ m before + Δ
+    moved: Array = x + strategy.state()["m"]
+    return moved
 
 
 def _fedgia(hessian: str) -> Case:
@@ -564,6 +595,8 @@ def _split_by_features(method: str) -> Case:
 def _make_cases() -> Sequence[Case]:
     problem = Problem()
     local: dict[str, Any] = {"local_steps": 3, "step_size": 0.05}
+    lmo: dict[str, Any] = {"batch_size": 0, "step_schedule": "constant"}
+    fed_back: dict[str, Any] = {"variant": "ef21", "kept_fraction": 0.3}
     return [
         *(_fedfw(problem, v) for v in VARIANTS),
         _naive(problem),
@@ -590,6 +623,26 @@ def _make_cases() -> Sequence[Case]:
             partial(FedProx, proximal_weight=0.1, **local),
             FedProxClient,
         ),
+        _averages(
+            problem,
+            "fedopt",
+            partial(FedOpt, batch_fraction=0.3, **local),
+            FedOptClient,
+            step=_with_momentum,
+        ),
+        _mirrored(
+            problem, "scaffold", partial(Scaffold, **local), ScaffoldClient, "control"
+        ),
+        _mirrored(
+            problem, "fedlmo corrected", partial(FedLMO, **lmo), FedLMOClient, "control"
+        ),
+        _mirrored(
+            problem,
+            "fedlmo ef21",
+            partial(FedLMO, **lmo, **fed_back),
+            FedLMOClient,
+            "estimate",
+        ),
         _riemannian("first-order-rfl", 1),
         _riemannian("zeroth-order-rfl scalars", 0),
         _riemannian("zeroth-order-rfl dense", 0, upload="dense"),
@@ -605,7 +658,10 @@ def _make_cases() -> Sequence[Case]:
 
 _MADE = {case.name: case for case in _make_cases()}
 # one of each way to keep a state
-_NARROW = ("fedfw corrective", "fedfw augmented", "fedgia gram", "first-order-rfl")
+_NARROW = (
+    *("fedfw corrective", "fedfw augmented", "fedgia gram", "first-order-rfl"),
+    *("scaffold", "fedlmo ef21"),
+)
 CASES = _MADE | {
     case.name: case for case in (_MADE[name].of_dtype("float32") for name in _NARROW)
 }
