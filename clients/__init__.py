@@ -16,6 +16,7 @@ from .naive_frank_wolfe import NaiveFrankWolfeClient
 from .projected_fedavg import ProjectedFedAvgClient
 from .scaffold import ScaffoldClient
 from .zeroth_order_rfl import ZerothOrderRFLClient
+from .zeroth_order_sgd import ZerothOrderSGDClient
 
 __all__ = [
     "FedAvgGDClient",
@@ -34,4 +35,5 @@ __all__ = [
     "ProjectedFedAvgClient",
     "ScaffoldClient",
     "ZerothOrderRFLClient",
+    "ZerothOrderSGDClient",
 ]

@@ -16,6 +16,7 @@ from .naive_frank_wolfe import NaiveFrankWolfe
 from .projected_fedavg import ProjectedFedAvg
 from .scaffold import Scaffold
 from .zeroth_order_rfl import ZerothOrderRFL
+from .zeroth_order_sgd import ZerothOrderSGD
 
 __all__ = [
     "FedAvgGD",
@@ -34,4 +35,5 @@ __all__ = [
     "ProjectedFedAvg",
     "Scaffold",
     "ZerothOrderRFL",
+    "ZerothOrderSGD",
 ]
