@@ -56,6 +56,7 @@ METHODS: dict[str, tuple[Files, str]] = {
     "fedopt": ("rows", _ROWS),
     "scaffold": ("rows", _ROWS),
     "fedlmo": ("rows", _ROWS),
+    "zeroth-order-sgd": ("rows", _ROWS),
     "first-order-rfl": ("rows", _COMPONENTS),
     "zeroth-order-rfl": ("rows", f"{_COMPONENTS} zeroth-order-rfl.samples=10"),
     "hyfdca": ("blocks", _BLOCKS),

@@ -34,6 +34,7 @@ from clients import (
     ProjectedFedAvgClient,
     ScaffoldClient,
     ZerothOrderRFLClient,
+    ZerothOrderSGDClient,
 )
 from fedtrellis import LocalGrid, client_app
 from fedtrellis.domains import L1Ball, L2Ball
@@ -57,6 +58,7 @@ from strategies import (
     ProjectedFedAvg,
     Scaffold,
     ZerothOrderRFL,
+    ZerothOrderSGD,
 )
 
 Array = NDArray[np.float64]
@@ -199,6 +201,11 @@ METHODS: dict[str, Method] = {
         )
         for variant in ("corrected", "server")
     },
+    "zeroth-order-sgd": _on_losses(
+        partial(ZerothOrderSGD, samples=20, step_size=0.05, batch_size=0),
+        ZerothOrderSGDClient,
+        40,
+    ),
     "projected-fedavg": _on_losses(
         partial(ProjectedFedAvg, _BALL, local_steps=3, local_step_size=0.1),
         ProjectedFedAvgClient,

@@ -33,12 +33,14 @@ from clients import (
     ProjectedFedAvgClient,
     ScaffoldClient,
     ZerothOrderRFLClient,
+    ZerothOrderSGDClient,
 )
 from clients.hyfdca import NewSamples
 from clients.hyfdca.rules import NodeRules
 from fedtrellis import LocalGrid, client_app
 from fedtrellis.corrective import unpack
 from fedtrellis.domains import L1Ball, L2Ball
+from fedtrellis.domains.atoms import sign_bits
 from fedtrellis.encryption.plain import PlainCipher
 from fedtrellis.manifolds import Stiefel
 from fedtrellis.objectives import LeastSquares
@@ -61,6 +63,7 @@ from strategies import (
     ProjectedFedAvg,
     Scaffold,
     ZerothOrderRFL,
+    ZerothOrderSGD,
 )
 from strategies.fedfw.strategy import VARIANTS
 from tests.harness import only_for
@@ -383,6 +386,40 @@ def _mirrored(
     return Case(name, method, make, app, np.full(P, 0.1), errors)
 
 
+def _by_scalars(problem: Problem) -> Case:
+    samples, gamma = 3, 0.01
+
+    def aggregated(
+        before: Array, strategy: Any, t: int, answers: dict[str, Any]
+    ) -> float:
+        drawn = sign_bits(strategy.seed, t, P, samples)
+        u = np.array([2.0 * np.unpackbits(b, count=P) - 1.0 for b in drawn])
+        worst = 0.0
+        for name, told in answers.items():
+            f = problem.objectives[int(name)].value
+            # s_j = [f_i(x + μ u_j) − f_i(x)] / μ
+            s = np.array([f(before + 1e-3 * u_j) - f(before) for u_j in u]) / 1e-3
+            worst = max(worst, float(np.abs(s - told).max()) * 1e-3)
+        mean = np.mean(list(answers.values()), axis=0)
+        expected = before - gamma / samples * mean @ u
+        return max(worst, distance(strategy.broadcast.model, expected))
+
+    def errors(strategy: Any, grid: LocalGrid) -> Errors:
+        return {"x is the step of the scalars used": strategy.worst}
+
+    options: dict[str, Any] = {"samples": samples, "batch_size": 0}
+    method, app = "zeroth-order-sgd", problem.app(ZerothOrderSGDClient)
+    return Case(
+        method,
+        method,
+        partial(ZerothOrderSGD, step_size=gamma, **options),
+        app,
+        np.full(P, 0.1),
+        errors,
+        aggregated=aggregated,
+    )
+
+
 def _with_momentum(strategy: Any, x: Array, mean: Array) -> Array:
     # the m that made this x: β₁ m before + Δ
     moved: Array = x + strategy.state()["m"]
@@ -643,6 +680,7 @@ def _make_cases() -> Sequence[Case]:
             FedLMOClient,
             "estimate",
         ),
+        _by_scalars(problem),
         _riemannian("first-order-rfl", 1),
         _riemannian("zeroth-order-rfl scalars", 0),
         _riemannian("zeroth-order-rfl dense", 0, upload="dense"),
