@@ -44,3 +44,8 @@ def __getattr__(name: str) -> Any:
 
         return load_run
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """With what is imported when it is asked for."""
+    return sorted({*globals(), *__all__})

@@ -13,6 +13,7 @@ from .data.node_task import NodeDataTask
 from .data.settings import NODES, DataSettings
 from .digits import Digits
 from .hybrid import ClientData, HybridTask
+from .hybrid_linear import HybridLinear
 from .hybrid_logistic import HybridLogistic
 from .hybrid_svm import HybridSVM
 from .kernel_pca import KernelPCA
@@ -33,6 +34,7 @@ __all__ = [
     "DataSettings",
     "Depending",
     "Digits",
+    "HybridLinear",
     "HybridLogistic",
     "HybridSVM",
     "HybridTask",
@@ -65,6 +67,7 @@ TASKS: dict[str, type[Task]] = {
         Attack,
         HybridSVM,
         HybridLogistic,
+        HybridLinear,
     )
 }
 

@@ -25,6 +25,7 @@ ORDER = (
     ("encryption",),
     ("dual",),
     ("server",),
+    ("trackers", "estimators"),
     ("app",),
     ("builtin",),
     ("runs",),

@@ -13,7 +13,11 @@ from fedtrellis.domains import L1Ball, LInfBall
 from fedtrellis.domains.enclosing import enclosing_ball
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted(ROOT.glob("docs/**/*.md")),
+]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 

@@ -25,10 +25,16 @@ from fedtrellis.encryption.labels import expand
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray
 
-from .base import Config
+from .base import Config, loss_of
 from .preparation import Preparation
 
 __all__ = ["HiddenSums"]
+
+
+def _scaled(config: Config) -> str:
+    """What to scale: α of a loss of numbers is as large as the labels."""
+    signs = loss_of(config).labels == "signs"
+    return "scale the features" if signs else "scale the features or the labels"
 
 
 class HiddenSums(Preparation):
@@ -189,7 +195,7 @@ class HiddenSums(Preparation):
             ledger.save()  # that v_k is so large is an answer too
             raise SettingsError(
                 f"client {self.client_id}: its part of a sum is too large to be hidden;"
-                " scale the features down, or raise regularization"
+                f" {_scaled(config)} down, or raise regularization"
             ) from None
         known = self._known_to_both(config, scores)
         add_masks(words, own, self._peers(own, len(v), len(words), known), tag)

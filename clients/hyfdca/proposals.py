@@ -23,8 +23,8 @@ from .hidden_sums import HiddenSums
 __all__ = ["Proposals"]
 
 
-# g of the proximal proposal, in units of margins. Measured: `python -m reproduce hyfdca
-# proposals`.
+# g of the proximal proposal, in units of margins, or of the conjugate's curvature.
+# Measured: `python -m reproduce hyfdca proposals`.
 _PROXIMAL = 0.1
 
 
@@ -239,7 +239,7 @@ class Proposals(HiddenSums):
             return loss.dual_point(z[moves], y)
         if kind == "proximal":
             # argmax of −l*(−a) − z a − (g/2)(a − α)²: as if ‖x_i‖² were g λN
-            q = np.full(len(moves), _PROXIMAL * scale)
+            q = _PROXIMAL * scale * loss.dual_curvature(y)
             step = loss.coordinate_step(alpha[moves], z[moves], q, y, scale)
             return alpha[moves] + step
         if kind == "coordinate":

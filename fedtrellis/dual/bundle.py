@@ -71,12 +71,19 @@ class DualBundle:
         λ.
     memory : int
         Points to remember of a unit, the current α and the next proposals included.
+    tolerance : float, default 1e-12
+        Of a search, see :func:`maximise_over_simplices`.
     """
 
     def __init__(
-        self, num_features: int, num_units: int, regularization: float, memory: int
+        self,
+        num_features: int,
+        num_units: int,
+        regularization: float,
+        memory: int,
+        tolerance: float = 1e-12,
     ) -> None:
-        self.regularization = regularization
+        self.regularization, self.tolerance = regularization, tolerance
         self.memory = memory
         self.unit: IntArray = np.arange(num_units)
         self.ids: IntArray = np.zeros(num_units, dtype=np.int64)
@@ -174,7 +181,7 @@ class DualBundle:
         for unit in units:
             theta[position[int(self._alpha[unit])]] = 1.0
         G = λ * self._gram[np.ix_(moving, moving)]
-        maximise_over_simplices(G, b[moving], theta, blocks)
+        maximise_over_simplices(G, b[moving], theta, blocks, self.tolerance)
         rows = {unit: moving[b] for unit, b in zip(sorted(units), blocks, strict=True)}
         weights = {
             unit: theta[b] / theta[b].sum()

@@ -105,10 +105,16 @@ class RegularizedLoss(Objective):
     def metrics(self, x: FloatArray) -> dict[str, float]:
         """Return ``{"accuracy": ...}`` where all labels are −1 and +1.
 
-        A score of 0 counts as −1.
+        A score of 0 counts as −1. Of other labels ``{"explained": ...}``, which part of
+        the loss of the best constant score is gone: R² of the squared loss, D² of the
+        Poisson loss.
         """
         if not (np.abs(self.labels) == 1.0).all():
-            return {}
+            constant = self.loss.constant_score(self.labels)
+            least = self.loss.value(np.full(self.num_examples, constant), self.labels)
+            found = self.loss.value(self.scores(x), self.labels)
+            whole = float(least.sum())
+            return {"explained": 1.0 - float(found.sum()) / whole if whole else 0.0}
         predicted = self.scores(x) > 0.0
         return {"accuracy": float(np.mean(predicted == (self.labels > 0.0)))}
 
@@ -193,11 +199,12 @@ class _Search:
 def central_optimum(problem: RegularizedLoss, tolerance: float = 1e-9) -> Optimum:
     """Return P*, certified by the duality gap, with the points that attain it.
 
-    scikit-learn's solver of the loss comes first: ``LinearSVC``, ``LogisticRegression``
-    or ``Ridge``, without an intercept and with C = 1/(λN). It returns w only, and stops
-    somewhere near the optimum. Smooth losses go on with L-BFGS, where −u in ∂l(z) gives
-    α. For the hinge losses α is known but for the samples at a kink of the loss, and
-    these are found by an interior-point method.
+    scikit-learn's solver of the loss comes first: ``LinearSVC``,
+    ``LogisticRegression``, ``Ridge`` or ``PoissonRegressor``, without an intercept and
+    with C = 1/(λN). It returns w only, and stops somewhere near the optimum. Smooth
+    losses go on with L-BFGS, where −u in ∂l(z) gives α. For the hinge losses α is known
+    but for the samples at a kink of the loss, and these are found by an interior-point
+    method.
 
     Parameters
     ----------
@@ -236,7 +243,7 @@ def _by_scikit_learn(problem: RegularizedLoss) -> FloatArray:
     """Return w by the solver that scikit-learn has for the loss."""
     # half a second that a run without it need not spend
     from sklearn.exceptions import ConvergenceWarning
-    from sklearn.linear_model import LogisticRegression, Ridge
+    from sklearn.linear_model import LogisticRegression, PoissonRegressor, Ridge
     from sklearn.svm import LinearSVC
 
     examples, columns = problem.features.shape
@@ -245,6 +252,15 @@ def _by_scikit_learn(problem: RegularizedLoss) -> FloatArray:
     model: Any
     if name == "squared":
         model = Ridge(alpha=scale, fit_intercept=False, tol=1e-12)
+    elif name == "poisson":
+        solver = "newton-cholesky" if columns <= min(examples, 2048) else "lbfgs"
+        model = PoissonRegressor(
+            alpha=problem.regularization,
+            fit_intercept=False,
+            solver=solver,
+            tol=1e-10,
+            max_iter=1000,
+        )
     elif len(np.unique(problem.labels)) < 2:
         return np.zeros(columns)  # the classifiers refuse one class
     elif name == "logistic":

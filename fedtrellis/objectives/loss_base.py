@@ -93,7 +93,8 @@ class Loss(ScoreLoss):
         What settings call it, a key of :data:`LOSSES`.
     labels : str
         ``"signs"``: labels are −1 and +1, and yα lies in [0, 1] for every dual variable
-        α; ``"real"``: labels and α are any numbers.
+        α; ``"real"``: labels and α are any numbers; ``"counts"``: labels are any
+        numbers from 0 on, and α ≤ y.
     """
 
     name: ClassVar[str]
@@ -116,7 +117,10 @@ class Loss(ScoreLoss):
         if self.labels == "signs":
             wrong, allowed = np.abs(labels.astype(np.float64)) != 1.0, "-1 or +1"
         else:
-            wrong, allowed = ~np.isfinite(labels.astype(np.float64)), "finite"
+            numbers = labels.astype(np.float64)
+            wrong, allowed = ~np.isfinite(numbers), "finite"
+            if self.labels == "counts":
+                wrong, allowed = wrong | (numbers < 0.0), "finite and at least 0"
         if wrong.any():
             first = int(np.flatnonzero(wrong)[0])
             raise ValueError(
@@ -164,6 +168,23 @@ class Loss(ScoreLoss):
         """Return the nearest dual variables in the conjugate's domain."""
 
     # -- what follows from it
+
+    def dual_curvature(self, y: Array) -> Array:
+        """Return about what l*″ is where the model is right, shape (n,); here 1.
+
+        The unit that a proximal term of α is measured in.
+        """
+        return np.ones_like(y)
+
+    def constant_score(self, y: Array) -> float:
+        """Return the score, one for all samples, of the least loss; of numbers only.
+
+        Raises
+        ------
+        NotImplementedError
+            The loss is one of classes.
+        """
+        raise NotImplementedError(f"the {self.name} loss has labels -1 and +1")
 
     def dual_point(self, z: Array, y: Array) -> Array:
         """Return u with −u in ∂l(z): the dual variable that suits a score.

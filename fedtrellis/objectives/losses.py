@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 
 from fedtrellis.objectives.checks import Array, IntArray, check_number
 from fedtrellis.objectives.loss_base import Loss, ScoreLoss
+from fedtrellis.objectives.poisson import Poisson
 from fedtrellis.settings import check_choice
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Hinge",
     "Logistic",
     "Loss",
+    "Poisson",
     "ScoreLoss",
     "SmoothedHinge",
     "Squared",
@@ -168,6 +170,9 @@ class Squared(_QuadraticConjugate):
     def curvature_along(self, z: Array, y: Array, change: Array) -> Array:  # noqa: D102
         return np.square(change)
 
+    def constant_score(self, y: Array) -> float:  # noqa: D102
+        return float(np.mean(y))
+
     def feasible(self, alpha: Array, y: Array) -> Array:  # noqa: D102
         return np.array(alpha, dtype=np.float64)
 
@@ -298,7 +303,7 @@ def _chosen(z: Array, y: IntArray) -> tuple[IntArray, ...]:
 
 #: Every loss of one score by its name.
 LOSSES: dict[str, type[Loss]] = {
-    loss.name: loss for loss in (Hinge, SmoothedHinge, Logistic, Squared)
+    loss.name: loss for loss in (Hinge, SmoothedHinge, Logistic, Squared, Poisson)
 }
 
 

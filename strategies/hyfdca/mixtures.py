@@ -53,9 +53,7 @@ class MixtureSteps(MaskedSums):
     ) -> tuple[set[str], dict[str, float]]:
         """One iteration; returns whose answers were used, and the metrics."""
         self._begin(conversation, server_round, extra, timeout)
-        for unit in self.units:
-            if unit.snapshot is None:
-                unit.begin(self.w, self.version)
+        self._begin_units()
         used = self._collect(available)
         self._heal(available)
         if self.strategy.secure_sum:
@@ -239,21 +237,19 @@ class MixtureSteps(MaskedSums):
         if not complete:
             return metrics
         N = self.alignment.num_samples
-        versions = {self.units[u].version for u in complete}
-        losses = 0.0
         proposals = {}
         for u in complete:
             V, report = found[u]
-            losses += report[0]
+            self.held.note(u, self.units[u].version, float(report[0]))
             # b of the current α, exactly, in the place of the mixture's bound
             self.bundle.set_alpha_value(u, -report[1] / N)
             proposals[u] = (V, -report[2 : 2 + len(V)] / N)
         λ = self.strategy.regularization
-        everybody = len(complete) == len(self.units)
-        if everybody and versions == {self.version} and self._certifies:
-            # P(w) = (λ/2)‖w‖² + (1/N) Σ l_i, all at this iteration's w
-            metrics["primal"] = 0.5 * λ * float(self.w @ self.w) + float(losses) / N
-            self.certified = self.w
+        if len(self.held.losses) == len(self.units) and self._certifies:
+            # P(w) = (λ/2)‖w‖² + (1/N) Σ l_i, all at the one w that was held
+            w, losses = self.held.w, self.held.total()
+            metrics["primal"] = 0.5 * λ * float(w @ w) + losses / N
+            self.certified, self.lag = w, self.version - self.held.version
         dual = self.bundle.dual_value()
         metrics["dual"] = dual
         if "primal" in metrics:

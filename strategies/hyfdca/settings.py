@@ -171,6 +171,11 @@ class HyFDCASettings(HybridStrategy):
             self.given_cipher = load_evaluation(_source(self.context))
 
     @property
+    def search_tolerance(self) -> float:
+        """How exact a search is: the certificate cannot come closer than that."""
+        return min(1e-12, max(1e-3 * self.tolerance or 1e-12, 2e-16))
+
+    @property
     def remembered(self) -> int:
         """Proposals of a group that count: a line search is between two."""
         return self.memory if self.step == "bundle" else 2

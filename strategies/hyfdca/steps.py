@@ -31,10 +31,13 @@ class Steps(ABC):
         The weights.
     certified : ndarray of shape (p,)
         The weights that the last ``primal`` among the metrics is of.
+    lag : int
+        How many moves they were behind ``w`` when that iteration began.
     """
 
     w: FloatArray
     certified: FloatArray
+    lag: int = 0
 
     def __init__(self, strategy: HyFDCA) -> None:
         self.strategy = strategy
@@ -121,7 +124,9 @@ class Steps(ABC):
 
 def proposal_kinds(strategy: HyFDCA, shared: bool) -> list[str]:
     """What clients propose for a group, in order."""
-    kind = "proximal" if strategy.secure_sum else "dual-point"
+    # the Poisson loss's dual point has no bound: e^z of a w that is far off
+    bounded = strategy.loss != "poisson"
+    kind = "dual-point" if bounded and not strategy.secure_sum else "proximal"
     kinds = [kind if strategy.step == "bundle" else "coordinate"]
     if not shared and strategy.local_passes:
         beside = strategy.step == "bundle"

@@ -38,8 +38,9 @@ from .updates import UpdateSteps
 
 __all__ = ["HyFDCA"]
 
-# How many rounds without a certificate the best certified model outlives.
-_CERTIFIED_ROUNDS = 50
+# How many moves since P was last known the best certified model outlives; with a safe
+# step, which improves on the start for sure, less than half of all moves.
+_CERTIFIED_MOVES = 50
 
 
 class HyFDCA(HyFDCASettings):
@@ -71,8 +72,10 @@ class HyFDCA(HyFDCASettings):
     sample_ids, labels, loss, key)``. Metrics of a round: ``primal`` P(w) and ``dual``
     D(α) at the point that the round started from, and ``dual-bound`` D(α) after it;
     ``duality-gap``, the lowest P less the highest D so far: the certificate of the
-    result, and what ``tolerance`` stops at. The result is the certified w with the
-    lowest P of the run, or the last one where P was not to be had for 50 rounds.
+    result, and what ``tolerance`` stops at. Where groups move apart and clients come
+    and go, ``primal`` is P of a w that was held until all groups had reported at it.
+    The result is the certified w with the lowest P of the run, or the last one where P
+    was not to be had for 50 moves, or for half of the run's.
 
     What the server sees: w, each client's v_k (or only their sum, ``secure_sum``), who
     shares a slot with whom, sums of losses, and ciphertexts; no α, no inner product, no
@@ -108,7 +111,8 @@ class HyFDCA(HyFDCASettings):
         self._steps: Steps | None = None
         self._best: tuple[float, FloatArray] | None = None
         self._best_dual = -inf
-        self._uncertified = 0  # rounds since P was last known
+        self._moves = 0
+        self._uncertified = 0  # moves since the w that P was last known of
         self._own_keys = self.given_cipher is not None
         self._fingerprint = ""  # of the clients' common key, if they have one
         self._agreement: Agreement | None = None
@@ -394,7 +398,11 @@ class HyFDCA(HyFDCASettings):
         if primal is not None and self._best is not None:
             # what the stop rule compares and the result has: never that of one round
             metrics["duality-gap"] = self._best[0] - self._best_dual
-        self._uncertified = 0 if primal is not None else self._uncertified + 1
+        move = int(metrics.get("moved-groups", 1.0) > 0.0)
+        self._moves += move
+        self._uncertified = (
+            self.steps.lag if primal is not None else self._uncertified + move
+        )
         self.broadcast.replace(self.steps.w)
         return metrics if self._used else None
 
@@ -405,7 +413,10 @@ class HyFDCA(HyFDCASettings):
 
     def result_point(self) -> FloatArray:
         """The certified w of lowest P; the last w where P is not known any more."""
-        if self._best is None or self._uncertified > _CERTIFIED_ROUNDS:
+        outlived = _CERTIFIED_MOVES
+        if self.safe:
+            outlived = min(outlived, (self._moves - 1) // 2)
+        if self._best is None or self._uncertified > outlived:
             return self.broadcast.model
         return self._best[1]
 
@@ -469,6 +480,7 @@ class HyFDCA(HyFDCASettings):
             "own-keys": np.array(self._own_keys),
             "agreement": as_array(self.agreement.to_bytes()),
             "best-dual": np.array(self._best_dual),
+            "moves": np.array(self._moves),
             "uncertified": np.array(self._uncertified),
         }
         if self._best is not None:
@@ -526,6 +538,8 @@ class HyFDCA(HyFDCASettings):
         if "best-w" in state:
             self._best = (float(state["best-primal"]), state["best-w"])
         self._uncertified = int(state["uncertified"])
+        # a checkpoint of before has none
+        self._moves = int(state.get("moves", np.array(2 * _CERTIFIED_MOVES)))
         self._alignment = Alignment.from_state(_under(state, "alignment/"))
         self._labels = [
             Labels.from_state(state, f"labels/{g}/", self.cipher.blocks(group.size))

@@ -21,7 +21,7 @@ from ..data.datasets import load_mnist
 from ..data.libsvm import read_libsvm
 from ..data.packed import UNPACKING_ERRORS, open_packed
 
-__all__ = ["BY_PATH", "DATASETS", "Rows", "load_rows"]
+__all__ = ["BY_PATH", "DATASETS", "TARGETS", "Rows", "load_rows"]
 
 FloatArray = NDArray[np.float64]
 
@@ -34,6 +34,9 @@ DATASETS = {
     "a9a": "the larger label against the smaller",
     "news20": "the upper half of the classes, in ascending order, against the lower",
 }
+
+#: Data sets whose labels are numbers, with what they are.
+TARGETS = {"diabetes": "how far the disease went in a year"}
 
 #: Those that are the user's, with the names of their files in a folder; MNIST's are
 #: known to its reader.
@@ -73,7 +76,8 @@ class Rows(NamedTuple):
     features : ndarray or scipy.sparse.csr_array of shape (d, p)
         float64.
     classes : ndarray of shape (d,)
-        float64; what :func:`tasks.hybrid.samples.signs` makes labels of.
+        float64; what :func:`tasks.hybrid.samples.signs` makes labels of. Of
+        :data:`TARGETS` the labels themselves.
     names : tuple of str
         Of the p features.
     side : int
@@ -96,7 +100,7 @@ def load_rows(dataset: str, path: str, key: str) -> Rows:
     Parameters
     ----------
     dataset : str
-        A key of :data:`DATASETS`.
+        A key of :data:`DATASETS` or :data:`TARGETS`.
     path : str
         The file, or a folder with it; not used where the data comes with
         scikit-learn.
@@ -140,6 +144,14 @@ def _load_breast_cancer(path: str, key: str) -> Rows:
 
     data = load_breast_cancer()
     names = tuple(str(name).replace(" ", "-") for name in data.feature_names)
+    return Rows(data.data.astype(np.float64), data.target.astype(np.float64), names)
+
+
+def _load_diabetes(path: str, key: str) -> Rows:
+    from sklearn.datasets import load_diabetes
+
+    data = load_diabetes(scaled=False)
+    names = tuple(str(name) for name in data.feature_names)
     return Rows(data.data.astype(np.float64), data.target.astype(np.float64), names)
 
 
@@ -224,6 +236,7 @@ def _comma_separated(lines: Any) -> NDArray[np.int32] | None:
 _LOADERS: dict[str, Callable[[str, str], Rows]] = {
     "digits": _load_digits,
     "breast-cancer": _load_breast_cancer,
+    "diabetes": _load_diabetes,
     "mnist": _load_mnist,
     "covtype": _load_covtype,
     "a9a": lambda path, key: _load_libsvm(_find(path, key, "a9a")),

@@ -66,7 +66,7 @@ def _split(task: HybridTask, labels: FloatArray, test: int) -> tuple[Indices, In
             train, rest = train_test_split(
                 everything,
                 test_size=task.test_fraction,
-                stratify=labels,
+                stratify=labels if task.target == "class" else None,
                 random_state=derived_seed(task.seed, "hybrid split"),
             )
         except ValueError as error:
@@ -84,7 +84,7 @@ def _split(task: HybridTask, labels: FloatArray, test: int) -> tuple[Indices, In
 
 def _scaled(task: HybridTask, features: Any, train: Indices) -> Any:
     """Scale columns, as the data set asks for, add the bias, and scale rows."""
-    if task.dataset == "breast-cancer":
+    if task.dataset in ("breast-cancer", "diabetes"):
         part = features[train]
         deviations = part.std(axis=0)
         deviations[deviations == 0.0] = 1.0
@@ -110,7 +110,10 @@ def load_samples(task: HybridTask) -> Samples:
     """
     table = load_rows(task.dataset, task.path, f"{task.name}.path")
     key = f"{task.name}.positive-class"
-    labels = signs(task.dataset, table.classes, task.positive_class, key)
+    if task.target == "number":
+        labels = table.classes
+    else:
+        labels = signs(task.dataset, table.classes, task.positive_class, key)
     train, test = _split(task, labels, table.test)
     rows = np.concatenate([train, test])
     features = table.features[rows]

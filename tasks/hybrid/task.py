@@ -1,6 +1,6 @@
 """Linear models whose clients hold different samples and different features.
 
-What the tasks ``hybrid-svm`` and ``hybrid-logistic`` share: all but the loss.
+What ``hybrid-linear``, ``hybrid-svm`` and ``hybrid-logistic`` share: all but the loss.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -163,13 +163,19 @@ class HybridTask(NodeDataTask):
             )
         self.check_nodes()
 
+    @property
+    def target(self) -> Literal["class", "number"]:
+        """What labels are of: classes, or any numbers."""
+        return "class"
+
     def node_schema(self) -> Schema:
         """Return the schema: some of the features, of some samples, by their ids."""
+        classes = self.target == "class"
         return Schema(
             self.nodes.num_features(),
             self.nodes.names(),
-            "class",
-            self.nodes.class_labels(("-1", "1")),
+            self.target,
+            self.nodes.class_labels(("-1", "1")) if classes else (),
             self.nodes.label_column,
             split=True,
         )
@@ -177,13 +183,17 @@ class HybridTask(NodeDataTask):
     def node_client_data(self, path: Path) -> ClientData:
         """Return what a node with its own file holds; class 0 is −1, class 1 is +1.
 
+        Where the labels are numbers, they are as the file has them.
+
         Raises
         ------
         DataFileError
             Its message names file, row and column, and shows nothing of what is there.
         """
         table = self.node_table(path)
-        labels = None if table.targets is None else 2.0 * table.targets - 1.0
+        labels = table.targets
+        if labels is not None and self.target == "class":
+            labels = 2.0 * labels - 1.0
         return ClientData(table.features, table.names, table.ids, labels)
 
     def num_examples(self) -> int:  # noqa: D102
@@ -289,15 +299,16 @@ class HybridTask(NodeDataTask):
         return _optimum(self)
 
     def metrics(self, x: Point) -> dict[str, float]:
-        """Return ``"accuracy"`` on the test samples.
+        """Return ``"accuracy"`` on the test samples, of numbers ``"explained"``.
 
-        Without any, ``"train-accuracy"`` on the training samples.
+        Without any, ``"train-accuracy"`` or the like on the training samples.
         """
         w = np.asarray(self.argument(x))
         data = samples_of(self)
         if len(data.labels) > data.num_train:
             return _test_objective(self).metrics(w)
-        return {"train-accuracy": self.objective().metrics(w)["accuracy"]}
+        found = self.objective().metrics(w)
+        return {f"train-{name}": value for name, value in found.items()}
 
     def _build_objective(self) -> RegularizedLoss:
         return _objective(self)

@@ -1,4 +1,4 @@
-"""The tasks ``hybrid-svm`` and ``hybrid-logistic``: data, partitions and minima."""
+"""The tasks ``hybrid-linear``, ``-svm`` and ``-logistic``: data, partitions, minima."""
 
 import bz2
 import gzip
@@ -19,6 +19,7 @@ from fedtrellis.settings import SettingsError
 from tasks import (
     ClientData,
     DataFileError,
+    HybridLinear,
     HybridLogistic,
     HybridSVM,
     HybridTask,
@@ -812,3 +813,61 @@ def test_news20() -> None:
     assert sum(d.features.nnz for d in held) == problem.features.nnz  # type: ignore[attr-defined]
     assert all(isinstance(d.features, csr_array) for d in held)
     assert task.metrics(task.optimum().w)["accuracy"] > 0.9
+
+
+# -- regressions
+
+
+@pytest.mark.parametrize("loss", ["squared", "poisson"])
+def test_diabetes(loss: str) -> None:
+    from sklearn.datasets import load_diabetes
+    from sklearn.linear_model import PoissonRegressor, Ridge
+
+    task = HybridLinear(6, 0, dataset="diabetes", loss=loss, bias=0.0, test_fraction=0)
+    task.check()
+    total, _, labels, ids = put_together(task)
+    rows = [int(i) for i in ids]
+    targets = load_diabetes().target[rows]
+    np.testing.assert_array_equal([found.pop() for found in labels], targets)
+    np.testing.assert_allclose(total.std(axis=0), 1.0)
+    λ = task.regularization
+    model = (
+        Ridge(alpha=λ * len(rows), fit_intercept=False)
+        if loss == "squared"
+        else PoissonRegressor(
+            alpha=λ, fit_intercept=False, solver="newton-cholesky", tol=1e-10
+        )
+    ).fit(total, targets)
+    found = task.optimum()
+    np.testing.assert_allclose(found.w, model.coef_, rtol=1e-3, atol=1e-3)
+    assert found.gap <= 1e-9 * found.value
+    explained = task.metrics(found.w)["train-explained"]
+    if loss == "squared":
+        assert explained == pytest.approx(model.score(total, targets))
+    else:
+        assert explained == pytest.approx(model.score(total, targets), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"loss": "hinge", "dataset": "diabetes"}, "allowed: digits"),
+        ({"loss": "poisson", "dataset": "digits"}, "allowed: diabetes, nodes"),
+        (
+            {"loss": "squared", "dataset": "diabetes", "positive_class": 3},
+            "positive-class = 3: the labels are numbers",
+        ),
+    ],
+)
+def test_losses_and_data_that_do_not_fit(settings: Any, match: str) -> None:
+    refused(SettingsError, match, HybridLinear(6, 0, **settings))
+
+
+def test_labels_of_nodes_are_numbers_for_a_loss_of_numbers(tmp_path: Path) -> None:
+    file = tmp_path / "node.csv"
+    file.write_text("id,a,b,label\nx,1,2,3.5\ny,0,1,\nz,4,5,17\n")
+    config = {"hybrid-linear.dataset": "nodes", "data.features": 2}
+    loss = {"hybrid-linear.loss": "squared", "hybrid-linear.bias": 0.0}
+    task = make_task("hybrid-linear", config | loss, 3, 0)
+    assert isinstance(task, HybridTask)
+    np.testing.assert_array_equal(task.node_client_data(file).labels, [3.5, np.nan, 17])

@@ -1,0 +1,141 @@
+"""The site: its tutorials run, and every public name has an entry with an example.
+
+The site itself is built, and its links are checked, by ``.ci/run --all``.
+"""
+
+from __future__ import annotations
+
+import doctest
+import inspect
+import re
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sim
+from scripts.check_site import problems
+from scripts.site_hooks import PUBLIC, public_names, settings_table, site_path
+
+ROOT = Path(sim.__file__).parent
+TUTORIALS = ROOT / "docs/tutorials"
+LACKING = frozenset((ROOT / "tests/names_without_example.txt").read_text().split())
+
+
+def public() -> dict[str, Any]:
+    """Every public class and function, once, by the first package that exports it."""
+    seen: set[int] = set()
+    found: dict[str, Any] = {}
+    for package in PUBLIC:
+        if package.endswith("torch_objective"):
+            pytest.importorskip("torch")
+        for name in public_names(package):
+            thing = getattr(import_module(package), name)
+            callable_ = inspect.isclass(thing) or inspect.isroutine(thing)
+            if callable_ and id(thing) not in seen:
+                seen.add(id(thing))
+                found[f"{package}.{name}"] = thing
+    return found
+
+
+NAMES = public()
+EXAMPLES = {
+    name: tests
+    for name, thing in NAMES.items()
+    if (tests := doctest.DocTestFinder(recurse=False).find(thing, name, globs={}))
+    and tests[0].examples
+}
+
+
+def test_every_public_name_is_described() -> None:
+    assert len(NAMES) > 100
+    assert [name for name, thing in NAMES.items() if not inspect.getdoc(thing)] == []
+
+
+def test_names_without_an_example_only_become_fewer() -> None:
+    # a new public name comes with an example; one that has got its own leaves the list
+    assert set(NAMES) - set(EXAMPLES) == LACKING
+
+
+@pytest.mark.parametrize("name", sorted(EXAMPLES))
+def test_the_example_runs(name: str) -> None:
+    flags = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+    runner = doctest.DocTestRunner(verbose=False, optionflags=flags)
+    report: list[str] = []
+    for test in EXAMPLES[name]:
+        runner.run(test, out=report.append)
+    assert runner.failures == 0, "".join(report)
+
+
+def run_program(page: str) -> dict[str, Any]:
+    """The variables that a tutorial's program ends with."""
+    text = (TUTORIALS / page).read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    names: dict[str, Any] = {"__name__": "tutorial"}
+    exec(block, names)
+    return names
+
+
+def test_sparse_regression_finds_the_optimum_in_the_ball() -> None:
+    names = run_program("sparse-regression.md")
+    x, f = names["x"], names["everything"]
+    assert np.abs(x).sum() <= 1 + 1e-9
+    assert np.count_nonzero(np.abs(x) > 1e-6) < 10
+    # an independent solver: projected gradient steps from far away
+    z, step = np.ones(10), 1 / f.lipschitz()
+    for _ in range(5000):
+        z = names["domain"].project(z - step * f.gradient(z))
+    assert f.value(x) == pytest.approx(f.value(z), rel=1e-6)
+
+
+def test_matrix_completion_finds_what_nobody_rated() -> None:
+    names = run_program("matrix-completion.md")
+    assert names["error"] < 0.001
+
+
+def test_the_black_box_is_maximised() -> None:
+    names = run_program("black-box.md")
+    x, mean = names["x"], names["mean"]
+    assert np.linalg.norm(x) == pytest.approx(1)
+    assert x @ mean @ x / 2 > 0.999 * names["best"]
+
+
+def test_split_columns_give_the_central_optimum() -> None:
+    from sklearn.linear_model import LogisticRegression
+
+    names = run_program("split-columns.md")
+    X, y, w = names["X"], names["y"], names["w"]
+    C = 1 / (1e-2 * len(y))
+    central = LogisticRegression(C=C, fit_intercept=False, tol=1e-10, max_iter=10_000)
+    assert w == pytest.approx(central.fit(X, y).coef_[0], abs=1e-3)
+
+
+def test_a_link_of_the_repository_has_its_place_on_the_site() -> None:
+    assert site_path("README.md") == "index.md"
+    assert site_path("docs/runs.md") == "runs.md"
+    assert site_path("reproduce/fedgia/README.md") == "reproduce/fedgia/README.md"
+    assert site_path("clients/fedgia.py") == "source/clients/fedgia.py.md"
+
+
+def test_tables_of_settings_are_the_declarations() -> None:
+    table = settings_table("fedgia")
+    keys = [key for key in sim.app.registry.default_config() if "fedgia." in key]
+    assert [line.split("`")[1] for line in table.splitlines()[2:]] == keys
+    with pytest.raises(KeyError, match="nothing has settings"):
+        settings_table("fedgi")
+
+
+def test_the_check_finds_what_is_broken(tmp_path: Path) -> None:
+    (tmp_path / "other.html").write_text('<h1 id="here">Here</h1>')
+    (tmp_path / "index.html").write_text(
+        '<a href="other.html#here"></a><a href="other.html#there"></a>'
+        '<a href="https://flower.ai"></a><img src="picture.png">'
+        '<script src="https://example.org/x.js"></script>'
+    )
+    assert problems(tmp_path) == [
+        "index.html: other.html#there has no such anchor",
+        "index.html: picture.png is not there",
+        "index.html: loads https://example.org/x.js",
+    ]
