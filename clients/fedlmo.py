@@ -32,6 +32,15 @@ class FedLMOClient(StatefulClient):
     -----
     State: momentum (m_i), with control variates control (c_i), with error feedback
     estimate (v_i).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis import client_app
+    >>> from fedtrellis.clients import FedLMOClient
+    >>> from fedtrellis.objectives import LeastSquares
+    >>> loss = LeastSquares(np.eye(3), np.ones(3))
+    >>> app = client_app(lambda context: FedLMOClient(context, loss))
     """
 
     def __init__(self, context: Context, objective: Any) -> None:

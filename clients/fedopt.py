@@ -16,4 +16,13 @@ class FedOptClient(LocalSGDClient):
         What ``client_fn`` was given.
     objective : object
         f_i, with ``stochastic_gradient(x, rng, batch_size)`` and ``num_examples``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis import client_app
+    >>> from fedtrellis.clients import FedOptClient
+    >>> from fedtrellis.objectives import LeastSquares
+    >>> loss = LeastSquares(np.eye(3), np.ones(3))
+    >>> app = client_app(lambda context: FedOptClient(context, loss))
     """

@@ -34,6 +34,15 @@ class ScaffoldClient(StatefulClient):
     Notes
     -----
     State: control (c_i).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis import client_app
+    >>> from fedtrellis.clients import ScaffoldClient
+    >>> from fedtrellis.objectives import LeastSquares
+    >>> loss = LeastSquares(np.eye(3), np.ones(3))
+    >>> app = client_app(lambda context: ScaffoldClient(context, loss))
     """
 
     def __init__(self, context: Context, objective: Any) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from flwr.app import Context
 from numpy.typing import NDArray
 
-from fedtrellis.domains.atoms import sign_bits, signed
+from fedtrellis.domains.atoms.random_signs import sign_bits, signed
 from fedtrellis.local_steps import step_size_at
 from fedtrellis.random import generator
 from fedtrellis.wire.arrays import FloatArray, Layout
@@ -32,6 +32,15 @@ class ZerothOrderSGDClient(StatefulClient):
     objective : object
         f_i, with ``values(points, rng, batch_size=...)`` for a batch of points at once,
         or at least ``value(x)``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis import client_app
+    >>> from fedtrellis.clients import ZerothOrderSGDClient
+    >>> from fedtrellis.objectives import LeastSquares
+    >>> loss = LeastSquares(np.eye(3), np.ones(3))
+    >>> app = client_app(lambda context: ZerothOrderSGDClient(context, loss))
     """
 
     def __init__(self, context: Context, objective: Any) -> None:

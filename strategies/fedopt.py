@@ -38,6 +38,23 @@ class FedOpt(LocalSGD):
     -----
     The matching client is ``FedOptClient(context, objective)``. With
     ``optimizer="momentum"``, β₁ = 0 and η = 1 it is :class:`LocalSGD`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from flwr.app import ArrayRecord
+    >>> from fedtrellis import LocalGrid, client_app
+    >>> from fedtrellis.clients import FedOptClient
+    >>> from fedtrellis.objectives import LeastSquares
+    >>> from fedtrellis.strategies import FedOpt
+    >>> loss = LeastSquares(np.eye(3), np.ones(3), scale="half-mean")
+    >>> app = client_app(lambda context: FedOptClient(context, loss))
+    >>> strategy = FedOpt(step_size=0.5, batch_fraction=1.0, server_momentum=0.5)
+    >>> start = ArrayRecord([np.zeros(3)])
+    >>> result = strategy.start(LocalGrid(app, 2), start, num_rounds=50)
+    >>> [x] = result.arrays.to_numpy_ndarrays()
+    >>> bool(abs(x - 1.0).max() < 0.1)
+    True
     """
 
     name = "fedopt"

@@ -37,6 +37,23 @@ class Scaffold(FedAvgGD):
     Notes
     -----
     The matching client is ``ScaffoldClient(context, objective)``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from flwr.app import ArrayRecord
+    >>> from fedtrellis import LocalGrid, client_app
+    >>> from fedtrellis.clients import ScaffoldClient
+    >>> from fedtrellis.objectives import LeastSquares
+    >>> from fedtrellis.strategies import Scaffold
+    >>> loss = LeastSquares(np.eye(3), np.ones(3), scale="half-mean")
+    >>> app = client_app(lambda context: ScaffoldClient(context, loss))
+    >>> strategy = Scaffold(step_size=0.5)
+    >>> start = ArrayRecord([np.zeros(3)])
+    >>> result = strategy.start(LocalGrid(app, 2), start, num_rounds=50)
+    >>> [x] = result.arrays.to_numpy_ndarrays()
+    >>> bool(abs(x - 1.0).max() < 0.1)
+    True
     """
 
     name = "scaffold"

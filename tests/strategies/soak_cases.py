@@ -40,7 +40,7 @@ from clients.hyfdca.rules import NodeRules
 from fedtrellis import LocalGrid, client_app
 from fedtrellis.corrective import unpack
 from fedtrellis.domains import L1Ball, L2Ball
-from fedtrellis.domains.atoms import sign_bits
+from fedtrellis.domains.atoms.random_signs import sign_bits
 from fedtrellis.encryption.plain import PlainCipher
 from fedtrellis.manifolds import Stiefel
 from fedtrellis.objectives import LeastSquares

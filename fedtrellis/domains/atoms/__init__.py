@@ -15,7 +15,7 @@ what came.
 from fedtrellis.domains.atoms.base import FLOAT64, Atom, rounding
 from fedtrellis.domains.atoms.matrices import PermutationAtom, RankOneAtom
 from fedtrellis.domains.atoms.packing import ProductAtom, pack_atoms, unpack_atoms
-from fedtrellis.domains.atoms.random_signs import RandomSigns, sign_bits, signed
+from fedtrellis.domains.atoms.random_signs import RandomSigns
 from fedtrellis.domains.atoms.vectors import DenseAtom, SignAtom, SparseAtom
 
 __all__ = [
@@ -30,7 +30,5 @@ __all__ = [
     "SparseAtom",
     "pack_atoms",
     "rounding",
-    "sign_bits",
-    "signed",
     "unpack_atoms",
 ]

@@ -75,6 +75,14 @@ class RandomSigns(Atom):
         s_1, …, s_m.
     shape : tuple of int
         Of p entries.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.domains.atoms import RandomSigns
+    >>> atom = RandomSigns(seed=0, stream=1, scalars=np.array([0.5]), shape=(4,))
+    >>> np.abs(atom.dense()).tolist()
+    [0.5, 0.5, 0.5, 0.5]
     """
 
     kind: ClassVar[str] = "random"
