@@ -11,6 +11,7 @@ here, which needs no random numbers and is contractive.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, prod
 from typing import Any, Protocol
@@ -25,13 +26,13 @@ __all__ = ["COMPRESSORS", "Compressor", "LowRank", "Natural", "TopK", "compresso
 
 COMPRESSORS = ("top-k", "rank", "natural")
 
-Arrays = list[NDArray[Any]]
+Arrays = Sequence[NDArray[Any]]
 
 
 class Compressor(Protocol):
     """Writes a point as fewer bytes, and reads what it wrote."""
 
-    def pack(self, point: FloatArray, layout: Layout) -> Arrays:
+    def pack(self, point: FloatArray, layout: Layout) -> list[NDArray[Any]]:
         """Return the arrays that stand for C(point)."""
 
     def unpack(self, arrays: Arrays, layout: Layout) -> FloatArray:
@@ -61,7 +62,7 @@ class TopK:
         """Return k for p = ``size``."""
         return max(1, ceil(self.fraction * size - 1e-9))
 
-    def pack(self, point: FloatArray, layout: Layout) -> Arrays:
+    def pack(self, point: FloatArray, layout: Layout) -> list[NDArray[Any]]:
         """Indices and values."""
         flat = point.reshape(-1)
         k = self.count(flat.size)
@@ -105,9 +106,9 @@ class LowRank:
         rows, columns = shape[0], prod(shape[1:])
         return (rows, columns) if self.rank * (rows + columns) < prod(shape) else None
 
-    def pack(self, point: FloatArray, layout: Layout) -> Arrays:
+    def pack(self, point: FloatArray, layout: Layout) -> list[NDArray[Any]]:
         """U_r Σ_r and V_r of the layers that are cut off, and the others whole."""
-        arrays: Arrays = []
+        arrays: list[NDArray[Any]] = []
         for layer in layout.layers(point):
             sides = self._sides(layer.shape)
             if sides is None:
@@ -151,7 +152,7 @@ class Natural:
     travels beside; what is 2¹²⁷ times smaller becomes 0.
     """
 
-    def pack(self, point: FloatArray, layout: Layout) -> Arrays:
+    def pack(self, point: FloatArray, layout: Layout) -> list[NDArray[Any]]:
         """A byte an entry, and the largest exponent."""
         flat = np.asarray(point.reshape(-1), dtype=np.float64)
         fraction, exponent = np.frexp(np.abs(flat))
