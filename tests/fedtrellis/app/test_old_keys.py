@@ -149,6 +149,7 @@ NEW = (
     "hyfdca.exposed",
     "hyfdca.least",
     "hyfdca.noise",
+    "hyfdca.standardize",
 )
 
 
