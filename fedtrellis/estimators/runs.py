@@ -30,9 +30,11 @@ __all__ = ["Found", "Grids", "Sums", "dual_ascent", "shared_sums", "sparse_regre
 #: What ``grid`` of an estimator may be.
 Grids = LocalGrid | Callable[[ClientApp, int], Grid] | None
 
-# The constant feature of an intercept. Its weight b / 100 is regularised, 10 000 times
-# less than b would be, so that b is off by some 10⁻⁵ of what it would be without.
-_CONSTANT = 100.0
+# An intercept b is the weight b/c of a feature that is c everywhere, and (λ/2)(b/c)²
+# is added for it. With c = r √λ, and h the mean curvature of the losses, that takes
+# 1/(r² h) from b: some 10⁻⁷ of it, as h is 1 of the squared loss, a twentieth to a
+# quarter of the logistic one. A larger c would leave the range of encrypted numbers.
+_REACH, _SQUARED_REACH = 1e4, 2e3
 _INTERCEPT = "(intercept)"
 # Rounds in which everybody could answer.
 _ATTEMPTS = 100
@@ -299,12 +301,14 @@ def dual_ascent(
         Of each node its samples' targets, NaN where it has none.
     """
     strategies, clients = _methods()
+    reach = _SQUARED_REACH if loss == "squared" else _REACH
+    constant = max(reach * math.sqrt(regularization), 1.0)
     held = []
     for part, first in zip(partitions.parts, partitions.first, strict=True):
         features, names = part.features, part.names
         if intercept and first.any():
             # once for every sample: the first that holds it has the constant, too
-            features = _with_column(features, np.where(first, _CONSTANT, 0.0))
+            features = _with_column(features, np.where(first, constant, 0.0))
             names = (*names, _INTERCEPT)
         held.append((features, names))
     order = [*partitions.names, *([_INTERCEPT] if intercept else [])]
@@ -337,7 +341,7 @@ def dual_ascent(
     best = min(r.metrics["primal"] for r in strategy.history if "primal" in r.metrics)
     gap = strategy.history[-1].metrics.get("duality-gap", math.inf)
     p = len(partitions.names)
-    b = _CONSTANT * float(w[p]) if intercept else 0.0
+    b = constant * float(w[p]) if intercept else 0.0
     return Found(w[:p], b, best, best - gap, best, history)
 
 
