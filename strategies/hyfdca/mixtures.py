@@ -199,23 +199,23 @@ class MixtureSteps(MaskedSums):
         """V of the proposals, and the sums of those groups that this client reports."""
         name = answer.client
         p_k = len(self.alignment.columns[name])
-        arrays = list(answer.arrays)
+        arrays, C = list(answer.arrays), self.strategy.classes
         counts = {g: self._count(g) for g in groups}
         # everything is checked before anything is kept
         found: dict[int, FloatArray] = {}
         for g in groups:
             array = arrays.pop(0) if arrays else np.empty(0)
-            if array.shape != (counts[g], p_k) or array.dtype != np.float64:
+            if array.shape != (C * counts[g], p_k) or array.dtype != np.float64:
                 raise ValueError(
                     f"the answer has shape {array.shape} and dtype {array.dtype}, "
-                    f"expected {(counts[g], p_k)} and float64"
+                    f"expected {(C * counts[g], p_k)} and float64"
                 )
             found[g] = array
         blobs = read_blobs(arrays)
         wish = self._wished.get(name, [])
         backups = split_blobs(blobs, [self._blocks(g) for g in wish])
         report = [g for g in groups if self._reporter(g) == name]
-        lengths = [2 + counts[g] for g in report]
+        lengths = [C * (2 + counts[g]) for g in report]
         if len(answer.numbers) != sum(lengths):
             raise ValueError(
                 f"the answer has {len(answer.numbers)} sums, expected {sum(lengths)}"

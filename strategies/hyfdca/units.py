@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtrellis.dual.bundle import DualBundle, Mixture
+from fedtrellis.dual.bundle import ClassBundles, DualBundle, Mixture
 from fedtrellis.dual.group_steps import GroupStep
 from fedtrellis.dual.masks import weights_mark
 from fedtrellis.wire.arrays import FloatArray
@@ -33,7 +33,7 @@ _MAX_UNITS = 100
 
 
 #: enc(α) of a unit's groups, each with its step; v, b and chain of that α.
-Backup = tuple[dict[int, tuple[int, Blobs]], FloatArray, float, bytes]
+Backup = tuple[dict[int, tuple[int, Blobs]], FloatArray, FloatArray, bytes]
 
 
 @dataclass
@@ -97,12 +97,17 @@ class UnitSteps(Steps):
         lists = [list(groups)] if strategy.secure_sum else self._lists()
         self.units = [Unit(group) for group in lists]
         self.unit_of = {g: u for u, unit in enumerate(self.units) for g in unit.groups}
-        self.bundle = DualBundle(
-            len(self.alignment.feature_names),
-            len(self.units),
-            strategy.regularization,
-            min(strategy.remembered, max(3, _MAX_POINTS // len(self.units))),
-            strategy.search_tolerance,
+        self.bundle = ClassBundles(
+            [
+                DualBundle(
+                    len(self.alignment.feature_names),
+                    len(self.units),
+                    strategy.regularization,
+                    min(strategy.remembered, max(3, _MAX_POINTS // len(self.units))),
+                    strategy.search_tolerance,
+                )
+                for _ in range(strategy.classes)
+            ]
         )
         self._stage: Stage | None = None
         # holders that lost what they remembered of a group
@@ -146,7 +151,7 @@ class UnitSteps(Steps):
         if not unit.marks:
             assert unit.snapshot is not None
             for name in self.strategy.agreement.names:
-                (own,) = self.strategy.own(name, unit.snapshot)
+                own = self.strategy.own(name, unit.snapshot)
                 unit.marks.append(weights_mark(own))
         return unit.marks
 
@@ -230,7 +235,7 @@ class UnitSteps(Steps):
                         key = f"{u}/backup/{age}/{g}/{step}/{i}"
                         arrays[key] = as_array(blob)
                 arrays[f"{u}/backup-v/{age}"] = v
-                arrays[f"{u}/backup-b/{age}"] = np.array(b)
+                arrays[f"{u}/backup-b/{age}"] = b
                 arrays[f"{u}/backup-chain/{age}"] = as_array(chain)
         return arrays
 
@@ -239,7 +244,8 @@ class UnitSteps(Steps):
         prefix = "bundle/"
         own = {k.removeprefix(prefix): a for k, a in state.items() if prefix in k}
         self.bundle.load_state(own)
-        self.w, self.version = state["w"], int(state["version"])
+        self.w = state["w"].reshape(self.strategy.classes, -1)
+        self.version = int(state["version"])
         names = self.strategy.clients
         self.bare = {(names[int(k)], int(g)) for k, g in state["bare"]}
         for u, unit in enumerate(self.units):
@@ -262,9 +268,9 @@ class UnitSteps(Steps):
                         *_, g, step, _ = key.split("/")
                         blobs = alphas.setdefault(int(g), (int(step), []))[1]
                         blobs.append(array.tobytes())
-                b = float(state[f"{u}/backup-b/{age}"])
+                b = state[f"{u}/backup-b/{age}"].reshape(self.strategy.classes)
                 chain = state[f"{u}/backup-chain/{age}"].tobytes()
-                v = state[f"{u}/backup-v/{age}"]
+                v = state[f"{u}/backup-v/{age}"].reshape(len(b), -1)
                 unit.backups.append((alphas, v, b, chain))
             if unit.backups:
                 unit.alphas = dict(unit.backups[0][0])
