@@ -25,6 +25,7 @@ ORDER = (
     ("encryption",),
     ("dual",),
     ("server",),
+    ("estimators",),
     ("app",),
     ("builtin",),
     ("runs",),

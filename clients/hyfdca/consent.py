@@ -198,8 +198,9 @@ class ConsentingClient(SplitClient):
         """Give one more answer that the server can read something from, if allowed.
 
         ``mark`` is a digest of what the answer is made from. The same again tells the
-        server nothing more, and is not counted. Whoever answers saves the ledger
-        before the answer leaves.
+        server nothing more, and is not counted. With C classes it is C questions, each
+        at weights of its own. Whoever answers saves the ledger before the answer
+        leaves.
 
         Raises
         ------
@@ -209,14 +210,14 @@ class ConsentingClient(SplitClient):
         ledger = self._open_ledger(config)
         if ledger.answered == mark.hex():
             return
-        if ledger.answers >= self._allowed(config):
+        if ledger.answers + config["classes"] > self._allowed(config):
             raise SettingsError(
                 f"client {self.client_id} has answered at {ledger.answers} different "
                 "weights, as many as its node allows in this run (answers; where it "
                 "does not say, by the rounds that were declared before round 1)"
             )
         ledger.answered = mark.hex()
-        ledger.answers += 1
+        ledger.answers += config["classes"]
 
     # ---------------------------------------------------------------------- ciphertexts
 

@@ -384,7 +384,9 @@ class Proposals(HiddenSums):
                 raise ValueError(f"the mixture of group {g} is none: {weights}")
             # α ← Σ_j θ_j a_j, of each class its own
             points = known[_positions(ids, record.ids)].reshape(-1, C, held.size)
-            alpha = np.concatenate([own @ points[:, c] for c, own in enumerate(weights)])
+            alpha = np.concatenate(
+                [own @ points[:, c] for c, own in enumerate(weights)]
+            )
             kept = np.asarray(record.keep)[np.isin(record.keep, ids)]
             known = np.vstack([known[_positions(ids, kept)], alpha])
             ids = np.append(kept.astype(np.int64), record.alpha_id)

@@ -74,7 +74,7 @@ def check_settings(agreement: Agreement, who: str) -> None:
 
     What it left out a server could say later, and of each request anew.
     """
-    settings = DEFAULTS | agreement.settings
+    settings = {**DEFAULTS, **agreement.settings}
     known = _SETTINGS | _OPTIONAL
     wrong = sorted(
         key

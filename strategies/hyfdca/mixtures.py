@@ -53,9 +53,7 @@ class MixtureSteps(MaskedSums):
     ) -> tuple[set[str], dict[str, float]]:
         """One iteration; returns whose answers were used, and the metrics."""
         self._begin(conversation, server_round, extra, timeout)
-        for unit in self.units:
-            if unit.snapshot is None:
-                unit.begin(self.w, self.version)
+        self._begin_units()
         used = self._collect(available)
         self._heal(available)
         if self.strategy.secure_sum:
@@ -238,26 +236,29 @@ class MixtureSteps(MaskedSums):
         metrics: dict[str, float] = {"moved-groups": 0.0}
         if not complete:
             return metrics
-        N = self.alignment.num_samples
-        versions = {self.units[u].version for u in complete}
-        losses = 0.0
+        N, C = self.alignment.num_samples, self.strategy.classes
         proposals = {}
         for u in complete:
             V, report = found[u]
-            losses += report[0]
+            by_class = report.reshape(C, -1)
+            self.held.note(u, self.units[u].version, by_class[:, 0])
             # b of the current α, exactly, in the place of the mixture's bound
-            self.bundle.set_alpha_value(u, -report[1] / N)
-            proposals[u] = (V, -report[2 : 2 + len(V)] / N)
+            self.bundle.set_alpha_value(u, -by_class[:, 1] / N)
+            # of each class the same proposals: shape (C, c, p)
+            own = np.ascontiguousarray(V.reshape(-1, C, V.shape[1]).swapaxes(0, 1))
+            proposals[u] = (own, -by_class[:, 2 : 2 + own.shape[1]] / N)
         λ = self.strategy.regularization
-        everybody = len(complete) == len(self.units)
-        if everybody and versions == {self.version} and self._certifies:
-            # P(w) = (λ/2)‖w‖² + (1/N) Σ l_i, all at this iteration's w
-            metrics["primal"] = 0.5 * λ * float(self.w @ self.w) + float(losses) / N
-            self.certified = self.w
-        dual = self.bundle.dual_value()
-        metrics["dual"] = dual
-        if "primal" in metrics:
-            self._check_gap(metrics["primal"], dual)
+        self.duals = self.bundle.dual_values()
+        metrics["dual"] = float(self.duals.sum())
+        if len(self.held.losses) == len(self.units) and self._certifies:
+            # P(w) = (λ/2)‖w‖² + (1/N) Σ l_i, all at the one w that was held
+            w, losses = self.held.w, self.held.total()
+            squares = np.array([own @ own for own in w])
+            self.primals = 0.5 * λ * squares + losses / N
+            metrics["primal"] = float(self.primals.sum())
+            self.certified, self.lag = w, self.version - self.held.version
+            for primal, dual in zip(self.primals, self.duals, strict=True):
+                self._check_gap(float(primal), float(dual))
         mixtures = self.bundle.search(complete, proposals)
         for u, mixture in mixtures.items():
             unit = self.units[u]
@@ -270,13 +271,13 @@ class MixtureSteps(MaskedSums):
                     unit.tag,
                     unit.step,
                     ids.tolist(),
-                    weights.tolist(),
+                    weights.reshape(-1).tolist(),
                     keep.tolist(),
                 )
         self._stage = None
         self.w = self.bundle.w
         self.version += 1
-        metrics["dual-bound"] = self.bundle.dual_value()
+        metrics["dual-bound"] = float(self.bundle.dual_values().sum())
         metrics["moved-groups"] = float(
             sum(len(self.units[u].groups) for u in complete)
         )
@@ -299,7 +300,7 @@ class MixtureSteps(MaskedSums):
         )
 
     def _found(self) -> dict[int, tuple[FloatArray, FloatArray]]:
-        """V of the proposals, shape (c, p), and their sums, of the complete units."""
+        """V of the proposals, (c C, p), and their sums, of the complete units."""
         if self.strategy.secure_sum:
             whole = self._complete_sum()
             return {} if whole is None else {0: whole}
@@ -311,7 +312,7 @@ class MixtureSteps(MaskedSums):
 
     def _assemble(self, unit: Unit) -> tuple[FloatArray, FloatArray]:
         """The same of one unit, from what its holders sent."""
-        count = self._count(unit.groups[0])
+        count = self.strategy.classes * self._count(unit.groups[0])
         V = np.zeros((count, len(self.alignment.feature_names)))
         for (name, _), v in unit.answers.items():
             V[:, self.alignment.columns[name]] += v

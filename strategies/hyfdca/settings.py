@@ -31,8 +31,9 @@ class HyFDCASettings(HybridStrategy):
         "of the smoothed hinge loss", default=1.0, symbol="g", above=0.0
     )
     classes: int = given(
-        "1, or three and more classes, each told from the rest: labels are then numbers "
-        "from 0, the model has shape (p, C), and the loss is one of two classes",
+        "1, or how many there are, 3 or more, each told from the rest",
+        note="Labels are then numbers from 0, the model has shape (p, C), and the loss "
+        "is one of two classes",
         default=1,
         symbol="C",
         minimum=1,
@@ -165,9 +166,7 @@ class HyFDCASettings(HybridStrategy):
             ),
         ):
             if self.classes > 1 and not allowed:
-                raise SettingsError(
-                    f"classes = {self.classes} does not go with {what}"
-                )
+                raise SettingsError(f"classes = {self.classes} does not go with {what}")
         if secure_sum and not self.safe:
             raise SettingsError(
                 f"step = {step!r} sends each client's own sums in the clear: it needs "

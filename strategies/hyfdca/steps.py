@@ -33,12 +33,15 @@ class Steps(ABC):
         The weights that the last ``primal`` among the metrics is of.
     primals, duals : ndarray of shape (C,) or None
         P of each class's certified weights, and D, of this iteration; None: not known.
+    lag : int
+        How many moves they were behind ``w`` when that iteration began.
     """
 
     w: FloatArray
     certified: FloatArray
     primals: FloatArray | None = None
     duals: FloatArray | None = None
+    lag: int = 0
 
     def __init__(self, strategy: HyFDCA) -> None:
         self.strategy = strategy

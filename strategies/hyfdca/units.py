@@ -69,6 +69,35 @@ class Unit:
 
 
 @dataclass
+class HeldWeights:
+    """The w at which every unit reports its losses once, so that P is known of it.
+
+    Attributes
+    ----------
+    w : ndarray of shape (C, p)
+    version : int
+    losses : dict
+        Σ l_i, shape (C,), of the units that have reported.
+    """
+
+    w: FloatArray
+    version: int
+    losses: dict[int, FloatArray] = field(default_factory=dict)
+
+    def note(self, unit: int, version: int, losses: FloatArray) -> None:
+        """Take a unit's report, if it is of this w."""
+        if version == self.version:
+            self.losses[unit] = losses
+
+    def total(self) -> FloatArray:
+        """Return Σ l_i over all units, shape (C,)."""
+        total = np.zeros(len(self.w))
+        for u in sorted(self.losses):
+            total += self.losses[u]
+        return total
+
+
+@dataclass
 class Stage:
     """What all clients are asked alike until the sum is complete.
 
@@ -115,6 +144,7 @@ class UnitSteps(Steps):
         self.w = self.bundle.w
         self.version = 0
         self.certified = self.w
+        self.held = HeldWeights(self.w, self.version)
 
     def _lists(self) -> list[list[int]]:
         """The units' groups: one each, unless there are too many to search over."""
@@ -126,6 +156,26 @@ class UnitSteps(Steps):
             parts = np.array_split(own, min(len(own), room)) if own else []
             lists += [part.tolist() for part in parts]
         return lists
+
+    def _begin_units(self) -> None:
+        """Give every unit that starts over its w: the held one, if it owes a report.
+
+        Where clients come and go, units are never at one w by themselves, and P would
+        hardly ever be known. So one w is held until all have proposed at it; none of
+        them waits for that, and whoever has reported goes on at the newest w.
+        """
+        waiting = {unit.version for unit in self.units if unit.snapshot is not None}
+        losses, version = self.held.losses, self.held.version
+        # all have reported; or nobody has, or is about to, so that a newer one will do
+        if len(losses) == len(self.units) or not (losses or version in waiting):
+            self.held = HeldWeights(self.w, self.version)
+        for u, unit in enumerate(self.units):
+            if unit.snapshot is not None:
+                continue
+            if u in self.held.losses:
+                unit.begin(self.w, self.version)
+            else:
+                unit.begin(self.held.w, self.held.version)
 
     # ------------------------------------------------------------------------- helpers
 

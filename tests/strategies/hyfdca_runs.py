@@ -284,9 +284,9 @@ class Run(View):
         self.strategy = strategy(
             split.loss, split.regularization, callbacks=callbacks, **settings
         )
-        result = self.strategy.start(
-            self.grid, ArrayRecord([np.zeros(split.p)]), num_rounds=rounds
-        )
+        C = self.strategy.classes
+        start = np.zeros((split.p, C) if C > 1 else split.p)
+        result = self.strategy.start(self.grid, ArrayRecord([start]), num_rounds=rounds)
         self.model: Array = result.arrays.to_numpy_ndarrays()[0]
 
     def note_dual(self) -> None:

@@ -1,0 +1,274 @@
+"""What ``fit`` is given, as what each node holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtrellis.objectives.checks import Array, check_examples
+
+__all__ = ["Part", "Partitions", "is_frame", "known", "read_partitions"]
+
+
+class Part(NamedTuple):
+    """What one node holds.
+
+    Attributes
+    ----------
+    features : ndarray or CSR array of shape (n_k, p_k), float64
+    names : tuple of str
+        Of the columns.
+    ids : tuple of str
+        Of the rows.
+    target : ndarray of shape (n_k,) or None
+        As it was given; None, or NaN or None in single places, where there is none.
+    """
+
+    features: Any
+    names: tuple[str, ...]
+    ids: tuple[str, ...]
+    target: NDArray[Any] | None
+
+
+@dataclass(frozen=True)
+class Partitions:
+    """All nodes' parts, checked against each other.
+
+    Attributes
+    ----------
+    parts : tuple of Part
+    names : tuple of str
+        Of the model's features, in its order.
+    named : bool
+        Whether these are columns of data frames.
+    split : bool
+        Whether nodes hold different features; else each has whole rows.
+    """
+
+    parts: tuple[Part, ...]
+    names: tuple[str, ...]
+    named: bool
+    split: bool
+
+    @cached_property
+    def first(self) -> list[NDArray[np.bool_]]:
+        """Of each part, which samples no part before it holds."""
+        if not self.split:
+            return [np.ones(len(part.ids), dtype=np.bool_) for part in self.parts]
+        seen: set[str] = set()
+        masks = []
+        for part in self.parts:
+            masks.append(np.array([name not in seen for name in part.ids], dtype=bool))
+            seen.update(part.ids)
+        return masks
+
+    @property
+    def num_samples(self) -> int:
+        """N, every sample counted once."""
+        return int(sum(mask.sum() for mask in self.first))
+
+    def table(self, names: Sequence[str]) -> tuple[Array, NDArray[Any]]:
+        """Return whole rows, and their targets, in the order of first appearance.
+
+        Parameters
+        ----------
+        names : sequence of str
+            The columns, in the order wanted.
+
+        Returns
+        -------
+        (ndarray of shape (N, p), ndarray of shape (N,))
+            Targets are objects, None where nobody has one.
+
+        Raises
+        ------
+        ValueError
+            Nobody has a column.
+        """
+        absent = [name for name in names if name not in self.names]
+        if absent:
+            raise ValueError(f"no partition has the column {absent[0]!r}")
+        column = {name: j for j, name in enumerate(names)}
+        row: dict[str, int] = {}
+        for part in self.parts:
+            for name in part.ids:
+                row.setdefault(name, len(row))
+        table = np.zeros((len(row), len(names)))
+        targets = np.full(len(row), None, dtype=object)
+        for part in self.parts:
+            rows = np.array([row[name] for name in part.ids])
+            held = [j for j, name in enumerate(part.names) if name in column]
+            values = part.features[:, held]
+            if not isinstance(values, np.ndarray):
+                values = values.toarray()
+            columns = np.array([column[part.names[j]] for j in held])
+            table[rows[:, None], columns] = values
+            if part.target is not None:
+                there = known(part.target)
+                targets[rows[there]] = part.target[there]
+        return table, targets
+
+    def targets(self) -> NDArray[Any]:
+        """Return all targets that there are, of shape (K,) with K at least N."""
+        found = [p.target[known(p.target)] for p in self.parts if p.target is not None]
+        return np.concatenate(found)
+
+
+def known(target: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return where there is a target: neither None nor NaN."""
+    if target.dtype.kind == "f":
+        return np.asarray(~np.isnan(target))
+    if target.dtype.kind == "O":
+        # NaN alone is not equal to itself
+        return np.array([t is not None and t == t for t in target], dtype=bool)
+    return np.ones(len(target), dtype=np.bool_)
+
+
+def is_frame(table: Any) -> bool:
+    """Whether it has names of columns and rows, as a pandas data frame."""
+    return hasattr(table, "columns") and hasattr(table, "index")
+
+
+def read_partitions(partitions: Any, label: str, *, targets: bool = True) -> Partitions:
+    """Read a list of what nodes hold.
+
+    Parameters
+    ----------
+    partitions : sequence
+        Pairs (X, y), or data frames of which some have a column ``label``. Tables
+        of one width, or frames of the same columns, hold whole rows, each others.
+        Frames of different columns hold parts of the samples that their indices name.
+    label : str
+        The column of the target, in frames that come without a y.
+    targets : bool, default True
+        Whether every sample has to have one.
+
+    Raises
+    ------
+    ValueError
+        What the nodes hold does not make one table, in one line.
+    """
+    if (
+        isinstance(partitions, np.ndarray)
+        or is_frame(partitions)
+        or not len(partitions)
+    ):
+        raise ValueError(
+            "fit takes a list of partitions, (X, y) pairs or data frames, or one X "
+            "with its y: y is missing (requires y to be passed, but the target y is "
+            "None)"
+        )
+    parts = [_part(number, item, label) for number, item in enumerate(partitions)]
+    named = [is_frame(_table(item)) for item in partitions]
+    if any(named) and not all(named):
+        raise ValueError(
+            f"partition {named.index(False)} is no data frame, others are; give all of "
+            "them as frames, or none"
+        )
+    split = named[0] and any(set(p.names) != set(parts[0].names) for p in parts[1:])
+    if split:
+        return _by_columns(parts, targets)
+    return _by_rows(parts, named[0], targets)
+
+
+def _table(item: Any) -> Any:
+    return item[0] if isinstance(item, tuple) else item
+
+
+def _part(number: int, item: Any, label: str) -> Part:
+    if isinstance(item, tuple):
+        if len(item) != 2:
+            raise ValueError(
+                f"partition {number} is a tuple of {len(item)}; it must be (X, y)"
+            )
+        table, target = item
+    else:
+        table, target = item, None
+    if is_frame(table):
+        if target is None and label in table.columns:
+            target = table[label]
+            table = table.drop(columns=label)
+        names = tuple(str(name) for name in table.columns)
+        ids = tuple(str(name) for name in table.index)
+        features = check_examples(f"partition {number}", table.to_numpy())
+    else:
+        features = check_examples(f"partition {number}", table)
+        count, width = features.shape
+        names = tuple(f"x{j}" for j in range(width))
+        ids = tuple(f"{number}.{i}" for i in range(count))
+    if len(set(names)) < len(names):
+        raise ValueError(f"partition {number} has a column twice")
+    if target is not None:
+        target = np.asarray(target)
+        if target.shape != (len(ids),):
+            raise ValueError(
+                f"partition {number} has {len(ids)} rows and a y of shape "
+                f"{target.shape}; it must be ({len(ids)},)"
+            )
+    return Part(features, names, ids, target)
+
+
+def _by_rows(parts: list[Part], named: bool, targets: bool) -> Partitions:
+    names = parts[0].names
+    for number, part in enumerate(parts):
+        if len(part.names) != len(names):
+            raise ValueError(
+                f"partition {number} has {len(part.names)} columns, partition 0 has "
+                f"{len(names)}; where nodes hold different columns, give data frames"
+            )
+        if targets and (part.target is None or not known(part.target).all()):
+            raise ValueError(
+                f"partition {number} has rows without a target: with whole rows every "
+                "one needs its own"
+            )
+        # frames may have the columns in any order; what rows are called says nothing
+        if set(part.names) != set(names):
+            raise ValueError(f"partition {number} has other columns than partition 0")
+        features = part.features
+        if part.names != names:
+            features = features[:, [part.names.index(name) for name in names]]
+        ids = tuple(f"{number}.{i}" for i in range(len(part.ids)))
+        parts[number] = Part(features, names, ids, part.target)
+    return Partitions(tuple(parts), names, named, False)
+
+
+def _by_columns(parts: list[Part], need_targets: bool) -> Partitions:
+    names = tuple(dict.fromkeys(name for part in parts for name in part.names))
+    ids = tuple(dict.fromkeys(name for part in parts for name in part.ids))
+    row = {name: i for i, name in enumerate(ids)}
+    column = {name: j for j, name in enumerate(names)}
+    holders = np.zeros((len(ids), len(names)), dtype=np.uint8)
+    targets: dict[str, Any] = {}
+    for number, part in enumerate(parts):
+        if len(set(part.ids)) < len(part.ids):
+            raise ValueError(f"partition {number} has a sample's index twice")
+        rows = [row[name] for name in part.ids]
+        holders[np.ix_(rows, [column[name] for name in part.names])] += 1
+        if part.target is None:
+            continue
+        there = known(part.target)
+        for name, target in zip(
+            np.array(part.ids, dtype=object)[there], part.target[there], strict=True
+        ):
+            if targets.setdefault(name, target) != target:
+                raise ValueError(f"sample {name!r} has two targets")
+    for count, what in ((0, "nowhere"), (2, "in two partitions")):
+        wrong = np.argwhere(holders == 0 if count == 0 else holders >= count)
+        if len(wrong):
+            i, j = wrong[0]
+            raise ValueError(
+                f"column {names[j]!r} of sample {ids[i]!r} is {what}: every value has "
+                "one holder; keep the samples that all have, for example by "
+                "frame.loc[first.index.intersection(second.index)]"
+            )
+    missing = [name for name in ids if name not in targets]
+    if need_targets and missing:
+        raise ValueError(
+            f"{len(missing)} samples have a target nowhere, {missing[0]!r} among them"
+        )
+    return Partitions(tuple(parts), names, True, True)

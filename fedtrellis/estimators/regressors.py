@@ -1,0 +1,173 @@
+"""Linear regressions, from rows on different nodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+from sklearn.base import RegressorMixin
+
+from fedtrellis.objectives.checks import Array, check_number
+
+from .base import FederatedModel
+from .partitions import Partitions
+from .runs import Grids, sparse_regression
+
+__all__ = ["FederatedElasticNet", "FederatedLasso"]
+
+
+class FederatedElasticNet(RegressorMixin, FederatedModel):  # type: ignore[misc]
+    """Sparse linear regression by FedFW, from rows on different nodes.
+
+    Solves min over w and b of (1/2N)‖y − Xw − b‖² + α ρ ‖w‖₁ + (α (1 − ρ)/2) ‖w‖², as
+    scikit-learn's ``ElasticNet(alpha=α, l1_ratio=ρ)``. Before the first round the nodes
+    send their sums of y, y², and of each column and its squares.
+
+    Parameters
+    ----------
+    alpha : float, default 1.0
+        α > 0.
+    l1_ratio : float, default 0.5
+        ρ > 0, at most 1.
+    fit_intercept : bool, default True
+    tol : float, default 1e-8
+        The run stops when the nodes agree to tol, relative to their coefficients, and
+        the gap is at most tol times the objective at w = 0.
+    max_iter : int, default 2000
+        Rounds at most.
+    label, grid, verbose
+        As of :class:`FederatedLogisticRegression`.
+
+    Attributes
+    ----------
+    coef_ : ndarray of shape (p,)
+        Those that are 0 at the minimum are 0, but for a few of the tolerance's size.
+    intercept_ : float
+    n_iter_ : int
+        Rounds.
+    objective_, gap_ : float
+        The value reached, and the certificate: no model is lower by more than gap_.
+    history_ : list of dict
+        What each round took and came to.
+    n_features_in_, feature_names_in_
+        As scikit-learn's.
+    """
+
+    _numeric = True
+
+    def __init__(
+        self,
+        alpha: float = 1.0,
+        *,
+        l1_ratio: float = 0.5,
+        fit_intercept: bool = True,
+        tol: float = 1e-8,
+        max_iter: int = 2000,
+        label: str = "label",
+        grid: Grids = None,
+        verbose: bool = False,
+    ) -> None:
+        self.alpha = alpha
+        self.l1_ratio = l1_ratio
+        self.fit_intercept = fit_intercept
+        self.tol = tol
+        self.max_iter = max_iter
+        self.label = label
+        self.grid = grid
+        self.verbose = verbose
+
+    def _ratio(self) -> float:
+        ratio = check_number("l1_ratio", self.l1_ratio, positive=True)
+        if ratio > 1.0:
+            raise ValueError(f"l1_ratio is {ratio:g}; it must be above 0 and at most 1")
+        return ratio
+
+    def _learn(self, partitions: Partitions) -> None:
+        if partitions.split:
+            raise ValueError(
+                f"{type(self).__name__} needs whole rows on every node, and these "
+                "partitions have different columns"
+            )
+        alpha = check_number("alpha", self.alpha, positive=True)
+        ratio = self._ratio()
+        targets = [np.asarray(p.target, dtype=np.float64) for p in partitions.parts]
+        for number, y in enumerate(targets):
+            if not np.isfinite(y).all():
+                raise ValueError(f"partition {number} has a target that is not finite")
+        found = sparse_regression(
+            partitions,
+            targets,
+            l1=alpha * ratio,
+            l2=alpha * (1.0 - ratio),
+            intercept=self.fit_intercept,
+            tolerance=self.tol,
+            rounds=self.max_iter,
+            grids=self.grid,
+            verbose=self.verbose,
+        )
+        history: list[dict[str, Any]] = []
+        self.gap_ = self._finish(found, 1.0, history)
+        self.coef_ = found.coef
+        self.intercept_ = found.intercept
+        self.n_iter_ = len(history)
+        self.objective_ = found.objective
+        self.history_ = history
+
+    def predict(self, X: Any) -> Array:
+        """Return x_iᵀw + b of each row, (n,).
+
+        Parameters
+        ----------
+        X : array_like of shape (n, p), or a list of data frames
+            The frames have the same samples and together all columns.
+        """
+        return self._linear(X)
+
+    def score(
+        self, X: Any, y: ArrayLike | None = None, sample_weight: ArrayLike | None = None
+    ) -> float:
+        """Return R², the part of the targets' variance that is predicted.
+
+        Parameters
+        ----------
+        X, y
+            As ``fit`` takes them: rows with their y, or partitions.
+        sample_weight : array_like of shape (n,), optional
+        """
+        X, y = self._whole(X, y)
+        return float(super().score(X, y, sample_weight))
+
+
+class FederatedLasso(FederatedElasticNet):
+    """Sparse linear regression by FedFW, from rows on different nodes.
+
+    Solves min over w and b of (1/2N)‖y − Xw − b‖² + α ‖w‖₁, as scikit-learn's
+    ``Lasso(alpha=α)``: :class:`FederatedElasticNet` with ρ = 1, whose other parameters
+    and attributes it has.
+    """
+
+    def __init__(
+        self,
+        alpha: float = 1.0,
+        *,
+        fit_intercept: bool = True,
+        tol: float = 1e-8,
+        max_iter: int = 2000,
+        label: str = "label",
+        grid: Grids = None,
+        verbose: bool = False,
+    ) -> None:
+        super().__init__(
+            alpha,
+            fit_intercept=fit_intercept,
+            tol=tol,
+            max_iter=max_iter,
+            label=label,
+            grid=grid,
+            verbose=verbose,
+        )
+        del self.l1_ratio  # no parameter of this one
+
+    def _ratio(self) -> float:
+        return 1.0

@@ -1,0 +1,258 @@
+"""Estimators against scikit-learn's own on the same data in one place."""
+
+from __future__ import annotations
+
+import warnings
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from numpy.typing import NDArray
+from scipy import sparse
+from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import ElasticNet, Lasso, LogisticRegression
+from sklearn.multiclass import OneVsRestClassifier
+from sklearn.svm import SVC
+from sklearn.utils.estimator_checks import check_estimator
+
+import sim  # noqa: F401 - so that fedtrellis.strategies are this checkout's
+from fedtrellis import LocalGrid
+from fedtrellis.estimators import (
+    FederatedElasticNet,
+    FederatedLasso,
+    FederatedLogisticRegression,
+    FederatedSVC,
+)
+
+Array = NDArray[np.float64]
+
+
+def rows_of(X: Any, y: Array, count: int) -> list[tuple[Any, Array]]:
+    """Deal rows at random."""
+    order = np.random.default_rng(0).permutation(len(y))
+    return [(X[part], y[part]) for part in np.array_split(order, count)]
+
+
+@pytest.fixture(scope="module")
+def patients() -> pd.DataFrame:
+    """Breast cancer, standardised, with ids and a label of two words."""
+    table = load_breast_cancer(as_frame=True).frame.iloc[::2]
+    X = table.iloc[:, :10]
+    frame = (X - X.mean()) / X.std(ddof=0)
+    frame["label"] = np.where(table["target"] == 1, "benign", "malignant")
+    frame.index = pd.Index([f"p{i}" for i in range(len(frame))])
+    return frame
+
+
+def split(frame: pd.DataFrame, how: str) -> list[Any]:
+    """Cut a table by rows, by columns, or both."""
+    half = len(frame) // 2
+    if how == "rows":
+        return [frame.iloc[:half], frame.iloc[half:]]
+    if how == "columns":
+        return [frame.iloc[:, :4], frame.iloc[:, 4:]]
+    top, bottom = frame.iloc[:half], frame.iloc[half:]
+    return [top.iloc[:, :4], top.iloc[:, 4:], bottom.iloc[:, :7], bottom.iloc[:, 7:]]
+
+
+@pytest.mark.parametrize("how", ["rows", "columns", "both"])
+@pytest.mark.parametrize("intercept", [False, True])
+def test_logistic_regression(patients: pd.DataFrame, how: str, intercept: bool) -> None:
+    X, y = patients.drop(columns="label"), patients["label"]
+    expected = LogisticRegression(
+        C=0.5, fit_intercept=intercept, solver="newton-cholesky", tol=1e-12
+    ).fit(X, y)
+    nodes = split(patients, how)
+    model = FederatedLogisticRegression(C=0.5, fit_intercept=intercept, tol=1e-11)
+    assert model.fit(nodes) is model
+    largest = np.abs(expected.coef_).max()
+    order = [list(model.feature_names_in_).index(name) for name in X.columns]
+    coef = model.coef_[:, order]
+    assert coef == pytest.approx(expected.coef_, abs=1e-5 * largest)
+    assert model.intercept_ == pytest.approx(expected.intercept_, abs=1e-4 * largest)
+    assert list(model.classes_) == ["benign", "malignant"]
+    whole = X[list(model.feature_names_in_)]
+    chances = model.predict_proba(whole)
+    assert chances == pytest.approx(expected.predict_proba(X), abs=1e-4)
+    assert (model.predict(whole) == expected.predict(X)).all()
+    assert model.score(nodes) == expected.score(X, y)
+    # ½‖w‖² + C Σ ln(1 + exp(−y z)), and nothing is lower by more than the gap
+    z = np.where(y == "malignant", 1, -1) * expected.decision_function(X)
+    least = 0.5 * (expected.coef_**2).sum() + 0.5 * np.logaddexp(0, -z).sum()
+    assert model.objective_[0] == pytest.approx(least, rel=1e-4)
+    assert 0 <= model.gap_[0] <= 1e-11 * least
+
+
+def test_support_vector_machine(patients: pd.DataFrame) -> None:
+    X, y = patients.drop(columns="label"), patients["label"]
+    expected = SVC(kernel="linear", C=0.1, tol=1e-10).fit(X, y)
+    model = FederatedSVC(C=0.1, tol=1e-6).fit(split(patients, "columns"))
+    assert model.coef_ == pytest.approx(expected.coef_, abs=1e-3)
+    assert model.intercept_ == pytest.approx(expected.intercept_, abs=1e-3)
+    assert (model.predict(X) == expected.predict(X)).all()
+
+
+def test_three_classes_are_one_against_the_rest() -> None:
+    X, y = load_iris(return_X_y=True)
+    X = (X - X.mean(axis=0)) / X.std(axis=0)
+    expected = OneVsRestClassifier(LogisticRegression(tol=1e-10)).fit(X, y)
+    model = FederatedLogisticRegression(tol=1e-11).fit(rows_of(X, y, 3))
+    coef = np.concatenate([each.coef_ for each in expected.estimators_])
+    assert model.coef_ == pytest.approx(coef, abs=1e-3)
+    probability = expected.predict_proba(X)
+    assert model.predict_proba(X) == pytest.approx(probability, abs=1e-4)
+    assert (model.predict(X) == expected.predict(X)).all()
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.parametrize("case", ["plain", "scaled", "sparse", "wide"])
+def test_sparse_regression(case: str, intercept: bool) -> None:
+    X, y = load_diabetes(return_X_y=True)
+    alpha = 0.5
+    if case == "scaled":
+        # with a column that says nothing
+        X = np.column_stack([X * np.logspace(-1, 2, 10), np.full(len(X), 7.0)])
+    elif case == "sparse":
+        X = np.where(np.abs(X) > 0.03, X, 0.0)
+    elif case == "wide":
+        X, y = np.random.default_rng(1).normal(size=(40, 80)), y[:40]
+        alpha = 10.0
+    nodes = rows_of(sparse.csr_array(X) if case == "sparse" else X, y, 3)
+    exact: dict[str, Any] = {"tol": 1e-13, "max_iter": 10**6}
+    for model, expected in (
+        (FederatedLasso(alpha), Lasso(alpha, **exact)),
+        (
+            FederatedElasticNet(alpha, l1_ratio=0.7),
+            ElasticNet(alpha, l1_ratio=0.7, **exact),
+        ),
+    ):
+        for each in (model, expected):
+            each.set_params(fit_intercept=intercept)
+        expected.fit(X, y)
+        model.fit(nodes)
+        largest = np.abs(expected.coef_).max()
+        assert model.coef_ == pytest.approx(expected.coef_, abs=1e-6 * largest)
+        zero = np.abs(model.coef_) < 1e-8 * largest
+        assert zero.tolist() == (expected.coef_ == 0.0).tolist()
+        assert (model.coef_[zero] == 0.0).sum() >= zero.sum() - 2
+        height = np.abs(y).max()
+        assert model.intercept_ == pytest.approx(expected.intercept_, abs=1e-6 * height)
+        assert model.score(X, y) == pytest.approx(expected.score(X, y), abs=1e-6)
+        residual = y - expected.predict(X)
+        penalty = expected.alpha * np.abs(expected.coef_).sum()
+        if isinstance(model, FederatedLasso):
+            least = 0.5 * (residual**2).mean() + penalty
+            assert model.objective_ - model.gap_ <= least * (1 + 1e-12)
+            assert model.objective_ == pytest.approx(least, rel=1e-7)
+
+
+def test_one_table_is_one_node(patients: pd.DataFrame) -> None:
+    X, y = patients.drop(columns="label"), patients["label"]
+    one = FederatedLogisticRegression(tol=1e-11).fit(X, y)
+    two = FederatedLogisticRegression(tol=1e-11).fit(split(patients, "rows"))
+    assert one.coef_ == pytest.approx(two.coef_, abs=1e-5)
+    assert list(one.feature_names_in_) == list(X.columns)
+
+
+def test_a_grid_of_ones_own() -> None:
+    X, y = load_diabetes(return_X_y=True)
+    nodes = rows_of(X, y, 3)
+    plain = FederatedLasso(1.0).fit(nodes)
+    lossy = partial(LocalGrid, encode=True, reply_loss=0.2, seed=1)
+    assert FederatedLasso(1.0, grid=lossy).fit(nodes).coef_ == pytest.approx(
+        plain.coef_, abs=1e-4
+    )
+    grid = LocalGrid(lambda message, context: message, 3, encode=True)  # type: ignore[arg-type]
+    assert FederatedLasso(1.0, grid=grid).fit(nodes).coef_ == pytest.approx(
+        plain.coef_, abs=1e-4
+    )
+    assert grid.bytes_up > 0
+    with pytest.raises(ValueError, match="grid has 3 nodes for 2 partitions"):
+        FederatedLasso(1.0, grid=grid).fit(nodes[:2])
+
+
+def test_a_run_that_does_not_arrive_says_so() -> None:
+    X, y = load_diabetes(return_X_y=True)
+    with pytest.warns(ConvergenceWarning, match="after 3 of max_iter = 3 rounds"):
+        FederatedLasso(0.1, max_iter=3).fit(rows_of(X, y, 2))
+
+
+A = pd.DataFrame({"a": [0.0, 1.0, 2.0], "label": [0, 1, 1]}, index=["i", "j", "k"])
+B = pd.DataFrame({"b": [3.0, 1.0, 2.0]}, index=["k", "j", "i"])
+
+
+@pytest.mark.parametrize(
+    ("nodes", "message"),
+    [
+        (np.zeros((3, 2)), "y is missing"),
+        ([], "y is missing"),
+        ([A, (np.zeros((2, 1)), [0, 1])], "partition 1 is no data frame"),
+        ([A, B.iloc[:2]], "column 'b' of sample 'i' is nowhere"),
+        ([A, B, B], "column 'b' of sample 'i' is in two partitions"),
+        ([A, pd.concat([B, B])], "partition 1 has a sample's index twice"),
+        ([A.drop(columns="label"), B], "3 samples have a target nowhere, 'i' among"),
+        ([A, (B, [1, 1, 1])], "sample 'i' has two targets"),
+        ([(np.zeros((3, 1)), [0, 1])], r"partition 0 has 3 rows and a y of shape \(2,"),
+        ([(np.zeros((2, 1)), [0, 1]), (np.zeros((2, 2)), [0, 1])], "1 has 2 columns"),
+        ([(np.zeros((2, 1)), [0.0, np.nan])], "partition 0 has rows without a target"),
+        ([(np.array([[np.nan]]), [0.0])], "partition 0 has NaN"),
+        ([(np.zeros((2, 1)), [1, 1])], "the targets have one class, "),
+    ],
+)
+def test_partitions_that_make_no_table(nodes: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        FederatedLogisticRegression().fit(nodes)
+
+
+def test_rows_of_frames_may_have_their_columns_in_any_order() -> None:
+    wide = A.join(B)
+    nodes = [wide, wide[["b", "label", "a"]]]
+    model = FederatedLogisticRegression().fit(nodes)
+    again = FederatedLogisticRegression().fit([wide, wide])
+    assert model.coef_ == pytest.approx(again.coef_, abs=1e-4)
+    assert model.score(nodes) == again.score([wide, wide])
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (FederatedLasso(0.0), "alpha is 0.0"),
+        (FederatedElasticNet(l1_ratio=1.5), "l1_ratio is 1.5"),
+        (FederatedSVC(C=-1.0), "C is -1.0"),
+    ],
+)
+def test_parameters_that_are_not_allowed(model: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        model.fit([(np.eye(4), np.array([0, 1, 0, 1]))])
+
+
+def test_a_lasso_needs_whole_rows() -> None:
+    with pytest.raises(ValueError, match="FederatedLasso needs whole rows"):
+        FederatedLasso().fit([A, B])
+
+
+# HyFDCA's clients draw what they propose from a key of the run's own, so that two runs
+# agree to the tolerance, and the check asks for more
+RANDOM = {"check_fit_idempotent": "two runs agree to the tolerance, not to 1e-7"}
+
+
+@pytest.mark.parametrize(
+    ("model", "failing"),
+    [
+        (FederatedLasso(0.1), {}),
+        (FederatedElasticNet(0.1), {}),
+        (FederatedLogisticRegression(tol=1e-6), RANDOM),
+        pytest.param(FederatedSVC(tol=1e-4), RANDOM, marks=pytest.mark.slow),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_scikit_learns_checks(model: Any, failing: dict[str, str]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        results = check_estimator(model, on_fail=None, on_skip=None)
+    found = {each["check_name"] for each in results if each["status"] == "failed"}
+    assert found <= set(failing), found
+    assert len(results) > 40
