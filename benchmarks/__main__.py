@@ -26,6 +26,7 @@ from . import (
     startup,
     torch_speed,
     traffic,
+    vertical,
     zeroth_order,
 )
 from .engines import comparison as engines
@@ -76,6 +77,9 @@ COMPARISONS: dict[str, Callable[[bool], Iterable[Comparison]]] = {
         torch_speed.gpu(torch_speed.QUICK if quick else torch_speed.FULL)
     ],
     "hyfdca": lambda quick: hyfdca.compare(hyfdca.QUICK if quick else hyfdca.FULL),
+    "vertical": lambda quick: vertical.compare(
+        vertical.QUICK if quick else vertical.FULL
+    ),
 }
 
 

@@ -6,12 +6,18 @@ Points of a cohort are one array of shape (n, \*layout.point_shape), a client a 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtrellis.local_steps import LocalGradient, check_steps, gradient_at
+from fedtrellis.local_steps import (
+    LocalGradient,
+    check_steps,
+    draws_batches,
+    gradient_at,
+)
 from fedtrellis.objectives.base import draw_batch
 from fedtrellis.objectives.stacked import Stacked, stack
 from fedtrellis.wire.arrays import FloatArray, Layout
@@ -99,15 +105,21 @@ class CohortGradient:
         self, clients: Sequence[Any], layout: Layout, config: Mapping[str, Any]
     ) -> None:
         self.layout = layout
-        self.each: list[LocalGradient] = [
-            gradient_at(client.objective, layout, client.client_id, config)
-            for client in clients
+        self._clients, self._config = clients, config
+        self._batches = draws_batches(config)
+        self.stacked: Stacked | None = stack([c.objective for c in clients])
+
+    @cached_property
+    def each(self) -> list[LocalGradient]:
+        """The gradient of each by itself."""
+        return [
+            gradient_at(client.objective, self.layout, client.client_id, self._config)
+            for client in self._clients
         ]
-        self.stacked: Stacked | None = stack([g.objective for g in self.each])
 
     def _rows(self) -> list[NDArray[np.intp] | None] | None:
         """The next mini-batch of each client."""
-        if not any(gradient.batch_size for gradient in self.each):
+        if not self._batches:
             return None
         return [
             None
@@ -183,6 +195,7 @@ def cohort_steps(
     FloatingPointError
         The steps of a client have diverged.
     """
+    bound = _bound(config)
     with np.errstate(over="ignore", invalid="ignore"):
         if isinstance(gradients, CohortGradient):
             moved = gradients.steps(x, sizes)
@@ -194,14 +207,22 @@ def cohort_steps(
             step = gradients(points)
             step *= gamma
             points -= step
-            if each:
+            # Σ ‖x_i‖² ≤ b² leaves none beyond b
+            if each and not float(np.vdot(points, points)) <= bound**2:
                 # what is not a number stays none
                 squares = _squares(points)
                 farthest = (
                     squares if farthest is None else np.maximum(farthest, squares)
                 )
+        if each and farthest is None:
+            return points
     check_cohort(points, x, config, key, farthest)
     return points
+
+
+def _bound(config: Mapping[str, Any]) -> float:
+    """‖x_i‖ beyond which x_i is no answer, if ‖x‖ ≤ 1."""
+    return float(config.get("answer-bound", ANSWER_BOUND))
 
 
 def _squares(points: FloatArray) -> FloatArray:
@@ -234,7 +255,7 @@ def check_cohort(
     FloatingPointError
         A client's steps have diverged.
     """
-    bound = float(config.get("answer-bound", ANSWER_BOUND))
+    bound = _bound(config)
     with np.errstate(over="ignore", invalid="ignore"):
         squares = _squares(points) if farthest is None else farthest
         # ‖x_i‖ ≤ b · max(1, ‖x‖);  NaN is no less either

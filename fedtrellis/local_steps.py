@@ -20,6 +20,7 @@ __all__ = [
     "LocalSteps",
     "ScheduledSteps",
     "check_steps",
+    "draws_batches",
     "gradient_at",
     "step_size_at",
     "take_steps",
@@ -190,6 +191,12 @@ def check_steps(
         )
 
 
+def draws_batches(config: Mapping[str, Any]) -> bool:
+    """Whether a request asks for gradients on mini-batches."""
+    fraction = float(config.get("batch-fraction", 1.0))
+    return fraction < 1.0 or bool(config.get("batch-size", 0))
+
+
 def _batch_size(objective: Any, config: Mapping[str, Any]) -> int:
     """Examples in a mini-batch; 0: all."""
     fraction = float(config.get("batch-fraction", 1.0))
@@ -287,6 +294,11 @@ def take_steps(
     check : callable, optional
         Called with every point on the way, or with the last alone where the objective
         takes the steps; raises what is wrong with it.
+
+    Raises
+    ------
+    FloatingPointError
+        What the check raises; or the gradient at a point that passed it is NaN.
     """
     # what overflows on the way is reported once, by the check
     with np.errstate(over="ignore", invalid="ignore"):
@@ -298,9 +310,18 @@ def take_steps(
                 return moved
         x_i = x.copy()
         for gamma in sizes:
-            x_i -= gamma * gradient(x_i)
+            slope = gradient(x_i)
+            x_i -= gamma * slope
             if check is not None:
-                check(x_i)
+                try:
+                    check(x_i)
+                except FloatingPointError:
+                    # then it is not the size of the steps
+                    if np.isnan(slope).any():
+                        raise FloatingPointError(
+                            "the objective's gradient is not a number"
+                        ) from None
+                    raise
     return x_i
 
 

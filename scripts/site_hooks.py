@@ -36,7 +36,9 @@ PUBLIC = {
     "fedtrellis.manifolds": "Manifolds, for the Riemannian methods.",
     "fedtrellis.objectives": "Losses that a client holds.",
     "fedtrellis.objectives.torch_objective": "Any PyTorch module as a loss.",
+    "fedtrellis.trackers": "Runs told to the tools that people watch them with.",
     "fedtrellis.zeroth_order": "Gradients from function values.",
+    "fedtrellis.estimators": "Linear models in scikit-learn's manner.",
     "fedtrellis.app": "Apps for run configs, and plug-ins.",
     "fedtrellis.runs": "Records of runs.",
 }

@@ -100,6 +100,9 @@ class FedDR(RoundStrategy):
             **self.local.instruction(self.seed),
         }
 
+    def audience(self, server_round: int, client: str) -> None:
+        """All of them are told the same."""
+
     def check(self, answer: Answer) -> FloatArray:
         """The reflected point x̂_i."""
         return self.take_point(answer)

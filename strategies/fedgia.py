@@ -174,6 +174,10 @@ class FedGiA(RoundStrategy):
             entries["hessian"] = self.hessian
         return entries
 
+    def audience(self, server_round: int, client: str) -> bool:
+        """Those in C are told the same, and so are the others."""
+        return client in self.selected(server_round)
+
     def check(self, answer: Answer) -> FloatArray:
         """z_i."""
         return self.take_point(answer)

@@ -60,3 +60,6 @@ class FedProx(FedAvgGD):
         if self.proximal_weight:
             entries["proximal-weight"] = float(self.proximal_weight)
         return entries
+
+    def audience(self, server_round: int, client: str) -> None:
+        """All of them are told the same."""

@@ -147,6 +147,9 @@ class FirstOrderRFL(RoundStrategy):
             entries |= {"batch-size": self.batch_size, "seed": self.seed}
         return entries
 
+    def audience(self, server_round: int, client: str) -> None:
+        """All of them are told the same."""
+
     def check(self, answer: Answer) -> Any:
         """ẑ_i."""
         return self.take_point(answer)

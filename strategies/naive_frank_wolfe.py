@@ -76,6 +76,9 @@ class NaiveFrankWolfe(FrankWolfeStrategy):
         """Nothing: the client only needs x̄."""
         return {}
 
+    def audience(self, server_round: int, client: str) -> None:
+        """All of them are told the same."""
+
     def check(self, answer: Answer) -> Atom:
         """The atom s_i."""
         (atom,) = self.take_atoms(answer, 1)

@@ -70,6 +70,9 @@ class ProjectedFedAvg(RoundStrategy):
         """The local steps."""
         return self.local.instruction(self.seed)
 
+    def audience(self, server_round: int, client: str) -> None:
+        """All of them are told the same."""
+
     def check(self, answer: Answer) -> FloatArray:
         """The local model x_i."""
         return self.take_point(answer)

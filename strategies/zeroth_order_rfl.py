@@ -97,6 +97,9 @@ class ZerothOrderRFL(FirstOrderRFL):
             entries["shared-samples"] = False
         return entries
 
+    def audience(self, server_round: int, client: str) -> None:
+        """All of them are told the same."""
+
     def check(self, answer: Answer) -> _Answer:
         """ẑ_i, replayed from the scalars if that is what was sent."""
         dropped = answer.metrics.get("dropped", 0)

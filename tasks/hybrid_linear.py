@@ -10,7 +10,7 @@ import numpy as np
 from fedtrellis.objectives.losses import LOSSES, Loss, make_loss
 from fedtrellis.settings import SettingsError, setting
 
-from .data.settings import NODES
+from .data.settings import FILE, NODES
 from .hybrid import HybridTask
 from .hybrid.rows import DATASETS, TARGETS
 from .hybrid.shares import samples_of
@@ -41,7 +41,7 @@ class HybridLinear(HybridTask):
 
     dataset: str = setting(
         "digits",
-        "the data set; 'nodes': every node's own file",
+        "the data set; 'file': a csv, npz or LIBSVM file; 'nodes': every node's own",
         choices=(*DATASETS, *TARGETS, NODES),
     )
     loss: str = setting("logistic", "the loss", choices=tuple(LOSSES))
@@ -60,6 +60,8 @@ class HybridLinear(HybridTask):
     def target(self) -> Literal["class", "number"]:
         """What labels are of: classes, or any numbers."""
         if self.on_nodes:
+            return "class" if self.make_loss().labels == "signs" else "number"
+        if self.on_file:
             return "class" if self.make_loss().labels == "signs" else "number"
         return "number" if self.dataset in TARGETS else "class"
 
@@ -81,7 +83,7 @@ class HybridLinear(HybridTask):
         allowed = {
             "signs": tuple(DATASETS),
             "real": (*DATASETS, *TARGETS),
-            "counts": tuple(TARGETS),
+            "counts": (*TARGETS, FILE),
         }[kind]
         if self.dataset not in (*allowed, NODES):
             raise SettingsError(

@@ -18,16 +18,17 @@ from fedtrellis.random import generator
 from fedtrellis.settings import AUTO, SettingsError, setting
 
 from .base import Depending, Point, data_path, derived_seed
+from .data.any_file import is_dense
 from .data.partition import Indices, PartitionedTask
 from .data.scaling import divide, norms, scaled, with_constant
-from .data.settings import NODES, Schema
+from .data.settings import FILE, NODES, Schema
 from .data.table import NodeTable
-from .data.tables import Table, load_libsvm, load_qsar, load_santander
+from .data.tables import Table, load_libsvm, load_qsar, load_santander, two_labels
 
 __all__ = ["LogisticRegression"]
 
 _LOADERS = {"qsar": load_qsar, "santander": load_santander, "libsvm": load_libsvm}
-# Sets that stay sparse.
+# Sets that stay sparse, beside a file in LIBSVM's format.
 _SPARSE = ("qsar", "libsvm")
 
 
@@ -103,15 +104,16 @@ class LogisticRegression(PartitionedTask):
 
     Data sets: ``breast-cancer`` comes with scikit-learn (569 × 30), the others are the
     user's files: ``qsar`` (UCI's QSAR oral toxicity, 8 992 × 1 024, sparse),
-    ``santander`` (Kaggle's, 200 000 × 200) and ``libsvm`` (any file with two labels in
-    LIBSVM's text format, sparse).
+    ``santander`` (Kaggle's, 200 000 × 200) and ``file``, any csv or npz file with two
+    labels, or one in LIBSVM's text format, which is sparse (``libsvm``, of any name).
+    The smaller label, or the first in the alphabet, is 0.
 
     Scaling: ``unit-rows`` and ``unit-columns`` divide by Euclidean norms, ``standard``
     gives every feature zero mean and unit variance; ``auto`` is ``standard`` for
-    breast-cancer and ``unit-rows`` for the others. Columns are measured on the training
-    examples, and on all of them: real clients would have to agree on that. The column
-    of ones of ``intercept``, the last one, comes after scaling and is regularised like
-    the others.
+    breast-cancer and csv and npz files, ``unit-rows`` for the others. Columns are
+    measured on the training examples, and on all of them: real clients would have to
+    agree on that. The column of ones of ``intercept``, the last one, comes after
+    scaling and is regularised like the others.
 
     Notes
     -----
@@ -142,10 +144,11 @@ class LogisticRegression(PartitionedTask):
     )
     dataset: str = setting(
         "breast-cancer",
-        "the data set; 'nodes': every node's own file",
-        choices=("breast-cancer", *_LOADERS, NODES),
+        "the data set; 'file': a csv, npz or LIBSVM file with two labels; 'libsvm': "
+        "the same of any name in LIBSVM's format; 'nodes': every node's own file",
+        choices=("breast-cancer", FILE, *_LOADERS, NODES),
     )
-    path: str = setting("", "the data set's file", only={"dataset": tuple(_LOADERS)})
+    path: str = setting("", "the data set's file", only={"dataset": (FILE, *_LOADERS)})
     partition: str = setting(
         "iid",
         "how examples are dealt to clients; 'uneven': shuffled, cut in random places",
@@ -188,6 +191,8 @@ class LogisticRegression(PartitionedTask):
         if self.on_nodes:
             self.check_nodes()
             return
+        if self.on_file:
+            self.check_file()
         if self.dataset in _LOADERS and not self.path:
             raise SettingsError(
                 f"logistic-regression.path is empty; for {self.dataset!r} it must name "
@@ -292,9 +297,12 @@ def _scaling(task: LogisticRegression) -> str:
                 "examples of all nodes; allowed: auto, none, unit-rows"
             )
         return "none" if task.scaling == "auto" else task.scaling
+    dense_file = task.on_file and is_dense(task.path)
     if task.scaling == "auto":
-        return "standard" if task.dataset == "breast-cancer" else "unit-rows"
-    if task.scaling == "standard" and task.dataset in _SPARSE:
+        dense = dense_file or task.dataset == "breast-cancer"
+        return "standard" if dense else "unit-rows"
+    sparse = task.dataset in _SPARSE or (task.on_file and not dense_file)
+    if task.scaling == "standard" and sparse:
         raise SettingsError(
             "logistic-regression.scaling = 'standard' does not fit "
             f"logistic-regression.dataset = {task.dataset!r}, which is sparse and "
@@ -304,6 +312,10 @@ def _scaling(task: LogisticRegression) -> str:
 
 
 def _table(task: LogisticRegression) -> Table:
+    if task.on_file:
+        return two_labels(
+            "logistic-regression.path", task.path, task.nodes.label_column
+        )
     if task.dataset != "breast-cancer":
         path = data_path("logistic-regression.path", task.path)
         return _LOADERS[task.dataset](path)

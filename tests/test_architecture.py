@@ -25,7 +25,7 @@ ORDER = (
     ("encryption",),
     ("dual",),
     ("server",),
-    ("estimators",),
+    ("trackers", "estimators"),
     ("app",),
     ("builtin",),
     ("runs",),

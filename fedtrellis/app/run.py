@@ -23,6 +23,7 @@ from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.server.progress import JsonLines, Progress, json_log, print_json
 from fedtrellis.server.records import RunRecord, default_results_dir, summary_rows
 from fedtrellis.settings import SettingsError, check_choice, keys, parse, parse_values
+from fedtrellis.trackers import make_trackers, tracker_names
 from fedtrellis.wire.exchange import Registry as Nodes
 from fedtrellis.wire.local_grid import LocalGrid
 
@@ -80,6 +81,7 @@ def run(
         # relative to what? a bundle's folder, or that of a SuperLink started long ago
         if value and not Path(value).expanduser().is_absolute():
             raise SettingsError(f"{key} = {value!r} must be an absolute path")
+    tracked = tracker_names(settings.track)
     options = parse_values(keys(LoopStrategy), LoopStrategy, config)
     Nodes().wait_for(grid, options["min_nodes"], timeout=600.0)
     resume = None
@@ -108,6 +110,7 @@ def run(
     as_json = settings.log_format == "json"
     progress = JsonLines(*_json_fields(record, config)) if as_json else Progress()
     callbacks: list[Callback] = [first, record, progress]
+    callbacks += make_trackers(tracked, record.directory)
     if settings.stop_metric:
         callbacks.append(EarlyStop(settings.stop_metric, settings.stop_tolerance))
     with ending_in_order(record, resume_command, as_json):
@@ -160,6 +163,7 @@ _FREE = {
     "client-keys",
     "log-format",
     "picture",
+    "track",
 }
 
 

@@ -61,6 +61,11 @@ class RunSettings:
         "whether the record has convergence.png; Matplotlib, which draws it, is only "
         "loaded if so",
     )
+    track: str = setting(
+        "",
+        "what else is told of the rounds, with commas between: tensorboard, mlflow, "
+        "wandb, openmetrics; empty: nothing",
+    )
     log_format: str = setting(
         "text", "a line a round for people, or JSON objects", choices=LOG_FORMATS
     )

@@ -118,8 +118,8 @@ class StackedLinear:
         self._labels = np.zeros((n, rows + 1), first._labels.dtype)
         softmax = isinstance(first._pointwise, CrossEntropy)
         self._classes = np.eye(first.shape[1], dtype=dtype) if softmax else None
-        # e_y of each example, once it is asked for
-        self._own: Array | None = None
+        # of all classes together, Σ_c
+        self._ones = np.ones((first.shape[-1], 1), dtype)
         for i, (model, size) in enumerate(zip(models, sizes, strict=True)):
             stored = model._design.matrix
             self._features[i, :size, : stored.shape[1]] = stored
@@ -127,6 +127,13 @@ class StackedLinear:
                 self._features[i, :size, -1] = 1.0
             self._labels[i, :size] = model._labels
         self.entries = self._features.size
+        # without the row of zeros; the slices of a model's data stay contiguous
+        self._all_features = self._features[:, :-1]
+        self._all_labels = self._labels[:, :-1]
+        # e_y of each example
+        self._own: Any = None
+        if self._classes is not None:
+            self._own = self._classes[self._all_labels]
         axes = (n, *[1] * len(first.shape))
         weights = np.array([model.weight for model in models])
         factors = [model._factor for model in models]
@@ -159,8 +166,7 @@ class StackedLinear:
         if points.shape[1:] != self._shape:
             raise ValueError(f"points have shape {points.shape[1:]}, not {self._shape}")
         if rows is None:
-            # without the row of zeros; the slices of a model's data stay contiguous
-            features, labels = self._features[:, :-1], self._labels[:, :-1]
+            features, labels = self._all_features, self._all_labels
             return self._gradients(features, labels, self._factors, points, None)
         sizes = self._sizes
         batches = [
@@ -189,13 +195,8 @@ class StackedLinear:
         if self._classes is not None and calm:
             # softmax(z) − e_y; nothing overflows, and no sum of exponentials is 0
             np.exp(scores, out=scores)
-            scores /= scores @ np.ones((scores.shape[-1], 1), scores.dtype)
-            if rows is not None:
-                scores -= self._classes[labels]
-                return scores
-            if self._own is None:
-                self._own = self._classes[labels]
-            scores -= self._own
+            scores /= scores @ self._ones
+            scores -= self._own if rows is None else self._classes[labels]
             return scores
         flat = scores.reshape(-1, *self._shape[1:])
         slopes: Array = self._models[0]._pointwise.slope(flat, labels.reshape(-1), flat)

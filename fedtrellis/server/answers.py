@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +11,7 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from fedtrellis.wire.arrays import FloatArray, Layout, contents, record_arrays
-from fedtrellis.wire.protocol import ARRAYS, LARGEST, METRICS, STATUS
+from fedtrellis.wire.protocol import ARRAYS, LARGEST, METRICS, STATUS, is_moderate
 
 __all__ = ["Answer", "one_point", "open_answer"]
 
@@ -23,7 +24,7 @@ class Answer:
     ----------
     client : str
         Who answered.
-    arrays : list of ndarray
+    arrays : sequence of ndarray
         What ``fit`` returned; read-only.
     metrics : dict
         Its metrics.
@@ -33,14 +34,17 @@ class Answer:
         The model version that the client has now, if it keeps the model.
     server_round : int
         The round that it was asked in.
+    norm : float or None
+        ‖a‖ of its only array a, where that is known already.
     """
 
     client: str
-    arrays: list[NDArray[Any]]
+    arrays: Sequence[NDArray[Any]]
     metrics: dict[str, Any]
     numbers: FloatArray = field(default_factory=lambda: np.empty(0))
     version: int | None = None
     server_round: int = 0
+    norm: float | None = None
 
 
 def one_point(answer: Answer, shape: tuple[int, ...], layout: Layout) -> FloatArray:
@@ -132,8 +136,7 @@ def open_answer(
         raise ValueError("the answer's numbers are not numbers of 8 bytes each")
     numbers = np.frombuffer(data, dtype="<f8")
     for array in (*arrays, numbers):
-        if array.dtype.kind == "f":
-            _check_moderate(array)
+        _check_moderate(array)
     metrics: dict[str, Any] = {}
     if METRICS in records:
         metrics = dict(contents(records[METRICS]))
@@ -144,15 +147,7 @@ _KINDS = {STATUS: ConfigRecord, ARRAYS: ArrayRecord, METRICS: MetricRecord}
 
 
 def _check_moderate(array: NDArray[Any]) -> None:
-    if array.dtype == np.float64 and array.flags.c_contiguous:
-        flat = array.reshape(-1)
-        # Σ a_j² ≤ L² leaves none beyond L; one pass, and NaN is not at most anything
-        if float(np.dot(flat, flat)) <= LARGEST**2:
-            return
-    # NaN is not between anything
-    if array.size and not (
-        float(array.min()) >= -LARGEST and float(array.max()) <= LARGEST
-    ):
+    if not is_moderate(array):
         raise ValueError(
             f"the answer is not finite, or has numbers beyond ±{LARGEST:g}"
         )

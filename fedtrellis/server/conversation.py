@@ -19,6 +19,7 @@ from flwr.serverapp import Grid
 
 from fedtrellis.server.answers import Answer, open_answer
 from fedtrellis.server.callbacks import listed
+from fedtrellis.server.in_process import hear_together
 from fedtrellis.wire.arrays import filled
 from fedtrellis.wire.exchange import NO_ANSWER, Client, Registry, Traffic, exchange
 from fedtrellis.wire.flower_internals import alike_to, log
@@ -101,6 +102,9 @@ class Conversation:
         self.registry = Registry(policy.client_keys)
         self.session, self.epoch = secrets.token_hex(4), ""
         self.traffic = Traffic()
+        # bytes of train requests without content, by the digits of the round and the
+        # bits of the node's id
+        self.envelopes: dict[tuple[int, int], int] = {}
 
     # ----------------------------------------------------------------- who is there
 
@@ -180,9 +184,40 @@ class Conversation:
             One of the same round and kind that has just been made, which saves time. A
             grid within this process may let the two share what they say.
         """
-        client, policy = self.registry[name], self.policy
         entries = dict(entries)
-        arrays, model_config = policy.model_for(name, entries)
+        model = self.policy.model_for(name, entries)
+        config, records = self.said(server_round, name, kind, entries, model)
+        said: ConfigRecord | None = None
+        if like is not None and getattr(self.grid, "shares_records", False):
+            said = cast(ConfigRecord, like.content[CONFIG])
+        if said is None or said != config:
+            said = filled(ConfigRecord(), config)
+        content = filled(RecordDict(), {CONFIG: said, **records})
+        node_id = self.registry[name].node_id
+        if like is not None:
+            return alike_to(like, node_id, content)
+        return Message(
+            content,
+            dst_node_id=node_id,
+            message_type=kind,
+            group_id=str(server_round),
+        )
+
+    def said(
+        self,
+        server_round: int,
+        name: str,
+        kind: str,
+        entries: Mapping[str, Any],
+        model: tuple[ArrayRecord, dict[str, Any]],
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """A request's config, and its other records.
+
+        ``entries`` are without what the policy's ``model_for`` takes of them, and
+        ``model`` is what it returned.
+        """
+        client, policy = self.registry[name], self.policy
+        arrays, model_config = model
         config: dict[str, Any] = {
             "session": self.session,
             "server-round": server_round,
@@ -209,20 +244,7 @@ class Conversation:
                     config["restore-over"] = True
                 if restore:
                     records[RESTORE] = restore
-        said: ConfigRecord | None = None
-        if like is not None and getattr(self.grid, "shares_records", False):
-            said = cast(ConfigRecord, like.content[CONFIG])
-        if said is None or said != config:
-            said = filled(ConfigRecord(), config)
-        content = filled(RecordDict(), {CONFIG: said, **records})
-        if like is not None:
-            return alike_to(like, client.node_id, content)
-        return Message(
-            content,
-            dst_node_id=client.node_id,
-            message_type=kind,
-            group_id=str(server_round),
-        )
+        return config, records
 
     def ask(
         self,
@@ -249,8 +271,15 @@ class Conversation:
             Those that passed the checks, in the clients' order; why the others did
             not is in :attr:`traffic`.
         """
-        answers: list[Answer] = []
         todo = sorted(entries, key=identity_order)
+        answers = hear_together(self, server_round, kind, entries, todo)
+        if answers:
+            if len(answers) == len(todo):
+                self.traffic.waves += 1
+                return answers
+            # the rest of the wave
+            heard = {answer.client for answer in answers}
+            todo = [name for name in todo if name not in heard]
         for attempt in (1, 2):
             requests: list[Message] = []
             for name in todo:

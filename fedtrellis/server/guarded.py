@@ -156,12 +156,18 @@ class GuardedMethod(Method):
         """
         reference = self.broadcast.model if reference is None else reference
         point = one_point(answer, reference.shape, self.broadcast.layout)
-        self.check_proportion(point, reference)
+        self.check_proportion(point, reference, answer.norm)
         return point
 
-    def check_proportion(self, point: FloatArray, reference: FloatArray) -> None:
-        """Refuse a point far beyond the model; ValueError says so."""
-        size, known = _norm(point), self._size_of(reference)
+    def check_proportion(
+        self, point: FloatArray, reference: FloatArray, norm: float | None = None
+    ) -> None:
+        """Refuse a point, of a norm that may be known, far beyond the model.
+
+        ValueError says so.
+        """
+        size = _norm(point) if norm is None else norm
+        known = self._size_of(reference)
         # ‖x_i‖ ≤ b · max(1, ‖x‖)
         if not size <= self.answer_bound * max(1.0, known):
             raise ValueError(

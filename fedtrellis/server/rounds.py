@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from fedtrellis.server.conversation import Conversation
 from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.server.metrics import plain_metrics
 from fedtrellis.wire.arrays import record_arrays
+from fedtrellis.wire.method_client import speaks_for
 from fedtrellis.wire.protocol import ANSWER_BOUND
 
 __all__ = ["RoundStrategy"]
@@ -68,6 +70,34 @@ class RoundStrategy(LoopStrategy):
             The round's metrics.
         """
 
+    def audience(self, server_round: int, client: str) -> Hashable:
+        """What a client's :meth:`instruction` depends on: equal ones are told the same.
+
+        By default its name, so that each is asked for. A method that overrides it saves
+        the server a look at each; a subclass with another :meth:`instruction` says it
+        anew, or does without.
+        """
+        return client
+
+    @cached_property
+    def _has_audiences(self) -> bool:
+        kind, own = type(self), ("instruction", "request_entries")
+        return all(speaks_for(kind, "audience", one) for one in own)
+
+    def _entries(
+        self, server_round: int, config: ConfigRecord
+    ) -> dict[str, Mapping[str, Any]]:
+        """By client what the round's requests say; one object where it is the same."""
+        said = self._has_audiences
+        told: dict[Hashable, Mapping[str, Any]] = {}
+        entries: dict[str, Mapping[str, Any]] = {}
+        for name in self._sampled:
+            key = self.audience(server_round, name) if said else name
+            if key not in told:
+                told[key] = {**config, **self.request_entries(server_round, name)}
+            entries[name] = told[key]
+        return entries
+
     def request_entries(self, server_round: int, client: str) -> dict[str, Any]:
         """The :meth:`instruction`, and what every method says beside it."""
         entries: dict[str, Any] = {"num-clients": self.num_clients}
@@ -86,10 +116,7 @@ class RoundStrategy(LoopStrategy):
         if any(hook.endswith("_train") for hook in self.own_hooks(RoundStrategy)):
             return self._run_hooks(conversation, server_round, config, timeout)
         self._sampled = self.sample(server_round)
-        entries = {
-            name: {**config, **self.request_entries(server_round, name)}
-            for name in self._sampled
-        }
+        entries = self._entries(server_round, config)
         if not entries:
             self._used = []
             return None

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from fedtrellis.wire.layout import FloatArray, Layout
 
 __all__ = [
+    "Described",
     "FloatArray",
     "Layout",
     "array_record",
@@ -27,6 +28,7 @@ __all__ = [
     "decode",
     "encode",
     "filled",
+    "one_array_of",
     "record_arrays",
 ]
 
@@ -209,6 +211,40 @@ def split_arrays(joined: NDArray[Any]) -> list[NDArray[Any]]:
     return arrays
 
 
+#: Dtypes and shapes of arrays.
+Described = tuple[tuple[np.dtype[Any], tuple[int, ...]], ...]
+
+
+def _joins(described: Described) -> bool:
+    """Whether arrays are so small, and of such kinds, that they travel as one."""
+    return (
+        1 < len(described) < 256
+        and sum(prod(s) * d.itemsize for d, s in described) <= _JOINED_MAX_BYTES
+        and all(d in _DTYPE_CODES and len(s) < 256 for d, s in described)
+    )
+
+
+@lru_cache(maxsize=1024)
+def one_array_of(described: Described) -> tuple[str, str, tuple[int, ...], int] | None:
+    """The only array that :func:`array_record` makes of joined arrays, before it does.
+
+    Returns
+    -------
+    (str, str, tuple of int, int) or None
+        Its key, dtype, shape and bytes with its header; None if there are several.
+    """
+    if len(described) == 1:
+        key, (dtype, shape) = "0", described[0]
+    elif _joins(described):
+        heads = 1 + sum(2 + 4 * len(shape) for _, shape in described)
+        size = heads + sum(prod(shape) * dtype.itemsize for dtype, shape in described)
+        key, dtype, shape = _JOINED, np.dtype(np.uint8), (size,)
+    else:
+        return None
+    length = len(_header(dtype.str, shape)) + prod(shape) * dtype.itemsize
+    return key, _dtype_name(dtype), shape, length
+
+
 def array_record(arrays: Sequence[NDArray[Any]], join: bool = False) -> ArrayRecord:
     """Make an ``ArrayRecord`` with the keys Flower gives a list: "0", "1", ...
 
@@ -220,12 +256,7 @@ def array_record(arrays: Sequence[NDArray[Any]], join: bool = False) -> ArrayRec
         our own messages; what others read keeps an array an array.
     """
     record = ArrayRecord()
-    if (
-        join
-        and 1 < len(arrays) < 256
-        and sum(array.nbytes for array in arrays) <= _JOINED_MAX_BYTES
-        and all(array.dtype in _DTYPE_CODES and array.ndim < 256 for array in arrays)
-    ):
+    if join and _joins(tuple((array.dtype, array.shape) for array in arrays)):
         record[_JOINED] = encode(join_arrays(arrays))
         return record
     return filled(record, {str(i): encode(array) for i, array in enumerate(arrays)})

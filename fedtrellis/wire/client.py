@@ -10,6 +10,7 @@ from flwr.clientapp import ClientApp
 
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.broadcast import MAX_PARAMETERS
+from fedtrellis.wire.flower_internals import reply_to
 from fedtrellis.wire.handling import PHASE, ClientFn, Node, make_client
 from fedtrellis.wire.method_client import (
     PHASES,
@@ -144,7 +145,7 @@ def client_app(
         if isinstance(client, MethodClient):
             properties |= client.announcement
         content = RecordDict({STATUS: status, CONFIG: ConfigRecord(properties)})
-        return Message(content, reply_to=message)
+        return reply_to(message, content)
 
     app.query("hello")(hello)
     return app

@@ -7,7 +7,7 @@ What arrives is taken, and what leaves is made, message by message as ever
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from flwr.app import Context, Message
@@ -19,7 +19,7 @@ from fedtrellis.wire.handling import Handling, Wave
 from fedtrellis.wire.method_client import speaks_for
 from fedtrellis.wire.protocol import ENTRY_TYPES
 
-__all__ = ["Cohort", "answer_alone"]
+__all__ = ["Cohort", "Groups", "answer_alone", "parts"]
 
 # Entries of the clients' points together: 2 MiB, so that a few arrays of them stay in
 # the cache. A client with as many by itself gains nothing from company.
@@ -61,7 +61,7 @@ class Cohort:
         requests : sequence of (Message, Context)
             At most one to a node.
         """
-        wave, groups = Wave(), _Groups()
+        wave, groups = Wave(), Groups()
         answers: dict[int, Answer] = {}
         begun: dict[int, Handling] = {}
         try:
@@ -73,14 +73,19 @@ class Cohort:
                 begun[index] = handling
                 try:
                     if handling.begin(wave):
-                        groups.add(index, handling)
+                        groups.add(
+                            index,
+                            handling.client,
+                            handling.model.layout,
+                            handling.config,
+                        )
                     else:
                         answers[index] = handling.reply
                 except Exception as error:
                     handling.undo()
                     answers[index] = error
-            for kind, members in groups:
-                for part in _parts(members, begun):
+            for kind, layout, members in groups:
+                for part in parts(members, layout):
                     self._answer(kind, {i: begun[i] for i in part}, answers)
         except BaseException:
             for index in begun.keys() - answers.keys():
@@ -127,10 +132,11 @@ class Cohort:
                 answers[index] = error
 
 
-class _Groups:
+class Groups:
     """Requests to clients of one class, with one thing to do and models of one layout.
 
-    What the protocol has to say to each client does not matter to its method.
+    What the protocol has to say to each client does not matter to its method. Iterated
+    over, it gives each group's class, layout and requests.
     """
 
     def __init__(self) -> None:
@@ -138,12 +144,16 @@ class _Groups:
         self._asked: dict[Any, int] = {}
         self._numbers: dict[int, int] = {}  # by the config's identity
 
-    def __iter__(self) -> Any:
-        return ((kind, members) for (kind, _, _), members in self._members.items())
+    def __iter__(self) -> Iterator[tuple[type[Any], Layout, list[int]]]:
+        return (
+            (kind, layout, members)
+            for (kind, layout, _), members in self._members.items()
+        )
 
-    def add(self, index: int, handling: Handling) -> None:
-        """Put a request where it belongs."""
-        config = handling.config
+    def add(
+        self, index: int, client: Any, layout: Layout, config: Mapping[str, Any]
+    ) -> None:
+        """Put a request, by its number, where it belongs."""
         number = self._numbers.get(id(config))
         if number is None:
             asked = frozenset(
@@ -153,11 +163,11 @@ class _Groups:
             )
             number = self._asked.setdefault(asked, len(self._asked))
             self._numbers[id(config)] = number
-        key = type(handling.client), handling.model.layout, number
+        key = type(client), layout, number
         self._members.setdefault(key, []).append(index)
 
 
-def _parts(members: list[int], begun: Mapping[int, Handling]) -> list[list[int]]:
+def parts(members: list[int], layout: Layout) -> list[list[int]]:
     """So many clients at a time that what is made of their points stays small."""
-    most = max(1, _ENTRIES // max(1, begun[members[0]].model.layout.size))
+    most = max(1, _ENTRIES // max(1, layout.size))
     return [members[i : i + most] for i in range(0, len(members), most)]

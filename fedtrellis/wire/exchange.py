@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 
 from fedtrellis.settings import SettingsError
 from fedtrellis.signals import window
-from fedtrellis.wire.flower_internals import ErrorCode, log
+from fedtrellis.wire.flower_internals import ErrorCode, alike_to, log
 from fedtrellis.wire.message_size import message_bytes
 from fedtrellis.wire.protocol import (
     CONFIG,
@@ -297,7 +297,9 @@ class Registry:
         for node in grid.get_nodes():
             if node.node_id in strangers:
                 strangers[node.node_id].key = Key.of(node)
-        requests = [_hello(node_id) for node_id in new]
+        hello = _hello(new[0])
+        others = [alike_to(hello, node_id, RecordDict()) for node_id in new[1:]]
+        requests = [hello, *others]
         replies = exchange(grid, requests, timeout, traffic, list(strangers.values()))
         reasons = []
         for node_id, reply in replies.items():

@@ -99,7 +99,7 @@ def envelope_bytes(message: Message) -> int:
         kept["_src_node_id"].bit_length(),
         kept["_dst_node_id"].bit_length(),
         len(kept["_reply_to_message_id"].encode()),
-        kept["_group_id"],
+        len(kept["_group_id"].encode()),
         kept["_message_type"],
         kept["_created_at"] == 0.0,
         kept["_ttl"] == 0.0,

@@ -8,9 +8,9 @@ is called, or a cohort's, of many clients at once (:mod:`fedtrellis.wire.cohort`
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 from flwr.app import (
     Array,
@@ -27,7 +27,6 @@ from fedtrellis.wire.arrays import (
     FloatArray,
     array_record,
     contents,
-    decode,
     encode,
     filled,
 )
@@ -49,7 +48,15 @@ from fedtrellis.wire.protocol import (
     read_request,
 )
 
-__all__ = ["PHASE", "Handling", "Node", "Wave", "make_client"]
+__all__ = [
+    "PHASE",
+    "Handling",
+    "Node",
+    "Wave",
+    "make_client",
+    "metric_record",
+    "opening",
+]
 
 ClientFn = Callable[[Context], Any]
 
@@ -84,6 +91,16 @@ class Node:
         return handling.reply
 
 
+def opening(client_id: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """What the status of every answer says."""
+    return {
+        "client-id": client_id,
+        "session": config["session"],
+        "server-round": config["server-round"],
+        "in-sync": True,
+    }
+
+
 class Wave:
     """What the requests of a wave have in common, looked at once.
 
@@ -114,11 +131,13 @@ class Wave:
         max_parameters: int,
     ) -> ReceivedModel:
         """As :func:`~fedtrellis.wire.broadcast.receive`; the point is read-only."""
-        key: Any = (
-            id(record),
-            id(config),
-            stored and (stored.version, stored.layout, vars(stored)["encoded"].data),
-        )
+        known: Any = None
+        if stored is not None:
+            # one that is not encoded is kept by its client, or by several
+            encoded = vars(stored).get("encoded")
+            known = id(stored) if encoded is None else encoded.data
+            known = stored.version, stored.layout, known
+        key = id(record), id(config), known
         model = self._models.get(key)
         if model is None:
             model = receive(record, config, stored, max_parameters)
@@ -201,12 +220,7 @@ class Handling:
         config = self.config = read(content, node.max_count)
         memory = ClientMemory.load(state, config["session"])
         self._memory = memory
-        self._status: dict[str, Any] = {
-            "client-id": client_identity(context),
-            "session": config["session"],
-            "server-round": config["server-round"],
-            "in-sync": True,
-        }
+        self._status = opening(client_identity(context), config)
         if self.function.startswith(PHASE):
             # a round has several of them, whose answers nothing else tells apart
             self._status["phase"] = self.function.removeprefix(PHASE)
@@ -228,8 +242,7 @@ class Handling:
         client = self.client = make_client(node.client_fn, context)
         if isinstance(client, StatefulClient):
             client.check_restored(content)
-            kept = {k: decode(v) for k, v in memory.committed.items()}
-            client.state = Named("the client's state", kept)
+            client.state = Named("the client's state", memory.arrays())
         return True
 
     def _out_of_step(self) -> None:
@@ -297,14 +310,10 @@ class Handling:
                 if client.numbers is not None:
                     status["numbers"] = client.numbers.astype("<f8").tobytes()
                 if "used-round" in self.config:
-                    memory.provisional = _encode_state(client.state)
-                    memory.provisional_round = cast(int, self.config["server-round"])
-                    memory.provisional_epoch = self.config.get("epoch", "")
+                    memory.note(self.config, _encode_state(client.state))
         metrics.update(extra)
         if metrics:
-            record = records[METRICS] = MetricRecord()
-            for name, value in metrics.items():
-                record[name] = value
+            records[METRICS] = metric_record(metrics)
         self._answer(records)
         # the state is written last: whatever raised before has changed nothing
         if self._keep_model or self.function != "evaluate":
@@ -324,8 +333,16 @@ def make_client(client_fn: ClientFn, context: Context) -> NumPyClient:
     return client
 
 
-def _encode_state(state: dict[str, FloatArray]) -> dict[str, Array]:
-    encoded = {}
+def metric_record(metrics: Mapping[str, Any]) -> MetricRecord:
+    """Metrics as they travel."""
+    record = MetricRecord()
+    for name, value in metrics.items():
+        record[name] = value
+    return record
+
+
+def _encode_state(state: Mapping[str, FloatArray]) -> dict[str, Array]:
+    encoded: dict[str, Array] = {}
     for name, value in state.items():
         if value.dtype.kind == "f" and not math.isfinite(value.sum()):
             raise FloatingPointError(f"the client's state {name!r} is not finite")

@@ -14,16 +14,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
+from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
-from numpy.typing import NDArray
 
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError
-from fedtrellis.wire.arrays import array_record, record_arrays
 from fedtrellis.wire.encoding import Encoder
+from fedtrellis.wire.faults import FAULTS, spoilt
 from fedtrellis.wire.flower_internals import (
     ErrorCode,
     empty_run,
@@ -32,25 +30,17 @@ from fedtrellis.wire.flower_internals import (
     name_message,
     node_infos,
 )
+from fedtrellis.wire.node_context import NodeContext
 from fedtrellis.wire.nodes import Delivery, Nodes
 from fedtrellis.wire.workers import Workers
 
 if TYPE_CHECKING:
     from fedtrellis.wire.flower_internals import NodeInfo, Run
+    from fedtrellis.wire.reply_sizes import Asked
+    from fedtrellis.wire.together import Heard
 
 __all__ = ["FAULTS", "LocalGrid", "encode_message"]
 
-#: Probabilities, by message, of what can go wrong, and when it strikes.
-FAULTS = {
-    "request_loss": "the node never sees the request",
-    "wipe": "the node lost all state before the request",
-    "crash": "the client raises after it has written its state",
-    "state_loss": "the reply arrives, but the node did not store its new state",
-    "reply_loss": "the node handled the request, the reply is lost",
-    "late_reply": "the reply arrives one wave too late",
-    "garbage": "the reply arrives spoilt",
-    "duplicate": "the reply arrives twice",
-}
 # As long as those that Flower draws, so that messages have the bytes they have there.
 _RUN_ID = 2**63 - 1
 
@@ -151,8 +141,8 @@ class LocalGrid(Grid):
         self._seed = seed
         # ids that look as arbitrary as Flower's, so that nobody counts on their order
         ids = generator(seed, "node ids").choice(2**62, size=num_nodes, replace=False)
-        self._contexts = {
-            int(node_id): Context(
+        self._contexts: dict[int, Context] = {
+            int(node_id): NodeContext(
                 run_id=_RUN_ID,
                 node_id=int(node_id),
                 node_config={
@@ -170,6 +160,7 @@ class LocalGrid(Grid):
         self._replies: dict[str, Message] = {}
         self._late: list[Message] = []
         self._run = empty_run(_RUN_ID)
+        self._own = frozenset(vars(self)) | {"_own"}
         join_run(_RUN_ID)
 
     # ------------------------------------------------------------- Flower's interface
@@ -269,6 +260,30 @@ class LocalGrid(Grid):
         """Push, and pull whatever came back."""
         return self.pull_messages(self.push_messages(messages))
 
+    def answer_together(self, asked: Sequence[Asked]) -> list[Heard | None] | None:
+        """What the clients of a ``train`` wave answer, without a message made of it.
+
+        None, or None for a client, where there have to be messages: they travel as
+        bytes or through another process, something may happen to them, or somebody has
+        overridden what they go through.
+        """
+        nodes = self._nodes
+        if not (
+            self.batched
+            and type(self) is LocalGrid
+            and isinstance(nodes, Nodes)
+            and nodes.together is not None
+            and self.workers == 1
+            and not self.encode
+            and not self._late
+            and vars(self).keys() <= self._own
+            and not any(self.faults.values())
+        ):
+            return None
+        heard = nodes.together.answer(asked)
+        self._handled += sum(each is not None for each in heard)
+        return heard
+
     # -------------------------------------------------------------------- the nodes
 
     def _deliver(self, message: Message) -> None:
@@ -362,27 +377,9 @@ class LocalGrid(Grid):
         return strikes
 
     def _spoil(self, reply: Message, message: Message) -> Message:
-        """A reply with one thing wrong: NaN, a cut array, no records, another round."""
+        """A reply with one thing wrong."""
         rng = generator(self._seed, "garbage", _number_of(message))
-        records: dict[str, Any] = {k: v.copy() for k, v in reply.content.items()}
-        status = [r for r in records.values() if isinstance(r, ConfigRecord)]
-        kind = int(rng.integers(4))
-        if kind == 1 and status:
-            status[0]["server-round"] = 10**9
-        elif kind < 2 or not any(isinstance(r, ArrayRecord) for r in records.values()):
-            records = {}
-        else:
-            for name, record in records.items():
-                if isinstance(record, ArrayRecord):
-                    arrays = [self._spoilt(a, kind == 2) for a in record_arrays(record)]
-                    records[name] = array_record(arrays, join="joined" in record)
-        return Message(RecordDict(records), reply_to=message)
-
-    @staticmethod
-    def _spoilt(array: NDArray[Any], nan: bool) -> NDArray[Any]:
-        if nan and array.dtype.kind == "f":
-            return np.full_like(array, np.nan)
-        return array.reshape(-1)[:-1]
+        return Message(spoilt(reply.content, rng), reply_to=message)
 
     # ------------------------------------------------------------------- checkpoints
 

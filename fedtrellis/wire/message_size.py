@@ -19,12 +19,20 @@ from flwr.app import (
     ConfigRecord,
     Message,
     MetricRecord,
+    RecordDict,
 )
 
-from fedtrellis.wire.arrays import contents
+from fedtrellis.wire.arrays import Described, contents, one_array_of
 from fedtrellis.wire.flower_internals import CHUNK_SIZE, envelope_bytes
 
-__all__ = ["message_bytes"]
+__all__ = [
+    "arrays_bytes",
+    "content_bytes",
+    "framed_bytes",
+    "items_bytes",
+    "message_bytes",
+    "records_bytes",
+]
 
 _HASH = "0" * 64
 
@@ -219,6 +227,48 @@ def message_bytes(message: Message, known: dict[Any, Any] | None = None) -> int:
     if size is None:
         size = known[key] = _content_size(records, known)
     return _framed("Message", 1, body) + size
+
+
+def content_bytes(content: RecordDict) -> int:
+    """Bytes of a message's records, without its own object."""
+    return _content_size(contents(content), {})
+
+
+def items_bytes(items: Mapping[str, Any]) -> int:
+    """Bytes of some items of a ``ConfigRecord`` or ``MetricRecord``, in its body."""
+    return sum(_item_bytes(key, value) for key, value in items.items())
+
+
+def arrays_bytes(described: Described) -> int | None:
+    """Bytes of what ``array_record(arrays, join=True)`` makes of arrays.
+
+    None where that depends on what is in them: of equal arrays one is sent.
+    """
+    one = one_array_of(described)
+    if one is None or one[3] > CHUNK_SIZE:
+        return None
+    key, dtype, shape, size = one
+    return _one_array(key, dtype, shape, "numpy.ndarray", size)[1]
+
+
+def framed_bytes(envelope: int) -> int:
+    """Bytes of a message's own object, of the envelope that is in it."""
+    return _framed("Message", 1, envelope)
+
+
+def records_bytes(records: Mapping[str, tuple[type[Any], int]]) -> int:
+    """Bytes of a message's records, no two of which are alike.
+
+    Parameters
+    ----------
+    records : mapping
+        By name, the type and the bytes of each: of an ``ArrayRecord`` all of them, else
+        those of its items.
+    """
+    total = _framed("RecordDict", len(records), _references(tuple(records)))
+    for kind, size in records.values():
+        total += size if kind is ArrayRecord else _framed(kind.__name__, 0, size)
+    return total
 
 
 def _content_size(records: Mapping[str, Any], known: dict[Any, Any]) -> int:

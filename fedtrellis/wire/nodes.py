@@ -11,6 +11,7 @@ from flwr.clientapp import ClientApp
 from fedtrellis.wire.cohort import Cohort, answer_alone
 from fedtrellis.wire.flower_internals import records_from_bytes, records_to_bytes
 from fedtrellis.wire.protocol import client_identity
+from fedtrellis.wire.together import Together
 
 __all__ = ["Delivery", "Nodes"]
 
@@ -51,6 +52,9 @@ class Nodes:
     ) -> None:
         self.app, self.contexts = app, contexts
         self.cohort = Cohort.of(app) if batched else None
+        self.together: Together | None = None
+        if self.cohort is not None:
+            self.together = Together(self.cohort.app, contexts)
 
     def answer(
         self,

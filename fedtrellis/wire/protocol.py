@@ -31,7 +31,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard, cast
 
+import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
+from numpy.typing import NDArray
 
 from fedtrellis.wire.arrays import (
     FloatArray,
@@ -60,6 +62,7 @@ __all__ = [
     "EXAMPLES",
     "HELLO",
     "LARGEST",
+    "MEMORY_RECORDS",
     "MODEL",
     "RESTORE",
     "ClientMemory",
@@ -68,6 +71,7 @@ __all__ = [
     "client_identity",
     "identity_order",
     "is_count",
+    "is_moderate",
     "read_request",
 ]
 
@@ -116,6 +120,22 @@ def identity_order(identity: str) -> tuple[int, int, str]:
 def is_count(value: Any) -> TypeGuard[int]:
     """Whether what somebody sent is a number of examples, which floats can hold."""
     return type(value) is int and 0 <= value < 2**53
+
+
+def is_moderate(array: NDArray[Any]) -> bool:
+    """Whether all of an array's numbers are finite, and none beyond ±:data:`LARGEST`.
+
+    Of numbers that are no floats they are.
+    """
+    if array.dtype.kind != "f" or not array.size:
+        return True
+    if array.dtype == np.float64 and array.flags.c_contiguous:
+        flat = array.reshape(-1)
+        # Σ a_j² ≤ L² leaves none beyond L; one pass, and NaN is not at most anything
+        if float(np.dot(flat, flat)) <= LARGEST**2:
+            return True
+    # NaN is not between anything
+    return float(array.min()) >= -LARGEST and float(array.max()) <= LARGEST
 
 
 class RestoreNeededError(Exception):
@@ -176,6 +196,10 @@ def encoded(model: ReceivedModel) -> Array:
     return cast(Array, kept["encoded"])
 
 
+#: The records of ``context.state`` that a :class:`ClientMemory` lies in.
+MEMORY_RECORDS = frozenset((_META, _STORED))
+
+
 @dataclass
 class ClientMemory:
     """A client's state between messages, as it lies in ``context.state``.
@@ -186,21 +210,34 @@ class ClientMemory:
         The ``strategy.start`` it belongs to.
     model : ReceivedModel or None
         x̄ as last received.
-    committed, provisional : dict of str to Array
-        The method's state after ``committed_round``, which the server used, and after
-        ``provisional_round``, of which that is not known yet (``-1``: there is none).
+    committed, provisional : dict
+        The method's arrays, encoded or read-only ones that nobody else has: those after
+        ``committed_round``, which the server used, and after ``provisional_round``, of
+        which that is not known yet (``-1``: there is none).
     committed_epoch, provisional_epoch : str
         The epochs of these rounds.
     """
 
     session: str = ""
     model: ReceivedModel | None = None
-    committed: dict[str, Array] = field(default_factory=dict)
+    committed: dict[str, Any] = field(default_factory=dict)
     committed_round: int = NO_ROUND
     committed_epoch: str = ""
-    provisional: dict[str, Array] = field(default_factory=dict)
+    provisional: dict[str, Any] = field(default_factory=dict)
     provisional_round: int = NO_ROUND
     provisional_epoch: str = ""
+
+    def copy(self) -> ClientMemory:
+        """A shallow copy, of which :meth:`take_request` may change its part."""
+        made = object.__new__(ClientMemory)
+        made.__dict__.update(self.__dict__)
+        return made
+
+    @staticmethod
+    def session_of(state: RecordDict) -> str | None:
+        """The session whose memory lies there."""
+        session = contents(contents(state).get(_META, {})).get("session")
+        return None if session is None else str(session)
 
     @classmethod
     def load(cls, state: RecordDict, session: str) -> ClientMemory:
@@ -230,6 +267,19 @@ class ClientMemory:
                 memory.provisional[name.removeprefix(_PROVISIONAL)] = array
         return memory
 
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The method's state after ``committed_round``; read-only arrays."""
+        return {
+            name: decode(value) if isinstance(value, Array) else value
+            for name, value in self.committed.items()
+        }
+
+    def note(self, config: Mapping[str, Any], state: dict[str, Any]) -> None:
+        """Keep what the round of a request has made of the method's state."""
+        self.provisional = state
+        self.provisional_round = cast(int, config["server-round"])
+        self.provisional_epoch = config.get("epoch", "")
+
     def save(self, state: RecordDict, keep_model: bool = True) -> None:
         """Write the memory into ``state``, in place of what stood there.
 
@@ -251,7 +301,8 @@ class ClientMemory:
             (_COMMITTED, self.committed),
             (_PROVISIONAL, self.provisional),
         ):
-            for name, array in arrays.items():
+            for name, value in arrays.items():
+                array = value if isinstance(value, Array) else encode(value)
                 stored[prefix + name] = array
         before = contents(state)
         if stored or before.get(_META) != meta or before.get(_STORED) != stored:

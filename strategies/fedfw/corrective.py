@@ -100,6 +100,9 @@ class CorrectiveSteps:
             entries["correction"] = self._strategy.correction
         return entries
 
+    def audience(self, client: str) -> None:
+        """All of them are told the same."""
+
     def check(self, answer: Answer) -> _Corrected:
         """The client's next iterate, in its own set; ValueError if it is none."""
         strategy = self._strategy

@@ -148,6 +148,10 @@ class PaperSteps:
             entries["seed"] = strategy.seed
         return entries
 
+    def audience(self, client: str) -> int:
+        """k_i, where the schedule goes by it."""
+        return self._steps_taken[client] if self._strategy.counts_own_steps else 0
+
     # ------------------------------------------------------------ what is received
 
     def check(self, answer: Answer) -> PaperAnswer:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from logging import WARNING
 from typing import Any
 
@@ -253,6 +253,10 @@ class FedFW(FrankWolfeStrategy):
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         """What the variant's client needs for its answer."""
         return self.half.instruction(server_round, client)
+
+    def audience(self, server_round: int, client: str) -> Hashable:
+        """What of a client the variant's steps depend on."""
+        return self.half.audience(client)
 
     def check(self, answer: Answer) -> Any:
         """What the variant makes of an answer."""

@@ -10,16 +10,18 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import scipy  # its parts are loaded when first used
 from numpy.typing import NDArray
 
 from ..base import DataFileError, data_path
+from ..data.any_file import read_any_file
 from ..data.datasets import load_mnist
 from ..data.libsvm import read_libsvm
 from ..data.packed import UNPACKING_ERRORS, open_packed
+from ..data.settings import FILE
 
 __all__ = ["BY_PATH", "DATASETS", "TARGETS", "Rows", "load_rows"]
 
@@ -33,6 +35,7 @@ DATASETS = {
     "covtype": "class 2 against the rest",
     "a9a": "the larger label against the smaller",
     "news20": "the upper half of the classes, in ascending order, against the lower",
+    FILE: "the larger of two labels, or the second in the alphabet, against the other",
 }
 
 #: Data sets whose labels are numbers, with what they are.
@@ -50,6 +53,7 @@ BY_PATH: dict[str, tuple[str, ...]] = {
     ),
     "a9a": ("a9a", "a9a.bz2"),
     "news20": ("news20", "news20.bz2", "news20_multiclass.bz2"),
+    FILE: (),
 }
 
 _COVTYPE = (
@@ -94,7 +98,13 @@ class Rows(NamedTuple):
     test: int = 0
 
 
-def load_rows(dataset: str, path: str, key: str) -> Rows:
+def load_rows(
+    dataset: str,
+    path: str,
+    key: str,
+    target: Literal["class", "number"] = "class",
+    label_column: str = "label",
+) -> Rows:
     """Load a data set.
 
     Parameters
@@ -106,6 +116,8 @@ def load_rows(dataset: str, path: str, key: str) -> Rows:
         scikit-learn.
     key : str
         The setting that holds the path, for messages.
+    target, label_column : str
+        What the labels of ``file`` are, and where they are in a csv file.
 
     Returns
     -------
@@ -124,6 +136,13 @@ def load_rows(dataset: str, path: str, key: str) -> Rows:
             f"{key} is empty; for {dataset!r} it must name the data set's file or the "
             "folder with it"
         )
+    if dataset == FILE:
+        data = read_any_file(key, path, target, label_column)
+        # labels that are numbers are classes of these numbers
+        values = [x if isinstance(x, float) else i for i, x in enumerate(data.labels)]
+        classes = np.array(values, dtype=np.float64)
+        known = classes[data.targets.astype(np.intp)] if values else data.targets
+        return Rows(data.features, known, data.names)
     return _LOADERS[dataset](path, key)
 
 

@@ -13,6 +13,7 @@ from fedtrellis.settings import SettingsError
 
 from ..base import derived_seed
 from ..data.scaling import with_constant
+from ..data.settings import FILE
 from .partition import Indices
 from .rows import DATASETS, load_rows
 
@@ -109,7 +110,9 @@ def load_samples(task: HybridTask) -> Samples:
     SettingsError, FileNotFoundError
         A setting or a file that will not do, in one line.
     """
-    table = load_rows(task.dataset, task.path, f"{task.name}.path")
+    column = task.nodes.label_column
+    path_key = f"{task.name}.path"
+    table = load_rows(task.dataset, task.path, path_key, task.target, column)
     key = f"{task.name}.positive-class"
     if task.target == "number":
         labels = table.classes
@@ -155,6 +158,11 @@ def signs(dataset: str, classes: FloatArray, positive: int, key: str) -> FloatAr
         There is no such class, or the rule leaves all rows with one label.
     """
     present = np.unique(classes)
+    if dataset == FILE and positive == -1 and len(present) > 2:
+        raise SettingsError(
+            f"{key} = -1: the file has {len(present)} labels and no rule; allowed: "
+            + ", ".join(f"{label:g}" for label in present[:10])
+        )
     if positive == -1:
         chosen = _rule(dataset, classes, present)
     elif dataset in _TWO_CLASSES:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context
+from flwr.app import ConfigRecord, Context
 
 from clients import (
     FedAvgGDClient,
@@ -27,6 +27,9 @@ from fedtrellis import LocalGrid, client_app
 from fedtrellis.domains import L1Ball
 from fedtrellis.manifolds import Sphere
 from fedtrellis.objectives import LeastSquares, Logistic, MultinomialLogistic
+from fedtrellis.wire.arrays import decode
+from fedtrellis.wire.handling import Handling
+from fedtrellis.wire.protocol import ClientMemory
 from strategies import (
     FedAvgGD,
     FedDR,
@@ -261,6 +264,160 @@ class Overriding(FedAvgGDClient):
 def test_a_subclass_with_a_fit_of_its_own_is_not_taken_together() -> None:
     grid = grid_of(Overriding, losses("squares"), batched=True)
     assert (play(FedAvgGD(), grid, np.zeros(4), rounds=1).model == 7.0).all()
+
+
+class Teller(FedAvgGDClient):
+    """Answers in several arrays and with metrics of its own."""
+
+    def fit(self, parameters: Any, config: Any) -> Any:
+        (point,), _, _ = super().fit(parameters, config)
+        mine = np.arange(int(self.client_id) + 1, dtype=np.uint16)
+        return [point, mine], 7, {"loss": 0.5 * int(self.client_id), "steps": [1, 300]}
+
+    @classmethod
+    def fit_many(cls, clients: Any, parameters: Any, config: Any) -> Any:
+        found = super().fit_many(clients, parameters, config)
+        for client, (arrays, _, _) in zip(clients, found, strict=True):
+            arrays.append(np.arange(int(client.client_id) + 1, dtype=np.uint16))
+        return [
+            (arrays, 7, {"loss": 0.5 * int(c.client_id), "steps": [1, 300]})
+            for c, (arrays, _, _) in zip(clients, found, strict=True)
+        ]
+
+
+class Listening(FedAvgGD):
+    """Averages, and notes down what it hears."""
+
+    def setup(self, point: Any, layout: Any) -> None:
+        self.heard: list[Any] = []
+
+    def check(self, answer: Any) -> Any:
+        self.heard.append((answer.metrics, answer.arrays[1].tolist()))
+        assert not answer.arrays[0].flags.writeable
+        return self.take_point(dataclasses.replace(answer, arrays=answer.arrays[:1]))
+
+
+def messages(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The types of the messages that clients are sent from now on."""
+    sent: list[str] = []
+    begin = Handling.begin
+
+    def noted(self: Handling, *given: Any) -> bool:
+        sent.append(self.message.metadata.message_type)
+        return begin(self, *given)
+
+    monkeypatch.setattr(Handling, "begin", noted)
+    return sent
+
+
+def test_answers_of_which_no_message_is_made_are_what_messages_bring(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def run(**options: Any) -> Played[Any]:
+        return play(
+            Listening(), grid_of(Teller, losses("squares"), **options), np.zeros(4), 3
+        )
+
+    one = run()
+    sent = messages(monkeypatch)
+    many = run(batched=True)
+    assert not sent
+    assert_same(one, many, 1e-12)
+    assert one.strategy.heard == many.strategy.heard
+    assert len(run(batched=True, encode=True).models) == 3
+    assert set(sent) == {"train"}
+
+
+@pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
+def test_whoever_looks_finds_the_state_in_records(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, many = case.grid(), case.grid(batched=True)
+    case.play(one)
+    sent = messages(monkeypatch)
+    case.play(many)
+    assert not sent
+    for a, b in zip(one._contexts.values(), many._contexts.values(), strict=True):
+        assert a.state.keys() == b.state.keys()
+        assert ClientMemory.session_of(a.state)
+        first, second = (
+            ClientMemory.load(c.state, str(ClientMemory.session_of(c.state)))
+            for c in (a, b)
+        )
+        for name in ("committed_round", "provisional_round"):
+            assert getattr(first, name) == getattr(second, name)
+        for kind in ("committed", "provisional"):
+            arrays, others = getattr(first, kind), getattr(second, kind)
+            assert arrays.keys() == others.keys()
+            for name, array in arrays.items():
+                np.testing.assert_allclose(
+                    decode(others[name]), decode(array), rtol=0.0, atol=1e-12
+                )
+
+
+class Writing(FedAvgGDClient):
+    """Counts its rounds among the records of its node."""
+
+    def __init__(self, context: Context, objective: Any) -> None:
+        super().__init__(context, objective)
+        own: Any = context.state.get("own", {"rounds": 0})
+        context.state["own"] = ConfigRecord({"rounds": own["rounds"] + 1})
+
+
+def test_records_of_a_clients_own_stay() -> None:
+    grids = [grid_of(Writing, losses("squares"), batched=b) for b in (False, True)]
+    runs = [play(FedAvgGD(), grid, np.zeros(4), rounds=4) for grid in grids]
+    assert_same(runs[0], runs[1], 1e-12)
+    for grid in grids:
+        # the introduction makes a client as well
+        counts = [c.state["own"]["rounds"] for c in grid._contexts.values()]
+        assert counts == [5] * len(SIZES)
+
+
+class Fickle(FedAvgGDClient):
+    """Client 2 writes to its node's state, and raises every other round."""
+
+    def local_gradient(self, layout: Any, x: Any, config: Any) -> Any:
+        if self.client_id == "2" and config["server-round"] % 2:
+            self.context.state["left"] = ConfigRecord({"behind": 1})
+            raise ArithmeticError("client 2 cannot")
+        return super().local_gradient(layout, x, config)
+
+    def __init__(self, context: Context, objective: Any) -> None:
+        super().__init__(context, objective)
+        self.context = context
+
+
+def test_a_failed_round_leaves_nothing_behind() -> None:
+    grids = [grid_of(Fickle, losses("squares"), batched=b) for b in (False, True)]
+    runs = [play(FedAvgGD(), grid, np.zeros(4), rounds=4) for grid in grids]
+    assert_same(runs[0], runs[1], 1e-12)
+    for a, b in zip(*(grid._contexts.values() for grid in grids), strict=True):
+        assert "left" not in b.state
+        assert a.state.keys() == b.state.keys()
+
+
+class Watching(LocalGrid):
+    """Sees what is sent."""
+
+    seen = 0
+
+    def push_messages(self, messages: Any) -> list[str]:
+        wave = list(messages)
+        self.seen += sum(m.metadata.message_type == "train" for m in wave)
+        return super().push_messages(wave)
+
+
+def test_whoever_overrides_the_grid_sees_every_message() -> None:
+    app = client_app(lambda context: FedAvgGDClient(context, losses("squares")[0]))
+    grid = Watching(app, 3, batched=True)
+    play(FedAvgGD(), grid, np.zeros(4), rounds=2)
+    assert grid.seen == 6
+    other, seen = LocalGrid(app, 3, batched=True), []
+    push = other.push_messages
+    other.push_messages = lambda wave: seen.append(1) or push(wave)  # type: ignore
+    play(FedAvgGD(), other, np.zeros(4), rounds=2)
+    assert len(seen) == 3
 
 
 def test_mods_are_run_around_every_message() -> None:

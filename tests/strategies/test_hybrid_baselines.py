@@ -631,7 +631,7 @@ def test_clients_get_the_weights_of_their_features_and_send_no_ids(
     def spy(self: Conversation, reply: Any, server_round: int, name: str) -> Any:
         answer = read(self, reply, server_round, name)
         if server_round == 0 and answer is not None:
-            sent.append(answer.arrays)
+            sent.append([*answer.arrays])
         return answer
 
     monkeypatch.setattr(Conversation, "open", spy)

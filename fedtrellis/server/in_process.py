@@ -1,0 +1,109 @@
+"""A wave to clients that are in this process, of which no messages are made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from flwr.app import ConfigRecord, Message, RecordDict
+
+from fedtrellis.server.answers import Answer
+from fedtrellis.signals import window
+from fedtrellis.wire.arrays import filled
+from fedtrellis.wire.flower_internals import alike_to, envelope_bytes
+from fedtrellis.wire.message_size import content_bytes, framed_bytes
+from fedtrellis.wire.protocol import CONFIG
+from fedtrellis.wire.together import Asked, Heard
+
+if TYPE_CHECKING:
+    from fedtrellis.server.conversation import Conversation
+
+__all__ = ["hear_together"]
+
+
+@window()
+def hear_together(
+    conversation: Conversation,
+    server_round: int,
+    kind: str,
+    entries: Mapping[str, Mapping[str, Any]],
+    names: Sequence[str],
+) -> list[Answer]:
+    """The answers of those whom the grid can ask without messages.
+
+    Parameters
+    ----------
+    conversation : Conversation
+        Whose traffic counts what the messages would have been.
+    server_round : int
+    kind : str
+        The requests' type.
+    entries : mapping
+        By client, what the method has to say to it.
+    names : sequence of str
+        The clients.
+
+    Returns
+    -------
+    list of Answer
+        In the order of the names. Of clients that are missing, whom messages have to be
+        sent to, nothing has changed: see :meth:`LocalGrid.answer_together
+        <fedtrellis.wire.local_grid.LocalGrid.answer_together>`.
+    """
+    answer_together = getattr(conversation.grid, "answer_together", None)
+    if answer_together is None or kind != "train":
+        return []
+    policy = conversation.policy
+    version = policy.model_version if policy.keep_model else None
+    # by what a request depends on, which is kept so that no id is another's
+    made: dict[Any, tuple[Message, Any]] = {}
+    asked: list[Asked] = []
+    for name in names:
+        client, said = conversation.registry[name], entries[name]
+        own = dict(said)
+        model = policy.model_for(name, own)
+        if version is not None and model[1].get("model-version") != version:
+            continue
+        key: tuple[Any, ...] = id(said), id(model[0]), id(model[1])
+        if policy.stateful:
+            restored = not client.ready or policy.replaces_state(name)
+            key += client.used_round, client.epoch, name if restored else ""
+        if key not in made:
+            config, records = conversation.said(server_round, name, kind, own, model)
+            record = filled(ConfigRecord(), config)
+            content = filled(RecordDict(), {CONFIG: record, **records})
+            request = Message(
+                content,
+                dst_node_id=client.node_id,
+                message_type=kind,
+                group_id=str(server_round),
+            )
+            made[key] = request, (said, model)
+        asked.append(Asked(name, client.node_id, made[key][0]))
+    answers: list[Answer] = []
+    found: Sequence[Heard | None] | None = answer_together(asked)
+    if found is None:
+        return answers
+    contents = {id(m): content_bytes(m.content) for m, _ in made.values()}
+    envelopes, digits = conversation.envelopes, len(str(server_round))
+    for (name, node_id, request), heard in zip(asked, found, strict=True):
+        if heard is None:
+            continue
+        place = digits, node_id.bit_length()
+        if place not in envelopes:
+            envelope = envelope_bytes(alike_to(request, node_id, request.content))
+            envelopes[place] = framed_bytes(envelope)
+        conversation.traffic.down += envelopes[place] + contents[id(request)]
+        conversation.traffic.up += heard.size
+        answers.append(
+            Answer(
+                name,
+                heard.arrays,
+                heard.metrics,
+                heard.numbers,
+                version,
+                server_round,
+                heard.norm,
+            )
+        )
+    return answers

@@ -1,0 +1,48 @@
+"""What can go wrong with a message in a grid of one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from numpy.typing import NDArray
+
+from fedtrellis.wire.arrays import array_record, record_arrays
+
+__all__ = ["FAULTS", "spoilt"]
+
+#: Probabilities, by message, of what can go wrong, and when it strikes.
+FAULTS = {
+    "request_loss": "the node never sees the request",
+    "wipe": "the node lost all state before the request",
+    "crash": "the client raises after it has written its state",
+    "state_loss": "the reply arrives, but the node did not store its new state",
+    "reply_loss": "the node handled the request, the reply is lost",
+    "late_reply": "the reply arrives one wave too late",
+    "garbage": "the reply arrives spoilt",
+    "duplicate": "the reply arrives twice",
+}
+
+
+def spoilt(content: RecordDict, rng: np.random.Generator) -> RecordDict:
+    """An answer with one thing wrong: NaN, a cut array, no records, another round."""
+    records: dict[str, Any] = {k: v.copy() for k, v in content.items()}
+    status = [r for r in records.values() if isinstance(r, ConfigRecord)]
+    kind = int(rng.integers(4))
+    if kind == 1 and status:
+        status[0]["server-round"] = 10**9
+    elif kind < 2 or not any(isinstance(r, ArrayRecord) for r in records.values()):
+        records = {}
+    else:
+        for name, record in records.items():
+            if isinstance(record, ArrayRecord):
+                arrays = [_broken(a, kind == 2) for a in record_arrays(record)]
+                records[name] = array_record(arrays, join="joined" in record)
+    return RecordDict(records)
+
+
+def _broken(array: NDArray[Any], nan: bool) -> NDArray[Any]:
+    if nan and array.dtype.kind == "f":
+        return np.full_like(array, np.nan)
+    return array.reshape(-1)[:-1]

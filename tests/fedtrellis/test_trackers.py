@@ -1,0 +1,228 @@
+"""What trackers write, read back by the libraries that it is written for."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, MetricRecord
+
+from clients import FedAvgGDClient
+from fedtrellis import Callback
+from fedtrellis.objectives import LeastSquares
+from fedtrellis.settings import SettingsError
+from fedtrellis.trackers import (
+    MLflow,
+    OpenMetrics,
+    TensorBoard,
+    Tracker,
+    WeightsAndBiases,
+    tracker_names,
+)
+from strategies import FedAvgGD
+from tests.harness import grid_of, run_app
+
+ROUNDS = 3
+RNG = np.random.default_rng(0)
+LOSSES = [LeastSquares(RNG.normal(size=(6, 4)), RNG.normal(size=6)) for _ in range(3)]
+
+
+def mean_loss(_: int, arrays: ArrayRecord) -> MetricRecord:
+    x = arrays.to_numpy_ndarrays()[0]
+    return MetricRecord({"loss": sum(f.value(x) for f in LOSSES) / len(LOSSES)})
+
+
+def play(callback: Callback, resume: Path | None = None, **options: Any) -> FedAvgGD:
+    """A short run that one callback is told of."""
+    strategy = FedAvgGD(callbacks=[callback], resume=resume, **options)
+    grid = grid_of(FedAvgGDClient, LOSSES)
+    rounds = ROUNDS if resume is None else 2 * ROUNDS
+    strategy.start(
+        grid, ArrayRecord([np.zeros(4)]), num_rounds=rounds, evaluate_fn=mean_loss
+    )
+    return strategy
+
+
+def losses(strategy: FedAvgGD) -> dict[int, float]:
+    return {r.round: r.metrics["loss"] for r in strategy.history}
+
+
+def test_tensorboard_reads_its_files(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    strategy = play(TensorBoard(tmp_path))
+    events = EventAccumulator(str(tmp_path)).Reload()
+
+    def scalars(name: str) -> dict[int, float]:
+        return {e.step: e.tensor_proto.float_val[0] for e in events.Tensors(name)}
+
+    assert scalars("loss") == pytest.approx(losses(strategy), rel=1e-6)
+    sent = {r.round: r.bytes_up for r in strategy.history if r.round}
+    assert scalars("round/bytes-up") == pytest.approx(sent)
+
+
+def test_mlflow_reads_its_database(tmp_path: Path) -> None:
+    pytest.importorskip("mlflow")
+    from mlflow import MlflowClient
+
+    address = f"sqlite:///{tmp_path}/runs.db"
+    callback = MLflow("first", tracking_uri=address)
+    strategy = play(callback, step_size=0.02)
+    client = MlflowClient(address)
+    run = client.get_run(callback.run_id)
+    assert run.info.status == "FINISHED"
+    assert run.data.params["strategy"] == "FedAvgGD"
+    assert float(run.data.params["step-size"]) == 0.02
+    history = client.get_metric_history(callback.run_id, "loss")
+    assert {m.step: m.value for m in history} == losses(strategy)
+
+
+def log_records(data: bytes, first: int) -> Iterator[bytes]:
+    """The records of a log in LevelDB's format, which is that of ``.wandb`` files."""
+    place, record = 0, b""
+    while place < len(data):
+        left = 32_768 - (place + first) % 32_768
+        if left < 7:  # too little for a header: the block is filled up
+            place += left
+            continue
+        length, kind = struct.unpack_from("<HB", data, place + 4)
+        record += data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            yield record
+            record = b""
+
+
+def test_weights_and_biases_reads_its_file(tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    # its messages are the library's; it has no reader of files for Python any more
+    messages: Any = import_module("wandb.proto.wandb_internal_pb2")
+    strategy = play(WeightsAndBiases(directory=tmp_path, mode="offline"))
+    (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    rows: list[dict[str, str]] = []
+    config: dict[str, Any] = {}
+    for data in log_records(file.read_bytes()[7:], first=7):
+        record = messages.Record.FromString(data)
+        if record.WhichOneof("record_type") == "history":
+            items = record.history.item
+            rows.append({(i.key or i.nested_key[0]): i.value_json for i in items})
+        config |= {i.key: json.loads(i.value_json) for i in record.run.config.update}
+    assert config["strategy"] == "FedAvgGD"
+    found = {int(row["_step"]): float(row["loss"]) for row in rows}
+    assert found == losses(strategy)
+
+
+def samples(path: Path) -> dict[tuple[str, str], float]:
+    """A file's samples by name and by the label that is not the strategy."""
+    from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+    found = {}
+    families: Any = text_string_to_metric_families
+    for family in families(path.read_text()):
+        for sample in family.samples:
+            labels = dict(sample.labels)
+            assert labels.pop("strategy") == "FedAvgGD"
+            found[sample.name.removeprefix("fedtrellis_"), *labels.values()] = (
+                sample.value
+            )
+    return {(*key, "")[:2]: value for key, value in found.items()}
+
+
+def test_prometheus_reads_its_file_and_a_resumed_run_counts_on(tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client")
+    path, checkpoint = tmp_path / "run.prom", tmp_path / "checkpoint.npz"
+    strategy = play(OpenMetrics(path), checkpoint=checkpoint)
+    found = samples(path)
+    assert found["round", ""] == found["rounds_planned", ""] == ROUNDS
+    assert found["bytes_total", "up"] == sum(r.bytes_up for r in strategy.history)
+    assert found["answers_total", "used"] == ROUNDS * len(LOSSES)
+    assert found["metric", "loss"] == losses(strategy)[ROUNDS]
+    assert found["run_status", "completed"] == 1
+    assert found["run_status", "running"] == 0
+
+    longer = play(OpenMetrics(path), resume=checkpoint)
+    found = samples(path)
+    assert found["round", ""] == 2 * ROUNDS
+    assert found["bytes_total", "up"] == sum(r.bytes_up for r in longer.history)
+
+
+class Noted(Tracker):
+    """Needs nothing; fails when it is told to."""
+
+    name = library = extra = "json"
+
+    def __init__(self, fails_at: int = -1) -> None:
+        super().__init__()
+        self.fails_at, self.told = fails_at, list[Any]()
+
+    def open(self, settings: Mapping[str, Any]) -> None:
+        self.told.append(settings["step-size"])
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        if step == self.fails_at:
+            raise OSError("the server is gone")
+        assert all(math.isfinite(value) for value in values.values())
+        self.told.append(step)
+
+    def close(self, status: str) -> None:
+        self.told.append(status)
+
+
+def test_a_tool_that_fails_costs_a_warning_and_not_the_run(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    callback = Noted(fails_at=2)
+    strategy = play(callback)
+    assert len(strategy.history) == ROUNDS + 1
+    assert callback.told == [0.01, 0, 1]
+
+
+class Stop(Callback):
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def on_round(self, strategy: Any, record: Any) -> None:
+        if record.round == 1:
+            raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(ValueError(), "failed"), (KeyboardInterrupt(), "interrupted")],
+)
+def test_how_a_run_ended_is_told(error: BaseException, status: str) -> None:
+    callback = Noted()
+    strategy = FedAvgGD(callbacks=[callback, Stop(error)])
+    with pytest.raises(type(error)):
+        strategy.start(grid_of(FedAvgGDClient, LOSSES), ArrayRecord([np.zeros(4)]), 3)
+    assert callback.told == [0.01, 1, status]
+
+
+def test_a_missing_library_is_named_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for module in ("fedtrellis.trackers", "fedtrellis.trackers.base"):
+        monkeypatch.setattr(f"{module}.find_spec", lambda name: None)
+    with pytest.raises(SettingsError, match=r'pip install "fedtrellis\[mlflow\]"'):
+        MLflow()
+    with pytest.raises(SettingsError, match="track = 'wandb' needs wandb"):
+        tracker_names("wandb")
+
+
+def test_a_run_config_names_trackers(tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client")
+    assert tracker_names("openmetrics,") == ["openmetrics"]
+    with pytest.raises(SettingsError, match="track = 'prometheus' is not known"):
+        tracker_names("prometheus")
+    settings = {"task": "lasso", "rounds": 2, "track": "openmetrics"}
+    record = run_app(settings, 2, tmp_path)
+    path = record / "metrics.prom"
+    assert "fedtrellis_round" in path.read_text()
