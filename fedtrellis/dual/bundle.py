@@ -309,8 +309,9 @@ class ClassBundles:
 
     @property
     def w(self) -> FloatArray:
-        """W = Σ over units of v_α, a new array of shape (C, p)."""
-        return np.stack([one.w for one in self.bundles])
+        """W = Σ over units of v_α, a new array of shape (C, p), of one class (p,)."""
+        each = [one.w for one in self.bundles]
+        return each[0] if len(each) == 1 else np.stack(each)
 
     def alpha_id(self, unit: int) -> int:
         """The id of a unit's current α."""
@@ -324,6 +325,10 @@ class ClassBundles:
     def dual_values(self) -> FloatArray:
         """D of each class, shape (C,), as :meth:`DualBundle.dual_value`."""
         return np.array([one.dual_value() for one in self.bundles])
+
+    def dual_value(self) -> float:
+        """The sum of D over the classes."""
+        return float(self.dual_values().sum())
 
     def set_alpha_value(self, unit: int, b: FloatArray) -> None:
         """Put the exact b, shape (C,), in the place of the bounds of the mixtures."""

@@ -253,7 +253,7 @@ class MaskedSums(LostStates):
         λN = self.strategy.regularization * self.alignment.num_samples
         alphas, _ = self.bundle.contribution(0)
         for c, alpha in enumerate(alphas):
-            w, v = unit.snapshot[c], np.vstack([alpha, V[c::C]])
+            w, v = np.atleast_2d(unit.snapshot)[c], np.vstack([alpha, V[c::C]])
             ours, theirs = λN * (v @ w), first.reshape(C, -1)[c, -len(v) :]
             size = λN * (np.abs(v) @ np.abs(w)) + self.alignment.num_samples
             if not (np.abs(ours - theirs) <= _SAME * size).all():

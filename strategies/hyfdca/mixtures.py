@@ -252,8 +252,8 @@ class MixtureSteps(MaskedSums):
         metrics["dual"] = float(self.duals.sum())
         if len(self.held.losses) == len(self.units) and self._certifies:
             # P(w) = (λ/2)‖w‖² + (1/N) Σ l_i, all at the one w that was held
-            w, losses = self.held.w, self.held.total()
-            squares = np.array([own @ own for own in w])
+            w, losses = self.held.w, self.held.total(C)
+            squares = np.array([own @ own for own in np.atleast_2d(w)])
             self.primals = 0.5 * λ * squares + losses / N
             metrics["primal"] = float(self.primals.sum())
             self.certified, self.lag = w, self.version - self.held.version
@@ -277,7 +277,7 @@ class MixtureSteps(MaskedSums):
         self._stage = None
         self.w = self.bundle.w
         self.version += 1
-        metrics["dual-bound"] = float(self.bundle.dual_values().sum())
+        metrics["dual-bound"] = self.bundle.dual_value()
         metrics["moved-groups"] = float(
             sum(len(self.units[u].groups) for u in complete)
         )

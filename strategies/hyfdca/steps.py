@@ -27,9 +27,9 @@ class Steps(ABC):
 
     Attributes
     ----------
-    w : ndarray of shape (C, p)
-        The weights of each class.
-    certified : ndarray of shape (C, p)
+    w : ndarray of shape (p,) or (C, p)
+        The weights, of C classes a row each.
+    certified : ndarray of shape (p,) or (C, p)
         The weights that the last ``primal`` among the metrics is of.
     primals, duals : ndarray of shape (C,) or None
         P of each class's certified weights, and D, of this iteration; None: not known.

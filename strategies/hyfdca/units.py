@@ -74,7 +74,7 @@ class HeldWeights:
 
     Attributes
     ----------
-    w : ndarray of shape (C, p)
+    w : ndarray of shape (p,) or (C, p)
     version : int
     losses : dict
         Σ l_i, shape (C,), of the units that have reported.
@@ -89,9 +89,9 @@ class HeldWeights:
         if version == self.version:
             self.losses[unit] = losses
 
-    def total(self) -> FloatArray:
+    def total(self, classes: int) -> FloatArray:
         """Return Σ l_i over all units, shape (C,)."""
-        total = np.zeros(len(self.w))
+        total = np.zeros(classes)
         for u in sorted(self.losses):
             total += self.losses[u]
         return total
@@ -294,8 +294,7 @@ class UnitSteps(Steps):
         prefix = "bundle/"
         own = {k.removeprefix(prefix): a for k, a in state.items() if prefix in k}
         self.bundle.load_state(own)
-        self.w = state["w"].reshape(self.strategy.classes, -1)
-        self.version = int(state["version"])
+        self.w, self.version = state["w"], int(state["version"])
         names = self.strategy.clients
         self.bare = {(names[int(k)], int(g)) for k, g in state["bare"]}
         for u, unit in enumerate(self.units):
