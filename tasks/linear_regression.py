@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
@@ -16,7 +15,7 @@ from fedtrellis.objectives.checks import is_sparse
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, setting
 
-from .base import Array, Depending, Point
+from .base import Array, Point
 from .data.node_task import NodeDataTask
 from .data.settings import FILE, NODES, Schema
 from .data.table import NodeTable
@@ -32,12 +31,6 @@ class _Data(NamedTuple):
     A: Any
     b: Array
     starts: Indices
-
-
-_SIGMA_SCALE = Depending(
-    "0.15; nothing for a file",
-    lambda task, given: None if task.on_file else 0.15,
-)
 
 
 @dataclass(frozen=True)
@@ -67,12 +60,6 @@ class LinearRegression(NodeDataTask):
 
     name: ClassVar[str] = "linear-regression"
     summary: ClassVar[str] = "least squares on generated data of three distributions"
-    suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        # FedGiA's t in the paper's table II. It suits clients with about as many
-        # examples as features: with many more, f is hardly smoother than the f_i, and
-        # a t below 1/2 or so diverges.
-        "fedgia": {"sigma_scale": _SIGMA_SCALE},
-    }
     not_on_nodes: ClassVar[tuple[str, ...]] = (
         *("features", "rows_min", "rows_max", "partition", "weighting"),
     )

@@ -11,11 +11,12 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtrellis.extras import need
 from fedtrellis.objectives import Logistic, Objective
 from fedtrellis.objectives.mean_objective import MeanObjective
 from fedtrellis.objectives.nonconvex_logistic import NonconvexLogistic
 from fedtrellis.random import generator
-from fedtrellis.settings import AUTO, SettingsError, setting
+from fedtrellis.settings import SettingsError, setting
 
 from .base import Depending, Point, data_path, derived_seed
 from .data.any_file import is_dense
@@ -56,38 +57,7 @@ def _schedule(task: LogisticRegression, given: Collection[str]) -> str | None:
     return None if task.convex else "nonconvex"
 
 
-def _sigma_scale(task: LogisticRegression, given: Collection[str]) -> float | None:
-    """Return t = max(0.1, (8/p) ln d), for d training examples and p features.
-
-    FedGiA, arXiv 2205.01438, table II; but 0.02 for breast cancer, for whose 30
-    features the formula gives 1.6. Rounds grow with t there: 10 clients need 250
-    with 0.02 and 1 250 with 0.1, and with 0.003 they do not converge.
-
-    Raises
-    ------
-    SettingsError
-        t depends on the number of examples, which nobody has said.
-    """
-    if "sigma" in given:
-        return None
-    if task.dataset == "breast-cancer":
-        return 0.02
-    (features,), examples = task.shapes()[0], task.num_examples()
-    if not examples:
-        raise SettingsError(
-            f"fedgia.sigma-scale = {AUTO!r} asks for the task's own, which depends on "
-            "the number of examples of all nodes: set fedgia.sigma-scale, fedgia.sigma "
-            "or data.examples"
-        )
-    return max(0.1, 8.0 / int(features) * math.log(int(examples)))
-
-
 _SCHEDULE = Depending("nonconvex if the regularizer is, else nothing", _schedule)
-_SIGMA_SCALE = Depending(
-    "0.02 for breast-cancer, else max(0.1, (8/p) ln d) for d examples of p features; "
-    "nothing if sigma is set",
-    _sigma_scale,
-)
 
 
 @dataclass(frozen=True)
@@ -130,7 +100,6 @@ class LogisticRegression(PartitionedTask):
     suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "fedfw": {"schedule": _SCHEDULE},
         "naive-frank-wolfe": {"schedule": _SCHEDULE},
-        "fedgia": {"sigma_scale": _SIGMA_SCALE},
     }
     not_on_nodes: ClassVar[tuple[str, ...]] = (
         *("path", "partition", "labels_per_client", "alpha", "test_fraction"),
@@ -319,6 +288,7 @@ def _table(task: LogisticRegression) -> Table:
     if task.dataset != "breast-cancer":
         path = data_path("logistic-regression.path", task.path)
         return _LOADERS[task.dataset](path)
+    need("sklearn", "logistic-regression.dataset = 'breast-cancer'", "sklearn")
     # half a second that other tasks' nodes need not spend
     from sklearn.datasets import load_breast_cancer
 
@@ -331,6 +301,7 @@ def _split(task: LogisticRegression, labels: Indices) -> tuple[Indices, Indices]
     everything = np.arange(len(labels))
     if task.test_fraction == 0.0:
         return everything, everything[:0]
+    need("sklearn", "logistic-regression.test-fraction", "sklearn")
     from sklearn.model_selection import train_test_split
 
     try:
