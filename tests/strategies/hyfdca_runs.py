@@ -323,6 +323,8 @@ def small(
     X = rng.standard_normal((n, p)) / np.sqrt(p)
     z = X @ rng.standard_normal(p) + 0.3 * rng.standard_normal(n)
     y = z if loss == "squared" else np.where(z > 0, 1.0, -1.0)
+    if loss == "poisson":
+        y = np.maximum(np.round(3.0 * z), 0.0)
     cut = {"hybrid": (3, 2), "horizontal": (6, 1), "vertical": (1, 3)}
     if isinstance(parts, str):
         parts = grid_parts(n, p, *cut[parts])
