@@ -52,7 +52,7 @@ class Proposals(HiddenSums):
         for version, row in zip(pinned["versions"], pinned["rows"], strict=True):
             self._grant(pinned, version, w[row * C : (row + 1) * C], query)
         # by class: shape (r C, n_k)
-        products = np.asarray(self.features @ w.T).T
+        products = np.asarray(self.columns @ w.T).T
         blobs: list[bytes] = []
         for g, version, row in zip(
             pinned["products"], pinned["versions"], pinned["rows"], strict=True
@@ -180,7 +180,7 @@ class Proposals(HiddenSums):
         scale = config["regularization"] * config["num-samples-all"]
         drawn = self._drawn(config, held, version)
         whole = np.array_equal(held.rows, np.arange(self.features.shape[0]))
-        part = self.features if whole else self.features[held.rows]
+        part = self.columns if whole else self.columns[held.rows]
         kinds = config["local-proposals" if g in config["local"] else "proposals"]
         moves = np.arange(held.size) if drawn is None else drawn
         new = []
@@ -217,7 +217,7 @@ class Proposals(HiddenSums):
         if g in config["local"]:
             row = dict(zip(config["local"], config["rows"], strict=True))[g]
             whole = np.array_equal(held.rows, np.arange(self.features.shape[0]))
-            part = self.features if whole else self.features[held.rows]
+            part = self.columns if whole else self.columns[held.rows]
             return np.stack([part @ one for one in w[row * C : (row + 1) * C]])
         z = np.zeros((C, held.size))
         drawn = self._drawn(config, held, version)
@@ -247,13 +247,13 @@ class Proposals(HiddenSums):
         scale = config["regularization"] * config["num-samples-all"]
         alpha, z = alpha[:, moves], z[:, moves]
         y = self._targets(config, held)[:, moves]
-        q = self.state["norms"][held.own][moves]
         if kind == "dual-point":
             return loss.dual_point(z, y)
         if kind == "proximal":
             # argmax of −l*(−a) − z a − (g/2)(a − α)²: as if ‖x_i‖² were g λN
             q = _PROXIMAL * scale * loss.dual_curvature(y)
             return alpha + loss.coordinate_step(alpha, z, q, y, scale)
+        q = self.state["norms"][held.own][moves]
         if kind == "coordinate":
             return alpha + loss.coordinate_step(alpha, z, q, y, scale)
         cipher = self.secrets.cipher(self._holders(held.group))
@@ -261,7 +261,7 @@ class Proposals(HiddenSums):
         each = [
             local_dual_passes(
                 loss,
-                self.features,
+                self.columns,
                 held.rows[moves],
                 *(alpha[c], z[c], y[c]),
                 q,

@@ -30,7 +30,7 @@ def score_new_samples(
     holders = [name for name in strategy.clients if new.rows.get(name)]
     shares: dict[int, dict[str, Blobs]] = {}
     C = strategy.classes
-    w = strategy.result_point().reshape(-1, C).T
+    w = strategy.found_point().reshape(-1, C).T
 
     def take_products(answer: Answer) -> None:
         own = new.client_groups(answer.client)
