@@ -11,6 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtrellis.extras import need
 from fedtrellis.objectives import Logistic, Objective
 from fedtrellis.objectives.mean_objective import MeanObjective
 from fedtrellis.objectives.nonconvex_logistic import NonconvexLogistic
@@ -287,6 +288,7 @@ def _table(task: LogisticRegression) -> Table:
     if task.dataset != "breast-cancer":
         path = data_path("logistic-regression.path", task.path)
         return _LOADERS[task.dataset](path)
+    need("sklearn", "logistic-regression.dataset = 'breast-cancer'", "sklearn")
     # half a second that other tasks' nodes need not spend
     from sklearn.datasets import load_breast_cancer
 
@@ -299,6 +301,7 @@ def _split(task: LogisticRegression, labels: Indices) -> tuple[Indices, Indices]
     everything = np.arange(len(labels))
     if task.test_fraction == 0.0:
         return everything, everything[:0]
+    need("sklearn", "logistic-regression.test-fraction", "sklearn")
     from sklearn.model_selection import train_test_split
 
     try:

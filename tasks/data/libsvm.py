@@ -14,6 +14,8 @@ import numpy as np
 import scipy  # its parts are loaded when first used
 from numpy.typing import NDArray
 
+from fedtrellis.extras import need
+
 from ..base import DataFileError
 from .packed import UNPACKING_ERRORS, open_packed
 from .settings import Schema
@@ -51,6 +53,7 @@ def read_libsvm(
     DataFileError
         The file holds something else; names the file, and the line where it is one.
     """
+    need("sklearn", f"{path}, a file in LIBSVM's format,", "sklearn")
     # half a second that other readers need not spend
     from sklearn.datasets import load_svmlight_file
 

@@ -16,6 +16,8 @@ import numpy as np
 import scipy  # its parts are loaded when first used
 from numpy.typing import NDArray
 
+from fedtrellis.extras import need
+
 from ..base import DataFileError, data_path
 from ..data.any_file import read_any_file
 from ..data.datasets import load_mnist
@@ -151,6 +153,7 @@ def _pixel_names(side: int) -> tuple[str, ...]:
 
 
 def _load_digits(path: str, key: str) -> Rows:
+    need("sklearn", "the data set 'digits'", "sklearn")
     # half a second that nodes with other data need not spend
     from sklearn.datasets import load_digits
 
@@ -159,6 +162,7 @@ def _load_digits(path: str, key: str) -> Rows:
 
 
 def _load_breast_cancer(path: str, key: str) -> Rows:
+    need("sklearn", "the data set 'breast-cancer'", "sklearn")
     from sklearn.datasets import load_breast_cancer
 
     data = load_breast_cancer()
@@ -167,6 +171,7 @@ def _load_breast_cancer(path: str, key: str) -> Rows:
 
 
 def _load_diabetes(path: str, key: str) -> Rows:
+    need("sklearn", "the data set 'diabetes'", "sklearn")
     from sklearn.datasets import load_diabetes
 
     data = load_diabetes(scaled=False)

@@ -8,6 +8,7 @@ import numpy as np
 import scipy  # its parts are loaded when first used
 from numpy.typing import NDArray
 
+from fedtrellis.extras import need
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError
 
@@ -60,6 +61,7 @@ def _split(task: HybridTask, labels: FloatArray, test: int) -> tuple[Indices, In
     if task.test_fraction == 0.0:
         rest = rest[:0]
     elif not test:
+        need("sklearn", f"{task.name}.test-fraction", "sklearn")
         # half a second that nodes with other data need not spend
         from sklearn.model_selection import train_test_split
 
@@ -95,6 +97,7 @@ def _scaled(task: HybridTask, features: Any, train: Indices) -> Any:
     if task.bias > 0.0:
         features = with_constant(features, task.bias)
     if task.row_scaling == "unit":
+        need("sklearn", f"{task.name}.row-scaling = 'unit'", "sklearn")
         from sklearn.preprocessing import normalize
 
         features = normalize(features)
