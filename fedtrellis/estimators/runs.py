@@ -46,8 +46,8 @@ class Found:
 
     Attributes
     ----------
-    coef : ndarray of shape (p,)
-    intercept : float
+    coef : ndarray of shape (p,), or (C, p) of more than two classes
+    intercept : float, or ndarray of shape (C,)
     objective, bound : float
         The value there, and what no model is below.
     scale : float
@@ -57,7 +57,7 @@ class Found:
     """
 
     coef: Array
-    intercept: float
+    intercept: Any
     objective: float
     bound: float
     scale: float
@@ -286,6 +286,7 @@ def dual_ascent(
     targets: Sequence[Array | None],
     *,
     loss: str,
+    classes: int = 1,
     regularization: float,
     intercept: bool,
     tolerance: float,
@@ -299,6 +300,9 @@ def dual_ascent(
     ----------
     targets : sequence of ndarray or None
         Of each node its samples' targets, NaN where it has none.
+    classes : int
+        1; or C > 2: targets are then classes from 0, there is such a problem for each
+        of them against the rest, and values are sums over these.
     """
     strategies, clients = _methods()
     reach = _SQUARED_REACH if loss == "squared" else _REACH
@@ -316,6 +320,7 @@ def dual_ascent(
     rules = clients.HyFDCAClient.Rules(exposed="accept")
     strategy = strategies.HyFDCA(
         loss=loss,
+        classes=classes,
         regularization=regularization,
         tolerance=tolerance,
         feature_names=order,
@@ -335,14 +340,14 @@ def dual_ascent(
         )
 
     count = len(partitions.parts)
-    start = np.zeros(len(order))
+    start = np.zeros((len(order), classes) if classes > 1 else len(order))
     w = _run(strategy, client_fn, count, start, rounds, grids, verbose)
     history = [record.to_dict() for record in strategy.history]
     best = min(r.metrics["primal"] for r in strategy.history if "primal" in r.metrics)
     gap = strategy.history[-1].metrics.get("duality-gap", math.inf)
     p = len(partitions.names)
-    b = constant * float(w[p]) if intercept else 0.0
-    return Found(w[:p], b, best, best - gap, best, history)
+    b = constant * w[p] if intercept else np.zeros(start.shape[1:])
+    return Found(w[:p].T, b, best, best - gap, best, history)
 
 
 def _with_column(features: Any, column: Any) -> Any:
