@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from fedtrellis.wire.arrays import FloatArray
 
 from .base import Config, Fit, as_arrays, loss_of
+from .predictions import predictions_of
 from .preparation import Preparation
 
 __all__ = ["Scoring"]
@@ -28,7 +29,7 @@ class Scoring(Preparation):
             raise ValueError("this client has no new samples")
         (w,) = parameters
         self._check_norm(pinned, w[0])
-        products = np.asarray(self.new_samples.features @ w[0])
+        products = np.asarray(self._new_columns() @ w[0])
         blobs: list[bytes] = []
         for g, rows in self._new_rows().items():
             holders = self.secrets.agreement.holders(g, new=True)
@@ -41,7 +42,8 @@ class Scoring(Preparation):
     ) -> tuple[float, int, dict[str, Any]]:
         """Scores xᵀw of the new samples; mean loss and accuracy where there are labels.
 
-        ``on_scores`` is given all scores that could be had. The server reads the two
+        ``on_scores`` is given all scores that could be had, ``on_predictions`` what
+        follows from them. The server reads the two
         means, so this is one of the answers that the node's rules count. Groups of
         which fewer samples than their ``least`` have labels are left out.
         """
@@ -61,7 +63,17 @@ class Scoring(Preparation):
                 )
         if self.on_scores is not None:
             self.on_scores(self.new_samples.sample_ids, scores)
+        self._tell(pinned, scores)
         return self._measured(pinned, scores)
+
+    def _tell(self, config: Config, scores: FloatArray) -> None:
+        """Hand the predictions over to whoever wants them; they stay on this node."""
+        assert self.new_samples is not None
+        if self.on_predictions is None:
+            return
+        ids, labels = self.new_samples.sample_ids, self.new_samples.labels
+        own = np.full(len(ids), np.nan) if labels is None else np.asarray(labels, float)
+        self.on_predictions(predictions_of(loss_of(config), ids, scores, own))
 
     def _measured(
         self, config: Config, scores: FloatArray
