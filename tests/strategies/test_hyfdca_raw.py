@@ -330,3 +330,20 @@ def test_norms_travel_only_where_a_step_uses_them() -> None:
         run = Run(_split("hybrid"), 1, step=step, standardize=True, exposed="accept")
         assert all(bool(labels.norms) == there for labels in run.strategy._labels)
         assert ("norms" in run.client_state("0")) == there
+
+
+def test_three_classes_of_raw_columns_are_three_of_two() -> None:
+    """Sparse too, where a product is made of several weights at a time."""
+    X, y = raw()
+    classes = np.where(y < 0, 0.0, 1.0 + (X[:, 1] > 50.0))
+    parts = grid_parts(len(X), X.shape[1], 3, 2)
+    dense = Split(X, y, parts, "logistic", 0.1)
+    dense.y = classes
+    alone = [
+        _run(Split(X, np.where(classes == c, 1.0, -1.0), parts, "logistic", 0.1)).model
+        for c in range(3)
+    ]
+    right = np.stack(alone, axis=1)
+    assert _away(_run(dense, classes=3).model, right) < 1e-5
+    dense.X = sparse.csr_array(X)
+    assert _away(_run(dense, classes=3).model, right) < 1e-5
