@@ -250,6 +250,8 @@ class HybridTask(NodeDataTask):
             "regularization": self.regularization,
             "smoothing": getattr(self, "smoothing", 1.0),
             "feature_names": self.feature_names() or None,
+            # nobody has seen the columns of nodes' own files
+            "standardize": self.on_nodes,
             # dealt entry by entry, a column without any belongs to nobody
             "allow_unheld": self.partition == "entries" and not self.on_nodes,
         }

@@ -15,6 +15,7 @@ what came.
 from fedtrellis.domains.atoms.base import FLOAT64, Atom, rounding
 from fedtrellis.domains.atoms.matrices import PermutationAtom, RankOneAtom
 from fedtrellis.domains.atoms.packing import ProductAtom, pack_atoms, unpack_atoms
+from fedtrellis.domains.atoms.random_signs import RandomSigns
 from fedtrellis.domains.atoms.vectors import DenseAtom, SignAtom, SparseAtom
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "DenseAtom",
     "PermutationAtom",
     "ProductAtom",
+    "RandomSigns",
     "RankOneAtom",
     "SignAtom",
     "SparseAtom",
