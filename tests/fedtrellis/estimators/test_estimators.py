@@ -264,8 +264,11 @@ def test_a_lasso_needs_whole_rows() -> None:
 
 
 # HyFDCA's clients draw what they propose from a key of the run's own, so that two runs
-# agree to the tolerance, and the check asks for more
-RANDOM = {"check_fit_idempotent": "two runs agree to the tolerance, not to 1e-7"}
+# agree to the tolerance, and these checks ask for more
+RANDOM = {
+    "check_fit_idempotent": "two fits agree to the tolerance, not to 1e-7",
+    "check_supervised_y_2d": "the same, of y and of y as a column",
+}
 
 
 @pytest.mark.parametrize(
