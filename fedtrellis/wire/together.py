@@ -18,6 +18,7 @@ import numpy as np
 from flwr.app import Context, Message, RecordDict
 from numpy.typing import NDArray
 
+from fedtrellis.domains.atoms import PackedAtoms
 from fedtrellis.wire.arrays import FloatArray, contents
 from fedtrellis.wire.broadcast import ReceivedModel
 from fedtrellis.wire.client import MethodApp
@@ -237,7 +238,11 @@ class Together:
                 if not is_moderate(numbers):
                     raise _RefusedError
             if body is None or not alike:
-                body = arrays_bytes(tuple((a.dtype, a.shape) for a in own))
+                body = arrays_bytes(
+                    own.described()
+                    if isinstance(own, PackedAtoms)
+                    else tuple((a.dtype, a.shape) for a in own)
+                )
             if body is None:
                 # its size depends on what is in it: the session goes by messages
                 self._declined.add(each.told.session)
@@ -314,17 +319,23 @@ def _owned(arrays: Sequence[Any], whole: bool) -> tuple[list[NDArray[Any]], Any]
 
 def _checked(
     answers: Sequence[Sequence[Any]], whole: bool
-) -> tuple[list[list[NDArray[Any]]], list[float | None], bool]:
+) -> tuple[Sequence[Sequence[NDArray[Any]]], list[float | None], bool]:
     """The arrays of each client as its own, which have passed the wire's checks.
 
     Returns
     -------
-    (list of list of ndarray, list of float or None, bool)
+    (sequence of sequence of ndarray, list of float or None, bool)
         Beside the arrays the norm of one that is alone, and whether all clients' have
         the same shapes and dtypes.
     """
-    count = len(answers[0])
     norms: list[float | None] = [None] * len(answers)
+    if all(type(a) is PackedAtoms and a.are_single for a in answers):
+        packed = cast(Sequence[PackedAtoms], answers)
+        values = [atom.values for one in packed for atom in one.atoms]
+        if not is_moderate(np.concatenate(values)):
+            raise _RefusedError
+        return packed, norms, len({one.described() for one in packed}) == 1
+    count = len(answers[0])
     if any(len(arrays) != count for arrays in answers):
         own = [_owned(arrays, False)[0] for arrays in answers]
         if not all(is_moderate(array) for arrays in own for array in arrays):

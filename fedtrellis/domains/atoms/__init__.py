@@ -14,13 +14,19 @@ what came.
 
 from fedtrellis.domains.atoms.base import FLOAT64, Atom, rounding
 from fedtrellis.domains.atoms.matrices import PermutationAtom, RankOneAtom
-from fedtrellis.domains.atoms.packing import ProductAtom, pack_atoms, unpack_atoms
+from fedtrellis.domains.atoms.packing import (
+    PackedAtoms,
+    ProductAtom,
+    pack_atoms,
+    unpack_atoms,
+)
 from fedtrellis.domains.atoms.vectors import DenseAtom, SignAtom, SparseAtom
 
 __all__ = [
     "FLOAT64",
     "Atom",
     "DenseAtom",
+    "PackedAtoms",
     "PermutationAtom",
     "ProductAtom",
     "RankOneAtom",
