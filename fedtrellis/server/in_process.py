@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import gc
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -10,7 +12,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from fedtrellis.server.answers import Answer
 from fedtrellis.signals import window
 from fedtrellis.wire.arrays import filled
-from fedtrellis.wire.flower_internals import alike_to, envelope_bytes
+from fedtrellis.wire.flower_internals import alike_to, envelope_bytes, next_to
 from fedtrellis.wire.message_size import content_bytes, framed_bytes
 from fedtrellis.wire.protocol import CONFIG
 from fedtrellis.wire.together import Asked, Heard
@@ -21,7 +23,25 @@ if TYPE_CHECKING:
 __all__ = ["hear_together"]
 
 
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Keep Python's cycle collector from going through all nodes again and again.
+
+    What a wave makes for each client it drops at the end, and it makes no cycles; those
+    that clients make are looked for as often as so many of them have answered.
+    """
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
 @window()
+@_collector_paused()
 def hear_together(
     conversation: Conversation,
     server_round: int,
@@ -72,12 +92,18 @@ def hear_together(
             config, records = conversation.said(server_round, name, kind, own, model)
             record = filled(ConfigRecord(), config)
             content = filled(RecordDict(), {CONFIG: record, **records})
-            request = Message(
-                content,
-                dst_node_id=client.node_id,
-                message_type=kind,
-                group_id=str(server_round),
-            )
+            group = str(server_round)
+            earlier = conversation.earlier
+            if earlier is None:
+                request = Message(
+                    content,
+                    dst_node_id=client.node_id,
+                    message_type=kind,
+                    group_id=group,
+                )
+            else:
+                request = next_to(earlier, content, group)
+            conversation.earlier = request
             made[key] = request, (said, model)
         asked.append(Asked(name, client.node_id, made[key][0]))
     answers: list[Answer] = []
