@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -23,25 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["hear_together"]
 
 
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Keep Python's cycle collector from going through all nodes again and again.
-
-    What a wave makes for each client it drops at the end, and it makes no cycles; those
-    that clients make are looked for as often as so many of them have answered.
-    """
-    if not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
 @window()
-@_collector_paused()
 def hear_together(
     conversation: Conversation,
     server_round: int,
@@ -73,13 +54,34 @@ def hear_together(
     answer_together = getattr(conversation.grid, "answer_together", None)
     if answer_together is None or kind != "train":
         return []
+    # What a wave makes for each client it drops at the end, and it makes no cycles.
+    # Python would go through all nodes again and again to find that out; cycles that
+    # clients make are looked for each time that so many of them have answered.
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return _hear(conversation, server_round, kind, entries, names, answer_together)
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _hear(
+    conversation: Conversation,
+    server_round: int,
+    kind: str,
+    entries: Mapping[str, Mapping[str, Any]],
+    names: Sequence[str],
+    answer_together: Callable[[Sequence[Asked]], Sequence[Heard | None] | None],
+) -> list[Answer]:
     policy = conversation.policy
     version = policy.model_version if policy.keep_model else None
     # by what a request depends on, which is kept so that no id is another's
     made: dict[Any, tuple[Message, Any]] = {}
     asked: list[Asked] = []
+    clients = conversation.registry.clients
     for name in names:
-        client, said = conversation.registry[name], entries[name]
+        client, said = clients[name], entries[name]
         own = dict(said)
         model = policy.model_for(name, own)
         if version is not None and model[1].get("model-version") != version:
@@ -107,7 +109,7 @@ def hear_together(
             made[key] = request, (said, model)
         asked.append(Asked(name, client.node_id, made[key][0]))
     answers: list[Answer] = []
-    found: Sequence[Heard | None] | None = answer_together(asked)
+    found = answer_together(asked)
     if found is None:
         return answers
     contents = {id(m): content_bytes(m.content) for m, _ in made.values()}

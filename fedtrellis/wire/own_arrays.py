@@ -44,7 +44,7 @@ def owned(arrays: Sequence[Any], whole: bool) -> tuple[list[NDArray[Any]], Any]:
     elif first.dtype.kind not in _KINDS:
         raise RefusedError
     else:
-        stack = np.stack(arrays)
+        stack = np.array(arrays)  # of one shape and dtype, in C order
         if whole:
             stack.flags.writeable = False
             return list(stack), stack

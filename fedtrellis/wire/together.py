@@ -20,7 +20,7 @@ from flwr.app import Context, Message, RecordDict
 from numpy.typing import NDArray
 
 from fedtrellis.domains.atoms import PackedAtoms
-from fedtrellis.wire.arrays import FloatArray, contents
+from fedtrellis.wire.arrays import FloatArray, Layout, contents
 from fedtrellis.wire.broadcast import ReceivedModel
 from fedtrellis.wire.client import MethodApp
 from fedtrellis.wire.cohort import Groups, most_of, parts
@@ -146,8 +146,7 @@ class Together:
         self.app, self.contexts = app, contexts
         # sessions whose clients cannot be taken together: asked once, not every round
         self._declined: set[str] = set()
-        self._envelopes: dict[tuple[str, int, int], int] = {}
-        self._names: dict[str, int] = {}
+        self._sizes: tuple[Any, Any, Any] = {}, {}, {}
 
     def answer(self, asked: Sequence[Asked]) -> list[Heard | None]:
         """What each client answers; None where a message has to be sent after all.
@@ -161,15 +160,18 @@ class Together:
         if not self.app.plain:
             return heard
         reader = _Reader(self.app.node.max_count, self._declined)
-        sizes = ReplySizes(self._envelopes, self._names)
+        sizes = ReplySizes(*self._sizes)
         whole = 2 * len(asked) >= len(self.contexts)
         begun: dict[int, _Begun] = {}
+        layout: Layout | None = None
         most = 1
         for index, one in enumerate(asked):
             client = self._begin(one, reader)
             if client is not None:
+                if client.model.layout is not layout:
+                    layout = client.model.layout
+                    most = most_of(layout)
                 begun[index] = client
-                most = most_of(client.model.layout)
             # so many at a time, that what they need is still in the cache
             last = index + 1 == len(asked)
             if len(begun) >= most or last:
