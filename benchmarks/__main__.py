@@ -19,6 +19,7 @@ from . import (
     hyfdca,
     intersection,
     messages,
+    networks,
     oracles,
     overhead,
     round_trips,
@@ -69,6 +70,9 @@ COMPARISONS: dict[str, Callable[[bool], Iterable[Comparison]]] = {
     "start-up": lambda quick: [
         startup.compare(startup.QUICK if quick else startup.FULL)
     ],
+    "networks": lambda quick: networks.compare(
+        networks.QUICK if quick else networks.FULL
+    ),
     "traffic": traffic.compare,
     "torch": lambda quick: torch_speed.compare(
         torch_speed.QUICK if quick else torch_speed.FULL
@@ -83,8 +87,9 @@ COMPARISONS: dict[str, Callable[[bool], Iterable[Comparison]]] = {
 }
 
 
-#: Those that are measured only if they are named: minutes of SuperNodes and Ray.
-BY_NAME = ("cohorts", "deployed", "engines", "scale")
+#: Those that are measured only if they are named: minutes each, of SuperNodes, Ray
+#: or tuning.
+BY_NAME = ("cohorts", "deployed", "engines", "networks", "scale")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

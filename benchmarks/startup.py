@@ -31,7 +31,12 @@ class Case:
 
 
 _RUN = "rounds=2 task="
+_NODE = "from fedtrellis import client_app; from fedtrellis.clients import FedFWClient"
 CASES = (
+    Case("import flwr", ("-c", "import flwr")),
+    Case("import fedtrellis", ("-c", "import fedtrellis")),
+    Case("what a node's app imports", ("-c", _NODE)),
+    Case("what a server's app imports", ("-c", "import fedtrellis.strategies")),
     Case("python, importing NumPy and Flower", ("-c", "import numpy, flwr.serverapp")),
     Case(
         "python sim.py, lasso, picture=false",

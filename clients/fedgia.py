@@ -10,6 +10,7 @@ import numpy as np
 from flwr.app import Context
 from numpy.typing import NDArray
 
+from fedtrellis.admm.majorisers import majoriser_of, scaled_steps
 from fedtrellis.admm.shifted_systems import cached_system, lipschitz_of
 from fedtrellis.cohorts import CohortGradient, Result, points_of
 from fedtrellis.local_steps import gradient_at
@@ -43,8 +44,9 @@ class FedGiAClient(StatefulClient):
 
     Notes
     -----
-    State: pi (π_i), float64 whatever the model is of. x_i need not be kept: every round
-    starts from the server's x.
+    State: pi (π_i), float64 whatever the model is of, and where σ is a diagonal scale
+    (S), which the server sends once. x_i need not be kept: every round starts from the
+    server's x.
     """
 
     @dataclass(frozen=True)
@@ -71,7 +73,11 @@ class FedGiAClient(StatefulClient):
         self.factor_file = None if path is None else str(path)
 
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
-        """r_i, and whether this client is to be spared; asked for before round 1."""
+        """r_i, a diagonal above H_i, and whether this client is to be spared.
+
+        The server asks before round 1. ``majoriser`` is the diagonal, as the bytes of
+        float64, or of the one number r_i.
+        """
         properties: dict[str, Any] = {}
         if self.context.node_config.get("slow"):
             properties["slow"] = True
@@ -79,6 +85,10 @@ class FedGiAClient(StatefulClient):
             properties["lipschitz"] = lipschitz_of(
                 self.objective, self.hessian, self.factor_file
             )
+            majoriser = majoriser_of(self.objective, self.hessian, self.factor_file)
+            properties["majoriser"] = np.asarray(majoriser, dtype="<f8").tobytes()
+            if hasattr(self.hessian, "solve"):
+                properties["one-sigma"] = True
         except ValueError as error:
             # a server that is given σ does without
             properties["lipschitz-problem"] = str(error)
@@ -119,25 +129,36 @@ class FedGiAClient(StatefulClient):
         self, x: FloatArray, gradient: FloatArray, config: dict[str, Any], steps: int
     ) -> FloatArray:
         """z_i after so many ADMM steps, or one gradient step, given ∇f_i(x)."""
-        m, sigma = config["num-clients"], config["sigma"]
+        m, number = config["num-clients"], config["sigma"]
+        # σ is that number, or that times S where the server has sent a scale S
+        scale = self.state.get("scale")
+        sigma = number if scale is None else number * scale
         # ḡ_i = (1/m) ∇f_i(x); from here on in float64, as H_i and π_i are
         g = gradient.astype(np.float64, copy=False) / m
         pi = self.state.get("pi")
         if steps:
-            system = cached_system(
-                self.objective,
-                config["hessian"],
-                weight=1.0 / m,
-                shift=sigma,
-                steps=steps,
-                user_hessian=self.hessian,
-                factor_file=self.factor_file,
-            )
             # with u = ḡ_i + π_i and d = (H_i/m + σI)⁻¹ u, k_0 times:
             #     x_i ← x − d
             #     π_i ← π_i + σ (x_i − x), that is u ← u − σ d
-            u = g if pi is None else g + pi
-            u, d = system.admm_steps(u.reshape(-1), steps)
+            u = (g if pi is None else g + pi).reshape(-1)
+            options: dict[str, Any] = {
+                "weight": 1.0 / m,
+                "shift": number,
+                "steps": steps,
+                "user_hessian": self.hessian,
+                "factor_file": self.factor_file,
+            }
+            if scale is None:
+                system = cached_system(self.objective, config["hessian"], **options)
+                u, d = system.admm_steps(u, steps)
+            else:
+                u, d = scaled_steps(
+                    self.objective,
+                    config["hessian"],
+                    u,
+                    scale=scale.reshape(-1),
+                    **options,
+                )
             d = d.reshape(x.shape)
             x_i = x - d
             pi = u.reshape(x.shape) - sigma * d - g

@@ -1,19 +1,20 @@
 """Constrained and structured federated optimisation for Flower."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from fedtrellis import _moved
-from fedtrellis.server.answers import Answer
-from fedtrellis.server.callbacks import Callback, EarlyStop, RoundRecord
-from fedtrellis.server.loop import LoopStrategy
-from fedtrellis.server.progress import JsonLines, Progress
-from fedtrellis.server.rounds import RoundStrategy
-from fedtrellis.settings import SettingsError
-from fedtrellis.wire.client import StatefulClient, client_app
-from fedtrellis.wire.local_grid import LocalGrid
 
 if TYPE_CHECKING:
     from fedtrellis.runs.load import load_run
+    from fedtrellis.server.answers import Answer
+    from fedtrellis.server.callbacks import Callback, EarlyStop, RoundRecord
+    from fedtrellis.server.loop import LoopStrategy
+    from fedtrellis.server.progress import JsonLines, Progress
+    from fedtrellis.server.rounds import RoundStrategy
+    from fedtrellis.settings import SettingsError
+    from fedtrellis.wire.client import StatefulClient, client_app
+    from fedtrellis.wire.local_grid import LocalGrid
 
 __version__ = "0.2.0"
 
@@ -36,14 +37,32 @@ __all__ = [
     "load_run",
 ]
 
+# Imported when they are asked for: a node starts a process for every message, and needs
+# nothing of the server's, nor a server of the nodes'.
+_HOMES = {
+    "Answer": "server.answers",
+    "Callback": "server.callbacks",
+    "EarlyStop": "server.callbacks",
+    "JsonLines": "server.progress",
+    "LocalGrid": "wire.local_grid",
+    "LoopStrategy": "server.loop",
+    "Progress": "server.progress",
+    "RoundRecord": "server.callbacks",
+    "RoundStrategy": "server.rounds",
+    "SettingsError": "settings",
+    "StatefulClient": "wire.client",
+    "client_app": "wire.client",
+    "load_run": "runs.load",
+}
+
 
 def __getattr__(name: str) -> Any:
-    """What only somebody at a keyboard needs is imported when it is asked for."""
-    if name == "load_run":
-        from fedtrellis.runs.load import load_run
-
-        return load_run
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    """Import the module that has it."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtrellis.extras import need
 from fedtrellis.manifolds import Sphere
 from fedtrellis.objectives.universal_perturbation import (
     Classifier,
@@ -234,6 +235,7 @@ class Attack(Task):
 def _victim() -> _Victim:
     import warnings
 
+    need("sklearn", "task = 'attack'", "sklearn")
     # a second that other tasks' nodes need not spend
     from sklearn.datasets import load_digits
     from sklearn.exceptions import ConvergenceWarning

@@ -151,6 +151,8 @@ class Task(ABC):
         if not task.on_nodes:
             nodes = parse(DataSettings, config, "data.")
             for key, field in keys(DataSettings, "data.").items():
+                if field.name in task.of_file:
+                    continue
                 if getattr(nodes, field.name) != field.default:
                     raise SettingsError(
                         f"{key} = {getattr(nodes, field.name)!r} is for data that lies "
@@ -293,6 +295,14 @@ class Task(ABC):
     def on_nodes(self) -> bool:
         """Whether every node has its own data, and the server none."""
         return False
+
+    @property
+    def of_file(self) -> tuple[str, ...]:
+        """Fields of :class:`DataSettings` that say what a file of the user's is like.
+
+        None of them where the task reads none.
+        """
+        return ()
 
     @property
     def node_examples(self) -> int:

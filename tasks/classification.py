@@ -16,6 +16,7 @@ from fedtrellis.settings import SettingsError, setting
 
 from .base import Array, Point, data_path, derived_seed
 from .data.datasets import (
+    BUILT_IN,
     DATASETS,
     EMNIST_CLASSES,
     Examples,
@@ -27,6 +28,7 @@ from .data.datasets import (
 from .data.partition import LabelledData, PartitionedTask, arrange
 from .data.settings import NODES, Schema
 from .data.table import NodeTable
+from .digits import split_digits
 
 __all__ = ["Classification"]
 
@@ -52,7 +54,9 @@ class Classification(PartitionedTask):
     """
 
     name: ClassVar[str] = "classification"
-    summary: ClassVar[str] = "MNIST, EMNIST, CIFAR-10 or synthetic; linear, DNN or CNN"
+    summary: ClassVar[str] = (
+        "digits, MNIST, EMNIST, CIFAR-10 or synthetic; linear, DNN or CNN"
+    )
 
     not_on_nodes: ClassVar[tuple[str, ...]] = (
         *("path", "split", "partition", "labels_per_client", "alpha", "train_limit"),
@@ -69,7 +73,7 @@ class Classification(PartitionedTask):
     path: str = setting(
         "",
         "the folder of the data set's files",
-        only={"dataset": tuple(name for name in DATASETS if name != "synthetic")},
+        only={"dataset": tuple(name for name in DATASETS if name not in BUILT_IN)},
     )
     split: str = setting("mnist", "EMNIST's split", choices=tuple(EMNIST_CLASSES))
     partition: str = setting(
@@ -116,18 +120,18 @@ class Classification(PartitionedTask):
             self.check_nodes()
             self._shape()
             return
-        if self.dataset == "synthetic":
-            if self.model == "cnn":
-                raise SettingsError(
-                    "classification.model = 'cnn' does not fit classification.dataset "
-                    "= 'synthetic', which has no images; allowed: dnn, mclr"
-                )
-        elif self.partition == "natural":
+        if self.dataset in BUILT_IN and self.model == "cnn":
+            raise SettingsError(
+                "classification.model = 'cnn' does not fit classification.dataset "
+                f"= {self.dataset!r}, which has no images of 16 x 16 pixels or more; "
+                "allowed: dnn, mclr"
+            )
+        if self.partition == "natural" and self.dataset != "synthetic":
             raise SettingsError(
                 "classification.partition = 'natural' is for synthetic data, not for "
                 f"{self.dataset!r}; allowed: dirichlet, iid, labels"
             )
-        elif not self.path:
+        if not self.path and self.dataset not in BUILT_IN:
             raise SettingsError(
                 f"classification.path is empty; for {self.dataset!r} it must name the "
                 "folder of its files"
@@ -186,7 +190,11 @@ class Classification(PartitionedTask):
         features = self.nodes.num_features()
         if self.model != "cnn":
             return (features,)
-        images = {math.prod(shape): shape for shape in DATASETS.values()}
+        images = {
+            math.prod(shape): shape
+            for name, shape in DATASETS.items()
+            if name not in BUILT_IN
+        }
         if len(images.get(features, ())) != 3:
             raise SettingsError(
                 f"classification.model = 'cnn' with data.features = {features}: images "
@@ -266,21 +274,20 @@ def _examples(task: Classification) -> Examples:
         clients, limit = task.num_clients, task.train_limit
         iid = task.partition != "natural"
         examples = synthetic(clients, limit, task.seed, iid=iid)
+    elif task.dataset == "digits":
+        examples = split_digits(task.seed)
+        shape = (-1, *DATASETS["digits"])
+        examples = examples._replace(
+            features=examples.features.reshape(shape),
+            test_features=examples.test_features.reshape(shape),
+        )
     else:
-        folder = data_path("classification.path", task.path, folder=True)
-        if task.dataset == "mnist":
-            examples = load_mnist(folder)
-        elif task.dataset == "emnist":
-            examples = load_emnist(
-                folder, task.split, partial=task.partial, seed=task.seed
-            )
-        else:
-            examples = load_cifar10(folder, partial=task.partial)
-        if 0 < task.train_limit < len(examples.labels):
-            chosen = _some(len(examples.labels), task.train_limit, task.seed, "train")
-            examples = examples._replace(
-                features=examples.features[chosen], labels=examples.labels[chosen]
-            )
+        examples = _loaded(task)
+    if 0 < task.train_limit < len(examples.labels) and task.dataset != "synthetic":
+        chosen = _some(len(examples.labels), task.train_limit, task.seed, "train")
+        examples = examples._replace(
+            features=examples.features[chosen], labels=examples.labels[chosen]
+        )
     if 0 < task.test_limit < len(examples.test_labels):
         chosen = _some(len(examples.test_labels), task.test_limit, task.seed, "test")
         examples = examples._replace(
@@ -290,6 +297,16 @@ def _examples(task: Classification) -> Examples:
     if task.validation_fraction:
         examples = _hold_out(examples, task.validation_fraction, task.seed)
     return examples
+
+
+def _loaded(task: Classification) -> Examples:
+    """Load from the files of the path."""
+    folder = data_path("classification.path", task.path, folder=True)
+    if task.dataset == "mnist":
+        return load_mnist(folder)
+    if task.dataset == "emnist":
+        return load_emnist(folder, task.split, partial=task.partial, seed=task.seed)
+    return load_cifar10(folder, partial=task.partial)
 
 
 def _hold_out(examples: Examples, fraction: float, seed: int) -> Examples:

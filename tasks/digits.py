@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from fedtrellis.extras import need
 from fedtrellis.objectives import MultinomialLogistic
 
 from .base import Point, derived_seed
@@ -70,6 +71,7 @@ class Digits(PartitionedTask):
 
 def split_digits(seed: int) -> Examples:
     """Return the images, pixels from 0 to 1, split as the class above says."""
+    need("sklearn", "task = 'digits'", "sklearn")
     # half a second that other tasks' nodes need not spend
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from fedtrellis.objectives.losses import LOSSES, Loss, make_loss
 from fedtrellis.settings import SettingsError, setting
 
-from .data.settings import NODES
+from .data.settings import FILE, NODES
 from .hybrid import HybridTask
 from .hybrid.rows import DATASETS, TARGETS
 
@@ -34,7 +34,7 @@ class HybridLinear(HybridTask):
 
     dataset: str = setting(
         "digits",
-        "the data set; 'nodes': every node's own file",
+        "the data set; 'file': a csv, npz or LIBSVM file; 'nodes': every node's own",
         choices=(*DATASETS, *TARGETS, NODES),
     )
     loss: str = setting("logistic", "the loss", choices=tuple(LOSSES))
@@ -48,6 +48,8 @@ class HybridLinear(HybridTask):
         """What labels are of: classes, or any numbers."""
         if self.on_nodes:
             return "class" if self.make_loss().labels == "signs" else "number"
+        if self.on_file:
+            return "class" if self.make_loss().labels == "signs" else "number"
         return "number" if self.dataset in TARGETS else "class"
 
     def check(self) -> None:  # noqa: D102
@@ -55,7 +57,7 @@ class HybridLinear(HybridTask):
         allowed = {
             "signs": tuple(DATASETS),
             "real": (*DATASETS, *TARGETS),
-            "counts": tuple(TARGETS),
+            "counts": (*TARGETS, FILE),
         }[kind]
         if self.dataset not in (*allowed, NODES):
             raise SettingsError(

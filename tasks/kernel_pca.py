@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtrellis.domains import Domain, L2Ball, SpectralNormBall
+from fedtrellis.extras import need
 from fedtrellis.manifolds import Stiefel
 from fedtrellis.objectives.principal_components import PrincipalComponents
 from fedtrellis.random import generator
@@ -190,6 +191,7 @@ def _examples(task: KernelPCA) -> tuple[Array, NDArray[np.intp]]:
         rows = read_matrix(data_path("kernel-pca.path", task.path))
         labels = np.zeros(len(rows), dtype=np.intp)
     else:
+        need("sklearn", f"kernel-pca.dataset = {task.dataset!r}", "sklearn")
         # half a second that other tasks' nodes need not spend
         from sklearn import datasets
 

@@ -14,8 +14,9 @@ from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, setting
 
 from .base import Array, Point, even_share
+from .data.any_file import DealtRows
 from .data.node_task import NodeDataTask
-from .data.settings import NODES, Schema
+from .data.settings import FILE, NODES, Schema
 from .data.table import NodeTable
 
 __all__ = ["Lasso"]
@@ -44,11 +45,15 @@ class Lasso(NodeDataTask):
     name: ClassVar[str] = "lasso"
     summary: ClassVar[str] = "sparse linear regression on generated data"
     not_on_nodes: ClassVar[tuple[str, ...]] = ("rows", "columns", "nonzeros", "noise")
+    not_of_file: ClassVar[tuple[str, ...]] = not_on_nodes
 
     dataset: str = setting(
         "generated",
-        "the data set; 'nodes': every node's own file",
-        choices=("generated", NODES),
+        "the data set; 'file': a csv, npz or LIBSVM file; 'nodes': every node's own",
+        choices=("generated", FILE, NODES),
+    )
+    path: str = setting(
+        "", "the file, with dataset = 'file'", only={"dataset": (FILE,)}
     )
     rows: int = setting(200, "examples, the rows of A", minimum=1)
     columns: int = setting(400, "unknowns, the columns of A", minimum=1)
@@ -59,7 +64,9 @@ class Lasso(NodeDataTask):
         if self.on_nodes:
             self.check_nodes()
             return
-        if self.nonzeros > self.columns:
+        if self.on_file:
+            self.check_file()
+        elif self.nonzeros > self.columns:
             raise SettingsError(
                 f"lasso.nonzeros = {self.nonzeros} must be at most lasso.columns "
                 f"= {self.columns}"
@@ -67,7 +74,9 @@ class Lasso(NodeDataTask):
         super().check()
 
     def num_examples(self) -> int:  # noqa: D102
-        return self.nodes.examples if self.on_nodes else self.rows
+        if self.on_nodes:
+            return self.nodes.examples
+        return len(_dealt(self).targets) if self.on_file else self.rows
 
     def node_schema(self) -> Schema:
         """Return the schema: rows of A, and b as the label."""
@@ -87,14 +96,16 @@ class Lasso(NodeDataTask):
         return float(self.num_clients) if self.nodes.examples else 1.0
 
     def shapes(self) -> list[tuple[int, ...]]:  # noqa: D102
+        if self.on_file:
+            return [(_dealt(self).features.shape[1],)]
         return [(self.nodes.num_features() if self.on_nodes else self.columns,)]
 
     def domains(self) -> dict[str, float]:
         """Return balls with x* on their boundary; the default is ‖x‖₁ ≤ ‖x*‖₁.
 
-        Without radii for nodes' own data, whose x* nobody knows.
+        Without radii for a file or nodes' own data, whose x* nobody knows.
         """
-        if self.on_nodes:
+        if self.on_nodes or self.on_file:
             return dict.fromkeys(("l1-ball", "l2-ball", "linf-ball"), 0.0)
         truth = self.solution()
         return {
@@ -108,11 +119,17 @@ class Lasso(NodeDataTask):
         return _data(self).solution
 
     def _build_objective(self) -> LeastSquares:
+        if self.on_file:
+            dealt = _dealt(self)
+            return LeastSquares(dealt.features, dealt.targets)
         data = _data(self)
         return LeastSquares(data.A, data.b)
 
     def _build_client_objective(self, client: int) -> LeastSquares:
         self.check()
+        if self.on_file:
+            A, b = _dealt(self).share(client)
+            return LeastSquares(A, b, weight=float(self.num_clients))
         data = _data(self)
         # consecutive: views, not copies
         own = even_share(self.rows, self.num_clients, client)
@@ -123,15 +140,21 @@ class Lasso(NodeDataTask):
         return LeastSquares(table.features, table.targets, weight=weight)
 
     def metrics(self, x: Point) -> dict[str, float]:
-        """Return ``{"solution-error": ‖x − x*‖₂}``."""
+        """Return ``{"solution-error": ‖x − x*‖₂}``; nothing where nobody knows x*."""
+        if self.on_file:
+            return {}
         error = self.argument(x) - self.solution()
         return {"solution-error": float(np.linalg.norm(error))}
 
     def reference_optimum(self, domain: Domain) -> float | None:
         """Return 0 where b has no noise and the domain contains x*."""
-        if not self.on_nodes and self.noise == 0.0 and domain.contains(self.solution()):
-            return 0.0
-        return None
+        if self.on_nodes or self.on_file or self.noise > 0.0:
+            return None
+        return 0.0 if domain.contains(self.solution()) else None
+
+
+def _dealt(task: Lasso) -> DealtRows:
+    return task.dealt_file(task.path)
 
 
 @lru_cache(maxsize=4)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
@@ -12,12 +11,13 @@ from numpy.typing import NDArray
 
 from fedtrellis.domains import Domain
 from fedtrellis.objectives import LeastSquares
+from fedtrellis.objectives.checks import is_sparse
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, setting
 
 from .base import Array, Point
 from .data.node_task import NodeDataTask
-from .data.settings import NODES, Schema
+from .data.settings import FILE, NODES, Schema
 from .data.table import NodeTable
 
 __all__ = ["LinearRegression"]
@@ -28,7 +28,7 @@ Indices = NDArray[np.intp]
 class _Data(NamedTuple):
     """Client i holds the rows ``starts[i]:starts[i + 1]`` of A and b."""
 
-    A: Array
+    A: Any
     b: Array
     starts: Indices
 
@@ -60,20 +60,20 @@ class LinearRegression(NodeDataTask):
 
     name: ClassVar[str] = "linear-regression"
     summary: ClassVar[str] = "least squares on generated data of three distributions"
-    suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        # FedGiA's t in the paper's table II. It suits clients with about as many
-        # examples as features: with many more, f is hardly smoother than the f_i, and
-        # a t below 1/2 or so diverges.
-        "fedgia": {"sigma_scale": 0.15},
-    }
     not_on_nodes: ClassVar[tuple[str, ...]] = (
         *("features", "rows_min", "rows_max", "partition", "weighting"),
+    )
+    not_of_file: ClassVar[tuple[str, ...]] = (
+        *("features", "rows_min", "rows_max", "partition"),
     )
 
     dataset: str = setting(
         "generated",
-        "the data set; 'nodes': every node's own file",
-        choices=("generated", NODES),
+        "the data set; 'file': a csv, npz or LIBSVM file; 'nodes': every node's own",
+        choices=("generated", FILE, NODES),
+    )
+    path: str = setting(
+        "", "the file, with dataset = 'file'", only={"dataset": (FILE,)}
     )
     features: int = setting(100, "unknowns, the features of a sample", minimum=1)
     rows_min: int = setting(50, "the fewest examples of a client", minimum=1)
@@ -93,7 +93,9 @@ class LinearRegression(NodeDataTask):
         if self.on_nodes:
             self.check_nodes()
             return
-        if self.rows_min > self.rows_max:
+        if self.on_file:
+            self.check_file()
+        elif self.rows_min > self.rows_max:
             raise SettingsError(
                 f"linear-regression.rows-min = {self.rows_min} must be at most "
                 f"linear-regression.rows-max = {self.rows_max}"
@@ -103,6 +105,8 @@ class LinearRegression(NodeDataTask):
     def num_examples(self) -> int:  # noqa: D102
         if self.on_nodes:
             return self.nodes.examples
+        if self.on_file:
+            return len(self.dealt_file(self.path).targets)
         return int(_sizes(self).sum())
 
     def node_schema(self) -> Schema:  # noqa: D102
@@ -114,14 +118,16 @@ class LinearRegression(NodeDataTask):
         )
 
     def shapes(self) -> list[tuple[int, ...]]:  # noqa: D102
+        if self.on_file:
+            return [(self.dealt_file(self.path).features.shape[1],)]
         return [(self.nodes.num_features() if self.on_nodes else self.features,)]
 
     def domains(self) -> dict[str, float]:
         """Return balls with the minimiser x* on their boundary; ‖x‖₁ ≤ ‖x*‖₁ first.
 
-        Without radii for nodes' own data, whose minimiser nobody knows.
+        Without radii for a file or nodes' own data, whose minimiser nobody knows.
         """
-        if self.on_nodes:
+        if self.on_nodes or self.on_file:
             return dict.fromkeys(("l1-ball", "l2-ball", "linf-ball"), 0.0)
         solution = self.solution()
         return {
@@ -163,13 +169,15 @@ class LinearRegression(NodeDataTask):
         )
 
     def metrics(self, x: Point) -> dict[str, float]:
-        """Return ``{"solution-error": ‖x − x*‖₂}``."""
+        """Return ``{"solution-error": ‖x − x*‖₂}``; nothing where nobody knows x*."""
+        if self.on_file:
+            return {}
         error = self.argument(x) - self.solution()
         return {"solution-error": float(np.linalg.norm(error))}
 
     def reference_optimum(self, domain: Domain) -> float | None:
         """Return F(x*) where the domain contains x*, as all of space does."""
-        if self.on_nodes:
+        if self.on_nodes or self.on_file:
             return None
         return self.value(self.solution()) if domain.contains(self.solution()) else None
 
@@ -192,6 +200,8 @@ def _sizes(task: LinearRegression) -> NDArray[Any]:
 
 @lru_cache(maxsize=4)
 def _data(task: LinearRegression) -> _Data:
+    if task.on_file:
+        return _Data(*task.dealt_file(task.path))
     sizes = _sizes(task)
     rng = generator(task.seed, "linear-regression")
     count = int(sizes.sum())
@@ -220,7 +230,12 @@ def _weighted(task: LinearRegression) -> tuple[Array, Array]:
         # 1/(2 n d_i) for each of client i's rows
         weights = np.repeat(0.5 / (len(sizes) * sizes), sizes)
     roots = np.sqrt(weights)
-    return data.A * roots[:, None], data.b * roots
+    A = (
+        data.A.multiply(roots[:, None])
+        if is_sparse(data.A)
+        else data.A * roots[:, None]
+    )
+    return A, data.b * roots
 
 
 @lru_cache(maxsize=4)

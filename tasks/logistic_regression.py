@@ -11,23 +11,25 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtrellis.extras import need
 from fedtrellis.objectives import Logistic, Objective
 from fedtrellis.objectives.mean_objective import MeanObjective
 from fedtrellis.objectives.nonconvex_logistic import NonconvexLogistic
 from fedtrellis.random import generator
-from fedtrellis.settings import AUTO, SettingsError, setting
+from fedtrellis.settings import SettingsError, setting
 
 from .base import Depending, Point, data_path, derived_seed
+from .data.any_file import is_dense
 from .data.partition import Indices, PartitionedTask
 from .data.scaling import divide, norms, scaled, with_constant
-from .data.settings import NODES, Schema
+from .data.settings import FILE, NODES, Schema
 from .data.table import NodeTable
-from .data.tables import Table, load_libsvm, load_qsar, load_santander
+from .data.tables import Table, load_libsvm, load_qsar, load_santander, two_labels
 
 __all__ = ["LogisticRegression"]
 
 _LOADERS = {"qsar": load_qsar, "santander": load_santander, "libsvm": load_libsvm}
-# Sets that stay sparse.
+# Sets that stay sparse, beside a file in LIBSVM's format.
 _SPARSE = ("qsar", "libsvm")
 
 
@@ -55,38 +57,7 @@ def _schedule(task: LogisticRegression, given: Collection[str]) -> str | None:
     return None if task.convex else "nonconvex"
 
 
-def _sigma_scale(task: LogisticRegression, given: Collection[str]) -> float | None:
-    """Return t = max(0.1, (8/p) ln d), for d training examples and p features.
-
-    FedGiA, arXiv 2205.01438, table II; but 0.02 for breast cancer, for whose 30
-    features the formula gives 1.6. Rounds grow with t there: 10 clients need 250
-    with 0.02 and 1 250 with 0.1, and with 0.003 they do not converge.
-
-    Raises
-    ------
-    SettingsError
-        t depends on the number of examples, which nobody has said.
-    """
-    if "sigma" in given:
-        return None
-    if task.dataset == "breast-cancer":
-        return 0.02
-    (features,), examples = task.shapes()[0], task.num_examples()
-    if not examples:
-        raise SettingsError(
-            f"fedgia.sigma-scale = {AUTO!r} asks for the task's own, which depends on "
-            "the number of examples of all nodes: set fedgia.sigma-scale, fedgia.sigma "
-            "or data.examples"
-        )
-    return max(0.1, 8.0 / int(features) * math.log(int(examples)))
-
-
 _SCHEDULE = Depending("nonconvex if the regularizer is, else nothing", _schedule)
-_SIGMA_SCALE = Depending(
-    "0.02 for breast-cancer, else max(0.1, (8/p) ln d) for d examples of p features; "
-    "nothing if sigma is set",
-    _sigma_scale,
-)
 
 
 @dataclass(frozen=True)
@@ -103,15 +74,16 @@ class LogisticRegression(PartitionedTask):
 
     Data sets: ``breast-cancer`` comes with scikit-learn (569 × 30), the others are the
     user's files: ``qsar`` (UCI's QSAR oral toxicity, 8 992 × 1 024, sparse),
-    ``santander`` (Kaggle's, 200 000 × 200) and ``libsvm`` (any file with two labels in
-    LIBSVM's text format, sparse).
+    ``santander`` (Kaggle's, 200 000 × 200) and ``file``, any csv or npz file with two
+    labels, or one in LIBSVM's text format, which is sparse (``libsvm``, of any name).
+    The smaller label, or the first in the alphabet, is 0.
 
     Scaling: ``unit-rows`` and ``unit-columns`` divide by Euclidean norms, ``standard``
     gives every feature zero mean and unit variance; ``auto`` is ``standard`` for
-    breast-cancer and ``unit-rows`` for the others. Columns are measured on the training
-    examples, and on all of them: real clients would have to agree on that. The column
-    of ones of ``intercept``, the last one, comes after scaling and is regularised like
-    the others.
+    breast-cancer and csv and npz files, ``unit-rows`` for the others. Columns are
+    measured on the training examples, and on all of them: real clients would have to
+    agree on that. The column of ones of ``intercept``, the last one, comes after
+    scaling and is regularised like the others.
 
     Notes
     -----
@@ -128,7 +100,6 @@ class LogisticRegression(PartitionedTask):
     suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "fedfw": {"schedule": _SCHEDULE},
         "naive-frank-wolfe": {"schedule": _SCHEDULE},
-        "fedgia": {"sigma_scale": _SIGMA_SCALE},
     }
     not_on_nodes: ClassVar[tuple[str, ...]] = (
         *("path", "partition", "labels_per_client", "alpha", "test_fraction"),
@@ -142,10 +113,11 @@ class LogisticRegression(PartitionedTask):
     )
     dataset: str = setting(
         "breast-cancer",
-        "the data set; 'nodes': every node's own file",
-        choices=("breast-cancer", *_LOADERS, NODES),
+        "the data set; 'file': a csv, npz or LIBSVM file with two labels; 'libsvm': "
+        "the same of any name in LIBSVM's format; 'nodes': every node's own file",
+        choices=("breast-cancer", FILE, *_LOADERS, NODES),
     )
-    path: str = setting("", "the data set's file", only={"dataset": tuple(_LOADERS)})
+    path: str = setting("", "the data set's file", only={"dataset": (FILE, *_LOADERS)})
     partition: str = setting(
         "iid",
         "how examples are dealt to clients; 'uneven': shuffled, cut in random places",
@@ -188,6 +160,8 @@ class LogisticRegression(PartitionedTask):
         if self.on_nodes:
             self.check_nodes()
             return
+        if self.on_file:
+            self.check_file()
         if self.dataset in _LOADERS and not self.path:
             raise SettingsError(
                 f"logistic-regression.path is empty; for {self.dataset!r} it must name "
@@ -292,9 +266,12 @@ def _scaling(task: LogisticRegression) -> str:
                 "examples of all nodes; allowed: auto, none, unit-rows"
             )
         return "none" if task.scaling == "auto" else task.scaling
+    dense_file = task.on_file and is_dense(task.path)
     if task.scaling == "auto":
-        return "standard" if task.dataset == "breast-cancer" else "unit-rows"
-    if task.scaling == "standard" and task.dataset in _SPARSE:
+        dense = dense_file or task.dataset == "breast-cancer"
+        return "standard" if dense else "unit-rows"
+    sparse = task.dataset in _SPARSE or (task.on_file and not dense_file)
+    if task.scaling == "standard" and sparse:
         raise SettingsError(
             "logistic-regression.scaling = 'standard' does not fit "
             f"logistic-regression.dataset = {task.dataset!r}, which is sparse and "
@@ -304,9 +281,14 @@ def _scaling(task: LogisticRegression) -> str:
 
 
 def _table(task: LogisticRegression) -> Table:
+    if task.on_file:
+        return two_labels(
+            "logistic-regression.path", task.path, task.nodes.label_column
+        )
     if task.dataset != "breast-cancer":
         path = data_path("logistic-regression.path", task.path)
         return _LOADERS[task.dataset](path)
+    need("sklearn", "logistic-regression.dataset = 'breast-cancer'", "sklearn")
     # half a second that other tasks' nodes need not spend
     from sklearn.datasets import load_breast_cancer
 
@@ -319,6 +301,7 @@ def _split(task: LogisticRegression, labels: Indices) -> tuple[Indices, Indices]
     everything = np.arange(len(labels))
     if task.test_fraction == 0.0:
         return everything, everything[:0]
+    need("sklearn", "logistic-regression.test-fraction", "sklearn")
     from sklearn.model_selection import train_test_split
 
     try:

@@ -13,13 +13,13 @@ ROOT = Path(__file__).resolve().parents[1]
 # those of one line do not know one another.
 ORDER = (
     ("_alias", "settings", "random", "signals"),
-    ("_moved", "declared", "schedules"),
+    ("_moved", "declared", "extras", "layer_steps", "schedules"),
     ("domains",),
     ("manifolds",),
     ("objectives",),
     ("admm",),
     ("wire",),
-    ("corrective",),
+    ("corrective", "compressors"),
     ("local_steps", "zeroth_order"),
     ("cohorts",),
     ("encryption",),

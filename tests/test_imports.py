@@ -80,6 +80,29 @@ def test_the_app_loads_only_what_the_run_needs() -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+# what `import NAME` loads, in modules
+COUNT = "import {}, sys; print(len(sys.modules))"
+
+
+def test_the_package_loads_little_beside_flower() -> None:
+    def count(names: str) -> int:
+        command = [sys.executable, "-c", COUNT.format(names)]
+        shown = subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
+        return int(shown.stdout)
+
+    assert count("fedtrellis") < 0.3 * count("flwr")
+    # a node's half brings nothing of the server's
+    script = (
+        "import sys; from fedtrellis import client_app; import fedtrellis.clients;"
+        "print(*(m for m in sys.modules if m.startswith('fedtrellis.server')))"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, check=True
+    )
+    assert shown.stdout.split() == []
+    assert count("fedtrellis.clients") < 1.3 * count("flwr")
+
+
 # as `python sim.py` does it, record and all
 COMMAND = """
 import sys

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from fedtrellis.dual.agreement import Agreement, feature_digests
 from fedtrellis.dual.alignment import HASH_BYTES, hashes_digest
+from fedtrellis.dual.columns import STATISTICS
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.protocol import RestoreNeededError
 
@@ -207,7 +208,16 @@ class Agreeing(Matching):
             f"the same holders of size {size}{some}"
             for size in sorted({size for size in sizes if size < rules.least})
         ]
-        for found in (few, rare, small):
+        thin: list[str] = []
+        if config["standardize"]:
+            # two sums are two equations for a column's entries
+            least = rules.least + STATISTICS
+            thin = [
+                f"feature {name!r} is not zero in {count} of its samples only, and "
+                f"standardize needs {least}"
+                for name, count in self._few_values(least)
+            ]
+        for found in (few, rare, thin, small):
             shown += found[:_NAMED]
             if len(found) > _NAMED:
                 shown.append(f"and {len(found) - _NAMED} more like that")
@@ -220,6 +230,20 @@ class Agreeing(Matching):
             f"'accept'{out}, or with a smaller least (in a simulation hyfdca.exposed, "
             "hyfdca.least)"
         )
+
+    def _few_values(self, least: int) -> list[tuple[str, int]]:
+        """Features of which Σ x and Σ x² would give single entries away.
+
+        With fewer than ``least`` entries that are not 0, unless all of them are equal:
+        then the sums say how many, and what.
+        """
+        counts = entry_counts(self.features)
+        found = []
+        for m in np.flatnonzero((counts > 0) & (counts < least)).tolist():
+            column = np.asarray(self.features[:, [m]] @ np.ones(1)).ravel()
+            if len(np.unique(column[column != 0.0])) > 1:
+                found.append((str(self.feature_names[m]), int(counts[m])))
+        return found
 
     def _check_confirmed(self, config: Config, agreement: Agreement) -> None:
         """Every other client has agreed to the same, or no label leaves."""

@@ -229,8 +229,8 @@ class ConsentingClient(SplitClient):
                 raise
             # how large would tell the server of this client's samples
             raise EncryptionError(
-                f"{label[0]}: a number is too large to be encrypted; scale the "
-                "features down"
+                f"{label[0]}: a number is too large to be encrypted; "
+                "hyfdca.standardize = true brings raw columns to one scale"
             ) from None
 
     def _decrypt(

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtrellis.dual.agreement import second_holder
+from fedtrellis.dual.columns import Shifted
 from fedtrellis.dual.group_steps import GroupStep
 from fedtrellis.dual.masks import (
     add_masks,
     as_words,
-    common_secret,
     inputs_digest,
     mask_tag,
     split_number,
@@ -195,34 +195,14 @@ class HiddenSums(Preparation):
             ledger.save()  # that v_k is so large is an answer too
             raise SettingsError(
                 f"client {self.client_id}: its part of a sum is too large to be hidden;"
-                f" {_scaled(config)} down, or raise regularization"
+                f" {_scaled(config)} down, raise regularization, or set "
+                "hyfdca.standardize = true, which brings raw columns to one scale"
             ) from None
         known = self._known_to_both(config, scores)
         add_masks(words, own, self._peers(own, len(v), len(words), known), tag)
         # on the disk before it leaves: the nonce is never used for anything else
         ledger.record(tag, words.astype("<u8").tobytes())
         return words
-
-    def _peers(
-        self,
-        own: int,
-        rows: int,
-        size: int,
-        known: Sequence[tuple[bytes | str | int, ...]],
-    ) -> list[tuple[int, bytes, NDArray[np.int64]]]:
-        """The other members, their pair's secret, and which words they have too."""
-        p_k = len(self.feature_names)
-        starts = p_k * np.arange(rows)[:, None]
-        ends = np.arange(rows * p_k, size)
-        peers = []
-        names = self.secrets.agreement.names
-        for other, shared in enumerate(self._shared_columns()):
-            if other == own:
-                continue
-            where = np.concatenate([(starts + shared).reshape(-1), ends])
-            secret = common_secret(self.secrets.pair(names[other]), *known[other])
-            peers.append((other, secret, where))
-        return peers
 
     def _noise(self, config: Config, mark: bytes, shape: tuple[int, ...]) -> FloatArray:
         """Gaussian numbers, in units of the most that one sample adds to v_k.
@@ -233,7 +213,10 @@ class HiddenSums(Preparation):
         secret = bytes.fromhex(self._open_ledger(config).secret)
         seed = expand(secret, "noise", mark)
         rng = np.random.default_rng(np.frombuffer(seed, dtype="<u4").tolist())
-        values = getattr(self.features, "data", self.features)
+        columns = self.columns
+        if isinstance(columns, Shifted):
+            columns = columns.features
+        values = getattr(columns, "data", columns)
         largest = float(np.abs(np.asarray(values)).max(initial=0.0))
         scale = config["regularization"] * config["num-samples-all"]
         noise: FloatArray = rng.standard_normal(shape) * (largest / scale)

@@ -9,12 +9,12 @@ from cryptography.hazmat.primitives.ciphers import Cipher as Ciphers
 from cryptography.hazmat.primitives.ciphers import algorithms, modes
 from numpy.typing import NDArray
 
+from fedtrellis.dual.agreement import needs_norms
 from fedtrellis.encryption import Cipher, remove_run_key
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.protocol import Named, RestoreNeededError
 
-from .agreeing import Agreeing
 from .base import (
     Config,
     Fit,
@@ -23,6 +23,7 @@ from .base import (
     keyed_hashes,
     loss_of,
 )
+from .columns import Standardizing, squared_norms
 from .matching import as_bytes
 from .terms import STEPS
 
@@ -33,23 +34,23 @@ class LabelError(ValueError):
     """The clients' labels do not fit together."""
 
 
-class Preparation(Agreeing):
+class Preparation(Standardizing):
     """Sharing labels and norms, and the end of a run's key."""
 
     def fit_labels(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> Fit:
-        """Labels, whether there are any, and ‖x_{k,i}‖², encrypted, by group."""
+        """Labels, whether there are any, and ‖x_{k,i}‖² if need be, encrypted."""
         agreement = self._agreed(config)
         pinned = self._pinned(config, agreement)
         self._check_confirmed(pinned, agreement)
         known, labels = self._own_labels()
-        norms = _squared_norms(self.features)
+        sent = {"labels": labels, "counts": known}
+        if needs_norms(pinned):
+            if pinned["standardize"]:
+                self._take_scales(pinned)
+            sent["norms"] = squared_norms(self.columns)
         blobs: list[bytes] = []
         for g, held in self._held().items():
-            for what, values in (
-                ("labels", labels),
-                ("counts", known),
-                ("norms", norms),
-            ):
+            for what, values in sent.items():
                 blobs += self._encrypt(self._holders(g), (what, g), values[held.rows])
         answer = as_arrays(blobs)
         self._check_groups(pinned)
@@ -133,6 +134,8 @@ class Preparation(Agreeing):
                 f"step = {pinned['step']!r} does not have"
             )
         self._check_groups(pinned)
+        if pinned["standardize"] and "scales" not in self.state:
+            self._take_scales(pinned)
         if "labels" not in self.state:
             self._take_labels(pinned, check)
         return pinned
@@ -143,13 +146,14 @@ class Preparation(Agreeing):
             raise RestoreNeededError("this client has no labels")
         known, own = self._own_labels()
         labels, norms = [], []
+        shared = ("labels", "counts", *["norms"] * needs_norms(config))
         for g, held in self._held().items():
             rows, holders = held.rows, self._holders(g)
-            sums, counts, squares = (
+            sums, counts, *squares = (
                 self._decrypt(
                     config, holders, config[f"{what}/{g}"], (what, g), held.size
                 )
-                for what in ("labels", "counts", "norms")
+                for what in shared
             )
             if check and not counts.all():
                 raise LabelError(
@@ -164,20 +168,13 @@ class Preparation(Agreeing):
                 )
             # a mean of rounded sums is a label to the resolution; a sign exactly
             labels.append(np.rint(y) if loss_of(config).labels == "signs" else y)
-            norms.append(np.maximum(squares, 0.0))
+            norms += [np.maximum(own_squares, 0.0) for own_squares in squares]
         self.state["labels"] = np.concatenate(labels)
-        self.state["norms"] = np.concatenate(norms)
+        if norms:
+            self.state["norms"] = np.concatenate(norms)
 
     def fit_finish(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> Fit:
         """Remove the key that the clients of this machine made for the run."""
         if config.get("forget-key") and self.key_kind == "run":
             remove_run_key(config["session"])
         return [], 0, {}
-
-
-def _squared_norms(features: Any) -> FloatArray:
-    """‖x_{k,i}‖² of every row."""
-    squares = (
-        features.multiply(features) if hasattr(features, "multiply") else features**2
-    )
-    return np.asarray(squares.sum(axis=1), dtype=np.float64).reshape(-1)

@@ -50,7 +50,7 @@ class Proposals(HiddenSums):
         query = self._query(pinned, w) if pinned["secure-sum"] else ""
         for version, row in zip(pinned["versions"], pinned["rows"], strict=True):
             self._grant(pinned, version, w[row], query)
-        products = self.features @ w.T
+        products = self.columns @ w.T
         blobs: list[bytes] = []
         for g, version, row in zip(
             pinned["products"], pinned["versions"], pinned["rows"], strict=True
@@ -172,7 +172,7 @@ class Proposals(HiddenSums):
         scale = config["regularization"] * config["num-samples-all"]
         drawn = self._drawn(config, held, version)
         whole = np.array_equal(held.rows, np.arange(self.features.shape[0]))
-        part = self.features if whole else self.features[held.rows]
+        part = self.columns if whole else self.columns[held.rows]
         kinds = config["local-proposals" if g in config["local"] else "proposals"]
         moves = np.arange(len(z)) if drawn is None else drawn
         new = []
@@ -205,7 +205,7 @@ class Proposals(HiddenSums):
         if g in config["local"]:
             row = dict(zip(config["local"], config["rows"], strict=True))[g]
             whole = np.array_equal(held.rows, np.arange(self.features.shape[0]))
-            part = self.features if whole else self.features[held.rows]
+            part = self.columns if whole else self.columns[held.rows]
             local: FloatArray = np.asarray(part @ w[row])
             return local
         z = np.zeros(held.size)
@@ -234,7 +234,7 @@ class Proposals(HiddenSums):
         """α of the samples that move, as one kind of proposal has it."""
         loss = loss_of(config)
         scale = config["regularization"] * config["num-samples-all"]
-        y, q = self.state["labels"][held.own][moves], self.state["norms"][held.own]
+        y = self.state["labels"][held.own][moves]
         if kind == "dual-point":
             return loss.dual_point(z[moves], y)
         if kind == "proximal":
@@ -242,18 +242,18 @@ class Proposals(HiddenSums):
             q = _PROXIMAL * scale * loss.dual_curvature(y)
             step = loss.coordinate_step(alpha[moves], z[moves], q, y, scale)
             return alpha[moves] + step
+        q = self.state["norms"][held.own][moves]
         if kind == "coordinate":
-            return alpha[moves] + loss.coordinate_step(
-                alpha[moves], z[moves], q[moves], y, scale
-            )
+            step = loss.coordinate_step(alpha[moves], z[moves], q, y, scale)
+            return alpha[moves] + step
         return local_dual_passes(
             loss,
-            self.features,
+            self.columns,
             held.rows[moves],
             alpha[moves],
             z[moves],
             y,
-            q[moves],
+            q,
             scale,
             aggregation=config["num-clients"],
             passes=config["local-passes"],

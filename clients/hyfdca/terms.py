@@ -51,6 +51,7 @@ _SETTINGS: dict[str, Callable[[Any], bool]] = {
     "slots": ("all", "chosen").__contains__,
     "step": lambda x: _text(x) and x in STEPS,
     "secure-sum": lambda x: type(x) is bool,
+    "standardize": lambda x: type(x) is bool,
     "proposals": _kinds,
     "local-proposals": _kinds,
     "exposed": _text,

@@ -44,7 +44,7 @@ class Updates(Preparation):
         rng = np.random.default_rng(np.frombuffer(seed, dtype="<u4").tolist())
         drawn = np.zeros(n, dtype=bool)
         drawn[rng.choice(n, size=H, replace=False)] = True
-        local = np.asarray(self.features @ w[0])
+        local = np.asarray(self.columns @ w[0])
         blobs: list[bytes] = []
         numbers: list[float] = []
         for g in config["dual"]:
@@ -96,5 +96,5 @@ class Updates(Preparation):
         for g in config["renew"]:
             own = alpha[groups[g].own]
             blobs += self._encrypt(self._holders(g), ("dual", g), own, MAX_SHARES)
-        v = np.asarray(self.features.T @ in_rows) / scale
+        v = np.asarray(self.columns.T @ in_rows) / scale
         return [v, *as_arrays(blobs)], 0, {}

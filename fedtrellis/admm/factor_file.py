@@ -1,9 +1,10 @@
 """A private file that keeps what is costly to compute from a client's data.
 
 On a node where every message is a process of its own nothing stays in memory between
-rounds. The file holds up to two entries, a Lipschitz constant and one factor, each with
-a fingerprint of all that it was computed from: one that does not match is as good as
-none. Only its owner can read it, because a factor reveals the data.
+rounds. The file holds up to three entries, a Lipschitz constant, a diagonal above the
+Hessian and one factor, each with a fingerprint of all that it was computed from: one
+that does not match is as good as none. Only its owner can read it, because a factor
+reveals the data.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class FactorFile:
         Parameters
         ----------
         entry : str
-            ``"lipschitz"`` or ``"factor"``.
+            ``"lipschitz"``, ``"majoriser"`` or ``"factor"``.
         key : bytes
             The :func:`fingerprint` that the entry must have.
         compute : callable
@@ -136,7 +137,7 @@ class FactorFile:
 
     def _write(self, entry: str, key: bytes, arrays: Mapping[str, Any]) -> None:
         entries = {entry: {**arrays, _FINGERPRINT: np.frombuffer(key, dtype=np.uint8)}}
-        for other in {"lipschitz", "factor"} - {entry}:
+        for other in {"lipschitz", "majoriser", "factor"} - {entry}:
             with contextlib.suppress(*_UNREADABLE):
                 entries[other] = self._read(other)
         flat = {f"{e}/{n}": a for e, part in entries.items() for n, a in part.items()}

@@ -102,7 +102,11 @@ class Experiment:
         wanted = {f.name for f in dataclasses.fields(cls)}
         values = {name: v for name, v in self.settings.items() if v is not None}
         return cls(
-            **{name: part for name, part in parts.items() if name in wanted},
+            **{
+                name: part
+                for name, part in parts.items()
+                if name in wanted and name not in values
+            },
             **values,
             **self.suggestions(),
             **{**self.options, **options},

@@ -29,6 +29,7 @@ def old_owners(registry: Registry, old: str) -> list[Group]:
         group
         for group in registry.groups
         if group.kind in ("method", "domain")
+        and all(getattr(kind, "flat_keys", True) for kind, _ in group.parts)
         and any(_old_key(key, field) == old for key, field in group.fields.items())
     ]
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import tomllib
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from logging import INFO
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from fedtrellis.server.records import RunRecord, default_results_dir, summary_ro
 from fedtrellis.settings import SettingsError, check_choice, keys, parse, parse_values
 from fedtrellis.trackers import make_trackers, tracker_names
 from fedtrellis.wire.exchange import Registry as Nodes
+from fedtrellis.wire.flower_internals import log
 from fedtrellis.wire.local_grid import LocalGrid
 
 __all__ = ["read_record", "run", "run_and_report"]
@@ -102,6 +105,9 @@ def run(
 
     record = _new_record(settings, config)
     record.reference, record.picture = reference, settings.picture
+    if settings.picture and find_spec("matplotlib") is None:
+        log(INFO, 'no convergence.png: pip install "fedtrellis[plots]" draws one')
+        record.picture = False
     record.title = f"{settings.method} on {settings.task}, {experiment.about}"
     record.warnings += experiment.warnings
     first: Callback = CheckPartitions()

@@ -21,7 +21,14 @@ from numpy.typing import NDArray
 
 from fedtrellis.dual.alignment import Alignment, Group
 
-__all__ = ["NONCE_BYTES", "Agreement", "Member", "feature_digests", "second_holder"]
+__all__ = [
+    "NONCE_BYTES",
+    "Agreement",
+    "Member",
+    "feature_digests",
+    "needs_norms",
+    "second_holder",
+]
 
 #: Bytes of a nonce, the same as those of an encryption.
 NONCE_BYTES = 16
@@ -199,6 +206,13 @@ class Agreement:
 def second_holder(holders: Sequence[str]) -> str:
     """Who reports a group's sums beside its first holder; the first if it is alone."""
     return holders[min(1, len(holders) - 1)]
+
+
+def needs_norms(settings: Mapping[str, Any]) -> bool:
+    """Whether a step uses ‖x_i‖², so that clients have to share it."""
+    kinds = {*settings["proposals"], *settings["local-proposals"]}
+    safe = settings["step"] in ("bundle", "line-search")
+    return safe and not kinds.isdisjoint(("coordinate", "passes"))
 
 
 def feature_digests(names: Sequence[str]) -> list[str]:

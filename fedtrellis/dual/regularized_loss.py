@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedtrellis.dual.interior_point import interior_point
+from fedtrellis.extras import need
 from fedtrellis.objectives.base import Objective
 from fedtrellis.objectives.checks import (
     check_examples,
@@ -241,6 +242,7 @@ def central_optimum(problem: RegularizedLoss, tolerance: float = 1e-9) -> Optimu
 
 def _by_scikit_learn(problem: RegularizedLoss) -> FloatArray:
     """Return w by the solver that scikit-learn has for the loss."""
+    need("sklearn", "the optimum by a central solver", "sklearn")
     # half a second that a run without it need not spend
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression, PoissonRegressor, Ridge

@@ -36,7 +36,7 @@ _OLD = ".old"
 _PLAIN = (
     *("session", "client", "agreement", "holding", "epoch", "answers", "refusals"),
     *("resumes", "version", "weights", "query", "shared", "secret", "evaluated"),
-    "answered",
+    *("answered", "scales"),
 )
 
 
@@ -118,6 +118,8 @@ class Ledger:
         A digest of which of its samples it has in which group.
     answered : str
         A digest of what its last answer was made from.
+    scales : str
+        One of what its columns are shifted and divided by.
     evaluated : str
         A digest of the blinded ids that it evaluated for the run.
     stored : (bytes, bytes) or None
@@ -142,6 +144,7 @@ class Ledger:
     holding: str = ""
     evaluated: str = ""
     answered: str = ""
+    scales: str = ""
     stored: tuple[bytes, bytes] | None = None
     # digest of the file as this process last saw it
     _seen: bytes | None = field(default=None, repr=False)
@@ -289,7 +292,10 @@ class Ledger:
         if (content["session"], content["client"]) != (self.session, self.client):
             raise ValueError("of another client or session")
         for name in _PLAIN:
-            setattr(self, name, content[name])
+            # one of before has no scales
+            setattr(
+                self, name, content.get(name, "") if name == "scales" else content[name]
+            )
         self.nonce = bytes.fromhex(content["nonce"])
         question = content["question"]
         if question is not None:

@@ -42,7 +42,7 @@ class FederatedElasticNet(RegressorMixin, FederatedModel):  # type: ignore[misc]
     Attributes
     ----------
     coef_ : ndarray of shape (p,)
-        Those that are 0 at the minimum are 0, but for a few of the tolerance's size.
+        Those below tol, relative to the largest in scaled columns, are 0.
     intercept_ : float
     n_iter_ : int
         Rounds.

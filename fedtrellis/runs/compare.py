@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtrellis.extras import need
 from fedtrellis.runs.load import Run
 from fedtrellis.server.callbacks import CRITERIA, QUALITIES, format_bytes
 from fedtrellis.server.files import naming
@@ -162,7 +163,7 @@ def compare(
     Raises
     ------
     SettingsError
-        No run, no such metric, or an ending that is not known.
+        No run, no such metric, no such folder, or an ending that is not known.
     """
     check_choice("x", x, AXES)
     path = Path(out).expanduser()
@@ -170,7 +171,11 @@ def compare(
         raise SettingsError("there is no run to compare")
     if path.suffix not in (*_PICTURES, _PAGE):
         raise SettingsError(
-            f"out = {str(out)!r} must end with one of {', '.join(_PICTURES)}, {_PAGE}"
+            f"--out = {str(out)!r} must end with one of {', '.join(_PICTURES)}, {_PAGE}"
+        )
+    if not path.absolute().parent.is_dir():
+        raise SettingsError(
+            f"--out = {str(out)!r}: there is no folder {path.absolute().parent}"
         )
     known = dict.fromkeys(name for run in runs for name in run.columns())
     if metric is not None:
@@ -214,6 +219,7 @@ def _curves(
 
 
 def _picture(runs: Sequence[Run], path: Path, x: str, panels: Sequence[str]) -> None:
+    need("matplotlib", f"--out = {str(path)!r}", "plots")
     # the object interface: no global state, no display
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -255,13 +261,10 @@ th:first-child, td:first-child {{ text-align: left; }}
 
 
 def _page(runs: Sequence[Run], path: Path, x: str, panels: Sequence[str]) -> None:
-    try:
-        import plotly.graph_objects as go
-        from plotly.offline import get_plotlyjs
-    except ModuleNotFoundError:
-        raise SettingsError(
-            f"out = {str(path)!r} needs plotly: pip install 'fedtrellis[report]'"
-        ) from None
+    need("plotly", f"--out = {str(path)!r}", "report")
+    import plotly.graph_objects as go
+    from plotly.offline import get_plotlyjs
+
     tasks = dict.fromkeys(str(run.settings.get("task", "?")) for run in runs)
     one = runs[0].title if len(runs) == 1 else ""
     title = html.escape(one or f"{len(runs)} runs on {', '.join(tasks)}")

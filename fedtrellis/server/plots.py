@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedtrellis.extras import need
 from fedtrellis.server.callbacks import QUALITIES, RoundRecord
 
 __all__ = ["plot_convergence"]
@@ -53,6 +54,7 @@ def plot_convergence(
     reference : float, optional
         F*; the loss is then shown as F(x̄) − F* on a logarithmic axis.
     """
+    need("matplotlib", f"the picture {path}", "plots")
     # the object interface: no global state, no display
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -15,10 +15,10 @@ the run nothing: one warning, and no more is tracked with it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 
-from fedtrellis.settings import SettingsError, check_choice
+from fedtrellis.extras import need
+from fedtrellis.settings import check_choice
 from fedtrellis.trackers.base import Tracker
 from fedtrellis.trackers.mlflow import MLflow
 from fedtrellis.trackers.openmetrics import OpenMetrics
@@ -56,11 +56,7 @@ def tracker_names(track: str) -> list[str]:
     known: dict[str, type[Tracker]] = {cls.name: cls for cls in _TRACKERS}
     for name in names:
         check_choice("track", name, known)
-        if find_spec(known[name].library) is None:
-            raise SettingsError(
-                f"track = {track!r} needs {known[name].library}: "
-                f'pip install "fedtrellis[{known[name].extra}]"'
-            )
+        need(known[name].library, f"track = {track!r}", known[name].extra)
     return names
 
 

@@ -6,12 +6,12 @@ import dataclasses
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from importlib.util import find_spec
 from logging import WARNING
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from flwr.serverapp.strategy import Result
 
+from fedtrellis.extras import need
 from fedtrellis.server.callbacks import Callback, RoundRecord
 from fedtrellis.server.records import how_it_ended
 from fedtrellis.settings import AUTO, SettingsError
@@ -84,11 +84,7 @@ class Tracker(Callback):
     extra: ClassVar[str]
 
     def __init__(self) -> None:
-        if find_spec(self.library) is None:
-            raise SettingsError(
-                f"{type(self).__name__} needs {self.library}: "
-                f'pip install "fedtrellis[{self.extra}]"'
-            )
+        need(self.library, type(self).__name__, self.extra)
         self._broken = False
         self._planned = 0
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedtrellis.extras import need
 from fedtrellis.server.records import to_toml
 from fedtrellis.tune.ranking import LATENCIES, Ranking, Trial
 from fedtrellis.wire.arrays import FloatArray
@@ -48,6 +49,7 @@ def plot_front(path: Path, ranking: Ranking, title: str) -> None:
     The Pareto front is that over all metrics, so it is no line in these two of them;
     the line is the front of the two.
     """
+    need("matplotlib", f"the picture {path}", "plots")
     # the object interface: no global state, no display
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -94,7 +94,9 @@ def unpack_steps(
         or (table[:, 2] % 1.0).any()
     ):
         raise ValueError("the table of steps is malformed")
-    atoms = unpack_atoms(arrays[1:], shape, dtype) if len(arrays) > 1 else []
+    atoms: list[Atom] = []
+    if len(arrays) > 1:
+        atoms = unpack_atoms(arrays[1:], shape, dtype, drawn=True)
     if table[:, 2].sum() != len(atoms):
         raise ValueError(f"{len(atoms)} atoms for steps of {table[:, 2].tolist()}")
     steps, start = [], 0

@@ -29,7 +29,7 @@ def score_new_samples(
     config = {**strategy.phase_config(), "prediction": server_round}
     holders = [name for name in strategy.clients if new.rows.get(name)]
     shares: dict[int, dict[str, Blobs]] = {}
-    w = strategy.result_point()
+    w = strategy.found_point()
 
     def take_products(answer: Answer) -> None:
         own = new.client_groups(answer.client)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtrellis.dual.agreement import needs_norms
 from fedtrellis.dual.alignment import Alignment, align
 from fedtrellis.encryption import Cipher, backend_class, load_evaluation
 from fedtrellis.server.answers import Answer
@@ -36,7 +37,10 @@ MAC_BYTES = 32
 
 @dataclass
 class Labels:
-    """A group's labels, how many said them, and ‖x_i‖², as sums of ciphertexts."""
+    """A group's labels, how many said them, and ‖x_i‖², as sums of ciphertexts.
+
+    Norms are there only if a step uses them.
+    """
 
     sums: Blobs = field(default_factory=list)
     counts: Blobs = field(default_factory=list)
@@ -57,7 +61,9 @@ class Labels:
         """Inverse of :meth:`state`, for ``count`` ciphertexts and prefixed names."""
         blobs = {
             item.name: [
-                state[f"{prefix}{item.name}/{i}"].tobytes() for i in range(count)
+                state[f"{prefix}{item.name}/{i}"].tobytes()
+                for i in range(count)
+                if f"{prefix}{item.name}/{i}" in state
             ]
             for item in fields(cls)
         }
@@ -243,6 +249,7 @@ def ask_labels(
     """
     alignment = strategy.alignment
     overlaps = alignment.overlaps()
+    each = 2 + needs_norms(strategy.agreement.settings)
     shares: dict[int, dict[str, list[Blobs]]] = {}
     tags: dict[str, list[NDArray[np.uint64]]] = {}
 
@@ -256,12 +263,12 @@ def ask_labels(
         own = alignment.client_groups(answer.client)
         counts = [cipher.blocks(alignment.groups[g].size) for g in own]
         tagged = len(overlaps.get(answer.client, []))
-        lengths = [*(count for count in counts for _ in range(3)), *[1] * tagged]
+        lengths = [*(count for count in counts for _ in range(each)), *[1] * tagged]
         parts = split_blobs(read_blobs(answer.arrays), lengths)
         for i, g in enumerate(own):
-            shares.setdefault(g, {})[answer.client] = parts[3 * i : 3 * i + 3]
+            shares.setdefault(g, {})[answer.client] = parts[each * i : each * (i + 1)]
         tags[answer.client] = [
-            np.frombuffer(blob, dtype="<u8") for (blob,) in parts[3 * len(own) :]
+            np.frombuffer(blob, dtype="<u8") for (blob,) in parts[each * len(own) :]
         ]
 
     waiting: list[str] = list(strategy.clients)
@@ -269,7 +276,7 @@ def ask_labels(
         strategy.ask_everyone(
             conversation, "train.labels", entries, take, timeout, waiting
         )
-        labels, waiting = _add_labels(conversation, alignment, cipher, shares)
+        labels, waiting = _add_labels(conversation, alignment, cipher, shares, each)
         if not waiting:
             break
     else:
@@ -286,12 +293,13 @@ def _add_labels(
     alignment: Alignment,
     cipher: Cipher,
     shares: Mapping[int, Mapping[str, list[Blobs]]],
+    each: int,
 ) -> tuple[list[Labels], list[str]]:
     """Each group's sums, and the clients whose ciphertexts arrived spoilt."""
     labels, again = [], set()
     for g, group in enumerate(alignment.groups):
         sums = []
-        for i in range(3):
+        for i in range(each):
             own = {name: shares[g][name][i] for name in group.holders}
             added, spoilt = add_shares(cipher, own)
             for name, why in spoilt.items():

@@ -55,6 +55,13 @@ class HyFDCASettings(HybridStrategy):
         maximum=1.0,
     )
     memory: int = setting(40, "proposals of a group that a bundle remembers", minimum=3)
+    standardize: bool | None = setting(
+        None,
+        "whether columns are brought to one scale first: the penalty is then on the "
+        "weights of standardised columns, and the model is in the columns' own units; "
+        "auto: for nodes' own files, and otherwise not",
+        formerly="",
+    )
     slots: str = setting(
         "all",
         "inner products that are encrypted: all samples', which hides how many were "

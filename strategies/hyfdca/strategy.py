@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fedtrellis.dual.agreement import NONCE_BYTES, Agreement, Member
 from fedtrellis.dual.alignment import Alignment
+from fedtrellis.dual.columns import ColumnScales
 from fedtrellis.dual.held_groups import HeldGroup
 from fedtrellis.encryption import Cipher, load_evaluation
 from fedtrellis.server.answers import Answer
@@ -21,6 +22,7 @@ from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.flower_internals import log
 
+from .columns import ask_columns
 from .mixtures import MixtureSteps
 from .new_samples import score_new_samples
 from .preparation import (
@@ -108,6 +110,7 @@ class HyFDCA(HyFDCASettings):
         self.broadcast.replace(np.zeros_like(point))
         self.cipher: Cipher | None = None
         self._labels: list[Labels] = []
+        self._scales: ColumnScales | None = None  # of raw columns
         self._steps: Steps | None = None
         self._best: tuple[float, FloatArray] | None = None
         self._best_dual = -inf
@@ -158,6 +161,7 @@ class HyFDCA(HyFDCASettings):
             "slots": self.slots,
             "step": self.step,
             "secure-sum": self.secure_sum,
+            "standardize": bool(self.standardize),
             "proposals": proposal_kinds(self, shared=True),
             "local-proposals": proposal_kinds(self, shared=self.secure_sum),
             "exposed": self.exposed,
@@ -223,6 +227,8 @@ class HyFDCA(HyFDCASettings):
         settings = self._pinned_settings()
         self._agreement = Agreement.of(settings, members, self.alignment, new)
         self._confirmations, self._sealed = ask_agreement(self, conversation, timeout)
+        if self.standardize:
+            self._scales = ask_columns(self, conversation, timeout)
         self._labels = ask_labels(self, conversation, self.cipher, timeout)
         self._ask_ready(conversation, timeout)
         for name in self.clients:
@@ -355,7 +361,12 @@ class HyFDCA(HyFDCASettings):
                 labels = self._labels[g]
                 entries[f"labels/{g}"] = labels.sums
                 entries[f"counts/{g}"] = labels.counts
-                entries[f"norms/{g}"] = labels.norms
+                if labels.norms:
+                    entries[f"norms/{g}"] = labels.norms
+        if self._scales is not None:
+            columns = self.alignment.columns[client]
+            entries["column-means"] = self._scales.means[columns].tolist()
+            entries["column-scales"] = self._scales.scales[columns].tolist()
         if self._steps is not None:
             self._steps.restored(client)
         return arrays, entries
@@ -412,7 +423,18 @@ class HyFDCA(HyFDCASettings):
         return bool(self._reached != before)
 
     def result_point(self) -> FloatArray:
-        """The certified w of lowest P; the last w where P is not known any more."""
+        """The model, in the units of the columns that the clients have."""
+        w = self.found_point()
+        if self._scales is None:
+            return w
+        p = len(self._scales.scales)
+        return self._scales.raw(w.reshape(p, -1)).reshape(w.shape)
+
+    def found_point(self) -> FloatArray:
+        """The certified w of lowest P; the last w where P is not known any more.
+
+        Of standardised columns, where they are.
+        """
         outlived = _CERTIFIED_MOVES
         if self.safe:
             outlived = min(outlived, (self._moves - 1) // 2)
@@ -481,6 +503,7 @@ class HyFDCA(HyFDCASettings):
             "agreement": as_array(self.agreement.to_bytes()),
             "best-dual": np.array(self._best_dual),
             "moves": np.array(self._moves),
+            **_scales_state(self._scales),
             "uncertified": np.array(self._uncertified),
         }
         if self._best is not None:
@@ -541,12 +564,24 @@ class HyFDCA(HyFDCASettings):
         # a checkpoint of before has none
         self._moves = int(state.get("moves", np.array(2 * _CERTIFIED_MOVES)))
         self._alignment = Alignment.from_state(_under(state, "alignment/"))
+        if "columns/means" in state:
+            self._scales = ColumnScales(
+                state["columns/means"],
+                state["columns/scales"],
+                int(state["columns/constant"]),
+                float(state["columns/value"]),
+            )
         self._labels = [
             Labels.from_state(state, f"labels/{g}/", self.cipher.blocks(group.size))
             for g, group in enumerate(self.alignment.groups)
         ]
         self._steps = self._make_steps()
         self._steps.load_state(_under(state, "steps/"))
+
+
+def _scales_state(scales: ColumnScales | None) -> dict[str, NDArray[Any]]:
+    found = {} if scales is None else vars(scales)
+    return {f"columns/{key}": np.asarray(value) for key, value in found.items()}
 
 
 def _under(state: Mapping[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:

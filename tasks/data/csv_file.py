@@ -18,7 +18,15 @@ import numpy as np
 
 from .packed import UNPACKING_ERRORS, open_packed
 from .settings import Schema
-from .table import NodeTable, fault, is_number, label_codes, to_number
+from .table import (
+    LabelCodes,
+    NodeTable,
+    check_width,
+    fault,
+    is_number,
+    label_codes,
+    to_number,
+)
 
 __all__ = ["read_csv"]
 
@@ -152,6 +160,7 @@ def _read(path: Path, schema: Schema, lines: _Lines) -> NodeTable:
         tuple(names),
         tuple(ids),
         schema,
+        codes,
     )
 
 
@@ -229,12 +238,10 @@ def _check_number(path: Path, names: list[str], schema: Schema, marked: bool) ->
             "the first line must hold the columns' names, and there are numbers in "
             "it (columns whose names are numbers need data.feature-names)",
         )
-    count = schema.features
-    if len(names) > count or (len(names) < count and not schema.split):
-        fault(path, f"{len(names)} feature columns; data.features says {count}")
+    check_width(path, len(names), schema)
 
 
-def _target(text: str, schema: Schema, codes: dict[str | float, float]) -> float | str:
+def _target(text: str, schema: Schema, codes: LabelCodes) -> float | str:
     """Return a target as a number, or what is wrong with it."""
     text = text.strip()
     if not text:

@@ -17,6 +17,7 @@ from .cifar import read_cifar
 from .idx import Images, read_idx_pair
 
 __all__ = [
+    "BUILT_IN",
     "DATASETS",
     "EMNIST_CLASSES",
     "Examples",
@@ -29,10 +30,14 @@ __all__ = [
 #: Data sets by name, with the shape of an example.
 DATASETS: dict[str, tuple[int, ...]] = {
     "synthetic": (60,),
+    "digits": (1, 8, 8),
     "mnist": (1, 28, 28),
     "emnist": (1, 28, 28),
     "cifar10": (3, 32, 32),
 }
+
+#: Those that come with the package, or with scikit-learn.
+BUILT_IN = ("synthetic", "digits")
 
 #: EMNIST's splits and their numbers of classes (Cohen et al., arXiv 1702.05373).
 EMNIST_CLASSES = {"mnist": 10, "digits": 10, "balanced": 47, "byclass": 62}

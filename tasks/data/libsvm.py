@@ -14,6 +14,8 @@ import numpy as np
 import scipy  # its parts are loaded when first used
 from numpy.typing import NDArray
 
+from fedtrellis.extras import need
+
 from ..base import DataFileError
 from .packed import UNPACKING_ERRORS, open_packed
 from .settings import Schema
@@ -51,6 +53,7 @@ def read_libsvm(
     DataFileError
         The file holds something else; names the file, and the line where it is one.
     """
+    need("sklearn", f"{path}, a file in LIBSVM's format,", "sklearn")
     # half a second that other readers need not spend
     from sklearn.datasets import load_svmlight_file
 
@@ -86,7 +89,7 @@ def read_libsvm_table(path: Path, schema: Schema) -> NodeTable:
 
     Indices count from 1 to ``data.features``: unlike scikit-learn this does not take
     a file with an index 0 for one that counts from 0, which another node's might not
-    have.
+    have. Where the number of features is open, it is :func:`read_libsvm`'s.
 
     Returns
     -------
@@ -104,12 +107,13 @@ def read_libsvm_table(path: Path, schema: Schema) -> NodeTable:
         fault(
             path, f"LIBSVM's format has no {what}, which the run needs; use csv or npz"
         )
-    codes = label_codes(schema) if schema.target == "class" else None
-    matrix, targets = read_libsvm(path, schema.features, codes)
-    if codes is not None:
-        targets = np.array([codes[value] for value in targets.tolist()])
+    codes = label_codes(schema)
+    allowed = codes if schema.labels else None
+    matrix, targets = read_libsvm(path, schema.features or None, allowed)
+    if schema.target == "class":
+        targets = np.array([codes.get(value) for value in targets.tolist()])
     wanted = None if schema.target == "none" else targets
-    return NodeTable.of(matrix, wanted, (), (), schema)
+    return NodeTable.of(matrix, wanted, (), (), schema, codes)
 
 
 class _Fault(NamedTuple):

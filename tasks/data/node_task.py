@@ -13,8 +13,9 @@ from fedtrellis.objectives import Objective
 from fedtrellis.settings import SettingsError, parse
 
 from ..base import Task, in_dtype
+from .any_file import DealtRows, dealt_rows
 from .node_file import file_stamp, node_path, read_node_file
-from .settings import NODES, DataSettings, Schema
+from .settings import FILE, NODES, DataSettings, Schema
 from .table import NodeTable
 
 __all__ = ["NodeDataTask"]
@@ -36,11 +37,14 @@ class NodeDataTask(Task):
     ----------
     not_on_nodes : tuple of str
         Fields that have no meaning with nodes' own data.
+    not_of_file : tuple of str
+        Fields that have none with ``dataset = "file"``.
     """
 
     nodes: DataSettings = field(default=DataSettings(), kw_only=True)
 
     not_on_nodes: ClassVar[tuple[str, ...]] = ()
+    not_of_file: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def from_config(
@@ -54,6 +58,16 @@ class NodeDataTask(Task):
     def on_nodes(self) -> bool:
         """Whether every node has its own data."""
         return getattr(self, "dataset", "") == NODES
+
+    @property
+    def on_file(self) -> bool:
+        """Whether the data is in a file of the user's, in any of the formats."""
+        return getattr(self, "dataset", "") == FILE
+
+    @property
+    def of_file(self) -> tuple[str, ...]:
+        """Which column of a csv file has the label."""
+        return ("label_column",) if self.on_file else ()
 
     @property
     def node_examples(self) -> int:
@@ -84,17 +98,45 @@ class NodeDataTask(Task):
         ------
         SettingsError
         """
+        why = "every node's file is taken as it is"
+        self._refuse(self.not_on_nodes, NODES, why)
+        self.node_schema()
+
+    def check_file(self) -> None:
+        """Find out whether the settings suit a file of the user's.
+
+        Raises
+        ------
+        SettingsError
+        """
+        if not getattr(self, "path", ""):
+            raise SettingsError(
+                f"{self.name}.path is empty; for {FILE!r} it must name the data's file"
+            )
+        self._refuse(self.not_of_file, FILE, "it is for the data that is built in")
+
+    def dealt_file(self, path: str) -> DealtRows:
+        """Return the rows of a regression's file, dealt evenly to the clients.
+
+        Raises
+        ------
+        FileNotFoundError, DataFileError
+            There is none, or it holds something else.
+        """
+        key, column = f"{self.name}.path", self.nodes.label_column
+        return dealt_rows(key, path, column, self.seed, self.num_clients)
+
+    def _refuse(self, names: tuple[str, ...], dataset: str, why: str) -> None:
+        """Raise a SettingsError where one of some settings is not as by default."""
         for entry in dataclasses.fields(self):
             value = getattr(self, entry.name)
             # what is switched off does no harm
-            if entry.name in self.not_on_nodes and value not in (entry.default, 0):
+            if entry.name in names and value not in (entry.default, 0):
                 key = f"{self.name}.{entry.name.replace('_', '-')}"
                 raise SettingsError(
                     f"{key} = {value!r} has no meaning with {self.name}.dataset = "
-                    f"{NODES!r}: every node's file is taken as it is; allowed: "
-                    f"{entry.default!r}"
+                    f"{dataset!r}: {why}; allowed: {entry.default!r}"
                 )
-        self.node_schema()
 
     def node_table(self, path: Path) -> NodeTable:
         """Return a node's file, read and checked once per process.

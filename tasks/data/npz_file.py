@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .settings import Schema
-from .table import NodeTable, check_width, fault, label_codes
+from .table import LabelCodes, NodeTable, check_width, fault, label_codes
 
 __all__ = ["read_npz"]
 
@@ -81,9 +81,9 @@ def read_npz(path: Path, schema: Schema) -> NodeTable:
             features = np.ascontiguousarray(features[:, order])
             names = tuple(names[index] for index in order)
     check_width(path, features.shape[1], schema)
-    targets = None
+    targets, codes = None, label_codes(schema)
     if schema.target != "none":
-        targets = _npz_targets(path, arrays.get("labels"), len(features), schema)
+        targets = _npz_targets(path, arrays.get("labels"), len(features), schema, codes)
     ids: tuple[str, ...] = ()
     if schema.split:
         ids = _texts(path, arrays.get("ids"), "ids", len(features))
@@ -93,7 +93,7 @@ def read_npz(path: Path, schema: Schema) -> NodeTable:
         for row, name in enumerate(ids, start=1):
             if seen.setdefault(name, row) != row:
                 fault(path, f"is the id of row {seen[name]}, too", row, "ids")
-    return NodeTable.of(features, targets, names, ids, schema)
+    return NodeTable.of(features, targets, names, ids, schema, codes)
 
 
 def _arrays(path: Path) -> dict[str, NDArray[Any]]:
@@ -131,7 +131,11 @@ def _texts(
 
 
 def _npz_targets(
-    path: Path, array: NDArray[Any] | None, count: int, schema: Schema
+    path: Path,
+    array: NDArray[Any] | None,
+    count: int,
+    schema: Schema,
+    codes: LabelCodes,
 ) -> NDArray[np.float64] | None:
     if array is None:
         if schema.split:
@@ -145,7 +149,6 @@ def _npz_targets(
         targets = array.astype(np.float64)
         _check_finite(path, targets, "labels", ())
         return targets
-    codes = label_codes(schema)
     missing = math.nan if schema.split else None
     targets = np.empty(count)
     for row, entry in enumerate(array.tolist()):

@@ -7,10 +7,12 @@ from typing import Literal
 
 from fedtrellis.settings import SettingsError, setting
 
-__all__ = ["NODES", "DataSettings", "Schema"]
+__all__ = ["FILE", "NODES", "DataSettings", "Schema"]
 
 #: The value of a task's ``dataset`` with which every node has a file of its own.
 NODES = "nodes"
+#: The value with which a task reads a file of the user's, by its ``path``.
+FILE = "file"
 
 
 @dataclass(frozen=True)
@@ -135,13 +137,13 @@ class Schema:
     Attributes
     ----------
     features : int
-        p; of all nodes together where ``split``.
+        p; of all nodes together where ``split``. 0: as many as there are.
     names : tuple of str
         The features' names in the model's order; none: by their number.
     target : {"class", "number", "none"}
         What the label column holds; ``"none"``: it is not needed, and not read.
     labels : tuple of str
-        Those allowed, for ``"class"``; the first is class 0.
+        Those allowed, for ``"class"``; the first is class 0. None: all that come.
     label_column : str
     split : bool
         Whether the nodes have some of the features and some of the samples: then

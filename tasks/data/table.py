@@ -39,12 +39,15 @@ class NodeTable(NamedTuple):
         The features' names; none where the format has no names.
     ids : tuple of str
         The samples', where they are split; else none.
+    labels : tuple of str or float
+        The classes' labels by their numbers, where the schema lists none.
     """
 
     features: Any
     targets: NDArray[np.float64] | None
     names: tuple[str, ...]
     ids: tuple[str, ...]
+    labels: tuple[str | float, ...] = ()
 
     @classmethod
     def of(
@@ -54,23 +57,42 @@ class NodeTable(NamedTuple):
         names: tuple[str, ...],
         ids: tuple[str, ...],
         schema: Schema,
+        codes: LabelCodes | None = None,
     ) -> NodeTable:
         """Make one, read-only; a split sample's labels are dropped if none is known."""
+        found = () if codes is None or schema.labels else tuple(codes)
         if schema.split and targets is not None and np.isnan(targets).all():
             targets = None
         for part in (features, targets):
             if isinstance(part, np.ndarray):
                 part.setflags(write=False)
-        return cls(features, targets, names, ids)
+        return cls(features, targets, names, ids, found)
 
     def columns_digest(self) -> str:
         """Return what tells whether two nodes' columns are the same, in one order."""
         return hashlib.sha256("\n".join(self.names).encode()).hexdigest()[:32]
 
 
-def label_codes(schema: Schema) -> dict[str | float, float]:
-    """Return the number of every allowed label, by its text and by its value."""
-    codes: dict[str | float, float] = {}
+class LabelCodes(dict[str | float, float]):
+    """The number of every label, by its text and by its value."""
+
+
+class OpenCodes(LabelCodes):
+    """Numbers labels as they come; one that is a number goes by its value."""
+
+    def get(self, key: str | float, default: Any = None) -> Any:
+        """Return a label's number, a new one's too."""
+        if isinstance(key, str):
+            value = to_number(key)
+            key = value if math.isfinite(value) else key
+        return self.setdefault(key, float(len(self)))
+
+
+def label_codes(schema: Schema) -> LabelCodes:
+    """Return the number of every allowed label; all are where the schema lists none."""
+    if schema.target == "class" and not schema.labels:
+        return OpenCodes()
+    codes = LabelCodes()
     if schema.target != "class":
         return codes
     for code, label in enumerate(schema.labels):
@@ -98,13 +120,14 @@ def fault(
 
 
 def check_width(path: Path, width: int, schema: Schema) -> None:
-    """Check the number of features.
+    """Check the number of features, unless it is open.
 
     Raises
     ------
     DataFileError
     """
-    if width > schema.features or (width < schema.features and not schema.split):
+    few = width < schema.features and not schema.split
+    if schema.features and (few or width > schema.features):
         fault(path, f"{width} feature columns; data.features says {schema.features}")
 
 

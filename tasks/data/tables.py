@@ -10,7 +10,7 @@ import math
 import warnings
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, NoReturn, cast
@@ -20,10 +20,11 @@ import scipy  # its parts are loaded when first used
 from numpy.typing import NDArray
 
 from ..base import DataFileError
+from .any_file import read_any_file
 from .libsvm import read_libsvm
 from .table import to_number
 
-__all__ = ["Table", "load_libsvm", "load_qsar", "load_santander"]
+__all__ = ["Table", "load_libsvm", "load_qsar", "load_santander", "two_labels"]
 
 _QSAR_FEATURES = 1024
 _SANTANDER_FEATURES = 200
@@ -251,10 +252,34 @@ def load_libsvm(path: Path) -> Table:
     """
     matrix, targets = read_libsvm(path)
     labels, which = np.unique(targets, return_inverse=True)
+    _check_two(path, [f"{label:g}" for label in labels])
+    return Table(matrix, which.astype(np.intp))
+
+
+def _check_two(path: str | Path, labels: Sequence[str]) -> None:
     if len(labels) != 2:
         more = "" if len(labels) <= _LISTED else f" and {len(labels) - _LISTED} more"
-        listed = ", ".join(f"{label:g}" for label in labels[:_LISTED])
         raise DataFileError(
-            f"{path}: the labels are {listed}{more}; there must be exactly two"
+            f"{path}: the labels are {', '.join(labels[:_LISTED])}{more}; there must "
+            "be exactly two"
         )
-    return Table(matrix, which.astype(np.intp))
+
+
+# -- any format
+
+
+def two_labels(key: str, path: str, label_column: str) -> Table:
+    """Load a file with two labels, numbers or texts, in any of the formats.
+
+    Parameters are those of :func:`~.any_file.read_any_file`. The smaller label, or the
+    first in the alphabet, becomes 0.
+
+    Raises
+    ------
+    FileNotFoundError, DataFileError
+        There is none, or it holds something else; a file with other than two labels is
+        told with them.
+    """
+    data = read_any_file(key, path, "class", label_column)
+    _check_two(path, [f"{x:g}" if isinstance(x, float) else x for x in data.labels])
+    return Table(data.features, data.targets.astype(np.intp))

@@ -10,16 +10,20 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import scipy  # its parts are loaded when first used
 from numpy.typing import NDArray
 
+from fedtrellis.extras import need
+
 from ..base import DataFileError, data_path
+from ..data.any_file import read_any_file
 from ..data.datasets import load_mnist
 from ..data.libsvm import read_libsvm
 from ..data.packed import UNPACKING_ERRORS, open_packed
+from ..data.settings import FILE
 
 __all__ = ["BY_PATH", "DATASETS", "TARGETS", "Rows", "load_rows"]
 
@@ -33,6 +37,7 @@ DATASETS = {
     "covtype": "class 2 against the rest",
     "a9a": "the larger label against the smaller",
     "news20": "the upper half of the classes, in ascending order, against the lower",
+    FILE: "the larger of two labels, or the second in the alphabet, against the other",
 }
 
 #: Data sets whose labels are numbers, with what they are.
@@ -50,6 +55,7 @@ BY_PATH: dict[str, tuple[str, ...]] = {
     ),
     "a9a": ("a9a", "a9a.bz2"),
     "news20": ("news20", "news20.bz2", "news20_multiclass.bz2"),
+    FILE: (),
 }
 
 _COVTYPE = (
@@ -94,7 +100,13 @@ class Rows(NamedTuple):
     test: int = 0
 
 
-def load_rows(dataset: str, path: str, key: str) -> Rows:
+def load_rows(
+    dataset: str,
+    path: str,
+    key: str,
+    target: Literal["class", "number"] = "class",
+    label_column: str = "label",
+) -> Rows:
     """Load a data set.
 
     Parameters
@@ -106,6 +118,8 @@ def load_rows(dataset: str, path: str, key: str) -> Rows:
         scikit-learn.
     key : str
         The setting that holds the path, for messages.
+    target, label_column : str
+        What the labels of ``file`` are, and where they are in a csv file.
 
     Returns
     -------
@@ -124,6 +138,13 @@ def load_rows(dataset: str, path: str, key: str) -> Rows:
             f"{key} is empty; for {dataset!r} it must name the data set's file or the "
             "folder with it"
         )
+    if dataset == FILE:
+        data = read_any_file(key, path, target, label_column)
+        # labels that are numbers are classes of these numbers
+        values = [x if isinstance(x, float) else i for i, x in enumerate(data.labels)]
+        classes = np.array(values, dtype=np.float64)
+        known = classes[data.targets.astype(np.intp)] if values else data.targets
+        return Rows(data.features, known, data.names)
     return _LOADERS[dataset](path, key)
 
 
@@ -132,6 +153,7 @@ def _pixel_names(side: int) -> tuple[str, ...]:
 
 
 def _load_digits(path: str, key: str) -> Rows:
+    need("sklearn", "the data set 'digits'", "sklearn")
     # half a second that nodes with other data need not spend
     from sklearn.datasets import load_digits
 
@@ -140,6 +162,7 @@ def _load_digits(path: str, key: str) -> Rows:
 
 
 def _load_breast_cancer(path: str, key: str) -> Rows:
+    need("sklearn", "the data set 'breast-cancer'", "sklearn")
     from sklearn.datasets import load_breast_cancer
 
     data = load_breast_cancer()
@@ -148,6 +171,7 @@ def _load_breast_cancer(path: str, key: str) -> Rows:
 
 
 def _load_diabetes(path: str, key: str) -> Rows:
+    need("sklearn", "the data set 'diabetes'", "sklearn")
     from sklearn.datasets import load_diabetes
 
     data = load_diabetes(scaled=False)

@@ -8,11 +8,13 @@ import numpy as np
 import scipy  # its parts are loaded when first used
 from numpy.typing import NDArray
 
+from fedtrellis.extras import need
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError
 
 from ..base import derived_seed
 from ..data.scaling import with_constant
+from ..data.settings import FILE
 from .partition import Indices
 from .rows import DATASETS, load_rows
 
@@ -59,6 +61,7 @@ def _split(task: HybridTask, labels: FloatArray, test: int) -> tuple[Indices, In
     if task.test_fraction == 0.0:
         rest = rest[:0]
     elif not test:
+        need("sklearn", f"{task.name}.test-fraction", "sklearn")
         # half a second that nodes with other data need not spend
         from sklearn.model_selection import train_test_split
 
@@ -94,6 +97,7 @@ def _scaled(task: HybridTask, features: Any, train: Indices) -> Any:
     if task.bias > 0.0:
         features = with_constant(features, task.bias)
     if task.row_scaling == "unit":
+        need("sklearn", f"{task.name}.row-scaling = 'unit'", "sklearn")
         from sklearn.preprocessing import normalize
 
         features = normalize(features)
@@ -108,7 +112,9 @@ def load_samples(task: HybridTask) -> Samples:
     SettingsError, FileNotFoundError
         A setting or a file that will not do, in one line.
     """
-    table = load_rows(task.dataset, task.path, f"{task.name}.path")
+    column = task.nodes.label_column
+    path_key = f"{task.name}.path"
+    table = load_rows(task.dataset, task.path, path_key, task.target, column)
     key = f"{task.name}.positive-class"
     if task.target == "number":
         labels = table.classes
@@ -151,6 +157,11 @@ def signs(dataset: str, classes: FloatArray, positive: int, key: str) -> FloatAr
         There is no such class, or the rule leaves all rows with one label.
     """
     present = np.unique(classes)
+    if dataset == FILE and positive == -1 and len(present) > 2:
+        raise SettingsError(
+            f"{key} = -1: the file has {len(present)} labels and no rule; allowed: "
+            + ", ".join(f"{label:g}" for label in present[:10])
+        )
     if positive == -1:
         chosen = _rule(dataset, classes, present)
     elif dataset in _TWO_CLASSES:

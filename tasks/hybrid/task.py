@@ -42,11 +42,12 @@ class HybridTask(NodeDataTask):
     like digits, whose own test images are the test data unless ``test-fraction`` is 0;
     ``covtype`` (UCI's or LIBSVM's file), scaled to [0, 1], class 2 against the rest;
     ``a9a`` (or any LIBSVM file with two labels); ``news20`` (LIBSVM's multi-class
-    file), the upper half of the twenty classes against the lower. What scaling needs
-    is measured on the training samples, all of them: real clients would have to agree
-    on that, also on norms for ``row-scaling = "unit"``. The column ``bias`` comes
-    after scaling and before the rows', is regularised like the others and belongs to
-    the last feature group.
+    file), the upper half of the twenty classes against the lower; ``file``, any csv,
+    npz or LIBSVM file, taken as it is, the larger of two labels against the smaller.
+    What scaling needs is measured on the training samples, all of them: real clients
+    would have to agree on that, also on norms for ``row-scaling = "unit"``. The column
+    ``bias`` comes after scaling and before the rows', is regularised like the others
+    and belongs to the last feature group.
 
     Partitions, client s·Q + q of sample group s and feature group q: ``grid``,
     consecutive columns, but the images' quadrants for 4 feature groups of ``digits``
@@ -79,7 +80,7 @@ class HybridTask(NodeDataTask):
 
     dataset: str = setting(
         "digits",
-        "the data set; 'nodes': every node's own file",
+        "the data set; 'file': a csv, npz or LIBSVM file; 'nodes': every node's own",
         choices=(*DATASETS, NODES),
     )
     path: str = setting(
@@ -249,6 +250,8 @@ class HybridTask(NodeDataTask):
             "regularization": self.regularization,
             "smoothing": getattr(self, "smoothing", 1.0),
             "feature_names": self.feature_names() or None,
+            # nobody has seen the columns of nodes' own files
+            "standardize": self.on_nodes,
             # dealt entry by entry, a column without any belongs to nobody
             "allow_unheld": self.partition == "entries" and not self.on_nodes,
         }

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import tomllib
 from io import BytesIO
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
 from flwr.cli.build import build_fab_from_disk
+from flwr.supercore.fab_format_version import normalize_and_validate_fab_format
+
+from scripts.hub_bundle import bundle
 
 ROOT = Path(__file__).resolve().parents[2]
 # own-method is a plug-in, and no app
@@ -26,6 +30,15 @@ def test_the_apps_bundle_has_no_examples() -> None:
     names = names_in_bundle(ROOT)
     assert "sim.py" in names
     assert not [name for name in names if name.startswith("examples")]
+
+
+def test_the_bundle_for_flower_hub_has_its_format(tmp_path: Path) -> None:
+    made = bundle(tmp_path)
+    with ZipFile(BytesIO(made)) as archive:
+        assert {"LICENSE", "README.md", "sim.py"} <= set(archive.namelist())
+        project = tomllib.loads(archive.read("pyproject.toml").decode())
+    # as Flower checks it where the bundle is taken in
+    assert normalize_and_validate_fab_format(project).fab_format_version == 1
 
 
 @pytest.mark.parametrize("folder", EXAMPLES, ids=lambda path: str(path.name))

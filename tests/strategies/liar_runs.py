@@ -23,6 +23,8 @@ from clients import (
     FedDRClient,
     FedFWClient,
     FedGiAClient,
+    FedLMOClient,
+    FedOptClient,
     FedProxClient,
     FirstOrderRFLClient,
     HybridFedAvgClient,
@@ -30,7 +32,9 @@ from clients import (
     LocalSGDClient,
     NaiveFrankWolfeClient,
     ProjectedFedAvgClient,
+    ScaffoldClient,
     ZerothOrderRFLClient,
+    ZerothOrderSGDClient,
 )
 from fedtrellis import LocalGrid, client_app
 from fedtrellis.domains import L1Ball, L2Ball
@@ -43,6 +47,8 @@ from strategies import (
     FedDR,
     FedFW,
     FedGiA,
+    FedLMO,
+    FedOpt,
     FedProx,
     FirstOrderRFL,
     HybridFedAvg,
@@ -50,7 +56,9 @@ from strategies import (
     LocalSGD,
     NaiveFrankWolfe,
     ProjectedFedAvg,
+    Scaffold,
     ZerothOrderRFL,
+    ZerothOrderSGD,
 )
 
 Array = NDArray[np.float64]
@@ -181,6 +189,23 @@ METHODS: dict[str, Method] = {
         partial(LocalSGD, batch_fraction=0.5, **_LOCAL), LocalSGDClient, 20
     ),
     "fedprox": _on_losses(partial(FedProx, **_LOCAL), FedProxClient, 20),
+    "fedopt": _on_losses(
+        partial(FedOpt, batch_fraction=0.5, server_momentum=0.5, **_LOCAL),
+        FedOptClient,
+        20,
+    ),
+    "scaffold": _on_losses(partial(Scaffold, **_LOCAL), ScaffoldClient, 20),
+    **{
+        f"fedlmo {variant}": _on_losses(
+            partial(FedLMO, variant=variant, batch_size=0), FedLMOClient, 20
+        )
+        for variant in ("corrected", "server")
+    },
+    "zeroth-order-sgd": _on_losses(
+        partial(ZerothOrderSGD, samples=20, step_size=0.05, batch_size=0),
+        ZerothOrderSGDClient,
+        40,
+    ),
     "projected-fedavg": _on_losses(
         partial(ProjectedFedAvg, _BALL, local_steps=3, local_step_size=0.1),
         ProjectedFedAvgClient,

@@ -22,6 +22,8 @@ from clients import (
     FedDRClient,
     FedFWClient,
     FedGiAClient,
+    FedLMOClient,
+    FedOptClient,
     FedProxClient,
     FirstOrderRFLClient,
     HybridFedAvgClient,
@@ -29,13 +31,16 @@ from clients import (
     LocalSGDClient,
     NaiveFrankWolfeClient,
     ProjectedFedAvgClient,
+    ScaffoldClient,
     ZerothOrderRFLClient,
+    ZerothOrderSGDClient,
 )
 from clients.hyfdca import NewSamples
 from clients.hyfdca.rules import NodeRules
 from fedtrellis import LocalGrid, client_app
 from fedtrellis.corrective import unpack
 from fedtrellis.domains import L1Ball, L2Ball
+from fedtrellis.domains.atoms.random_signs import sign_bits
 from fedtrellis.encryption.plain import PlainCipher
 from fedtrellis.manifolds import Stiefel
 from fedtrellis.objectives import LeastSquares
@@ -46,6 +51,8 @@ from strategies import (
     FedDR,
     FedFW,
     FedGiA,
+    FedLMO,
+    FedOpt,
     FedProx,
     FirstOrderRFL,
     HybridFedAvg,
@@ -54,7 +61,9 @@ from strategies import (
     LocalSGD,
     NaiveFrankWolfe,
     ProjectedFedAvg,
+    Scaffold,
     ZerothOrderRFL,
+    ZerothOrderSGD,
 )
 from strategies.fedfw.strategy import VARIANTS
 from tests.harness import only_for
@@ -310,6 +319,7 @@ def _averages(
     make: Callable[..., Any],
     kind: Callable[..., Any],
     project: Callable[[Array], Array] = lambda x: x,
+    step: Callable[[Any, Array, Array], Array] = lambda strategy, x, mean: mean,
 ) -> Case:
     """A method without state on the clients: the mean of their local models."""
 
@@ -324,7 +334,8 @@ def _averages(
             (expected,), _, _ = client.fit([before], config)
             worst = max(worst, distance(point, expected))
         mean = project(np.mean(list(answers.values()), axis=0))
-        return max(worst, distance(strategy.broadcast.model, mean))
+        made = step(strategy, before, mean)
+        return max(worst, distance(strategy.broadcast.model, made))
 
     def errors(strategy: Any, grid: LocalGrid) -> Errors:
         return {"x = mean of the local models used": strategy.worst}
@@ -356,6 +367,63 @@ def _feddr(problem: Problem) -> Case:
     make = partial(FedDR, L2Ball(1.5), local_steps=3, proximal_step=1.0)
     app = problem.app(FedDRClient)
     return Case("feddr", "feddr", make, app, np.full(P, 0.1), errors)
+
+
+def _mirrored(
+    problem: Problem, name: str, make: Callable[..., Any], kind: Any, key: str
+) -> Case:
+    """A method whose server knows each client's vector of that name in its state."""
+
+    def errors(strategy: Any, grid: LocalGrid) -> Errors:
+        return {
+            f"mirrors = clients' {key}": max(
+                distance(state[key], strategy.client_state(client)[key])
+                for client, state in node_states(strategy, grid).items()
+            )
+        }
+
+    method, app = name.split()[0], problem.app(kind)
+    return Case(name, method, make, app, np.full(P, 0.1), errors)
+
+
+def _by_scalars(problem: Problem) -> Case:
+    samples, gamma = 3, 0.01
+
+    def aggregated(
+        before: Array, strategy: Any, t: int, answers: dict[str, Any]
+    ) -> float:
+        drawn = sign_bits(strategy.seed, t, P, samples)
+        u = np.array([2.0 * np.unpackbits(b, count=P) - 1.0 for b in drawn])
+        worst = 0.0
+        for name, told in answers.items():
+            f = problem.objectives[int(name)].value
+            # s_j = [f_i(x + μ u_j) − f_i(x)] / μ
+            s = np.array([f(before + 1e-3 * u_j) - f(before) for u_j in u]) / 1e-3
+            worst = max(worst, float(np.abs(s - told).max()) * 1e-3)
+        mean = np.mean(list(answers.values()), axis=0)
+        expected = before - gamma / samples * mean @ u
+        return max(worst, distance(strategy.broadcast.model, expected))
+
+    def errors(strategy: Any, grid: LocalGrid) -> Errors:
+        return {"x is the step of the scalars used": strategy.worst}
+
+    options: dict[str, Any] = {"samples": samples, "batch_size": 0}
+    method, app = "zeroth-order-sgd", problem.app(ZerothOrderSGDClient)
+    return Case(
+        method,
+        method,
+        partial(ZerothOrderSGD, step_size=gamma, **options),
+        app,
+        np.full(P, 0.1),
+        errors,
+        aggregated=aggregated,
+    )
+
+
+def _with_momentum(strategy: Any, x: Array, mean: Array) -> Array:
+    # the m that made this x: β₁ m before + Δ
+    moved: Array = x + strategy.state()["m"]
+    return moved
 
 
 def _fedgia(hessian: str) -> Case:
@@ -564,6 +632,8 @@ def _split_by_features(method: str) -> Case:
 def _make_cases() -> Sequence[Case]:
     problem = Problem()
     local: dict[str, Any] = {"local_steps": 3, "step_size": 0.05}
+    lmo: dict[str, Any] = {"batch_size": 0, "step_schedule": "constant"}
+    fed_back: dict[str, Any] = {"variant": "ef21", "kept_fraction": 0.3}
     return [
         *(_fedfw(problem, v) for v in VARIANTS),
         _naive(problem),
@@ -590,6 +660,27 @@ def _make_cases() -> Sequence[Case]:
             partial(FedProx, proximal_weight=0.1, **local),
             FedProxClient,
         ),
+        _averages(
+            problem,
+            "fedopt",
+            partial(FedOpt, batch_fraction=0.3, **local),
+            FedOptClient,
+            step=_with_momentum,
+        ),
+        _mirrored(
+            problem, "scaffold", partial(Scaffold, **local), ScaffoldClient, "control"
+        ),
+        _mirrored(
+            problem, "fedlmo corrected", partial(FedLMO, **lmo), FedLMOClient, "control"
+        ),
+        _mirrored(
+            problem,
+            "fedlmo ef21",
+            partial(FedLMO, **lmo, **fed_back),
+            FedLMOClient,
+            "estimate",
+        ),
+        _by_scalars(problem),
         _riemannian("first-order-rfl", 1),
         _riemannian("zeroth-order-rfl scalars", 0),
         _riemannian("zeroth-order-rfl dense", 0, upload="dense"),
@@ -605,7 +696,10 @@ def _make_cases() -> Sequence[Case]:
 
 _MADE = {case.name: case for case in _make_cases()}
 # one of each way to keep a state
-_NARROW = ("fedfw corrective", "fedfw augmented", "fedgia gram", "first-order-rfl")
+_NARROW = (
+    *("fedfw corrective", "fedfw augmented", "fedgia gram", "first-order-rfl"),
+    *("scaffold", "fedlmo ef21"),
+)
 CASES = _MADE | {
     case.name: case for case in (_MADE[name].of_dtype("float32") for name in _NARROW)
 }

@@ -17,10 +17,12 @@ from clients import (
     FedDRClient,
     FedFWClient,
     FedGiAClient,
+    FedOptClient,
     FedProxClient,
     FirstOrderRFLClient,
     LocalSGDClient,
     ProjectedFedAvgClient,
+    ScaffoldClient,
     ZerothOrderRFLClient,
 )
 from fedtrellis import LocalGrid
@@ -44,11 +46,13 @@ from strategies import (
     FedDR,
     FedFW,
     FedGiA,
+    FedOpt,
     FedProx,
     FirstOrderRFL,
     HyFDCA,
     LocalSGD,
     ProjectedFedAvg,
+    Scaffold,
     ZerothOrderRFL,
 )
 from tests.harness import Stop, contexts, grid_of, memory_of, play
@@ -86,6 +90,14 @@ METHODS: dict[str, tuple[Callable[..., Any], type[Any], int]] = {
         FedProxClient,
         60,
     ),
+    "fedopt": (
+        lambda **o: FedOpt(
+            step_size=0.05, batch_fraction=1.0, server_momentum=0.5, **o
+        ),
+        FedOptClient,
+        60,
+    ),
+    "scaffold": (lambda **o: Scaffold(step_size=0.1, **o), ScaffoldClient, 60),
     "projected-fedavg": (
         lambda **o: ProjectedFedAvg(BALL, local_steps=2, local_step_size=0.1, **o),
         ProjectedFedAvgClient,

@@ -374,14 +374,22 @@ def test_slow_clients_are_never_selected() -> None:
     problem = Problem("least-squares", [12] * M)
     node_configs = [{"slow": i in (1, 4)} for i in range(M)]
     strategy, _ = played(
-        problem, 3, selected_fraction=0.5, grid={"node_configs": node_configs}
+        problem,
+        3,
+        sigma_scale=1.0,
+        selected_fraction=0.5,
+        grid={"node_configs": node_configs},
     )
     sets = [strategy.selected(t) for t in range(1, 200)]
     assert {len(C) for C in sets} == {3}
     assert frozenset.union(*sets) == {"0", "2", "3", "5"}
     # more than there are that may be selected: all of those
     strategy, _ = played(
-        problem, 3, selected_fraction=1.0, grid={"node_configs": node_configs}
+        problem,
+        3,
+        sigma_scale=1.0,
+        selected_fraction=1.0,
+        grid={"node_configs": node_configs},
     )
     assert strategy.selected(1) == {"0", "2", "3", "5"}
 

@@ -471,8 +471,13 @@ def test_numbers_out_of_range(encryption: str) -> None:
         pytest.importorskip("tenseal")
     split = small(n=48)
     app = _app(split, features=lambda X: 1e9 * X)
+    # ‖x_i‖² is said only where it is used
     reason = r"client 1: a value of magnitude .* is too large.*at most [\d.]+ fits; sc"
-    _refused(split, app, reason, encryption=encryption)
+    _refused(split, app, reason, encryption=encryption, step="line-search")
+    reason = "client 1: its part of a sum is too large to be hidden.*standardize = true"
+    with pytest.raises(SettingsError, match=reason) as error:
+        Run(split, 5, grid=LocalGrid(app, split.num_clients), encryption=encryption)
+    assert "\n" not in str(error.value)
 
 
 def test_another_key() -> None:

@@ -49,7 +49,7 @@ def clean(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
             *(*uv, "pip", "install", "--python", str(programs / "python")),
             *(f"--find-links={place}" for place in find_links(wheel)),
             *("--constraint", str(ROOT / "constraints.txt")),
-            f"fedtrellis[torch] @ {wheel.as_uri()}",
+            f"fedtrellis[simulation,torch] @ {wheel.as_uri()}",
         ],
         cwd=folder,
         check=True,

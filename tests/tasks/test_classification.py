@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedtrellis.settings import SettingsError
-from tasks import Classification
+from tasks import Classification, Digits
 from tasks.classification import _data
 from tasks.data.datasets import EMNIST_CLASSES, synthetic
 
@@ -242,9 +242,29 @@ def test_files_that_do_not_fit(mnist: Path) -> None:
     refused(SettingsError, "20 x 28 pixels", task)
 
 
+def test_digits_are_scikit_learn_s() -> None:
+    """As the task of that name deals them, for every model."""
+    pytest.importorskip("torch")
+    linear = classification(dataset="digits")
+    twin = Digits(num_clients=4, seed=0)
+    x = np.random.default_rng(0).standard_normal((65, 10))
+    assert linear.objective().value(x) == pytest.approx(twin.objective().value(x))
+    assert linear.metrics(x) == twin.metrics(x)
+    network = classification(dataset="digits", model="dnn")
+    assert network.shapes()[0] == (100, 64)
+    assert classification(dataset="digits", train_limit=50).num_examples() == 50
+
+
 def test_settings_that_do_not_fit(mnist: Path) -> None:
     pytest.importorskip("torch")
     refused(SettingsError, "'synthetic'", classification(model="cnn"))
+    small = classification(dataset="digits", model="cnn")
+    refused(SettingsError, "'digits', which has no images of 16 x 16", small)
+    refused(
+        SettingsError,
+        "'natural'",
+        classification(dataset="digits", partition="natural"),
+    )
     natural = classification(dataset="mnist", path=str(mnist), partition="natural")
     refused(SettingsError, "'natural'", natural)
     nowhere = classification(model="dnn", device="tpu")

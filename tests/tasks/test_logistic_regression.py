@@ -191,22 +191,6 @@ def test_the_schedule_is_that_of_the_loss(method: str) -> None:
     assert make().bounded_below
 
 
-def sigma_scale(task: LogisticRegression) -> float:
-    return float(task.suggestions("fedgia")["sigma_scale"])
-
-
-def test_the_scale_of_sigma(tmp_path: Path) -> None:
-    assert sigma_scale(make()) == 0.02
-    # table II: max{0.1, (8/n) ln d}
-    path = tmp_path / "data.libsvm"
-    rows = [f"{k % 2} {k % 9 + 1}:1 20:{k}" for k in range(1, 51)]
-    path.write_text("\n".join(rows) + "\n")
-    task = make(dataset="libsvm", path=str(path), test_fraction=0.0)
-    assert sigma_scale(task) == pytest.approx(8 / 20 * np.log(50))
-    task = make(dataset="libsvm", path=str(path), test_fraction=0.0, intercept=True)
-    assert sigma_scale(task) == pytest.approx(8 / 21 * np.log(50))
-
-
 def test_uneven_shares_hold_every_example_once() -> None:
     task = make(partition="uneven", n=20, test_fraction=0.0)
     shares = task.deal(_data(task).labels)
@@ -409,8 +393,6 @@ def test_minima_of_qsar(scaling: str, expected: float) -> None:
     task = make(64, dataset="qsar", path=path, scaling=scaling, test_fraction=0.0)
     task.check()
     assert minimum(task)[0] == pytest.approx(expected, abs=5e-6)
-    if scaling == "unit-rows":
-        assert sigma_scale(task) == 0.1
 
 
 @pytest.mark.parametrize(("name", "accuracy"), [("a9a", 0.83), ("mushrooms", 0.97)])

@@ -274,12 +274,6 @@ def test_few_tasks_need_a_constraint() -> None:
     assert unbounded == ["quadratic-assignment", "kernel-pca"]
 
 
-def test_the_scale_of_sigma_is_that_of_least_squares_by_default() -> None:
-    assert make_task("lasso", {}, 3, 0).suggestions("fedgia") == {}
-    suggested = make_task("linear-regression", {}, 3, 0).suggestions("fedgia")
-    assert suggested == {"sigma_scale": 0.15}
-
-
 @pytest.mark.parametrize("name", TASKS)
 def test_what_a_task_suggests_are_settings_of_the_method(name: str) -> None:
     strategies = {

@@ -20,6 +20,7 @@ from fedtrellis.domains.atoms.packing import (
     pack_atoms,
     unpack_atoms,
 )
+from fedtrellis.domains.atoms.random_signs import RandomSigns
 from fedtrellis.domains.atoms.vectors import DenseAtom, SignAtom, SparseAtom
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "PackedAtoms",
     "PermutationAtom",
     "ProductAtom",
+    "RandomSigns",
     "RankOneAtom",
     "SignAtom",
     "SparseAtom",

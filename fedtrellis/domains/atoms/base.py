@@ -20,7 +20,7 @@ UNSIGNED = [np.dtype(kind) for kind in (np.uint8, np.uint16, np.uint32, np.uint6
 
 # Kind codes on the wire, one byte an atom. From PRODUCT on: a product whose parts
 # have the shapes of layout number code - PRODUCT; its parts' codes follow.
-SPARSE, RAGGED, RANK_ONE, PERMUTATION, SCALED, SIGN, DENSE, PRODUCT = range(8)
+SPARSE, RAGGED, RANK_ONE, PERMUTATION, SCALED, SIGN, DENSE, RANDOM, PRODUCT = range(9)
 
 
 class Atom(ABC):

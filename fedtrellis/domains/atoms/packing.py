@@ -17,6 +17,7 @@ from fedtrellis.domains.atoms.base import (
     PERMUTATION,
     PRODUCT,
     RAGGED,
+    RANDOM,
     RANK_ONE,
     SCALED,
     SIGN,
@@ -37,6 +38,7 @@ from fedtrellis.domains.atoms.layouts import (
     shapes_of_parts,
 )
 from fedtrellis.domains.atoms.matrices import PermutationAtom, RankOneAtom
+from fedtrellis.domains.atoms.random_signs import RandomSigns
 from fedtrellis.domains.atoms.vectors import DenseAtom, SignAtom, SparseAtom
 
 __all__ = ["PackedAtoms", "ProductAtom", "pack_atoms", "unpack_atoms"]
@@ -175,6 +177,7 @@ _CLASSES: dict[int, tuple[type[Atom], int]] = {  # code: class, number of arrays
     SCALED: (PermutationAtom, 2),
     SIGN: (SignAtom, 2),
     DENSE: (DenseAtom, 1),
+    RANDOM: (RandomSigns, 2),
 }
 
 
@@ -198,7 +201,7 @@ def pack_atoms(atoms: Sequence[Atom]) -> list[NDArray[Any]]:
     Raises
     ------
     ValueError
-        The atoms have different shapes, or more than 249 layouts.
+        The atoms have different shapes, or more than 248 layouts.
     """
     codes: list[int] = []
     layouts: dict[tuple[int, ...], int] = {}
@@ -219,7 +222,7 @@ def pack_atoms(atoms: Sequence[Atom]) -> list[NDArray[Any]]:
             codes.append(code)
             groups.setdefault(code, []).append(leaf)
     if len(layouts) > 256 - PRODUCT:
-        raise ValueError(f"{len(layouts)} ways to cut up products; at most 249 fit")
+        raise ValueError(f"{len(layouts)} ways to cut up products; at most 248 fit")
     arrays: list[NDArray[Any]] = []
     if layouts:
         arrays.append(np.array([i for layout in layouts for i in layout], np.int64))
@@ -232,7 +235,11 @@ def pack_atoms(atoms: Sequence[Atom]) -> list[NDArray[Any]]:
 
 
 def unpack_atoms(
-    arrays: Arrays, shape: Shape, dtype: np.dtype[Any] = FLOAT64
+    arrays: Arrays,
+    shape: Shape,
+    dtype: np.dtype[Any] = FLOAT64,
+    *,
+    drawn: bool = False,
 ) -> list[Atom]:
     """Rebuild the atoms that :func:`pack_atoms` stacked, bit for bit.
 
@@ -244,6 +251,9 @@ def unpack_atoms(
         The shape every atom must have.
     dtype : dtype
         Of their entries, float64 or float32.
+    drawn : bool
+        Whether :class:`RandomSigns` are taken: eight bytes of one cost as many
+        operations as the shape has entries.
 
     Returns
     -------
@@ -260,6 +270,8 @@ def unpack_atoms(
         raise ValueError("packed atoms need at least the array of kind codes")
     check("kind codes", arrays[0], UINT8, None)
     codes: list[int] = arrays[0].tolist()
+    if RANDOM in codes and not drawn:
+        raise ValueError("random atoms are not taken here")
     used = 1
     layouts: list[ProductLayout] = []
     if max(codes, default=0) >= PRODUCT:

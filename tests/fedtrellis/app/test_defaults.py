@@ -108,7 +108,7 @@ def test_only_what_is_left_to_itself_is_suggested_and_list_says_so(
             print_list(REGISTRY, task_name)
             shown = " ".join(capsys.readouterr().out.split())
             assert f"task {task_name} to {method} suggests: " in shown
-    assert told > 10
+    assert told >= 10
     # what depends on the settings is no more than what the table names
     assert all(
         REGISTRY.tasks[name].suggestions is REGISTRY.tasks["lasso"].suggestions

@@ -127,7 +127,11 @@ def test_a_page_stands_alone_and_draws_in_a_browser(
     [
         (["compare", "/nowhere"], "'/nowhere' is not the record of a run"),
         (["compare", "RUN", "--metric", "accuracy"], "--metric = 'accuracy'"),
-        (["compare", "RUN", "--out", "x.gif"], "must end with one of .png"),
+        (["compare", "RUN", "--out", "x.gif"], "--out = 'x.gif' must end with one of"),
+        (
+            ["compare", "RUN", "--out", "/nowhere/x.png"],
+            "--out = '/nowhere/x.png': there is no folder /nowhere",
+        ),
         (["runs", "/nowhere"], "'/nowhere' is not a directory"),
     ],
 )

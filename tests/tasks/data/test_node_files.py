@@ -431,10 +431,6 @@ def test_a_bad_file_tells_nobody_what_it_holds(
             {"data.features": 3, "outer-domain": "l2-ball", "outer-fraction": 0.5},
             "outer-fraction = 0.5 does not fit",
         ),
-        (
-            {"data.features": 3, "method": "fedgia", "domain": ""},
-            "fedgia.sigma-scale = 'auto' asks for the task's own",
-        ),
     ],
 )
 def test_bad_settings(config: dict[str, Any], match: str) -> None:

@@ -195,6 +195,7 @@ def test_hyfdca_on_the_nodes_own_samples_and_features(tmp_path: Path) -> None:
     own = {
         **config,
         "hybrid-svm.dataset": "nodes",
+        "hyfdca.standardize": False,
         "data.feature-names": names,
         "min-nodes": 4,
     }
@@ -204,6 +205,75 @@ def test_hyfdca_on_the_nodes_own_samples_and_features(tmp_path: Path) -> None:
     assert last["train"]["primal"] == pytest.approx(other["train"]["primal"], rel=1e-9)
     # predictions of new samples, by all holders together
     assert last["client_evaluation"]["accuracy"] > 0.5
+
+
+@pytest.mark.parametrize(
+    "constant", [True, pytest.param(False, marks=pytest.mark.slow)]
+)
+def test_hyfdca_on_raw_files_is_one_model_however_they_are_split(
+    constant: bool, tmp_path: Path
+) -> None:
+    """Encrypted, with columns as they are: areas of 2 500 beside roughnesses of 0.01.
+
+    By their means and deviations it is scikit-learn's model, with a constant column;
+    without one columns are not shifted.
+    """
+    from sklearn.datasets import load_breast_cancer
+    from sklearn.linear_model import LogisticRegression as Central
+
+    data = load_breast_cancer()
+    X = np.hstack([data.data, np.ones((len(data.data), 1))])[:, : 30 + constant]
+    n, p = X.shape
+    names = [str(name).replace(" ", "-") for name in data.feature_names] + ["one"]
+    models = []
+    for samples, features in ((3, 1), (1, 2), (2, 2)):
+        configs = []
+        for s in range(samples):
+            for f in range(features):
+                path = tmp_path / f"{samples}-{features}-{s}-{f}.csv"
+                rows = range(s, n, samples)
+                columns = np.array_split(np.arange(p), features)[f].tolist()
+                head = ["id", *(names[m] for m in columns), *["label"] * (f == 0)]
+                y = [[int(data.target[i])] if f == 0 else [] for i in rows]
+                body = [
+                    [f"patient-{i}", *X[i, columns], *own]
+                    for i, own in zip(rows, y, strict=True)
+                ]
+                write_csv(path, head, body)
+                name = f"{s}-{f}"
+                configs.append({"client-id": name, "data": str(path)})
+        config = {
+            "task": "hybrid-logistic",
+            "method": "hyfdca",
+            "rounds": 150,
+            "hybrid-logistic.dataset": "nodes",
+            "hybrid-logistic.bias": 0.0,
+            "hybrid-logistic.regularization": 0.1,
+            "hyfdca.exposed": "accept",
+            "hyfdca.tolerance": 1e-13,
+            "data.feature-names": ",".join(names[:p]),
+            "data.labels": "0,1",
+            "min-nodes": len(configs),
+        }
+        models.append(model(run(tmp_path, config, configs)))
+    m, s = X.mean(axis=0), X.std(axis=0)
+    if constant:
+        s[-1] = 1.0
+    else:
+        m, s = np.zeros(p), np.sqrt(np.square(X).mean(axis=0))
+    Z = (X - m) / s
+    if constant:
+        Z[:, -1] = 1.0
+    central = Central(
+        C=1.0 / (0.1 * n), fit_intercept=False, tol=1e-12, solver="newton-cholesky"
+    ).fit(Z, data.target)
+    right = Z @ central.coef_[0]
+    for found in models:
+        # standardised weights, and scores of all samples
+        assert np.abs((found * s - central.coef_[0])[:30]).max() < 1e-6
+        assert np.abs(X @ found - right).max() < 1e-6 * np.abs(right).max()
+        away = np.linalg.norm(found - models[0]) / np.linalg.norm(models[0])
+        assert away < 1e-6
 
 
 def test_nodes_that_do_not_go_together_stop_the_run(tmp_path: Path) -> None:

@@ -852,7 +852,7 @@ def test_diabetes(loss: str) -> None:
     ("settings", "match"),
     [
         ({"loss": "hinge", "dataset": "diabetes"}, "allowed: digits"),
-        ({"loss": "poisson", "dataset": "digits"}, "allowed: diabetes, nodes"),
+        ({"loss": "poisson", "dataset": "digits"}, "allowed: diabetes, file, nodes"),
         (
             {"loss": "squared", "dataset": "diabetes", "positive_class": 3},
             "positive-class = 3: the labels are numbers",

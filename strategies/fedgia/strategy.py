@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from logging import INFO, WARNING
 from math import inf, isfinite
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtrellis.admm.regularisers import Separable
 from fedtrellis.admm.shifted_systems import HESSIANS
 from fedtrellis.random import generator
 from fedtrellis.server.answers import Answer
@@ -17,14 +18,13 @@ from fedtrellis.server.robust import RULES
 from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import SettingsError, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
+from fedtrellis.wire.exchange import NO_ANSWER
 from fedtrellis.wire.flower_internals import log
 from fedtrellis.wire.layout import DTYPES
 
-__all__ = ["FedGiA"]
+from .adapted import MOST_CURVED, AdaptedSigma
 
-# With a robust average r is at most this times the median of the r_i: f is no more
-# curved than their mean, and one that is far beyond the others is clipped anyway.
-_MOST_CURVED = 2.0
+__all__ = ["FedGiA"]
 
 
 class FedGiA(RoundStrategy):
@@ -44,6 +44,18 @@ class FedGiA(RoundStrategy):
     Everybody answers in every round; those outside C have one gradient to compute. An
     answer that is lost leaves the client's last z_i in the average. A client that lost
     its state needs no history: it comes back by the gradient branch.
+
+    With ``sigma`` or ``sigma_scale`` given, σ is that number, as in the paper. By
+    default there is none to guess. σ = θS/m has an entry for each parameter, S the mean
+    of the diagonals above the clients' H_i, and the server looks where it goes: once
+    everybody has answered at x, g = mσ(x − (1/m) Σ z_i) is ∇f(x), but for what the ADMM
+    steps of those in C leave of it (34), and the next x is a quasi-Newton step from the
+    best x so far (:mod:`fedtrellis.admm.quasi_newton`). Where that does not lower f the
+    server goes back; where not even (12) does, θ grows. For answers that are missing x
+    is held a few rounds; then, and with a robust average, the next x is (12). In round
+    1, in the last one planned and to confirm that the stop rule holds, C is empty, and
+    g the gradient itself. All this is ours: the paper's theorems are of (12) and a
+    fixed σ.
 
     Source: Zhou and Li, "Efficient and Convergent Federated Learning", IEEE Trans.
     Signal Processing 2023, arXiv 2205.01438, algorithm 1 and table II.
@@ -70,22 +82,22 @@ class FedGiA(RoundStrategy):
 
     sigma: float | None = setting(
         None,
-        "penalty; auto: t·r/m, with r the largest of the clients' Lipschitz constants "
-        "r_i of ∇f_i, which they are asked for before round 1; with a robust average "
-        "at most twice their median",
+        "penalty, one number for the whole run; auto: by sigma_scale",
         symbol="σ",
         above=0.0,
     )
-    sigma_scale: float = setting(
+    sigma_scale: float | None = setting(
         None,
-        "of σ = t·r/m; above 6 in theory",
+        "of σ = t·r/m, one number for the whole run, with r the largest of the "
+        "clients' Lipschitz constants r_i of ∇f_i, which they are asked for before "
+        "round 1 (with a robust average at most twice their median); above 6 in "
+        "theory; auto: σ is adapted, see above",
         note="with more than 6 rounds are many. With t ≥ 1 at least the gradient "
         "branch cannot overshoot: its step 1/(σm) is at most 1/r. The paper's "
         "experiments take 0.15 for least squares and max{0.1, (8/n) ln d} for logistic "
         "losses (n features, d examples), where every client has few examples, so that "
         "f is much smoother than the f_i; elsewhere so small a t diverges",
         symbol="t",
-        auto=1.0,
         above=0.0,
     )
     local_steps: int = setting(
@@ -102,8 +114,8 @@ class FedGiA(RoundStrategy):
     )
     hessian: str = setting(
         "diagonal",
-        "the largest eigenvalue of the bound Θ_i on ∇²f_i times the identity "
-        "(FedGiA_D), or Θ_i itself (FedGiA_G)",
+        "the largest eigenvalue of the bound Θ_i on ∇²f_i times the identity, or the "
+        "diagonal above Θ_i where σ is adapted (FedGiA_D); or Θ_i itself (FedGiA_G)",
         note="for example A_iᵀA_i/d_i for least squares. A client with an H_i of its "
         "own uses that",
         symbol="H_i",
@@ -112,7 +124,7 @@ class FedGiA(RoundStrategy):
     tolerance: float = setting(
         1e-9,
         "stop as soon as σ²m Σ_i ‖z_i − z_i before‖² ≤ n · tolerance, n the number of "
-        "parameters; 0: never",
+        "parameters; where σ is adapted, ‖∇f(x)‖² ≤ n · tolerance; 0: never",
         note="it stands in for the paper's ‖∇f(x)‖² ≤ n · 10⁻⁹, (30), which the server "
         "cannot see; it was never found to hold earlier than that",
         minimum=0.0,
@@ -120,14 +132,19 @@ class FedGiA(RoundStrategy):
 
     def setup(self, point: FloatArray, layout: Layout) -> None:
         """Settle σ, and start with z_i = x_i = x and π_i = 0."""
-        self.settled_sigma = self._settle_sigma()
+        self._adapted: AdaptedSigma | None = None
+        if self.sigma is None and self.sigma_scale is None:
+            self._adapted = AdaptedSigma(self, point.size, Separable())
+            self.settled_sigma = self._adapted.sigma
+        else:
+            self.settled_sigma = self._settle_sigma()
         properties = {name: self.client_properties(name) for name in self.clients}
         self._eligible = [n for n, p in properties.items() if not p.get("slow")]
         if not self._eligible:
             log(WARNING, "every client is slow: plain gradient descent, without ADMM")
         self._index = {name: i for i, name in enumerate(self.clients)}
         self._z = np.tile(point, (self.num_clients, *[1] * point.ndim))
-        # ‖z_i − z_i before‖² of each client's last answer
+        # ‖z_i − z_i before‖² of each client's last answer, each entry times that of S
         self._changes = np.full(self.num_clients, inf)
         self._drawn: tuple[int, frozenset[str]] = (0, frozenset())
 
@@ -135,27 +152,32 @@ class FedGiA(RoundStrategy):
         """σ as given, or t·r/m from what the clients say of their r_i."""
         if self.sigma is not None:
             return self.sigma
-        bounds = {}
-        for name in self.clients:
-            properties = self.client_properties(name)
-            bound = properties.get("lipschitz")
-            if not isinstance(bound, float) or not 0.0 < bound < inf:
-                why = properties.get("lipschitz-problem", f"it said {bound!r}")
-                raise SettingsError(
-                    f"client {name} gives no Lipschitz constant of its gradient: "
-                    f"{why}; or set sigma"
-                )
-            bounds[name] = bound
-        r = max(bounds.values())
+        assert self.sigma_scale is not None
+        bounds = [self.lipschitz_of(name) for name in self.clients]
+        r = max(bounds)
         if self.robust != "none":
             # one client alone cannot have any σ
-            r = min(r, _MOST_CURVED * float(np.median(list(bounds.values()))))
+            r = min(r, MOST_CURVED * float(np.median(bounds)))
         sigma = self.sigma_scale * r / self.num_clients
         log(INFO, "sigma σ = %.6g, from r = %.6g", sigma, r)
         return sigma
 
+    def lipschitz_of(self, name: str) -> float:
+        """A client's r_i."""
+        properties = self.client_properties(name)
+        bound = properties.get("lipschitz")
+        if not isinstance(bound, float) or not 0.0 < bound < inf:
+            why = properties.get("lipschitz-problem", f"it said {bound!r}")
+            raise SettingsError(
+                f"client {name} gives no Lipschitz constant of its gradient: "
+                f"{why}; or set sigma"
+            )
+        return bound
+
     def selected(self, server_round: int) -> frozenset[str]:
         """C, the clients of a round that take ADMM steps."""
+        if self._adapted is not None and self._adapted.without_admm(server_round):
+            return frozenset()
         if self._drawn[0] != server_round:
             rng = generator(self.seed, "selection", server_round)
             # s·m may lie above a whole number by rounding alone
@@ -183,17 +205,51 @@ class FedGiA(RoundStrategy):
         return self.take_point(answer)
 
     def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
-        """Average all clients' last z_i."""
+        """Average all clients' last z_i, or look where the gradients at x point to."""
+        adapted = self._adapted
+        scale = 1.0 if adapted is None else adapted.scale.reshape(self._z.shape[1:])
         for name, z in answers.items():
             i = self._index[name]
-            self._changes[i] = float(((z - self._z[i]) ** 2).sum())
+            self._changes[i] = float((((z - self._z[i]) * scale) ** 2).sum())
             self._z[i] = z
-        # x ← (1/m) Σ z_i
-        self.broadcast.replace(self.average(self._z, self.broadcast.model))
+        if adapted is None:
+            # x ← (1/m) Σ z_i
+            self.broadcast.replace(self.mean_of_z())
+        else:
+            x = adapted.hear(server_round, [self._index[name] for name in answers])
+            if x is None:
+                return {}
+            self._go_to(x, adapted)
         residual = self.residual()
         return {"stop-residual": residual} if isfinite(residual) else {}
 
-    def residual(self) -> float:
+    def _go_to(self, x: FloatArray, adapted: AdaptedSigma) -> None:
+        self.broadcast.replace(x.reshape(self.broadcast.model.shape))
+        if adapted.sigma != self.settled_sigma:
+            self.settled_sigma = adapted.sigma
+            log(INFO, "sigma grows: θ/m = %.6g", self.settled_sigma)
+
+    def _use(
+        self, server_round: int, answers: Sequence[Answer]
+    ) -> dict[str, float] | None:
+        metrics = super()._use(server_round, answers)
+        refused = [why for _, why in self.conversation.traffic.rejected]
+        if metrics is None and any(why != NO_ANSWER for why in refused):
+            adapted = self._adapted
+            x = None if adapted is None else adapted.go_back()
+            if adapted is not None and x is not None:
+                self._go_to(x, adapted)
+        return metrics
+
+    def mean_of_z(self) -> FloatArray:
+        """(1/m) Σ z_i, or the robust average of the z_i."""
+        return self.average(self._z, self.broadcast.model)
+
+    def forget_z(self, x: FloatArray) -> None:
+        """Let every z_i be x, of shape (p,): what was sent was for another σ."""
+        self._z[:] = x.reshape(self._z.shape[1:])
+
+    def residual_of_z(self) -> float:
         """σ²m Σ_i ‖z_i − z_i before‖²; infinite until everybody has answered once.
 
         As x⁺ − x is the mean of the z_i's changes, it is at least (σm)² ‖x⁺ − x‖². With
@@ -203,8 +259,14 @@ class FedGiA(RoundStrategy):
         """
         return self.settled_sigma**2 * self.num_clients * float(self._changes.sum())
 
+    def residual(self) -> float:
+        """The left side of the stop rule, as of the last x that was changed."""
+        return self.residual_of_z() if self._adapted is None else self._adapted.residual
+
     def converged(self) -> bool:
         """Whether the residual is at most n · tolerance."""
+        if self._adapted is not None:
+            return self._adapted.converged
         bound = self.tolerance * self.broadcast.model.size
         return self.tolerance > 0.0 and self.residual() <= bound
 
@@ -213,17 +275,32 @@ class FedGiA(RoundStrategy):
         z: FloatArray = self._z[self._index[client]].copy()
         return z
 
+    def client_state(self, client: str) -> dict[str, FloatArray]:
+        """S, where σ is adapted."""
+        if self._adapted is None:
+            return {}
+        return {"scale": self._adapted.scale.reshape(self._z.shape[1:])}
+
     def state(self) -> dict[str, NDArray[Any]]:
-        """σ and every client's z_i."""
+        """σ, every client's z_i, and where σ is adapted what it goes by."""
         arrays: dict[str, NDArray[Any]] = {"sigma": np.array(self.settled_sigma)}
         for name, i in self._index.items():
             arrays[f"{name}/z"] = self._z[i]
             arrays[f"{name}/change"] = self._changes[i]
-        return arrays
+        return arrays | ({} if self._adapted is None else self._adapted.state())
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Inverse of :meth:`state`; the clients' π_i are good for their own σ only."""
-        sigma = float(state["sigma"])
+        sigma, adapted = float(state["sigma"]), "scale" in state
+        if adapted and self._adapted is None:
+            raise SettingsError(
+                f"sigma = {self.settled_sigma}, but the run to go on with adapts it: "
+                "leave sigma and sigma_scale to 'auto'"
+            )
+        if not adapted and self._adapted is not None:
+            # the run goes on as it began
+            log(INFO, "sigma σ = %.6g, that of the checkpoint", sigma)
+            self._adapted = None
         if self.sigma is not None and self.sigma != sigma:
             raise SettingsError(
                 f"sigma = {self.sigma}, but the run to go on with had {sigma}"
@@ -232,3 +309,5 @@ class FedGiA(RoundStrategy):
         for name, i in self._index.items():
             self._z[i] = state[f"{name}/z"]
             self._changes[i] = state[f"{name}/change"]
+        if self._adapted is not None:
+            self._adapted.load_state(state)

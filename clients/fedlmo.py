@@ -1,0 +1,136 @@
+"""The client's half of local LMO steps on networks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from flwr.app import Context
+from numpy.typing import NDArray
+
+from fedtrellis.compressors import compressor
+from fedtrellis.layer_steps import LayerOracle
+from fedtrellis.local_steps import check_steps, gradient_at
+from fedtrellis.wire.arrays import FloatArray, Layout
+from fedtrellis.wire.client import StatefulClient, evaluate_objective
+
+__all__ = ["FedLMOClient"]
+
+
+class FedLMOClient(StatefulClient):
+    """Takes LMO steps layer by layer, or answers with a gradient; see ``FedLMO``.
+
+    Parameters
+    ----------
+    context : Context
+        What ``client_fn`` was given.
+    objective : object
+        f_i, with ``gradient(x)``, and ``stochastic_gradient(x, rng, batch_size)`` if
+        mini-batches are asked for.
+
+    Notes
+    -----
+    State: momentum (m_i), with control variates control (c_i), with error feedback
+    estimate (v_i).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis import client_app
+    >>> from fedtrellis.clients import FedLMOClient
+    >>> from fedtrellis.objectives import LeastSquares
+    >>> loss = LeastSquares(np.eye(3), np.ones(3))
+    >>> app = client_app(lambda context: FedLMOClient(context, loss))
+    """
+
+    def __init__(self, context: Context, objective: Any) -> None:
+        super().__init__(context)
+        self.objective = objective
+
+    def fit(
+        self, parameters: list[NDArray[Any]], config: dict[str, Any]
+    ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
+        """x_i after k local steps, and h_i if corrected; h_i; or C(D_i − v_i).
+
+        Raises
+        ------
+        FloatingPointError
+            If the steps have carried x_i away from all proportion to x.
+        """
+        layout = Layout.of(parameters)
+        x = layout.point(parameters)
+        gradient = gradient_at(self.objective, layout, self.client_id, config)
+        steps = config["local-steps"]
+        h = np.zeros_like(x)
+        if config["variant"] in ("server", "ef21"):
+            for _ in range(steps):
+                # h_i = (1/k) Σ ∇f_i(x; ξ_j)
+                h += gradient(x) / steps
+        if config["variant"] == "server":
+            return [layout.to_wire(h)], 0, {}
+        m = self.state.get("momentum", np.zeros_like(x))
+        mu, nesterov = config["momentum"], config["nesterov"]
+        if config["variant"] == "ef21":
+            # m_i ← μ m_i + (1 − μ) h_i;  D_i = (1 − μ) h_i + μ m_i, or m_i
+            self.state["momentum"] = m = m + (1.0 - mu) * (h - m)
+            return self._told_change(
+                layout, m + (1.0 - mu) * (h - m) if nesterov else m, config
+            )
+        oracle = LayerOracle(
+            tuple(config["layers"].split(",")),
+            config["scaling"],
+            config["orthogonalization"],
+            config["newton-schulz-steps"],
+        )
+        gamma, radius = config["step-size"], config["radius"]
+        corrected = config["variant"] == "corrected"
+        correction: FloatArray | float = 0.0
+        if corrected:
+            # c − c_i
+            c = layout.from_wire(
+                np.frombuffer(config["control"], layout.wire_dtype).reshape(x.shape)
+            )
+            correction = c - self.state.get("control", np.zeros_like(x))
+        x_i = x.copy()
+        with np.errstate(over="ignore", invalid="ignore"):
+            for _ in range(steps):
+                g = gradient(x_i)
+                h += g / steps
+                g = g + correction
+                # m_i ← μ m_i + (1 − μ) g
+                m = m + (1.0 - mu) * (g - m)
+                # D = (1 − μ) g + μ m_i, or m_i
+                d = m + (1.0 - mu) * (g - m) if nesterov else m
+                s = layout.point(oracle(layout.layers(d)))
+                if radius > 0.0:
+                    # x_i ← (1 − γ) x_i + γ r s
+                    x_i = (1.0 - gamma) * x_i + (gamma * radius) * s
+                else:
+                    # x_i ← x_i + γ s
+                    x_i = x_i + gamma * s
+                check_steps(x_i, x, config)
+        self.state["momentum"] = m
+        answer = [layout.to_wire(x_i)]
+        if corrected:
+            told = layout.to_wire(h)
+            # of the h_i that the server has
+            self.state["control"] = layout.from_wire(told)
+            answer.append(told)
+        return answer, 0, {}
+
+    def _told_change(
+        self, layout: Layout, d: FloatArray, config: dict[str, Any]
+    ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
+        """C(D_i − v_i), and v_i as the server will have it."""
+        by = compressor(config["compressor"], config["kept-fraction"], config["rank"])
+        v = self.state.get("estimate", np.zeros_like(d))
+        arrays = by.pack(d - v, layout)
+        # v_i ← v_i + C(D_i − v_i), from what is sent, to the last bit
+        self.state["estimate"] = v + by.unpack(arrays, layout)
+        return arrays, 0, {}
+
+    def evaluate(
+        self, parameters: list[NDArray[Any]], config: dict[str, Any]
+    ) -> tuple[float, int, dict[str, Any]]:
+        """f_i(x) and the objective's metrics on this client's data."""
+        return evaluate_objective(self.objective, parameters)

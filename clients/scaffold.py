@@ -1,0 +1,85 @@
+"""The client's half of SCAFFOLD."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from flwr.app import Context
+from numpy.typing import NDArray
+
+from fedtrellis.local_steps import (
+    ScheduledSteps,
+    check_steps,
+    gradient_at,
+    take_steps,
+)
+from fedtrellis.wire.arrays import Layout
+from fedtrellis.wire.client import StatefulClient, evaluate_objective
+
+__all__ = ["ScaffoldClient"]
+
+
+class ScaffoldClient(StatefulClient):
+    """Takes local steps with a control variate; see ``Scaffold``.
+
+    Parameters
+    ----------
+    context : Context
+        What ``client_fn`` was given.
+    objective : object
+        f_i, with ``gradient(x)``, and ``stochastic_gradient(x, rng, batch_size)`` and
+        ``num_examples`` if mini-batches are asked for.
+
+    Notes
+    -----
+    State: control (c_i).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis import client_app
+    >>> from fedtrellis.clients import ScaffoldClient
+    >>> from fedtrellis.objectives import LeastSquares
+    >>> loss = LeastSquares(np.eye(3), np.ones(3))
+    >>> app = client_app(lambda context: ScaffoldClient(context, loss))
+    """
+
+    def __init__(self, context: Context, objective: Any) -> None:
+        super().__init__(context)
+        self.objective = objective
+
+    def fit(
+        self, parameters: list[NDArray[Any]], config: dict[str, Any]
+    ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
+        """The local model x_i after k_0 steps.
+
+        Raises
+        ------
+        FloatingPointError
+            If the steps have carried x_i away from all proportion to x.
+        """
+        layout = Layout.of(parameters)
+        x = layout.point(parameters)
+        sizes = ScheduledSteps.of(config).sizes(config["server-round"])
+        gradient = gradient_at(self.objective, layout, self.client_id, config)
+        told = np.frombuffer(config["control"], layout.wire_dtype).reshape(x.shape)
+        c_i = self.state.get("control", np.zeros_like(x))
+        correction = layout.from_wire(told) - c_i
+        # x_i ← x_i − γ_k (∇f_i(x_i) + c − c_i), k_0 times from x
+        x_i = take_steps(
+            lambda at: gradient(at) + correction,
+            x,
+            sizes,
+            lambda at: check_steps(at, x, config),
+        )
+        answer = layout.to_wire(x_i)
+        # c_i ← (x − x_i) / Σ γ_k − (c − c_i), of the x_i that the server has
+        self.state["control"] = (x - layout.from_wire(answer)) / sum(sizes) - correction
+        return [answer], 0, {}
+
+    def evaluate(
+        self, parameters: list[NDArray[Any]], config: dict[str, Any]
+    ) -> tuple[float, int, dict[str, Any]]:
+        """f_i(x) and the objective's metrics on this client's data."""
+        return evaluate_objective(self.objective, parameters)

@@ -1,0 +1,201 @@
+"""Columns of raw data on one scale: means and scales from sums over all holders.
+
+A model of raw columns, an income in euros beside an age, is found as one of
+standardised columns, x̃ = (x − m)/s, whose weights w̃ the penalty is on. In the columns'
+own units it is w = w̃/s. What the means add to every score, −Σ m w, goes into the
+weight of a constant column; where there is none a score has nothing to hold it, and
+columns are scaled by their root mean square and not shifted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtrellis.dual.masks import as_words, from_words
+from fedtrellis.wire.arrays import FloatArray
+
+__all__ = [
+    "PARTS",
+    "STATISTICS",
+    "ColumnScales",
+    "Shifted",
+    "in_parts",
+    "of_parts",
+    "scales_mark",
+]
+
+#: Sums of a column: Σ x and Σ x².
+STATISTICS = 2
+#: Words of one number: whole multiples of 2^80, 2^40, … of it, from the top.
+PARTS = 6
+_EXPONENTS = tuple(range(80, 80 - 40 * PARTS, -40))
+# A column whose deviation is below this part of its size counts as constant.
+_SPREAD = 1e-6
+
+
+def in_parts(values: FloatArray, terms: int) -> NDArray[np.uint64]:
+    """Return numbers of any size in words that can be masked, shape (PARTS, …).
+
+    From 2^-120 to 10^42 / ``terms``, to float64's own precision.
+
+    Raises
+    ------
+    ValueError
+        One is not finite or larger.
+    """
+    rest = np.asarray(values, dtype=np.float64)
+    if not np.isfinite(rest).all():
+        raise ValueError("a number is not finite")
+    parts = []
+    for exponent in _EXPONENTS:
+        whole = np.trunc(np.ldexp(rest, -exponent))
+        parts.append(as_words(whole, terms, 0))
+        rest = rest - np.ldexp(whole, exponent)
+    return np.stack(parts)
+
+
+def of_parts(words: NDArray[np.uint64]) -> FloatArray:
+    """Return the inverse of :func:`in_parts`, of a sum."""
+    numbers = [
+        np.ldexp(from_words(part, 0), e)
+        for part, e in zip(words, _EXPONENTS, strict=True)
+    ]
+    total: FloatArray = np.sum(numbers, axis=0)
+    return total
+
+
+@dataclass(frozen=True)
+class ColumnScales:
+    """What columns are shifted and divided by.
+
+    Attributes
+    ----------
+    means : ndarray of shape (p,)
+        m; 0 for a column that is not shifted.
+    scales : ndarray of shape (p,)
+        s above 0.
+    constant : int
+        The column whose weight takes what the means add; −1 where there is none, and
+        then all m are 0.
+    value : float
+        What stands in that column.
+    """
+
+    means: FloatArray
+    scales: FloatArray
+    constant: int = -1
+    value: float = 1.0
+
+    @classmethod
+    def of(
+        cls, sums: FloatArray, squares: FloatArray, counts: NDArray[np.int64], N: int
+    ) -> ColumnScales:
+        """Find them from Σ x and Σ x² of each column.
+
+        Parameters
+        ----------
+        sums, squares : ndarray of shape (p,)
+        counts : ndarray of int64, shape (p,)
+            Samples of which some holder has the column.
+        N : int
+            Number of samples. A column that not all of them have is not shifted: of the
+            rest nobody could.
+        """
+        count = np.maximum(counts, 1)
+        mean, square = sums / count, np.maximum(squares / count, 0.0)
+        # s² = Σ (x − m)²/N = Σ x²/N − m²
+        variance = square - mean**2
+        everywhere = counts == N
+        constant = everywhere & (variance <= _SPREAD**2 * square) & (square > 0.0)
+        if not constant.any():
+            scales = np.sqrt(square)
+            return cls(np.zeros(len(sums)), np.where(scales > 0.0, scales, 1.0))
+        first = int(np.flatnonzero(constant)[0])
+        shifted = everywhere & ~constant & (square > 0.0)
+        scales = np.sqrt(np.where(shifted, variance, square))
+        return cls(
+            np.where(shifted, mean, 0.0),
+            np.where(scales > 0.0, scales, 1.0),
+            first,
+            float(mean[first]),
+        )
+
+    def raw(self, weights: FloatArray) -> FloatArray:
+        """Return the weights of the raw columns, from those of the standardised ones.
+
+        Parameters
+        ----------
+        weights : ndarray of shape (p,) or (p, C)
+        """
+        own = (-1,) + (1,) * (np.ndim(weights) - 1)
+        # Σ w̃ (x − m)/s = Σ (w̃/s) x − Σ (w̃/s) m
+        raw: FloatArray = weights / self.scales.reshape(own)
+        if self.constant >= 0:
+            raw[self.constant] -= self.means @ raw / self.value
+        return raw
+
+
+def scales_mark(means: FloatArray, scales: FloatArray) -> str:
+    """Return a digest of what a client's columns are shifted and divided by."""
+    pair = np.stack([means, scales]).astype("<f8") + 0.0
+    return hashlib.sha256(pair.tobytes()).hexdigest()
+
+
+class Shifted:
+    """(x − m)/s of sparse rows, which stay sparse.
+
+    Parameters
+    ----------
+    features : scipy sparse array of shape (n, p)
+        x/s.
+    shifts : ndarray of shape (G, p)
+        m/s, one row for each kind of row.
+    kinds : ndarray of int64, shape (n,)
+        Which of them is each row's.
+    """
+
+    def __init__(
+        self, features: Any, shifts: FloatArray, kinds: NDArray[np.int64]
+    ) -> None:
+        self.features, self.shifts, self.kinds = features, shifts, kinds
+        self.shape = features.shape
+
+    def __getitem__(self, rows: Any) -> Shifted:
+        return Shifted(self.features[rows], self.shifts, self.kinds[rows])
+
+    def __matmul__(self, weights: FloatArray) -> FloatArray:
+        """(X − M[kinds]) w."""
+        product: FloatArray = self.features @ weights
+        return product - (self.shifts @ weights)[self.kinds]
+
+    @property
+    def T(self) -> _Transposed:  # noqa: N802
+        """To be multiplied by numbers of the rows."""
+        return _Transposed(self)
+
+    def squared_norms(self) -> FloatArray:
+        """‖x − m‖² = ‖x‖² − 2 xᵀm + ‖m‖² of every row."""
+        squares = np.asarray(self.features.multiply(self.features).sum(axis=1)).ravel()
+        crossed = np.asarray(self.features @ self.shifts.T)
+        crossed = crossed[np.arange(len(self.kinds)), self.kinds]
+        own = np.square(self.shifts).sum(axis=1)[self.kinds]
+        norms: FloatArray = squares - 2.0 * crossed + own
+        return norms
+
+
+@dataclass(frozen=True)
+class _Transposed:
+    of: Shifted
+
+    def __matmul__(self, numbers: FloatArray) -> FloatArray:
+        """Xᵀa − Σ over kinds of m (Σ a of that kind)."""
+        shifts, kinds = self.of.shifts, self.of.kinds
+        total = np.zeros((len(shifts), *np.shape(numbers)[1:]))
+        np.add.at(total, kinds, numbers)
+        product: FloatArray = self.of.features.T @ numbers
+        return product - shifts.T @ total

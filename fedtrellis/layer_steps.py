@@ -1,0 +1,224 @@
+"""Steps of a network, layer by layer: a linear minimisation oracle for every array.
+
+Each layer has a norm of its own, and its step goes to the point of that norm's unit
+ball that the momentum D likes best, s = argmin over ‖S‖ ≤ 1 of ⟨D, S⟩:
+
+    spectral   ‖S‖ = the largest singular value / scale      s = −scale · U Vᵀ
+    sign       ‖S‖ = the largest entry                       s = −sign(D)
+    rows       ‖S‖ = the largest row's length / √columns     s_j = −√columns · D_j/‖D_j‖
+
+with D = U Σ Vᵀ. A convolution's kernel is the matrix of its output channels.
+
+Source: Pethick, Xie, Antonakopoulos, Zhu, Silveti-Falls, Cevher, "Training Deep
+Learning Models with Norm-Constrained LMOs" (Scion), arXiv 2502.07529, tables 2 and 3;
+Jordan et al., "Muon", 2024, for the Newton-Schulz iteration and its coefficients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import cos, pi, prod, sqrt
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtrellis.settings import SettingsError, check_choice
+
+__all__ = [
+    "KINDS",
+    "ORTHOGONALIZATIONS",
+    "SCALINGS",
+    "STEP_SCHEDULES",
+    "LayerOracle",
+    "newton_schulz",
+    "scheduled",
+    "settle_kinds",
+]
+
+KINDS = ("spectral", "sign", "rows")
+SCALINGS = ("scion", "muon", "none")
+ORTHOGONALIZATIONS = ("newton-schulz", "bfloat16", "svd")
+STEP_SCHEDULES = ("constant", "linear", "cosine")
+
+# Muon's: they bring every singular value of [0, 1] to 1 ± 0.3 in five iterations, the
+# small ones too, and not to 1
+_A, _B, _C = 3.4445, -4.7750, 2.0315
+# of ‖D‖ that it is divided by, so that zeros stay zeros
+_EPS = 1e-7
+
+Array = NDArray[Any]
+
+
+def scheduled(
+    schedule: str, size: float, server_round: int, rounds: int, warm_up: int
+) -> float:
+    """γ_t, the step size of round t of T.
+
+    Parameters
+    ----------
+    schedule : {"constant", "linear", "cosine"}
+        1; 1 − (t − 1)/T; or ½ (1 + cos(π (t − 1)/T)), times γ.
+    size : float
+        γ.
+    server_round, rounds : int
+        t, from 1, and T. Rounds beyond T have the step of the last.
+    warm_up : int
+        w: the first w rounds have t/w of that; 0: none.
+    """
+    passed = min(server_round - 1, rounds - 1) / rounds
+    factor = 1.0
+    if schedule == "linear":
+        # γ_t = γ (1 − (t − 1)/T)
+        factor = 1.0 - passed
+    elif schedule == "cosine":
+        # γ_t = γ (1 + cos(π (t − 1)/T)) / 2
+        factor = 0.5 * (1.0 + cos(pi * passed))
+    if server_round < warm_up:
+        factor *= server_round / warm_up
+    return size * factor
+
+
+def settle_kinds(kinds: str, shapes: Sequence[tuple[int, ...]]) -> tuple[str, ...]:
+    """Return the kind of every layer.
+
+    Parameters
+    ----------
+    kinds : str
+        One word a layer, separated by commas; empty: "spectral" for those of two and
+        more axes, "sign" for the others.
+    shapes : sequence of tuple of int
+        Of the layers.
+
+    Raises
+    ------
+    SettingsError
+        Another number of words than layers, an unknown word, or one that does not fit
+        its layer's shape.
+    """
+    if not kinds:
+        return tuple("spectral" if len(shape) > 1 else "sign" for shape in shapes)
+    words = tuple(word.strip() for word in kinds.split(","))
+    if len(words) != len(shapes):
+        raise SettingsError(
+            f"layers = {kinds!r} names {len(words)} layers; the model has {len(shapes)}"
+        )
+    for word, shape in zip(words, shapes, strict=True):
+        check_choice("layers", word, KINDS)
+        if word != "sign" and len(shape) < 2:
+            raise SettingsError(
+                f"layers = {kinds!r}: {word!r} is for layers of two and more axes, not "
+                f"for one of shape {shape}; allowed there: sign"
+            )
+    return words
+
+
+def newton_schulz(matrix: Array, iterations: int) -> Array:
+    """Return nearly U Vᵀ of a matrix U Σ Vᵀ, in the matrix's dtype.
+
+    X ← a X + (b X Xᵀ + c (X Xᵀ)²) X from X = D/‖D‖_F: singular values end between 0.7
+    and 1.2, which a step cannot tell from 1.
+
+    Parameters
+    ----------
+    matrix : ndarray of shape (rows, columns)
+        Of zeros alone it stays.
+    iterations : int
+    """
+    x = matrix / max(float(np.linalg.norm(matrix)), _EPS)
+    # the smaller of the two squares
+    wide = x.T if x.shape[0] > x.shape[1] else x
+    for _ in range(iterations):
+        square = wide @ wide.T
+        # X ← a X + (b X Xᵀ + c (X Xᵀ)²) X
+        wide = _A * wide + (_B * square + _C * (square @ square)) @ wide
+    return wide.T if x.shape[0] > x.shape[1] else wide
+
+
+def _newton_schulz_bfloat16(matrix: Array, iterations: int) -> Array:
+    """The same in bfloat16, in the order of operations of ``torch.optim.Muon``."""
+    import torch
+
+    x = torch.tensor(matrix).bfloat16()
+    tall = x.shape[0] > x.shape[1]
+    if tall:
+        x = x.T
+    x = x / x.norm().clamp(min=_EPS)
+    for _ in range(iterations):
+        square = x @ x.T
+        update = torch.addmm(square, square, square, beta=_B, alpha=_C)
+        x = torch.addmm(x, update, x, beta=_A)
+    result: Array = (x.T if tall else x).float().numpy()
+    return result
+
+
+def _polar(matrix: Array) -> Array:
+    """U Vᵀ over the singular values that are not 0."""
+    u, sigma, vt = np.linalg.svd(matrix, full_matrices=False)
+    kept = sigma > sigma[0] * max(matrix.shape) * np.finfo(sigma.dtype).eps
+    product: Array = u[:, kept] @ vt[kept]
+    return product
+
+
+@dataclass(frozen=True)
+class LayerOracle:
+    """The oracles of a model's layers.
+
+    Parameters
+    ----------
+    kinds : tuple of str
+        "spectral", "sign" or "rows", one a layer.
+    scaling : {"scion", "muon", "none"}
+        The spectral oracle's scale: √(outputs/inputs), for a convolution divided by its
+        kernel's number of pixels; √max(1, rows/columns); or 1.
+    orthogonalization : {"newton-schulz", "bfloat16", "svd"}
+        U Vᵀ by Newton-Schulz in the model's dtype; the same in bfloat16, which needs
+        PyTorch; or exact.
+    iterations : int
+        Of Newton-Schulz.
+    """
+
+    kinds: tuple[str, ...]
+    scaling: str = "scion"
+    orthogonalization: str = "newton-schulz"
+    iterations: int = 5
+
+    def __call__(self, layers: Sequence[Array]) -> list[Array]:
+        """Return s of every layer, in its shape and dtype."""
+        return [
+            self._layer(kind, layer).astype(layer.dtype, copy=False)
+            for kind, layer in zip(self.kinds, layers, strict=True)
+        ]
+
+    def _layer(self, kind: str, d: Array) -> Array:
+        if kind == "sign":
+            # s = −sign(D)
+            return -np.sign(d)
+        matrix = d.reshape(d.shape[0], -1)
+        if kind == "rows":
+            # s_j = −√columns D_j/‖D_j‖
+            lengths = np.linalg.norm(matrix, axis=1, keepdims=True)
+            directions = matrix / np.where(lengths > 0.0, lengths, 1.0)
+            rows: Array = -sqrt(matrix.shape[1]) * directions
+            return rows.reshape(d.shape)
+        # s = −scale U Vᵀ
+        step: Array = -self.scale(d.shape) * self._orthogonal(matrix)
+        return step.reshape(d.shape)
+
+    def _orthogonal(self, matrix: Array) -> Array:
+        if self.orthogonalization == "svd":
+            return _polar(matrix)
+        if self.orthogonalization == "bfloat16":
+            return _newton_schulz_bfloat16(matrix, self.iterations)
+        return newton_schulz(matrix, self.iterations)
+
+    def scale(self, shape: tuple[int, ...]) -> float:
+        """Return the spectral oracle's scale for a layer of this shape."""
+        outputs, inputs, *kernel = shape
+        if self.scaling == "scion":
+            # √(outputs/inputs) / pixels of the kernel
+            return sqrt(outputs / inputs) / prod(kernel)
+        if self.scaling == "muon":
+            return sqrt(max(1.0, outputs / (inputs * prod(kernel))))
+        return 1.0

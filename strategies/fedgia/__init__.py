@@ -1,0 +1,5 @@
+"""The server's half of FedGiA."""
+
+from .strategy import FedGiA
+
+__all__ = ["FedGiA"]

@@ -1,0 +1,354 @@
+"""Local linear minimisation oracle steps on networks: federated Muon and Scion."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtrellis.compressors import COMPRESSORS, compressor
+from fedtrellis.layer_steps import (
+    ORTHOGONALIZATIONS,
+    SCALINGS,
+    STEP_SCHEDULES,
+    LayerOracle,
+    scheduled,
+    settle_kinds,
+)
+from fedtrellis.server.answers import Answer, one_point
+from fedtrellis.server.robust import RULES
+from fedtrellis.server.rounds import RoundStrategy
+from fedtrellis.settings import SettingsError, setting
+from fedtrellis.wire.arrays import FloatArray, Layout
+from fedtrellis.wire.layout import DTYPES
+
+__all__ = ["VARIANTS", "FedLMO"]
+
+VARIANTS = ("corrected", "local", "server", "ef21")
+
+
+class FedLMO(RoundStrategy):
+    """Steps along linear minimisation oracles, one for each layer of a network.
+
+    For min over x of f(x) = (1/n) Σ_i f_i(x). lmo(D) is, layer by layer, the point of
+    the unit ball of that layer's norm with the least ⟨D, s⟩: −scale · U Vᵀ for matrices
+    and convolutions, −sign(D) for vectors
+    (:class:`~fedtrellis.layer_steps.LayerOracle`). In round t::
+
+        client   x_i = x;  k times, on mini-batches:
+                     g ← ∇f_i(x_i; ξ) + (c − c_i)          (c = c_i = 0 in ``local``)
+                     m_i ← μ m_i + (1 − μ) g
+                     x_i ← x_i + γ_t lmo(m_i)              (radius 0)
+                     x_i ← (1 − γ_t) x_i + γ_t r lmo(m_i)  (radius r)
+                 sends x_i, and in ``corrected`` h_i, the mean of its ∇f_i(x_i; ξ)
+        server   x ← (1/|S|) Σ over S of x_i;  c_i ← h_i for i in S;  c ← (1/n) Σ c_i
+
+    In ``server`` a client sends h_i, the mean of k mini-batch gradients at x, and the
+    server takes the step: m ← μ m + (1 − μ) (1/|S|) Σ h_i, x ← x + γ_t lmo(m).
+
+    In ``ef21`` the momentum is the clients', who send what the server lacks of it,
+    compressed: D_i is m_i or Nesterov's, v_i what the server has of it::
+
+        client   d_i = C(D_i − v_i);  v_i ← v_i + d_i;  sends d_i
+        server   v_i ← v_i + d_i for i in S;  x ← x + γ_t lmo((1/n) Σ over all n of v_i)
+
+    An LMO is not linear: ``local`` stands still where the clients' steps cancel, which
+    is no critical point of f when the clients differ. ``corrected`` removes that bias
+    by SCAFFOLD's control variates, at twice the bytes in both directions. No rate of
+    convergence has been shown for the two in this form.
+
+    Source: Pethick et al., arXiv 2502.07529 (Scion), algorithms 1 and 2, for a step;
+    Jordan et al., "Muon", 2024, for Nesterov's momentum and Newton-Schulz; Karimireddy
+    et al., "SCAFFOLD", ICML 2020, option I, for the control variates, with the mean
+    gradient of the local steps instead of the gradient at x; Gruntkowska, Gaponov,
+    Tovmasyan, Richtárik, "Error Feedback for Muon and Friends", arXiv 2510.00643
+    (EF21-Muon), for compressed momentum, of which only the way up is compressed here.
+
+    Notes
+    -----
+    The matching client is ``FedLMOClient(context, objective)``. With one client, all of
+    its examples, ``local``, ``scaling="muon"``, ``nesterov=True`` and
+    ``orthogonalization="bfloat16"`` its steps are those of ``torch.optim.Muon`` without
+    weight decay.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from flwr.app import ArrayRecord
+    >>> from fedtrellis import LocalGrid, client_app
+    >>> from fedtrellis.clients import FedLMOClient
+    >>> from fedtrellis.objectives import LeastSquares
+    >>> from fedtrellis.strategies import FedLMO
+    >>> loss = LeastSquares(np.eye(3), np.ones(3), scale="half-mean")
+    >>> app = client_app(lambda context: FedLMOClient(context, loss))
+    >>> strategy = FedLMO(batch_size=0, step_size=0.1, momentum=0.0)
+    >>> start = ArrayRecord([np.zeros(3)])
+    >>> result = strategy.start(LocalGrid(app, 2), start, num_rounds=50)
+    >>> [x] = result.arrays.to_numpy_ndarrays()
+    >>> bool(abs(x - 1.0).max() < 0.1)
+    True
+    """
+
+    name = "fedlmo"
+    about = "Muon's and Scion's steps in federated learning of networks"
+    space = "whole"
+    rules = RULES
+    dtypes = DTYPES
+    flat_keys = False
+
+    keep_model = False
+    state_settings = ("variant", "compressor", "kept_fraction", "rank")
+
+    variant: str = setting(
+        "corrected",
+        "local steps with control variates; plain local steps, whose mean is biased "
+        "where clients differ; steps of the server along the mean gradient; or along "
+        "the clients' compressed momentum, with error feedback",
+        choices=VARIANTS,
+    )
+    local_steps: int = setting(
+        5,
+        "LMO steps of a client in a round; with variants server and ef21 the "
+        "mini-batches of its gradient",
+        symbol="k",
+        minimum=1,
+    )
+    step_size: float = setting(
+        0.03, "of the first step, see step_schedule", symbol="γ", above=0.0
+    )
+    step_schedule: str = setting(
+        "linear",
+        "γ_t over the T rounds: γ; γ (1 − (t − 1)/T); or γ (1 + cos(π(t − 1)/T))/2",
+        symbol="γ_t",
+        choices=STEP_SCHEDULES,
+    )
+    warm_up: int = setting(
+        0,
+        "rounds in which the step size grows to that of the schedule",
+        minimum=0,
+    )
+    momentum: float = setting(
+        0.9,
+        "of the clients, or with variant server of the server; kept across rounds",
+        symbol="μ",
+        minimum=0.0,
+        below=1.0,
+    )
+    nesterov: bool = setting(
+        False,
+        "whether the oracle is asked at (1 − μ) g + μ m instead of m",
+    )
+    radius: float = setting(
+        0.0,
+        "of the balls that the layers are kept in, in units of their norms; 0: steps "
+        "without a constraint",
+        symbol="r",
+        minimum=0.0,
+    )
+    batch_size: int = setting(32, "examples in a local mini-batch; 0: all", minimum=0)
+    layers: str = setting(
+        "",
+        "the oracle of each of the model's arrays, by commas: spectral, sign, or rows "
+        "for embeddings; empty: spectral for arrays of two and more axes, else sign",
+    )
+    scaling: str = setting(
+        "scion",
+        "of the spectral oracle: √(outputs/inputs), by the kernel's pixels for "
+        "convolutions; √max(1, rows/columns); or none",
+        choices=SCALINGS,
+    )
+    orthogonalization: str = setting(
+        "newton-schulz",
+        "how U Vᵀ is computed: Newton-Schulz in the model's dtype, or in bfloat16 "
+        "(PyTorch), or by a singular value decomposition",
+        choices=ORTHOGONALIZATIONS,
+    )
+    newton_schulz_steps: int = setting(
+        5,
+        "iterations of Newton-Schulz",
+        minimum=1,
+        maximum=99,
+        only={"orthogonalization": ("newton-schulz", "bfloat16")},
+    )
+    compressor: str = setting(
+        "top-k",
+        "what is sent of D_i − v_i: the largest entries; of each layer the largest "
+        "singular triples; or of each entry its power of two, in one byte",
+        symbol="C",
+        choices=COMPRESSORS,
+        only={"variant": ("ef21",)},
+    )
+    kept_fraction: float = setting(
+        0.05,
+        "part of the entries that top-k keeps",
+        above=0.0,
+        maximum=1.0,
+        only={"compressor": ("top-k",)},
+    )
+    rank: int = setting(
+        1,
+        "singular triples of a layer that rank keeps",
+        minimum=1,
+        only={"compressor": ("rank",)},
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.variant == "ef21" and self.robust != "none":
+            # a liar's small changes add up in its v_i, and the oracle knows no size
+            raise SettingsError(
+                f"robust = {self.robust!r} does not apply to variant = 'ef21'; "
+                "allowed: none"
+            )
+        self.needs_planned_rounds = self.step_schedule != "constant"
+
+    def check_model(self, layout: Layout) -> None:
+        """Check that ``layers`` names an oracle for every array of the model."""
+        settle_kinds(self.layers, layout.shapes)
+
+    def setup(self, point: FloatArray, layout: Layout) -> None:
+        """Start with all control variates and momentum at zero."""
+        self._oracle = LayerOracle(
+            settle_kinds(self.layers, layout.shapes),
+            self.scaling,
+            self.orthogonalization,
+            self.newton_schulz_steps,
+        )
+        zero = np.zeros_like(self.broadcast.model)
+        # c_i, or with ef21 v_i
+        self._vectors: dict[str, FloatArray] = {}
+        if self.variant in ("corrected", "ef21"):
+            self._vectors = dict.fromkeys(self.clients, zero)
+        self._compressor = compressor(self.compressor, self.kept_fraction, self.rank)
+        self._momentum = zero
+        self._control = layout.to_wire(zero).tobytes()
+
+    def step_size_at(self, server_round: int) -> float:
+        """γ_t."""
+        return scheduled(
+            self.step_schedule,
+            self.step_size,
+            server_round,
+            self.planned_rounds,
+            self.warm_up,
+        )
+
+    def instruction(self, server_round: int, client: str) -> dict[str, Any]:
+        """What the local steps need, γ_t and with control variates c."""
+        entries: dict[str, Any] = {
+            "variant": self.variant,
+            "local-steps": self.local_steps,
+            "batch-size": self.batch_size,
+            "seed": self.seed,
+        }
+        if self.variant == "server":
+            return entries
+        entries |= {"momentum": self.momentum, "nesterov": self.nesterov}
+        if self.variant == "ef21":
+            return entries | {
+                "compressor": self.compressor,
+                "kept-fraction": self.kept_fraction,
+                "rank": self.rank,
+            }
+        entries |= {
+            "step-size": self.step_size_at(server_round),
+            "radius": self.radius,
+            "layers": ",".join(self._oracle.kinds),
+            "scaling": self.scaling,
+            "orthogonalization": self.orthogonalization,
+            "newton-schulz-steps": self.newton_schulz_steps,
+        }
+        if self.variant == "corrected":
+            entries["control"] = self._control
+        return entries
+
+    def check(self, answer: Answer) -> Any:
+        """x_i and h_i, one of the two, or C(D_i − v_i)."""
+        model, layout = self.broadcast.model, self.broadcast.layout
+        if self.variant == "local":
+            return self.take_point(answer)
+        # a gradient is in no proportion to the model
+        if self.variant == "server":
+            return one_point(answer, model.shape, layout)
+        if self.variant == "ef21":
+            change = self._compressor.unpack(answer.arrays, layout)
+            if not np.isfinite(change).all():
+                raise ValueError("the answer is not finite")
+            return change
+        if len(answer.arrays) != 2:
+            raise ValueError(f"the answer has {len(answer.arrays)} arrays instead of 2")
+        point, mean = answer.arrays
+        return (
+            self.take_point(replace(answer, arrays=[point])),
+            one_point(replace(answer, arrays=[mean]), model.shape, layout),
+        )
+
+    def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
+        """Average the models, or step along the mean gradient's oracle."""
+        x = self.broadcast.model
+        if self.variant == "server":
+            # m ← μ m + (1 − μ) (1/|S|) Σ h_i
+            g = self.average(list(answers.values()), np.zeros_like(x))
+            m, rest = self._momentum, 1.0 - self.momentum
+            self._momentum = m = m + rest * (g - m)
+            # D = (1 − μ) (1/|S|) Σ h_i + μ m, or m
+            self._step(m + rest * (g - m) if self.nesterov else m, server_round)
+        elif self.variant == "ef21":
+            for name, change in answers.items():
+                # v_i ← v_i + d_i
+                self._vectors[name] = self._vectors[name] + change
+            # D = (1/n) Σ over all n of v_i
+            self._step(
+                self.average(list(self._vectors.values()), np.zeros_like(x)),
+                server_round,
+            )
+        else:
+            points = list(answers.values())
+            if self.variant == "corrected":
+                points = [point for point, _ in answers.values()]
+                # c_i ← h_i;  c ← (1/n) Σ c_i over all clients
+                self._vectors.update({name: h for name, (_, h) in answers.items()})
+                self._tell_control()
+            # x ← (1/|S|) Σ over S of x_i
+            self.broadcast.replace(self.average(points, x))
+        return {}
+
+    def _step(self, d: FloatArray, server_round: int) -> None:
+        """Take the server's own step along lmo(D)."""
+        x, layout = self.broadcast.model, self.broadcast.layout
+        gamma = self.step_size_at(server_round)
+        s = layout.point(self._oracle(layout.layers(d)))
+        if self.radius > 0.0:
+            # x ← (1 − γ_t) x + γ_t r lmo(D)
+            self.broadcast.replace((1.0 - gamma) * x + gamma * self.radius * s)
+        else:
+            # x ← x + γ_t lmo(D)
+            self.broadcast.replace(x + gamma * s)
+
+    def _tell_control(self) -> None:
+        zero = np.zeros_like(self.broadcast.model)
+        c = self.average(list(self._vectors.values()), zero)
+        self._control = self.broadcast.layout.to_wire(c).tobytes()
+
+    def client_state(self, client: str) -> dict[str, FloatArray]:
+        """c_i or v_i; its momentum starts anew."""
+        key = "control" if self.variant == "corrected" else "estimate"
+        return {key: self._vectors[client]} if self._vectors else {}
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Every c_i or v_i, or the server's momentum."""
+        if self.variant == "server":
+            return {"momentum": self._momentum}
+        return dict(self._vectors)
+
+    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Inverse of :meth:`state`."""
+        if self.variant == "server":
+            self._momentum = np.array(state["momentum"])
+        elif self._vectors:
+            self._vectors = {name: np.array(state[name]) for name in self.clients}
+        if self.variant == "corrected":
+            self._tell_control()

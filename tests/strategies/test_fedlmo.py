@@ -1,0 +1,433 @@
+"""FedLMO against PyTorch's Muon, plain loops, and what fools plain averages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clients import FedLMOClient
+from fedtrellis.compressors import LowRank, Natural, TopK
+from fedtrellis.layer_steps import LayerOracle, newton_schulz, scheduled, settle_kinds
+from fedtrellis.settings import SettingsError
+from fedtrellis.wire.arrays import Layout
+from strategies import FedLMO
+from strategies.fedlmo import VARIANTS
+from tests.harness import Array, Stop, grid_of, play
+
+LOSSES = {"request_loss": 0.1, "reply_loss": 0.15, "wipe": 0.2, "garbage": 0.1}
+SHAPES = [(6, 4), (4,), (5, 4)]
+
+
+class Quadratic:
+    """½ Σ over the layers of ‖X − C‖²."""
+
+    num_examples = 1
+
+    def __init__(self, centre: Sequence[Array]) -> None:
+        self.centre = list(centre)
+
+    def value(self, x: Sequence[Array]) -> float:
+        return 0.5 * sum(
+            float(np.vdot(a - c, a - c)) for a, c in zip(x, self.centre, strict=True)
+        )
+
+    def gradient(self, x: Sequence[Array]) -> list[Array]:
+        return [a - c for a, c in zip(x, self.centre, strict=True)]
+
+
+def quadratics(count: int, spread: float = 3.0) -> list[Quadratic]:
+    rng = np.random.default_rng(1)
+    return [
+        Quadratic([spread * rng.standard_normal(shape) for shape in SHAPES])
+        for _ in range(count)
+    ]
+
+
+START = [np.zeros(shape) for shape in SHAPES]
+
+
+def polar(matrix: Any) -> Array:
+    u, _, vt = np.linalg.svd(matrix, full_matrices=False)
+    product: Array = u @ vt
+    return product
+
+
+def lmo(layers: Sequence[Any]) -> list[Array]:
+    """By the table: −√(out/in) U Vᵀ and −sign."""
+    return [
+        -sqrt(d.shape[0] / d.shape[1]) * polar(d) if d.ndim == 2 else -np.sign(d)
+        for d in layers
+    ]
+
+
+# ------------------------------------------------------------------------- the oracles
+
+
+def test_each_oracle_is_the_least_point_of_its_ball() -> None:
+    rng = np.random.default_rng(0)
+    d = rng.standard_normal((7, 5))
+    for kind, norm in (
+        ("spectral", lambda s: np.linalg.norm(s, 2) / sqrt(7 / 5)),
+        ("sign", lambda s: np.abs(s).max()),
+        ("rows", lambda s: np.linalg.norm(s, axis=1).max() / sqrt(5)),
+    ):
+        [s] = LayerOracle((kind,), orthogonalization="svd")([d])
+        assert norm(s) == pytest.approx(1.0)
+        for _ in range(200):
+            other = rng.standard_normal(d.shape)
+            assert np.vdot(d, s) <= np.vdot(d, other / norm(other))
+
+
+def test_scales_of_convolutions_and_zero_layers() -> None:
+    rng = np.random.default_rng(0)
+    d = rng.standard_normal((8, 3, 2, 2))
+    matrix = d.reshape(8, 12)
+    for scaling, scale in (("scion", sqrt(8 / 3) / 4), ("muon", 1.0), ("none", 1.0)):
+        [s] = LayerOracle(("spectral",), scaling, "svd")([d])
+        assert np.abs(s + scale * polar(matrix).reshape(d.shape)).max() < 1e-12
+    for kind in ("spectral", "sign", "rows"):
+        for how in ("newton-schulz", "svd"):
+            [s] = LayerOracle((kind,), orthogonalization=how)([np.zeros((3, 4))])
+            assert not s.any()
+
+
+@pytest.mark.parametrize("shape", [(20, 9), (9, 20)])
+def test_newton_schulz_is_near_the_polar_factor(shape: tuple[int, int]) -> None:
+    """All singular values near 1, the singular vectors unchanged, in the same dtype."""
+    d = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    result = newton_schulz(d, 5)
+    assert result.dtype == np.float32
+    sigma = np.linalg.svd(result, compute_uv=False)
+    assert 0.65 < sigma.min() <= sigma.max() < 1.25
+    assert np.linalg.norm(polar(result) - polar(d)) < 1e-4
+
+
+def test_bfloat16_is_newton_schulz_to_its_digits() -> None:
+    pytest.importorskip("torch")
+    d = np.random.default_rng(0).standard_normal((12, 7)).astype(np.float32)
+    oracle = LayerOracle(("spectral",), "none", "bfloat16")
+    [s] = oracle([d])
+    assert s.dtype == np.float32
+    assert np.abs(s + newton_schulz(d, 5)).max() < 0.05
+
+
+def test_kinds_of_layers() -> None:
+    assert settle_kinds("", [(3, 4), (4,), (2, 3, 5, 5), ()]) == (
+        *("spectral", "sign", "spectral", "sign"),
+    )
+    assert settle_kinds("rows, sign", [(3, 4), (4,)]) == ("rows", "sign")
+    for kinds, words in (
+        ("sign", "names 1 layers; the model has 2"),
+        ("sign,columns", "'columns'"),
+        ("sign,rows", "not for one of shape (4,)"),
+    ):
+        with pytest.raises(SettingsError) as error:
+            settle_kinds(kinds, [(3, 4), (4,)])
+        assert "layers" in str(error.value)
+        assert words in str(error.value)
+
+
+def test_schedules() -> None:
+    sizes = [scheduled("linear", 0.4, t, 4, 0) for t in (1, 2, 3, 4, 9)]
+    assert sizes == pytest.approx([0.4, 0.3, 0.2, 0.1, 0.1])
+    cosine = [scheduled("cosine", 1.0, t, 10, 0) for t in range(1, 12)]
+    assert cosine[0] == 1.0
+    assert cosine[5] == pytest.approx(0.5)
+    assert cosine[10] == cosine[9] > 0.0
+    warm = [scheduled("constant", 1.0, t, 9, 4) for t in (1, 2, 3, 4, 5)]
+    assert warm == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0])
+
+
+# ------------------------------------------------------------------------ the iterates
+
+
+def test_one_client_takes_the_steps_of_muon() -> None:
+    """100 steps in 20 rounds, momentum kept across them, as torch.optim.Muon's."""
+    torch = pytest.importorskip("torch")
+    from fedtrellis.objectives.torch_objective import TorchObjective
+
+    def network() -> Any:
+        torch.manual_seed(0)
+        return torch.nn.Sequential(
+            torch.nn.Linear(12, 10, bias=False),
+            torch.nn.Tanh(),
+            torch.nn.Linear(10, 6, bias=False),
+        )
+
+    torch.manual_seed(1)
+    data = (torch.randn(40, 12), torch.randn(40, 6))
+    model = network()
+    optimizer = torch.optim.Muon(model.parameters(), lr=0.02, weight_decay=0.0)
+    for _ in range(100):
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(data[0]), data[1]).backward()
+        optimizer.step()
+    expected = [p.detach().numpy() for p in model.parameters()]
+
+    objective = TorchObjective(network(), torch.nn.MSELoss(), data)
+    strategy = FedLMO(
+        variant="local",
+        local_steps=5,
+        step_size=0.02,
+        step_schedule="constant",
+        momentum=0.95,
+        nesterov=True,
+        scaling="muon",
+        orthogonalization="bfloat16",
+        batch_size=0,
+        dtype="float32",
+    )
+    start = objective.initial_point()
+    run = play(strategy, grid_of(FedLMOClient, [objective]), start, 20)
+    for ours, theirs, first in zip(run.arrays, expected, start, strict=True):
+        assert np.abs(ours - theirs).max() < 1e-5
+        assert np.abs(first - theirs).max() > 0.1
+
+
+def scion_loop(
+    losses: Sequence[Quadratic],
+    sets: Sequence[Sequence[int]],
+    variant: str,
+    *,
+    k: int = 3,
+    gamma: float = 0.2,
+    mu: float = 0.7,
+    radius: float = 0.0,
+    wiped: bool = False,
+) -> list[list[Array]]:
+    """The model after every round, by the text of the algorithm."""
+    zeros = [np.zeros(shape) for shape in SHAPES]
+    n, x = len(losses), zeros
+    m = dict.fromkeys(range(n), zeros)
+    c_i = dict.fromkeys(range(n), zeros)
+    server_m, models = zeros, []
+
+    def plus(a: float, u: Sequence[Array], b: float, v: Sequence[Array]) -> list[Array]:
+        return [a * p + b * q for p, q in zip(u, v, strict=True)]
+
+    def step(at: Sequence[Array], direction: Sequence[Array]) -> list[Array]:
+        if radius:
+            return plus(1.0 - gamma, at, gamma * radius, lmo(direction))
+        return plus(1.0, at, gamma, lmo(direction))
+
+    for S in sets:
+        c = [np.mean([c_i[i][j] for i in range(n)], axis=0) for j in range(len(SHAPES))]
+        ends, means = [], {}
+        for i in S:
+            x_i, h = x, zeros
+            for _ in range(k):
+                g = losses[i].gradient(x_i)
+                h = plus(1.0, h, 1.0 / k, g)
+                if variant == "corrected":
+                    g = plus(1.0, plus(1.0, g, 1.0, c), -1.0, c_i[i])
+                m[i] = plus(mu, m[i], 1.0 - mu, g)
+                x_i = step(x_i, m[i])
+            ends.append(x_i)
+            means[i] = h
+        if S and variant == "server":
+            g = [
+                np.mean([losses[i].gradient(x)[j] for i in S], axis=0)
+                for j in range(len(SHAPES))
+            ]
+            server_m = plus(mu, server_m, 1.0 - mu, g)
+            x = step(x, server_m)
+        elif S:
+            x = [np.mean([e[j] for e in ends], axis=0) for j in range(len(SHAPES))]
+            c_i |= means
+        models.append(x)
+    return models
+
+
+@pytest.mark.parametrize("variant", ["local", "corrected", "server"])
+@pytest.mark.parametrize("radius", [0.0, 4.0])
+def test_equals_loop(variant: str, radius: float) -> None:
+    losses = quadratics(4)
+    strategy = FedLMO(
+        variant=variant,
+        local_steps=3,
+        step_size=0.2,
+        step_schedule="constant",
+        momentum=0.7,
+        radius=radius,
+        orthogonalization="svd",
+        batch_size=0,
+        participation=0.6,
+        seed=2,
+    )
+    run = play(strategy, grid_of(FedLMOClient, losses), START, 12)
+    assert {len(S) for S in run.used} > {1, 2}
+    expected = scion_loop(losses, run.used, variant, radius=radius)[-1]
+    for ours, theirs in zip(run.arrays, expected, strict=True):
+        assert np.abs(ours - theirs).max() < 1e-10
+        assert np.abs(theirs).max() > 0.5
+
+
+# ------------------------------------------------------------------- the counterexample
+
+
+@lru_cache
+def gap_of(variant: str) -> float:
+    """F − F* of two quadratics after 200 rounds."""
+    losses = quadratics(2)
+    optimum = [
+        (a + b) / 2 for a, b in zip(losses[0].centre, losses[1].centre, strict=True)
+    ]
+    more: dict[str, Any] = {"kept_fraction": 0.1} if variant == "ef21" else {}
+    shared: dict[str, Any] = {"step_size": 0.3, "step_schedule": "cosine"}
+    strategy = FedLMO(variant=variant, batch_size=0, momentum=0.5, **shared, **more)
+    run = play(strategy, grid_of(FedLMOClient, losses), START, 200)
+
+    ends = [sum(loss.value(x) for loss in losses) / 2 for x in (run.arrays, optimum)]
+    return ends[0] - ends[1]
+
+
+def test_plain_averages_of_lmo_steps_stay_off_the_optimum() -> None:
+    assert gap_of("local") > 1.0
+
+
+@pytest.mark.parametrize("variant", ["corrected", "server", "ef21"])
+def test_control_variates_and_server_steps_do_not(variant: str) -> None:
+    assert abs(gap_of(variant)) < 1e-3
+
+
+# --------------------------------------------------------------------- error feedback
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_uncompressed_error_feedback_is_the_server_s_step(nesterov: bool) -> None:
+    """With everybody there the mean of the clients' momenta is the server's."""
+    losses = quadratics(4)
+    shared: dict[str, Any] = {"nesterov": nesterov, "step_size": 0.2, "batch_size": 0}
+    runs = [
+        play(FedLMO(**shared, **own), grid_of(FedLMOClient, losses), START, 15)
+        for own in (
+            {"variant": "server"},
+            {"variant": "ef21", "kept_fraction": 1.0},
+        )
+    ]
+    for a, b in zip(*(run.arrays for run in runs), strict=True):
+        assert np.abs(a - b).max() < 1e-10
+
+
+COMPRESSED = [TopK(0.2), LowRank(2), Natural()]
+
+
+@pytest.mark.parametrize("by", COMPRESSED, ids=lambda by: type(by).__name__)
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+def test_compressors_are_contractive(by: Any, dtype: str) -> None:
+    """‖C(v) − v‖² ≤ (1 − α) ‖v‖² with the α that they state; zeros stay zeros."""
+    layout = Layout(((9, 6), (7,), (4, 3, 5, 5)), dtype)
+    rng = np.random.default_rng(0)
+    alpha = {"TopK": 0.2, "LowRank": 2 / 6, "Natural": 8 / 9}[type(by).__name__]
+    for scale in (1.0, 1e-20, 1e20):
+        v = scale * rng.standard_normal(layout.point_shape)
+        v = np.where(rng.random(v.shape) < 0.2, 0.0, v).astype(layout.point_dtype)
+        read = by.unpack(by.pack(v, layout), layout)
+        assert read.dtype == layout.point_dtype
+        error = np.linalg.norm((read - v).astype(np.float64) / scale)
+        whole = np.linalg.norm(v.astype(np.float64) / scale)
+        assert 0.0 < error**2 <= (1.0 - alpha) * whole**2 * 1.001
+    assert not by.unpack(by.pack(np.zeros_like(v), layout), layout).any()
+
+
+def test_compressors_against_plain_formulas() -> None:
+    layout = Layout(((3, 3), (4,)))
+    v = np.array([5.0, -0.1, 3, 0, 2, 1, -9, 4, 0.2, 6, -7, 0.3, 8])
+    top = TopK(0.3)
+    kept = top.unpack(top.pack(v, layout), layout)
+    assert kept.tolist() == [0, 0, 0, 0, 0, 0, -9, 0, 0, 6, -7, 0, 8]
+    powers = Natural().unpack(Natural().pack(v, layout), layout)
+    assert powers.tolist() == pytest.approx(
+        [4, -0.125, 4, 0, 2, 1, -8, 4, 0.25, 8, -8, 0.25, 8]
+    )
+    cut = Layout(((8, 6), (4,)))
+    v = np.random.default_rng(0).standard_normal(52)
+    u, sigma, vt = np.linalg.svd(v[:48].reshape(8, 6))
+    read = LowRank(2).unpack(LowRank(2).pack(v, cut), cut)
+    best = (u[:, :2] * sigma[:2]) @ vt[:2]
+    assert np.abs(read[:48].reshape(8, 6) - best).max() < 1e-12
+    assert np.array_equal(read[48:], v[48:])
+
+
+@pytest.mark.parametrize("by", COMPRESSED, ids=lambda by: type(by).__name__)
+def test_malformed_bytes_are_refused(by: Any) -> None:
+    layout = Layout(((9, 6), (7,)))
+    good = by.pack(np.ones(61), layout)
+    for bad in ([], good[:1], [*good, good[0]], [good[0][:-1], *good[1:]]):
+        with pytest.raises(ValueError, match=r"."):
+            by.unpack(bad, layout)
+
+
+def test_bytes_up_by_compressor() -> None:
+    """A byte an entry; and six or twelve for each that is kept."""
+    start = [np.zeros((200, 100)), np.zeros(1)]
+    loss = Quadratic([layer + 1.0 for layer in start])
+    sizes = {}
+    for name, more in (
+        ("top-k", {"kept_fraction": 0.01}),
+        ("rank", {"rank": 2}),
+        ("natural", {}),
+    ):
+        strategy = FedLMO(
+            variant="ef21", compressor=name, batch_size=0, dtype="float32", **more
+        )
+        play(strategy, grid_of(FedLMOClient, [loss, loss]), start, 2)
+        sizes[name] = strategy.history[-1].bytes_up / 2
+    around = 1500
+    assert 200 * (2 + 4) < sizes["top-k"] < 200 * (2 + 4) + around
+    assert 2 * 300 * 4 < sizes["rank"] < 2 * 300 * 4 + around
+    assert 20_000 < sizes["natural"] < 20_000 + around
+
+
+# --------------------------------------------------------------------------- the house
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_losses_and_a_resumed_run(variant: str, tmp_path: Path) -> None:
+    """With messages lost and states wiped the run goes on; resumed it is the same."""
+    options: dict[str, Any] = {
+        "variant": variant,
+        "step_size": 0.3,
+        "batch_size": 0,
+        "seed": 1,
+        "max_failed_rounds": 100,
+    }
+    losses = quadratics(4)
+    faulty = grid_of(FedLMOClient, losses, seed=3, **LOSSES)
+    run = play(FedLMO(**options), faulty, START, 60)
+    assert sum(map(len, run.used)) < 60 * 4
+    start = sum(loss.value(START) for loss in losses)
+    assert sum(loss.value(run.arrays) for loss in losses) < start
+
+    whole = play(FedLMO(**options), grid_of(FedLMOClient, losses), START, 12)
+    grid = grid_of(FedLMOClient, losses)
+    file = tmp_path / "checkpoint.npz"
+    play(
+        FedLMO(**options, checkpoint=file, checkpoint_every=1, callbacks=[Stop(7)]),
+        grid,
+        START,
+        12,
+    )
+    resumed = play(FedLMO(**options, resume=file), grid, START, 12)
+    for a, b in zip(whole.arrays, resumed.arrays, strict=True):
+        assert np.array_equal(a, b)
+
+
+def test_settings_that_do_not_apply_are_refused() -> None:
+    for wrong in (
+        {"orthogonalization": "svd", "newton_schulz_steps": 7},
+        {"variant": "local", "compressor": "rank"},
+        {"variant": "ef21", "compressor": "rank", "kept_fraction": 0.5},
+        {"variant": "ef21", "robust": "median"},
+    ):
+        with pytest.raises(SettingsError, match=list(wrong)[-1]):
+            FedLMO(**wrong)
+    strategy = FedLMO(layers="spectral,sign")
+    with pytest.raises(SettingsError, match="layers = 'spectral,sign'"):
+        play(strategy, grid_of(FedLMOClient, quadratics(2)), START, 2)

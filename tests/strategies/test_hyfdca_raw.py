@@ -1,0 +1,284 @@
+"""HyFDCA on raw columns: an income in euros beside an age, however they are split."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+from clients.hyfdca.columns import column_sums, squared_norms
+from fedtrellis.dual.columns import ColumnScales, Shifted, in_parts, of_parts
+from fedtrellis.dual.regularized_loss import RegularizedLoss, central_optimum
+from fedtrellis.objectives.losses import make_loss
+from fedtrellis.settings import SettingsError
+from strategies import HyFDCA
+from tests.strategies.hyfdca_runs import Array, Run, Split, grid_parts
+
+SPLITS = {"horizontal": (4, 1), "vertical": (1, 3), "hybrid": (3, 2)}
+
+
+def raw(n: int = 120, constant: float = 1.0, seed: int = 0) -> tuple[Array, Array]:
+    """Income, age, year, a length in metres, a yes or no, and a constant column."""
+    rng = np.random.default_rng(seed)
+    columns = [
+        rng.lognormal(10.5, 0.5, n),
+        rng.integers(18, 90, n).astype(float),
+        2015.0 + rng.integers(0, 6, n),
+        1e-6 * rng.standard_normal(n),
+        (rng.random(n) < 0.4).astype(float),
+        np.full(n, constant),
+    ]
+    X = np.stack(columns if constant else columns[:-1], axis=1)
+    Z = (X - X.mean(axis=0)) / np.where(X.std(axis=0) > 0.0, X.std(axis=0), 1.0)
+    z = Z @ rng.standard_normal(X.shape[1]) + 0.7 + 0.5 * rng.standard_normal(n)
+    return X, np.where(z > 0.0, 1.0, -1.0)
+
+
+def _split(kind: str, loss: str = "logistic", **options: Any) -> Split:
+    X, y = raw(**options)
+    return Split(X, y, grid_parts(len(X), X.shape[1], *SPLITS[kind]), loss, 0.1)
+
+
+def _expected(split: Split) -> tuple[Array, float]:
+    """The same by scikit-learn's scaler and a central solver, and P*."""
+    from sklearn.preprocessing import StandardScaler
+
+    scaler = StandardScaler().fit(split.X[:, :-1])
+    constant = split.X[0, -1]
+    Z = np.column_stack([scaler.transform(split.X[:, :-1]), np.ones(split.n)])
+    problem = RegularizedLoss(Z, split.y, make_loss(split.loss), split.regularization)
+    best = central_optimum(problem, 1e-13)
+    w = best.w[:-1] / scaler.scale_
+    return np.append(w, (best.w[-1] - w @ scaler.mean_) / constant), best.value
+
+
+def _standardized(split: Split, model: Array) -> Array:
+    """A model's weights of standardised columns, without the constant one's."""
+    weights: Array = (model * split.X.std(axis=0))[:-1]
+    return weights
+
+
+def _away(one: Array, other: Array) -> float:
+    return float(np.linalg.norm(one - other) / np.linalg.norm(other))
+
+
+def _run(split: Split, rounds: int = 40, **options: Any) -> Run:
+    return Run(split, rounds, **{"standardize": True, "exposed": "accept", **options})
+
+
+def test_every_split_of_raw_columns_is_one_model() -> None:
+    """Encrypted; by scikit-learn's scaler and a central solver it is the same."""
+    models = []
+    for kind in SPLITS:
+        X, y = raw(n=400)
+        split = Split(
+            X, y, grid_parts(len(X), X.shape[1], *SPLITS[kind]), "logistic", 1.0
+        )
+        run = _run(split, encryption="stream", tolerance=1e-13)
+        expected, value = _expected(split)
+        assert run.strategy.converged()
+        assert run.strategy.history[-1].train["primal"] == pytest.approx(value)
+        assert _away(run.model, expected) < 1e-6
+        own, theirs = (_standardized(split, w) for w in (run.model, expected))
+        assert _away(own, theirs) < 1e-6
+        scores, right = split.X @ run.model, split.X @ expected
+        assert _away(scores, right) < 1e-6
+        models.append(run.model)
+    assert max(_away(one, models[0]) for one in models) < 1e-6
+
+
+def test_without_standardizing_raw_columns_are_refused_in_one_line() -> None:
+    split = _split("hybrid")
+    split.X = 100.0 * split.X  # an income in cents
+    with pytest.raises(SettingsError, match="standardize = true") as refused:
+        Run(split, 5, encryption="stream", max_failed_rounds=3)
+    assert "\n" not in str(refused.value)
+
+
+def test_without_a_constant_column_nothing_is_shifted() -> None:
+    """Scores have nothing to hold what means add: columns are scaled alone."""
+    split = _split("hybrid", constant=0.0)
+    run = _run(split, tolerance=1e-12)
+    scales = np.sqrt(np.square(split.X).mean(axis=0))
+    problem = RegularizedLoss(split.X / scales, split.y, make_loss("logistic"), 0.1)
+    best = central_optimum(problem, 1e-13)
+    assert np.abs(run.model * scales - best.w).max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"step": "line-search"},
+        {"step": "practical", "secure_sum": False},
+    ],
+)
+def test_sparse_rows_are_dense_rows(options: dict[str, Any]) -> None:
+    """Shifted, they stay sparse; a column of one client and of two for one sample."""
+    dense = _split("hybrid")
+    as_sparse = _split("hybrid")
+    as_sparse.X = sparse.csr_array(dense.X)
+    models = [_run(split, 6, **options).model for split in (dense, as_sparse)]
+    assert _away(models[1], models[0]) < 1e-9
+
+
+def test_rows_that_are_shifted_without_being_made() -> None:
+    rng = np.random.default_rng(0)
+    X = rng.random((9, 4)) * (rng.random((9, 4)) < 0.6)
+    shifts, kinds = rng.standard_normal((2, 4)), rng.integers(0, 2, 9)
+    shifted, full = Shifted(sparse.csr_array(X), shifts, kinds), X - shifts[kinds]
+    a, w, rows = rng.standard_normal((9, 3)), rng.standard_normal((4, 2)), [1, 4, 5]
+    assert np.allclose(shifted @ w, full @ w)
+    assert np.allclose(shifted.T @ a, full.T @ a)
+    assert np.allclose(shifted[rows] @ w[:, 0], full[rows] @ w[:, 0])
+    assert np.allclose(squared_norms(shifted), np.square(full).sum(axis=1))
+
+
+def test_two_holders_of_a_sample_subtract_a_mean_once() -> None:
+    """Entries dealt one by one: both have the column, and each has other entries."""
+    X, y = raw()
+    mine = np.random.default_rng(1).random(X.shape) < 0.5
+    rows, columns = np.arange(len(X)), np.arange(X.shape[1])
+    whole = Split(X, y, [(rows, columns)], "logistic", 0.1)
+    halves = Split(X, y, [(rows, columns)] * 2, "logistic", 0.1)
+
+    class Halves(Split):
+        def client(self, context: Any, **options: Any) -> Any:
+            client = super().client(context, **options)
+            first = context.node_config["partition-id"] == 0
+            client.features = np.where(mine == first, X, 0.0)
+            return client
+
+    halves.__class__ = Halves
+    models = [_run(split, tolerance=1e-12).model for split in (whole, halves)]
+    assert _away(models[1], models[0]) < 1e-6
+
+
+# -------------------------------------------------------------------- sums of columns
+
+
+class Looks(HyFDCA):
+    """Keeps what clients answer to the question for their columns' sums."""
+
+    seen: dict[str, Array]
+
+    def ask_everyone(self, conversation: Any, kind: str, *rest: Any) -> None:
+        if kind == "train.columns":
+            type(self).seen = {}
+            entries, take, *others = rest
+
+            def look(answer: Any) -> None:
+                self.seen[answer.client] = answer.arrays[0]
+                take(answer)
+
+            rest = (entries, look, *others)
+        super().ask_everyone(conversation, kind, *rest)
+
+
+def test_an_honest_server_reads_the_sum_over_all_holders_and_no_other() -> None:
+    split = _split("hybrid")
+    run = _run(split, 2, strategy=Looks, encryption="stream")
+    scales = run.strategy._scales
+    assert scales is not None
+    assert np.allclose(scales.means[:-1], split.X[:, :-1].mean(axis=0))
+    for name, words in Looks.seen.items():
+        rows, columns = split.parts[int(name)]
+        plain = in_parts(column_sums(split.X[rows][:, columns]), split.num_clients)
+        assert not np.isin(words, plain.ravel()).any()
+    # of all holders but one there is no sum either: its masks are left
+    (first, *others) = [k for k in Looks.seen if 0 in split.parts[int(k)][1]]
+    with np.errstate(over="ignore"):
+        part = sum(Looks.seen[k].reshape(6, 2, -1)[:, :, 0] for k in others)
+    rest = np.concatenate([split.parts[int(k)][0] for k in others])
+    assert not np.isclose(of_parts(np.asarray(part))[0], split.X[rest, 0].sum())
+    assert first not in others
+
+
+def test_columns_of_which_two_sums_say_too_much_are_refused() -> None:
+    X, y = raw()
+    X = np.column_stack([X, np.zeros(len(X))])
+    parts = grid_parts(len(X), X.shape[1], 4, 1)
+    X[parts[0][0][:4], -1] = 1.0  # a count, and nothing else
+    _run(Split(X, y, parts, "logistic", 0.1), 1, exposed="refuse")
+    X[parts[0][0][:4], -1] = [3.0, 5.0, 8.0, 2.0]
+    with pytest.raises(SettingsError, match="'feature-0006' is not zero in 4 of its"):
+        _run(Split(X, y, parts, "logistic", 0.1), 1, exposed="refuse")
+
+
+def test_numbers_out_of_all_ranges_are_refused_in_one_line() -> None:
+    split = _split("hybrid")
+    split.X = split.X * 1e22
+    with pytest.raises(SettingsError, match="sum of squares is too large"):
+        _run(split, 1)
+
+
+class Rescales(HyFDCA):
+    """Gives other scales to a client that lost its state."""
+
+    def restore(self, client: str) -> Any:
+        arrays, entries = super().restore(client)
+        if self.history and "column-scales" in entries:
+            entries["column-scales"] = [2.0 * s for s in entries["column-scales"]]
+        return arrays, entries
+
+
+@pytest.mark.parametrize("honest", [True, False])
+def test_scales_are_given_once(honest: bool) -> None:
+    def lose(run: Run, t: int) -> None:
+        if t == 4:
+            run.wipe("1")
+
+    strategy = HyFDCA if honest else Rescales
+    if honest:
+        run = _run(_split("hybrid"), tolerance=1e-10, each=lose, strategy=strategy)
+        assert _away(run.model, _expected(run.split)[0]) < 1e-4
+        return
+    with pytest.raises((SettingsError, RuntimeError), match="other scales"):
+        _run(_split("hybrid"), 20, each=lose, strategy=strategy, max_failed_rounds=3)
+
+
+def test_a_run_that_goes_on_has_its_scales(tmp_path: Any) -> None:
+    split = _split("hybrid")
+    keys: dict[str, Any] = {"checkpoint": tmp_path / "run", "checkpoint_every": 1}
+    first = _run(split, 5, **keys)
+    then = _run(split, 9, grid=first.grid, **keys)
+    whole = _run(split, 9)
+    assert then.strategy.history[-1].round == 9
+    assert _away(then.model, whole.model) < 1e-9
+
+
+def test_numbers_of_any_size_add_up_in_words() -> None:
+    rng = np.random.default_rng(0)
+    values = rng.standard_normal((5, 40)) * 10.0 ** rng.integers(-30, 38, 40)
+    words = np.zeros((6, 40), dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        for one in values:
+            words = words + in_parts(one, len(values))
+    total = values.sum(axis=0)
+    sizes = np.abs(values).max(axis=0)
+    assert (np.abs(of_parts(words) - total) <= 1e-15 * sizes + 2.0**-110).all()
+    for bad in (np.inf, np.nan, 1e43):
+        with pytest.raises(ValueError, match="number"):
+            in_parts(np.array([bad]), 5)
+
+
+def test_a_column_that_hardly_varies_is_constant() -> None:
+    X = np.array([[2.0, 1e9, 0.0], [2.0, 1e9 + 1.0, 1.0], [2.0, 1e9, 3.0]])
+    counts = np.full(3, 3)
+    found = ColumnScales.of(X.sum(axis=0), np.square(X).sum(axis=0), counts, 3)
+    assert (found.constant, found.value) == (0, 2.0)
+    assert np.allclose(found.scales, [2.0, 1e9, X[:, 2].std()])
+    assert np.allclose(found.means, [0.0, 0.0, X[:, 2].mean()])
+    w = np.array([0.5, 1.0, -2.0])
+    moved = (X - found.means) / found.scales
+    assert np.allclose(X @ found.raw(w), moved @ w)
+    assert np.allclose(found.raw(np.stack([w, 2 * w], axis=1))[:, 1], 2 * found.raw(w))
+
+
+def test_norms_travel_only_where_a_step_uses_them() -> None:
+    for step, there in (("bundle", False), ("line-search", True)):
+        run = Run(_split("hybrid"), 1, step=step, standardize=True, exposed="accept")
+        assert all(bool(labels.norms) == there for labels in run.strategy._labels)
+        assert ("norms" in run.client_state("0")) == there

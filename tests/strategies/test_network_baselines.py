@@ -1,0 +1,168 @@
+"""SCAFFOLD and FedOpt against plain loops, FedAvg and PyTorch's own optimisers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clients import FedAvgGDClient, FedOptClient, LocalSGDClient, ScaffoldClient
+from fedtrellis.objectives import LeastSquares
+from strategies import FedAvgGD, FedOpt, LocalSGD, Scaffold
+from tests.harness import Array, Played, Stop, grid_of, play
+
+N, P, K, A = 5, 6, 4, 0.15
+_rng = np.random.default_rng(0)
+DATA = [
+    (_rng.standard_normal((d, P)), 2.0 * _rng.standard_normal(d))
+    for d in (12, 7, 20, 9, 15)
+]
+LOSSES = [LeastSquares(a, b, scale="half-mean", l2=0.1) for a, b in DATA]
+START = [np.full(P, 0.1)]
+FAULTS = {"request_loss": 0.1, "reply_loss": 0.15, "wipe": 0.2, "garbage": 0.1}
+
+
+def gradient(i: int, x: Array) -> Array:
+    a, b = DATA[i]
+    g: Array = a.T @ (a @ x - b) / len(b) + 0.1 * x
+    return g
+
+
+def optimum() -> Array:
+    H = np.mean([a.T @ a / len(a) for a, _ in DATA], axis=0) + 0.1 * np.eye(P)
+    x: Array = np.linalg.solve(H, np.mean([a.T @ b / len(b) for a, b in DATA], axis=0))
+    return x
+
+
+def played(
+    make: Any, client: Any, rounds: int = 15, *, faults: Any = (), **options: Any
+) -> Played[Any]:
+    shared = {"step_schedule": "constant", "local_steps": K, "step_size": A, "seed": 3}
+    strategy = make(max_failed_rounds=1000, **shared, **options)
+    grid = grid_of(client, LOSSES, seed=1, **dict(faults))
+    return play(strategy, grid, START, rounds)
+
+
+# ---------------------------------------------------------------------------- SCAFFOLD
+
+
+def scaffold_loop(sets: Sequence[Sequence[int]]) -> Array:
+    """The last model, by the text of the algorithm with option II."""
+    x = START[0]
+    c_i = dict.fromkeys(range(N), np.zeros(P))
+    for S in sets:
+        c, ends = np.mean(list(c_i.values()), axis=0), {}
+        for i in S:
+            x_i = x
+            for _ in range(K):
+                x_i = x_i - A * (gradient(i, x_i) + c - c_i[i])
+            ends[i] = x_i
+        for i, x_i in ends.items():
+            c_i[i] = c_i[i] - c + (x - x_i) / (K * A)
+        if ends:
+            x = np.mean(list(ends.values()), axis=0)
+    return x
+
+
+@pytest.mark.parametrize("faults", [{}, FAULTS], ids=["calm", "faults"])
+def test_scaffold_equals_loop(faults: dict[str, float]) -> None:
+    """Lost answers and wiped states too: the server knows every c_i."""
+    run = played(Scaffold, ScaffoldClient, 25, participation=0.7, faults=faults)
+    assert len({len(S) for S in run.used}) > 2
+    assert np.abs(run.arrays[0] - scaffold_loop(run.used)).max() < 1e-12
+
+
+def test_scaffold_ends_at_the_optimum_where_fedavg_does_not() -> None:
+    ours = played(Scaffold, ScaffoldClient, 500)
+    fedavg = played(FedAvgGD, FedAvgGDClient, 500)
+    assert np.abs(ours.arrays[0] - optimum()).max() < 1e-10
+    assert np.abs(fedavg.arrays[0] - optimum()).max() > 1e-3
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_scaffold_in_few_digits(dtype: str) -> None:
+    """Up goes what FedAvg sends; the sum of what rounding does stays small."""
+    run = played(Scaffold, ScaffoldClient, 300, dtype=dtype)
+    error = np.abs(run.arrays[0] - optimum()).max()
+    assert error < {"float32": 1e-5, "bfloat16": 5e-2}[dtype]
+
+
+# ------------------------------------------------------------------------------ FedOpt
+
+
+def test_plain_momentum_of_zero_is_local_sgd() -> None:
+    options: dict[str, Any] = {"batch_fraction": 0.5, "participation": 0.6}
+    ours = played(FedOpt, FedOptClient, server_momentum=0.0, **options)
+    local = played(LocalSGD, LocalSGDClient, **options)
+    assert np.abs(ours.arrays[0] - local.arrays[0]).max() < 1e-14
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adam", "yogi"])
+def test_fedopt_equals_loop(optimizer: str) -> None:
+    run = played(
+        FedOpt,
+        FedOptClient,
+        optimizer=optimizer,
+        server_step_size=0.3,
+        batch_fraction=1.0,
+    )
+    x, m = START[0], np.zeros(P)
+    v = np.zeros(P) if optimizer == "adam" else np.full(P, 1e-6)
+    for _ in range(15):
+        ends = []
+        for i in range(N):
+            x_i = x
+            for _ in range(K):
+                x_i = x_i - A * gradient(i, x_i)
+            ends.append(x_i)
+        change = np.mean(ends, axis=0) - x
+        if optimizer == "momentum":
+            m = 0.9 * m + change
+            x = x + 0.3 * m
+            continue
+        m = 0.9 * m + 0.1 * change
+        if optimizer == "adam":
+            v = 0.99 * v + 0.01 * change**2
+        else:
+            v = v - 0.01 * change**2 * np.sign(v - change**2)
+        x = x + 0.3 * m / (np.sqrt(v) + 1e-3)
+    assert np.abs(run.arrays[0] - x).max() < 1e-12
+
+
+def test_momentum_is_pytorch_s_sgd() -> None:
+    """One client with one local step of 1: Δ is minus its gradient."""
+    torch = pytest.importorskip("torch")
+    x = torch.tensor(START[0], requires_grad=True)
+    optimizer = torch.optim.SGD([x], lr=0.1, momentum=0.9)
+    for _ in range(15):
+        x.grad = torch.tensor(gradient(0, x.detach().numpy()))
+        optimizer.step()
+    strategy = FedOpt(
+        server_step_size=0.1, local_steps=1, step_size=1.0, batch_fraction=1.0
+    )
+    run = play(strategy, grid_of(FedOptClient, LOSSES[:1]), START, 15)
+    assert np.abs(run.arrays[0] - x.detach().numpy()).max() < 1e-12
+
+
+# --------------------------------------------------------------------------- the house
+
+
+@pytest.mark.parametrize(
+    ("make", "client"), [(Scaffold, ScaffoldClient), (FedOpt, FedOptClient)]
+)
+def test_resumed_runs_are_the_same(make: Any, client: Any, tmp_path: Path) -> None:
+    whole = played(make, client, 12)
+    file = tmp_path / "checkpoint.npz"
+    grid = grid_of(client, LOSSES)
+    options = {"local_steps": K, "step_size": A, "seed": 3}
+    play(
+        make(**options, checkpoint=file, checkpoint_every=1, callbacks=[Stop(5)]),
+        grid,
+        START,
+        12,
+    )
+    resumed = play(make(**options, resume=file), grid, START, 12)
+    assert np.array_equal(whole.arrays[0], resumed.arrays[0])

@@ -1,0 +1,183 @@
+"""One table in three formats gives one run, for every linear task."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from sklearn.datasets import dump_svmlight_file
+from sklearn.linear_model import LinearRegression
+
+import sim
+from fedtrellis.settings import SettingsError
+from tasks.base import DataFileError
+from tasks.data.any_file import read_any_file
+
+Array = NDArray[np.float64]
+FORMATS = ("csv", "npz", "svm")
+
+
+@pytest.fixture(scope="module")
+def table() -> tuple[Array, Array]:
+    rng = np.random.default_rng(0)
+    X = np.round(rng.normal(size=(60, 4)), 3)
+    return X, np.round(X @ [1.0, -2.0, 0.0, 0.5] + rng.normal(size=60), 3)
+
+
+def write(folder: Path, form: str, X: Array, y: Any, column: str = "label") -> str:
+    """Write a table; labels that are texts only where a format has texts."""
+    path = folder / f"data.{form}"
+    names = [f"c{j}" for j in range(X.shape[1])]
+    if form == "csv":
+        rows = [[*map(repr, map(float, x)), str(t)] for x, t in zip(X, y, strict=True)]
+        lines = [",".join(row) for row in [[*names, column], *rows]]
+        path.write_text("\n".join(lines) + "\n")
+    elif form == "npz":
+        np.savez(path, features=X, labels=np.asarray(y), names=names)
+    else:
+        dump_svmlight_file(X, y, str(path), zero_based=False)
+    return str(path)
+
+
+def experiment(task: str, path: str, **settings: Any) -> Any:
+    config = {"task": task, f"{task}.dataset": "file", f"{task}.path": path}
+    return sim.app.experiment(config | settings, 3)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize(
+    ("task", "settings"),
+    [
+        ("linear-regression", {"linear-regression.weighting": "examples"}),
+        ("linear-regression", {}),
+        ("lasso", {}),
+    ],
+)
+def test_regressions(
+    tmp_path: Path,
+    table: tuple[Array, Array],
+    form: str,
+    task: str,
+    settings: dict[str, Any],
+) -> None:
+    X, y = table
+    made = experiment(
+        task, write(tmp_path, form, X, y), method="fedgia", **settings
+    ).task
+    assert made.num_examples() == 60
+    assert made.shapes() == [(4,)]
+    best = LinearRegression(fit_intercept=False).fit(X, y)
+    # 20 rows each, so that it is the same whatever counts the same
+    assert made.gradient(best.coef_) == pytest.approx(np.zeros(4), abs=1e-10)
+    residual = ((X @ best.coef_ - y) ** 2).sum()
+    scale = 1.0 if task == "lasso" else 1.0 / 120
+    assert made.value(best.coef_) == pytest.approx(scale * residual)
+    parts = [made.client_objective(i).value(best.coef_) for i in range(3)]
+    assert np.mean(parts) == pytest.approx(scale * residual)
+    with pytest.raises(SettingsError, match="radius"):
+        experiment(task, str(made.path), method="fedfw", **settings)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_two_labels(tmp_path: Path, table: tuple[Array, Array], form: str) -> None:
+    X, y = table
+    truth = y > 0
+    texts = form != "svm"
+    labels = np.where(truth, "b", "a") if texts else np.where(truth, 7.0, 3.0)
+    path = write(tmp_path, form, X, labels, "kind")
+    column = {"data.label-column": "kind"} if form == "csv" else {}
+    with_task = {"logistic-regression.scaling": "none"}
+    off = {"logistic-regression.test-fraction": 0.0}
+    made = experiment("logistic-regression", path, **with_task, **off, **column).task
+    w = np.array([1.0, -2.0, 0.0, 0.5])
+    z = np.where(truth, 1, -1) * (X @ w)
+    expected = np.logaddexp(0, -z).mean() + 0.0005 * w @ w
+    assert made.value(w) == pytest.approx(expected)
+    for task in ("hybrid-linear", "hybrid-logistic"):
+        plain = {
+            f"{task}.{key}": value
+            for key, value in {
+                "bias": 0.0,
+                "test-fraction": 0.0,
+                "least-entries": 0,
+            }.items()
+        }
+        hybrid = experiment(task, path, method="hyfdca", **plain, **column).task
+        assert hybrid.value(w) == pytest.approx(expected)
+        names = ("c0", "c1", "c2", "c3") if texts else None
+        assert hybrid.feature_names() == (
+            names or tuple(f"feature-{j}" for j in range(1, 5))
+        )
+
+
+def test_numbers_split_by_columns(tmp_path: Path, table: tuple[Array, Array]) -> None:
+    X, y = table
+    made = experiment(
+        "hybrid-linear",
+        write(tmp_path, "csv", X, y),
+        method="hyfdca",
+        **{
+            "hybrid-linear.loss": "squared",
+            "hybrid-linear.bias": 0.0,
+            "hybrid-linear.test-fraction": 0.0,
+        },
+    ).task
+    w = np.ones(4)
+    expected = 0.5 * ((X @ w - y) ** 2).mean() + 0.0005 * 4
+    assert made.value(w) == pytest.approx(expected)
+
+
+def test_the_old_name_gives_the_same(
+    tmp_path: Path, table: tuple[Array, Array]
+) -> None:
+    X, y = table
+    path = write(tmp_path, "svm", X, np.sign(y))
+    new = experiment("logistic-regression", path).task
+    old = experiment(
+        "logistic-regression", path, **{"logistic-regression.dataset": "libsvm"}
+    ).task
+    assert new.value(np.ones(4)) == old.value(np.ones(4))
+
+
+def test_what_is_refused(tmp_path: Path, table: tuple[Array, Array]) -> None:
+    X, y = table
+    path = write(tmp_path, "csv", X, np.arange(60) % 3)
+    with pytest.raises(DataFileError, match="the labels are 0, 1, 2; there must be"):
+        experiment("logistic-regression", path)
+    with pytest.raises(SettingsError, match="the file has 3 labels and no rule"):
+        experiment("hybrid-svm", path, method="hyfdca")
+    one = experiment(
+        "hybrid-svm", path, method="hyfdca", **{"hybrid-svm.positive-class": 2}
+    ).task
+    signs = np.concatenate([one.client_data(i).labels for i in range(3)])
+    assert set(signs) == {-1.0, 1.0}
+    with pytest.raises(SettingsError, match=r"lasso\.path is empty; for 'file'"):
+        experiment("lasso", "")
+    with pytest.raises(SettingsError, match=r"lasso\.rows = 7 has no meaning"):
+        experiment("lasso", path, radius=1.0, **{"lasso.rows": 7})
+    with pytest.raises(SettingsError, match=r"data\.features = 4 is for data"):
+        experiment("lasso", path, radius=1.0, **{"data.features": 4})
+    with pytest.raises(SettingsError, match="'standard' does not fit"):
+        experiment(
+            "logistic-regression",
+            write(tmp_path, "svm", X, np.sign(y)),
+            **{"logistic-regression.scaling": "standard"},
+        )
+    with pytest.raises(FileNotFoundError, match=r"lasso\.path = '/nowhere\.csv'"):
+        experiment("lasso", "/nowhere.csv", radius=1.0)
+
+
+def test_labels_are_numbers_where_all_are(tmp_path: Path) -> None:
+    path = tmp_path / "odd.csv"
+    path.write_text("a,label\n1,10\n2,9.0\n3,+9\n4,1e1\n")
+    found = read_any_file("key", str(path), "class", "label")
+    assert found.labels == (9.0, 10.0)
+    assert found.targets.tolist() == [1.0, 0.0, 0.0, 1.0]
+    path.write_text("a,label\n1,yes\n2,no\n3,yes\n44,no\n")
+    found = read_any_file("key", str(path), "class", "label")
+    assert found.labels == ("no", "yes")
+    assert found.targets.tolist() == [1.0, 0.0, 1.0, 0.0]
+    assert found.names == ("a",)
