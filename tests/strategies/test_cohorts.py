@@ -397,6 +397,47 @@ def test_a_failed_round_leaves_nothing_behind() -> None:
         assert a.state.keys() == b.state.keys()
 
 
+class Broken(LeastSquares):
+    """A gradient that is no number away from 0."""
+
+    stack: Any = None
+
+    def gradient(self, x: Any) -> Any:
+        return super().gradient(x) if not x.any() else np.full_like(x, np.nan)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_a_gradient_that_is_no_number_is_not_called_a_long_step(batched: bool) -> None:
+    own = losses("squares")
+    broken = Broken(np.eye(4), np.ones(4))
+    grid = grid_of(FedAvgGDClient, [*own[:2], broken], batched=batched)
+    run = play(FedAvgGD(local_steps=3), grid, np.zeros(4), rounds=1)
+    ((name, reason),) = run.strategy.history[0].rejected
+    assert (name, reason) == (
+        "2",
+        "error 2: FloatingPointError: the objective's gradient is not a number",
+    )
+
+
+class Weighted(FedAvgGD):
+    """Tells each client another step size."""
+
+    def instruction(self, server_round: int, client: str) -> dict[str, Any]:
+        entries = super().instruction(server_round, client)
+        return {**entries, "step-size": 0.001 * (1 + int(client))}
+
+
+def test_a_subclass_that_tells_each_its_own_is_asked_for_each() -> None:
+    runs = [
+        play(Weighted(), grid_of(FedAvgGDClient, losses("squares"), batched=batched),
+             np.zeros(4), rounds=2)
+        for batched in (False, True)
+    ]  # fmt: skip
+    assert_same(runs[0], runs[1], 1e-12)
+    alike = play(FedAvgGD(), grid_of(FedAvgGDClient, losses("squares")), np.zeros(4), 2)
+    assert np.abs(alike.model - runs[0].model).max() > 1e-3
+
+
 class Watching(LocalGrid):
     """Sees what is sent."""
 
