@@ -51,8 +51,11 @@ def hear_together(
         sent to, nothing has changed: see :meth:`LocalGrid.answer_together
         <fedtrellis.wire.local_grid.LocalGrid.answer_together>`.
     """
-    answer_together = getattr(conversation.grid, "answer_together", None)
-    if answer_together is None or kind != "train":
+    grid = conversation.grid
+    answer_together = getattr(grid, "answer_together", None)
+    # of a grid within another one, that one sees the messages
+    own = getattr(answer_together, "__self__", None) is grid
+    if answer_together is None or not own or kind != "train":
         return []
     # What a wave makes for each client it drops at the end, and it makes no cycles.
     # Python would go through all nodes again and again to find that out; cycles that

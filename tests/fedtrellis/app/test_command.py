@@ -62,7 +62,7 @@ def test_workers_leave_the_same_model(
         (path,) = out.glob("*/model.npz")
         with np.load(path) as model:
             models.append([model[name] for name in model.files])
-    np.testing.assert_array_equal(*models)
+    np.testing.assert_array_equal(models[0], models[1])
     capsys.readouterr()
     assert sim.app.command_line(["--workers", "0", "-c", CONFIG]) == 1
     assert "workers = 0 must be at least 1" in capsys.readouterr().err
