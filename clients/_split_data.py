@@ -22,7 +22,8 @@ def check_split_data(client: Any, config: Mapping[str, Any]) -> None:
         With ``client_id``, ``features``, ``feature_names``, ``sample_ids``, ``labels``
         and ``loss``.
     config : mapping
-        What the server sent: ``loss`` and ``smoothing``.
+        What the server sent: ``loss``, ``smoothing`` and, if there are more than two,
+        the number of ``classes``.
 
     Raises
     ------
@@ -55,6 +56,13 @@ def check_split_data(client: Any, config: Mapping[str, Any]) -> None:
     labels = np.asarray(client.labels, dtype=np.float64)
     try:
         loss = make_loss(config["loss"], smoothing=config["smoothing"])
-        loss.check_labels(labels[~np.isnan(labels)])
+        known = labels[~np.isnan(labels)]
+        classes = config.get("classes", 1)
+        if classes > 1 and not np.isin(known, np.arange(classes)).all():
+            raise ValueError(
+                f"labels must be the numbers of {classes} classes, 0 to {classes - 1}"
+            )
+        if classes == 1:
+            loss.check_labels(known)
     except ValueError as error:
         raise SettingsError(f"{who}: {error}") from None

@@ -10,6 +10,7 @@ import numpy as np
 from flwr.app import Context
 from numpy.typing import NDArray
 
+from fedtrellis.admm.hessians import call_method
 from fedtrellis.admm.majorisers import majoriser_of, scaled_steps
 from fedtrellis.admm.shifted_systems import cached_system, lipschitz_of
 from fedtrellis.cohorts import CohortGradient, Result, points_of
@@ -81,6 +82,10 @@ class FedGiAClient(StatefulClient):
         properties: dict[str, Any] = {}
         if self.context.node_config.get("slow"):
             properties["slow"] = True
+        # of the objective, whatever H_i a user gives
+        modulus = call_method(self.objective, "strong_convexity")
+        if modulus is not None:
+            properties["strong-convexity"] = float(modulus)
         try:
             properties["lipschitz"] = lipschitz_of(
                 self.objective, self.hessian, self.factor_file

@@ -48,6 +48,8 @@ class HybridStrategy(LoopStrategy):
     keep_old_state = False
     #: Whether clients can score samples together, in waves of their own.
     predicts = False
+    #: C, where one class is told from the rest for each of several; else 1.
+    classes: int = 1
 
     #: Whether clients send hashes of their samples' ids; a method that only needs to
     #: know who has which feature is sent none.
@@ -91,9 +93,12 @@ class HybridStrategy(LoopStrategy):
         return self._alignment
 
     def own(self, client: str, *vectors: FloatArray) -> FloatArray:
-        """Rows of a client's own features' entries of some vectors, shape (r, p_k)."""
+        """Rows of a client's own features' entries, of vectors of shape (p,) or (C, p).
+
+        Of shape (r, p_k) or (r C, p_k), the classes of a vector together.
+        """
         columns = self.alignment.columns[client]
-        return np.stack([vector[columns] for vector in vectors])
+        return np.concatenate([np.atleast_2d(one)[:, columns] for one in vectors])
 
     def restore(self, client: str) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """What a client without state is given: arrays, and entries for its config."""
@@ -220,13 +225,15 @@ class HybridStrategy(LoopStrategy):
     # ------------------------------------------------------------------- alignment
 
     def check_model(self, layout: Layout) -> None:
-        """The model is one vector of weights."""
-        if len(layout.shapes) != 1 or len(layout.shapes[0]) != 1:
+        """The model is one vector of weights, (p,), or of several classes (p, C)."""
+        C = self.classes
+        if len(layout.shapes) != 1 or layout.shapes[0][1:] != ((C,) if C > 1 else ()):
+            of = f" for each of {C} classes: one array of shape (p, {C})" * (C > 1)
             raise SettingsError(
                 f"the model has shapes {list(layout.shapes)}; this method learns one "
-                "vector of weights"
+                f"vector of weights{of}"
             )
-        p = layout.size
+        p = layout.size // C
         if self.feature_names is not None and len(self.feature_names) != p:
             raise SettingsError(
                 f"the model has {p} weights, but feature_names has "
@@ -278,11 +285,11 @@ class HybridStrategy(LoopStrategy):
             )
         except ValueError as error:
             raise SettingsError(str(error)) from None
-        p = len(self.alignment.feature_names)
-        if p != self.broadcast.model.size:
+        p, own = len(self.alignment.feature_names), self.broadcast.model.size
+        if p * self.classes != own:
             raise SettingsError(
-                f"the model has {self.broadcast.model.size} weights, but the clients "
-                f"hold {p} features"
+                f"the model has {own // self.classes} weights, but the clients hold "
+                f"{p} features"
             )
         return rest
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import numpy as np
+
 from fedtrellis.objectives.losses import LOSSES, Loss, make_loss
 from fedtrellis.settings import SettingsError, setting
 
 from .data.settings import FILE, NODES
 from .hybrid import HybridTask
 from .hybrid.rows import DATASETS, TARGETS
+from .hybrid.shares import samples_of
 
 __all__ = ["HybridLinear"]
 
@@ -23,8 +26,12 @@ class HybridLinear(HybridTask):
     ``squared`` and ``poisson`` are losses of numbers, the latter of counts, whose mean
     is e^z: of ``diabetes`` (scikit-learn's, features standardised, the target as it is:
     a whole number from 25 to 346), or of the nodes' own files, whose label column then
-    holds numbers. ``squared`` takes the data sets of two classes, too. Everything else
-    is :class:`tasks.hybrid.task.HybridTask`'s.
+    holds numbers. ``squared`` takes the data sets of two classes, too.
+
+    With ``classes = "all"`` the data set's own classes stay as they are, and each is
+    told from the rest: P is the sum of C problems, the model has shape (p, C), and a
+    sample's class is the one of its largest score. Everything else is
+    :class:`tasks.hybrid.task.HybridTask`'s.
     """
 
     name: ClassVar[str] = "hybrid-linear"
@@ -38,6 +45,12 @@ class HybridLinear(HybridTask):
         choices=(*DATASETS, *TARGETS, NODES),
     )
     loss: str = setting("logistic", "the loss", choices=tuple(LOSSES))
+    classes: str = setting(
+        "two",
+        "two, made of the data set's as it is said there, or all that it has, each "
+        "told from the rest",
+        choices=("two", "all"),
+    )
     smoothing: float = setting(1.0, "width of the smoothed hinge's parabola", above=0.0)
 
     def make_loss(self) -> Loss:  # noqa: D102
@@ -51,6 +64,19 @@ class HybridLinear(HybridTask):
         if self.on_file:
             return "class" if self.make_loss().labels == "signs" else "number"
         return "number" if self.dataset in TARGETS else "class"
+
+    @property
+    def every_class(self) -> bool:
+        """Whether each class is told from the rest, and labels are their numbers."""
+        return self.classes == "all"
+
+    def num_classes(self) -> int:
+        """Return how many problems of two classes there are, side by side."""
+        if not self.every_class:
+            return 1
+        if self.on_nodes:
+            return len(self.nodes.class_labels())
+        return len(np.unique(samples_of(self).labels))
 
     def check(self) -> None:  # noqa: D102
         kind = self.make_loss().labels
@@ -69,4 +95,23 @@ class HybridLinear(HybridTask):
                 f"{self.name}.positive-class = {self.positive_class}: the labels are "
                 "numbers and no classes; allowed: -1"
             )
+        if self.every_class:
+            self._check_classes(kind)
         super().check()
+
+    def _check_classes(self, kind: str) -> None:
+        key = f"{self.name}.classes = 'all'"
+        if kind != "signs":
+            raise SettingsError(
+                f"{key} does not suit {self.name}.loss = {self.loss!r}; allowed: "
+                "hinge, smoothed-hinge, logistic"
+            )
+        if self.positive_class != -1:
+            raise SettingsError(
+                f"{self.name}.positive-class = {self.positive_class} does not suit "
+                f"{key}; allowed: -1"
+            )
+        if self.num_classes() < 3:
+            raise SettingsError(
+                f"{key}: there are {self.num_classes()} of them; allowed: 'two'"
+            )

@@ -34,7 +34,8 @@ class HyFDCAClient(Proposals, Updates, Scoring):
         Ids of the rows, the same on every client that holds the sample. They do not
         leave this client in the clear. The order must not change during a run.
     labels : ndarray of shape (n_k,), optional
-        y_i; NaN where this client has none. One holder of a sample is enough.
+        y_i; NaN where this client has none. One holder of a sample is enough. With
+        ``classes`` = C, the number of the class, from 0 to C − 1.
     loss : str, optional
         The loss that this client agrees to; by default the server's.
     key : Cipher or path, optional
@@ -44,8 +45,8 @@ class HyFDCAClient(Proposals, Updates, Scoring):
         Samples to score with the model (``client_evaluate_every`` of the strategy, or
         its ``predict``), of which this client has these features.
     on_scores : callable, optional
-        Given the new samples' ids and their scores xᵀw, NaN where another holder did
-        not take part.
+        Given the new samples' ids and their scores xᵀw, of shape (n,) or (n, C), NaN
+        where another holder did not take part.
     identity : Identity or path, optional
         This client's own, of the name that it has in the run; instead of ``key``.
     roster : Roster or path, optional
@@ -55,6 +56,10 @@ class HyFDCAClient(Proposals, Updates, Scoring):
         answered; by default beside its key.
     rules : NodeRules, optional
         Instead of those of the node config.
+
+    on_predictions : callable, optional
+        Given the :class:`~clients.hyfdca.predictions.Predictions` of the new samples:
+        scores, classes, and probabilities where there are any.
 
     Notes
     -----

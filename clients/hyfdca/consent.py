@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from math import ceil
+from math import ceil, sqrt
 from typing import Any
 
 import numpy as np
@@ -28,8 +28,9 @@ from fedtrellis.wire.protocol import Named, RestoreNeededError
 from .base import HOLDING, Config, IntArray, SplitClient, for_good, loss_of
 from .rules import NodeRules, entry_counts
 from .secrets import CommonSecrets, RosterSecrets, Secrets
+from .terms import DEFAULTS
 
-__all__ = ["ConsentingClient", "holding_digest", "moving"]
+__all__ = ["ConsentingClient", "holding_digest", "moving", "targets_of"]
 
 # Entries of a request that list groups of this client's samples.
 _GROUPS = (
@@ -83,7 +84,9 @@ class ConsentingClient(SplitClient):
 
     def _pinned(self, config: Config, agreement: Agreement) -> Named:
         """A request's entries, and over them the settings that were agreed on."""
-        pinned = Named("the request's config", {**config, **agreement.settings})
+        pinned = Named(
+            "the request's config", {**config, **DEFAULTS, **agreement.settings}
+        )
         if self._secrets is None:
             self._secrets = self._make_secrets(pinned, agreement)
         self._leave_out(self._rules_of(pinned))
@@ -129,7 +132,7 @@ class ConsentingClient(SplitClient):
     def _grant(
         self, config: Config, version: int, w: FloatArray, query: str = ""
     ) -> None:
-        """Take one more w to answer at, if this node's rules allow it.
+        """Take one more w, shape (C, p_k), to answer at, if this node's rules allow it.
 
         ``query`` is a digest of all clients' w, where there is one.
 
@@ -153,7 +156,7 @@ class ConsentingClient(SplitClient):
             ledger.resumes += 1
         ledger.version, ledger.weights, ledger.query = asked
         ledger.shared = [
-            weights_mark(w[shared]).hex() for shared in self._shared_columns()
+            weights_mark(w[:, shared]).hex() for shared in self._shared_columns()
         ]
         ledger.save()
 
@@ -173,7 +176,12 @@ class ConsentingClient(SplitClient):
         if not config["secure-sum"]:
             return  # the paper's steps promise nothing of w
         rules, y = self._rules_of(config), self.state["labels"]
-        bound = rules.weight_bound(loss_of(config), config["regularization"], y)
+        loss, classes = loss_of(config), config["classes"]
+        if classes > 1:
+            y = np.ones_like(y)  # numbers of classes; l(0) is the same for all signs
+        bound = rules.weight_bound(loss, config["regularization"], y)
+        if rules.max_weight_norm is None:
+            bound *= sqrt(classes)  # of all classes' w together
         norm = float(np.linalg.norm(w))
         if not norm <= bound:
             raise SettingsError(
@@ -190,8 +198,9 @@ class ConsentingClient(SplitClient):
         """Give one more answer that the server can read something from, if allowed.
 
         ``mark`` is a digest of what the answer is made from. The same again tells the
-        server nothing more, and is not counted. Whoever answers saves the ledger
-        before the answer leaves.
+        server nothing more, and is not counted. With C classes it is C questions, each
+        at weights of its own. Whoever answers saves the ledger before the answer
+        leaves.
 
         Raises
         ------
@@ -201,14 +210,14 @@ class ConsentingClient(SplitClient):
         ledger = self._open_ledger(config)
         if ledger.answered == mark.hex():
             return
-        if ledger.answers >= self._allowed(config):
+        if ledger.answers + config["classes"] > self._allowed(config):
             raise SettingsError(
                 f"client {self.client_id} has answered at {ledger.answers} different "
                 "weights, as many as its node allows in this run (answers; where it "
                 "does not say, by the rounds that were declared before round 1)"
             )
         ledger.answered = mark.hex()
-        ledger.answers += 1
+        ledger.answers += config["classes"]
 
     # ---------------------------------------------------------------------- ciphertexts
 
@@ -292,6 +301,11 @@ class ConsentingClient(SplitClient):
             self._groups = self.state, {held.group: held for held in groups}
         return self._groups[1]
 
+    def _targets(self, config: Config, held: HeldGroup) -> FloatArray:
+        """Labels of a group, shape (C, n_g): one class against the rest in each row."""
+        y = self.state["labels"][held.own]
+        return targets_of(y, config["classes"])
+
     def _new_rows(self) -> dict[int, IntArray]:
         """The rows of the new samples of each of this client's groups of them."""
         sizes = self.state["new-sizes"].astype(int)
@@ -321,6 +335,16 @@ class ConsentingClient(SplitClient):
         cipher = self.secrets.cipher(self._holders(held.group))
         rng = self._rng(cipher, held.group, version)
         return np.sort(rng.choice(held.size, size=count, replace=False))
+
+
+def targets_of(y: FloatArray, classes: int) -> FloatArray:
+    """Labels as each class sees them, shape (C, n): +1 where it is the label, or −1.
+
+    With one class the labels as they are.
+    """
+    if classes == 1:
+        return y[None]
+    return np.where(y == np.arange(classes)[:, None], 1.0, -1.0)
 
 
 def moving(size: int, fraction: float) -> int:

@@ -45,6 +45,9 @@ class HiddenSums(Preparation):
     ) -> FloatArray:
         """R of a group's samples, in [1/2, 1]: the same on all holders, of no other.
 
+        Of shape (C, n_g), as z: with one r for all classes the difference of two
+        classes' sums would be one over the samples of these two classes alone.
+
         They follow from z and from how α came about: asked the same again, clients
         propose the same, and the server learns nothing more; asked anything else, they
         take other numbers.
@@ -54,11 +57,11 @@ class HiddenSums(Preparation):
             # the samples
             ids = [str(self.sample_ids[i]) for i in self._held()[g].rows]
             rng = np.random.default_rng([number, version])
-            return rng.uniform(0.5, 1.0, size=len(z))[np.argsort(np.argsort(ids))]
+            return rng.uniform(0.5, 1.0, size=z.shape)[:, np.argsort(np.argsort(ids))]
         cipher = self.secrets.cipher(self._holders(g))
         chain = self._chain(g)
         rng = self._rng(cipher, "proposal", g, number, version, chain, z.tobytes())
-        return rng.uniform(0.5, 1.0, size=len(z))
+        return rng.uniform(0.5, 1.0, size=z.shape)
 
     def _chain(self, g: int) -> bytes:
         """How α of a group came about, see ``next_chain``."""
@@ -92,9 +95,10 @@ class HiddenSums(Preparation):
                 raise ValueError(f"{key} is {config[key]}, where it must be {groups}")
         if len(config["versions"]) != len(own) or len(set(config["versions"])) != 1:
             raise ValueError("the groups are not all asked at one version of w")
-        if w.shape != (1, len(self.feature_names) if local else 0):
+        expected_shape = (config["classes"], len(self.feature_names))
+        if w.shape != (expected_shape if local else (1, 0)):
             raise ValueError(f"the weights have shape {w.shape}")
-        first, *others = GroupStep.unpack(config)
+        first, *others = GroupStep.unpack(config, config["classes"])
         for other in others:
             if replace(other, group=first.group, alpha=first.alpha) != first:
                 raise ValueError("the groups do not all stand at one step")
@@ -115,13 +119,13 @@ class HiddenSums(Preparation):
         if any(len(self._holders(g)) > 1 for g in self._held()):
             known = ledger.version, ledger.query
             if known != (version, query) or (
-                w.size and ledger.weights != weights_mark(w[0]).hex()
+                w.size and ledger.weights != weights_mark(w).hex()
             ):
                 raise RefusedError(
                     "the inner products are not of the weights that were sent last"
                 )
         else:
-            self._grant(config, version, w[0], query)
+            self._grant(config, version, w, query)
 
     def _known_to_both(
         self, config: Config, scores: Mapping[int, FloatArray]
@@ -171,9 +175,9 @@ class HiddenSums(Preparation):
         sums: Mapping[str, Sequence[FloatArray]],
         scores: Mapping[int, FloatArray],
     ) -> NDArray[np.uint64]:
-        """The client's term of the sum over all, shape (c · p_k + 4 R,).
+        """The client's term of the sum over all, shape (c C p_k + 4 C R,).
 
-        v row by row, then the two lists of R sums, each as whole parts and rests.
+        v row by row, then the two lists of C R sums, each as whole parts and rests.
         """
         ledger = self._open_ledger(config)
         stored = ledger.replay(tag)
@@ -185,7 +189,7 @@ class HiddenSums(Preparation):
         agreement = self.secrets.agreement
         own, K = agreement.index(self.client_id), len(agreement.members)
         count = len(config["proposals"])
-        zero = [np.zeros(3 + 2 * count)]
+        zero = [np.zeros(config["classes"] * (3 + 2 * count))]
         try:
             parts = [
                 split_number(np.sum([*zero, *sums[key]], axis=0), K) for key in sums

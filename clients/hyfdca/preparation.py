@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -119,7 +120,8 @@ class Preparation(Standardizing):
                 "(answers; where its node does not say, by the rounds that were "
                 f"declared before round 1), has answered {given} times, and rounds = "
                 f"{rounds} would take {to_come} more: go on with rounds = "
-                f"{rounds - excess} at most, or start a new run"
+                f"{rounds - ceil(excess / config['classes'])} at most, or start a new "
+                "run"
             )
 
     def _learn(self, config: Config, steps: str = "", check: bool = False) -> Named:

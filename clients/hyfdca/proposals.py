@@ -47,25 +47,28 @@ class Proposals(HiddenSums):
         """enc(x_{k,i}ᵀ w_k) of the samples of some groups, and enc(α) of others."""
         pinned = self._learn(config)
         (w,) = parameters
+        C = pinned["classes"]
         query = self._query(pinned, w) if pinned["secure-sum"] else ""
         for version, row in zip(pinned["versions"], pinned["rows"], strict=True):
-            self._grant(pinned, version, w[row], query)
-        products = self.columns @ w.T
+            self._grant(pinned, version, w[row * C : (row + 1) * C], query)
+        # by class: shape (r C, n_k)
+        products = np.asarray(self.columns @ w.T).T
         blobs: list[bytes] = []
         for g, version, row in zip(
             pinned["products"], pinned["versions"], pinned["rows"], strict=True
         ):
             held = self._held()[g]
-            values = np.asarray(products[held.rows, row])
+            values = products[row * C : (row + 1) * C, held.rows]
             drawn = self._drawn(pinned, held, version)
             if drawn is not None and pinned["slots"] == "chosen":
                 # as few ciphertexts as they need; which samples these are is not said
-                values = values[drawn]
+                values = values[:, drawn]
             # the paper's steps add up shares of several iterations: one label for all
             stale = pinned["step"] in ("practical", "theoretical")
             terms = MAX_SHARES if stale else None
             label = ("product", g, version, query)
-            blobs += self._encrypt(self._holders(g), label, values, terms)
+            flat = values.reshape(-1)
+            blobs += self._encrypt(self._holders(g), label, flat, terms)
         if pinned["backup"]:
             blobs += self._backups(pinned, self._points(pinned))
         return as_arrays(blobs), 0, {}
@@ -98,7 +101,7 @@ class Proposals(HiddenSums):
             # what was proposed in another wave of this round is something else
             self.state["tag"] = np.frombuffer(tag, dtype=np.uint8)
         elif w.size:
-            self._grant(pinned, pinned["versions"][0], w[0])
+            self._grant(pinned, pinned["versions"][0], w[: pinned["classes"]])
         scores = {
             g: self._scores(pinned, g, version, w)
             for g, version in zip(pinned["propose"], pinned["versions"], strict=True)
@@ -115,9 +118,11 @@ class Proposals(HiddenSums):
                     found.append(numbers)
         if tag is None:
             self._open_ledger(pinned).save()
-            kept = 2 + len(vectors[0])  # Σ l and Σ l*; those of a z are for sums
+            C = pinned["classes"]
+            kept = 2 + len(vectors[0]) // C  # Σ l and Σ l*; those of a z are for sums
+            by_class = (one.reshape(C, -1)[:, :kept] for one in sums["report"])
             self.numbers = np.concatenate(
-                [np.zeros(0), *(numbers[:kept] for numbers in sums["report"])]
+                [np.zeros(0), *(one.reshape(-1) for one in by_class)]
             )
             return [*vectors, *as_arrays(backups)], 0, {}
         total = np.sum(vectors, axis=0)
@@ -128,10 +133,11 @@ class Proposals(HiddenSums):
     def _query(self, config: Config, w: FloatArray) -> str:
         """The digest of everybody's w, in which this client's is what it was sent."""
         agreement, marks = self.secrets.agreement, config["weights"]
-        one_w = w.shape == (1, len(self.feature_names)) and not any(config["rows"])
+        shape = config["classes"], len(self.feature_names)
+        one_w = w.shape == shape and not any(config["rows"])
         if not one_w or len(marks) != len(agreement.members):
             raise ValueError("inner products are made at one w of all members")
-        if marks[agreement.index(self.client_id)] != weights_mark(w[0]):
+        if marks[agreement.index(self.client_id)] != weights_mark(w):
             raise ValueError("this client's weights are not those that the server says")
         return query_of(marks)
 
@@ -161,64 +167,69 @@ class Proposals(HiddenSums):
 
         Returns
         -------
-        (ndarray of shape (c, p_k), ndarray of shape (2 + c + 1 + c,))
-            v_k of each proposal; Σ l_i(z_i), Σ l_i*(−α_i) of α and of each proposal,
-            and Σ α_i z_i of α and of each proposal.
+        (ndarray of shape (c C, p_k), ndarray of shape (C (2 + c + 1 + c),))
+            v_k of each proposal, class by class; and of each class Σ l_i(z_i),
+            Σ l_i*(−α_i) of α and of each proposal, and Σ α_i z_i of α and of each
+            proposal.
         """
         held = self._held()[g]
         ids, remembered = known
-        alpha, y = remembered[-1], self.state["labels"][held.own]
+        alpha = remembered[-1].reshape(config["classes"], held.size)
+        y = self._targets(config, held)
         loss = loss_of(config)
         scale = config["regularization"] * config["num-samples-all"]
         drawn = self._drawn(config, held, version)
         whole = np.array_equal(held.rows, np.arange(self.features.shape[0]))
         part = self.columns if whole else self.columns[held.rows]
         kinds = config["local-proposals" if g in config["local"] else "proposals"]
-        moves = np.arange(len(z)) if drawn is None else drawn
+        moves = np.arange(held.size) if drawn is None else drawn
         new = []
         for number, kind in enumerate(kinds):
             point = alpha.copy()
             moved = self._moved(config, kind, held, version, moves, alpha, z)
             if config["secure-sum"]:
                 # a'_i = α_i + r_i (u_i − α_i): see Proposals
-                r = self._mixing(config, g, number, version, z)[moves]
-                moved = alpha[moves] + r * (moved - alpha[moves])
-            point[moves] = moved
+                r = self._mixing(config, g, number, version, z)[:, moves]
+                moved = alpha[:, moves] + r * (moved - alpha[:, moves])
+            point[:, moves] = moved
             new.append(loss.feasible(point, y))
         proposals = np.stack(new)
         # v_k = (1/λN) Σ_i α_i x_{k,i}
-        v = np.ascontiguousarray((part.T @ proposals.T).T) / scale
-        every = [alpha, *proposals]
-        numbers = [float(loss.value(z, y).sum())]
-        numbers += [float(loss.conjugate(a, y).sum()) for a in every]
-        numbers += [float(a @ z) for a in every]
+        rows = proposals.reshape(-1, held.size)
+        v = np.ascontiguousarray((part.T @ rows.T).T) / scale
+        numbers = []
+        for c in range(config["classes"]):
+            every = [alpha[c], *proposals[:, c]]
+            numbers.append(float(loss.value(z[c], y[c]).sum()))
+            numbers += [float(loss.conjugate(a, y[c]).sum()) for a in every]
+            numbers += [float(a @ z[c]) for a in every]
         first = int(ids[-1]) + 1
-        self.state[f"points/{g}"] = np.vstack([remembered, proposals])
+        points = proposals.reshape(len(proposals), -1)
+        self.state[f"points/{g}"] = np.vstack([remembered, points])
         self.state[f"ids/{g}"] = np.append(ids, np.arange(first, first + len(new)))
         return v, np.array(numbers)
 
     def _scores(
         self, config: Config, g: int, version: int, w: FloatArray
     ) -> FloatArray:
-        """x_iᵀw of a group's samples; of a shared one's not drawn, 0."""
-        held = self._held()[g]
+        """x_iᵀw of a group's samples, (C, n_g); of a shared one's not drawn, 0."""
+        held, C = self._held()[g], config["classes"]
         if g in config["local"]:
             row = dict(zip(config["local"], config["rows"], strict=True))[g]
             whole = np.array_equal(held.rows, np.arange(self.features.shape[0]))
             part = self.columns if whole else self.columns[held.rows]
-            local: FloatArray = np.asarray(part @ w[row])
-            return local
-        z = np.zeros(held.size)
+            return np.stack([part @ one for one in w[row * C : (row + 1) * C]])
+        z = np.zeros((C, held.size))
         drawn = self._drawn(config, held, version)
         only = config["slots"] == "chosen" and drawn is not None
         where = drawn if only and drawn is not None else np.arange(held.size)
-        z[where] = self._decrypt(
+        z[:, where] = self._decrypt(
             config,
             self._holders(g),
             config[f"scores/{g}"],
             ("product", g, version, config.get("query", "")),
-            len(where),
-        )
+            C * len(where),
+        ).reshape(C, len(where))
         return z
 
     def _moved(
@@ -231,39 +242,37 @@ class Proposals(HiddenSums):
         alpha: FloatArray,
         z: FloatArray,
     ) -> FloatArray:
-        """α of the samples that move, as one kind of proposal has it."""
+        """α of the samples that move, (C, n), as one kind of proposal has it."""
         loss = loss_of(config)
         scale = config["regularization"] * config["num-samples-all"]
-        y = self.state["labels"][held.own][moves]
+        alpha, z = alpha[:, moves], z[:, moves]
+        y = self._targets(config, held)[:, moves]
         if kind == "dual-point":
-            return loss.dual_point(z[moves], y)
+            return loss.dual_point(z, y)
         if kind == "proximal":
             # argmax of −l*(−a) − z a − (g/2)(a − α)²: as if ‖x_i‖² were g λN
             q = _PROXIMAL * scale * loss.dual_curvature(y)
-            step = loss.coordinate_step(alpha[moves], z[moves], q, y, scale)
-            return alpha[moves] + step
+            return alpha + loss.coordinate_step(alpha, z, q, y, scale)
         q = self.state["norms"][held.own][moves]
         if kind == "coordinate":
-            step = loss.coordinate_step(alpha[moves], z[moves], q, y, scale)
-            return alpha[moves] + step
-        return local_dual_passes(
-            loss,
-            self.columns,
-            held.rows[moves],
-            alpha[moves],
-            z[moves],
-            y,
-            q,
-            scale,
-            aggregation=config["num-clients"],
-            passes=config["local-passes"],
-            rng=self._rng(
-                self.secrets.cipher(self._holders(held.group)),
-                "passes",
-                held.group,
-                version,
-            ),
-        )
+            return alpha + loss.coordinate_step(alpha, z, q, y, scale)
+        cipher = self.secrets.cipher(self._holders(held.group))
+        rng = self._rng(cipher, "passes", held.group, version)
+        each = [
+            local_dual_passes(
+                loss,
+                self.columns,
+                held.rows[moves],
+                *(alpha[c], z[c], y[c]),
+                q,
+                scale,
+                aggregation=config["num-clients"],
+                passes=config["local-passes"],
+                rng=rng,
+            )
+            for c in range(len(z))
+        ]
+        return np.stack(each)
 
     def fit_backup(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> Fit:
         """enc(α) of some groups, for clients that lost it."""
@@ -275,7 +284,8 @@ class Proposals(HiddenSums):
         self, config: Config, points: dict[int, tuple[IntArray, FloatArray]]
     ) -> list[bytes]:
         """enc(α) of the groups that the server wants to keep."""
-        steps = {record.group: record.step for record in GroupStep.unpack(config)}
+        records = GroupStep.unpack(config, config["classes"])
+        steps = {record.group: record.step for record in records}
         blobs: list[bytes] = []
         for g in config["backup"]:
             alpha = points[g][1][-1]
@@ -294,7 +304,7 @@ class Proposals(HiddenSums):
         points: dict[int, tuple[IntArray, FloatArray]] = {}
         proposing = set(config.get("propose", []))
         needed = {*proposing, *config["backup"]}
-        for record in GroupStep.unpack(config):
+        for record in GroupStep.unpack(config, config["classes"]):
             g = record.group
             found = self._brought_to(config, record)
             if isinstance(found, str):
@@ -344,7 +354,7 @@ class Proposals(HiddenSums):
         For a group whose step the server has taken since, α ← Σ_j θ_j a_j.
         """
         g, step = record.group, record.step
-        held = self._held()[g]
+        held, C = self._held()[g], config["classes"]
         alpha_id = np.array([record.alpha_id])
         if record.alpha is not None:
             alpha = self._decrypt(
@@ -352,15 +362,15 @@ class Proposals(HiddenSums):
                 self._holders(g),
                 record.alpha,
                 ("alpha", g, step, config.get("chain", b"").hex()),
-                held.size,
+                C * held.size,
                 None,
             )
-            y = self.state["labels"][held.own]
+            y = self._targets(config, held).reshape(-1)
             return alpha_id, loss_of(config).feasible(alpha, y)[None]
         if step == 0:
             if config.get("chain"):
                 raise ValueError("nothing has come before step 0")
-            return alpha_id, np.zeros((1, held.size))
+            return alpha_id, np.zeros((1, C * held.size))
         if f"points/{g}" not in self.state:
             return f"this client has no α of group {g}"
         ids = self.state[f"ids/{g}"].astype(np.int64)
@@ -368,11 +378,15 @@ class Proposals(HiddenSums):
         own_step = int(self.state[f"step/{g}"])
         before = own_step == step - 1 and self._is_of(config, record)
         if before and np.isin(record.ids, ids).all():
-            weights = np.asarray(record.weights)
-            if not (weights.min() >= 0.0 and abs(weights.sum() - 1.0) < 1e-6):
+            weights = np.asarray(record.weights).reshape(C, -1)
+            sums = weights.sum(axis=1)
+            if not (weights.min() >= 0.0 and (np.abs(sums - 1.0) < 1e-6).all()):
                 raise ValueError(f"the mixture of group {g} is none: {weights}")
-            # α ← Σ_j θ_j a_j
-            alpha = weights @ known[_positions(ids, record.ids)]
+            # α ← Σ_j θ_j a_j, of each class its own
+            points = known[_positions(ids, record.ids)].reshape(-1, C, held.size)
+            alpha = np.concatenate(
+                [own @ points[:, c] for c, own in enumerate(weights)]
+            )
             kept = np.asarray(record.keep)[np.isin(record.keep, ids)]
             known = np.vstack([known[_positions(ids, kept)], alpha])
             ids = np.append(kept.astype(np.int64), record.alpha_id)

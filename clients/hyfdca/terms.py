@@ -9,7 +9,7 @@ from typing import Any
 from fedtrellis.dual.agreement import Agreement
 from fedtrellis.settings import SettingsError
 
-__all__ = ["STEPS", "check_settings"]
+__all__ = ["DEFAULTS", "STEPS", "check_settings"]
 
 #: Which phases the iterations of a step have.
 STEPS = {
@@ -62,19 +62,25 @@ _SETTINGS: dict[str, Callable[[Any], bool]] = {
     "num-samples-all": _count(1),
 }
 
+#: Settings that an agreement may leave out: these are their values then, whatever a
+#: request says.
+DEFAULTS: dict[str, Any] = {"classes": 1}
+_OPTIONAL: dict[str, Callable[[Any], bool]] = {
+    "classes": lambda x: _count(1)(x) and x != 2,
+}
+
 
 def check_settings(agreement: Agreement, who: str) -> None:
     """Raise SettingsError unless an agreement settles all there is to settle.
 
     What it left out a server could say later, and of each request anew.
     """
-    settings = agreement.settings
+    settings = {**DEFAULTS, **agreement.settings}
+    known = _SETTINGS | _OPTIONAL
     wrong = sorted(
         key
-        for key in {*settings, *_SETTINGS}
-        if key not in settings
-        or key not in _SETTINGS
-        or not _SETTINGS[key](settings[key])
+        for key in {*settings, *known}
+        if key not in settings or key not in known or not known[key](settings[key])
     )
     if not wrong:
         kinds = settings["proposals"], settings["local-proposals"]

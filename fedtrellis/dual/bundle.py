@@ -23,6 +23,7 @@ one bundle for each unit.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,7 +32,7 @@ from numpy.typing import NDArray
 from fedtrellis.dual.simplices import maximise_over_simplices
 from fedtrellis.wire.arrays import FloatArray
 
-__all__ = ["DualBundle", "Mixture", "maximise_over_simplices"]
+__all__ = ["ClassBundles", "DualBundle", "Mixture", "maximise_over_simplices"]
 
 IntArray = NDArray[np.int64]
 
@@ -44,8 +45,8 @@ class Mixture:
     ----------
     ids : ndarray of int64
         The points that have weight.
-    weights : ndarray
-        θ of these.
+    weights : ndarray of shape (J,), or (C, J)
+        θ of these; of several classes a row each.
     keep : ndarray of int64
         The points to remember beside the new α.
     alpha_id : int
@@ -92,6 +93,8 @@ class DualBundle:
         self._gram: FloatArray = np.zeros((num_units, num_units))
         # the row of each unit's α
         self._alpha: IntArray = np.arange(num_units)
+        # of the last search: by unit the rows of its points, and θ
+        self._found: dict[int, tuple[IntArray, FloatArray]] = {}
 
     @property
     def w(self) -> FloatArray:
@@ -163,6 +166,18 @@ class DualBundle:
         dict
             By unit, what its clients have to do.
         """
+        found = self.weigh(units, proposals)
+        mixtures = {
+            unit: self.mixture(*found[unit], len(proposals[unit][1]))
+            for unit in sorted(units)
+        }
+        self.move(mixtures)
+        return mixtures
+
+    def weigh(
+        self, units: list[int], proposals: dict[int, tuple[FloatArray, FloatArray]]
+    ) -> dict[int, tuple[IntArray, FloatArray]]:
+        """Take in proposals, as :meth:`search`; returns ids and θ of each unit."""
         self._append(units, proposals)
         order = np.lexsort((self.ids, self.unit))
         self._select(order)
@@ -182,18 +197,16 @@ class DualBundle:
             theta[position[int(self._alpha[unit])]] = 1.0
         G = λ * self._gram[np.ix_(moving, moving)]
         maximise_over_simplices(G, b[moving], theta, blocks, self.tolerance)
-        rows = {unit: moving[b] for unit, b in zip(sorted(units), blocks, strict=True)}
-        weights = {
-            unit: theta[b] / theta[b].sum()
+        self._found = {
+            unit: (moving[b], theta[b] / theta[b].sum())
             for unit, b in zip(sorted(units), blocks, strict=True)
         }
-        mixtures = {
-            unit: self._mixture(rows[unit], weights[unit], len(proposals[unit][1]))
-            for unit in sorted(units)
-        }
-        self._add_mixtures(rows, weights, mixtures)
+        return {u: (self.ids[rows], own) for u, (rows, own) in self._found.items()}
+
+    def move(self, mixtures: dict[int, Mixture]) -> None:
+        """Make the mixtures that :meth:`weigh` found the units' α, and forget."""
+        self._add_mixtures(mixtures)
         self._drop_forgotten(mixtures)
-        return mixtures
 
     # ------------------------------------------------------------------- the points
 
@@ -210,26 +223,26 @@ class DualBundle:
         self.ids = np.concatenate([self.ids, *new_ids]).astype(np.int64)
         self.unit = np.concatenate([self.unit, np.repeat(units, counts)])
 
-    def _mixture(self, rows: IntArray, theta: FloatArray, proposed: int) -> Mixture:
-        """What a unit's clients are told: the mixture, and what to remember of it."""
-        ids, used = self.ids[rows], theta > 0.0
+    def mixture(self, ids: IntArray, theta: FloatArray, proposed: int) -> Mixture:
+        """What a unit's clients are told: the mixture, and what to remember of it.
+
+        ``theta`` has shape (J,), or (C, J) for C classes.
+        """
+        heavy = theta if theta.ndim == 1 else theta.max(axis=0)
         room = max(self.memory - 1 - proposed, 0)
         # the heaviest, and among those without weight the newest
-        heaviest = np.lexsort((ids, theta))[::-1][:room]
+        heaviest = np.lexsort((ids, heavy))[::-1][:room]
+        used = heavy > 0.0
         return Mixture(
-            ids[used], theta[used], np.sort(ids[heaviest]), int(ids.max()) + 1
+            ids[used], theta[..., used], np.sort(ids[heaviest]), int(ids.max()) + 1
         )
 
-    def _add_mixtures(
-        self,
-        rows: dict[int, IntArray],
-        weights: dict[int, FloatArray],
-        mixtures: dict[int, Mixture],
-    ) -> None:
+    def _add_mixtures(self, mixtures: dict[int, Mixture]) -> None:
         """Add the mixtures as the units' α; their Gram entries follow by linearity."""
         theta = np.zeros((len(mixtures), len(self.ids)))
         for i, unit in enumerate(mixtures):
-            theta[i, rows[unit]] = weights[unit]
+            rows, weights = self._found[unit]
+            theta[i, rows] = weights
         cross = theta @ self._gram
         own = cross @ theta.T
         self._gram = np.block([[self._gram, cross.T], [cross, own]])
@@ -276,3 +289,107 @@ class DualBundle:
         self.V, self.b = state["V"], state["b"]
         self._alpha = state["alpha"].astype(int)
         self._gram = state["gram"]
+
+
+class ClassBundles:
+    """A bundle of each class, whose points have ids, and are forgotten, together.
+
+    One class against the rest is a problem of its own for each class, and so is its
+    best mixture: α of class c becomes Σ_j θ_{c,j} a_{j,c}. Clients remember a proposal
+    of all classes or of none. With one class this is its :class:`DualBundle`.
+
+    Parameters
+    ----------
+    bundles : sequence of DualBundle
+        Alike but for what is in them.
+    """
+
+    def __init__(self, bundles: Sequence[DualBundle]) -> None:
+        self.bundles = list(bundles)
+
+    @property
+    def w(self) -> FloatArray:
+        """W = Σ over units of v_α, a new array of shape (C, p), of one class (p,)."""
+        each = [one.w for one in self.bundles]
+        return each[0] if len(each) == 1 else np.stack(each)
+
+    def alpha_id(self, unit: int) -> int:
+        """The id of a unit's current α."""
+        return self.bundles[0].alpha_id(unit)
+
+    def contribution(self, unit: int) -> tuple[FloatArray, FloatArray]:
+        """Return v, shape (C, p), and b, shape (C,), of a unit's current α."""
+        v, b = zip(*(one.contribution(unit) for one in self.bundles), strict=True)
+        return np.stack(v), np.array(b)
+
+    def dual_values(self) -> FloatArray:
+        """D of each class, shape (C,), as :meth:`DualBundle.dual_value`."""
+        return np.array([one.dual_value() for one in self.bundles])
+
+    def dual_value(self) -> float:
+        """The sum of D over the classes."""
+        return float(self.dual_values().sum())
+
+    def set_alpha_value(self, unit: int, b: FloatArray) -> None:
+        """Put the exact b, shape (C,), in the place of the bounds of the mixtures."""
+        for one, own in zip(self.bundles, b.tolist(), strict=True):
+            one.set_alpha_value(unit, own)
+
+    def new_ids(self, unit: int, count: int) -> list[int]:
+        """Ids for the next proposals of a unit; the same until :meth:`search`."""
+        return self.bundles[0].new_ids(unit, count)
+
+    def only_alpha(
+        self,
+        unit: int,
+        v: FloatArray | None = None,
+        b: FloatArray | None = None,
+        alpha_id: int | None = None,
+    ) -> None:
+        """Forget all of a unit's points but its α, or put another α in its place.
+
+        ``v`` has shape (C, p), and ``b`` (C,).
+        """
+        for c, one in enumerate(self.bundles):
+            if v is None or b is None:
+                one.only_alpha(unit, alpha_id=alpha_id)
+            else:
+                one.only_alpha(unit, v[c], float(b[c]), alpha_id)
+
+    def search(
+        self, units: list[int], proposals: dict[int, tuple[FloatArray, FloatArray]]
+    ) -> dict[int, Mixture]:
+        """Take in proposals, V of shape (C, c, p) and b of (C, c), and move.
+
+        Returns
+        -------
+        dict
+            By unit, what its clients have to do.
+        """
+        found = [
+            one.weigh(units, {u: (V[c], b[c]) for u, (V, b) in proposals.items()})
+            for c, one in enumerate(self.bundles)
+        ]
+        mixtures = {}
+        for unit in sorted(units):
+            ids = found[0][unit][0]
+            theta = np.stack([own[unit][1] for own in found])
+            one, count = self.bundles[0], proposals[unit][1].shape[1]
+            alone = len(self.bundles) == 1
+            mixtures[unit] = one.mixture(ids, theta[0] if alone else theta, count)
+        for one in self.bundles:
+            one.move(mixtures)
+        return mixtures
+
+    def state(self) -> dict[str, NDArray[np.float64] | IntArray]:
+        """All of it as arrays."""
+        first, *others = self.bundles
+        arrays = first.state()
+        for c, one in enumerate(others, start=1):
+            arrays |= {f"{key}-{c}": array for key, array in one.state().items()}
+        return arrays
+
+    def load_state(self, state: dict[str, NDArray[np.float64]]) -> None:
+        """Inverse of :meth:`state`."""
+        for c, one in enumerate(self.bundles):
+            one.load_state({k: state[f"{k}-{c}" if c else k] for k in one.state()})

@@ -34,7 +34,8 @@ class GroupStep:
     alpha_id : int
         The id of the point that α is now.
     ids, weights : sequence of int, of float
-        The last mixture: the points with weight, and their θ. Empty if there is none.
+        The last mixture: the points with weight, and their θ, class by class. Empty
+        if there is none.
     keep : sequence of int
         The points to remember beside α.
     alpha : sequence of bytes or None
@@ -66,7 +67,7 @@ class GroupStep:
             step,
             alpha_id,
             mixture.ids.tolist(),
-            mixture.weights.tolist(),
+            mixture.weights.reshape(-1).tolist(),
             mixture.keep.tolist(),
             alpha,
         )
@@ -102,22 +103,26 @@ class GroupStep:
         return entries
 
     @classmethod
-    def unpack(cls, config: Mapping[str, Any]) -> list[GroupStep]:
+    def unpack(cls, config: Mapping[str, Any], classes: int = 1) -> list[GroupStep]:
         """Inverse of :meth:`pack`, of the ``config`` of a request.
+
+        ``classes`` says how many θ a point has.
 
         Raises
         ------
         KeyError, ValueError
             An entry is missing, or the lists do not have one length.
         """
+        counts = config["mix-counts"]
+        each = [classes * count for count in counts]
         return [
             cls(g, step, alpha_id, ids, weights, keep, config.get(f"alpha/{g}"))
             for g, step, alpha_id, ids, weights, keep in zip(
                 config["groups"],
                 config["steps"],
                 config["alpha-ids"],
-                _cut(config["mix-ids"], config["mix-counts"]),
-                _cut(config["mix-weights"], config["mix-counts"]),
+                _cut(config["mix-ids"], counts),
+                _cut(config["mix-weights"], each),
                 _cut(config["keep-ids"], config["keep-counts"]),
                 strict=True,
             )

@@ -223,6 +223,10 @@ class LinearModel(FiniteSum):
         """Return λ_max(Θ), computed once."""
         return (self._exact or self)._lipschitz
 
+    def strong_convexity(self) -> float:
+        """Return a μ with ∇²f ⪰ μI everywhere: that of the regulariser, weight · l2."""
+        return self.weight * self.l2
+
 
 class LeastSquares(LinearModel):
     """Linear least squares.

@@ -126,14 +126,15 @@ class LostStates(UnitSteps):
     def _go_back(self, u: int) -> None:
         """All holders of a unit's group lost α: back to the last backup of the unit."""
         unit = self.units[u]
-        none: tuple[Any, None, float, bytes] = {}, None, 0.0, b""
+        none: tuple[Any, None, None, bytes] = {}, None, None, b""
         alphas, v, b, chain = unit.backups[0] if unit.backups else none
         log(WARNING, "every holder lost its state: a group goes back to its backup")
         for g in unit.groups:
             # the others of the unit go back too
             self.bare |= {(n, g) for n in self.alignment.groups[g].holders}
         if v is None:
-            v, b = np.zeros(len(self.alignment.feature_names)), 0.0
+            classes, p = self.strategy.classes, len(self.alignment.feature_names)
+            v, b = np.zeros((classes, p)), np.zeros(classes)
             unit.step = 0
             unit.alphas.clear()
         else:

@@ -195,15 +195,15 @@ class MaskedSums(LostStates):
         self._used(answer.client)
 
     def _numbers(self) -> int:
-        """R: how many sums a report has, see the clients' ``_propose``."""
-        return 3 + 2 * len(self._kinds(shared=True))
+        """C R: how many sums a report has, see the clients' ``_propose``."""
+        return self.strategy.classes * (3 + 2 * len(self._kinds(shared=True)))
 
     def _size_of(self, name: str) -> int:
-        count = len(self._kinds(shared=True))
+        count = self.strategy.classes * len(self._kinds(shared=True))
         return count * len(self.alignment.columns[name]) + 4 * self._numbers()
 
     def _complete_sum(self) -> tuple[FloatArray, FloatArray] | None:
-        """V of the proposals, shape (c, p), and the R sums, once all have answered.
+        """V of the proposals, (c C, p), and the C R sums, once all have answered.
 
         Raises
         ------
@@ -215,6 +215,7 @@ class MaskedSums(LostStates):
         if stage is None or set(stage.words) != set(self.strategy.clients):
             return None
         count, R = len(self._kinds(shared=True)), self._numbers()
+        count *= self.strategy.classes
         p = len(self.alignment.feature_names)
         total = np.zeros((count, p), dtype=np.uint64)
         ends = np.zeros(4 * R, dtype=np.uint64)
@@ -247,15 +248,17 @@ class MaskedSums(LostStates):
         (unit,) = self.units
         if self.strategy.noisy or self.strategy.slots == "chosen":
             return  # v is not exact; z is not known of all samples
-        count = len(V)
+        C = self.strategy.classes
         assert unit.snapshot is not None
         λN = self.strategy.regularization * self.alignment.num_samples
-        alpha, _ = self.bundle.contribution(0)
-        v = np.vstack([alpha, V])
-        ours, theirs = λN * (v @ unit.snapshot), first[-1 - count :]
-        size = λN * (np.abs(v) @ np.abs(unit.snapshot)) + self.alignment.num_samples
-        if not (np.abs(ours - theirs) <= _SAME * size).all():
-            raise WrongReportError(
-                "the sums over all clients contradict their inner products, by up to "
-                f"{np.abs(ours - theirs).max():.3g}: a client reports what is not so"
-            )
+        alphas, _ = self.bundle.contribution(0)
+        for c, alpha in enumerate(alphas):
+            w, v = np.atleast_2d(unit.snapshot)[c], np.vstack([alpha, V[c::C]])
+            ours, theirs = λN * (v @ w), first.reshape(C, -1)[c, -len(v) :]
+            size = λN * (np.abs(v) @ np.abs(w)) + self.alignment.num_samples
+            if not (np.abs(ours - theirs) <= _SAME * size).all():
+                raise WrongReportError(
+                    "the sums over all clients contradict their inner products, by up "
+                    f"to {np.abs(ours - theirs).max():.3g}: a client reports what is "
+                    "not so"
+                )

@@ -197,23 +197,23 @@ class MixtureSteps(MaskedSums):
         """V of the proposals, and the sums of those groups that this client reports."""
         name = answer.client
         p_k = len(self.alignment.columns[name])
-        arrays = list(answer.arrays)
+        arrays, C = list(answer.arrays), self.strategy.classes
         counts = {g: self._count(g) for g in groups}
         # everything is checked before anything is kept
         found: dict[int, FloatArray] = {}
         for g in groups:
             array = arrays.pop(0) if arrays else np.empty(0)
-            if array.shape != (counts[g], p_k) or array.dtype != np.float64:
+            if array.shape != (C * counts[g], p_k) or array.dtype != np.float64:
                 raise ValueError(
                     f"the answer has shape {array.shape} and dtype {array.dtype}, "
-                    f"expected {(counts[g], p_k)} and float64"
+                    f"expected {(C * counts[g], p_k)} and float64"
                 )
             found[g] = array
         blobs = read_blobs(arrays)
         wish = self._wished.get(name, [])
         backups = split_blobs(blobs, [self._blocks(g) for g in wish])
         report = [g for g in groups if self._reporter(g) == name]
-        lengths = [2 + counts[g] for g in report]
+        lengths = [C * (2 + counts[g]) for g in report]
         if len(answer.numbers) != sum(lengths):
             raise ValueError(
                 f"the answer has {len(answer.numbers)} sums, expected {sum(lengths)}"
@@ -236,24 +236,29 @@ class MixtureSteps(MaskedSums):
         metrics: dict[str, float] = {"moved-groups": 0.0}
         if not complete:
             return metrics
-        N = self.alignment.num_samples
+        N, C = self.alignment.num_samples, self.strategy.classes
         proposals = {}
         for u in complete:
             V, report = found[u]
-            self.held.note(u, self.units[u].version, float(report[0]))
+            by_class = report.reshape(C, -1)
+            self.held.note(u, self.units[u].version, by_class[:, 0])
             # b of the current α, exactly, in the place of the mixture's bound
-            self.bundle.set_alpha_value(u, -report[1] / N)
-            proposals[u] = (V, -report[2 : 2 + len(V)] / N)
+            self.bundle.set_alpha_value(u, -by_class[:, 1] / N)
+            # of each class the same proposals: shape (C, c, p)
+            own = np.ascontiguousarray(V.reshape(-1, C, V.shape[1]).swapaxes(0, 1))
+            proposals[u] = (own, -by_class[:, 2 : 2 + own.shape[1]] / N)
         λ = self.strategy.regularization
+        self.duals = self.bundle.dual_values()
+        metrics["dual"] = float(self.duals.sum())
         if len(self.held.losses) == len(self.units) and self._certifies:
             # P(w) = (λ/2)‖w‖² + (1/N) Σ l_i, all at the one w that was held
-            w, losses = self.held.w, self.held.total()
-            metrics["primal"] = 0.5 * λ * float(w @ w) + losses / N
+            w, losses = self.held.w, self.held.total(C)
+            squares = np.array([own @ own for own in np.atleast_2d(w)])
+            self.primals = 0.5 * λ * squares + losses / N
+            metrics["primal"] = float(self.primals.sum())
             self.certified, self.lag = w, self.version - self.held.version
-        dual = self.bundle.dual_value()
-        metrics["dual"] = dual
-        if "primal" in metrics:
-            self._check_gap(metrics["primal"], dual)
+            for primal, dual in zip(self.primals, self.duals, strict=True):
+                self._check_gap(float(primal), float(dual))
         mixtures = self.bundle.search(complete, proposals)
         for u, mixture in mixtures.items():
             unit = self.units[u]
@@ -266,7 +271,7 @@ class MixtureSteps(MaskedSums):
                     unit.tag,
                     unit.step,
                     ids.tolist(),
-                    weights.tolist(),
+                    weights.reshape(-1).tolist(),
                     keep.tolist(),
                 )
         self._stage = None
@@ -295,7 +300,7 @@ class MixtureSteps(MaskedSums):
         )
 
     def _found(self) -> dict[int, tuple[FloatArray, FloatArray]]:
-        """V of the proposals, shape (c, p), and their sums, of the complete units."""
+        """V of the proposals, (c C, p), and their sums, of the complete units."""
         if self.strategy.secure_sum:
             whole = self._complete_sum()
             return {} if whole is None else {0: whole}
@@ -307,7 +312,7 @@ class MixtureSteps(MaskedSums):
 
     def _assemble(self, unit: Unit) -> tuple[FloatArray, FloatArray]:
         """The same of one unit, from what its holders sent."""
-        count = self._count(unit.groups[0])
+        count = self.strategy.classes * self._count(unit.groups[0])
         V = np.zeros((count, len(self.alignment.feature_names)))
         for (name, _), v in unit.answers.items():
             V[:, self.alignment.columns[name]] += v

@@ -29,11 +29,12 @@ def score_new_samples(
     config = {**strategy.phase_config(), "prediction": server_round}
     holders = [name for name in strategy.clients if new.rows.get(name)]
     shares: dict[int, dict[str, Blobs]] = {}
-    w = strategy.found_point()
+    C = strategy.classes
+    w = strategy.found_point().reshape(-1, C).T
 
     def take_products(answer: Answer) -> None:
         own = new.client_groups(answer.client)
-        counts = [cipher.blocks(new.groups[g].size) for g in own]
+        counts = [cipher.blocks(C * new.groups[g].size) for g in own]
         parts = split_blobs(read_blobs(answer.arrays), counts)
         for g, part in zip(own, parts, strict=True):
             shares.setdefault(g, {})[answer.client] = part

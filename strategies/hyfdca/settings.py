@@ -30,6 +30,14 @@ class HyFDCASettings(HybridStrategy):
     smoothing: float = given(
         "of the smoothed hinge loss", default=1.0, symbol="g", above=0.0
     )
+    classes: int = given(
+        "1, or how many there are, 3 or more, each told from the rest",
+        note="Labels are then numbers from 0, the model has shape (p, C), and the loss "
+        "is one of two classes",
+        default=1,
+        symbol="C",
+        minimum=1,
+    )
     step: str = setting(
         "bundle",
         "how proposals become a step",
@@ -152,6 +160,20 @@ class HyFDCASettings(HybridStrategy):
                 "step 'theoretical'"
             )
         self.safe = step in ("bundle", "line-search")
+        if self.classes == 2:
+            raise SettingsError(
+                "classes = 2 is one problem of labels -1 and +1; allowed: 1, or 3 and "
+                "more"
+            )
+        for allowed, what in (
+            (self.safe, f"step = {step!r}; allowed: 'bundle', 'line-search'"),
+            (
+                LOSSES[self.loss].labels == "signs",
+                f"loss = {self.loss!r}, which is none of two classes",
+            ),
+        ):
+            if self.classes > 1 and not allowed:
+                raise SettingsError(f"classes = {self.classes} does not go with {what}")
         if secure_sum and not self.safe:
             raise SettingsError(
                 f"step = {step!r} sends each client's own sums in the clear: it needs "

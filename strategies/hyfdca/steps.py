@@ -27,16 +27,20 @@ class Steps(ABC):
 
     Attributes
     ----------
-    w : ndarray of shape (p,)
-        The weights.
-    certified : ndarray of shape (p,)
+    w : ndarray of shape (p,) or (C, p)
+        The weights, of C classes a row each.
+    certified : ndarray of shape (p,) or (C, p)
         The weights that the last ``primal`` among the metrics is of.
+    primals, duals : ndarray of shape (C,) or None
+        P of each class's certified weights, and D, of this iteration; None: not known.
     lag : int
         How many moves they were behind ``w`` when that iteration began.
     """
 
     w: FloatArray
     certified: FloatArray
+    primals: FloatArray | None = None
+    duals: FloatArray | None = None
     lag: int = 0
 
     def __init__(self, strategy: HyFDCA) -> None:
@@ -82,6 +86,7 @@ class Steps(ABC):
         """Note down what all waves of an iteration have in common."""
         self._wave = (conversation, server_round, timeout)
         self._extra = {**extra, **self.strategy.phase_config()}
+        self.primals = self.duals = None
 
     def _ask(
         self,
@@ -111,8 +116,9 @@ class Steps(ABC):
         return self.strategy.cipher
 
     def _blocks(self, g: int) -> int:
-        """Number of ciphertexts of one number for each of a group's samples."""
-        return self._cipher.blocks(self.alignment.groups[g].size)
+        """Number of ciphertexts of C numbers for each of a group's samples."""
+        count = self.strategy.classes * self.alignment.groups[g].size
+        return self._cipher.blocks(count)
 
     def _add(self, shares: Mapping[str, Blobs]) -> tuple[Blobs | None, set[str]]:
         """The sum of shares; or None, and whose are to be had again."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from logging import INFO, WARNING
-from math import inf
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.flower_internals import log
 
+from .certificate import Certificate
 from .columns import ask_columns
 from .mixtures import MixtureSteps
 from .new_samples import score_new_samples
@@ -68,6 +68,11 @@ class HyFDCA(HyFDCASettings):
     Learning", AAAI 2024, arXiv 2210.08106, algorithms 1 to 5; the steps ``bundle`` and
     ``line-search`` are ours (:mod:`fedtrellis.dual.bundle`).
 
+    With ``classes`` = C each class is told from the rest: C such problems, w of shape
+    (p, C) and α of (N, C). They share the samples, the encryption and the waves, so
+    that an iteration has as many messages as with one; each has a mixture of its own.
+    P, D and the gap are the sums over the classes.
+
     Notes
     -----
     The matching client is ``HyFDCAClient(context, features, feature_names,
@@ -112,8 +117,7 @@ class HyFDCA(HyFDCASettings):
         self._labels: list[Labels] = []
         self._scales: ColumnScales | None = None  # of raw columns
         self._steps: Steps | None = None
-        self._best: tuple[float, FloatArray] | None = None
-        self._best_dual = -inf
+        self._best = Certificate(self.classes)
         self._moves = 0
         self._uncertified = 0  # moves since the w that P was last known of
         self._own_keys = self.given_cipher is not None
@@ -170,6 +174,8 @@ class HyFDCA(HyFDCASettings):
             "num-clients": self.num_clients,
             "answers": self._declared_answers(),
         }
+        if self.classes > 1:
+            settings["classes"] = self.classes
         if self._alignment is not None:
             settings["num-samples-all"] = self.alignment.num_samples
         return settings
@@ -178,7 +184,8 @@ class HyFDCA(HyFDCASettings):
         """How many different questions the run has for a client."""
         rounds = self.num_rounds
         # some in hand: going back after a loss takes another way
-        return rounds + self._evaluations(rounds) + rounds // 10 + 10
+        answers = rounds + self._evaluations(rounds) + rounds // 10 + 10
+        return self.classes * answers
 
     def _evaluations(self, rounds: int) -> int:
         """How many evaluations so many rounds have, and one of the last round."""
@@ -277,10 +284,13 @@ class HyFDCA(HyFDCASettings):
         done = self.history[-1].round if self.history else 0
         return {
             "rounds": self.num_rounds,
-            "answers-to-come": self.num_rounds
-            - done
-            + self._evaluations(self.num_rounds)
-            - self._evaluations(done),
+            "answers-to-come": self.classes
+            * (
+                self.num_rounds
+                - done
+                + self._evaluations(self.num_rounds)
+                - self._evaluations(done)
+            ),
         }
 
     def _ask_ready(
@@ -401,20 +411,19 @@ class HyFDCA(HyFDCASettings):
         self._used = [name for name in self.clients if name in used and moved]
         if not conversation.traffic.waves:
             self._sampled = []  # all who are here wait for somebody who is away
-        primal, dual = metrics.get("primal"), metrics.get("dual")
-        if dual is not None:
-            self._best_dual = max(self._best_dual, dual)
-        if primal is not None and (self._best is None or primal < self._best[0]):
-            self._best = (primal, self.steps.certified.copy())
-        if primal is not None and self._best is not None:
+        primal = metrics.get("primal")
+        self._best.note(
+            self.steps.primals, self.steps.duals, np.atleast_2d(self.steps.certified)
+        )
+        if primal is not None:
             # what the stop rule compares and the result has: never that of one round
-            metrics["duality-gap"] = self._best[0] - self._best_dual
+            metrics["duality-gap"] = self._best.gap
         move = int(metrics.get("moved-groups", 1.0) > 0.0)
         self._moves += move
         self._uncertified = (
             self.steps.lag if primal is not None else self._uncertified + move
         )
-        self.broadcast.replace(self.steps.w)
+        self.broadcast.replace(_flat(np.atleast_2d(self.steps.w)))
         return metrics if self._used else None
 
     def _progress(self) -> bool:
@@ -438,16 +447,15 @@ class HyFDCA(HyFDCASettings):
         outlived = _CERTIFIED_MOVES
         if self.safe:
             outlived = min(outlived, (self._moves - 1) // 2)
-        if self._best is None or self._uncertified > outlived:
+        if self._best.w is None or self._uncertified > outlived:
             return self.broadcast.model
-        return self._best[1]
+        return _flat(self._best.w)
 
     def converged(self) -> bool:
         """Whether the certificate, the best P against the best D, is tight enough."""
-        if not self.tolerance or self._best is None:
+        if not self.tolerance or self._best.w is None:
             return False
-        primal = self._best[0]
-        return primal - self._best_dual <= self.tolerance * abs(primal)
+        return self._best.gap <= self.tolerance * abs(self._best.primal)
 
     def finish(self, conversation: Conversation) -> None:
         """Let the clients of a simulation remove the key that they made.
@@ -501,14 +509,11 @@ class HyFDCA(HyFDCASettings):
             "fingerprint": np.array(self._fingerprint),
             "own-keys": np.array(self._own_keys),
             "agreement": as_array(self.agreement.to_bytes()),
-            "best-dual": np.array(self._best_dual),
             "moves": np.array(self._moves),
             **_scales_state(self._scales),
             "uncertified": np.array(self._uncertified),
         }
-        if self._best is not None:
-            arrays["best-primal"] = np.array(self._best[0])
-            arrays["best-w"] = self._best[1]
+        arrays |= self._best.state()
         for key, array in self.alignment.state().items():
             arrays[f"alignment/{key}"] = array
         if self._new is not None:
@@ -557,9 +562,7 @@ class HyFDCA(HyFDCASettings):
                 f"the context has fingerprint {given.fingerprint}, but the run to go "
                 f"on with had {self._fingerprint}"
             )
-        self._best_dual = float(state["best-dual"])
-        if "best-w" in state:
-            self._best = (float(state["best-primal"]), state["best-w"])
+        self._best.load_state(state)
         self._uncertified = int(state["uncertified"])
         # a checkpoint of before has none
         self._moves = int(state.get("moves", np.array(2 * _CERTIFIED_MOVES)))
@@ -577,6 +580,11 @@ class HyFDCA(HyFDCASettings):
         ]
         self._steps = self._make_steps()
         self._steps.load_state(_under(state, "steps/"))
+
+
+def _flat(w: FloatArray) -> FloatArray:
+    """Weights of each class, (C, p), as the model's array (p,) or (p, C) in one row."""
+    return w.T.reshape(-1)
 
 
 def _scales_state(scales: ColumnScales | None) -> dict[str, NDArray[Any]]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtrellis.dual.bundle import DualBundle, Mixture
+from fedtrellis.dual.bundle import ClassBundles, DualBundle, Mixture
 from fedtrellis.dual.group_steps import GroupStep
 from fedtrellis.dual.masks import weights_mark
 from fedtrellis.wire.arrays import FloatArray
@@ -33,7 +33,7 @@ _MAX_UNITS = 100
 
 
 #: enc(α) of a unit's groups, each with its step; v, b and chain of that α.
-Backup = tuple[dict[int, tuple[int, Blobs]], FloatArray, float, bytes]
+Backup = tuple[dict[int, tuple[int, Blobs]], FloatArray, FloatArray, bytes]
 
 
 @dataclass
@@ -74,24 +74,27 @@ class HeldWeights:
 
     Attributes
     ----------
-    w : ndarray of shape (p,)
+    w : ndarray of shape (p,) or (C, p)
     version : int
     losses : dict
-        Σ l_i of the units that have reported.
+        Σ l_i, shape (C,), of the units that have reported.
     """
 
     w: FloatArray
     version: int
-    losses: dict[int, float] = field(default_factory=dict)
+    losses: dict[int, FloatArray] = field(default_factory=dict)
 
-    def note(self, unit: int, version: int, losses: float) -> None:
+    def note(self, unit: int, version: int, losses: FloatArray) -> None:
         """Take a unit's report, if it is of this w."""
         if version == self.version:
             self.losses[unit] = losses
 
-    def total(self) -> float:
-        """Return Σ l_i over all units."""
-        return sum(self.losses[u] for u in sorted(self.losses))
+    def total(self, classes: int) -> FloatArray:
+        """Return Σ l_i over all units, shape (C,)."""
+        total = np.zeros(classes)
+        for u in sorted(self.losses):
+            total += self.losses[u]
+        return total
 
 
 @dataclass
@@ -123,12 +126,17 @@ class UnitSteps(Steps):
         lists = [list(groups)] if strategy.secure_sum else self._lists()
         self.units = [Unit(group) for group in lists]
         self.unit_of = {g: u for u, unit in enumerate(self.units) for g in unit.groups}
-        self.bundle = DualBundle(
-            len(self.alignment.feature_names),
-            len(self.units),
-            strategy.regularization,
-            min(strategy.remembered, max(3, _MAX_POINTS // len(self.units))),
-            strategy.search_tolerance,
+        self.bundle = ClassBundles(
+            [
+                DualBundle(
+                    len(self.alignment.feature_names),
+                    len(self.units),
+                    strategy.regularization,
+                    min(strategy.remembered, max(3, _MAX_POINTS // len(self.units))),
+                    strategy.search_tolerance,
+                )
+                for _ in range(strategy.classes)
+            ]
         )
         self._stage: Stage | None = None
         # holders that lost what they remembered of a group
@@ -193,7 +201,7 @@ class UnitSteps(Steps):
         if not unit.marks:
             assert unit.snapshot is not None
             for name in self.strategy.agreement.names:
-                (own,) = self.strategy.own(name, unit.snapshot)
+                own = self.strategy.own(name, unit.snapshot)
                 unit.marks.append(weights_mark(own))
         return unit.marks
 
@@ -277,7 +285,7 @@ class UnitSteps(Steps):
                         key = f"{u}/backup/{age}/{g}/{step}/{i}"
                         arrays[key] = as_array(blob)
                 arrays[f"{u}/backup-v/{age}"] = v
-                arrays[f"{u}/backup-b/{age}"] = np.array(b)
+                arrays[f"{u}/backup-b/{age}"] = b
                 arrays[f"{u}/backup-chain/{age}"] = as_array(chain)
         return arrays
 
@@ -309,9 +317,9 @@ class UnitSteps(Steps):
                         *_, g, step, _ = key.split("/")
                         blobs = alphas.setdefault(int(g), (int(step), []))[1]
                         blobs.append(array.tobytes())
-                b = float(state[f"{u}/backup-b/{age}"])
+                b = state[f"{u}/backup-b/{age}"].reshape(self.strategy.classes)
                 chain = state[f"{u}/backup-chain/{age}"].tobytes()
-                v = state[f"{u}/backup-v/{age}"]
+                v = state[f"{u}/backup-v/{age}"].reshape(len(b), -1)
                 unit.backups.append((alphas, v, b, chain))
             if unit.backups:
                 unit.alphas = dict(unit.backups[0][0])

@@ -233,6 +233,8 @@ class UpdateSteps(Steps):
             metrics["primal"] = half + float(losses) / N
             metrics["dual"] = -half - float(conjugates) / N
             self.certified = self.w
+            self.primals = np.array([metrics["primal"]])
+            self.duals = np.array([metrics["dual"]])
         return metrics
 
     def _damping(self, name: str) -> tuple[float, float]:

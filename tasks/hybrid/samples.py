@@ -73,10 +73,11 @@ def _split(task: HybridTask, labels: FloatArray, test: int) -> tuple[Indices, In
                 random_state=derived_seed(task.seed, "hybrid split"),
             )
         except ValueError as error:
-            counts = f"{(labels < 0).sum()} and {(labels > 0).sum()}"
+            counts = " and ".join(map(str, np.unique(labels, return_counts=True)[1]))
+            kind = "classes" if task.every_class else "labels -1 and +1"
             raise SettingsError(
                 f"{task.name}.test-fraction = {task.test_fraction:g} does not suit "
-                f"{counts} samples of the labels -1 and +1: training and test data "
+                f"{counts} samples of the {kind}: training and test data "
                 "need some of each"
             ) from error
     if 0 < task.train_limit < len(train):
@@ -118,6 +119,9 @@ def load_samples(task: HybridTask) -> Samples:
     key = f"{task.name}.positive-class"
     if task.target == "number":
         labels = table.classes
+    elif task.every_class:
+        # numbers of the classes, in ascending order
+        labels = np.unique(table.classes, return_inverse=True)[1].astype(np.float64)
     else:
         labels = signs(task.dataset, table.classes, task.positive_class, key)
     train, test = _split(task, labels, table.test)

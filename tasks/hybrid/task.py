@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from fedtrellis.dual.one_against_rest import OneAgainstRest
 from fedtrellis.dual.regularized_loss import Optimum, RegularizedLoss, central_optimum
 from fedtrellis.objectives import Objective
 from fedtrellis.objectives.losses import Loss
@@ -169,6 +170,15 @@ class HybridTask(NodeDataTask):
         """What labels are of: classes, or any numbers."""
         return "class"
 
+    @property
+    def every_class(self) -> bool:
+        """Whether each class is told from the rest, and labels are their numbers."""
+        return False
+
+    def num_classes(self) -> int:
+        """Return how many problems of two classes there are, side by side."""
+        return 1
+
     def node_schema(self) -> Schema:
         """Return the schema: some of the features, of some samples, by their ids."""
         classes = self.target == "class"
@@ -176,15 +186,19 @@ class HybridTask(NodeDataTask):
             self.nodes.num_features(),
             self.nodes.names(),
             self.target,
-            self.nodes.class_labels(("-1", "1")) if classes else (),
+            self._class_labels() if classes else (),
             self.nodes.label_column,
             split=True,
         )
 
+    def _class_labels(self) -> tuple[str, ...]:
+        return self.nodes.class_labels(() if self.every_class else ("-1", "1"))
+
     def node_client_data(self, path: Path) -> ClientData:
         """Return what a node with its own file holds; class 0 is −1, class 1 is +1.
 
-        Where the labels are numbers, they are as the file has them.
+        Where the labels are numbers, they are as the file has them; where each class is
+        told from the rest, they are the classes' numbers.
 
         Raises
         ------
@@ -193,7 +207,7 @@ class HybridTask(NodeDataTask):
         """
         table = self.node_table(path)
         labels = table.targets
-        if labels is not None and self.target == "class":
+        if labels is not None and self.target == "class" and not self.every_class:
             labels = 2.0 * labels - 1.0
         return ClientData(table.features, table.names, table.ids, labels)
 
@@ -202,9 +216,8 @@ class HybridTask(NodeDataTask):
         return samples_of(self).num_train
 
     def shapes(self) -> list[tuple[int, ...]]:  # noqa: D102
-        if self.on_nodes:
-            return [(self.nodes.num_features(),)]
-        return [(len(samples_of(self).names),)]
+        p = self.nodes.num_features() if self.on_nodes else len(samples_of(self).names)
+        return [(p, self.num_classes()) if self.every_class else (p,)]
 
     def domains(self) -> dict[str, float]:
         """Return none: the methods for split data have no constraint."""
@@ -254,6 +267,7 @@ class HybridTask(NodeDataTask):
             "standardize": self.on_nodes,
             # dealt entry by entry, a column without any belongs to nobody
             "allow_unheld": self.partition == "entries" and not self.on_nodes,
+            **({"classes": self.num_classes()} if self.every_class else {}),
         }
 
     def client_parts(self, client: int) -> dict[str, Any]:
@@ -313,7 +327,7 @@ class HybridTask(NodeDataTask):
         found = self.objective().metrics(w)
         return {f"train-{name}": value for name, value in found.items()}
 
-    def _build_objective(self) -> RegularizedLoss:
+    def _build_objective(self) -> Objective:
         return _objective(self)
 
     def _build_client_objective(self, client: int) -> Objective:
@@ -331,27 +345,30 @@ def _parts(data: ClientData, new: ClientData | None) -> dict[str, Any]:
 
 # More tasks than one are alive in a process only in tests and sweeps.
 @lru_cache(maxsize=2)
-def _objective(task: HybridTask) -> RegularizedLoss:
+def _objective(task: HybridTask) -> RegularizedLoss | OneAgainstRest:
     data = samples_of(task)
-    return RegularizedLoss(
-        data.features[: data.num_train],
-        data.labels[: data.num_train],
-        task.make_loss(),
-        task.regularization,
-    )
+    features, labels = data.features[: data.num_train], data.labels[: data.num_train]
+    return _of(task, features, labels)
+
+
+def _of(
+    task: HybridTask, features: Any, labels: Any
+) -> RegularizedLoss | OneAgainstRest:
+    loss, λ = task.make_loss(), task.regularization
+    if task.every_class:
+        return OneAgainstRest(features, labels, task.num_classes(), loss, λ)
+    return RegularizedLoss(features, labels, loss, λ)
 
 
 @lru_cache(maxsize=2)
-def _test_objective(task: HybridTask) -> RegularizedLoss:
+def _test_objective(task: HybridTask) -> RegularizedLoss | OneAgainstRest:
     data = samples_of(task)
-    return RegularizedLoss(
-        data.features[data.num_train :],
-        data.labels[data.num_train :],
-        task.make_loss(),
-        task.regularization,
-    )
+    return _of(task, data.features[data.num_train :], data.labels[data.num_train :])
 
 
 @lru_cache(maxsize=4)
 def _optimum(task: HybridTask) -> Optimum:
-    return central_optimum(_objective(task))
+    problem = _objective(task)
+    if isinstance(problem, OneAgainstRest):
+        return problem.optimum()
+    return central_optimum(problem)

@@ -284,9 +284,9 @@ class Run(View):
         self.strategy = strategy(
             split.loss, split.regularization, callbacks=callbacks, **settings
         )
-        result = self.strategy.start(
-            self.grid, ArrayRecord([np.zeros(split.p)]), num_rounds=rounds
-        )
+        C = self.strategy.classes
+        start = np.zeros((split.p, C) if C > 1 else split.p)
+        result = self.strategy.start(self.grid, ArrayRecord([start]), num_rounds=rounds)
         self.model: Array = result.arrays.to_numpy_ndarrays()[0]
 
     def note_dual(self) -> None:
@@ -323,6 +323,8 @@ def small(
     X = rng.standard_normal((n, p)) / np.sqrt(p)
     z = X @ rng.standard_normal(p) + 0.3 * rng.standard_normal(n)
     y = z if loss == "squared" else np.where(z > 0, 1.0, -1.0)
+    if loss == "poisson":
+        y = np.maximum(np.round(3.0 * z), 0.0)
     cut = {"hybrid": (3, 2), "horizontal": (6, 1), "vertical": (1, 3)}
     if isinstance(parts, str):
         parts = grid_parts(n, p, *cut[parts])

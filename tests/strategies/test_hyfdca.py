@@ -269,7 +269,7 @@ def known_mixing(monkeypatch: pytest.MonkeyPatch) -> None:
     ) -> Array:
         assert number == 0
         ids = [self.sample_ids[i] for i in self._held()[g].rows]
-        return _coefficients(ids, version)
+        return _coefficients(ids, version)[None]
 
     monkeypatch.setattr(HyFDCAClient, "_mixing", mixing)
 

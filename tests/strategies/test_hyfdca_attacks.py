@@ -964,13 +964,13 @@ def test_scores_of_small_groups_are_not_measured() -> None:
     client._count_answer = lambda config, mark: None
     client._open_ledger = lambda config: type("L", (), {"save": lambda self: None})()
     config = {"loss": "hinge", "smoothing": 1.0}
-    both = client._measured(config, np.linspace(-1, 1, 6))
+    both = client._measured(config, np.linspace(-1, 1, 6)[None])
     assert both[1] == 4
     alone = client._measured(
-        config, np.array([*np.linspace(-1, 0.2, 4), np.nan, np.nan])
+        config, np.array([[*np.linspace(-1, 0.2, 4), np.nan, np.nan]])
     )
     assert alone[1:] == both[1:]
     assert alone[0] == pytest.approx(both[0], rel=1e-12)
-    few = np.full(6, np.nan)
-    few[4:] = 1.0
+    few = np.full((1, 6), np.nan)
+    few[:, 4:] = 1.0
     assert client._measured(config, few) == (0.0, 0, {})

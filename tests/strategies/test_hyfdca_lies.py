@@ -135,8 +135,9 @@ def test_a_run_with_a_liar_ends_with_an_error_or_a_true_certificate(
             assert grid.struck
         strategy = run.strategy
         if strategy.converged():
-            assert strategy._best is not None
-            primal, w = strategy._best
-            _certificate_is_true(split, primal, strategy._best_dual, w)
-            assert run.split.relative(w) <= 1.1 * TOLERANCE
+            best = strategy._best
+            assert best.w is not None
+            dual = float(best.duals[0])
+            _certificate_is_true(split, best.primal, dual, best.w[0])
+            assert run.split.relative(best.w[0]) <= 1.1 * TOLERANCE
     assert caught > len(seeds) // 2

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from sklearn.linear_model import PoissonRegressor, Ridge
+from sklearn.linear_model import LogisticRegression, PoissonRegressor, Ridge
 
+from fedtrellis.dual.regularized_loss import RegularizedLoss, central_optimum
+from fedtrellis.objectives.losses import make_loss
 from fedtrellis.settings import SettingsError
+from strategies import HyFDCA
 from tests.strategies.hyfdca_runs import Array, Run, Split, grid_parts, small
 
 N, P, REGULARIZATION = 120, 9, 1e-2
@@ -64,3 +67,132 @@ def test_negative_labels_are_no_counts() -> None:
     split.loss = "poisson"
     with pytest.raises(SettingsError, match="poisson loss must be finite and at least"):
         Run(split, 3)
+
+
+# -- one class against the rest
+
+
+def classes_split(
+    count: int, loss: str, n: int = N, p: int = P, cut: tuple[int, int] = (3, 3)
+) -> Split:
+    """Samples of several classes; the first ``count`` are one of each."""
+    rng = np.random.default_rng(count)
+    X = rng.standard_normal((n, p))
+    scores = X @ rng.standard_normal((p, count))
+    y = np.argmax(scores + 0.5 * rng.standard_normal((n, count)), axis=1)
+    y[:count] = np.arange(count)
+    split = Split(X, np.ones(n), grid_parts(n, p, *cut), loss, REGULARIZATION)
+    split.y = y.astype(np.float64)
+    return split
+
+
+def against_the_rest(split: Split, c: int) -> Array:
+    return np.where(split.y == c, 1.0, -1.0)
+
+
+@pytest.mark.parametrize(
+    ("count", "cut"), [(3, (3, 3)), (3, (1, 3)), (10, (3, 1)), (20, (3, 3))]
+)
+def test_classes_against_the_rest_are_scikit_learns(
+    count: int, cut: tuple[int, int]
+) -> None:
+    split = classes_split(count, "logistic", cut=cut)
+    # the gap is the sum over the classes: each one's must be as small as one's alone
+    found = Run(split, 80, encryption="stream", tolerance=1e-14, classes=count).model
+    assert found.shape == (P, count)
+    model = LogisticRegression(
+        C=1.0 / (REGULARIZATION * N),
+        fit_intercept=False,
+        solver="newton-cholesky",
+        tol=1e-12,
+    )
+    for c in range(count):
+        expected = model.fit(split.X, against_the_rest(split, c)).coef_[0]
+        np.testing.assert_allclose(found[:, c], expected, rtol=0, atol=1e-6)
+
+
+def test_hinges_against_the_rest() -> None:
+    """Each class's objective to 1e-8, its coefficients to 1e-4."""
+    split = classes_split(3, "hinge", 60, 6)
+    run = Run(split, 150, encryption="stream", classes=3, tolerance=1e-13)
+    for c in range(3):
+        y = against_the_rest(split, c)
+        problem = RegularizedLoss(split.X, y, make_loss("hinge"), REGULARIZATION)
+        best = central_optimum(problem, 1e-11)
+        assert problem.value(run.model[:, c]) - best.value <= 1e-8
+        np.testing.assert_allclose(run.model[:, c], best.w, rtol=0, atol=1e-4)
+
+
+def test_the_certificate_of_classes_is_the_sum_of_theirs() -> None:
+    split = classes_split(4, "smoothed-hinge")
+    run = Run(split, 12, classes=4)
+    problems = [
+        RegularizedLoss(
+            split.X, against_the_rest(split, c), make_loss(split.loss), 1e-2
+        )
+        for c in range(4)
+    ]
+    values = [one.value(run.model[:, c]) for c, one in enumerate(problems)]
+    optima = [central_optimum(one).value for one in problems]
+    best = run.strategy._best
+    np.testing.assert_allclose(best.primals, values, rtol=1e-12)
+    assert (best.duals <= np.array(optima) + 1e-9).all()
+    gap = run.metric("duality-gap")[-1]
+    assert gap == pytest.approx(sum(values) - best.duals.sum())
+    # a wave for the inner products and one for the proposals, as with one class
+    alone = Run(small(), 2)
+    assert (
+        run.strategy.history[-1].round_trips == alone.strategy.history[-1].round_trips
+    )
+
+
+def test_classes_in_the_clear_group_by_group() -> None:
+    split = classes_split(3, "logistic", cut=(2, 2))
+    hidden = Run(split, 150, classes=3, tolerance=1e-12).model
+    clear = Run(split, 150, classes=3, tolerance=1e-12, secure_sum=False).model
+    np.testing.assert_allclose(clear, hidden, rtol=0, atol=1e-5)
+    local = Run(
+        classes_split(3, "logistic", cut=(4, 1)),
+        60,
+        classes=3,
+        tolerance=1e-9,
+        secure_sum=False,
+        local_passes=1,
+    )
+    assert local.strategy.converged()
+
+
+@pytest.mark.parametrize("wiped", [("0",), ("0", "1", "2")])
+def test_a_client_of_classes_that_lost_its_state_is_given_it_again(
+    wiped: tuple[str, ...],
+) -> None:
+    split = classes_split(3, "logistic", cut=(2, 3))
+
+    def wipe(run: Run, server_round: int) -> None:
+        if server_round == 12:
+            for name in wiped:
+                run.wipe(name)
+
+    run = Run(split, 120, classes=3, each=wipe, tolerance=1e-10, encryption="stream")
+    assert run.strategy.converged()
+    whole = Run(split, 120, classes=3, tolerance=1e-10, encryption="stream")
+    np.testing.assert_allclose(run.model, whole.model, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"classes": 2}, "classes = 2 is one problem"),
+        ({"classes": 3, "step": "practical", "secure_sum": False}, "'practical'; allo"),
+        ({"classes": 3, "loss": "squared"}, "which is none of two classes"),
+    ],
+)
+def test_classes_that_do_not_fit(options: dict[str, object], match: str) -> None:
+    with pytest.raises(SettingsError, match=match):
+        HyFDCA(**options)  # type: ignore[arg-type]
+
+
+def test_labels_beyond_the_classes_are_refused() -> None:
+    split = classes_split(4, "logistic")
+    with pytest.raises(SettingsError, match="the numbers of 3 classes, 0 to 2"):
+        Run(split, 2, classes=3)

@@ -26,6 +26,9 @@ def _data(loss: Loss) -> tuple[Array, Array, Array, Array]:
     alpha = y * rng.random(len(ROWS))
     if loss.labels == "real":
         y, alpha = rng.standard_normal((2, len(ROWS)))
+    if loss.labels == "counts":
+        y = rng.poisson(2.0, len(ROWS)).astype(np.float64)
+        alpha = y - rng.exponential(2.0, len(ROWS))
     return X, y, alpha, X[ROWS] @ rng.standard_normal(P)
 
 

@@ -871,3 +871,66 @@ def test_labels_of_nodes_are_numbers_for_a_loss_of_numbers(tmp_path: Path) -> No
     task = make_task("hybrid-linear", config | loss, 3, 0)
     assert isinstance(task, HybridTask)
     np.testing.assert_array_equal(task.node_client_data(file).labels, [3.5, np.nan, 17])
+
+
+# -- several classes
+
+
+def test_every_class_of_digits() -> None:
+    task = HybridLinear(16, 0, classes="all", train_limit=400)
+    task.check()
+    assert task.shapes() == [(65, 10)]
+    assert task.method_options()["classes"] == 10
+    rows = load_digits().target
+    part = task.client_data(0)
+    assert part.labels is not None
+    np.testing.assert_array_equal(part.labels, rows[[int(i) for i in part.sample_ids]])
+    objective = task.objective()
+    W = np.random.default_rng(0).standard_normal((65, 10))
+    direction = np.random.default_rng(1).standard_normal((65, 10))
+    h = 1e-6
+    up, down = objective.value(W + h * direction), objective.value(W - h * direction)
+    slope = float((objective.gradient(W) * direction).sum())
+    assert slope == pytest.approx((up - down) / (2 * h), rel=1e-6)
+    found = task.optimum()
+    assert found.w.shape == (65, 10)
+    assert found.gap <= 1e-8 * found.value
+    one = HybridLinear(16, 0, positive_class=3, train_limit=400)
+    alone = one.optimum()
+    # the same training samples: how they are drawn does not depend on the labels
+    if one.client_data(0).sample_ids == part.sample_ids:
+        np.testing.assert_allclose(found.w[:, 3], alone.w, atol=1e-3)
+    assert task.metrics(found.w)["accuracy"] > 0.85
+
+
+def test_classes_of_nodes_files(tmp_path: Path) -> None:
+    file = tmp_path / "node.csv"
+    file.write_text("id,a,b,label\nx,1,2,red\ny,0,1,\nz,4,5,blue\n")
+    task = make_task(
+        "hybrid-linear",
+        {
+            "hybrid-linear.dataset": "nodes",
+            "hybrid-linear.classes": "all",
+            "hybrid-linear.bias": 0.0,
+            "data.features": 2,
+            "data.labels": "red,green,blue",
+        },
+        3,
+        0,
+    )
+    assert isinstance(task, HybridTask)
+    task.check()
+    assert task.shapes() == [(2, 3)]
+    np.testing.assert_array_equal(task.node_client_data(file).labels, [0, np.nan, 2])
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"loss": "squared"}, "allowed: hinge, smoothed-hinge, logistic"),
+        ({"dataset": "breast-cancer"}, "there are 2 of them; allowed: 'two'"),
+        ({"positive_class": 3}, "positive-class = 3 does not suit"),
+    ],
+)
+def test_classes_that_do_not_fit(settings: Any, match: str) -> None:
+    refused(SettingsError, match, HybridLinear(6, 0, classes="all", **settings))

@@ -1,0 +1,99 @@
+"""What the sums of several classes give away together that one's alone do not."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clients.hyfdca.hidden_sums import HiddenSums
+from fedtrellis.settings import SettingsError
+from reproduce.hyfdca.attacks.differences import rows_in_differences
+from strategies.hyfdca.masked_sums import MaskedSums
+from tests.strategies.hyfdca_runs import Array, Run, Split, grid_parts
+
+CLASSES, N, P = 4, 90, 12
+
+
+def rare_classes() -> Split:
+    """Two of four classes have one sample each."""
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((N, P))
+    y = (X[:, 0] > 0.0).astype(np.float64)
+    y[[30, 60]] = 2.0, 3.0
+    split = Split(X, np.ones(N), grid_parts(N, P, 3, 3), "logistic", 1e-2)
+    split.y = y
+    return split
+
+
+def what_the_server_sees(
+    monkeypatch: pytest.MonkeyPatch, rounds: int, **options: Any
+) -> tuple[Run, Array, Array]:
+    """V and w of each iteration, both of shape (T, C, P)."""
+    sums, weights = [], []
+    honest = MaskedSums._complete_sum
+
+    def listening(self: MaskedSums) -> Any:
+        found = honest(self)
+        if found is not None:
+            sums.append(found[0])
+            weights.append(self.w.copy())
+        return found
+
+    monkeypatch.setattr(MaskedSums, "_complete_sum", listening)
+    run = Run(rare_classes(), rounds, encryption="stream", classes=CLASSES, **options)
+    return run, np.stack(sums), np.stack(weights)
+
+
+def left_of_the_pairs(run: Run, sums: Array) -> float:
+    """How far two classes' difference is from the rare classes' rows, at the least.
+
+    The difference of the sums of classes 2 and 3, without its part in the span of the
+    one row that each of them has, over its norm.
+    """
+    rows = run.split.X[[30, 60]]
+    difference = sums[0, 2] - sums[0, 3]
+    part = rows.T @ np.linalg.lstsq(rows.T, difference, rcond=None)[0]
+    return float(np.linalg.norm(difference - part) / np.linalg.norm(difference))
+
+
+def test_no_combination_of_classes_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, sums, weights = what_the_server_sees(monkeypatch, 30)
+    assert sums.shape == (30, CLASSES, P)
+    assert left_of_the_pairs(run, sums) > 0.3
+    X = run.split.X
+    flat = sums.reshape(-1, P)
+    pairs = [a - b for t in sums for a, b in combinations(t, 2)]
+    steps = (sums - weights).reshape(-1, P)
+    every = np.vstack([flat, np.array(pairs), weights.reshape(-1, P), steps])
+    assert not len(rows_in_differences(every, X, 2, 1e-11))
+    # all classes of an iteration together, and of two successive ones
+    for t in (0, 1, 5, 28):
+        some = np.vstack([sums[t], sums[t + 1], weights[t], weights[t + 1]])
+        assert not len(rows_in_differences(some, X, 4, 1e-11))
+
+
+def test_one_mixing_for_all_classes_would_give_rare_classes_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The attack above finds what it looks for where the clients' r are shared."""
+    own = HiddenSums._mixing
+
+    def shared(self: HiddenSums, *given: Any) -> Array:
+        r = own(self, *given)
+        return np.broadcast_to(r[:1], r.shape)
+
+    monkeypatch.setattr(HiddenSums, "_mixing", shared)
+    run, sums, _ = what_the_server_sees(monkeypatch, 1)
+    assert left_of_the_pairs(run, sums) < 1e-6
+
+
+def test_an_answer_counts_once_for_each_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    from clients.hyfdca.rules import NodeRules
+
+    split = rare_classes()
+    rules = NodeRules(answers=3 * CLASSES)
+    with pytest.raises(SettingsError, match="has answered at 12 different"):
+        Run(split, 5, classes=CLASSES, client={"rules": rules})
