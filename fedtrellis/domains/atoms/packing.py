@@ -117,6 +117,14 @@ class PackedAtoms(Sequence[NDArray[Any]]):
     ----------
     atoms : sequence of Atom
         Of one shape.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.domains import L1Ball
+    >>> packed = PackedAtoms([L1Ball(2.0).lmo(np.array([0.0, -3.0, 1.0]))])
+    >>> [array.tolist() for array in packed]
+    [[0], [1], [2.0]]
     """
 
     __slots__ = ("_arrays", "atoms")
