@@ -52,6 +52,17 @@ class FederatedElasticNet(RegressorMixin, FederatedModel):  # type: ignore[misc]
         What each round took and came to.
     n_features_in_, feature_names_in_
         As scikit-learn's.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.estimators import FederatedElasticNet
+    >>> X = np.random.default_rng(0).normal(size=(60, 3))
+    >>> y = 2 * X[:, 0]
+    >>> nodes = [(X[:30], y[:30]), (X[30:], y[30:])]
+    >>> model = FederatedElasticNet(alpha=0.1).fit(nodes)
+    >>> round(float(model.score(X, y)), 1)
+    1.0
     """
 
     _numeric = True
@@ -145,6 +156,17 @@ class FederatedLasso(FederatedElasticNet):
     Solves min over w and b of (1/2N)‖y − Xw − b‖² + α ‖w‖₁, as scikit-learn's
     ``Lasso(alpha=α)``: :class:`FederatedElasticNet` with ρ = 1, whose other parameters
     and attributes it has.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.estimators import FederatedLasso
+    >>> X = np.random.default_rng(0).normal(size=(60, 3))
+    >>> y = 2 * X[:, 0]
+    >>> nodes = [(X[:30], y[:30]), (X[30:], y[30:])]
+    >>> model = FederatedLasso(alpha=0.1).fit(nodes)
+    >>> round(float(model.score(X, y)), 1)
+    1.0
     """
 
     def __init__(
