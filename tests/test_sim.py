@@ -375,8 +375,14 @@ def test_scores_of_new_samples_stay_on_the_nodes(tmp_path: Path) -> None:
     scores: dict[str, float] = {}
     for i in range(4):
         lines = (tmp_path / f"{i}.csv").read_text().splitlines()
-        assert lines[0] == "id,score"
-        for name, score in (line.split(",") for line in lines[1:]):
+        assert lines[0] == "id,score,predicted,probability,calibrated"
+        for name, score, predicted, probability, calibrated in (
+            line.split(",") for line in lines[1:]
+        ):
+            assert float(predicted) == (1.0 if float(score) >= 0.0 else -1.0)
+            # the hinge loss says no probability; what is known of some labels does
+            assert not probability
+            assert 0.0 < float(calibrated) < 1.0
             # all holders of a sample are given the same score
             assert scores.setdefault(name, float(score)) == float(score)
     names = list(setup.task.feature_names())

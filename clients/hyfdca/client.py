@@ -57,6 +57,10 @@ class HyFDCAClient(Proposals, Updates, Scoring):
     rules : NodeRules, optional
         Instead of those of the node config.
 
+    on_predictions : callable, optional
+        Given the :class:`~clients.hyfdca.predictions.Predictions` of the new samples:
+        scores, classes, and probabilities where there are any.
+
     Notes
     -----
     State, samples in the order of the groups: rows, groups, sizes, holders (the
