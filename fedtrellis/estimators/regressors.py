@@ -224,6 +224,17 @@ class FederatedRidge(_Regressor):
     intercept_ : float
     n_iter_, objective_, gap_, history_, n_features_in_, feature_names_in_
         As of :class:`FederatedElasticNet`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.estimators import FederatedRidge
+    >>> X = np.random.default_rng(0).normal(size=(60, 3))
+    >>> y = 2 * X[:, 0]
+    >>> nodes = [(X[:30], y[:30]), (X[30:], y[30:])]
+    >>> model = FederatedRidge(alpha=0.1).fit(nodes)
+    >>> round(float(model.score(X, y)), 1)
+    1.0
     """
 
     def __init__(
