@@ -134,6 +134,7 @@ class UnitSteps(Steps):
                     strategy.regularization,
                     min(strategy.remembered, max(3, _MAX_POINTS // len(self.units))),
                     strategy.search_tolerance,
+                    strategy.penalty,
                 )
                 for _ in range(strategy.classes)
             ]
