@@ -16,6 +16,7 @@ from . import (
     encryption,
     fedavg,
     fedgia,
+    fedgia_safe,
     hyfdca,
     intersection,
     messages,
@@ -50,6 +51,9 @@ COMPARISONS: dict[str, Callable[[bool], Iterable[Comparison]]] = {
         oracles.compare(oracles.QUICK if quick else oracles.FULL)
     ],
     "fedgia": lambda quick: fedgia.compare(fedgia.QUICK if quick else fedgia.FULL),
+    "fedgia-safe": lambda quick: [
+        fedgia_safe.compare(fedgia_safe.QUICK if quick else fedgia_safe.FULL)
+    ],
     "encryption": lambda quick: [
         encryption.compare(encryption.QUICK if quick else encryption.FULL)
     ],

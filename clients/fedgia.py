@@ -10,6 +10,7 @@ import numpy as np
 from flwr.app import Context
 from numpy.typing import NDArray
 
+from fedtrellis.admm.hessians import call_method
 from fedtrellis.admm.majorisers import majoriser_of, scaled_steps
 from fedtrellis.admm.shifted_systems import cached_system, lipschitz_of
 from fedtrellis.cohorts import CohortGradient, Result, points_of
@@ -47,6 +48,17 @@ class FedGiAClient(StatefulClient):
     State: pi (π_i), float64 whatever the model is of, and where σ is a diagonal scale
     (S), which the server sends once. x_i need not be kept: every round starts from the
     server's x.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis import client_app
+    >>> from fedtrellis.clients import FedGiAClient
+    >>> from fedtrellis.objectives import LeastSquares
+    >>> def client_fn(context):
+    ...     loss = LeastSquares(np.eye(3), np.ones(3))
+    ...     return FedGiAClient(context, loss)
+    >>> app = client_app(client_fn)
     """
 
     @dataclass(frozen=True)
@@ -81,6 +93,10 @@ class FedGiAClient(StatefulClient):
         properties: dict[str, Any] = {}
         if self.context.node_config.get("slow"):
             properties["slow"] = True
+        # of the objective, whatever H_i a user gives
+        modulus = call_method(self.objective, "strong_convexity")
+        if modulus is not None:
+            properties["strong-convexity"] = float(modulus)
         try:
             properties["lipschitz"] = lipschitz_of(
                 self.objective, self.hessian, self.factor_file

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -18,6 +20,7 @@ import pytest
 import sim
 from fedtrellis.app.directory import flatten, read_config
 from fedtrellis.settings import SettingsError
+from fedtrellis.wire.flower_internals import LOGGER_NAME, ConsoleHandler, log
 from fedtrellis.wire.local_grid import LocalGrid
 from tasks import TASKS, HybridTask
 from tests.harness import run_app
@@ -372,8 +375,14 @@ def test_scores_of_new_samples_stay_on_the_nodes(tmp_path: Path) -> None:
     scores: dict[str, float] = {}
     for i in range(4):
         lines = (tmp_path / f"{i}.csv").read_text().splitlines()
-        assert lines[0] == "id,score"
-        for name, score in (line.split(",") for line in lines[1:]):
+        assert lines[0] == "id,score,predicted,probability,calibrated"
+        for name, score, predicted, probability, calibrated in (
+            line.split(",") for line in lines[1:]
+        ):
+            assert float(predicted) == (1.0 if float(score) >= 0.0 else -1.0)
+            # the hinge loss says no probability; what is known of some labels does
+            assert not probability
+            assert 0.0 < float(calibrated) < 1.0
             # all holders of a sample are given the same score
             assert scores.setdefault(name, float(score)) == float(score)
     names = list(setup.task.feature_names())
@@ -531,12 +540,34 @@ def test_list_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     for name in (*sim.app.registry.methods, *TASKS, "l1-ball", "k-support-ball"):
         assert name in out
+    # names alone: on one screen
+    assert len(out.splitlines()) <= 50
     for group in sim.app.registry.groups:
-        if group.owner:
-            assert sim.app.command_line(["--list", group.owner]) == 0
-            out = capsys.readouterr().out
+        assert sim.app.command_line(["--list", group.owner or "run"]) == 0
+        told = capsys.readouterr().out
         for key in group.fields:
-            assert key in out
+            assert key in told
+            assert group.owner or key in out
+    for name in sim.app.registry.domains:
+        assert sim.app.command_line(["--list", name]) == 0
+        assert f"{name}: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("terminal", "forbidden", "coloured"),
+    [(True, "", True), (True, "1", False), (False, "", False)],
+)
+def test_colours_are_for_terminals_and_not_under_no_color(
+    terminal: bool, forbidden: str, coloured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: terminal, raising=False)
+    monkeypatch.setenv("NO_COLOR", forbidden)
+    handler = ConsoleHandler(stream=stream)
+    monkeypatch.setattr(logging.getLogger(LOGGER_NAME), "handlers", [handler])
+    assert sim.app.command_line(["--list"]) == 0
+    log(logging.INFO, "a line")
+    assert ("\x1b[" in stream.getvalue()) == coloured
 
 
 def test_pyproject_has_every_setting_with_its_default() -> None:

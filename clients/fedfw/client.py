@@ -40,6 +40,18 @@ class FedFWClient(StatefulClient):
     Notes
     -----
     State: x (x_i), y (y_i, FedFW+), d (d_i, FedFW-sto).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis import client_app
+    >>> from fedtrellis.clients import FedFWClient
+    >>> from fedtrellis.domains import L1Ball
+    >>> from fedtrellis.objectives import LeastSquares
+    >>> def client_fn(context):
+    ...     loss = LeastSquares(np.eye(3), np.ones(3))
+    ...     return FedFWClient(context, loss, L1Ball(1.0))
+    >>> app = client_app(client_fn)
     """
 
     def __init__(self, context: Context, objective: Any, domain: Domain) -> None:

@@ -2,6 +2,7 @@
 
 from .base import NewSamples
 from .client import HyFDCAClient
+from .predictions import Predictions
 from .preparation import LabelError
 
-__all__ = ["HyFDCAClient", "LabelError", "NewSamples"]
+__all__ = ["HyFDCAClient", "LabelError", "NewSamples", "Predictions"]

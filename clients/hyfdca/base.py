@@ -29,6 +29,7 @@ from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.client import StatefulClient
 
+from .predictions import Predictions
 from .rules import NodeRules
 from .secrets import Secrets
 
@@ -96,6 +97,7 @@ class SplitClient(StatefulClient):
         roster: Roster | str | Path | None = None,
         ledger: str | Path | None = None,
         rules: NodeRules | None = None,
+        on_predictions: Callable[[Predictions], None] | None = None,
     ) -> None:
         super().__init__(context)
         self.features = features
@@ -110,6 +112,7 @@ class SplitClient(StatefulClient):
         self.ledger_folder = ledger or node.get("ledger")
         self.new_samples = new_samples
         self.on_scores = on_scores
+        self.on_predictions = on_predictions
         self._rules = rules
         self._groups: tuple[Any, dict[int, HeldGroup]] | None = None  # and the state
         self._ledger: Ledger | None = None

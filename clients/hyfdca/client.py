@@ -57,12 +57,26 @@ class HyFDCAClient(Proposals, Updates, Scoring):
     rules : NodeRules, optional
         Instead of those of the node config.
 
+    on_predictions : callable, optional
+        Given the :class:`~clients.hyfdca.predictions.Predictions` of the new samples:
+        scores, classes, and probabilities where there are any.
+
     Notes
     -----
     State, samples in the order of the groups: rows, groups, sizes, holders (the
     alignment), labels, norms (‖x_i‖²); for each group g the proposals that it
     remembers, ``points/g`` of shape (c, n_g), the last being α, their ``ids/g`` and
     ``step/g``. With the paper's steps ``alpha``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis import client_app
+    >>> from fedtrellis.clients import HyFDCAClient
+    >>> def client_fn(context):
+    ...     X, ids = np.ones((2, 2)), ["patient-1", "patient-2"]
+    ...     return HyFDCAClient(context, X, ["age", "dose"], ids, [1.0, -1.0])
+    >>> app = client_app(client_fn)
     """
 
     #: What a node's owner may set in the node config.

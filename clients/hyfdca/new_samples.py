@@ -12,6 +12,7 @@ from fedtrellis.wire.arrays import FloatArray
 
 from .base import Config, Fit, as_arrays, loss_of
 from .consent import targets_of
+from .predictions import predictions_of
 from .preparation import Preparation
 
 __all__ = ["Scoring"]
@@ -31,7 +32,8 @@ class Scoring(Preparation):
         if w.shape != (pinned["classes"], len(self.feature_names)):
             raise ValueError(f"the weights have shape {w.shape}")
         self._check_norm(pinned, w)
-        products = np.stack([self.new_samples.features @ own for own in w])
+        columns = self._new_columns()
+        products = np.stack([columns @ own for own in w])
         blobs: list[bytes] = []
         for g, rows in self._new_rows().items():
             holders = self.secrets.agreement.holders(g, new=True)
@@ -44,7 +46,8 @@ class Scoring(Preparation):
     ) -> tuple[float, int, dict[str, Any]]:
         """Scores xᵀw of the new samples; mean loss and accuracy where there are labels.
 
-        ``on_scores`` is given all scores that could be had. The server reads the two
+        ``on_scores`` is given all scores that could be had, ``on_predictions`` what
+        follows from them. The server reads the two
         means, so this is one of the answers that the node's rules count. Groups of
         which fewer samples than their ``least`` have labels are left out.
         """
@@ -63,10 +66,20 @@ class Scoring(Preparation):
                     ("new-product", g, pinned["prediction"]),
                     C * len(rows),
                 ).reshape(C, len(rows))
+        told = scores[0] if C == 1 else scores.T.copy()
         if self.on_scores is not None:
-            told = scores[0] if C == 1 else scores.T.copy()
             self.on_scores(self.new_samples.sample_ids, told)
+        self._tell(pinned, told)
         return self._measured(pinned, scores)
+
+    def _tell(self, config: Config, scores: FloatArray) -> None:
+        """Hand the predictions over to whoever wants them; they stay on this node."""
+        assert self.new_samples is not None
+        if self.on_predictions is None:
+            return
+        ids, labels = self.new_samples.sample_ids, self.new_samples.labels
+        own = np.full(len(ids), np.nan) if labels is None else np.asarray(labels, float)
+        self.on_predictions(predictions_of(loss_of(config), ids, scores, own))
 
     def _measured(
         self, config: Config, scores: FloatArray

@@ -16,7 +16,7 @@ from fedtrellis.app.old_keys import translate
 from fedtrellis.app.run import read_record, run_and_report
 from fedtrellis.server.interruption import DEFAULT_NODES, sim_command
 from fedtrellis.server.loop import LoopStrategy
-from fedtrellis.server.progress import LOG_FORMATS, print_json
+from fedtrellis.server.progress import LOG_FORMATS, print_json, settle_colours
 from fedtrellis.settings import keys, parse_values
 from fedtrellis.signals import Interrupted
 from fedtrellis.wire.local_grid import LocalGrid
@@ -94,6 +94,7 @@ def guarded(act: Callable[[], None], program: str, options: argparse.Namespace) 
 
     128 and the signal's number (130, 143, 129) if SIGINT, SIGTERM or SIGHUP ended it.
     """
+    settle_colours()
     try:
         act()
         sys.stdout.flush()

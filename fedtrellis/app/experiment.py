@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from flwr.serverapp.strategy import Result
 
 from fedtrellis.app.registry import MethodEntry
 from fedtrellis.app.settings import RunSettings
+from fedtrellis.app.warm_start import read_model
 from fedtrellis.declared import misplaced
 from fedtrellis.domains import Domain
 from fedtrellis.domains.enclosing import enclosing_ball
@@ -56,6 +58,13 @@ class Experiment:
         For methods on one.
     client_app : ClientApp
         What runs on every node.
+
+    Examples
+    --------
+    >>> from fedtrellis.builtin import installed_app
+    >>> experiment = installed_app().experiment({"task": "lasso"}, 4)
+    >>> experiment.domain.name, experiment.strategy().name
+    ('l1-ball', 'fedfw')
     """
 
     config: dict[str, Any]
@@ -141,8 +150,18 @@ class Experiment:
         _ = self._strategy
 
     def start_point(self) -> FloatArray:
-        """The task's point, projected to where the model lives."""
-        point = self.layout.point(self.task.initial_point())
+        """The task's point, or a given model, projected to where the model lives."""
+        given = self.run.initial_model
+        if given and self.task.split_data:
+            raise SettingsError(
+                f"initial-model = {given!r} does not fit split data, whose methods "
+                "start from the clients' own variables"
+            )
+        # what a run goes on with stands in its checkpoint
+        if given and not self.run.resume:
+            point = self.layout.point(read_model(given, self.layout.shapes))
+        else:
+            point = self.layout.point(self.task.initial_point())
         if self.manifold is not None:
             return self.manifold.project(point)
         return point if self.domain.contains(point) else self.domain.project(point)
@@ -279,7 +298,7 @@ class Experiment:
             "context": context,
             "domain": domain,
             "manifold": self.manifold,
-            "on_scores": score_writer(node.get("scores-file")),
+            "on_predictions": prediction_writer(node.get("scores-file")),
             **parts,
             **self.client_settings,
         }
@@ -297,15 +316,36 @@ class Experiment:
         )
 
 
-def score_writer(path: Any) -> Callable[[Any, FloatArray], None] | None:
-    """What writes a node's new samples' scores to the file that its config names."""
+def prediction_writer(path: Any) -> Callable[[Any], None] | None:
+    """What writes what a node predicts to the file that its config names.
+
+    A line for each new sample: its id, its score, the class or value predicted, its
+    probability and the calibrated one; scores and probabilities of several classes
+    have a column each. Fields of what is not known are empty.
+    """
     if not path:
         return None
 
-    def write(ids: Any, scores: FloatArray) -> None:
-        lines = [
-            f"{name},{score:.17g}" for name, score in zip(ids, scores, strict=True)
-        ]
-        Path(str(path)).write_text("\n".join(["id,score", *lines, ""]), "utf-8")
+    def write(found: Any) -> None:
+        columns: list[tuple[str, Any]] = []
+        for name, values in (
+            ("score", found.scores),
+            ("predicted", found.predicted),
+            ("probability", found.probabilities),
+            ("calibrated", found.calibrated),
+        ):
+            if values is None:
+                values = np.full_like(found.scores, np.nan)
+            several = values.ndim == 2
+            rows = values.T if several else values[None]
+            names = [f"{name}-{c}" for c in range(len(rows))] if several else [name]
+            columns += zip(names, rows, strict=True)
+        with Path(str(path)).open("w", encoding="utf-8", newline="") as file:
+            lines = csv.writer(file, lineterminator="\n")
+            lines.writerow(["id", *(name for name, _ in columns)])
+            for i, sample in enumerate(found.sample_ids):
+                numbers = [own[i] for _, own in columns]
+                fields = ("" if np.isnan(x) else f"{x:.17g}" for x in numbers)
+                lines.writerow([sample, *fields])
 
     return write

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,24 @@ def write_config_block(registry: Registry, path: Path) -> bool:
     return new != text
 
 
+#: How the settings of the run itself are asked for.
+_RUN = "run"
+
+
 def print_list(registry: Registry, name: str | None = None) -> None:
-    """Print all that there is, or all of one method, task or domain."""
+    """Print names of all that there is, or the details of one.
+
+    Parameters
+    ----------
+    registry : Registry
+    name : str, optional
+        A method, task or set, ``data``, or ``run`` for the run's own settings.
+
+    Raises
+    ------
+    SettingsError
+        There is no such name.
+    """
     from rich.console import Console
 
     class Quiet(Console):
@@ -53,65 +70,66 @@ def print_list(registry: Registry, name: str | None = None) -> None:
 
     console = Quiet()
     if name is None:
-        _print_overview(registry, console)
-        chosen = [group for group in registry.groups if not group.kind]
-        for group in chosen:
-            _print_settings(console, group)
-        console.print(
-            "The settings of one method, task or domain: give its name after list.",
-            soft_wrap=True,
-        )
+        _print_overview(registry)
     else:
-        chosen = [group for group in registry.groups if group.owner == name]
-        if not chosen:
-            known = {group.owner for group in registry.groups if group.owner}
-            check_choice("name", name, known)
-        for group in chosen:
+        groups = [group for group in registry.groups if (group.owner or _RUN) == name]
+        if not groups and name not in registry.domains:
+            known = {group.owner or _RUN for group in registry.groups}
+            check_choice("name", name, known | set(registry.domains))
+        for group in groups:
             _print_one(registry, console, group)
+        if name in registry.domains:
+            print(f"{name}: {_domain_use(registry, name)}")
     for who, why in registry.broken_plugins.items():
         console.print(f"plug-in {who!r} cannot be loaded: {why}", markup=False)
 
 
-def _print_overview(registry: Registry, console: Any) -> None:
-    from rich.table import Table
-
-    methods = [(name, m.strategy.about) for name, m in registry.methods.items()]
-    tasks = [(name, task.summary) for name, task in registry.tasks.items()]
-    for title, rows in (
-        ("Methods (method = ...)", methods),
-        ("Tasks (task = ...)", tasks),
-        ("Domains (domain = ...)", _domain_rows(registry)),
+def _print_overview(registry: Registry) -> None:
+    """A line a method and task; names of the rest."""
+    methods = {name: m.strategy.about for name, m in registry.methods.items()}
+    tasks = {name: task.summary for name, task in registry.tasks.items()}
+    width = max(map(len, (*methods, *tasks)))
+    for title, rows in (("Methods (method)", methods), ("Tasks (task)", tasks)):
+        print(title)
+        for name, about in rows.items():
+            print(f"  {name:{width}}  {about}")
+    others = [g.owner for g in registry.groups if g.owner and g.kind == "data"]
+    run = next(group for group in registry.groups if not group.owner)
+    for title, names in (
+        ("Sets (domain)", registry.domains),
+        ("Settings of nodes' data", others),
+        ("Settings of the run", run.fields),
     ):
-        table = Table(title=title, show_header=False, title_justify="left")
-        for row in rows:
-            table.add_row(*row)
-        console.print(table)
-
-
-def _domain_rows(registry: Registry) -> list[tuple[str, str]]:
-    fitting = {
-        name: fitting_domains(_defaults(task).domains(), registry.domains)
-        for name, task in registry.tasks.items()
-    }
-    rows = []
-    for name, domain in registry.domains.items():
-        if domain.bounded:
-            tasks = [task for task, allowed in fitting.items() if name in allowed]
-            rows.append((name, f"for {', '.join(tasks) or 'a task of your own'}"))
-            continue
-        methods = {"can": [], "only": []}  # type: dict[str, list[str]]
-        for method, entry in registry.methods.items():
-            strategy = entry.strategy
-            if strategy.space in ("whole", "manifold"):
-                methods["only"].append(method)
-            elif strategy.space == "domain" and not strategy.bounded:
-                methods["can"].append(method)
-        text = (
-            f"no constraint: for {' and '.join(methods['can'])}, and the only choice "
-            f"of {', '.join(methods['only'])}"
+        print(title)
+        indent = "  "
+        print(
+            textwrap.fill(
+                ", ".join(names),
+                88,
+                initial_indent=indent,
+                subsequent_indent=indent,
+                break_on_hyphens=False,
+            )
         )
-        rows.append((name, text))
-    return rows
+    print(f"Details of one: its name after list; {_RUN}: the run's settings.")
+
+
+def _domain_use(registry: Registry, name: str) -> str:
+    """Which tasks a set is for, or which methods need none."""
+    if registry.domains[name].bounded:
+        tasks = [
+            task
+            for task, cls in registry.tasks.items()
+            if name in fitting_domains(_defaults(cls).domains(), registry.domains)
+        ]
+        return f"for {', '.join(tasks) or 'a task of your own'}"
+    strategies = {n: entry.strategy for n, entry in registry.methods.items()}
+    only = [n for n, s in strategies.items() if s.space in ("whole", "manifold")]
+    can = [n for n, s in strategies.items() if s.space == "domain" and not s.bounded]
+    return (
+        f"no constraint: for {' and '.join(can)}, and the only choice "
+        f"of {', '.join(only)}"
+    )
 
 
 def _defaults(task: type[Any]) -> Any:

@@ -51,6 +51,14 @@ class Domain(ABC):
     by_nonzeros : bool
         Whether zeros among the entries say nothing: x is in D where the vector of its
         other entries is. A sparse atom is then judged by its few values.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.domains import L1Ball
+    >>> domain, x = L1Ball(2.0), np.array([1.0, 0.5])
+    >>> domain.contains(x), float(domain.gap(np.array([1.0, 0.0]), x))
+    (True, 3.0)
     """
 
     name: ClassVar[str]

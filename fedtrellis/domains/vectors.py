@@ -21,6 +21,16 @@ class L1Ball(Domain):
     """The l1 ball, ‖x‖₁ = Σ |x_i| ≤ radius.
 
     Its extreme points are ±radius in one coordinate. LMO O(p), projection O(p log p).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.domains import L1Ball
+    >>> domain = L1Ball(radius=2.0)
+    >>> (domain.lmo(np.array([1.0, -3.0, 2.0])).dense() + 0.0).round(3)
+    array([0., 2., 0.])
+    >>> domain.project(np.array([3.0, 1.0, 0.5])).round(3)
+    array([2., 0., 0.])
     """
 
     name: ClassVar[str] = "l1-ball"
@@ -81,7 +91,16 @@ class L1Ball(Domain):
 
 @dataclass(frozen=True)
 class L2Ball(Domain):
-    """The l2 ball, ‖x‖₂ ≤ radius."""
+    """The l2 ball, ‖x‖₂ ≤ radius.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.domains import L2Ball
+    >>> domain = L2Ball(radius=2.0)
+    >>> (domain.lmo(np.array([1.0, -3.0, 2.0])).dense() + 0.0).round(3)
+    array([-0.535,  1.604, -1.069])
+    """
 
     name: ClassVar[str] = "l2-ball"
     by_nonzeros: ClassVar[bool] = True
@@ -126,7 +145,16 @@ class L2Ball(Domain):
 
 @dataclass(frozen=True)
 class LInfBall(Domain):
-    """The l∞ ball, |x_i| ≤ radius for every i; its vertices are vectors of signs."""
+    """The l∞ ball, |x_i| ≤ radius for every i; its vertices are vectors of signs.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.domains import LInfBall
+    >>> domain = LInfBall(radius=2.0)
+    >>> (domain.lmo(np.array([1.0, -3.0, 2.0])).dense() + 0.0).round(3)
+    array([-2.,  2., -2.])
+    """
 
     name: ClassVar[str] = "linf-ball"
     by_nonzeros: ClassVar[bool] = True
@@ -187,6 +215,14 @@ class Box(Domain):
     lower, upper : float or array_like
         Two numbers make a box for arrays of any shape. An array makes a box for
         arrays of its shape; it is copied.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.domains import Box
+    >>> domain = Box(lower=-1.0, upper=2.0)
+    >>> (domain.lmo(np.array([1.0, -3.0, 2.0])).dense() + 0.0).round(3)
+    array([-1.,  2., -1.])
     """
 
     name: ClassVar[str] = "box"
@@ -303,7 +339,16 @@ class Box(Domain):
 
 @dataclass(frozen=True)
 class Simplex(Domain):
-    """The simplex, x ≥ 0 with Σ x_i = radius; its vertices are radius · e_j."""
+    """The simplex, x ≥ 0 with Σ x_i = radius; its vertices are radius · e_j.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.domains import Simplex
+    >>> domain = Simplex(radius=2.0)
+    >>> (domain.lmo(np.array([1.0, -3.0, 2.0])).dense() + 0.0).round(3)
+    array([0., 2., 0.])
+    """
 
     name: ClassVar[str] = "simplex"
     sparse_atoms: ClassVar[bool] = True

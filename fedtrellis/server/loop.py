@@ -29,6 +29,7 @@ from fedtrellis.server.checkpoint import (
     write_checkpoint,
 )
 from fedtrellis.server.conversation import Conversation
+from fedtrellis.server.endings import check_ended, unanswered
 from fedtrellis.server.flower_ways import with_a_log
 from fedtrellis.server.guarded import GuardedMethod
 from fedtrellis.server.metrics import plain_metrics
@@ -182,7 +183,7 @@ class LoopStrategy(GuardedMethod, options=True):
             If too few nodes connect.
         RuntimeError
             If no client could be used for ``max_failed_rounds`` rounds in a row, or in
-            the whole run.
+            the whole run; or the run diverged.
         """
         if num_rounds < 1:
             raise SettingsError(f"num_rounds = {num_rounds} must be at least 1")
@@ -236,7 +237,7 @@ class LoopStrategy(GuardedMethod, options=True):
                 failed = 0 if self._used or not self._sampled else failed + 1
                 if failed == self.max_failed_rounds:
                     self._tell(record)
-                    raise _unanswered(f"{failed} rounds in a row", record)
+                    raise unanswered(f"{failed} rounds in a row", record)
                 converged = self.converged()
                 if converged:
                     log(INFO, "Converged in round %d", server_round)
@@ -257,10 +258,7 @@ class LoopStrategy(GuardedMethod, options=True):
                     save_checkpoint(self._checkpoint, self, grid, server_round)
                 if last:
                     break
-            if not any(record.used for record in self.history):
-                # however few the rounds were: the model is the one they began with
-                record = self.history[-1]
-                raise _unanswered(f"all of the {record.round} rounds", record)
+            check_ended(self)
             result.arrays = self._model_record()
             for callback in self.callbacks:
                 callback.on_end(self, result)
@@ -393,8 +391,3 @@ class LoopStrategy(GuardedMethod, options=True):
         for callback in self.callbacks:  # each hears of it, also after a stop
             stop = bool(callback.on_round(self, record)) or stop
         return stop
-
-
-def _unanswered(rounds: str, record: RoundRecord) -> RuntimeError:
-    who, why = (record.rejected or [("?", "nobody was asked")])[-1]
-    return RuntimeError(f"no usable answer in {rounds}; the last: client {who}: {why}")

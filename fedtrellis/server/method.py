@@ -156,6 +156,18 @@ class Method(Strategy, Declared):
         """Whether the method's own stop rule holds; asked after every round."""
         return False
 
+    @property
+    def descends(self) -> bool:
+        """Whether a run whose loss ends above where it began has failed."""
+        return False
+
+    def diverged(self) -> str:
+        """Why a run that ends now has failed by the method's own measure; or empty.
+
+        Asked in the end, where there is no loss to go by.
+        """
+        return ""
+
     def state(self) -> dict[str, NDArray[Any]]:
         """The method's own state, for a checkpoint; the model is kept by the loop.
 

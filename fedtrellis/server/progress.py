@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +32,14 @@ from fedtrellis.wire.flower_internals import LOGGER_NAME, ConsoleHandler, log
 if TYPE_CHECKING:
     from fedtrellis.server.loop import LoopStrategy
 
-__all__ = ["LOG_FORMATS", "JsonLines", "Progress", "json_log", "print_json"]
+__all__ = [
+    "LOG_FORMATS",
+    "JsonLines",
+    "Progress",
+    "json_log",
+    "print_json",
+    "settle_colours",
+]
 
 LOG_FORMATS = ("text", "json")
 
@@ -64,6 +72,11 @@ class Progress(Callback):
         Runs of up to this many rounds have a line for every round, however quick.
     console : rich.console.Console, optional
         Where to draw; by default the standard output.
+
+    Examples
+    --------
+    >>> from fedtrellis import Progress
+    >>> callback = Progress(lines=100)
     """
 
     tells_of_rounds = True
@@ -250,6 +263,11 @@ class JsonLines(Callback):
     start, end : mapping, optional
         More fields of the first and of the last object; what ``end`` holds when the
         run ends counts.
+
+    Examples
+    --------
+    >>> from fedtrellis import JsonLines
+    >>> callback = JsonLines(start={'experiment': 'a'})
     """
 
     tells_of_rounds = True
@@ -305,6 +323,19 @@ class JsonLines(Callback):
         print_json("end", status=status, error=message, **totals, **self.end)
 
 
+def _consoles() -> list[ConsoleHandler]:
+    """Flower's own handlers of its log."""
+    handlers = logging.getLogger(LOGGER_NAME).handlers
+    return [handler for handler in handlers if isinstance(handler, ConsoleHandler)]
+
+
+def settle_colours() -> None:
+    """Flower's log lines have colours on a terminal only, and not under NO_COLOR."""
+    for handler in _consoles():
+        wanted = handler.stream.isatty() and not os.environ.get("NO_COLOR")
+        handler.colored = wanted
+
+
 @contextmanager
 def json_log() -> Iterator[None]:
     """Make Flower's log lines in this process JSON objects too, with event ``log``."""
@@ -315,11 +346,7 @@ def json_log() -> Iterator[None]:
             fields["traceback"] = logging.Formatter().formatException(record.exc_info)
         return _to_json("log", fields)
 
-    consoles = [
-        handler
-        for handler in logging.getLogger(LOGGER_NAME).handlers
-        if isinstance(handler, ConsoleHandler)
-    ]
+    consoles = _consoles()
     for handler in consoles:
         # Flower's handler does its own formatting and takes no Formatter; the stream
         # it writes to changes over time, so the handler has to stay

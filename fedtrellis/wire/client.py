@@ -106,6 +106,16 @@ def client_app(
     ClientApp
         An exception in the client leaves its state as it was before the message and
         reaches the server as an error reply.
+
+    Examples
+    --------
+    >>> from fedtrellis import client_app
+    >>> from fedtrellis.clients import FedGiAClient
+    >>> def client_fn(context):
+    ...     return FedGiAClient(context, objective=my_loss(context))
+    >>> app = client_app(client_fn)
+    >>> type(app).__name__
+    'MethodApp'
     """
     for mod in mods or ():
         name = getattr(mod, "__name__", type(mod).__name__)

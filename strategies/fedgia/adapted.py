@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from logging import INFO
-from math import inf, isfinite
+from math import inf, isfinite, sqrt
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -47,6 +47,8 @@ class AdaptedSigma:
     ----------
     scale : ndarray of float64 of shape (p,)
         S, the mean of the diagonals that the clients say to be above their H_i.
+    quality : dict
+        How good the best x is known to be, if the last round has shown it.
     converged : bool
         Whether the gradients of everybody, at one point and without ADMM steps, fulfil
         the stop rule there.
@@ -55,11 +57,15 @@ class AdaptedSigma:
     def __init__(self, strategy: FedGiA, size: int, h: Separable) -> None:
         self._strategy = strategy
         self.scale = _mean_majoriser(strategy, size)
+        # 16 bits of a z_i hide the gradient
+        self._precise = strategy.broadcast.layout.dtype in ("float64", "float32")
         # what h has of a square is as good as a part of f
         self._h, self._square = h, h.l2
         self._search = self._fresh_search()
         m = strategy.num_clients
         self.converged = False
+        self.quality: dict[str, float] = {}
+        self._modulus = h.l2 + _mean_modulus(strategy)
         # whether everybody is to take the gradient branch, and whether that was so
         # ever since the x of now
         self._plainly, self._exact = True, True
@@ -97,8 +103,8 @@ class AdaptedSigma:
         self._silent += 1
         self._silent[heard] = 0
         self._exact = self._exact and self.without_admm(server_round)
-        self.converged = False
-        if self._strategy.robust == "none":
+        self.converged, self.quality = False, {}
+        if self._precise and self._strategy.robust == "none":
             if self._heard.all():
                 return self._step(server_round)
             if (~self._heard & (self._silent <= _HELD)).any():
@@ -119,6 +125,11 @@ class AdaptedSigma:
         bound = strategy.tolerance * x.size
         small = strategy.tolerance > 0.0 and self.residual <= bound
         exact, self._exact = self._exact, True
+        if exact and is_best:
+            self.quality = {"gradient-norm": sqrt(self.residual)}
+            if self._modulus > 0.0:
+                # F(x) − F* ≤ ‖∇F(x)‖²/(2μ)
+                self.quality["suboptimality"] = self.residual / (2.0 * self._modulus)
         self._heard[:] = False
         self._lowest = self._last = inf
         self.converged = self._plainly = False
@@ -194,6 +205,15 @@ class AdaptedSigma:
         self.residual = float(residual)
         self._heard = state["heard"].astype(bool)
         self._silent = np.array(state["silent"], dtype=np.float64)
+
+
+def _mean_modulus(strategy: FedGiA) -> float:
+    """What the clients know of f's modulus of strong convexity; 0 if nothing."""
+    moduli = []
+    for name in strategy.clients:
+        told = strategy.client_properties(name).get("strong-convexity", 0.0)
+        moduli.append(told if isinstance(told, float) and 0.0 <= told < inf else 0.0)
+    return float(np.mean(moduli))
 
 
 def _mean_majoriser(strategy: FedGiA, size: int) -> FloatArray:

@@ -63,10 +63,34 @@ class FedGiA(RoundStrategy):
     Notes
     -----
     The matching client is ``FedGiAClient(context, objective)``. Metrics of a round:
-    ``stop-residual``, the left side of the stop rule, once every client has answered.
+    ``stop-residual``, the left side of the stop rule, once every client has answered;
+    ``penalty``, h(x). Where C was empty and σ is adapted also ``gradient-norm``, ‖∇F‖
+    at the best x, with F = f + h the length of the shortest of ∇f + ∂h; and where the
+    clients know of a modulus μ of strong convexity ``suboptimality``, ‖∇F‖²/(2μ), which
+    F(x) − F* is at most.
 
     Privacy: from the z_i of a client outside C the server gets its gradient back
     exactly, ḡ_i = σ(x − z_i).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from flwr.app import ArrayRecord
+    >>> from fedtrellis import LocalGrid, client_app
+    >>> from fedtrellis.clients import FedGiAClient
+    >>> from fedtrellis.objectives import LeastSquares
+    >>> from fedtrellis.strategies import FedGiA
+    >>> targets = [np.array([1.0, 0.0, 0.0]), np.array([2.0, 0.5, 0.0])]
+    >>> losses = [LeastSquares(np.eye(3), target) for target in targets]
+    >>> def client_fn(context):
+    ...     loss = losses[context.node_config["partition-id"]]
+    ...     return FedGiAClient(context, loss)
+    >>> grid = LocalGrid(client_app(client_fn), 2)
+    >>> strategy = FedGiA()
+    >>> start = ArrayRecord([np.zeros(3)])
+    >>> result = strategy.start(grid, start, num_rounds=60)
+    >>> result.arrays.to_numpy_ndarrays()[0].round(2) + 0.0
+    array([1.5 , 0.25, 0.  ])
     """
 
     name = "fedgia"
@@ -78,7 +102,7 @@ class FedGiA(RoundStrategy):
     keep_model = False
     # a multiplier from an older round would be worse than none
     keep_old_state = False
-    state_settings = ("hessian",)
+    state_settings = ("hessian", "l1", "l2", "lower", "upper")
 
     sigma: float | None = setting(
         None,
@@ -130,11 +154,48 @@ class FedGiA(RoundStrategy):
         minimum=0.0,
     )
 
+    l1: float = setting(
+        0.0,
+        "of h(x) = λ ‖x‖₁ + (ρ/2)‖x‖², which the server adds to f",
+        note="then x ← argmin over x of h(x) + (mσ/2)‖x − (1/m) Σ z_i‖², not (12)",
+        symbol="λ",
+        minimum=0.0,
+        formerly="",
+    )
+    l2: float = setting(
+        0.0,
+        "of h: an elastic net with l1, ridge alone",
+        symbol="ρ",
+        minimum=0.0,
+        formerly="",
+    )
+    lower: float | None = setting(
+        None, "least value of every parameter; auto: none", formerly=""
+    )
+    upper: float | None = setting(
+        None, "largest value of every parameter; auto: none", formerly=""
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        lower = -inf if self.lower is None else self.lower
+        upper = inf if self.upper is None else self.upper
+        if not lower < upper:
+            raise SettingsError(
+                f"lower = {self.lower} must be less than upper = {self.upper}"
+            )
+        self._h = Separable(self.l1, self.l2, lower, upper)
+
     def setup(self, point: FloatArray, layout: Layout) -> None:
         """Settle σ, and start with z_i = x_i = x and π_i = 0."""
+        within = np.clip(point, self._h.lower, self._h.upper)
+        if not np.array_equal(within, point):
+            log(INFO, "the model to start from is moved to where lower and upper allow")
+            self.broadcast.replace(within)
+            point = self.broadcast.model
         self._adapted: AdaptedSigma | None = None
         if self.sigma is None and self.sigma_scale is None:
-            self._adapted = AdaptedSigma(self, point.size, Separable())
+            self._adapted = AdaptedSigma(self, point.size, self._h)
             self.settled_sigma = self._adapted.sigma
         else:
             self.settled_sigma = self._settle_sigma()
@@ -146,6 +207,7 @@ class FedGiA(RoundStrategy):
         self._z = np.tile(point, (self.num_clients, *[1] * point.ndim))
         # ‖z_i − z_i before‖² of each client's last answer, each entry times that of S
         self._changes = np.full(self.num_clients, inf)
+        self._first_residual = inf
         self._drawn: tuple[int, frozenset[str]] = (0, frozenset())
 
     def _settle_sigma(self) -> float:
@@ -213,15 +275,27 @@ class FedGiA(RoundStrategy):
             self._changes[i] = float((((z - self._z[i]) * scale) ** 2).sum())
             self._z[i] = z
         if adapted is None:
-            # x ← (1/m) Σ z_i
-            self.broadcast.replace(self.mean_of_z())
+            # x ← (1/m) Σ z_i, or its prox
+            weight = self.num_clients * self.settled_sigma
+            mean = self.mean_of_z()
+            self.broadcast.replace(self._h.prox(mean, weight) if self._h else mean)
         else:
             x = adapted.hear(server_round, [self._index[name] for name in answers])
             if x is None:
                 return {}
             self._go_to(x, adapted)
-        residual = self.residual()
-        return {"stop-residual": residual} if isfinite(residual) else {}
+        residual, metrics = self.residual(), {}
+        if isfinite(residual):
+            metrics["stop-residual"] = residual
+            if not isfinite(self._first_residual):
+                self._first_residual = residual
+        if adapted is not None:
+            metrics |= adapted.quality
+        if self._h:
+            metrics["penalty"] = self._h.value(
+                self.broadcast.model.astype(np.float64).reshape(-1)
+            )
+        return metrics
 
     def _go_to(self, x: FloatArray, adapted: AdaptedSigma) -> None:
         self.broadcast.replace(x.reshape(self.broadcast.model.shape))
@@ -270,6 +344,21 @@ class FedGiA(RoundStrategy):
         bound = self.tolerance * self.broadcast.model.size
         return self.tolerance > 0.0 and self.residual() <= bound
 
+    @property
+    def descends(self) -> bool:
+        """Whether the loss that is evaluated is all that the method lowers."""
+        return not self._h
+
+    def diverged(self) -> str:
+        """Where the residual of a fixed σ ended, if that is above where it began."""
+        first, last = self._first_residual, self.residual_of_z()
+        if self._adapted is None and isfinite(first) and not last <= first:
+            return (
+                f"its stop-residual ended at {last:.3g} and was {first:.3g} at first; "
+                "leave sigma and sigma_scale to 'auto', or take a larger one"
+            )
+        return ""
+
     def client_point(self, client: str) -> FloatArray:
         """The client's z_i that the average counts, a new array."""
         z: FloatArray = self._z[self._index[client]].copy()
@@ -283,7 +372,10 @@ class FedGiA(RoundStrategy):
 
     def state(self) -> dict[str, NDArray[Any]]:
         """σ, every client's z_i, and where σ is adapted what it goes by."""
-        arrays: dict[str, NDArray[Any]] = {"sigma": np.array(self.settled_sigma)}
+        arrays: dict[str, NDArray[Any]] = {
+            "sigma": np.array(self.settled_sigma),
+            "first-residual": np.array(self._first_residual),
+        }
         for name, i in self._index.items():
             arrays[f"{name}/z"] = self._z[i]
             arrays[f"{name}/change"] = self._changes[i]
@@ -306,6 +398,8 @@ class FedGiA(RoundStrategy):
                 f"sigma = {self.sigma}, but the run to go on with had {sigma}"
             )
         self.settled_sigma = sigma
+        # older checkpoints do not say
+        self._first_residual = float(state.get("first-residual", inf))
         for name, i in self._index.items():
             self._z[i] = state[f"{name}/z"]
             self._changes[i] = state[f"{name}/change"]

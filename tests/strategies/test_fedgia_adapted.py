@@ -8,9 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import ArrayRecord, MetricRecord
 from scipy.optimize import minimize
+from sklearn.linear_model import ElasticNet, Lasso
 
 from clients import FedGiAClient
+from fedtrellis import Callback
 from fedtrellis.objectives import LeastSquares, Logistic, MultinomialLogistic
 from fedtrellis.settings import SettingsError
 from strategies import FedGiA
@@ -230,3 +233,140 @@ def test_one_liar_does_not_choose_sigma() -> None:
 
         with pytest.raises(SettingsError, match="gives no diagonal of 20 numbers"):
             run(losses, 3, client=Confused)
+
+
+# ------------------------------------------------------------- what the server adds
+
+
+def stacked(losses: list[Any], rows: int) -> tuple[Array, Array]:
+    """The data of all clients, which have equally many rows."""
+    A = np.concatenate([f.hessian_factor()[0] for f in losses])
+    b = np.concatenate([f._labels for f in losses])
+    assert len(A) == rows * len(losses)
+    return A, b
+
+
+@pytest.mark.parametrize("scaled", [1.0, 100.0])
+@pytest.mark.parametrize(("l1", "l2"), [(0.2, 0.0), (0.1, 0.3)])
+def test_lasso_and_elastic_net_are_scikit_learns(
+    l1: float, l2: float, scaled: float
+) -> None:
+    losses = least_squares(m=6, scaled=scaled)
+    A, b = stacked(losses, 50)
+    # 1/(2d) ‖Ax − b‖² + α r ‖x‖₁ + α (1 − r)/2 ‖x‖²
+    if l2:
+        alpha = l1 + l2
+        found = ElasticNet(alpha=alpha, l1_ratio=l1 / alpha, fit_intercept=False)
+    else:
+        found = Lasso(alpha=l1, fit_intercept=False)
+    expected = found.set_params(tol=1e-14, max_iter=10**6).fit(A, b).coef_
+    for grid in ({}, {"reply_loss": 0.2, "seed": 1}):
+        _, x = run(
+            losses, 200 if grid else 60, l1=l1, l2=l2, grid=grid, tolerance=1e-18
+        )
+        lengths = np.linalg.norm(A, axis=0) / np.sqrt(len(A))
+        assert np.abs((x - expected) * lengths).max() < 1e-6
+        np.testing.assert_array_equal(x == 0.0, expected == 0.0)
+    if scaled == 1.0:  # a fixed σ arrives there too
+        _, x = run(losses, 400, l1=l1, l2=l2, sigma_scale=0.5)
+        assert np.abs(x - expected).max() < 1e-6
+
+
+@pytest.mark.parametrize("loss", ["least squares", "logistic"])
+def test_bounds(loss: str) -> None:
+    losses = least_squares(m=5) if loss == "least squares" else logistic()
+    lower, upper = (-0.05, 0.2) if loss == "least squares" else (0.0, 0.01)
+    strategy, x = run(
+        losses,
+        100,
+        lower=lower,
+        upper=upper,
+        tolerance=1e-16,
+        start=np.full(losses[0].shape, 3.0),
+    )
+    assert strategy.history[-1].round < 100
+    bounds: Any = [(lower, upper)] * x.size
+    found = minimize(
+        partial(mean, losses),
+        np.zeros(x.size),
+        jac=True,
+        bounds=bounds,
+        options={"ftol": 0.0, "gtol": 1e-11, "maxiter": 10**4, "maxfun": 10**5},
+    )
+    assert (x >= lower).all()
+    assert (x <= upper).all()
+    assert (np.abs(x - lower) == 0.0).any()
+    assert mean(losses, x)[0] <= found.fun + 1e-9
+    with pytest.raises(
+        SettingsError, match=r"lower = 1\.0 must be less than upper = 1"
+    ):
+        FedGiA(lower=1.0, upper=1.0)
+
+
+def test_how_good_the_end_is() -> None:
+    """‖∇F‖ and the bound on F − F* are those of the model that is returned."""
+    losses = logistic()
+    lowest = minimum(losses)
+    for tolerance in (1e-4, 1e-8):
+        strategy, x = run(losses, 200, tolerance=tolerance)
+        last = strategy.history[-1].train
+        value, gradient = mean(losses, x)
+        assert last["gradient-norm"] == pytest.approx(
+            float(np.linalg.norm(gradient)), rel=1e-6
+        )
+        bound = last["suboptimality"]
+        assert bound == pytest.approx(float(gradient @ gradient) / (2 * 0.01), rel=1e-6)
+        assert -1e-12 <= value - lowest <= bound
+    # in the last round planned too, of which the model is no worse than what is bounded
+    strategy, x = run(losses, 6, tolerance=0.0)
+    bound = strategy.history[-1].train["suboptimality"]
+    assert mean(losses, x)[0] - lowest <= bound
+    # with an elastic net the modulus is ρ, and the bound that of f + h
+    losses = least_squares(m=4)
+    strategy, x = run(losses, 60, tolerance=1e-3, l1=0.2, l2=0.3)
+    _, end = run(losses, 60, tolerance=1e-20, l1=0.2, l2=0.3)
+
+    def whole(z: Array) -> float:
+        return mean(losses, z)[0] + 0.2 * float(np.abs(z).sum()) + 0.15 * float(z @ z)
+
+    last = strategy.history[-1].train
+    assert 0.0 < whole(x) - whole(end) <= last["suboptimality"]
+    assert last["penalty"] == pytest.approx(whole(x) - mean(losses, x)[0])
+    # nobody knows of a modulus
+    strategy, _ = run(least_squares(m=4), 60, tolerance=1e-9)
+    assert "suboptimality" not in strategy.history[-1].train
+
+
+# ------------------------------------------------------------------ where a run ends
+
+
+def test_a_run_that_diverged_is_not_completed() -> None:
+    """The paper's t = 0.15 with 500 rows a client."""
+    losses = least_squares(rows=500)
+    ended: list[str] = []
+
+    class Ends(Callback):
+        def on_end(self, strategy: Any, result: Any) -> None:
+            ended.append("completed")
+
+        def on_failure(self, strategy: Any, error: BaseException) -> None:
+            ended.append(str(error))
+
+    def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        (x,) = arrays.to_numpy_ndarrays()
+        return MetricRecord({"loss": mean(losses, x)[0]})
+
+    for fn in (evaluate, None):
+        grid = grid_of(FedGiAClient, losses)
+        strategy = FedGiA(sigma_scale=0.15, tolerance=0.0, callbacks=[Ends()])
+        start = ArrayRecord([np.zeros(20)])
+        with pytest.raises(RuntimeError, match="the run diverged"):
+            strategy.start(grid, start, num_rounds=40, evaluate_fn=fn)
+    assert [text.split(" ended")[0] for text in ended] == [
+        "the run diverged: its loss",
+        "the run diverged: its stop-residual",
+    ]
+    # and the defaults do not
+    again = FedGiA(tolerance=0.0, callbacks=[Ends()])
+    again.start(grid_of(FedGiAClient, losses), start, 40, evaluate_fn=evaluate)
+    assert ended[-1] == "completed"

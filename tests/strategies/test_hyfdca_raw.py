@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 
+from clients.hyfdca import NewSamples, Predictions
 from clients.hyfdca.columns import column_sums, squared_norms
 from fedtrellis.dual.columns import ColumnScales, Shifted, in_parts, of_parts
 from fedtrellis.dual.regularized_loss import RegularizedLoss, central_optimum
@@ -156,6 +157,53 @@ def test_two_holders_of_a_sample_subtract_a_mean_once() -> None:
     assert _away(models[1], models[0]) < 1e-6
 
 
+@pytest.mark.parametrize("loss", ["hinge", "logistic"])
+def test_new_raw_samples_are_scored_and_calibrated(loss: str) -> None:
+    """In raw units, as scikit-learn's calibration of the same linear model has it."""
+    from sklearn.calibration import CalibratedClassifierCV
+    from sklearn.frozen import FrozenEstimator
+    from sklearn.linear_model import LogisticRegression
+
+    X, y = raw(320)
+    parts = grid_parts(200, X.shape[1], 1, 3)
+    new, names = np.arange(200, 320), [f"new-{i}" for i in range(120)]
+    told: dict[str, Predictions] = {}
+
+    class Scored(Split):
+        def client(self, context: Any, **options: Any) -> Any:
+            k = int(context.node_config["partition-id"])
+            # one client has labels, of half of them
+            labels = np.where(np.arange(120) < 60, y[new], np.nan) if k == 0 else None
+            mine = X[new][:, self.parts[k][1]]
+            return super().client(
+                context,
+                new_samples=NewSamples(mine, names, labels),
+                on_predictions=lambda found: told.__setitem__(str(k), found),
+                **options,
+            )
+
+    split = Scored(X[:200], y[:200], parts, loss, 0.1)
+    run = _run(split, 30, encryption="stream", client_evaluate_every=30)
+    for found in told.values():
+        assert list(found.sample_ids) == names
+        assert np.abs(found.scores - X[new] @ run.model).max() < 1e-8
+        assert np.array_equal(found.predicted, np.sign(found.scores))
+        if loss == "hinge":
+            assert found.probabilities is None
+        else:
+            expected = 1.0 / (1.0 + np.exp(-found.scores))
+            assert found.probabilities is not None
+            assert np.allclose(found.probabilities, expected)
+    assert told["1"].calibrated is told["2"].calibrated is None
+    linear = LogisticRegression(fit_intercept=False).fit(X[:200], y[:200])
+    linear.coef_, linear.intercept_ = run.model[None], np.zeros(1)
+    central = CalibratedClassifierCV(FrozenEstimator(linear), method="sigmoid")
+    central.fit(X[new[:60]], y[new[:60]])
+    right = central.predict_proba(X[new])[:, 1]
+    assert told["0"].calibrated is not None
+    assert np.abs(told["0"].calibrated - right).max() < 1e-5
+
+
 # -------------------------------------------------------------------- sums of columns
 
 
@@ -282,3 +330,20 @@ def test_norms_travel_only_where_a_step_uses_them() -> None:
         run = Run(_split("hybrid"), 1, step=step, standardize=True, exposed="accept")
         assert all(bool(labels.norms) == there for labels in run.strategy._labels)
         assert ("norms" in run.client_state("0")) == there
+
+
+def test_three_classes_of_raw_columns_are_three_of_two() -> None:
+    """Sparse too, where a product is made of several weights at a time."""
+    X, y = raw()
+    classes = np.where(y < 0, 0.0, 1.0 + (X[:, 1] > 50.0))
+    parts = grid_parts(len(X), X.shape[1], 3, 2)
+    dense = Split(X, y, parts, "logistic", 0.1)
+    dense.y = classes
+    alone = [
+        _run(Split(X, np.where(classes == c, 1.0, -1.0), parts, "logistic", 0.1)).model
+        for c in range(3)
+    ]
+    right = np.stack(alone, axis=1)
+    assert _away(_run(dense, classes=3).model, right) < 1e-5
+    dense.X = sparse.csr_array(X)
+    assert _away(_run(dense, classes=3).model, right) < 1e-5

@@ -51,6 +51,13 @@ class ProductAtom(Atom):
     ----------
     parts : tuple of Atom
         At least one, none of them empty; products may be nested.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.domains.atoms import DenseAtom, ProductAtom
+    >>> ProductAtom((DenseAtom(np.ones(1)), DenseAtom(np.zeros(2)))).dense()
+    array([1., 0., 0.])
     """
 
     kind: ClassVar[str] = "product"
@@ -142,6 +149,15 @@ def pack_atoms(atoms: Sequence[Atom]) -> list[NDArray[Any]]:
     ------
     ValueError
         The atoms have different shapes, or more than 248 layouts.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.domains.atoms import SparseAtom, pack_atoms, unpack_atoms
+    >>> atom = SparseAtom(np.array([1]), np.array([-2.0]), (3,))
+    >>> (again,) = unpack_atoms(pack_atoms([atom]), (3,))
+    >>> again.dense()
+    array([ 0., -2.,  0.])
     """
     codes: list[int] = []
     layouts: dict[tuple[int, ...], int] = {}
@@ -204,6 +220,14 @@ def unpack_atoms(
     ------
     ValueError
         Anything malformed, with the reason.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.domains.atoms import SparseAtom, pack_atoms, unpack_atoms
+    >>> atom = SparseAtom(np.array([1]), np.array([-2.0]), (3,))
+    >>> len(unpack_atoms(pack_atoms([atom, atom]), (3,)))
+    2
     """
     shape = tuple(shape)
     if not arrays:

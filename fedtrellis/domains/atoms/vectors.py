@@ -45,6 +45,14 @@ class SparseAtom(Atom):
     values : ndarray of float64 or float32
         One value for each index.
     shape : tuple of int
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.domains.atoms import SparseAtom
+    >>> atom = SparseAtom(np.array([1]), np.array([-2.0]), (3,))
+    >>> atom.dense()
+    array([ 0., -2.,  0.])
     """
 
     kind: ClassVar[str] = "sparse"
@@ -153,7 +161,15 @@ class SparseAtom(Atom):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SignAtom(Atom):
-    """Two values, a bit an entry: ``high`` where ``bits`` is true, else ``low``."""
+    """Two values, a bit an entry: ``high`` where ``bits`` is true, else ``low``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.domains.atoms import SignAtom
+    >>> SignAtom(np.array([True, False]), -1.0, 2.0).dense()
+    array([ 2., -1.])
+    """
 
     kind: ClassVar[str] = "sign"
     bits: NDArray[np.bool_]
@@ -219,7 +235,15 @@ class SignAtom(Atom):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DenseAtom(Atom):
-    """A point with no smaller form, e.g. of an l2 ball."""
+    """A point with no smaller form, e.g. of an l2 ball.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.domains.atoms import DenseAtom
+    >>> DenseAtom(np.array([0.5, 1.0])).dense()
+    array([0.5, 1. ])
+    """
 
     kind: ClassVar[str] = "dense"
     array: FloatArray

@@ -1,0 +1,122 @@
+"""Probabilities from scores: Platt's sigmoid, of one column or of one a class."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import scipy  # its parts are loaded when first used
+from numpy.typing import ArrayLike, NDArray
+
+from fedtrellis.wire.arrays import FloatArray
+
+__all__ = ["Sigmoid"]
+
+_STEPS = 100
+_HALVINGS = 40
+
+
+@dataclass(frozen=True)
+class Sigmoid:
+    """P(class | score z) = σ(a z + b), with an a and a b for each column of scores.
+
+    Attributes
+    ----------
+    slopes, offsets : ndarray of shape (C,)
+        a and b.
+
+    Notes
+    -----
+    Platt, "Probabilistic outputs for support vector machines", 1999, by Newton's method
+    as in Lin, Lin and Weng, "A note on Platt's probabilistic outputs", 2007; what
+    scikit-learn's ``CalibratedClassifierCV(method="sigmoid")`` fits, with −a and −b.
+    """
+
+    slopes: FloatArray
+    offsets: FloatArray
+
+    @classmethod
+    def of(cls, scores: FloatArray, positive: ArrayLike) -> Sigmoid:
+        """Fit it to scores that the model was not trained on.
+
+        Parameters
+        ----------
+        scores : ndarray of shape (n,) or (n, C)
+        positive : array_like of bool, of the same shape
+            Whether a sample is of the class.
+
+        Raises
+        ------
+        ValueError
+            A class has no sample, or all of them; or a score is not finite.
+        """
+        columns = np.asarray(scores, dtype=np.float64).reshape(len(scores), -1)
+        inside = np.asarray(positive, dtype=np.bool_).reshape(columns.shape)
+        if not np.isfinite(columns).all():
+            raise ValueError("a score is not finite")
+        if (inside.all(axis=0) | ~inside.any(axis=0)).any():
+            raise ValueError("samples of the class and others are needed for a sigmoid")
+        pairs = [_fit(z, own) for z, own in zip(columns.T, inside.T, strict=True)]
+        slopes, offsets = np.array(pairs).T
+        return cls(slopes, offsets)
+
+    def probabilities(self, scores: FloatArray) -> FloatArray:
+        """Return them; of several classes they add up to 1 for each sample.
+
+        Parameters
+        ----------
+        scores : ndarray of shape (n,) or (n, C)
+
+        Returns
+        -------
+        ndarray of the same shape
+        """
+        columns = np.asarray(scores, dtype=np.float64).reshape(len(scores), -1)
+        return shares(columns * self.slopes + self.offsets).reshape(np.shape(scores))
+
+
+def shares(exponents: FloatArray) -> FloatArray:
+    """σ of each; with several columns, each class against the rest, over their sum."""
+    found: FloatArray = scipy.special.expit(exponents)
+    if found.ndim == 2 and found.shape[1] > 1:
+        total = found.sum(axis=1, keepdims=True)
+        # where all are 0 no class is likelier than another
+        even = np.full_like(found, 1.0 / found.shape[1])
+        found = np.divide(found, total, out=even, where=total != 0.0)
+    return found
+
+
+def _fit(z: FloatArray, positive: NDArray[np.bool_]) -> tuple[float, float]:
+    """Minimise Σ ln(1 + e^u) − t u with u = a z + b, which is convex, by Newton."""
+    inside = int(positive.sum())
+    outside = len(z) - inside
+    # Platt's targets: as if one more sample of each kind had been seen
+    high, low = (inside + 1.0) / (inside + 2.0), 1.0 / (outside + 2.0)
+    t = np.where(positive, high, low)
+    size = max(float(np.abs(z).max()), 1e-300)
+    x = np.stack([z / size, np.ones_like(z)])
+    ab = np.array([0.0, np.log((inside + 1.0) / (outside + 1.0))])
+
+    def value(point: FloatArray) -> float:
+        u = point @ x
+        return float((np.logaddexp(0.0, u) - t * u).sum())
+
+    best = value(ab)
+    for _ in range(_STEPS):
+        p = scipy.special.expit(ab @ x)
+        gradient = x @ (p - t)
+        # at least a little curvature, where all scores are one number
+        hessian = (x * (p * (1.0 - p))) @ x.T + 1e-12 * np.eye(2)
+        step = np.linalg.solve(hessian, gradient)
+        length, lower = 1.0, np.inf
+        for _ in range(_HALVINGS):
+            lower = value(ab - length * step)
+            if lower <= best + 1e-15 * abs(best):  # rounding
+                break
+            length *= 0.5
+        else:
+            break
+        ab, best = ab - length * step, min(lower, best)
+        if np.abs(step).max() <= 1e-13 * (1.0 + np.abs(ab).max()):
+            break
+    return float(ab[0] / size), float(ab[1])

@@ -1,0 +1,68 @@
+"""Whether a run that has come to its end has come to anything."""
+
+from __future__ import annotations
+
+from math import isfinite
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedtrellis.server.callbacks import RoundRecord
+
+if TYPE_CHECKING:
+    from fedtrellis.server.loop import LoopStrategy
+
+__all__ = ["check_ended", "unanswered"]
+
+# No method's loss rises by this factor and is on its way: not one of them is so random.
+_BEYOND = 1e6
+
+
+def unanswered(rounds: str, record: RoundRecord) -> RuntimeError:
+    """The error of rounds in which nobody had a usable answer, the last of them."""
+    who, why = (record.rejected or [("?", "nobody was asked")])[-1]
+    return RuntimeError(f"no usable answer in {rounds}; the last: client {who}: {why}")
+
+
+def check_ended(strategy: LoopStrategy) -> None:
+    """Raise RuntimeError for a run that is not to be called completed.
+
+    No client was used in any round; or the run diverged.
+
+    The loss that ``evaluate_fn`` measured decides, where it did before round 1 and in
+    the end: it must be finite, for no method a million times what it was, and where
+    the method :attr:`~fedtrellis.server.method.Method.descends` not above its start,
+    but for rounding. Where nobody measured a loss the method's own measure does,
+    :meth:`~fedtrellis.server.method.Method.diverged`.
+
+    Parameters
+    ----------
+    strategy : LoopStrategy
+        After its last round.
+    """
+    if not any(record.used for record in strategy.history):
+        # however few the rounds were: the model is the one they began with
+        record = strategy.history[-1]
+        raise unanswered(f"all of the {record.round} rounds", record)
+    if why := _diverged(strategy):
+        raise RuntimeError(f"the run diverged: {why}")
+
+
+def _diverged(strategy: LoopStrategy) -> str:
+    """Why it did; empty if it did not."""
+    history = strategy.history
+    measured = [r.metrics["loss"] for r in history if "loss" in r.metrics]
+    if measured and not isfinite(measured[-1]):
+        return f"its loss ended at {measured[-1]}"
+    begun = history[0].evaluation.get("loss") if history else None
+    if begun is None or history[0].round != 0 or not isfinite(begun):
+        return strategy.diverged()
+    end, dtype = measured[-1], strategy.broadcast.layout.dtype
+    # bfloat16 has 8 bits
+    bits = 2.0**-8 if dtype == "bfloat16" else float(np.finfo(dtype).eps)
+    rounding = np.sqrt(bits) * abs(begun)
+    if not end <= begun + _BEYOND * max(1.0, abs(begun)):
+        return f"its loss ended at {end:.3g} and was {begun:.3g} before round 1"
+    if strategy.descends and not end <= begun + rounding:
+        return f"its loss ended at {end:.3g}, above the {begun:.3g} before round 1"
+    return ""

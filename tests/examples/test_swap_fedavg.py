@@ -1,0 +1,79 @@
+"""The patches from FedAvg are small, and their apps run in this process."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+APP = ROOT / "examples/swap-fedavg"
+PATCHES = sorted(APP.glob("to-*.diff"))
+MOST = 12
+
+# the ServerApp's and the ClientApp's files as they are, on a grid in this process
+PROGRAM = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from flwr.app import Context, RecordDict
+from fedtrellis import LocalGrid
+from fedavgapp.client_app import app
+from fedavgapp.server_app import main
+grid = LocalGrid(app, 4, seed=0)
+config = {"num-server-rounds": 10}
+main(grid, Context(1, 1, {}, RecordDict(), config))
+"""
+
+
+def test_there_are_three() -> None:
+    assert [path.stem for path in PATCHES] == [
+        "to-fedfw",
+        "to-fedgia",
+        "to-zeroth-order",
+    ]
+
+
+def patched(patch: Path, folder: Path) -> Path:
+    """A copy of the app with a patch."""
+    app = folder / "app"
+    shutil.copytree(APP, app, ignore=shutil.ignore_patterns("__pycache__"))
+    text = patch.read_text(encoding="utf-8")
+    subprocess.run(
+        ["git", "apply", "-p1", "-"], cwd=app, input=text, text=True, check=True
+    )
+    return app
+
+
+@pytest.mark.parametrize("patch", PATCHES, ids=lambda path: str(path.stem))
+def test_a_patch_is_small_and_its_app_learns(patch: Path, tmp_path: Path) -> None:
+    lines = patch.read_text(encoding="utf-8").splitlines()
+    for sign, header in (("+", "+++"), ("-", "---")):
+        told = [
+            line
+            for line in lines
+            if line.startswith(sign) and not line.startswith(header) and line != sign
+        ]
+        assert len(told) <= MOST, told
+    shown = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(patched(patch, tmp_path))],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert shown.returncode == 0, shown.stderr[-2000:]
+    found = re.search(r"([\d.]+) from the truth", shown.stdout)
+    assert found, shown.stdout
+    assert float(found[1]) < 0.5  # from 2.0
+    # every round is logged, as Flower's own strategies do; FedGiA stops by itself
+    assert 5 <= shown.stderr.count("[ROUND ") <= 10
+
+
+def test_the_page_shows_the_first() -> None:
+    page = (ROOT / "docs/plug-in.md").read_text(encoding="utf-8")
+    assert PATCHES[0].read_text(encoding="utf-8").rstrip() in page
