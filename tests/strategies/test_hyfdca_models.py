@@ -335,5 +335,6 @@ def test_a_run_from_an_earlier_model_is_never_worse_than_it(count: int) -> None:
     strategy, model = again(found.model, 60)
     assert strategy.converged()
     np.testing.assert_allclose(model, found.model, rtol=0, atol=0.02)
-    with pytest.raises(SettingsError, match="'practical' starts at weights of 0"):
-        again(found.model, 2, step="practical", secure_sum=False, classes=1)
+    if count == 1:
+        with pytest.raises(SettingsError, match="'practical' starts at weights of 0"):
+            again(found.model, 2, step="practical", secure_sum=False)
