@@ -8,9 +8,8 @@ from typing import Any, Self
 from flwr.app import Context
 from numpy.typing import NDArray
 
-from fedtrellis.cohorts import Result
 from fedtrellis.domains import Domain
-from fedtrellis.domains.atoms import pack_atoms
+from fedtrellis.domains.atoms import PackedAtoms, pack_atoms
 from fedtrellis.domains.description import describe
 from fedtrellis.objectives import DifferentiableLoss
 from fedtrellis.wire.client import StatefulClient, evaluate_objective
@@ -84,7 +83,7 @@ class FedFWClient(StatefulClient):
         clients: Sequence[Self],
         parameters: Sequence[list[NDArray[Any]]],
         config: dict[str, Any],
-    ) -> list[Result] | None:
+    ) -> list[tuple[PackedAtoms, int, dict[str, Any]]] | None:
         """The steps of many clients at once, of the variants with full gradients."""
         plain = config.get("variant", "plain") in ("plain", "augmented")
         if not plain or "lmo-noise" in config:

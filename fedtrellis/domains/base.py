@@ -119,6 +119,21 @@ class Domain(ABC):
         """
         return self.lmo(gradient), None
 
+    def lmo_many(self, gradients: FloatArray) -> list[Atom]:
+        r"""Call the oracle for many gradients, with the same answers.
+
+        Parameters
+        ----------
+        gradients : ndarray of shape (n, \*shape), float64
+            One a row.
+
+        Raises
+        ------
+        ValueError
+            As :meth:`lmo`, for any of them.
+        """
+        return [self.lmo(gradient) for gradient in gradients]
+
     @abstractmethod
     def project(self, point: ArrayLike) -> FloatArray:
         """Solve argmin over s in D of ‖point − s‖₂ (Euclidean, Frobenius).
@@ -327,6 +342,19 @@ class Domain(ABC):
         if not (math.isfinite(result.min()) and math.isfinite(result.max())):
             raise ValueError(f"{self.name}: the {what} must be finite")
         return result
+
+    def _rows(self, gradients: FloatArray) -> FloatArray:
+        """Return many gradients with their entries in a row each, shapes checked."""
+        self.check_shape(gradients.shape[1:])
+        return gradients.reshape(len(gradients), -1)
+
+    def _check_extremes(self, *extremes: FloatArray) -> None:
+        """Raise ValueError unless the largest and smallest entries are finite.
+
+        These show every infinity and, as NaN goes before all numbers, every NaN.
+        """
+        if not all(np.isfinite(extreme).all() for extreme in extremes):
+            raise ValueError(f"{self.name}: the gradient must be finite")
 
     def _finite(self, point: ArrayLike) -> FloatArray | None:
         """Return the point as float64, its shape checked, or None if not finite."""

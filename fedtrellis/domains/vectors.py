@@ -60,6 +60,23 @@ class L1Ball(Domain):
         value = -self.radius if flat[j] > 0.0 else self.radius
         return SparseAtom(np.array([j]), np.array([value]), g.shape)
 
+    def lmo_many(self, gradients: FloatArray) -> list[Atom]:
+        """Call the oracle for many gradients, one a row."""
+        flat, rows = self._rows(gradients), np.arange(len(gradients))
+        top, bottom = flat.argmax(axis=1), flat.argmin(axis=1)
+        largest, smallest = flat[rows, top], -flat[rows, bottom]
+        self._check_extremes(largest, smallest)
+        j = np.where(largest > smallest, top, bottom)
+        np.minimum(top, bottom, out=j, where=largest == smallest)
+        values = np.where(flat[rows, j] > 0.0, -self.radius, self.radius)
+        return [*SparseAtom.singles(j, values, gradients.shape[1:])]
+
+    def _contains_atom(self, atom: Atom, tolerance: float) -> bool:
+        if isinstance(atom, SparseAtom) and atom.values.size == 1:
+            # NaN is not at most anything
+            return abs(float(atom.values[0])) <= self.radius * (1.0 + tolerance)
+        return super()._contains_atom(atom, tolerance)
+
     def project(self, point: ArrayLike) -> FloatArray:
         """Soft-threshold at the level found by sorting (Duchi et al. 2008)."""
         x = self._input(point, "point")
@@ -167,6 +184,13 @@ class LInfBall(Domain):
         """Return −radius · sign(g); +radius where g_i = 0."""
         g = self._input(gradient, "gradient")
         return SignAtom(g <= 0.0, -self.radius, self.radius)
+
+    def lmo_many(self, gradients: FloatArray) -> list[Atom]:
+        """Call the oracle for many gradients, one a row."""
+        flat = self._rows(gradients)
+        self._check_extremes(flat.min(axis=1), flat.max(axis=1))
+        high = gradients <= 0.0
+        return [SignAtom(bits, -self.radius, self.radius) for bits in high]
 
     def project(self, point: ArrayLike) -> FloatArray:
         """Clip every coordinate."""
@@ -362,6 +386,14 @@ class Simplex(Domain):
         """Return radius · e_j with j = argmin g_j."""
         g = self._input(gradient, "gradient")
         return SparseAtom(np.array([g.argmin()]), np.array([self.radius]), g.shape)
+
+    def lmo_many(self, gradients: FloatArray) -> list[Atom]:
+        """Call the oracle for many gradients, one a row."""
+        flat, rows = self._rows(gradients), np.arange(len(gradients))
+        j = flat.argmin(axis=1)
+        self._check_extremes(flat[rows, j], flat.max(axis=1))
+        values = np.full(len(flat), self.radius)
+        return [*SparseAtom.singles(j, values, gradients.shape[1:])]
 
     def project(self, point: ArrayLike) -> FloatArray:
         """Return max(x − θ, 0), θ found by sorting (Duchi et al. 2008)."""

@@ -9,6 +9,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedtrellis.settings import SettingsError
+from fedtrellis.wire.arrays import filled
 from fedtrellis.wire.broadcast import MAX_PARAMETERS
 from fedtrellis.wire.flower_internals import reply_to
 from fedtrellis.wire.handling import PHASE, ClientFn, Node, make_client
@@ -140,7 +141,7 @@ def client_app(
 
     def hello(message: Message, context: Context) -> Message:
         client = make_client(client_fn, context)
-        status = ConfigRecord({"client-id": client_identity(context)})
+        status = filled(ConfigRecord(), {"client-id": client_identity(context)})
         # how many parts the node thinks that the data has, for whoever wants to check
         properties: dict[str, Any] = {
             key: value
@@ -154,7 +155,8 @@ def client_app(
         properties |= client.get_properties({})
         if isinstance(client, MethodClient):
             properties |= client.announcement
-        content = RecordDict({STATUS: status, CONFIG: ConfigRecord(properties)})
+        config = filled(ConfigRecord(), properties)
+        content = filled(RecordDict(), {STATUS: status, CONFIG: config})
         return reply_to(message, content)
 
     app.query("hello")(hello)

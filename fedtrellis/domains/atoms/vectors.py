@@ -74,6 +74,26 @@ class SparseAtom(Atom):
                 f"{self.indices.shape} and values of shape {self.values.shape}"
             )
 
+    @classmethod
+    def singles(
+        cls, indices: NDArray[np.intp], values: FloatArray, shape: Shape
+    ) -> list[Self]:
+        """Return an atom of one entry for each of the indices, which share memory."""
+        atoms = []
+        for i in range(len(indices)):
+            atom = _new(cls)  # half the time of the constructor
+            _set(atom, "indices", indices[i : i + 1])
+            _set(atom, "values", values[i : i + 1])
+            _set(atom, "shape", shape)
+            atoms.append(atom)
+        return atoms
+
+    @property
+    def nbytes(self) -> int:
+        """Total bytes of :meth:`to_arrays`."""
+        width = index_dtype(math.prod(self.shape)).itemsize
+        return self.indices.size * width + self.values.nbytes
+
     def dense(self) -> FloatArray:
         """Return the atom as a new float64 array."""
         array = np.zeros(self.shape)
