@@ -244,7 +244,7 @@ def compare(cases: Cases) -> Comparison:
         row["t, diagonal"] = f"{diagonal} ({diagonal.setting:.2g})"
         for steps in (1, 5):
             best = _best(task, partial(fedavg, task, steps), STEPS, cases.rounds)
-            row[f"FedAvg, {steps}"] = str(best)
+            row[f"FedAvg, {steps}"] = f"{best} ({best.setting:.2g})"
         row["gradient descent"] = str(
             follow(task, gradient_descent(task), cases.rounds)
         )
