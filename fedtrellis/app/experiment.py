@@ -58,6 +58,13 @@ class Experiment:
         For methods on one.
     client_app : ClientApp
         What runs on every node.
+
+    Examples
+    --------
+    >>> from fedtrellis.builtin import installed_app
+    >>> experiment = installed_app().experiment({"task": "lasso"}, 4)
+    >>> experiment.domain.name, experiment.strategy().name
+    ('l1-ball', 'fedfw')
     """
 
     config: dict[str, Any]

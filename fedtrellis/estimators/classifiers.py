@@ -163,6 +163,17 @@ class FederatedLogisticRegression(_Classifier):
         What each round took and came to.
     n_features_in_, feature_names_in_
         As scikit-learn's.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.estimators import FederatedLogisticRegression
+    >>> X = np.random.default_rng(0).normal(size=(60, 3))
+    >>> y = (X[:, 0] > 0).astype(int)
+    >>> nodes = [(X[:30], y[:30]), (X[30:], y[30:])]
+    >>> model = FederatedLogisticRegression().fit(nodes)
+    >>> round(float(model.score(X, y)), 1)
+    1.0
     """
 
     _loss = "logistic"
@@ -188,6 +199,17 @@ class FederatedSVC(_Classifier):
     for two classes scikit-learn's ``SVC(kernel="linear", C=C)``; for more one class
     against the rest, ``OneVsRestClassifier(SVC(kernel="linear", C=C))``. Parameters and
     attributes are those of :class:`FederatedLogisticRegression`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.estimators import FederatedSVC
+    >>> X = np.random.default_rng(0).normal(size=(60, 3))
+    >>> y = (X[:, 0] > 0).astype(int)
+    >>> nodes = [(X[:30], y[:30]), (X[30:], y[30:])]
+    >>> model = FederatedSVC(tol=1e-6).fit(nodes)
+    >>> round(float(model.score(X, y)), 1)
+    1.0
     """
 
     _loss = "hinge"

@@ -92,6 +92,17 @@ class FederatedElasticNet(_Regressor):
         What each round took and came to.
     n_features_in_, feature_names_in_
         As scikit-learn's.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.estimators import FederatedElasticNet
+    >>> X = np.random.default_rng(0).normal(size=(60, 3))
+    >>> y = 2 * X[:, 0]
+    >>> nodes = [(X[:30], y[:30]), (X[30:], y[30:])]
+    >>> model = FederatedElasticNet(alpha=0.1).fit(nodes)
+    >>> round(float(model.score(X, y)), 1)
+    1.0
     """
 
     def __init__(
@@ -154,6 +165,17 @@ class FederatedLasso(FederatedElasticNet):
     Solves min over w and b of (1/2N)‖y − Xw − b‖² + α ‖w‖₁, as scikit-learn's
     ``Lasso(alpha=α)``: :class:`FederatedElasticNet` with ρ = 1, whose other parameters
     and attributes it has.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.estimators import FederatedLasso
+    >>> X = np.random.default_rng(0).normal(size=(60, 3))
+    >>> y = 2 * X[:, 0]
+    >>> nodes = [(X[:30], y[:30]), (X[30:], y[30:])]
+    >>> model = FederatedLasso(alpha=0.1).fit(nodes)
+    >>> round(float(model.score(X, y)), 1)
+    1.0
     """
 
     def __init__(
@@ -202,6 +224,17 @@ class FederatedRidge(_Regressor):
     intercept_ : float
     n_iter_, objective_, gap_, history_, n_features_in_, feature_names_in_
         As of :class:`FederatedElasticNet`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.estimators import FederatedRidge
+    >>> X = np.random.default_rng(0).normal(size=(60, 3))
+    >>> y = 2 * X[:, 0]
+    >>> nodes = [(X[:30], y[:30]), (X[30:], y[30:])]
+    >>> model = FederatedRidge(alpha=0.1).fit(nodes)
+    >>> round(float(model.score(X, y)), 1)
+    1.0
     """
 
     def __init__(
