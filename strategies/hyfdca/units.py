@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtrellis.dual.bundle import ClassBundles, DualBundle, Mixture
+from fedtrellis.dual.bundle import DualBundle, Mixture
+from fedtrellis.dual.class_bundles import ClassBundles
 from fedtrellis.dual.group_steps import GroupStep
 from fedtrellis.dual.masks import weights_mark
 from fedtrellis.wire.arrays import FloatArray
@@ -134,6 +135,7 @@ class UnitSteps(Steps):
                     strategy.regularization,
                     min(strategy.remembered, max(3, _MAX_POINTS // len(self.units))),
                     strategy.search_tolerance,
+                    strategy.penalty,
                 )
                 for _ in range(strategy.classes)
             ]
