@@ -23,7 +23,7 @@ one bundle for each unit.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,9 +32,22 @@ from numpy.typing import NDArray
 from fedtrellis.dual.simplices import maximise_over_simplices
 from fedtrellis.wire.arrays import FloatArray
 
-__all__ = ["ClassBundles", "DualBundle", "Mixture", "maximise_over_simplices"]
+__all__ = ["DualBundle", "Mixture", "maximise_over_simplices", "points_within"]
 
 IntArray = NDArray[np.int64]
+
+# Numbers of all points' v that are put beside each other: 8 MiB.
+_AT_ONCE = 1 << 20
+
+
+def points_within(mebibytes: float, num_features: int, units: int) -> int:
+    """Return how many points of each unit may be remembered in so much memory.
+
+    A point is a vector of p numbers of 8 bytes, and for the time of a search each unit
+    has one more. Of C classes there are C times as many units.
+    """
+    each = 8 * num_features * units / 2**20
+    return int(mebibytes / each) - 1
 
 
 @dataclass(frozen=True)
@@ -71,7 +84,8 @@ class DualBundle:
     regularization : float
         λ.
     memory : int
-        Points to remember of a unit, the current α and the next proposals included.
+        Points to remember of a unit, the current α and the next proposals included; for
+        the time of a search one more. A point takes 8 p bytes.
     tolerance : float, default 1e-12
         Of a search, see :func:`maximise_over_simplices`.
     """
@@ -88,7 +102,9 @@ class DualBundle:
         self.memory = memory
         self.unit: IntArray = np.arange(num_units)
         self.ids: IntArray = np.zeros(num_units, dtype=np.int64)
-        self.V: FloatArray = np.zeros((num_units, num_features))
+        self._rows: list[FloatArray] = [
+            np.zeros(num_features) for _ in range(num_units)
+        ]
         self.b: FloatArray = np.zeros(num_units)
         self._gram: FloatArray = np.zeros((num_units, num_units))
         # the row of each unit's α
@@ -99,8 +115,15 @@ class DualBundle:
     @property
     def w(self) -> FloatArray:
         """W = Σ over units of v_α, a new array of shape (p,)."""
-        total: FloatArray = self.V[self._alpha].sum(axis=0)
+        total = np.zeros_like(self._rows[0])
+        for row in self._alpha:
+            total += self._rows[row]
         return total
+
+    @property
+    def V(self) -> FloatArray:  # noqa: N802
+        """V of every point, a new array of shape (n, p)."""
+        return np.stack(self._rows)
 
     def alpha_id(self, unit: int) -> int:
         """The id of a unit's current α."""
@@ -109,7 +132,7 @@ class DualBundle:
     def contribution(self, unit: int) -> tuple[FloatArray, float]:
         """Return v and b of a unit's current α."""
         row = self._alpha[unit]
-        return self.V[row].copy(), float(self.b[row])
+        return self._rows[row].copy(), float(self.b[row])
 
     def dual_value(self) -> float:
         """D at the current α, or a lower bound where b of a mixture is not known."""
@@ -139,8 +162,8 @@ class DualBundle:
         """
         row = self._alpha[unit]
         if v is not None:
-            self.V[row], self.b[row] = v, b
-            self._gram[row] = self.V @ v
+            self._rows[row], self.b[row] = np.array(v), b
+            self._gram[row] = self._products([self._rows[row]], self._rows)[0]
             self._gram[:, row] = self._gram[row]
         if alpha_id is not None:
             self.ids[row] = alpha_id
@@ -210,13 +233,39 @@ class DualBundle:
 
     # ------------------------------------------------------------------- the points
 
+    def _parts(
+        self, *lists: list[FloatArray]
+    ) -> Iterator[tuple[slice, list[FloatArray]]]:
+        """Lists of vectors, each beside each other, at some columns at a time."""
+        p = len(lists[0][0])
+        width = max(1, _AT_ONCE // max(map(len, lists)))
+        for start in range(0, p, width):
+            own = slice(start, min(start + width, p))
+            yield own, [np.stack([row[own] for row in rows]) for rows in lists]
+
+    def _products(self, one: list[FloatArray], other: list[FloatArray]) -> FloatArray:
+        """Inner products of some vectors with others, shape (k, n)."""
+        total = np.zeros((len(one), len(other)))
+        for _, (first, second) in self._parts(one, other):
+            total += first @ second.T
+        return total
+
+    def _mixed(self, theta: FloatArray) -> list[FloatArray]:
+        """Σ_j θ_j v_j for each row of θ."""
+        mixed = [np.empty_like(self._rows[0]) for _ in theta]
+        for own, (part,) in self._parts(self._rows):
+            for row, values in zip(mixed, theta @ part, strict=True):
+                row[own] = values
+        return mixed
+
     def _append(
         self, units: list[int], proposals: dict[int, tuple[FloatArray, FloatArray]]
     ) -> None:
-        V = np.vstack([proposals[unit][0] for unit in units])
-        cross = V @ self.V.T
-        self._gram = np.block([[self._gram, cross.T], [cross, V @ V.T]])
-        self.V = np.vstack([self.V, V])
+        # each a row of its own: what is forgotten is freed
+        new = [row.copy() for unit in units for row in proposals[unit][0]]
+        cross, own = self._products(new, self._rows), self._products(new, new)
+        self._gram = np.block([[self._gram, cross.T], [cross, own]])
+        self._rows += new
         self.b = np.concatenate([self.b, *(proposals[unit][1] for unit in units)])
         counts = [len(proposals[unit][1]) for unit in units]
         new_ids = [self.new_ids(u, n) for u, n in zip(units, counts, strict=True)]
@@ -247,7 +296,7 @@ class DualBundle:
         own = cross @ theta.T
         self._gram = np.block([[self._gram, cross.T], [cross, own]])
         first = len(self.ids)
-        self.V = np.vstack([self.V, theta @ self.V])
+        self._rows += self._mixed(theta)
         self.b = np.concatenate([self.b, theta @ self.b])
         new_ids = [mixture.alpha_id for mixture in mixtures.values()]
         self.ids = np.append(self.ids, new_ids)
@@ -266,7 +315,7 @@ class DualBundle:
         where = np.full(len(self.ids), -1)
         where[rows] = np.arange(len(rows))
         self.unit, self.ids = self.unit[rows], self.ids[rows]
-        self.V, self.b = self.V[rows], self.b[rows]
+        self._rows, self.b = [self._rows[row] for row in rows], self.b[rows]
         self._gram = self._gram[np.ix_(rows, rows)]
         self._alpha = where[self._alpha]
 
@@ -286,110 +335,6 @@ class DualBundle:
     def load_state(self, state: dict[str, NDArray[np.float64]]) -> None:
         """Inverse of :meth:`state`."""
         self.unit, self.ids = state["unit"].astype(int), state["ids"].astype(int)
-        self.V, self.b = state["V"], state["b"]
+        self._rows, self.b = [row.copy() for row in state["V"]], state["b"]
         self._alpha = state["alpha"].astype(int)
         self._gram = state["gram"]
-
-
-class ClassBundles:
-    """A bundle of each class, whose points have ids, and are forgotten, together.
-
-    One class against the rest is a problem of its own for each class, and so is its
-    best mixture: α of class c becomes Σ_j θ_{c,j} a_{j,c}. Clients remember a proposal
-    of all classes or of none. With one class this is its :class:`DualBundle`.
-
-    Parameters
-    ----------
-    bundles : sequence of DualBundle
-        Alike but for what is in them.
-    """
-
-    def __init__(self, bundles: Sequence[DualBundle]) -> None:
-        self.bundles = list(bundles)
-
-    @property
-    def w(self) -> FloatArray:
-        """W = Σ over units of v_α, a new array of shape (C, p), of one class (p,)."""
-        each = [one.w for one in self.bundles]
-        return each[0] if len(each) == 1 else np.stack(each)
-
-    def alpha_id(self, unit: int) -> int:
-        """The id of a unit's current α."""
-        return self.bundles[0].alpha_id(unit)
-
-    def contribution(self, unit: int) -> tuple[FloatArray, FloatArray]:
-        """Return v, shape (C, p), and b, shape (C,), of a unit's current α."""
-        v, b = zip(*(one.contribution(unit) for one in self.bundles), strict=True)
-        return np.stack(v), np.array(b)
-
-    def dual_values(self) -> FloatArray:
-        """D of each class, shape (C,), as :meth:`DualBundle.dual_value`."""
-        return np.array([one.dual_value() for one in self.bundles])
-
-    def dual_value(self) -> float:
-        """The sum of D over the classes."""
-        return float(self.dual_values().sum())
-
-    def set_alpha_value(self, unit: int, b: FloatArray) -> None:
-        """Put the exact b, shape (C,), in the place of the bounds of the mixtures."""
-        for one, own in zip(self.bundles, b.tolist(), strict=True):
-            one.set_alpha_value(unit, own)
-
-    def new_ids(self, unit: int, count: int) -> list[int]:
-        """Ids for the next proposals of a unit; the same until :meth:`search`."""
-        return self.bundles[0].new_ids(unit, count)
-
-    def only_alpha(
-        self,
-        unit: int,
-        v: FloatArray | None = None,
-        b: FloatArray | None = None,
-        alpha_id: int | None = None,
-    ) -> None:
-        """Forget all of a unit's points but its α, or put another α in its place.
-
-        ``v`` has shape (C, p), and ``b`` (C,).
-        """
-        for c, one in enumerate(self.bundles):
-            if v is None or b is None:
-                one.only_alpha(unit, alpha_id=alpha_id)
-            else:
-                one.only_alpha(unit, v[c], float(b[c]), alpha_id)
-
-    def search(
-        self, units: list[int], proposals: dict[int, tuple[FloatArray, FloatArray]]
-    ) -> dict[int, Mixture]:
-        """Take in proposals, V of shape (C, c, p) and b of (C, c), and move.
-
-        Returns
-        -------
-        dict
-            By unit, what its clients have to do.
-        """
-        found = [
-            one.weigh(units, {u: (V[c], b[c]) for u, (V, b) in proposals.items()})
-            for c, one in enumerate(self.bundles)
-        ]
-        mixtures = {}
-        for unit in sorted(units):
-            ids = found[0][unit][0]
-            theta = np.stack([own[unit][1] for own in found])
-            one, count = self.bundles[0], proposals[unit][1].shape[1]
-            alone = len(self.bundles) == 1
-            mixtures[unit] = one.mixture(ids, theta[0] if alone else theta, count)
-        for one in self.bundles:
-            one.move(mixtures)
-        return mixtures
-
-    def state(self) -> dict[str, NDArray[np.float64] | IntArray]:
-        """All of it as arrays."""
-        first, *others = self.bundles
-        arrays = first.state()
-        for c, one in enumerate(others, start=1):
-            arrays |= {f"{key}-{c}": array for key, array in one.state().items()}
-        return arrays
-
-    def load_state(self, state: dict[str, NDArray[np.float64]]) -> None:
-        """Inverse of :meth:`state`."""
-        for c, one in enumerate(self.bundles):
-            one.load_state({k: state[f"{k}-{c}" if c else k] for k in one.state()})

@@ -347,3 +347,20 @@ def test_three_classes_of_raw_columns_are_three_of_two() -> None:
     assert _away(_run(dense, classes=3).model, right) < 1e-5
     dense.X = sparse.csr_array(X)
     assert _away(_run(dense, classes=3).model, right) < 1e-5
+
+
+def test_the_bundle_remembers_what_there_is_room_for() -> None:
+    rng = np.random.default_rng(0)
+    X, y = rng.standard_normal((40, 20_000)), np.where(np.arange(40) % 2, 1.0, -1.0)
+    split = Split(X, y, grid_parts(40, 20_000, 4, 1), "logistic", 0.1)
+    run = Run(split, 12, memory_limit=1)
+    # 2^20 bytes are 6.5 vectors of 160 000
+    (bundle,) = run.steps.bundle.bundles
+    assert bundle.memory == 5
+    assert len(bundle.ids) <= 5
+    dual = run.metric("dual-bound")
+    assert (np.diff(dual) >= -1e-12).all()
+    with pytest.raises(
+        SettingsError, match="memory_limit = 1 MiB is too little for 20"
+    ):
+        Run(split, 1, memory_limit=1, classes=2 + 1)
