@@ -40,6 +40,17 @@ class FedAvgGDClient(MethodClient):
     objective : object
         f_i, with ``gradient(x)``, and ``stochastic_gradient(x, rng, batch_size)`` and
         ``num_examples`` if mini-batches are asked for.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis import client_app
+    >>> from fedtrellis.clients import FedAvgGDClient
+    >>> from fedtrellis.objectives import LeastSquares
+    >>> def client_fn(context):
+    ...     loss = LeastSquares(np.eye(3), np.ones(3))
+    ...     return FedAvgGDClient(context, loss)
+    >>> app = client_app(client_fn)
     """
 
     def __init__(self, context: Context, objective: Any) -> None:

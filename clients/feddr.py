@@ -38,6 +38,17 @@ class FedDRClient(StatefulClient):
     Notes
     -----
     State: x (x_i), y (y_i).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis import client_app
+    >>> from fedtrellis.clients import FedDRClient
+    >>> from fedtrellis.objectives import LeastSquares
+    >>> def client_fn(context):
+    ...     loss = LeastSquares(np.eye(3), np.ones(3))
+    ...     return FedDRClient(context, loss)
+    >>> app = client_app(client_fn)
     """
 
     def __init__(self, context: Context, objective: Any) -> None:

@@ -48,6 +48,17 @@ class FedGiAClient(StatefulClient):
     State: pi (π_i), float64 whatever the model is of, and where σ is a diagonal scale
     (S), which the server sends once. x_i need not be kept: every round starts from the
     server's x.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis import client_app
+    >>> from fedtrellis.clients import FedGiAClient
+    >>> from fedtrellis.objectives import LeastSquares
+    >>> def client_fn(context):
+    ...     loss = LeastSquares(np.eye(3), np.ones(3))
+    ...     return FedGiAClient(context, loss)
+    >>> app = client_app(client_fn)
     """
 
     @dataclass(frozen=True)

@@ -44,6 +44,18 @@ class FirstOrderRFLClient(StatefulClient):
     State: z (P_M(x^k)) and g (the mean of the round's τ gradients), from which c_i
     follows once x^{k+1} is known; or c (c_i itself), where the server sent it; all of
     it float64, as the manifold computes.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis import client_app
+    >>> from fedtrellis.clients import FirstOrderRFLClient
+    >>> from fedtrellis.manifolds import Sphere
+    >>> from fedtrellis.objectives import LeastSquares
+    >>> def client_fn(context):
+    ...     loss = LeastSquares(np.eye(3), np.ones(3))
+    ...     return FirstOrderRFLClient(context, loss, Sphere((3,)))
+    >>> app = client_app(client_fn)
     """
 
     def __init__(self, context: Context, objective: Any, manifold: Manifold) -> None:

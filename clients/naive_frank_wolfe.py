@@ -27,6 +27,18 @@ class NaiveFrankWolfeClient(MethodClient):
         f_i, with ``gradient(x)``.
     domain : Domain
         D.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis import client_app
+    >>> from fedtrellis.clients import NaiveFrankWolfeClient
+    >>> from fedtrellis.domains import L1Ball
+    >>> from fedtrellis.objectives import LeastSquares
+    >>> def client_fn(context):
+    ...     loss = LeastSquares(np.eye(3), np.ones(3))
+    ...     return NaiveFrankWolfeClient(context, loss, L1Ball(1.0))
+    >>> app = client_app(client_fn)
     """
 
     def __init__(self, context: Context, objective: Any, domain: Domain) -> None:

@@ -33,6 +33,17 @@ class ProjectedFedAvgClient(MethodClient):
     objective : object
         f_i, with ``gradient(x)``, and ``stochastic_gradient(x, rng, batch_size)`` if
         mini-batches are asked for.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis import client_app
+    >>> from fedtrellis.clients import ProjectedFedAvgClient
+    >>> from fedtrellis.objectives import LeastSquares
+    >>> def client_fn(context):
+    ...     loss = LeastSquares(np.eye(3), np.ones(3))
+    ...     return ProjectedFedAvgClient(context, loss)
+    >>> app = client_app(client_fn)
     """
 
     def __init__(self, context: Context, objective: Any) -> None:

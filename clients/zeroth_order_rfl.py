@@ -30,6 +30,18 @@ class ZerothOrderRFLClient(FirstOrderRFLClient):
         or at least ``value(x)``.
     manifold : Manifold
         M, the server's.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis import client_app
+    >>> from fedtrellis.clients import ZerothOrderRFLClient
+    >>> from fedtrellis.manifolds import Sphere
+    >>> from fedtrellis.objectives import LeastSquares
+    >>> def client_fn(context):
+    ...     loss = LeastSquares(np.eye(3), np.ones(3))
+    ...     return ZerothOrderRFLClient(context, loss, Sphere((3,)))
+    >>> app = client_app(client_fn)
     """
 
     def __init__(self, context: Context, objective: Any, manifold: Manifold) -> None:

@@ -39,6 +39,27 @@ class FedDR(RoundStrategy):
     -----
     The matching client is ``FedDRClient(context, objective)``. A client that lost its
     state starts again at x_i = y_i = x̂_i, which is the x̂_i that the server counts.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from flwr.app import ArrayRecord
+    >>> from fedtrellis import LocalGrid, client_app
+    >>> from fedtrellis.clients import FedDRClient
+    >>> from fedtrellis.domains import L1Ball
+    >>> from fedtrellis.objectives import LeastSquares
+    >>> from fedtrellis.strategies import FedDR
+    >>> targets = [np.array([1.0, 0.0, 0.0]), np.array([2.0, 0.5, 0.0])]
+    >>> losses = [LeastSquares(np.eye(3), target) for target in targets]
+    >>> def client_fn(context):
+    ...     loss = losses[context.node_config["partition-id"]]
+    ...     return FedDRClient(context, loss)
+    >>> grid = LocalGrid(client_app(client_fn), 2)
+    >>> strategy = FedDR(L1Ball(1.0))
+    >>> start = ArrayRecord([np.zeros(3)])
+    >>> result = strategy.start(grid, start, num_rounds=60)
+    >>> result.arrays.to_numpy_ndarrays()[0].round(2) + 0.0
+    array([1., 0., 0.])
     """
 
     name = "feddr"

@@ -39,6 +39,26 @@ class FedProx(FedAvgGD):
     their numbers of examples, which is another objective than (1/m) Σ f_i, and its
     messages carry neither a session nor the state protocol, so that it neither drives
     these clients nor writes this package's run records.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from flwr.app import ArrayRecord
+    >>> from fedtrellis import LocalGrid, client_app
+    >>> from fedtrellis.clients import FedProxClient
+    >>> from fedtrellis.objectives import LeastSquares
+    >>> from fedtrellis.strategies import FedProx
+    >>> targets = [np.array([1.0, 0.0, 0.0]), np.array([2.0, 0.5, 0.0])]
+    >>> losses = [LeastSquares(np.eye(3), target) for target in targets]
+    >>> def client_fn(context):
+    ...     loss = losses[context.node_config["partition-id"]]
+    ...     return FedProxClient(context, loss)
+    >>> grid = LocalGrid(client_app(client_fn), 2)
+    >>> strategy = FedProx(step_size=0.1)
+    >>> start = ArrayRecord([np.zeros(3)])
+    >>> result = strategy.start(grid, start, num_rounds=60)
+    >>> result.arrays.to_numpy_ndarrays()[0].round(2) + 0.0
+    array([1.5 , 0.25, 0.  ])
     """
 
     name = "fedprox"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from logging import WARNING
 
 from fedtrellis.domains import Domain
-from fedtrellis.domains.atoms import Atom, rounding, unpack_atoms
+from fedtrellis.domains.atoms import Atom, PackedAtoms, rounding, unpack_atoms
 from fedtrellis.domains.description import alike, describe
 from fedtrellis.random import generator
 from fedtrellis.server.answers import Answer
@@ -137,7 +137,12 @@ class FrankWolfeStrategy(RoundStrategy):
             the reason that log and history give.
         """
         layout = self.broadcast.layout
-        atoms = unpack_atoms(answer.arrays, layout.point_shape, layout.point_dtype)
+        shape, dtype = layout.point_shape, layout.point_dtype
+        atoms: Sequence[Atom]
+        if isinstance(answer.arrays, PackedAtoms):
+            atoms = answer.arrays.unpacked(shape, dtype)
+        else:
+            atoms = unpack_atoms(answer.arrays, shape, dtype)
         if len(atoms) != count:
             raise ValueError(f"the answer has {len(atoms)} atoms instead of {count}")
         for atom in atoms:

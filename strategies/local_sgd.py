@@ -25,6 +25,26 @@ class LocalSGD(FedAvgGD):
     The matching client is ``LocalSGDClient(context, objective)``; its objective needs
     ``stochastic_gradient(x, rng, batch_size)`` and ``num_examples``. Batches depend on
     the run's seed, the client and the round alone.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from flwr.app import ArrayRecord
+    >>> from fedtrellis import LocalGrid, client_app
+    >>> from fedtrellis.clients import LocalSGDClient
+    >>> from fedtrellis.objectives import LeastSquares
+    >>> from fedtrellis.strategies import LocalSGD
+    >>> targets = [np.array([1.0, 0.0, 0.0]), np.array([2.0, 0.5, 0.0])]
+    >>> losses = [LeastSquares(np.eye(3), target) for target in targets]
+    >>> def client_fn(context):
+    ...     loss = losses[context.node_config["partition-id"]]
+    ...     return LocalSGDClient(context, loss)
+    >>> grid = LocalGrid(client_app(client_fn), 2)
+    >>> strategy = LocalSGD(step_size=0.1, batch_fraction=1.0)
+    >>> start = ArrayRecord([np.zeros(3)])
+    >>> result = strategy.start(grid, start, num_rounds=60)
+    >>> result.arrays.to_numpy_ndarrays()[0].round(2) + 0.0
+    array([1.5 , 0.25, 0.  ])
     """
 
     name = "local-sgd"

@@ -55,6 +55,27 @@ class ZerothOrderRFL(FirstOrderRFL):
     clients computed, and ``dropped-values`` if there were any.
 
     Theory asks for a step size η that shrinks like 1/(p·r).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from flwr.app import ArrayRecord
+    >>> from fedtrellis import LocalGrid, client_app
+    >>> from fedtrellis.clients import ZerothOrderRFLClient
+    >>> from fedtrellis.manifolds import Sphere
+    >>> from fedtrellis.objectives import LeastSquares
+    >>> from fedtrellis.strategies import ZerothOrderRFL
+    >>> targets = [np.array([1.0, 0.0, 0.0]), np.array([2.0, 0.5, 0.0])]
+    >>> losses = [LeastSquares(np.eye(3), target) for target in targets]
+    >>> def client_fn(context):
+    ...     loss = losses[context.node_config["partition-id"]]
+    ...     return ZerothOrderRFLClient(context, loss, Sphere((3,)))
+    >>> grid = LocalGrid(client_app(client_fn), 2)
+    >>> strategy = ZerothOrderRFL(Sphere((3,)), step_size=0.05)
+    >>> start = ArrayRecord([np.array([0.0, 0.0, 1.0])])
+    >>> result = strategy.start(grid, start, num_rounds=100)
+    >>> result.arrays.to_numpy_ndarrays()[0].round(2) + 0.0
+    array([0.98, 0.17, 0.  ])
     """
 
     name = "zeroth-order-rfl"

@@ -8,9 +8,8 @@ from typing import Any, Self
 from flwr.app import Context
 from numpy.typing import NDArray
 
-from fedtrellis.cohorts import Result
 from fedtrellis.domains import Domain
-from fedtrellis.domains.atoms import pack_atoms
+from fedtrellis.domains.atoms import PackedAtoms, pack_atoms
 from fedtrellis.domains.description import describe
 from fedtrellis.wire.client import StatefulClient, evaluate_objective
 
@@ -40,6 +39,18 @@ class FedFWClient(StatefulClient):
     Notes
     -----
     State: x (x_i), y (y_i, FedFW+), d (d_i, FedFW-sto).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis import client_app
+    >>> from fedtrellis.clients import FedFWClient
+    >>> from fedtrellis.domains import L1Ball
+    >>> from fedtrellis.objectives import LeastSquares
+    >>> def client_fn(context):
+    ...     loss = LeastSquares(np.eye(3), np.ones(3))
+    ...     return FedFWClient(context, loss, L1Ball(1.0))
+    >>> app = client_app(client_fn)
     """
 
     def __init__(self, context: Context, objective: Any, domain: Domain) -> None:
@@ -68,7 +79,7 @@ class FedFWClient(StatefulClient):
         clients: Sequence[Self],
         parameters: Sequence[list[NDArray[Any]]],
         config: dict[str, Any],
-    ) -> list[Result] | None:
+    ) -> list[tuple[PackedAtoms, int, dict[str, Any]]] | None:
         """The steps of many clients at once, of the variants with full gradients."""
         plain = config.get("variant", "plain") in ("plain", "augmented")
         if not plain or "lmo-noise" in config:

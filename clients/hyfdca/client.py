@@ -67,6 +67,16 @@ class HyFDCAClient(Proposals, Updates, Scoring):
     alignment), labels, norms (‖x_i‖²); for each group g the proposals that it
     remembers, ``points/g`` of shape (c, n_g), the last being α, their ``ids/g`` and
     ``step/g``. With the paper's steps ``alpha``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis import client_app
+    >>> from fedtrellis.clients import HyFDCAClient
+    >>> def client_fn(context):
+    ...     X, ids = np.ones((2, 2)), ["patient-1", "patient-2"]
+    ...     return HyFDCAClient(context, X, ["age", "dose"], ids, [1.0, -1.0])
+    >>> app = client_app(client_fn)
     """
 
     #: What a node's owner may set in the node config.

@@ -71,6 +71,17 @@ class App:
     registry : Registry
         All that there is, by name.
     server_app, client_app : flwr.serverapp.ServerApp, flwr.clientapp.ClientApp
+
+    Examples
+    --------
+    >>> from fedtrellis import clients, strategies, tasks
+    >>> from fedtrellis.app import App, pairs
+    >>> app = App(methods=pairs(strategies, clients), tasks=tasks.TASKS.values())
+    >>> app.default_config()["method"]
+    'fedfw'
+    >>> settings = {"task": "lasso", "rounds": 3}
+    >>> app.experiment(settings, 4).strategy().name
+    'fedfw'
     """
 
     def __init__(

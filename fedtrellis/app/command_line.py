@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,13 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     """What a run on a grid in this process takes."""
     parser.add_argument(
         "--nodes", type=int, default=DEFAULT_NODES, help="simulated nodes [10]"
+    )
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=1,
+        metavar="N",
+        help="processes that the nodes are spread over, where clients take long [1]",
     )
     parser.add_argument(
         "-c",
@@ -149,14 +157,16 @@ def run_in_process(
         run_config=config,
         node_configs=_node_configs(options.node_config, options.nodes),
         batched=True,
+        workers=options.workers,
     )
-    run_and_report(
-        registry,
-        app.experiment,
-        grid,
-        config,
-        lambda path: resume_command(path, options.nodes, options.node_config),
-    )
+    with closing(grid):
+        run_and_report(
+            registry,
+            app.experiment,
+            grid,
+            config,
+            lambda path: resume_command(path, options.nodes, options.node_config),
+        )
 
 
 def _node_configs(arguments: Sequence[str], nodes: int) -> list[dict[str, Any]] | None:

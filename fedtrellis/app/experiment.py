@@ -18,6 +18,7 @@ from flwr.serverapp.strategy import Result
 
 from fedtrellis.app.registry import MethodEntry
 from fedtrellis.app.settings import RunSettings
+from fedtrellis.app.warm_start import read_model
 from fedtrellis.declared import misplaced
 from fedtrellis.domains import Domain
 from fedtrellis.domains.enclosing import enclosing_ball
@@ -57,6 +58,13 @@ class Experiment:
         For methods on one.
     client_app : ClientApp
         What runs on every node.
+
+    Examples
+    --------
+    >>> from fedtrellis.builtin import installed_app
+    >>> experiment = installed_app().experiment({"task": "lasso"}, 4)
+    >>> experiment.domain.name, experiment.strategy().name
+    ('l1-ball', 'fedfw')
     """
 
     config: dict[str, Any]
@@ -135,8 +143,18 @@ class Experiment:
         _ = self._strategy
 
     def start_point(self) -> FloatArray:
-        """The task's point, projected to where the model lives."""
-        point = self.layout.point(self.task.initial_point())
+        """The task's point, or a given model, projected to where the model lives."""
+        given = self.run.initial_model
+        if given and self.task.split_data:
+            raise SettingsError(
+                f"initial-model = {given!r} does not fit split data, whose methods "
+                "start from the clients' own variables"
+            )
+        # what a run goes on with stands in its checkpoint
+        if given and not self.run.resume:
+            point = self.layout.point(read_model(given, self.layout.shapes))
+        else:
+            point = self.layout.point(self.task.initial_point())
         if self.manifold is not None:
             return self.manifold.project(point)
         return point if self.domain.contains(point) else self.domain.project(point)

@@ -41,6 +41,12 @@ class Plugin:
         Subclasses of ``fedtrellis.tasks.Task``.
     domains : sequence of type
         Subclasses of :class:`~fedtrellis.domains.Domain`.
+
+    Examples
+    --------
+    >>> from fedtrellis.app import Plugin
+    >>> from fedtrellis.domains import L1Ball
+    >>> plugin = Plugin(domains=[L1Ball])
     """
 
     methods: Sequence[Pair] = ()
@@ -128,6 +134,13 @@ def pairs(strategies: ModuleType, clients: ModuleType) -> list[Pair]:
     """The strategies of a package, each with the client of the same name.
 
     ``FedFW`` goes with ``FedFWClient``; what has no ``name`` is a base class.
+
+    Examples
+    --------
+    >>> from fedtrellis import clients, strategies
+    >>> from fedtrellis.app import pairs
+    >>> [s.name for s, c in pairs(strategies, clients)][:2]
+    ['fedavg-gd', 'feddr']
     """
     found = (getattr(strategies, name) for name in strategies.__all__)
     return [

@@ -80,6 +80,7 @@ def run(
     for key, value in (
         ("results-dir", settings.results_dir),
         ("resume", settings.resume),
+        ("initial-model", settings.initial_model),
     ):
         # relative to what? a bundle's folder, or that of a SuperLink started long ago
         if value and not Path(value).expanduser().is_absolute():

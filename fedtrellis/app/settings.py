@@ -53,6 +53,12 @@ class RunSettings:
     resume: str = setting(
         "", "record of a run to go on from, as an absolute path; empty: none"
     )
+    initial_model: str = setting(
+        "",
+        "model to start from, as an absolute path: the record of a run, or a .npz of "
+        "arrays; empty: the task's own",
+        formerly="",
+    )
     results_dir: str = setting(
         "", "where records go, an absolute path; empty: ~/.fedtrellis/runs"
     )

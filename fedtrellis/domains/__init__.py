@@ -62,6 +62,12 @@ def make_domain(name: str, **parameters: Any) -> Domain:
     ValueError
         An unknown name, a parameter missing, unknown or out of range; one line that
         says what is allowed.
+
+    Examples
+    --------
+    >>> from fedtrellis.domains import make_domain
+    >>> make_domain("l1-ball", radius=10.0)
+    L1Ball(radius=10.0)
     """
     if name not in DOMAINS:
         raise ValueError(f"unknown domain {name!r}; allowed: {', '.join(DOMAINS)}")
@@ -97,6 +103,12 @@ def fitting_domains(
     -------
     dict
         What was suggested, first, and then the others with 0.0.
+
+    Examples
+    --------
+    >>> from fedtrellis.domains import fitting_domains
+    >>> list(fitting_domains({"birkhoff-polytope": 0.0}))
+    ['birkhoff-polytope']
     """
     fitting = dict(suggested)
     if any(domains[name].any_vector for name in suggested if name in domains):

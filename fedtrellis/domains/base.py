@@ -51,6 +51,14 @@ class Domain(ABC):
     by_nonzeros : bool
         Whether zeros among the entries say nothing: x is in D where the vector of its
         other entries is. A sparse atom is then judged by its few values.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.domains import L1Ball
+    >>> domain, x = L1Ball(2.0), np.array([1.0, 0.5])
+    >>> domain.contains(x), float(domain.gap(np.array([1.0, 0.0]), x))
+    (True, 3.0)
     """
 
     name: ClassVar[str]
@@ -110,6 +118,21 @@ class Domain(ABC):
             As :meth:`lmo`, or the start is not for gradients of this shape.
         """
         return self.lmo(gradient), None
+
+    def lmo_many(self, gradients: FloatArray) -> list[Atom]:
+        r"""Call the oracle for many gradients, with the same answers.
+
+        Parameters
+        ----------
+        gradients : ndarray of shape (n, \*shape), float64
+            One a row.
+
+        Raises
+        ------
+        ValueError
+            As :meth:`lmo`, for any of them.
+        """
+        return [self.lmo(gradient) for gradient in gradients]
 
     @abstractmethod
     def project(self, point: ArrayLike) -> FloatArray:
@@ -319,6 +342,19 @@ class Domain(ABC):
         if not (math.isfinite(result.min()) and math.isfinite(result.max())):
             raise ValueError(f"{self.name}: the {what} must be finite")
         return result
+
+    def _rows(self, gradients: FloatArray) -> FloatArray:
+        """Return many gradients with their entries in a row each, shapes checked."""
+        self.check_shape(gradients.shape[1:])
+        return gradients.reshape(len(gradients), -1)
+
+    def _check_extremes(self, *extremes: FloatArray) -> None:
+        """Raise ValueError unless the largest and smallest entries are finite.
+
+        These show every infinity and, as NaN goes before all numbers, every NaN.
+        """
+        if not all(np.isfinite(extreme).all() for extreme in extremes):
+            raise ValueError(f"{self.name}: the gradient must be finite")
 
     def _finite(self, point: ArrayLike) -> FloatArray | None:
         """Return the point as float64, its shape checked, or None if not finite."""

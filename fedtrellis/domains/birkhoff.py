@@ -26,6 +26,19 @@ class BirkhoffPolytope(Domain):
     """The n × n matrices X ≥ 0 whose rows and columns each sum to one.
 
     Its extreme points are the permutation matrices (Birkhoff 1946).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.domains import BirkhoffPolytope
+    >>> domain = BirkhoffPolytope()
+    >>> gradient = np.array([[-3.0, 0.0], [0.0, 1.0]])
+    >>> (domain.lmo(gradient).dense() + 0.0).round(3)
+    array([[1., 0.],
+           [0., 1.]])
+    >>> (domain.project(-gradient) + 0.0).round(3)
+    array([[1., 0.],
+           [0., 1.]])
     """
 
     name: ClassVar[str] = "birkhoff-polytope"

@@ -57,6 +57,19 @@ class NuclearNormBall(_MatrixBall):
         Of the oracle: the largest ‖Gᵀ u₁ − σ₁ v₁‖ (or ‖G v₁ − σ₁ u₁‖) over σ₁. With
         more than the default, which is as good as exact, <G, s> may be above the
         minimum by tolerance · radius · σ₁; mostly it is by the square of it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.domains import NuclearNormBall
+    >>> domain = NuclearNormBall(radius=2.0)
+    >>> gradient = np.array([[-3.0, 0.0], [0.0, 1.0]])
+    >>> (domain.lmo(gradient).dense() + 0.0).round(3)
+    array([[2., 0.],
+           [0., 0.]])
+    >>> (domain.project(-gradient) + 0.0).round(3)
+    array([[2., 0.],
+           [0., 0.]])
     """
 
     name: ClassVar[str] = "nuclear-norm-ball"
@@ -166,7 +179,21 @@ class NuclearNormBall(_MatrixBall):
 
 @dataclass(frozen=True)
 class SpectralNormBall(_MatrixBall):
-    """The spectral norm ball, σ₁(X) ≤ radius, of m × n matrices."""
+    """The spectral norm ball, σ₁(X) ≤ radius, of m × n matrices.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.domains import SpectralNormBall
+    >>> domain = SpectralNormBall(radius=2.0)
+    >>> gradient = np.array([[-3.0, 0.0], [0.0, 1.0]])
+    >>> (domain.lmo(gradient).dense() + 0.0).round(3)
+    array([[ 2.,  0.],
+           [ 0., -2.]])
+    >>> (domain.project(-gradient) + 0.0).round(3)
+    array([[ 2.,  0.],
+           [ 0., -1.]])
+    """
 
     name: ClassVar[str] = "spectral-norm-ball"
     radius: float

@@ -25,6 +25,16 @@ class NonNegativeL1Ball(Domain):
 
     The simplex and all below it; its vertices are zero and radius · e_j. LMO O(p),
     projection O(p log p).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.domains import NonNegativeL1Ball
+    >>> domain = NonNegativeL1Ball(radius=2.0)
+    >>> (domain.lmo(np.array([1.0, -3.0, 2.0])).dense() + 0.0).round(3)
+    array([0., 2., 0.])
+    >>> domain.project(np.array([3.0, 1.0, 0.5])).round(3)
+    array([2., 0., 0.])
     """
 
     name: ClassVar[str] = "non-negative-l1-ball"
@@ -89,6 +99,16 @@ class CappedSimplex(Domain):
         The largest entry; p · cap must be at least the radius.
     radius : float
         The sum.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.domains import CappedSimplex
+    >>> domain = CappedSimplex(cap=0.5)
+    >>> (domain.lmo(np.array([1.0, -3.0, 2.0])).dense() + 0.0).round(3)
+    array([0.5, 0.5, 0. ])
+    >>> domain.project(np.array([3.0, 1.0, 0.5])).round(3)
+    array([0.5, 0.5, 0. ])
     """
 
     name: ClassVar[str] = "capped-simplex"

@@ -27,6 +27,14 @@ class Product(Domain):
         The sets D_i.
     shapes : sequence of tuple of int
         The shape of each piece.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.domains import L1Ball, L2Ball, Product
+    >>> domain = Product([L1Ball(1.0), L2Ball(2.0)], [(2,), (2,)])
+    >>> domain.project(np.array([3.0, 1.0, 0.0, 5.0])).round(3)
+    array([1., 0., 0., 2.])
     """
 
     name: ClassVar[str] = "product"

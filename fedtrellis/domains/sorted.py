@@ -54,6 +54,16 @@ class SortedL1Ball(_BySortedVector):
         between 0 and 1 stands for weights that fall evenly from 1 to it, for arrays
         of any shape.
     radius : float
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.domains import SortedL1Ball
+    >>> domain = SortedL1Ball(weights=np.array([2.0, 1.0, 1.0]), radius=2.0)
+    >>> (domain.lmo(np.array([1.0, -3.0, 2.0])).dense() + 0.0).round(3)
+    array([ 0.   ,  0.667, -0.667])
+    >>> domain.project(np.array([3.0, 1.0, 0.5])).round(3)
+    array([1., 0., 0.])
     """
 
     name: ClassVar[str] = "sorted-l1-ball"
@@ -191,6 +201,16 @@ class Permutahedron(_BySortedVector):
     vector : float or array_like of shape (p,)
         v, in any order, for arrays of p entries; it is copied. A number c > 0 stands
         for values that fall evenly from c to 0, for arrays of any shape.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.domains import Permutahedron
+    >>> domain = Permutahedron(np.array([3.0, 2.0, 1.0]))
+    >>> (domain.lmo(np.array([1.0, -3.0, 2.0])).dense() + 0.0).round(3)
+    array([2., 3., 1.])
+    >>> domain.project(np.array([3.0, 1.0, 0.5])).round(3)
+    array([3.  , 1.75, 1.25])
     """
 
     name: ClassVar[str] = "permutahedron"

@@ -35,6 +35,16 @@ class KSupportBall(Domain):
     k : int
         Non-zeros of an extreme point, at most the number of entries.
     radius : float
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.domains import KSupportBall
+    >>> domain = KSupportBall(k=2, radius=2.0)
+    >>> (domain.lmo(np.array([1.0, -3.0, 2.0])).dense() + 0.0).round(3)
+    array([ 0.   ,  1.664, -1.109])
+    >>> domain.project(np.array([3.0, 1.0, 0.5])).round(3)
+    array([1.879, 0.592, 0.092])
     """
 
     name: ClassVar[str] = "k-support-ball"
@@ -193,6 +203,16 @@ class GroupL1Ball(Domain):
     groups : int or sequence of sequences of int
         The groups as flat indices, each entry of the array in exactly one; or the size
         of consecutive groups, which the number of entries must then be a multiple of.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.domains import GroupL1Ball
+    >>> domain = GroupL1Ball(radius=2.0, groups=[[0, 1], [2]])
+    >>> (domain.lmo(np.array([1.0, -3.0, 2.0])).dense() + 0.0).round(3)
+    array([-0.632,  1.897,  0.   ])
+    >>> domain.project(np.array([3.0, 1.0, 0.5])).round(3)
+    array([1.897, 0.632, 0.   ])
     """
 
     name: ClassVar[str] = "group-l1-ball"

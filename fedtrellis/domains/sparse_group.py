@@ -38,6 +38,16 @@ class SparseGroupBall(GroupL1Ball):
     share : float
         The part of the l1 norm, at least 0 (the group l1 ball) and below 1 (which
         would be the l1 ball).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.domains import SparseGroupBall
+    >>> domain = SparseGroupBall(radius=2.0, groups=[[0, 1], [2]])
+    >>> (domain.lmo(np.array([1.0, -3.0, 2.0])).dense() + 0.0).round(3)
+    array([0., 2., 0.])
+    >>> domain.project(np.array([3.0, 1.0, 0.5])).round(3)
+    array([1.831, 0.312, 0.   ])
     """
 
     name: ClassVar[str] = "sparse-group-ball"

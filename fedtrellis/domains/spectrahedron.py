@@ -22,6 +22,19 @@ class Spectrahedron(Domain):
     Its extreme points are radius · v vᵀ with unit vectors v (Hazan, "Sparse approximate
     solutions to semidefinite programs", LATIN 2008; Jaggi, ICML 2013). A matrix that
     is not symmetric may be a gradient or a point to project: its symmetric part counts.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.domains import Spectrahedron
+    >>> domain = Spectrahedron()
+    >>> gradient = np.array([[-3.0, 0.0], [0.0, 1.0]])
+    >>> (domain.lmo(gradient).dense() + 0.0).round(3)
+    array([[1., 0.],
+           [0., 0.]])
+    >>> (domain.project(-gradient) + 0.0).round(3)
+    array([[1., 0.],
+           [0., 0.]])
     """
 
     name: ClassVar[str] = "spectrahedron"

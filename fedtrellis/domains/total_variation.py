@@ -26,6 +26,16 @@ class TotalVariationBall(Domain):
     projection O(p log p) in Python; the sequence of an array is that of its entries in
     C order. (Rudin, Osher, Fatemi, Physica D 1992; fused lasso: Tibshirani et al.,
     JRSS B 2005.)
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.domains import TotalVariationBall
+    >>> domain = TotalVariationBall(radius=2.0)
+    >>> (domain.lmo(np.array([1.0, -3.0, 2.0])).dense() + 0.0).round(3)
+    array([ 0.,  0., -2.])
+    >>> domain.project(np.array([3.0, 1.0, 0.5])).round(3)
+    array([1.556, 1.111, 1.111])
     """
 
     name: ClassVar[str] = "total-variation-ball"

@@ -21,6 +21,16 @@ class L1Ball(Domain):
     """The l1 ball, ‖x‖₁ = Σ |x_i| ≤ radius.
 
     Its extreme points are ±radius in one coordinate. LMO O(p), projection O(p log p).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.domains import L1Ball
+    >>> domain = L1Ball(radius=2.0)
+    >>> (domain.lmo(np.array([1.0, -3.0, 2.0])).dense() + 0.0).round(3)
+    array([0., 2., 0.])
+    >>> domain.project(np.array([3.0, 1.0, 0.5])).round(3)
+    array([2., 0., 0.])
     """
 
     name: ClassVar[str] = "l1-ball"
@@ -49,6 +59,23 @@ class L1Ball(Domain):
             j = top if largest > -smallest else bottom
         value = -self.radius if flat[j] > 0.0 else self.radius
         return SparseAtom(np.array([j]), np.array([value]), g.shape)
+
+    def lmo_many(self, gradients: FloatArray) -> list[Atom]:
+        """Call the oracle for many gradients, one a row."""
+        flat, rows = self._rows(gradients), np.arange(len(gradients))
+        top, bottom = flat.argmax(axis=1), flat.argmin(axis=1)
+        largest, smallest = flat[rows, top], -flat[rows, bottom]
+        self._check_extremes(largest, smallest)
+        j = np.where(largest > smallest, top, bottom)
+        np.minimum(top, bottom, out=j, where=largest == smallest)
+        values = np.where(flat[rows, j] > 0.0, -self.radius, self.radius)
+        return [*SparseAtom.singles(j, values, gradients.shape[1:])]
+
+    def _contains_atom(self, atom: Atom, tolerance: float) -> bool:
+        if isinstance(atom, SparseAtom) and atom.values.size == 1:
+            # NaN is not at most anything
+            return abs(float(atom.values[0])) <= self.radius * (1.0 + tolerance)
+        return super()._contains_atom(atom, tolerance)
 
     def project(self, point: ArrayLike) -> FloatArray:
         """Soft-threshold at the level found by sorting (Duchi et al. 2008)."""
@@ -81,7 +108,16 @@ class L1Ball(Domain):
 
 @dataclass(frozen=True)
 class L2Ball(Domain):
-    """The l2 ball, ‖x‖₂ ≤ radius."""
+    """The l2 ball, ‖x‖₂ ≤ radius.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.domains import L2Ball
+    >>> domain = L2Ball(radius=2.0)
+    >>> (domain.lmo(np.array([1.0, -3.0, 2.0])).dense() + 0.0).round(3)
+    array([-0.535,  1.604, -1.069])
+    """
 
     name: ClassVar[str] = "l2-ball"
     by_nonzeros: ClassVar[bool] = True
@@ -126,7 +162,16 @@ class L2Ball(Domain):
 
 @dataclass(frozen=True)
 class LInfBall(Domain):
-    """The l∞ ball, |x_i| ≤ radius for every i; its vertices are vectors of signs."""
+    """The l∞ ball, |x_i| ≤ radius for every i; its vertices are vectors of signs.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.domains import LInfBall
+    >>> domain = LInfBall(radius=2.0)
+    >>> (domain.lmo(np.array([1.0, -3.0, 2.0])).dense() + 0.0).round(3)
+    array([-2.,  2., -2.])
+    """
 
     name: ClassVar[str] = "linf-ball"
     by_nonzeros: ClassVar[bool] = True
@@ -139,6 +184,13 @@ class LInfBall(Domain):
         """Return −radius · sign(g); +radius where g_i = 0."""
         g = self._input(gradient, "gradient")
         return SignAtom(g <= 0.0, -self.radius, self.radius)
+
+    def lmo_many(self, gradients: FloatArray) -> list[Atom]:
+        """Call the oracle for many gradients, one a row."""
+        flat = self._rows(gradients)
+        self._check_extremes(flat.min(axis=1), flat.max(axis=1))
+        high = gradients <= 0.0
+        return [SignAtom(bits, -self.radius, self.radius) for bits in high]
 
     def project(self, point: ArrayLike) -> FloatArray:
         """Clip every coordinate."""
@@ -187,6 +239,14 @@ class Box(Domain):
     lower, upper : float or array_like
         Two numbers make a box for arrays of any shape. An array makes a box for
         arrays of its shape; it is copied.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.domains import Box
+    >>> domain = Box(lower=-1.0, upper=2.0)
+    >>> (domain.lmo(np.array([1.0, -3.0, 2.0])).dense() + 0.0).round(3)
+    array([-1.,  2., -1.])
     """
 
     name: ClassVar[str] = "box"
@@ -303,7 +363,16 @@ class Box(Domain):
 
 @dataclass(frozen=True)
 class Simplex(Domain):
-    """The simplex, x ≥ 0 with Σ x_i = radius; its vertices are radius · e_j."""
+    """The simplex, x ≥ 0 with Σ x_i = radius; its vertices are radius · e_j.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.domains import Simplex
+    >>> domain = Simplex(radius=2.0)
+    >>> (domain.lmo(np.array([1.0, -3.0, 2.0])).dense() + 0.0).round(3)
+    array([0., 2., 0.])
+    """
 
     name: ClassVar[str] = "simplex"
     sparse_atoms: ClassVar[bool] = True
@@ -317,6 +386,14 @@ class Simplex(Domain):
         """Return radius · e_j with j = argmin g_j."""
         g = self._input(gradient, "gradient")
         return SparseAtom(np.array([g.argmin()]), np.array([self.radius]), g.shape)
+
+    def lmo_many(self, gradients: FloatArray) -> list[Atom]:
+        """Call the oracle for many gradients, one a row."""
+        flat, rows = self._rows(gradients), np.arange(len(gradients))
+        j = flat.argmin(axis=1)
+        self._check_extremes(flat[rows, j], flat.max(axis=1))
+        values = np.full(len(flat), self.radius)
+        return [*SparseAtom.singles(j, values, gradients.shape[1:])]
 
     def project(self, point: ArrayLike) -> FloatArray:
         """Return max(x − θ, 0), θ found by sorting (Duchi et al. 2008)."""

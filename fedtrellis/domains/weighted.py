@@ -76,6 +76,16 @@ class WeightedL1Ball(ByVector):
         An array makes a ball for arrays of its shape; it is copied. A number s ≥ 0
         stands for w_j = j^s with j = 1, …, p, for arrays of any shape.
     radius : float
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.domains import WeightedL1Ball
+    >>> domain = WeightedL1Ball(weights=np.array([1.0, 2.0, 1.0]), radius=2.0)
+    >>> (domain.lmo(np.array([1.0, -3.0, 2.0])).dense() + 0.0).round(3)
+    array([ 0.,  0., -2.])
+    >>> domain.project(np.array([3.0, 1.0, 0.5])).round(3)
+    array([2., 0., 0.])
     """
 
     name: ClassVar[str] = "weighted-l1-ball"

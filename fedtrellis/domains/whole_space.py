@@ -20,6 +20,13 @@ class WholeSpace(Domain):
 
     It is closed and convex but not bounded, so it has a projection (the identity) and
     no linear minimisation oracle, and Frank-Wolfe's methods refuse it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.domains import WholeSpace
+    >>> WholeSpace().contains(np.array([1e9]))
+    True
     """
 
     name: ClassVar[str] = "whole-space"

@@ -4,11 +4,12 @@
 """
 
 from .classifiers import FederatedLogisticRegression, FederatedSVC
-from .regressors import FederatedElasticNet, FederatedLasso
+from .regressors import FederatedElasticNet, FederatedLasso, FederatedRidge
 
 __all__ = [
     "FederatedElasticNet",
     "FederatedLasso",
     "FederatedLogisticRegression",
+    "FederatedRidge",
     "FederatedSVC",
 ]

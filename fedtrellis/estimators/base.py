@@ -124,18 +124,13 @@ class FederatedModel(BaseEstimator):  # type: ignore[misc]
 
         return DataFrame(table, columns=self.feature_names_in_)
 
-    def _finish(
-        self, found: Found, scale: float, history: list[dict[str, Any]]
-    ) -> float:
-        """Warn if a run did not arrive, and return its gap in the user's units."""
-        gap = found.objective - found.bound
-        if not gap <= self.tol * found.scale:
+    def _check_arrived(self, found: Found) -> None:
+        """Warn if a run ended before its gap was small enough."""
+        if not found.gap <= self.tol * found.scale:
             warnings.warn(
                 f"not converged after {len(found.history)} of max_iter = "
-                f"{self.max_iter} rounds: the gap is {gap:.3g}, tol = {self.tol:g} "
-                f"allows {self.tol * found.scale:.3g}",
+                f"{self.max_iter} rounds: the gap is {found.gap:.3g}, tol = "
+                f"{self.tol:g} allows {self.tol * found.scale:.3g}",
                 ConvergenceWarning,
                 stacklevel=5,
             )
-        history += found.history
-        return gap * scale

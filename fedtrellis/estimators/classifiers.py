@@ -45,7 +45,7 @@ class _Classifier(ClassifierMixin, FederatedModel):  # type: ignore[misc]
 
     def _learn(self, partitions: Partitions) -> None:
         C = check_number("C", self.C, positive=True)
-        targets = partitions.targets()
+        targets = np.array(partitions.targets().tolist())
         check_classification_targets(targets)
         self.classes_ = np.unique(targets)
         if len(self.classes_) < 2:
@@ -53,36 +53,28 @@ class _Classifier(ClassifierMixin, FederatedModel):  # type: ignore[misc]
                 f"the targets have one class, {self.classes_[0]!r}; at least 2 are "
                 "needed"
             )
-        # of two classes the second is the positive one
-        positive = self.classes_[1:] if len(self.classes_) == 2 else self.classes_
+        count = len(self.classes_)
         N = partitions.num_samples
-        coef, intercept, gaps, values = [], [], [], []
-        history: list[dict[str, Any]] = []
-        rounds = []
-        for chosen in positive:
-            found = dual_ascent(
-                partitions,
-                [_signs(part.target, chosen) for part in partitions.parts],
-                loss=self._loss,
-                # ½‖w‖² + C Σ l = CN ((λ/2)‖w‖² + (1/N) Σ l) with λ = 1/(CN)
-                regularization=1.0 / (C * N),
-                intercept=self.fit_intercept,
-                tolerance=self.tol,
-                rounds=self.max_iter,
-                grids=self.grid,
-                verbose=self.verbose,
-            )
-            coef.append(found.coef)
-            intercept.append(found.intercept)
-            rounds.append(len(found.history))
-            gaps.append(self._finish(found, C * N, history))
-            values.append(C * N * found.objective)
-        self.coef_ = np.array(coef)
-        self.intercept_ = np.array(intercept)
-        self.n_iter_ = np.array(rounds)
-        self.objective_ = np.array(values)
-        self.gap_ = np.array(gaps)
-        self.history_ = history
+        found = dual_ascent(
+            partitions,
+            [_numbered(part.target, self.classes_) for part in partitions.parts],
+            loss=self._loss,
+            classes=count if count > 2 else 1,
+            # ½‖w‖² + C Σ l = CN ((λ/2)‖w‖² + (1/N) Σ l) with λ = 1/(CN)
+            regularization=1.0 / (C * N),
+            intercept=self.fit_intercept,
+            tolerance=self.tol,
+            rounds=self.max_iter,
+            grids=self.grid,
+            verbose=self.verbose,
+        )
+        self._check_arrived(found)
+        self.coef_ = np.atleast_2d(found.coef)
+        self.intercept_ = np.atleast_1d(found.intercept)
+        self.n_iter_ = np.array([len(found.history)])
+        self.objective_ = C * N * found.objective
+        self.gap_ = C * N * found.gap
+        self.history_ = found.history
 
     def decision_function(self, X: Any) -> Array:
         """Return x_iᵀw + b: (n,) of two classes, (n, K) of more.
@@ -117,13 +109,18 @@ class _Classifier(ClassifierMixin, FederatedModel):  # type: ignore[misc]
         return float(super().score(X, y, sample_weight))
 
 
-def _signs(target: NDArray[Any] | None, positive: Any) -> Array | None:
-    """Return +1 where it is the class, −1 where not, NaN where nobody has said."""
+def _numbered(target: NDArray[Any] | None, classes: NDArray[Any]) -> Array | None:
+    """Return the classes' numbers, of two classes −1 and +1; NaN where nobody has said.
+
+    Of two classes the second is the positive one.
+    """
     if target is None:
         return None
-    signs = np.where(target == positive, 1.0, -1.0)
-    signs[~known(target)] = np.nan
-    return signs
+    there = known(target)
+    numbers = np.full(len(target), np.nan)
+    # of one kind: a column in which some are missing is of objects
+    numbers[there] = np.searchsorted(classes, np.array(target[there].tolist()))
+    return numbers if len(classes) > 2 else 2.0 * numbers - 1.0
 
 
 class FederatedLogisticRegression(_Classifier):
@@ -142,7 +139,7 @@ class FederatedLogisticRegression(_Classifier):
         Of the certificate: the run stops when the gap is at most tol times the
         objective. Coefficients are then right to about its root.
     max_iter : int, default 1000
-        Rounds at most, of each class.
+        Rounds at most.
     label : str, default "label"
         The column of the target in data frames that come without a y.
     grid : LocalGrid or callable, optional
@@ -157,14 +154,26 @@ class FederatedLogisticRegression(_Classifier):
     coef_ : ndarray of shape (1, p), or (K, p) of K > 2 classes
     intercept_ : ndarray of shape (1,) or (K,)
     classes_ : ndarray of shape (K,)
-    n_iter_ : ndarray of int of shape (1,) or (K,)
+    n_iter_ : ndarray of int of shape (1,)
         Rounds.
-    objective_, gap_ : ndarray of shape (1,) or (K,)
-        The value reached, and the certificate: no model is lower by more than gap_.
+    objective_, gap_ : float
+        The value reached, and the certificate: no model is lower by more than gap_. Of
+        K > 2 classes both are sums over them.
     history_ : list of dict
         What each round took and came to.
     n_features_in_, feature_names_in_
         As scikit-learn's.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.estimators import FederatedLogisticRegression
+    >>> X = np.random.default_rng(0).normal(size=(60, 3))
+    >>> y = (X[:, 0] > 0).astype(int)
+    >>> nodes = [(X[:30], y[:30]), (X[30:], y[30:])]
+    >>> model = FederatedLogisticRegression().fit(nodes)
+    >>> round(float(model.score(X, y)), 1)
+    1.0
     """
 
     _loss = "logistic"
@@ -190,6 +199,17 @@ class FederatedSVC(_Classifier):
     for two classes scikit-learn's ``SVC(kernel="linear", C=C)``; for more one class
     against the rest, ``OneVsRestClassifier(SVC(kernel="linear", C=C))``. Parameters and
     attributes are those of :class:`FederatedLogisticRegression`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.estimators import FederatedSVC
+    >>> X = np.random.default_rng(0).normal(size=(60, 3))
+    >>> y = (X[:, 0] > 0).astype(int)
+    >>> nodes = [(X[:30], y[:30]), (X[30:], y[30:])]
+    >>> model = FederatedSVC(tol=1e-6).fit(nodes)
+    >>> round(float(model.score(X, y)), 1)
+    1.0
     """
 
     _loss = "hinge"

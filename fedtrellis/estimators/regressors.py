@@ -1,23 +1,63 @@
-"""Linear regressions, from rows on different nodes."""
+"""Linear regressions, from rows on different nodes, or columns too."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from sklearn.base import RegressorMixin
 
 from fedtrellis.objectives.checks import Array, check_number
 
 from .base import FederatedModel
-from .partitions import Partitions
-from .runs import Grids, sparse_regression
+from .partitions import Partitions, known
+from .runs import Found, Grids, dual_ascent, sparse_regression
 
-__all__ = ["FederatedElasticNet", "FederatedLasso"]
+__all__ = ["FederatedElasticNet", "FederatedLasso", "FederatedRidge"]
 
 
-class FederatedElasticNet(RegressorMixin, FederatedModel):  # type: ignore[misc]
+class _Regressor(RegressorMixin, FederatedModel):  # type: ignore[misc]
+    """A linear model of numbers."""
+
+    _numeric = True
+
+    def _keep(self, found: Found, scale: float) -> None:
+        """Set the attributes, the objective's times scale."""
+        self._check_arrived(found)
+        self.coef_ = found.coef
+        self.intercept_ = found.intercept
+        self.n_iter_ = len(found.history)
+        self.objective_ = scale * found.objective
+        self.gap_ = scale * found.gap
+        self.history_ = found.history
+
+    def predict(self, X: Any) -> Array:
+        """Return x_iᵀw + b of each row, (n,).
+
+        Parameters
+        ----------
+        X : array_like of shape (n, p), or a list of data frames
+            The frames have the same samples and together all columns.
+        """
+        return self._linear(X)
+
+    def score(
+        self, X: Any, y: ArrayLike | None = None, sample_weight: ArrayLike | None = None
+    ) -> float:
+        """Return R², the part of the targets' variance that is predicted.
+
+        Parameters
+        ----------
+        X, y
+            As ``fit`` takes them: rows with their y, or partitions.
+        sample_weight : array_like of shape (n,), optional
+        """
+        X, y = self._whole(X, y)
+        return float(super().score(X, y, sample_weight))
+
+
+class FederatedElasticNet(_Regressor):
     """Sparse linear regression by FedFW, from rows on different nodes.
 
     Solves min over w and b of (1/2N)‖y − Xw − b‖² + α ρ ‖w‖₁ + (α (1 − ρ)/2) ‖w‖², as
@@ -52,9 +92,18 @@ class FederatedElasticNet(RegressorMixin, FederatedModel):  # type: ignore[misc]
         What each round took and came to.
     n_features_in_, feature_names_in_
         As scikit-learn's.
-    """
 
-    _numeric = True
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.estimators import FederatedElasticNet
+    >>> X = np.random.default_rng(0).normal(size=(60, 3))
+    >>> y = 2 * X[:, 0]
+    >>> nodes = [(X[:30], y[:30]), (X[30:], y[30:])]
+    >>> model = FederatedElasticNet(alpha=0.1).fit(nodes)
+    >>> round(float(model.score(X, y)), 1)
+    1.0
+    """
 
     def __init__(
         self,
@@ -91,10 +140,11 @@ class FederatedElasticNet(RegressorMixin, FederatedModel):  # type: ignore[misc]
             )
         alpha = check_number("alpha", self.alpha, positive=True)
         ratio = self._ratio()
-        targets = [np.asarray(p.target, dtype=np.float64) for p in partitions.parts]
-        for number, y in enumerate(targets):
-            if not np.isfinite(y).all():
-                raise ValueError(f"partition {number} has a target that is not finite")
+        targets = [
+            _numbers(part.target)
+            for part in partitions.parts
+            if part.target is not None
+        ]
         found = sparse_regression(
             partitions,
             targets,
@@ -106,37 +156,7 @@ class FederatedElasticNet(RegressorMixin, FederatedModel):  # type: ignore[misc]
             grids=self.grid,
             verbose=self.verbose,
         )
-        history: list[dict[str, Any]] = []
-        self.gap_ = self._finish(found, 1.0, history)
-        self.coef_ = found.coef
-        self.intercept_ = found.intercept
-        self.n_iter_ = len(history)
-        self.objective_ = found.objective
-        self.history_ = history
-
-    def predict(self, X: Any) -> Array:
-        """Return x_iᵀw + b of each row, (n,).
-
-        Parameters
-        ----------
-        X : array_like of shape (n, p), or a list of data frames
-            The frames have the same samples and together all columns.
-        """
-        return self._linear(X)
-
-    def score(
-        self, X: Any, y: ArrayLike | None = None, sample_weight: ArrayLike | None = None
-    ) -> float:
-        """Return R², the part of the targets' variance that is predicted.
-
-        Parameters
-        ----------
-        X, y
-            As ``fit`` takes them: rows with their y, or partitions.
-        sample_weight : array_like of shape (n,), optional
-        """
-        X, y = self._whole(X, y)
-        return float(super().score(X, y, sample_weight))
+        self._keep(found, 1.0)
 
 
 class FederatedLasso(FederatedElasticNet):
@@ -145,6 +165,17 @@ class FederatedLasso(FederatedElasticNet):
     Solves min over w and b of (1/2N)‖y − Xw − b‖² + α ‖w‖₁, as scikit-learn's
     ``Lasso(alpha=α)``: :class:`FederatedElasticNet` with ρ = 1, whose other parameters
     and attributes it has.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.estimators import FederatedLasso
+    >>> X = np.random.default_rng(0).normal(size=(60, 3))
+    >>> y = 2 * X[:, 0]
+    >>> nodes = [(X[:30], y[:30]), (X[30:], y[30:])]
+    >>> model = FederatedLasso(alpha=0.1).fit(nodes)
+    >>> round(float(model.score(X, y)), 1)
+    1.0
     """
 
     def __init__(
@@ -171,3 +202,99 @@ class FederatedLasso(FederatedElasticNet):
 
     def _ratio(self) -> float:
         return 1.0
+
+
+class FederatedRidge(_Regressor):
+    """Ridge regression by HyFDCA, from rows, columns or both on different nodes.
+
+    Solves min over w and b of ‖y − Xw − b‖² + α ‖w‖², as scikit-learn's
+    ``Ridge(alpha=α)``. Before the run the nodes agree on the targets' mean and spread.
+
+    Parameters
+    ----------
+    alpha : float, default 1.0
+        α > 0.
+    fit_intercept : bool, default True
+    tol, max_iter, label, grid, verbose
+        As of :class:`FederatedLogisticRegression`.
+
+    Attributes
+    ----------
+    coef_ : ndarray of shape (p,)
+    intercept_ : float
+    n_iter_, objective_, gap_, history_, n_features_in_, feature_names_in_
+        As of :class:`FederatedElasticNet`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.estimators import FederatedRidge
+    >>> X = np.random.default_rng(0).normal(size=(60, 3))
+    >>> y = 2 * X[:, 0]
+    >>> nodes = [(X[:30], y[:30]), (X[30:], y[30:])]
+    >>> model = FederatedRidge(alpha=0.1).fit(nodes)
+    >>> round(float(model.score(X, y)), 1)
+    1.0
+    """
+
+    def __init__(
+        self,
+        alpha: float = 1.0,
+        *,
+        fit_intercept: bool = True,
+        tol: float = 1e-10,
+        max_iter: int = 1000,
+        label: str = "label",
+        grid: Grids = None,
+        verbose: bool = False,
+    ) -> None:
+        self.alpha = alpha
+        self.fit_intercept = fit_intercept
+        self.tol = tol
+        self.max_iter = max_iter
+        self.label = label
+        self.grid = grid
+        self.verbose = verbose
+
+    def _learn(self, partitions: Partitions) -> None:
+        alpha = check_number("alpha", self.alpha, positive=True)
+        N = partitions.num_samples
+        y = _numbers(partitions.targets())
+        # encrypted numbers have a range; w and b go with the targets' scale
+        centre = float(y.mean()) if self.fit_intercept else 0.0
+        scale = float(np.sqrt(np.square(y - centre).mean())) or 1.0
+        targets = [
+            None if p.target is None else (_numbers(p.target) - centre) / scale
+            for p in partitions.parts
+        ]
+        found = dual_ascent(
+            partitions,
+            targets,
+            loss="squared",
+            # ‖y − Xw − b‖² + α‖w‖² = 2N ((λ/2)‖w‖² + (1/N) Σ ½(z − y)²), λ = α/N
+            regularization=alpha / N,
+            intercept=self.fit_intercept,
+            tolerance=self.tol,
+            rounds=self.max_iter,
+            grids=self.grid,
+            verbose=self.verbose,
+        )
+        self._keep(found, 2.0 * N * scale**2)
+        self.coef_ = scale * found.coef
+        self.intercept_ = centre + scale * found.intercept
+
+
+def _numbers(target: NDArray[Any]) -> Array:
+    """Return targets as numbers, NaN where nobody has said.
+
+    Raises
+    ------
+    ValueError
+        One is no finite number.
+    """
+    there = known(target)
+    numbers = np.full(len(target), np.nan)
+    numbers[there] = target[there].astype(np.float64)
+    if np.isinf(numbers).any():
+        raise ValueError("a target is infinite; all must be finite numbers")
+    return numbers

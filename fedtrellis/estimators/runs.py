@@ -30,9 +30,11 @@ __all__ = ["Found", "Grids", "Sums", "dual_ascent", "shared_sums", "sparse_regre
 #: What ``grid`` of an estimator may be.
 Grids = LocalGrid | Callable[[ClientApp, int], Grid] | None
 
-# The constant feature of an intercept. Its weight b / 100 is regularised, 10 000 times
-# less than b would be, so that b is off by some 10⁻⁵ of what it would be without.
-_CONSTANT = 100.0
+# An intercept b is the weight b/c of a feature that is c everywhere, and (λ/2)(b/c)²
+# is added for it. With c = r √λ, and h the mean curvature of the losses, that takes
+# 1/(r² h) from b: some 10⁻⁷ of it, as h is 1 of the squared loss, a twentieth to a
+# quarter of the logistic one. A larger c would leave the range of encrypted numbers.
+_REACH, _SQUARED_REACH = 1e4, 2e3
 _INTERCEPT = "(intercept)"
 # Rounds in which everybody could answer.
 _ATTEMPTS = 100
@@ -44,8 +46,8 @@ class Found:
 
     Attributes
     ----------
-    coef : ndarray of shape (p,)
-    intercept : float
+    coef : ndarray of shape (p,), or (C, p) of more than two classes
+    intercept : float, or ndarray of shape (C,)
     objective, bound : float
         The value there, and what no model is below.
     scale : float
@@ -55,11 +57,16 @@ class Found:
     """
 
     coef: Array
-    intercept: float
+    intercept: Any
     objective: float
     bound: float
     scale: float
     history: list[dict[str, Any]]
+
+    @property
+    def gap(self) -> float:
+        """How far above the minimum the model is at most."""
+        return self.objective - self.bound
 
 
 @lru_cache(maxsize=1)
@@ -279,6 +286,7 @@ def dual_ascent(
     targets: Sequence[Array | None],
     *,
     loss: str,
+    classes: int = 1,
     regularization: float,
     intercept: bool,
     tolerance: float,
@@ -292,14 +300,19 @@ def dual_ascent(
     ----------
     targets : sequence of ndarray or None
         Of each node its samples' targets, NaN where it has none.
+    classes : int
+        1; or C > 2: targets are then classes from 0, there is such a problem for each
+        of them against the rest, and values are sums over these.
     """
     strategies, clients = _methods()
+    reach = _SQUARED_REACH if loss == "squared" else _REACH
+    constant = max(reach * math.sqrt(regularization), 1.0)
     held = []
     for part, first in zip(partitions.parts, partitions.first, strict=True):
         features, names = part.features, part.names
         if intercept and first.any():
             # once for every sample: the first that holds it has the constant, too
-            features = _with_column(features, np.where(first, _CONSTANT, 0.0))
+            features = _with_column(features, np.where(first, constant, 0.0))
             names = (*names, _INTERCEPT)
         held.append((features, names))
     order = [*partitions.names, *([_INTERCEPT] if intercept else [])]
@@ -307,6 +320,7 @@ def dual_ascent(
     rules = clients.HyFDCAClient.Rules(exposed="accept")
     strategy = strategies.HyFDCA(
         loss=loss,
+        classes=classes,
         regularization=regularization,
         tolerance=tolerance,
         feature_names=order,
@@ -326,14 +340,14 @@ def dual_ascent(
         )
 
     count = len(partitions.parts)
-    start = np.zeros(len(order))
+    start = np.zeros((len(order), classes) if classes > 1 else len(order))
     w = _run(strategy, client_fn, count, start, rounds, grids, verbose)
     history = [record.to_dict() for record in strategy.history]
     best = min(r.metrics["primal"] for r in strategy.history if "primal" in r.metrics)
     gap = strategy.history[-1].metrics.get("duality-gap", math.inf)
     p = len(partitions.names)
-    b = _CONSTANT * float(w[p]) if intercept else 0.0
-    return Found(w[:p], b, best, best - gap, best, history)
+    b = constant * w[p] if intercept else np.zeros(start.shape[1:])
+    return Found(w[:p].T, b, best, best - gap, best, history)
 
 
 def _with_column(features: Any, column: Any) -> Any:

@@ -57,6 +57,12 @@ def make_manifold(name: str, shape: Shape, **parameters: Any) -> Manifold:
     ValueError
         An unknown name, a shape the manifold has no points of, a parameter missing,
         unknown or out of range; one line that says what is allowed.
+
+    Examples
+    --------
+    >>> from fedtrellis.manifolds import make_manifold
+    >>> make_manifold('stiefel', (5, 2))
+    Stiefel(shape=(5, 2))
     """
     if name not in MANIFOLDS:
         raise ValueError(f"unknown manifold {name!r}; allowed: {', '.join(MANIFOLDS)}")

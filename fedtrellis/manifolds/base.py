@@ -28,6 +28,14 @@ class Manifold(ABC):
         What run configurations call the manifold.
     shape : tuple of int
         Shape of a point.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.manifolds import Sphere
+    >>> manifold = Sphere((2,))
+    >>> manifold.project_tangent(np.array([1.0, 0.0]), np.array([3.0, 4.0]))
+    array([0., 4.])
     """
 
     name: ClassVar[str]

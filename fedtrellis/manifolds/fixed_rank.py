@@ -43,6 +43,18 @@ class FixedRank(Manifold):
         (p, r).
     rank : int
         R, from 1 to min(p, r).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.manifolds import FixedRank
+    >>> manifold = FixedRank((2, 2), rank=1)
+    >>> point = manifold.project(np.array([[3.0, 0.0], [0.0, 1.0]]))
+    >>> manifold.contains(point)
+    True
+    >>> (point + 0.0).round(3)
+    array([[3., 0.],
+           [0., 0.]])
     """
 
     name: ClassVar[str] = "fixed-rank"

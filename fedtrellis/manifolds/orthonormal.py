@@ -45,6 +45,19 @@ class Stiefel(_Orthonormal):
 
     The closest point to x = U Σ Vᵀ is U Vᵀ, unique where the columns of x are
     independent; elsewhere U is completed as LAPACK does it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.manifolds import Stiefel
+    >>> manifold = Stiefel((3, 1))
+    >>> point = manifold.project(np.array([[3.0], [4.0], [0.0]]))
+    >>> manifold.contains(point)
+    True
+    >>> (point + 0.0).round(3)
+    array([[0.6],
+           [0.8],
+           [0. ]])
     """
 
     name: ClassVar[str] = "stiefel"
@@ -90,6 +103,19 @@ class Grassmann(_Orthonormal):
     Points and projection are those of :class:`Stiefel`. Tangent vectors at x are the
     horizontal ones, xᵀv = 0: those that change the subspace and not only its basis.
     For functions with f(xq) = f(x) for every orthogonal q.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.manifolds import Grassmann
+    >>> manifold = Grassmann((3, 1))
+    >>> point = manifold.project(np.array([[3.0], [4.0], [0.0]]))
+    >>> manifold.contains(point)
+    True
+    >>> (point + 0.0).round(3)
+    array([[0.6],
+           [0.8],
+           [0. ]])
     """
 
     name: ClassVar[str] = "grassmann"

@@ -35,6 +35,13 @@ def polar_factor(x: FloatArray) -> FloatArray:
     -------
     ndarray of float64, shape (m, p, r)
         Orthonormal to about 1e-15.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.manifolds import polar_factor
+    >>> polar_factor(np.array([[[3.0], [4.0]]])).round(3).ravel()
+    array([0.6, 0.8])
     """
     if x.shape[2] == 1:  # x/‖x‖
         return unit_columns(x)[0]

@@ -23,6 +23,14 @@ class Product(Manifold):
     ----------
     parts : sequence of Manifold
         The manifolds M_i.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.manifolds import Euclidean, Product, Sphere
+    >>> manifold = Product([Sphere((2,)), Euclidean((1,))])
+    >>> manifold.project(np.array([3.0, 4.0, 5.0])).round(3)
+    array([0.6, 0.8, 5. ])
     """
 
     name: ClassVar[str] = "product"

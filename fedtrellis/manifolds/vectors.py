@@ -29,6 +29,17 @@ class Sphere(Manifold):
     shape : tuple of int
     radius : float
         Positive. The bound ε of an ℓ2 attack, for instance.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.manifolds import Sphere
+    >>> manifold = Sphere((2,))
+    >>> point = manifold.project(np.array([3.0, 4.0]))
+    >>> manifold.contains(point)
+    True
+    >>> (point + 0.0).round(3)
+    array([0.6, 0.8])
     """
 
     name: ClassVar[str] = "sphere"
@@ -71,6 +82,18 @@ class Oblique(Manifold):
     """The p × r matrices with columns of norm 1, a product of r spheres.
 
     The point closest to a zero column is taken to be the first unit vector.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.manifolds import Oblique
+    >>> manifold = Oblique((2, 2))
+    >>> point = manifold.project(np.array([[3.0, 0.0], [4.0, 2.0]]))
+    >>> manifold.contains(point)
+    True
+    >>> (point + 0.0).round(3)
+    array([[0.6, 0. ],
+           [0.8, 1. ]])
     """
 
     name: ClassVar[str] = "oblique"
@@ -104,7 +127,19 @@ class Oblique(Manifold):
 
 @dataclass(frozen=True)
 class Euclidean(Manifold):
-    """All arrays of a shape, for the parts of a model without a constraint."""
+    """All arrays of a shape, for the parts of a model without a constraint.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.manifolds import Euclidean
+    >>> manifold = Euclidean((2,))
+    >>> point = manifold.project(np.array([3.0, 4.0]))
+    >>> manifold.contains(point)
+    True
+    >>> (point + 0.0).round(3)
+    array([3., 4.])
+    """
 
     name: ClassVar[str] = "euclidean"
     shape: Shape

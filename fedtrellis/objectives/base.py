@@ -41,6 +41,18 @@ class Objective(ABC):
         f is lowest at an end of any segment along d.
     dtype : dtype
         What it computes in: float64, unless it was made by :meth:`of_dtype`.
+
+    Examples
+    --------
+    >>> from fedtrellis.objectives import Objective
+    >>> class Half(Objective):
+    ...     def value(self, x):
+    ...         return 0.5 * float(x @ x)
+    ...     def gradient(self, x):
+    ...         return x
+    >>> import numpy as np
+    >>> Half().value(np.array([3.0, 4.0]))
+    12.5
     """
 
     shape: tuple[int, ...]

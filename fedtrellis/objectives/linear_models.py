@@ -253,6 +253,17 @@ class LeastSquares(LinearModel):
     -----
     "sum" with weight n is the LASSO of the FedFW workshop paper (2022); "half-mean" is
     example V.1 of FedGiA, arXiv 2205.01438, with Θ = AᵀA/d.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.objectives import LeastSquares
+    >>> f = LeastSquares(np.eye(2), np.array([1.0, 2.0]))
+    >>> x = np.zeros(2)
+    >>> round(f.value(x), 3)
+    5.0
+    >>> f.gradient(x).round(3)
+    array([-2., -4.])
     """
 
     quadratic = True
@@ -308,6 +319,17 @@ class Logistic(LinearModel):
     Notes
     -----
     Example V.2 of FedGiA, arXiv 2205.01438.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.objectives import Logistic
+    >>> f = Logistic(np.eye(2), np.array([1, 0]))
+    >>> x = np.zeros(2)
+    >>> round(f.value(x), 3)
+    0.693
+    >>> f.gradient(x).round(3)
+    array([-0.25,  0.25])
     """
 
     def __init__(

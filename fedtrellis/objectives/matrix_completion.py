@@ -45,6 +45,18 @@ class MatrixCompletion(FiniteSum):
     ------
     ValueError
         If lengths disagree, an index is out of range, or an entry is not finite.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.objectives import MatrixCompletion
+    >>> f = MatrixCompletion([0, 1], [1, 0], [3.0, 4.0], shape=(2, 2))
+    >>> x = np.zeros((2, 2))
+    >>> round(f.value(x), 3)
+    12.5
+    >>> f.gradient(x).round(3)
+    array([[ 0., -3.],
+           [-4.,  0.]])
     """
 
     quadratic = True

@@ -55,6 +55,18 @@ class MultinomialLogistic(LinearModel):
     -----
     Θ = weight · ((1/2d) [F 1]ᵀ[F 1] ⊗ (I − 11ᵀ/classes) + l2 I): D. Böhning,
     "Multinomial logistic regression algorithm", 1992.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.objectives import MultinomialLogistic
+    >>> f = MultinomialLogistic(np.eye(2), np.array([0, 1]), classes=2, intercept=False)
+    >>> x = np.zeros((2, 2))
+    >>> round(f.value(x), 3)
+    0.693
+    >>> f.gradient(x).round(3)
+    array([[-0.25,  0.25],
+           [ 0.25, -0.25]])
     """
 
     def __init__(

@@ -56,6 +56,19 @@ class QuadraticAssignment(FiniteSum):
     Hessian bound: ‖∇f(X) − ∇f(Z)‖ ≤ 2 weight ‖A_E‖₂ ‖B‖₂ ‖X − Z‖, so Θ is that times I
     (the Hessian itself is indefinite). The relaxation to the Birkhoff polytope is
     figure 1d of the FedFW workshop paper (2022).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.objectives import QuadraticAssignment
+    >>> flow = np.array([[0.0, 1.0], [1.0, 0.0]])
+    >>> f = QuadraticAssignment(flow, 2 * flow)
+    >>> x = np.eye(2)
+    >>> round(f.value(x), 3)
+    4.0
+    >>> f.gradient(x).round(3)
+    array([[4., 0.],
+           [0., 4.]])
     """
 
     quadratic = True

@@ -95,6 +95,16 @@ class TorchObjective(Objective):
         to go by, inputs and targets disagree or are empty or (but for what a
         ``collate_fn`` makes) not finite, or a parameter is not allowed; from the
         methods, if the point does not fit the model or the loss is not a scalar.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fedtrellis.objectives.torch_objective import TorchObjective
+    >>> module = torch.nn.Linear(2, 1, bias=False)
+    >>> data = torch.utils.data.TensorDataset(torch.ones(4, 2), torch.zeros(4, 1))
+    >>> objective = TorchObjective(module, torch.nn.MSELoss(), data)
+    >>> objective.num_examples, objective.shape
+    (4, (2,))
     """
 
     def __init__(

@@ -137,6 +137,14 @@ def load_run(directory: str | Path) -> Run:
     ------
     SettingsError
         If it is no record, or one of its files cannot be read.
+
+    Examples
+    --------
+    >>> from fedtrellis import load_run
+    >>> run = load_run("~/runs/20261122-110950-fedfw-digits")    # doctest: +SKIP
+    >>> load_run("/nowhere")
+    Traceback (most recent call last):
+    fedtrellis.settings.SettingsError: '/nowhere' is not the record of a run
     """
     path = Path(directory).expanduser().resolve()
     # a strategy of somebody else may leave no config.toml
@@ -186,6 +194,13 @@ def find_runs(parent: str | Path | None = None) -> list[Run]:
     ------
     SettingsError
         If there is no such directory.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from fedtrellis.runs import find_runs
+    >>> find_runs(tempfile.mkdtemp())
+    []
     """
     path = Path(parent).expanduser() if parent else default_results_dir()
     if not path.is_dir():

@@ -16,7 +16,7 @@ from fedtrellis.wire.protocol import ARRAYS, LARGEST, METRICS, STATUS, is_modera
 __all__ = ["Answer", "one_point", "open_answer"]
 
 
-@dataclass
+@dataclass(slots=True)
 class Answer:
     """A client's answer that passed every check of the wire.
 

@@ -48,6 +48,12 @@ class RoundRecord:
         Metrics of the method, of the clients' own data, and of ``evaluate_fn``.
     round_trips : int
         Waves of messages that the round took, those after losses included.
+
+    Examples
+    --------
+    >>> from fedtrellis import RoundRecord
+    >>> RoundRecord(round=3, train={'loss': 2.0}, evaluation={'gap': 0.5}).metrics
+    {'loss': 2.0, 'gap': 0.5}
     """
 
     round: int
@@ -86,6 +92,18 @@ class Callback:
     ----------
     tells_of_rounds : bool
         Whether it shows or logs each round itself, so that the run need not.
+
+    Examples
+    --------
+    >>> from fedtrellis import Callback, RoundRecord
+    >>> class Counter(Callback):
+    ...     rounds = 0
+    ...     def on_round(self, strategy, record):
+    ...         self.rounds += 1
+    >>> counter = Counter()
+    >>> counter.on_round(None, RoundRecord(round=1))
+    >>> counter.rounds
+    1
     """
 
     tells_of_rounds: ClassVar[bool] = False
@@ -118,6 +136,13 @@ class EarlyStop(Callback):
         Such as ``"gap"`` or ``"loss"``.
     tolerance : float
         The run stops when the metric is at most this.
+
+    Examples
+    --------
+    >>> from fedtrellis import EarlyStop, RoundRecord
+    >>> stop = EarlyStop('gap', 1e-3)
+    >>> stop.on_round(None, RoundRecord(round=5, train={'gap': 1e-4}))
+    True
     """
 
     def __init__(self, metric: str, tolerance: float) -> None:

@@ -102,6 +102,8 @@ class Conversation:
         self.registry = Registry(policy.client_keys)
         self.session, self.epoch = secrets.token_hex(4), ""
         self.traffic = Traffic()
+        # the last request of training of which no message was sent
+        self.earlier: Message | None = None
         # bytes of train requests without content, by the digits of the round and the
         # bits of the node's id
         self.envelopes: dict[tuple[int, int], int] = {}

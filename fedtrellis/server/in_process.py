@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import gc
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -10,7 +11,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from fedtrellis.server.answers import Answer
 from fedtrellis.signals import window
 from fedtrellis.wire.arrays import filled
-from fedtrellis.wire.flower_internals import alike_to, envelope_bytes
+from fedtrellis.wire.flower_internals import alike_to, envelope_bytes, next_to
 from fedtrellis.wire.message_size import content_bytes, framed_bytes
 from fedtrellis.wire.protocol import CONFIG
 from fedtrellis.wire.together import Asked, Heard
@@ -50,16 +51,40 @@ def hear_together(
         sent to, nothing has changed: see :meth:`LocalGrid.answer_together
         <fedtrellis.wire.local_grid.LocalGrid.answer_together>`.
     """
-    answer_together = getattr(conversation.grid, "answer_together", None)
-    if answer_together is None or kind != "train":
+    grid = conversation.grid
+    answer_together = getattr(grid, "answer_together", None)
+    # of a grid within another one, that one sees the messages
+    own = getattr(answer_together, "__self__", None) is grid
+    if answer_together is None or not own or kind != "train":
         return []
+    # What a wave makes for each client it drops at the end, and it makes no cycles.
+    # Python would go through all nodes again and again to find that out; cycles that
+    # clients make are looked for each time that so many of them have answered.
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return _hear(conversation, server_round, kind, entries, names, answer_together)
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _hear(
+    conversation: Conversation,
+    server_round: int,
+    kind: str,
+    entries: Mapping[str, Mapping[str, Any]],
+    names: Sequence[str],
+    answer_together: Callable[[Sequence[Asked]], Sequence[Heard | None] | None],
+) -> list[Answer]:
     policy = conversation.policy
     version = policy.model_version if policy.keep_model else None
     # by what a request depends on, which is kept so that no id is another's
     made: dict[Any, tuple[Message, Any]] = {}
     asked: list[Asked] = []
+    clients = conversation.registry.clients
     for name in names:
-        client, said = conversation.registry[name], entries[name]
+        client, said = clients[name], entries[name]
         own = dict(said)
         model = policy.model_for(name, own)
         if version is not None and model[1].get("model-version") != version:
@@ -72,16 +97,22 @@ def hear_together(
             config, records = conversation.said(server_round, name, kind, own, model)
             record = filled(ConfigRecord(), config)
             content = filled(RecordDict(), {CONFIG: record, **records})
-            request = Message(
-                content,
-                dst_node_id=client.node_id,
-                message_type=kind,
-                group_id=str(server_round),
-            )
+            group = str(server_round)
+            earlier = conversation.earlier
+            if earlier is None:
+                request = Message(
+                    content,
+                    dst_node_id=client.node_id,
+                    message_type=kind,
+                    group_id=group,
+                )
+            else:
+                request = next_to(earlier, content, group)
+            conversation.earlier = request
             made[key] = request, (said, model)
         asked.append(Asked(name, client.node_id, made[key][0]))
     answers: list[Answer] = []
-    found: Sequence[Heard | None] | None = answer_together(asked)
+    found = answer_together(asked)
     if found is None:
         return answers
     contents = {id(m): content_bytes(m.content) for m, _ in made.values()}

@@ -72,6 +72,11 @@ class Progress(Callback):
         Runs of up to this many rounds have a line for every round, however quick.
     console : rich.console.Console, optional
         Where to draw; by default the standard output.
+
+    Examples
+    --------
+    >>> from fedtrellis import Progress
+    >>> callback = Progress(lines=100)
     """
 
     tells_of_rounds = True
@@ -258,6 +263,11 @@ class JsonLines(Callback):
     start, end : mapping, optional
         More fields of the first and of the last object; what ``end`` holds when the
         run ends counts.
+
+    Examples
+    --------
+    >>> from fedtrellis import JsonLines
+    >>> callback = JsonLines(start={'experiment': 'a'})
     """
 
     tells_of_rounds = True

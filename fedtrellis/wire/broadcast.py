@@ -129,12 +129,14 @@ class ModelBroadcast:
             The arrays, and the keys that :func:`receive` needs beside them. What is
             returned is shared between the clients it is for: not to be changed.
         """
-        known = max(len(self._steps), len(self._revisions))
-        if base is not None and base < self.version - known:
-            base = None
-        if base not in self._encoded:
-            self._encoded[base] = self._encode(base)
-        return self._encoded[base]
+        if base is not None:
+            known = max(len(self._steps), len(self._revisions))
+            if base < self.version - known:
+                base = None
+        found = self._encoded.get(base)
+        if found is None:
+            found = self._encoded[base] = self._encode(base)
+        return found
 
     def _encode(self, base: int | None) -> tuple[ArrayRecord, Config]:
         config: Config = {"model-version": self.version}

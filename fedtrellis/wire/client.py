@@ -9,6 +9,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedtrellis.settings import SettingsError
+from fedtrellis.wire.arrays import filled
 from fedtrellis.wire.broadcast import MAX_PARAMETERS
 from fedtrellis.wire.flower_internals import reply_to
 from fedtrellis.wire.handling import PHASE, ClientFn, Node, make_client
@@ -106,6 +107,16 @@ def client_app(
     ClientApp
         An exception in the client leaves its state as it was before the message and
         reaches the server as an error reply.
+
+    Examples
+    --------
+    >>> from fedtrellis import client_app
+    >>> from fedtrellis.clients import FedGiAClient
+    >>> def client_fn(context):
+    ...     return FedGiAClient(context, objective=my_loss(context))
+    >>> app = client_app(client_fn)
+    >>> type(app).__name__
+    'MethodApp'
     """
     for mod in mods or ():
         name = getattr(mod, "__name__", type(mod).__name__)
@@ -130,7 +141,7 @@ def client_app(
 
     def hello(message: Message, context: Context) -> Message:
         client = make_client(client_fn, context)
-        status = ConfigRecord({"client-id": client_identity(context)})
+        status = filled(ConfigRecord(), {"client-id": client_identity(context)})
         # how many parts the node thinks that the data has, for whoever wants to check
         properties: dict[str, Any] = {
             key: value
@@ -144,7 +155,8 @@ def client_app(
         properties |= client.get_properties({})
         if isinstance(client, MethodClient):
             properties |= client.announcement
-        content = RecordDict({STATUS: status, CONFIG: ConfigRecord(properties)})
+        config = filled(ConfigRecord(), properties)
+        content = filled(RecordDict(), {STATUS: status, CONFIG: config})
         return reply_to(message, content)
 
     app.query("hello")(hello)

@@ -19,7 +19,7 @@ from fedtrellis.wire.handling import Handling, Wave
 from fedtrellis.wire.method_client import speaks_for
 from fedtrellis.wire.protocol import ENTRY_TYPES
 
-__all__ = ["Cohort", "Groups", "answer_alone", "parts"]
+__all__ = ["Cohort", "Groups", "answer_alone", "most_of", "parts"]
 
 # Entries of the clients' points together: 2 MiB, so that a few arrays of them stay in
 # the cache. A client with as many by itself gains nothing from company.
@@ -167,7 +167,12 @@ class Groups:
         self._members.setdefault(key, []).append(index)
 
 
+def most_of(layout: Layout) -> int:
+    """So many clients that what is made of their points stays small."""
+    return max(1, _ENTRIES // max(1, layout.size))
+
+
 def parts(members: list[int], layout: Layout) -> list[list[int]]:
-    """So many clients at a time that what is made of their points stays small."""
-    most = max(1, _ENTRIES // max(1, layout.size))
+    """As many clients at a time."""
+    most = most_of(layout)
     return [members[i : i + most] for i in range(0, len(members), most)]

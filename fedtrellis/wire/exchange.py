@@ -289,6 +289,8 @@ class Registry:
             If no node can be used at all.
         """
         connected = set(grid.get_node_ids())
+        if connected <= self._known_nodes:
+            return
         new = sorted(connected - self._known_nodes - self._left_out)
         if not new:
             return

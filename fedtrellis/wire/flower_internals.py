@@ -73,6 +73,7 @@ __all__ = [
     "join_run",
     "log",
     "name_message",
+    "next_to",
     "node_infos",
     "parse_config_args",
     "records_from_bytes",
@@ -184,6 +185,20 @@ def reply_to(request: Message, content: RecordDict) -> Message:
         _dst_task_id=given["_src_task_id"],
         _delivered_at="",
     )
+
+
+def next_to(request: Message, content: RecordDict, group_id: str) -> Message:
+    """A request like one of an earlier round, to the same node."""
+    if not _is_plain(request):
+        metadata = request.metadata
+        return Message(
+            content,
+            dst_node_id=metadata.dst_node_id,
+            message_type=metadata.message_type,
+            group_id=group_id,
+        )
+    now = time.time()
+    return _resembling(request, content, _group_id=group_id, _created_at=now)
 
 
 def alike_to(request: Message, node_id: int, content: RecordDict) -> Message:

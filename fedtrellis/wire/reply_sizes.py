@@ -41,17 +41,20 @@ class ReplySizes:
 
     Parameters
     ----------
-    envelopes, names : dict
-        Bytes of replies without content, and of clients' names, kept from wave to wave.
+    envelopes, names, contents : dict
+        What replies without content take, clients' names, and records of so many bytes;
+        kept from wave to wave.
     """
 
     def __init__(
-        self, envelopes: dict[tuple[str, int, int], int], names: dict[str, int]
+        self,
+        envelopes: dict[tuple[str, int, int], int],
+        names: dict[str, int],
+        contents: dict[tuple[int, int, int], int],
     ) -> None:
-        self._envelopes, self._names = envelopes, names
+        self._envelopes, self._names, self._contents = envelopes, names, contents
         self._common: dict[tuple[int, int | None], int] = {}
         self._kinds: dict[int, tuple[str, int]] = {}
-        self._contents: dict[tuple[int, ...], int] = {}
 
     def _envelope(self, asked: Asked) -> int:
         request, node_id = asked.request, asked.node_id

@@ -54,7 +54,7 @@ class Step:
         sparse = [atom for atom in self.atoms if isinstance(atom, SparseAtom)]
         if not sparse or len(sparse) < len(self.atoms):
             return None
-        indices = [atom.indices.astype(np.int64) for atom in sparse]
+        indices = [atom.indices.astype(np.int64, copy=False) for atom in sparse]
         return np.concatenate(indices), np.concatenate([a.values for a in sparse])
 
     @cached_property

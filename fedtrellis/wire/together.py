@@ -9,7 +9,8 @@ ordinary is left to real messages, with nothing changed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import gc
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any, cast
@@ -18,18 +19,19 @@ import numpy as np
 from flwr.app import Context, Message, RecordDict
 from numpy.typing import NDArray
 
-from fedtrellis.wire.arrays import FloatArray, contents
+from fedtrellis.domains.atoms import PackedAtoms
+from fedtrellis.wire.arrays import FloatArray, Layout, contents
 from fedtrellis.wire.broadcast import ReceivedModel
 from fedtrellis.wire.client import MethodApp
-from fedtrellis.wire.cohort import Groups, parts
+from fedtrellis.wire.cohort import Groups, most_of, parts
 from fedtrellis.wire.flower_internals import CHUNK_SIZE
 from fedtrellis.wire.handling import Wave, make_client, metric_record
 from fedtrellis.wire.message_size import arrays_bytes
 from fedtrellis.wire.method_client import StatefulClient, speaks_for
 from fedtrellis.wire.node_context import NodeContext
+from fedtrellis.wire.own_arrays import RefusedError, checked, owned
 from fedtrellis.wire.protocol import (
     EXAMPLES,
-    LARGEST,
     RESTORE,
     ClientMemory,
     Named,
@@ -40,7 +42,6 @@ from fedtrellis.wire.reply_sizes import Asked, ReplySizes
 
 __all__ = ["Asked", "Heard", "Together"]
 
-_KINDS = "fiub"  # of arrays that travel
 _NONE: FloatArray = np.empty(0)
 _NONE.flags.writeable = False
 
@@ -68,20 +69,28 @@ class Heard:
     size: int
 
 
-class _RefusedError(Exception):
-    """What a message would not get through."""
-
-
 class _Told:
     """What a request says, read once for all clients that it is for."""
 
-    __slots__ = ("config", "content", "keeps_model", "session", "stateful")
+    __slots__ = (
+        "alike",
+        "config",
+        "content",
+        "keeps_model",
+        "model",
+        "session",
+        "stateful",
+    )
 
     def __init__(self, content: RecordDict, config: Named) -> None:
         self.content, self.config = content, config
         self.session: str = config["session"]
         self.keeps_model = bool(config.get("keep-model", True))
         self.stateful = "used-round" in config
+        # a whole model is the same one to all who keep nothing
+        self.alike = not self.stateful and not self.keeps_model
+        self.alike = self.alike and config["model-encoding"] in ("dense", "sparse")
+        self.model: ReceivedModel | None = None
 
 
 @dataclass(slots=True)
@@ -96,6 +105,30 @@ class _Begun:
     model: ReceivedModel
     client: Any
     done: bool = False
+
+
+class _Reader:
+    """Reads the requests of a wave."""
+
+    def __init__(self, max_count: int, declined: set[str]) -> None:
+        self.wave = Wave()
+        self._max_count, self._declined = max_count, declined
+        self._told: dict[int, _Told | None] = {}
+
+    def read(self, request: Message) -> _Told | None:
+        """What a request says; None if there has to be a message, to say it."""
+        place = id(request)
+        if place not in self._told:
+            content = request.content
+            try:
+                told = _Told(content, self.wave.read(content, self._max_count))
+            except Exception:
+                # the message will say what is wrong
+                self._told[place] = None
+            else:
+                declined = told.session in self._declined
+                self._told[place] = None if declined else told
+        return self._told[place]
 
 
 class Together:
@@ -113,8 +146,7 @@ class Together:
         self.app, self.contexts = app, contexts
         # sessions whose clients cannot be taken together: asked once, not every round
         self._declined: set[str] = set()
-        self._envelopes: dict[tuple[str, int, int], int] = {}
-        self._names: dict[str, int] = {}
+        self._sizes: tuple[Any, Any, Any] = {}, {}, {}
 
     def answer(self, asked: Sequence[Asked]) -> list[Heard | None]:
         """What each client answers; None where a message has to be sent after all.
@@ -127,46 +159,51 @@ class Together:
         heard: list[Heard | None] = [None] * len(asked)
         if not self.app.plain:
             return heard
-        wave, groups, begun = Wave(), Groups(), dict[int, _Begun]()
-        told: dict[int, _Told | None] = {}
+        reader = _Reader(self.app.node.max_count, self._declined)
+        sizes = ReplySizes(*self._sizes)
         whole = 2 * len(asked) >= len(self.contexts)
+        begun: dict[int, _Begun] = {}
+        layout: Layout | None = None
+        most = 1
+        for index, one in enumerate(asked):
+            client = self._begin(one, reader)
+            if client is not None:
+                if client.model.layout is not layout:
+                    layout = client.model.layout
+                    most = most_of(layout)
+                begun[index] = client
+            # so many at a time, that what they need is still in the cache
+            last = index + 1 == len(asked)
+            if len(begun) >= most or last:
+                for place, result in self._answer_some(begun, sizes, whole):
+                    heard[place] = result
+                begun = {}
+                if not last and not gc.isenabled():
+                    # cycles that clients have made
+                    gc.collect(0)
+        return heard
+
+    def _answer_some(
+        self, begun: Mapping[int, _Begun], sizes: ReplySizes, whole: bool
+    ) -> Iterator[tuple[int, Heard | None]]:
+        """What clients answer that have taken their requests, and who of them."""
+        groups = Groups()
+        for index, client in begun.items():
+            layout, config = client.model.layout, client.told.config
+            groups.add(index, client.client, layout, config)
         try:
-            for index, one in enumerate(asked):
-                client = self._begin(one, wave, told)
-                if client is not None:
-                    begun[index] = client
-                    layout, config = client.model.layout, client.told.config
-                    groups.add(index, client.client, layout, config)
-            sizes = ReplySizes(self._envelopes, self._names)
             for kind, layout, members in groups:
                 for part in parts(members, layout):
                     results = self._answer(kind, [begun[i] for i in part], sizes, whole)
-                    for index, result in zip(part, results, strict=True):
-                        heard[index] = result
+                    yield from zip(part, results, strict=True)
         finally:
             for client in begun.values():
                 if not client.done:
                     client.context.put_back(client.before)
-        return heard
 
-    def _read(self, request: Message, wave: Wave) -> _Told | None:
-        """What a request says; None if it is to be a message."""
-        content = request.content
-        try:
-            told = _Told(content, wave.read(content, self.app.node.max_count))
-        except Exception:
-            # a message will say what is wrong
-            return None
-        return None if told.session in self._declined else told
-
-    def _begin(
-        self, asked: Asked, wave: Wave, read: dict[int, _Told | None]
-    ) -> _Begun | None:
+    def _begin(self, asked: Asked, reader: _Reader) -> _Begun | None:
         """Let a client take its request, as :meth:`Handling.begin` does."""
-        place = id(asked.request)
-        if place not in read:
-            read[place] = self._read(asked.request, wave)
-        told, context = read[place], self.contexts.get(asked.node_id)
+        told, context = reader.read(asked.request), self.contexts.get(asked.node_id)
         if told is None or not isinstance(context, NodeContext):
             return None
         node, content = self.app.node, told.content
@@ -174,8 +211,15 @@ class Together:
         if before is None or client_identity(context) != asked.client:
             return None
         try:
-            memory = before.copy()
-            memory.take_request(content, told.config, node.max_parameters, wave.receive)
+            memory, model = before, told.model
+            if model is None or before.model is not None:
+                memory = before.copy()
+                memory.take_request(
+                    content, told.config, node.max_parameters, reader.wave.receive
+                )
+                model = cast(ReceivedModel, memory.model)
+                if told.alike:
+                    told.model, memory.model = model, None
             client = make_client(node.client_fn, context)
             if isinstance(client, StatefulClient):
                 if RESTORE in contents(content):
@@ -183,7 +227,6 @@ class Together:
                 client.state = Named("the client's state", memory.arrays())
         except Exception:
             return None
-        model = cast(ReceivedModel, memory.model)
         if context.looked_at or model.point.nbytes > CHUNK_SIZE // 2:
             context.put_back(before)
             self._declined.add(told.session)
@@ -221,8 +264,8 @@ class Together:
     ) -> list[Heard]:
         """Check the results, and keep the clients' states."""
         if len(results) != len(clients):
-            raise _RefusedError
-        arrays, norms, alike = _checked([result[0] for result in results], whole)
+            raise RefusedError
+        arrays, norms, alike = checked([result[0] for result in results], whole)
         body: int | None = None
         heard = []
         for each, result, own, norm in zip(
@@ -235,13 +278,17 @@ class Together:
             if numbers is not None:
                 numbers = numbers.astype("<f8")
                 if not is_moderate(numbers):
-                    raise _RefusedError
+                    raise RefusedError
             if body is None or not alike:
-                body = arrays_bytes(tuple((a.dtype, a.shape) for a in own))
+                body = arrays_bytes(
+                    own.described()
+                    if isinstance(own, PackedAtoms)
+                    else tuple((a.dtype, a.shape) for a in own)
+                )
             if body is None:
                 # its size depends on what is in it: the session goes by messages
                 self._declined.add(each.told.session)
-                raise _RefusedError
+                raise RefusedError
             version = each.model.version if each.told.keeps_model else None
             config = each.told.config
             size = sizes.of(each.asked, config, version, body, metrics, numbers)
@@ -281,77 +328,6 @@ def _alone(each: _Begun) -> Any:
     return each.client.fit(model.layout.layers(model.point.copy()), config)
 
 
-def _owned(arrays: Sequence[Any], whole: bool) -> tuple[list[NDArray[Any]], Any]:
-    """Read-only copies of arrays, and where they are alike their stack.
-
-    Parameters
-    ----------
-    arrays : sequence of ndarray
-    whole : bool
-        Whether the copies may be rows of the stack, which is there as long as one is.
-    """
-    first = arrays[0]
-    alike = isinstance(first, np.ndarray) and first.ndim > 0
-    alike = alike and all(
-        a.shape == first.shape and a.dtype == first.dtype for a in arrays
-    )
-    if not alike:
-        copies = [np.array(array, order="C") for array in arrays]
-    elif first.dtype.kind not in _KINDS:
-        raise _RefusedError
-    else:
-        stack = np.stack(arrays)
-        if whole:
-            stack.flags.writeable = False
-            return list(stack), stack
-        copies = [row.copy() for row in stack]
-    for copy in copies:
-        if copy.dtype.kind not in _KINDS:
-            raise _RefusedError
-        copy.flags.writeable = False
-    return copies, stack if alike else None
-
-
-def _checked(
-    answers: Sequence[Sequence[Any]], whole: bool
-) -> tuple[list[list[NDArray[Any]]], list[float | None], bool]:
-    """The arrays of each client as its own, which have passed the wire's checks.
-
-    Returns
-    -------
-    (list of list of ndarray, list of float or None, bool)
-        Beside the arrays the norm of one that is alone, and whether all clients' have
-        the same shapes and dtypes.
-    """
-    count = len(answers[0])
-    norms: list[float | None] = [None] * len(answers)
-    if any(len(arrays) != count for arrays in answers):
-        own = [_owned(arrays, False)[0] for arrays in answers]
-        if not all(is_moderate(array) for arrays in own for array in arrays):
-            raise _RefusedError
-        return own, norms, False
-    columns, alike = [], True
-    for j in range(count):
-        rows, stack = _owned([arrays[j] for arrays in answers], whole)
-        columns.append(rows)
-        if stack is None or stack.dtype.kind != "f":
-            alike = alike and stack is not None
-            if not all(map(is_moderate, rows)):
-                raise _RefusedError
-            continue
-        flat = stack.reshape(len(rows), -1).astype(np.float64, copy=False)
-        with np.errstate(over="ignore", invalid="ignore"):
-            squares = np.einsum("ij,ij->i", flat, flat)
-        # Σ a_j² ≤ L² leaves none beyond L, and NaN is not at most anything
-        if not (squares <= LARGEST**2).all() and not is_moderate(stack):
-            raise _RefusedError
-        if count == 1:
-            norms = np.sqrt(squares).tolist()
-    if not columns:
-        return [[] for _ in answers], norms, True
-    return [list(arrays) for arrays in zip(*columns, strict=True)], norms, alike
-
-
 def _states(clients: Sequence[_Begun], whole: bool) -> list[dict[str, Any] | None]:
     """What each client's state is after the round, if it keeps one."""
     states: list[dict[str, Any] | None] = [
@@ -363,10 +339,10 @@ def _states(clients: Sequence[_Begun], whole: bool) -> list[dict[str, Any] | Non
     kept = [state for state in states if state is not None]
     for name in dict.fromkeys(name for state in kept for name in state):
         holders = [state for state in kept if name in state]
-        rows, stack = _owned([state[name] for state in holders], whole)
+        rows, stack = owned([state[name] for state in holders], whole)
         for array in rows if stack is None else [stack]:
             if array.dtype.kind == "f" and not isfinite(array.sum()):
-                raise _RefusedError
+                raise RefusedError
         for state, row in zip(holders, rows, strict=True):
             state[name] = row
     return states

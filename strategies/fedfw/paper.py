@@ -171,7 +171,13 @@ class PaperSteps:
     ) -> dict[str, float]:
         """Take the exact server step, and replay every used client's steps."""
         n, broadcast = self._strategy.num_clients, self._strategy.broadcast
-        etas = {name: self._step_sizes(server_round, name) for name in answers}
+        known: dict[int, list[float]] = {}
+        etas: dict[str, list[float]] = {}
+        for name in answers:
+            own = self.audience(name)
+            if own not in known:
+                known[own] = self._step_sizes(server_round, name)
+            etas[name] = known[own]
         first = next(iter(etas.values()))
         alike = len(answers) == n and all(one == first for one in etas.values())
         sent = broadcast.model.astype(np.float64, copy=False)

@@ -71,6 +71,26 @@ class FedGiA(RoundStrategy):
 
     Privacy: from the z_i of a client outside C the server gets its gradient back
     exactly, ḡ_i = σ(x − z_i).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from flwr.app import ArrayRecord
+    >>> from fedtrellis import LocalGrid, client_app
+    >>> from fedtrellis.clients import FedGiAClient
+    >>> from fedtrellis.objectives import LeastSquares
+    >>> from fedtrellis.strategies import FedGiA
+    >>> targets = [np.array([1.0, 0.0, 0.0]), np.array([2.0, 0.5, 0.0])]
+    >>> losses = [LeastSquares(np.eye(3), target) for target in targets]
+    >>> def client_fn(context):
+    ...     loss = losses[context.node_config["partition-id"]]
+    ...     return FedGiAClient(context, loss)
+    >>> grid = LocalGrid(client_app(client_fn), 2)
+    >>> strategy = FedGiA()
+    >>> start = ArrayRecord([np.zeros(3)])
+    >>> result = strategy.start(grid, start, num_rounds=60)
+    >>> result.arrays.to_numpy_ndarrays()[0].round(2) + 0.0
+    array([1.5 , 0.25, 0.  ])
     """
 
     name = "fedgia"

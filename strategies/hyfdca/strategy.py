@@ -88,6 +88,25 @@ class HyFDCA(HyFDCASettings):
     shares a slot with whom, sums of losses, and ciphertexts; no α, no inner product, no
     label, no id. What a client sees: w at its features, and z_i, α_i and y_i of its
     samples. Clients share one key, and must not collude with the server.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from flwr.app import ArrayRecord
+    >>> from fedtrellis import LocalGrid, client_app
+    >>> from fedtrellis.clients import HyFDCAClient
+    >>> from fedtrellis.strategies import HyFDCA
+    >>> X = np.random.default_rng(0).normal(size=(30, 6))
+    >>> y, ids = np.sign(X[:, 0]), [str(i) for i in range(30)]
+    >>> def client_fn(context):
+    ...     first = 2 * context.node_config["partition-id"]
+    ...     columns = slice(first, first + 2)
+    ...     return HyFDCAClient(context, X[:, columns], list("abcdef")[columns], ids, y)
+    >>> grid = LocalGrid(client_app(client_fn), 3)
+    >>> strategy = HyFDCA(regularization=0.1, exposed="accept")
+    >>> result = strategy.start(grid, ArrayRecord([np.zeros(6)]), num_rounds=100)
+    >>> strategy.history[-1].metrics["duality-gap"] < 1e-3
+    True
     """
 
     name = "hyfdca"

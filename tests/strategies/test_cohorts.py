@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -205,7 +205,8 @@ def test_encoded_messages_have_the_same_bytes(case: Case) -> None:
 
 @pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
 def test_float32(case: Case) -> None:
-    start: Any = start_of(case.kind).astype(np.float32)
+    first = start_of(case.kind) if case.start is None else case.start
+    start: Any = first.astype(np.float32)
     single = dataclasses.replace(case, start=start)
     one, many = (single.play(single.grid(batched=batched)) for batched in (False, True))
     assert one.models[-1].dtype == many.models[-1].dtype == np.float32
@@ -397,6 +398,47 @@ def test_a_failed_round_leaves_nothing_behind() -> None:
         assert a.state.keys() == b.state.keys()
 
 
+class Broken(LeastSquares):
+    """A gradient that is no number away from 0."""
+
+    stack: Any = None
+
+    def gradient(self, x: Any) -> Any:
+        return super().gradient(x) if not x.any() else np.full_like(x, np.nan)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_a_gradient_that_is_no_number_is_not_called_a_long_step(batched: bool) -> None:
+    own = losses("squares")
+    broken = Broken(np.eye(4), np.ones(4))
+    grid = grid_of(FedAvgGDClient, [*own[:2], broken], batched=batched)
+    run = play(FedAvgGD(local_steps=3), grid, np.zeros(4), rounds=1)
+    ((name, reason),) = run.strategy.history[0].rejected
+    assert (name, reason) == (
+        "2",
+        "error 2: FloatingPointError: the objective's gradient is not a number",
+    )
+
+
+class Weighted(FedAvgGD):
+    """Tells each client another step size."""
+
+    def instruction(self, server_round: int, client: str) -> dict[str, Any]:
+        entries = super().instruction(server_round, client)
+        return {**entries, "step-size": 0.001 * (1 + int(client))}
+
+
+def test_a_subclass_that_tells_each_its_own_is_asked_for_each() -> None:
+    runs = [
+        play(Weighted(), grid_of(FedAvgGDClient, losses("squares"), batched=batched),
+             np.zeros(4), rounds=2)
+        for batched in (False, True)
+    ]  # fmt: skip
+    assert_same(runs[0], runs[1], 1e-12)
+    alike = play(FedAvgGD(), grid_of(FedAvgGDClient, losses("squares")), np.zeros(4), 2)
+    assert np.abs(alike.model - runs[0].model).max() > 1e-3
+
+
 class Watching(LocalGrid):
     """Sees what is sent."""
 
@@ -408,11 +450,29 @@ class Watching(LocalGrid):
         return super().push_messages(wave)
 
 
+class Around:
+    """A grid around another one."""
+
+    def __init__(self, grid: LocalGrid) -> None:
+        self.grid, self.seen = grid, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.grid, name)
+
+    def push_messages(self, messages: Any) -> list[str]:
+        wave = list(messages)
+        self.seen += sum(m.metadata.message_type == "train" for m in wave)
+        return self.grid.push_messages(wave)
+
+
 def test_whoever_overrides_the_grid_sees_every_message() -> None:
     app = client_app(lambda context: FedAvgGDClient(context, losses("squares")[0]))
     grid = Watching(app, 3, batched=True)
     play(FedAvgGD(), grid, np.zeros(4), rounds=2)
     assert grid.seen == 6
+    outer = Around(LocalGrid(app, 3, batched=True))
+    play(FedAvgGD(), cast(LocalGrid, outer), np.zeros(4), rounds=2)
+    assert outer.seen == 6
     other, seen = LocalGrid(app, 3, batched=True), []
     push = other.push_messages
     other.push_messages = lambda wave: seen.append(1) or push(wave)  # type: ignore

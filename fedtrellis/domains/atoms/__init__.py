@@ -14,7 +14,12 @@ what came.
 
 from fedtrellis.domains.atoms.base import FLOAT64, Atom, rounding
 from fedtrellis.domains.atoms.matrices import PermutationAtom, RankOneAtom
-from fedtrellis.domains.atoms.packing import ProductAtom, pack_atoms, unpack_atoms
+from fedtrellis.domains.atoms.packing import (
+    PackedAtoms,
+    ProductAtom,
+    pack_atoms,
+    unpack_atoms,
+)
 from fedtrellis.domains.atoms.random_signs import RandomSigns
 from fedtrellis.domains.atoms.vectors import DenseAtom, SignAtom, SparseAtom
 
@@ -22,6 +27,7 @@ __all__ = [
     "FLOAT64",
     "Atom",
     "DenseAtom",
+    "PackedAtoms",
     "PermutationAtom",
     "ProductAtom",
     "RandomSigns",

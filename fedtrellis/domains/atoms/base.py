@@ -37,6 +37,16 @@ class Atom(ABC):
         Which form this is.
     shape : tuple of int
         Shape of the dense array the atom stands for.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.domains import L1Ball
+    >>> atom = L1Ball(2.0).lmo(np.array([1.0, -3.0]))
+    >>> point = np.zeros(2)
+    >>> atom.add_to(point, 0.5)
+    >>> point
+    array([0., 1.])
     """
 
     __slots__ = ()
@@ -134,6 +144,13 @@ def rounding(dtype: np.dtype[Any]) -> float:
     """Return the share of a set's size by which a point of it may seem to lie outside.
 
     1e-9 for entries of float64; float32 rounds by 6e-8 of each.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.domains.atoms import rounding
+    >>> rounding(np.dtype('float32')) > rounding(np.dtype('float64'))
+    True
     """
     return 1e-9 if dtype.itemsize == FLOAT64.itemsize else 1e-6
 

@@ -31,7 +31,16 @@ __all__ = ["PermutationAtom", "RankOneAtom"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankOneAtom(Atom):
-    """The matrix ``left rightᵀ`` of shape (m, n); its scale is in ``left``."""
+    """The matrix ``left rightᵀ`` of shape (m, n); its scale is in ``left``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.domains.atoms import RankOneAtom
+    >>> RankOneAtom(np.array([1.0, 2.0]), np.array([3.0, 4.0])).dense()
+    array([[3., 4.],
+           [6., 8.]])
+    """
 
     kind: ClassVar[str] = "rank-one"
     left: FloatArray
@@ -97,7 +106,16 @@ class RankOneAtom(Atom):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PermutationAtom(Atom):
-    """A scaled permutation matrix: row i has ``scale`` in column ``columns[i]``."""
+    """A scaled permutation matrix: row i has ``scale`` in column ``columns[i]``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.domains.atoms import PermutationAtom
+    >>> PermutationAtom(np.array([1, 0])).dense()
+    array([[0., 1.],
+           [1., 0.]])
+    """
 
     kind: ClassVar[str] = "permutation"
     columns: NDArray[np.intp]

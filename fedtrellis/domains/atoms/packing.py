@@ -29,6 +29,7 @@ from fedtrellis.domains.atoms.base import (
     Shape,
     check,
     check_count,
+    index_dtype,
 )
 from fedtrellis.domains.atoms.layouts import (
     MAX_DEPTH,
@@ -40,7 +41,7 @@ from fedtrellis.domains.atoms.matrices import PermutationAtom, RankOneAtom
 from fedtrellis.domains.atoms.random_signs import RandomSigns
 from fedtrellis.domains.atoms.vectors import DenseAtom, SignAtom, SparseAtom
 
-__all__ = ["ProductAtom", "pack_atoms", "unpack_atoms"]
+__all__ = ["PackedAtoms", "ProductAtom", "pack_atoms", "unpack_atoms"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,6 +52,13 @@ class ProductAtom(Atom):
     ----------
     parts : tuple of Atom
         At least one, none of them empty; products may be nested.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.domains.atoms import DenseAtom, ProductAtom
+    >>> ProductAtom((DenseAtom(np.ones(1)), DenseAtom(np.zeros(2)))).dense()
+    array([1., 0., 0.])
     """
 
     kind: ClassVar[str] = "product"
@@ -109,6 +117,73 @@ class ProductAtom(Atom):
         return products
 
 
+class PackedAtoms(Sequence[NDArray[Any]]):
+    """What :func:`pack_atoms` makes of atoms, made once somebody looks at it.
+
+    Parameters
+    ----------
+    atoms : sequence of Atom
+        Of one shape.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.domains import L1Ball
+    >>> packed = PackedAtoms([L1Ball(2.0).lmo(np.array([0.0, -3.0, 1.0]))])
+    >>> [array.tolist() for array in packed]
+    [[0], [1], [2.0]]
+    """
+
+    __slots__ = ("_arrays", "atoms")
+
+    def __init__(self, atoms: Sequence[Atom]) -> None:
+        self.atoms = tuple(atoms)
+        self._arrays: list[NDArray[Any]] | None = None
+
+    @property
+    def arrays(self) -> list[NDArray[Any]]:
+        """The arrays."""
+        if self._arrays is None:
+            self._arrays = pack_atoms(self.atoms)
+        return self._arrays
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.arrays[index]
+
+    def __len__(self) -> int:
+        return len(self.arrays)
+
+    @property
+    def are_single(self) -> bool:
+        """Whether they are sparse atoms of one entry each."""
+        return all(
+            type(atom) is SparseAtom and atom.values.size == 1 for atom in self.atoms
+        )
+
+    def described(self) -> tuple[tuple[np.dtype[Any], Shape], ...]:
+        """Dtypes and shapes of the arrays, for which single atoms are not packed."""
+        if not self.are_single:
+            return tuple((array.dtype, array.shape) for array in self.arrays)
+        count, first = (len(self.atoms),), self.atoms[0]
+        assert isinstance(first, SparseAtom)
+        indices = index_dtype(math.prod(first.shape))
+        return (UINT8, count), (indices, count), (first.values.dtype, count)
+
+    def unpacked(self, shape: Shape, dtype: np.dtype[Any]) -> Sequence[Atom]:
+        """What :func:`unpack_atoms` makes of the arrays, with the same checks."""
+        size = math.prod(shape)
+        for atom in self.atoms:
+            if not (
+                type(atom) is SparseAtom
+                and atom.values.size == 1
+                and atom.shape == shape
+                and atom.values.dtype is dtype
+                and 0 <= int(atom.indices[0]) < size
+            ):
+                return unpack_atoms(self.arrays, shape, dtype)
+        return self.atoms
+
+
 _CLASSES: dict[int, tuple[type[Atom], int]] = {  # code: class, number of arrays
     SPARSE: (SparseAtom, 2),
     RAGGED: (SparseAtom, 3),
@@ -142,6 +217,15 @@ def pack_atoms(atoms: Sequence[Atom]) -> list[NDArray[Any]]:
     ------
     ValueError
         The atoms have different shapes, or more than 248 layouts.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.domains.atoms import SparseAtom, pack_atoms, unpack_atoms
+    >>> atom = SparseAtom(np.array([1]), np.array([-2.0]), (3,))
+    >>> (again,) = unpack_atoms(pack_atoms([atom]), (3,))
+    >>> again.dense()
+    array([ 0., -2.,  0.])
     """
     codes: list[int] = []
     layouts: dict[tuple[int, ...], int] = {}
@@ -204,6 +288,14 @@ def unpack_atoms(
     ------
     ValueError
         Anything malformed, with the reason.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.domains.atoms import SparseAtom, pack_atoms, unpack_atoms
+    >>> atom = SparseAtom(np.array([1]), np.array([-2.0]), (3,))
+    >>> len(unpack_atoms(pack_atoms([atom, atom]), (3,)))
+    2
     """
     shape = tuple(shape)
     if not arrays:

@@ -45,6 +45,14 @@ class SparseAtom(Atom):
     values : ndarray of float64 or float32
         One value for each index.
     shape : tuple of int
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.domains.atoms import SparseAtom
+    >>> atom = SparseAtom(np.array([1]), np.array([-2.0]), (3,))
+    >>> atom.dense()
+    array([ 0., -2.,  0.])
     """
 
     kind: ClassVar[str] = "sparse"
@@ -65,6 +73,26 @@ class SparseAtom(Atom):
                 f"a sparse atom needs one value for each index, got indices of shape "
                 f"{self.indices.shape} and values of shape {self.values.shape}"
             )
+
+    @classmethod
+    def singles(
+        cls, indices: NDArray[np.intp], values: FloatArray, shape: Shape
+    ) -> list[Self]:
+        """Return an atom of one entry for each of the indices, which share memory."""
+        atoms = []
+        for i in range(len(indices)):
+            atom = _new(cls)  # half the time of the constructor
+            _set(atom, "indices", indices[i : i + 1])
+            _set(atom, "values", values[i : i + 1])
+            _set(atom, "shape", shape)
+            atoms.append(atom)
+        return atoms
+
+    @property
+    def nbytes(self) -> int:
+        """Total bytes of :meth:`to_arrays`."""
+        width = index_dtype(math.prod(self.shape)).itemsize
+        return self.indices.size * width + self.values.nbytes
 
     def dense(self) -> FloatArray:
         """Return the atom as a new float64 array."""
@@ -153,7 +181,15 @@ class SparseAtom(Atom):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SignAtom(Atom):
-    """Two values, a bit an entry: ``high`` where ``bits`` is true, else ``low``."""
+    """Two values, a bit an entry: ``high`` where ``bits`` is true, else ``low``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.domains.atoms import SignAtom
+    >>> SignAtom(np.array([True, False]), -1.0, 2.0).dense()
+    array([ 2., -1.])
+    """
 
     kind: ClassVar[str] = "sign"
     bits: NDArray[np.bool_]
@@ -219,7 +255,15 @@ class SignAtom(Atom):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DenseAtom(Atom):
-    """A point with no smaller form, e.g. of an l2 ball."""
+    """A point with no smaller form, e.g. of an l2 ball.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.domains.atoms import DenseAtom
+    >>> DenseAtom(np.array([0.5, 1.0])).dense()
+    array([0.5, 1. ])
+    """
 
     kind: ClassVar[str] = "dense"
     array: FloatArray

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import sim
 
@@ -48,6 +49,23 @@ def test_list_says_what_sim_py_says(tmp_path: Path) -> None:
     assert done.stderr.startswith("fedtrellis list: error: name = 'fedgai' is not kn")
     assert "did you mean 'fedgia'?" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_workers_leave_the_same_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models = []
+    for count in ("1", "2"):
+        out = tmp_path / count
+        words = ["--nodes", "4", "--workers", count, "--out", str(out)]
+        assert sim.app.command_line([*words, "-c", CONFIG, "-c", "rounds=2"]) == 0
+        (path,) = out.glob("*/model.npz")
+        with np.load(path) as model:
+            models.append([model[name] for name in model.files])
+    np.testing.assert_array_equal(models[0], models[1])
+    capsys.readouterr()
+    assert sim.app.command_line(["--workers", "0", "-c", CONFIG]) == 1
+    assert "workers = 0 must be at least 1" in capsys.readouterr().err
 
 
 def test_run_and_resume_from_an_empty_folder(tmp_path: Path) -> None:
