@@ -360,7 +360,6 @@ def test_the_bundle_remembers_what_there_is_room_for() -> None:
     assert len(bundle.ids) <= 5
     dual = run.metric("dual-bound")
     assert (np.diff(dual) >= -1e-12).all()
-    with pytest.raises(
-        SettingsError, match="memory_limit = 1 MiB is too little for 20"
-    ):
-        Run(split, 1, memory_limit=1, classes=2 + 1)
+    wide = Split(np.hstack([X, X]), y, grid_parts(40, 40_000, 4, 1), "logistic", 0.1)
+    with pytest.raises(SettingsError, match="memory_limit = 1 MiB is too little"):
+        Run(wide, 1, memory_limit=1)
