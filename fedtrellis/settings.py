@@ -126,6 +126,7 @@ def given(
     choices: Sequence[str] | None = None,
     minimum: float | None = None,
     above: float | None = None,
+    below: float | None = None,
     default_factory: Any = dataclasses.MISSING,
     shown: bool = True,
 ) -> Any:
@@ -141,7 +142,7 @@ def given(
         False: it may be given by position, too.
     shown : bool
         Whether :meth:`Declared.described` has it.
-    note, symbol, choices, minimum, above
+    note, symbol, choices, minimum, above, below
         As for :func:`setting`.
     """
     return _field(
@@ -154,6 +155,7 @@ def given(
         choices=choices,
         minimum=minimum,
         above=above,
+        below=below,
         default_factory=default_factory,
         shown=shown,
     )

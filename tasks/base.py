@@ -109,6 +109,8 @@ class Task(ABC):
     node_metrics : tuple of str
         Those of an objective's metrics whose mean over nodes with data of their own
         means something.
+    required_options : tuple of str
+        Those of :meth:`method_options` without which a method solves another problem.
     """
 
     num_clients: int
@@ -123,6 +125,7 @@ class Task(ABC):
     split_data: ClassVar[bool] = False
     shared: ClassVar[Mapping[str, type[Any]]] = {"data": DataSettings}
     node_metrics: ClassVar[tuple[str, ...]] = ()
+    required_options: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def from_config(

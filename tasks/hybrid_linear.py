@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from fedtrellis.dual.penalty import Penalty
 from fedtrellis.objectives.losses import LOSSES, Loss, make_loss
 from fedtrellis.settings import SettingsError, setting
 
@@ -51,7 +52,35 @@ class HybridLinear(HybridTask):
         "told from the rest",
         choices=("two", "all"),
     )
+    l1_ratio: float = setting(
+        0.0,
+        "ρ of the penalty λ((1 − ρ)/2 ‖w‖² + ρ‖w‖₁)",
+        minimum=0.0,
+        below=1.0,
+    )
+    free_feature: str = setting(
+        "",
+        "a constant column whose weight is not penalised, an intercept: 'bias', or one "
+        "of the nodes' files; empty: none",
+    )
     smoothing: float = setting(1.0, "width of the smoothed hinge's parabola", above=0.0)
+
+    required_options: ClassVar[tuple[str, ...]] = (
+        "l1_ratio",
+        "free_feature",
+        "classes",
+    )
+
+    def make_penalty(self) -> Penalty:  # noqa: D102
+        free = -1
+        if self.free_feature:
+            free = list(self.feature_names()).index(self.free_feature)
+        return Penalty(self.l1_ratio, free)
+
+    def method_options(self) -> dict[str, Any]:
+        """Return what every hybrid task says, and of the penalty what is not usual."""
+        penalty = {"l1_ratio": self.l1_ratio, "free_feature": self.free_feature}
+        return super().method_options() | {k: v for k, v in penalty.items() if v}
 
     def make_loss(self) -> Loss:  # noqa: D102
         return make_loss(self.loss, self.smoothing)
@@ -97,6 +126,13 @@ class HybridLinear(HybridTask):
             )
         if self.every_class:
             self._check_classes(kind)
+        names = self.feature_names()
+        if self.free_feature and names and self.free_feature not in names:
+            raise SettingsError(
+                f"{self.name}.free-feature = {self.free_feature!r} is not the name of "
+                f"any feature; allowed: empty, {', '.join(map(repr, names[-3:]))} and "
+                "the others"
+            )
         super().check()
 
     def _check_classes(self, kind: str) -> None:

@@ -39,6 +39,9 @@ _GROUPS = (
 )
 
 
+# What a node answers at of the one weight that is not penalised, in units of its bound.
+_FREE = 10.0
+
 #: What is encrypted once, before round 1: an error may say how large a number is.
 SETUP = ("labels", "counts", "norms")
 
@@ -181,7 +184,12 @@ class ConsentingClient(SplitClient):
             y = np.ones_like(y)  # numbers of classes; l(0) is the same for all signs
         bound = rules.weight_bound(loss, config["regularization"], y)
         if rules.max_weight_norm is None:
-            bound *= sqrt(classes)  # of all classes' w together
+            # of all classes' w together; an elastic net has (1 − ρ)/2 of ‖w‖² only
+            bound *= sqrt(classes / (1.0 - config["l1-ratio"]))
+        if config["free-feature"] in self.feature_names and w.size:
+            # D says nothing of a weight that is not penalised: ten times as much
+            w = w.copy()
+            w[:, list(self.feature_names).index(config["free-feature"])] /= _FREE
         norm = float(np.linalg.norm(w))
         if not norm <= bound:
             raise SettingsError(

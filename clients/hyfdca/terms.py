@@ -64,9 +64,11 @@ _SETTINGS: dict[str, Callable[[Any], bool]] = {
 
 #: Settings that an agreement may leave out: these are their values then, whatever a
 #: request says.
-DEFAULTS: dict[str, Any] = {"classes": 1}
+DEFAULTS: dict[str, Any] = {"classes": 1, "l1-ratio": 0.0, "free-feature": ""}
 _OPTIONAL: dict[str, Callable[[Any], bool]] = {
     "classes": lambda x: _count(1)(x) and x != 2,
+    "l1-ratio": lambda x: type(x) in (int, float) and 0.0 <= x < 1.0,
+    "free-feature": _text,
 }
 
 

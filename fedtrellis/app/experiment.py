@@ -109,6 +109,13 @@ class Experiment:
             parts["client_domains"] = [self._enclosing(self.run.outer_domain)]
         parts |= self.task.method_options()
         wanted = {f.name for f in dataclasses.fields(cls)}
+        for name in self.task.required_options:
+            if name in parts and name not in wanted:
+                key = f"{self.task.name}.{name.replace('_', '-')}"
+                raise SettingsError(
+                    f"method {self.name!r} does not know {key}, which is set: it "
+                    "would solve another problem"
+                )
         values = {name: v for name, v in self.settings.items() if v is not None}
         return cls(
             **{

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtrellis.dual.penalty import Penalty
 from fedtrellis.dual.simplices import maximise_over_simplices
 from fedtrellis.wire.arrays import FloatArray
 
@@ -88,6 +89,8 @@ class DualBundle:
         the time of a search one more. A point takes 8 p bytes.
     tolerance : float, default 1e-12
         Of a search, see :func:`maximise_over_simplices`.
+    penalty : Penalty, optional
+        g, by default ½‖w‖².
     """
 
     def __init__(
@@ -97,8 +100,11 @@ class DualBundle:
         regularization: float,
         memory: int,
         tolerance: float = 1e-12,
+        penalty: Penalty | None = None,
     ) -> None:
         self.regularization, self.tolerance = regularization, tolerance
+        self.penalty = penalty or Penalty()
+        self._multiplier = 0.0  # the weight of the column that is not penalised
         self.memory = memory
         self.unit: IntArray = np.arange(num_units)
         self.ids: IntArray = np.zeros(num_units, dtype=np.int64)
@@ -114,9 +120,16 @@ class DualBundle:
 
     @property
     def w(self) -> FloatArray:
-        """W = Σ over units of v_α, a new array of shape (p,)."""
+        """W = ∇g*(Σ over units of v_α), a new array of shape (p,)."""
+        total = self._sum(self._alpha)
+        if self.penalty.plain:
+            return total
+        return self.penalty.weights(total, self._multiplier)
+
+    def _sum(self, rows: IntArray) -> FloatArray:
+        """Σ of some points' v."""
         total = np.zeros_like(self._rows[0])
-        for row in self._alpha:
+        for row in rows:
             total += self._rows[row]
         return total
 
@@ -135,10 +148,18 @@ class DualBundle:
         return self._rows[row].copy(), float(self.b[row])
 
     def dual_value(self) -> float:
-        """D at the current α, or a lower bound where b of a mixture is not known."""
-        w = self.w
+        """D at the current α, or a lower bound where b of a mixture is not known.
+
+        What rounding leaves of v_m of a free column counts against it, times twice its
+        weight of now, or 2: D is below P* if the best weight is not larger.
+        """
+        v = self._sum(self._alpha)
         linear = float(self.b[self._alpha].sum())
-        return linear - 0.5 * self.regularization * float(w @ w)
+        value = linear - self.regularization * self.penalty.conjugate(v)
+        if self.penalty.free >= 0:
+            most = 2.0 * max(1.0, abs(self._multiplier))
+            value -= self.regularization * most * abs(float(v[self.penalty.free]))
+        return value
 
     def set_alpha_value(self, unit: int, b: float) -> None:
         """Put the exact b of a unit's α in the place of the bound of its mixture."""
@@ -218,8 +239,20 @@ class DualBundle:
         position = {int(row): i for i, row in enumerate(moving)}
         for unit in units:
             theta[position[int(self._alpha[unit])]] = 1.0
-        G = λ * self._gram[np.ix_(moving, moving)]
-        maximise_over_simplices(G, b[moving], theta, blocks, self.tolerance)
+        if self.penalty.plain:
+            G = λ * self._gram[np.ix_(moving, moving)]
+            maximise_over_simplices(G, b[moving], theta, blocks, self.tolerance)
+        else:
+            self._multiplier = self.penalty.maximise(
+                np.stack([self._rows[row] for row in moving]),
+                self.b[moving],
+                self._sum(rest),
+                λ,
+                theta,
+                blocks,
+                self._multiplier,
+                self.tolerance,
+            )
         self._found = {
             unit: (moving[b], theta[b] / theta[b].sum())
             for unit, b in zip(sorted(units), blocks, strict=True)
@@ -323,7 +356,9 @@ class DualBundle:
 
     def state(self) -> dict[str, NDArray[np.float64] | IntArray]:
         """All of it as arrays."""
+        free = {"multiplier": np.array(self._multiplier)}
         return {
+            **(free if self.penalty.free >= 0 else {}),
             "unit": self.unit,
             "ids": self.ids,
             "V": self.V,
@@ -338,3 +373,5 @@ class DualBundle:
         self._rows, self.b = [row.copy() for row in state["V"]], state["b"]
         self._alpha = state["alpha"].astype(int)
         self._gram = state["gram"]
+        if self.penalty.free >= 0:
+            self._multiplier = float(state["multiplier"])

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fedtrellis.dual.penalty import Penalty
 from fedtrellis.dual.regularized_loss import (
     Optimum,
     RegularizedLoss,
@@ -34,6 +35,8 @@ class OneAgainstRest(Objective):
         One of labels −1 and +1.
     regularization : float
         λ above 0.
+    penalty : Penalty, optional
+        g of each class's weights.
 
     Raises
     ------
@@ -48,11 +51,16 @@ class OneAgainstRest(Objective):
         count: int,
         loss: Loss,
         regularization: float,
+        penalty: Penalty | None = None,
     ) -> None:
         self.classes = np.asarray(classes, dtype=np.float64)
         self.parts = [
             RegularizedLoss(
-                features, np.where(self.classes == c, 1.0, -1.0), loss, regularization
+                features,
+                np.where(self.classes == c, 1.0, -1.0),
+                loss,
+                regularization,
+                penalty,
             )
             for c in range(count)
         ]

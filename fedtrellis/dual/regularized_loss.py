@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedtrellis.dual.interior_point import interior_point
+from fedtrellis.dual.penalty import Penalty
 from fedtrellis.extras import need
 from fedtrellis.objectives.base import Objective
 from fedtrellis.objectives.checks import (
@@ -50,6 +51,9 @@ class RegularizedLoss(Objective):
         l, one of :mod:`fedtrellis.objectives.losses`.
     regularization : float
         λ above 0.
+    penalty : Penalty, optional
+        g in the place of ½‖w‖²: P(w) = λ g(w) + …, and g* in D. There is no central
+        solver for another one.
 
     Raises
     ------
@@ -63,8 +67,14 @@ class RegularizedLoss(Objective):
     """
 
     def __init__(
-        self, features: Any, labels: ArrayLike, loss: Loss, regularization: float
+        self,
+        features: Any,
+        labels: ArrayLike,
+        loss: Loss,
+        regularization: float,
+        penalty: Penalty | None = None,
     ) -> None:
+        self.penalty = penalty or Penalty()
         self.features = check_examples("features", features)
         self.num_examples, columns = self.features.shape
         self.shape = (columns,)
@@ -84,7 +94,7 @@ class RegularizedLoss(Objective):
         return self._value(check_point(x, self.shape), self.scores(x))
 
     def gradient(self, x: FloatArray) -> FloatArray:
-        """Return λw + (1/N) Xᵀl′(Xw), a subgradient of P."""
+        """Return λ∇g(w) + (1/N) Xᵀl′(Xw), a subgradient of P."""
         return self._gradient(check_point(x, self.shape), self.scores(x))
 
     def value_and_gradient(self, x: FloatArray) -> tuple[float, FloatArray]:  # noqa: D102
@@ -92,13 +102,17 @@ class RegularizedLoss(Objective):
         return self._value(w, scores), self._gradient(w, scores)
 
     def dual_value(self, alpha: FloatArray) -> float:
-        """Return D at dual variables of shape (N,); −inf outside its domain."""
-        w = self.primal_of(alpha)
+        """Return D at dual variables of shape (N,); −inf outside its domain.
+
+        With a free column as if v_m were 0.
+        """
+        v = self.primal_of(alpha)
         conjugates = self.loss.conjugate(np.asarray(alpha, np.float64), self.labels)
-        return -0.5 * self.regularization * float(w @ w) - float(conjugates.mean())
+        g = self.penalty.conjugate(v)
+        return -self.regularization * g - float(conjugates.mean())
 
     def primal_of(self, alpha: FloatArray) -> FloatArray:
-        """Return (1/λN) Xᵀα, of shape (p,)."""
+        """Return v = (1/λN) Xᵀα, of shape (p,), which is w where g is ½‖w‖²."""
         point = check_point(alpha, (self.num_examples,))
         scale = self.regularization * self.num_examples
         return np.asarray((self.features.T @ point) / scale)
@@ -121,12 +135,13 @@ class RegularizedLoss(Objective):
 
     def _value(self, w: FloatArray, scores: FloatArray) -> float:
         losses = self.loss.value(scores, self.labels)
-        return 0.5 * self.regularization * float(w @ w) + float(losses.mean())
+        return self.regularization * self.penalty.value(w) + float(losses.mean())
 
     def _gradient(self, w: FloatArray, scores: FloatArray) -> FloatArray:
         slopes = self.loss.slope(scores, self.labels)
         return np.asarray(
-            self.regularization * w + self.features.T @ slopes / self.num_examples
+            self.regularization * self.penalty.gradient(w)
+            + self.features.T @ slopes / self.num_examples
         )
 
 
@@ -217,7 +232,11 @@ def central_optimum(problem: RegularizedLoss, tolerance: float = 1e-9) -> Optimu
     ------
     RuntimeError
         The gap was not reached; the message has the one that was.
+    ValueError
+        The penalty is another one than ½‖w‖².
     """
+    if not problem.penalty.plain:
+        raise ValueError(f"there is no central solver for {problem.penalty}")
     check_number("tolerance", tolerance, positive=True)
     search = _Search(problem, tolerance)
     if not search.done:

@@ -251,10 +251,11 @@ class MixtureSteps(MaskedSums):
         self.duals = self.bundle.dual_values()
         metrics["dual"] = float(self.duals.sum())
         if len(self.held.losses) == len(self.units) and self._certifies:
-            # P(w) = (λ/2)‖w‖² + (1/N) Σ l_i, all at the one w that was held
+            # P(w) = λ g(w) + (1/N) Σ l_i, all at the one w that was held
             w, losses = self.held.w, self.held.total(C)
-            squares = np.array([own @ own for own in np.atleast_2d(w)])
-            self.primals = 0.5 * λ * squares + losses / N
+            penalty = self.strategy.penalty
+            sizes = np.array([penalty.value(own) for own in np.atleast_2d(w)])
+            self.primals = λ * sizes + losses / N
             metrics["primal"] = float(self.primals.sum())
             self.certified, self.lag = w, self.version - self.held.version
             for primal, dual in zip(self.primals, self.duals, strict=True):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
 
+from fedtrellis.dual.penalty import Penalty
 from fedtrellis.encryption import load_evaluation
 from fedtrellis.objectives.losses import LOSSES
 from fedtrellis.settings import SettingsError, given, setting
@@ -37,6 +39,18 @@ class HyFDCASettings(HybridStrategy):
         default=1,
         symbol="C",
         minimum=1,
+    )
+    l1_ratio: float = given(
+        "share of ‖w‖₁ in the penalty λ((1 − ρ)/2 ‖w‖² + ρ‖w‖₁), below 1",
+        default=0.0,
+        symbol="ρ",
+        minimum=0.0,
+        below=1.0,
+    )
+    free_feature: str = given(
+        "name of a constant column whose weight is not penalised: the intercept; "
+        "empty: none",
+        default="",
     )
     step: str = setting(
         "bundle",
@@ -172,6 +186,15 @@ class HyFDCASettings(HybridStrategy):
                 "classes = 2 is one problem of labels -1 and +1; allowed: 1, or 3 and "
                 "more"
             )
+        for name, value in (
+            ("l1_ratio", self.l1_ratio),
+            ("free_feature", self.free_feature),
+        ):
+            if value and step != "bundle":
+                raise SettingsError(
+                    f"{name} = {value!r} does not go with step = {step!r}; allowed: "
+                    "'bundle'"
+                )
         for allowed, what in (
             (self.safe, f"step = {step!r}; allowed: 'bundle', 'line-search'"),
             (
@@ -205,6 +228,17 @@ class HyFDCASettings(HybridStrategy):
         self.given_cipher = None
         if self.context is not None:
             self.given_cipher = load_evaluation(_source(self.context))
+
+    @cached_property
+    def penalty(self) -> Penalty:
+        """What λ weighs; once it is known which column is which."""
+        names = list(self.alignment.feature_names)
+        if self.free_feature and self.free_feature not in names:
+            raise SettingsError(
+                f"free_feature = {self.free_feature!r} is not the name of any feature"
+            )
+        free = names.index(self.free_feature) if self.free_feature else -1
+        return Penalty(self.l1_ratio, free)
 
     @property
     def search_tolerance(self) -> float:

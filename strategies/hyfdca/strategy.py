@@ -193,8 +193,13 @@ class HyFDCA(HyFDCASettings):
             "num-clients": self.num_clients,
             "answers": self._declared_answers(),
         }
-        if self.classes > 1:
-            settings["classes"] = self.classes
+        optional = (
+            ("classes", self.classes, 1),
+            ("l1-ratio", self.l1_ratio, 0.0),
+            ("free-feature", self.free_feature, ""),
+        )
+        # of its default an agreement says nothing
+        settings |= {key: own for key, own, default in optional if own != default}
         if self._alignment is not None:
             settings["num-samples-all"] = self.alignment.num_samples
         return settings

@@ -141,6 +141,7 @@ class UnitSteps(Steps):
                     strategy.regularization,
                     memory,
                     strategy.search_tolerance,
+                    strategy.penalty,
                 )
                 for _ in range(strategy.classes)
             ]

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from fedtrellis.dual.one_against_rest import OneAgainstRest
+from fedtrellis.dual.penalty import Penalty
 from fedtrellis.dual.regularized_loss import Optimum, RegularizedLoss, central_optimum
 from fedtrellis.objectives import Objective
 from fedtrellis.objectives.losses import Loss
@@ -301,9 +302,13 @@ class HybridTask(NodeDataTask):
         """Return nothing: the methods for split data agree on samples and features."""
         return {}
 
-    def certified_optimum(self) -> Optimum:
-        """Return :meth:`optimum`."""
-        return self.optimum()
+    def make_penalty(self) -> Penalty:
+        """Return g, by default ½‖w‖²."""
+        return Penalty()
+
+    def certified_optimum(self) -> Optimum | None:
+        """Return :meth:`optimum`; None for a penalty that has no central solver."""
+        return self.optimum() if self.make_penalty().plain else None
 
     def optimum(self) -> Optimum:
         """Return P* with its certificate, found once per process.
@@ -355,9 +360,10 @@ def _of(
     task: HybridTask, features: Any, labels: Any
 ) -> RegularizedLoss | OneAgainstRest:
     loss, λ = task.make_loss(), task.regularization
+    penalty = task.make_penalty()
     if task.every_class:
-        return OneAgainstRest(features, labels, task.num_classes(), loss, λ)
-    return RegularizedLoss(features, labels, loss, λ)
+        return OneAgainstRest(features, labels, task.num_classes(), loss, λ, penalty)
+    return RegularizedLoss(features, labels, loss, λ, penalty)
 
 
 @lru_cache(maxsize=2)

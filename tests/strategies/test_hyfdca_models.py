@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import cvxpy as cp
 import numpy as np
 import pytest
-from sklearn.linear_model import LogisticRegression, PoissonRegressor, Ridge
+from sklearn.linear_model import (
+    ElasticNet,
+    LogisticRegression,
+    PoissonRegressor,
+    Ridge,
+)
 
 from fedtrellis.dual.regularized_loss import RegularizedLoss, central_optimum
 from fedtrellis.objectives.losses import make_loss
@@ -196,3 +202,101 @@ def test_labels_beyond_the_classes_are_refused() -> None:
     split = classes_split(4, "logistic")
     with pytest.raises(SettingsError, match="the numbers of 3 classes, 0 to 2"):
         Run(split, 2, classes=3)
+
+
+# -- elastic net, and an intercept that is not penalised
+
+
+def with_constant(split: Split, value: float = 1.0) -> Split:
+    """The last column is constant; the labels are shifted, so that it matters."""
+    split.X = split.X.copy()
+    split.X[:, -1] = value
+    if split.loss in ("squared", "poisson"):
+        split.y = split.y + 3.0
+    return split
+
+
+@pytest.mark.parametrize("ratio", [0.3, 0.9])
+def test_the_elastic_net_is_scikit_learns(ratio: float) -> None:
+    split = numbers("squared")
+    λ = 0.1
+    split.regularization = λ
+    model = ElasticNet(
+        alpha=λ, l1_ratio=ratio, fit_intercept=False, tol=1e-14, max_iter=10**6
+    )
+    expected = model.fit(split.X, split.y).coef_
+    assert ratio < 0.5 or (expected == 0.0).any()
+    found = encrypted(split, l1_ratio=ratio)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+    # what is 0 is 0, not about 0
+    np.testing.assert_array_equal(found == 0.0, expected == 0.0)
+
+
+def test_poisson_with_an_elastic_net_is_a_long_proximal_gradient_loop() -> None:
+    split = with_constant(numbers("poisson"))
+    λ, ρ = 0.05, 0.5
+    split.regularization = λ
+    X, y, w = split.X, split.y, np.zeros(P)
+    penalised = np.arange(P) != P - 1
+    step = 0.05
+    for _ in range(20_000):
+        slope = X.T @ (np.exp(X @ w) - y) / N + λ * (1 - ρ) * w * penalised
+        w = w - step * slope
+        shrunk = np.sign(w) * np.maximum(np.abs(w) - step * λ * ρ, 0.0)
+        w = np.where(penalised, shrunk, w)
+    found = encrypted(split, l1_ratio=ρ, free_feature=split.names[-1], rounds=400)
+    np.testing.assert_allclose(found, w, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("loss", ["squared", "logistic", "smoothed-hinge", "hinge"])
+def test_an_intercept_that_is_not_penalised(loss: str) -> None:
+    value = 5.0
+    if loss == "squared":
+        split = with_constant(numbers(loss), value)
+    else:
+        split = with_constant(classes_split(3, loss), value)
+        split.y = np.where(split.y == 2.0, 1.0, -1.0)
+    tolerance = 1e-7 if loss == "hinge" else 1e-12
+    name = split.names[-1]
+    found = encrypted(split, free_feature=name, tolerance=tolerance, rounds=300)
+    X, y = split.X[:, :-1], split.y
+    if loss == "squared":
+        model = Ridge(alpha=REGULARIZATION * N, tol=1e-14).fit(X, y)
+        expected = np.append(model.coef_, model.intercept_ / value)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
+    elif loss == "logistic":
+        c = 1.0 / (REGULARIZATION * N)
+        model = LogisticRegression(C=c, solver="newton-cholesky", tol=1e-12).fit(X, y)
+        expected = np.append(model.coef_[0], model.intercept_ / value)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
+    else:
+        w, b = cp.Variable(P - 1), cp.Variable()
+        gaps = cp.pos(1 - cp.multiply(y, X @ w + b))
+        sizes = gaps if loss == "hinge" else cp.huber(gaps, 1.0) / 2
+        value_of = cp.sum(sizes) / N + REGULARIZATION / 2 * cp.sum_squares(w)
+        best = cp.Problem(cp.Minimize(value_of)).solve(solver="CLARABEL")
+        w.value, b.value = found[:-1], found[-1] * value
+        assert abs(float(value_of.value) - best) <= 1e-7
+
+
+def test_the_certificate_with_an_elastic_net_and_an_intercept_is_true() -> None:
+    """The gap is never below the distance to the optimum, in any round."""
+    split = with_constant(numbers("squared"))
+    ρ = 0.5
+    w = cp.Variable(P)
+    penalty = (1 - ρ) / 2 * cp.sum_squares(w[:-1]) + ρ * cp.norm1(w[:-1])
+    risk = cp.sum_squares(split.X @ w - split.y) / (2 * N)
+    best = cp.Problem(cp.Minimize(risk + REGULARIZATION * penalty)).solve(
+        solver="CLARABEL"
+    )
+    run = Run(split, 90, l1_ratio=ρ, free_feature=split.names[-1])
+    duals, primals = run.metric("dual"), run.metric("primal")
+    assert (duals <= best + 1e-7).all()
+    assert (primals >= best - 1e-7).all()
+    assert (np.diff(run.metric("dual-bound")) >= -1e-9).all()
+    assert primals.min() - best <= 1e-6
+
+
+def test_a_free_feature_that_there_is_not() -> None:
+    with pytest.raises(SettingsError, match="'age' is not the name of any feature"):
+        Run(numbers("squared"), 2, free_feature="age")

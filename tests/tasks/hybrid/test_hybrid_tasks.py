@@ -934,3 +934,43 @@ def test_classes_of_nodes_files(tmp_path: Path) -> None:
 )
 def test_classes_that_do_not_fit(settings: Any, match: str) -> None:
     refused(SettingsError, match, HybridLinear(6, 0, classes="all", **settings))
+
+
+# -- penalties
+
+
+def test_an_elastic_net_with_an_intercept_is_the_task_s_objective() -> None:
+    task = HybridLinear(6, 0, dataset="diabetes", loss="squared", test_fraction=0)
+    other = HybridLinear(
+        *(6, 0),
+        dataset="diabetes",
+        loss="squared",
+        test_fraction=0,
+        l1_ratio=0.25,
+        free_feature="bias",
+    )
+    other.check()
+    w = np.random.default_rng(0).standard_normal(11)
+    own, λ = w[:-1], task.regularization
+    plain = task.objective().value(w) - λ / 2 * w @ w
+    penalty = 0.75 / 2 * own @ own + 0.25 * np.abs(own).sum()
+    objective = other.objective()
+    assert objective.value(w) == pytest.approx(plain + λ * penalty, rel=1e-13)
+    direction, h = np.random.default_rng(1).standard_normal(11), 1e-6
+    rise = objective.value(w + h * direction) - objective.value(w - h * direction)
+    slope = objective.gradient(w) @ direction
+    assert slope == pytest.approx(rise / (2 * h), rel=1e-5)
+    options = other.method_options()
+    assert (options["l1_ratio"], options["free_feature"]) == (0.25, "bias")
+    assert other.certified_optimum() is None
+    wrong = HybridLinear(6, 0, free_feature="age")
+    refused(SettingsError, "free-feature = 'age' is not the name", wrong)
+
+
+def test_a_method_that_knows_no_elastic_net_is_refused() -> None:
+    import sim
+
+    config = {"task": "hybrid-linear", "hybrid-linear.l1-ratio": 0.5}
+    with pytest.raises(SettingsError, match="'hyfem' does not know hybrid-linear.l1-r"):
+        sim.app.experiment(config | {"method": "hyfem"}, 4).check()
+    sim.app.experiment(config | {"method": "hyfdca"}, 4).check()
