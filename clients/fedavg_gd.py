@@ -23,6 +23,7 @@ from fedtrellis.local_steps import (
     gradient_at,
     take_steps,
 )
+from fedtrellis.objectives import DifferentiableLoss
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.client import MethodClient, evaluate_objective, speaks_for
 from fedtrellis.wire.protocol import client_identity
@@ -53,9 +54,10 @@ class FedAvgGDClient(MethodClient):
     >>> app = client_app(client_fn)
     """
 
-    def __init__(self, context: Context, objective: Any) -> None:
+    def __init__(self, context: Context, objective: DifferentiableLoss) -> None:
         self.client_id = client_identity(context)
-        self.objective = objective
+        # it may have more: stacked losses, bounds, mini-batches
+        self.objective: Any = objective
 
     def local_gradient(
         self, layout: Layout, x: FloatArray, config: dict[str, Any]

@@ -18,6 +18,7 @@ from fedtrellis.cohorts import (
     to_results,
 )
 from fedtrellis.local_steps import check_steps, gradient_at
+from fedtrellis.objectives import DifferentiableLoss
 from fedtrellis.wire.arrays import Layout
 from fedtrellis.wire.client import StatefulClient, evaluate_objective
 
@@ -51,9 +52,10 @@ class FedDRClient(StatefulClient):
     >>> app = client_app(client_fn)
     """
 
-    def __init__(self, context: Context, objective: Any) -> None:
+    def __init__(self, context: Context, objective: DifferentiableLoss) -> None:
         super().__init__(context)
-        self.objective = objective
+        # it may have more: stacked losses, bounds, mini-batches
+        self.objective: Any = objective
 
     def fit(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]

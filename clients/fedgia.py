@@ -15,6 +15,7 @@ from fedtrellis.admm.majorisers import majoriser_of, scaled_steps
 from fedtrellis.admm.shifted_systems import cached_system, lipschitz_of
 from fedtrellis.cohorts import CohortGradient, Result, points_of
 from fedtrellis.local_steps import gradient_at
+from fedtrellis.objectives import DifferentiableLoss
 from fedtrellis.settings import setting
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.client import StatefulClient, evaluate_objective
@@ -74,12 +75,13 @@ class FedGiAClient(StatefulClient):
     def __init__(
         self,
         context: Context,
-        objective: Any,
+        objective: DifferentiableLoss,
         hessian: Any = None,
         curvature: float | None = None,
     ) -> None:
         super().__init__(context)
-        self.objective = objective
+        # it may have more: stacked losses, bounds, mini-batches
+        self.objective: Any = objective
         self.hessian = curvature if hessian is None else hessian
         path = context.node_config.get("factor-file")
         self.factor_file = None if path is None else str(path)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from fedtrellis.compressors import compressor
 from fedtrellis.layer_steps import LayerOracle
 from fedtrellis.local_steps import check_steps, gradient_at
+from fedtrellis.objectives import DifferentiableLoss
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.client import StatefulClient, evaluate_objective
 
@@ -43,9 +44,10 @@ class FedLMOClient(StatefulClient):
     >>> app = client_app(lambda context: FedLMOClient(context, loss))
     """
 
-    def __init__(self, context: Context, objective: Any) -> None:
+    def __init__(self, context: Context, objective: DifferentiableLoss) -> None:
         super().__init__(context)
-        self.objective = objective
+        # it may have more: stacked losses, bounds, mini-batches
+        self.objective: Any = objective
 
     def fit(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]

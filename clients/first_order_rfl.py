@@ -18,6 +18,7 @@ from fedtrellis.cohorts import (
 )
 from fedtrellis.local_steps import gradient_at
 from fedtrellis.manifolds import Manifold
+from fedtrellis.objectives import DifferentiableLoss
 from fedtrellis.random import generator
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.client import StatefulClient, evaluate_objective, speaks_for
@@ -58,9 +59,12 @@ class FirstOrderRFLClient(StatefulClient):
     >>> app = client_app(client_fn)
     """
 
-    def __init__(self, context: Context, objective: Any, manifold: Manifold) -> None:
+    def __init__(
+        self, context: Context, objective: DifferentiableLoss, manifold: Manifold
+    ) -> None:
         super().__init__(context)
-        self.objective = objective
+        # it may have more: stacked losses, bounds, mini-batches
+        self.objective: Any = objective
         self.manifold = manifold
 
     def fit(

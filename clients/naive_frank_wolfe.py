@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from fedtrellis.domains import Domain
 from fedtrellis.domains.atoms import pack_atoms
 from fedtrellis.domains.description import describe
+from fedtrellis.objectives import DifferentiableLoss
 from fedtrellis.wire.arrays import Layout
 from fedtrellis.wire.client import MethodClient, evaluate_objective
 
@@ -41,9 +42,12 @@ class NaiveFrankWolfeClient(MethodClient):
     >>> app = client_app(client_fn)
     """
 
-    def __init__(self, context: Context, objective: Any, domain: Domain) -> None:
+    def __init__(
+        self, context: Context, objective: DifferentiableLoss, domain: Domain
+    ) -> None:
         self.context = context
-        self.objective = objective
+        # it may have more: stacked losses, bounds, mini-batches
+        self.objective: Any = objective
         self.domain = domain
 
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from fedtrellis.cohorts import (
     to_results,
 )
 from fedtrellis.local_steps import check_steps, gradient_at, take_steps
+from fedtrellis.objectives import DifferentiableLoss
 from fedtrellis.wire.arrays import Layout
 from fedtrellis.wire.client import MethodClient, evaluate_objective
 from fedtrellis.wire.protocol import client_identity
@@ -46,9 +47,10 @@ class ProjectedFedAvgClient(MethodClient):
     >>> app = client_app(client_fn)
     """
 
-    def __init__(self, context: Context, objective: Any) -> None:
+    def __init__(self, context: Context, objective: DifferentiableLoss) -> None:
         self.client_id = client_identity(context)
-        self.objective = objective
+        # it may have more: stacked losses, bounds, mini-batches
+        self.objective: Any = objective
 
     def fit(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]

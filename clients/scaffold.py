@@ -14,6 +14,7 @@ from fedtrellis.local_steps import (
     gradient_at,
     take_steps,
 )
+from fedtrellis.objectives import DifferentiableLoss
 from fedtrellis.wire.arrays import Layout
 from fedtrellis.wire.client import StatefulClient, evaluate_objective
 
@@ -45,9 +46,10 @@ class ScaffoldClient(StatefulClient):
     >>> app = client_app(lambda context: ScaffoldClient(context, loss))
     """
 
-    def __init__(self, context: Context, objective: Any) -> None:
+    def __init__(self, context: Context, objective: DifferentiableLoss) -> None:
         super().__init__(context)
-        self.objective = objective
+        # it may have more: stacked losses, bounds, mini-batches
+        self.objective: Any = objective
 
     def fit(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]

@@ -10,6 +10,7 @@ from flwr.app import Context
 from numpy.typing import NDArray
 
 from fedtrellis.manifolds import Manifold
+from fedtrellis.objectives import Loss
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.zeroth_order import evaluator, projection_estimate
 
@@ -44,8 +45,10 @@ class ZerothOrderRFLClient(FirstOrderRFLClient):
     >>> app = client_app(client_fn)
     """
 
-    def __init__(self, context: Context, objective: Any, manifold: Manifold) -> None:
-        super().__init__(context, objective, manifold)
+    def __init__(self, context: Context, objective: Loss, manifold: Manifold) -> None:
+        # of the gradient that the base class wants there are estimates
+        values: Any = objective
+        super().__init__(context, values, manifold)
         self._scalars: list[FloatArray] = []
         self._send_scalars = False
         self._dropped = 0

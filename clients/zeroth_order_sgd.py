@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from fedtrellis.domains.atoms.random_signs import sign_bits, signed
 from fedtrellis.local_steps import step_size_at
+from fedtrellis.objectives import Loss
 from fedtrellis.random import generator
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.client import StatefulClient, evaluate_objective
@@ -43,9 +44,10 @@ class ZerothOrderSGDClient(StatefulClient):
     >>> app = client_app(lambda context: ZerothOrderSGDClient(context, loss))
     """
 
-    def __init__(self, context: Context, objective: Any) -> None:
+    def __init__(self, context: Context, objective: Loss) -> None:
         super().__init__(context)
-        self.objective = objective
+        # it may have more: stacked losses, bounds, mini-batches
+        self.objective: Any = objective
 
     def fit(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]

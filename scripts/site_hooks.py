@@ -49,6 +49,8 @@ _HALVES = {"fedtrellis.strategies", "fedtrellis.clients"}
 _PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")
 _FOLDERS = ("examples/*/README.md", "reproduce/*/README.md")
 _LANGUAGES = {".py": "python", ".toml": "toml", ".sh": "bash", ".json": "json"}
+# who searches looks for pages, not for the sources that come with them
+_UNSEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
 # a longer file is named, not shown
 _MOST_CHARACTERS = 120_000
 
@@ -131,12 +133,13 @@ def _source_page(path: str) -> str:
     if full.is_dir():
         names = sorted(p.name + "/" * p.is_dir() for p in full.iterdir())
         listed = "\n".join(f"- `{n}`" for n in names if not n.startswith(("_", ".")))
-        return f"# {path}/\n\nIn the repository, not on this site:\n\n{listed}\n"
+        where = "In the repository, not on this site:"
+        return f"{_UNSEARCHED}# {path}/\n\n{where}\n\n{listed}\n"
     text = full.read_text(encoding="utf-8")
     if len(text) > _MOST_CHARACTERS:
-        return f"# {path}\n\nIn the repository, not on this site.\n"
+        return f"{_UNSEARCHED}# {path}\n\nIn the repository, not on this site.\n"
     language = _LANGUAGES.get(full.suffix, "text")
-    return f"# {path}\n\n`````{language}\n{text}\n`````\n"
+    return f"{_UNSEARCHED}# {path}\n\n`````{language}\n{text}\n`````\n"
 
 
 # ------------------------------------------------------------------------ public names
@@ -249,7 +252,8 @@ def _settings_page() -> str:
     ]
     for group in _registry().groups:
         if group.fields:
-            parts += [f"## {group.title}", settings_table(group.owner)]
+            title = group.title[:1].upper() + group.title[1:]
+            parts += [f"## {title}", settings_table(group.owner)]
     return "\n\n".join(parts) + "\n"
 
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from fedtrellis.domains import Domain
 from fedtrellis.domains.atoms import PackedAtoms, pack_atoms
 from fedtrellis.domains.description import describe
+from fedtrellis.objectives import DifferentiableLoss
 from fedtrellis.wire.client import StatefulClient, evaluate_objective
 
 from .cohort import take_steps_together
@@ -53,9 +54,12 @@ class FedFWClient(StatefulClient):
     >>> app = client_app(client_fn)
     """
 
-    def __init__(self, context: Context, objective: Any, domain: Domain) -> None:
+    def __init__(
+        self, context: Context, objective: DifferentiableLoss, domain: Domain
+    ) -> None:
         super().__init__(context)
-        self.objective = objective
+        # it may have more: stacked losses, bounds, mini-batches
+        self.objective: Any = objective
         self.domain = domain
 
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from fedtrellis.domains.base import Domain
 from fedtrellis.domains.vectors import L1Ball as L1Ball
 from fedtrellis.domains.vectors import L2Ball as L2Ball
 from fedtrellis.domains.vectors import LInfBall as LInfBall
-from fedtrellis.domains.vectors import Box as Box
+from fedtrellis.domains.boxes import Box as Box
 from fedtrellis.domains.vectors import Simplex as Simplex
 from fedtrellis.domains.sparse import KSupportBall as KSupportBall
 from fedtrellis.domains.matrices import NuclearNormBall as NuclearNormBall

@@ -1,9 +1,8 @@
-"""Norm balls, boxes and the simplex: sets given coordinate by coordinate."""
+"""Norm balls and the simplex: sets given coordinate by coordinate."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -11,9 +10,8 @@ from numpy.typing import ArrayLike, NDArray
 from fedtrellis.domains.atoms import Atom, DenseAtom, SignAtom, SparseAtom
 from fedtrellis.domains.base import Domain, FloatArray, Norm, Shape
 from fedtrellis.domains.numerics import positive, project_l1, project_simplex, unit
-from fedtrellis.settings import setting
 
-__all__ = ["Box", "L1Ball", "L2Ball", "LInfBall", "Simplex"]
+__all__ = ["L1Ball", "L2Ball", "LInfBall", "Simplex"]
 
 
 @dataclass(frozen=True)
@@ -228,137 +226,6 @@ class LInfBall(Domain):
         """Return zero."""
         self.check_shape(shape)
         return np.zeros(shape)
-
-
-@dataclass(frozen=True, eq=False)
-class Box(Domain):
-    """The box lower ≤ x ≤ upper.
-
-    Parameters
-    ----------
-    lower, upper : float or array_like
-        Two numbers make a box for arrays of any shape. An array makes a box for
-        arrays of its shape; it is copied.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from fedtrellis.domains import Box
-    >>> domain = Box(lower=-1.0, upper=2.0)
-    >>> (domain.lmo(np.array([1.0, -3.0, 2.0])).dense() + 0.0).round(3)
-    array([-1.,  2., -1.])
-    """
-
-    name: ClassVar[str] = "box"
-    parameters: ClassVar[Mapping[str, Any]] = {
-        "lower": setting(-1.0, "lower bound of every entry"),
-        "upper": setting(1.0, "upper bound of every entry"),
-    }
-    lower: float | FloatArray
-    upper: float | FloatArray
-
-    def __post_init__(self) -> None:
-        bounds: list[FloatArray] = []
-        for parameter in ("lower", "upper"):
-            value = getattr(self, parameter)
-            try:
-                bound = np.array(value, dtype=np.float64)
-            except (TypeError, ValueError):
-                bound = np.array(np.nan)
-            if bound.size == 0 or not np.isfinite(bound).all():
-                raise ValueError(
-                    f"{self.name}: {parameter} must be a finite number or an array of "
-                    f"them, got {value!r}"
-                )
-            bounds.append(bound)
-        lower, upper = bounds
-        if lower.ndim and upper.ndim and lower.shape != upper.shape:
-            raise ValueError(
-                f"{self.name}: lower and upper must have one shape, got {lower.shape} "
-                f"and {upper.shape}"
-            )
-        if (lower > upper).any():
-            raise ValueError(
-                f"{self.name}: lower must not exceed upper, got {self.lower!r} and "
-                f"{self.upper!r}"
-            )
-        for parameter, bound in (("lower", lower), ("upper", upper)):
-            bound.flags.writeable = False
-            object.__setattr__(self, parameter, bound if bound.ndim else float(bound))
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Box):
-            return NotImplemented
-        return bool(
-            np.array_equal(self.lower, other.lower)
-            and np.array_equal(self.upper, other.upper)
-        )
-
-    def __hash__(self) -> int:
-        # + 0.0 makes −0.0 hash like the 0.0 it equals
-        bounds = (np.asarray(self.lower) + 0.0, np.asarray(self.upper) + 0.0)
-        return hash(tuple((b.shape, b.tobytes()) for b in bounds))
-
-    def check_shape(self, shape: Shape) -> None:
-        """Raise a one-line ValueError unless the bounds fit arrays of this shape."""
-        super().check_shape(shape)
-        allowed = np.broadcast_shapes(np.shape(self.lower), np.shape(self.upper))
-        if allowed and tuple(shape) != allowed:
-            raise ValueError(
-                f"{self.name} with bounds of shape {allowed} has no points of shape "
-                f"{tuple(shape)}: only {allowed} is allowed"
-            )
-
-    def lmo(self, gradient: ArrayLike) -> Atom:
-        """Return lower where g > 0 and upper elsewhere.
-
-        A SignAtom if both bounds are numbers, else a DenseAtom.
-        """
-        g = self._input(gradient, "gradient")
-        if isinstance(self.lower, float) and isinstance(self.upper, float):
-            return SignAtom(g <= 0.0, self.lower, self.upper)
-        return DenseAtom(np.where(g <= 0.0, self.upper, self.lower))
-
-    def project(self, point: ArrayLike) -> FloatArray:
-        """Clip every coordinate."""
-        x = self._input(point, "point")
-        return cast(NDArray[np.float64], np.clip(x, self.lower, self.upper))
-
-    def contains(self, point: ArrayLike, tolerance: float = 1e-9) -> bool:
-        """Say whether lower − t ≤ x ≤ upper + t, t = tolerance · largest |bound|."""
-        x = self._finite(point)
-        if x is None:
-            return False
-        t = tolerance * max(np.abs(self.lower).max(), np.abs(self.upper).max())
-        return bool((x >= self.lower - t).all() and (x <= self.upper + t).all())
-
-    def _contains_atom(self, atom: Atom, tolerance: float) -> bool:
-        numbers = isinstance(self.lower, float) and isinstance(self.upper, float)
-        if numbers and isinstance(atom, SignAtom):
-            return self.contains(atom.levels(), tolerance)
-        return super()._contains_atom(atom, tolerance)
-
-    def largest_norm(self, norm: Norm, shape: Shape) -> float | None:
-        """Return the norm of the vertex with the largest entries; no nuclear one."""
-        self.check_norm(norm, shape)
-        entries = np.maximum(np.abs(self.lower), np.abs(self.upper))
-        entries = np.broadcast_to(entries, shape)
-        if norm == "l1":
-            return float(entries.sum())
-        if norm == "l2":
-            return float(np.linalg.norm(entries))
-        return float(entries.max()) if norm == "linf" else None
-
-    def diameter(self, shape: Shape) -> float:
-        """Return ‖upper − lower‖₂."""
-        self.check_shape(shape)
-        return unit(np.broadcast_to(np.subtract(self.upper, self.lower), shape))[1]
-
-    def centre(self, shape: Shape) -> FloatArray:
-        """Return (lower + upper) / 2."""
-        self.check_shape(shape)
-        middle = np.multiply(0.5, self.lower) + np.multiply(0.5, self.upper)
-        return np.array(np.broadcast_to(middle, shape))
 
 
 @dataclass(frozen=True)

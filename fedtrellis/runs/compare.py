@@ -64,7 +64,8 @@ def names(runs: Sequence[Run]) -> list[str]:
         parts = [
             f"{key.removeprefix(f'{method}.')}={run.settings[key]}"
             for key in differ
-            if key in run.settings and _is_of(key, method)
+            # an empty text says "the task's own": nothing to be told apart by
+            if run.settings.get(key, "") != "" and _is_of(key, method)
         ]
         found.append(" ".join([method, *parts]))
     counts = {name: found.count(name) for name in found}
@@ -248,7 +249,7 @@ _HEAD = """<!doctype html>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{title}</title>
 <style>
-body {{ font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 75rem;
+body {{ font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 90rem;
        padding: 1rem; color: #1a1a1a; background: #fff; }}
 h1 {{ font-size: 1.5rem; }} h2 {{ font-size: 1.15rem; margin-top: 2rem; }}
 .wide {{ overflow-x: auto; }}

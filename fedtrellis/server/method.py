@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -102,10 +102,13 @@ class Method(Strategy, Declared):
         shown=False,
     )
 
-    def __new__(cls, *args: Any, **options: Any) -> Self:
-        """Point Flower's parameters to ours, before the constructor knows them not."""
-        advise(cls, options)
-        return super().__new__(cls)
+    # an editor completes the declared fields, which this signature would hide
+    if not TYPE_CHECKING:
+
+        def __new__(cls, *args: Any, **options: Any) -> Self:
+            """Point Flower's parameters to ours, before the constructor meets them."""
+            advise(cls, options)
+            return super().__new__(cls)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -127,11 +127,20 @@ class HyFDCA(HyFDCASettings):
     # ------------------------------------------------------------------ before round 1
 
     def setup(self, point: FloatArray, layout: Layout) -> None:
-        """Start at α = 0 and w = 0."""
+        """Start at α = 0, and where the steps are safe at the initial weights.
+
+        Raises
+        ------
+        SettingsError
+            There are initial weights, and they cannot be used.
+        """
         super().setup(point, layout)
-        if point.any():
-            log(WARNING, "HyFDCA starts at w = 0; the initial weights are not used")
-        self.broadcast.replace(np.zeros_like(point))
+        if point.any() and (not self.safe or self.standardize):
+            key = "standardize = True" if self.safe else f"step = {self.step!r}"
+            raise SettingsError(
+                f"{key} starts at weights of 0, and the initial weights are others; "
+                "allowed: zeros"
+            )
         self.cipher: Cipher | None = None
         self._labels: list[Labels] = []
         self._scales: ColumnScales | None = None  # of raw columns
@@ -417,6 +426,11 @@ class HyFDCA(HyFDCASettings):
                 if i % self.cyclic_groups == turn
             ]
         return super().sample(server_round)
+
+    def initial_weights(self) -> FloatArray:
+        """The weights that the run was given, (p,) or (C, p); later on the newest."""
+        w = self.broadcast.model
+        return w.copy() if self.classes == 1 else w.reshape(-1, self.classes).T.copy()
 
     def run_round(
         self,

@@ -149,7 +149,8 @@ class UnitSteps(Steps):
         self._stage: Stage | None = None
         # holders that lost what they remembered of a group
         self.bare: set[tuple[str, int]] = set()
-        self.w = self.bundle.w
+        # the first proposals are made at the weights that the run was given
+        self.w = strategy.initial_weights()
         self.version = 0
         self.certified = self.w
         self.held = HeldWeights(self.w, self.version)

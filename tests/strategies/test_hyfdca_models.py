@@ -5,6 +5,7 @@ from __future__ import annotations
 import cvxpy as cp
 import numpy as np
 import pytest
+from flwr.app import ArrayRecord
 from sklearn.linear_model import (
     ElasticNet,
     LogisticRegression,
@@ -12,6 +13,7 @@ from sklearn.linear_model import (
     Ridge,
 )
 
+from fedtrellis import LocalGrid
 from fedtrellis.dual.regularized_loss import RegularizedLoss, central_optimum
 from fedtrellis.objectives.losses import make_loss
 from fedtrellis.settings import SettingsError
@@ -300,3 +302,39 @@ def test_the_certificate_with_an_elastic_net_and_an_intercept_is_true() -> None:
 def test_a_free_feature_that_there_is_not() -> None:
     with pytest.raises(SettingsError, match="'age' is not the name of any feature"):
         Run(numbers("squared"), 2, free_feature="age")
+
+
+# -- from an earlier model
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_run_from_an_earlier_model_is_never_worse_than_it(count: int) -> None:
+    split = classes_split(3, "logistic")
+    if count == 1:
+        split.y = against_the_rest(split, 0)
+    found = Run(split, 60, classes=count, tolerance=1e-6)
+
+    def again(start: Array, rounds: int, **options: object) -> tuple[HyFDCA, Array]:
+        settings: dict[str, object] = {"classes": count, "tolerance": 1e-6} | options
+        strategy = HyFDCA(
+            split.loss,
+            split.regularization,
+            feature_names=split.names,
+            encryption="stream",
+            **settings,  # type: ignore[arg-type]
+        )
+        grid = LocalGrid(split.app(), split.num_clients, seed=0)
+        result = strategy.start(grid, ArrayRecord([start]), num_rounds=rounds)
+        return strategy, result.arrays.to_numpy_ndarrays()[0]
+
+    strategy, model = again(found.model, 1)
+    # P of the given weights is known after one iteration, and they are the best
+    value = found.strategy._best.primal
+    assert strategy.history[-1].train["primal"] == pytest.approx(value, rel=1e-9)
+    np.testing.assert_allclose(model, found.model, rtol=1e-9)
+    strategy, model = again(found.model, 60)
+    assert strategy.converged()
+    np.testing.assert_allclose(model, found.model, rtol=0, atol=0.02)
+    if count == 1:
+        with pytest.raises(SettingsError, match="'practical' starts at weights of 0"):
+            again(found.model, 2, step="practical", secure_sum=False)

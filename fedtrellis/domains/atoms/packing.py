@@ -129,6 +129,7 @@ class PackedAtoms(Sequence[NDArray[Any]]):
     --------
     >>> import numpy as np
     >>> from fedtrellis.domains import L1Ball
+    >>> from fedtrellis.domains.atoms import PackedAtoms
     >>> packed = PackedAtoms([L1Ball(2.0).lmo(np.array([0.0, -3.0, 1.0]))])
     >>> [array.tolist() for array in packed]
     [[0], [1], [2.0]]
