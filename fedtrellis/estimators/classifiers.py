@@ -29,6 +29,7 @@ class _Classifier(ClassifierMixin, FederatedModel):  # type: ignore[misc]
         C: float = 1.0,
         *,
         fit_intercept: bool = True,
+        standardize: bool = False,
         tol: float = 1e-10,
         max_iter: int = 1000,
         label: str = "label",
@@ -37,6 +38,7 @@ class _Classifier(ClassifierMixin, FederatedModel):  # type: ignore[misc]
     ) -> None:
         self.C = C
         self.fit_intercept = fit_intercept
+        self.standardize = standardize
         self.tol = tol
         self.max_iter = max_iter
         self.label = label
@@ -63,6 +65,7 @@ class _Classifier(ClassifierMixin, FederatedModel):  # type: ignore[misc]
             # ½‖w‖² + C Σ l = CN ((λ/2)‖w‖² + (1/N) Σ l) with λ = 1/(CN)
             regularization=1.0 / (C * N),
             intercept=self.fit_intercept,
+            standardize=self.standardize,
             tolerance=self.tol,
             rounds=self.max_iter,
             grids=self.grid,
@@ -135,6 +138,10 @@ class FederatedLogisticRegression(_Classifier):
     C : float, default 1.0
         As scikit-learn's: the smaller, the stronger the regularisation.
     fit_intercept : bool, default True
+    standardize : bool, default False
+        Whether the penalty is on the weights of standardised columns, as after
+        scikit-learn's ``StandardScaler``: for raw columns. coef_ is in the columns' own
+        units all the same.
     tol : float, default 1e-10
         Of the certificate: the run stops when the gap is at most tol times the
         objective. Coefficients are then right to about its root.

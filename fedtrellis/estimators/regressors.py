@@ -22,14 +22,16 @@ class _Regressor(RegressorMixin, FederatedModel):  # type: ignore[misc]
 
     _numeric = True
 
-    def _keep(self, found: Found, scale: float) -> None:
-        """Set the attributes, the objective's times scale."""
+    def _keep(
+        self, found: Found, units: float, centre: float = 0.0, scale: float = 1.0
+    ) -> None:
+        """Set the attributes, of targets that were (y − centre)/scale."""
         self._check_arrived(found)
-        self.coef_ = found.coef
-        self.intercept_ = found.intercept
+        self.coef_ = scale * found.coef
+        self.intercept_ = float(centre + scale * found.intercept)
         self.n_iter_ = len(found.history)
-        self.objective_ = scale * found.objective
-        self.gap_ = scale * found.gap
+        self.objective_ = units * found.objective
+        self.gap_ = units * found.gap
         self.history_ = found.history
 
     def predict(self, X: Any) -> Array:
@@ -58,18 +60,20 @@ class _Regressor(RegressorMixin, FederatedModel):  # type: ignore[misc]
 
 
 class FederatedElasticNet(_Regressor):
-    """Sparse linear regression by FedFW, from rows on different nodes.
+    """Sparse linear regression, from rows, columns or both on different nodes.
 
     Solves min over w and b of (1/2N)‖y − Xw − b‖² + α ρ ‖w‖₁ + (α (1 − ρ)/2) ‖w‖², as
-    scikit-learn's ``ElasticNet(alpha=α, l1_ratio=ρ)``. Before the first round the nodes
-    send their sums of y, y², and of each column and its squares.
+    scikit-learn's ``ElasticNet(alpha=α, l1_ratio=ρ)``: by FedFW where nodes have whole
+    rows, else by HyFDCA. Before the first round nodes with whole rows send the sums of
+    y, y², and of each column and its squares; others agree on the targets' mean and
+    spread.
 
     Parameters
     ----------
     alpha : float, default 1.0
         α > 0.
     l1_ratio : float, default 0.5
-        ρ > 0, at most 1.
+        ρ > 0, at most 1; below 1 where columns are split.
     fit_intercept : bool, default True
     tol : float, default 1e-8
         The run stops when the nodes agree to tol, relative to their coefficients, and
@@ -133,13 +137,11 @@ class FederatedElasticNet(_Regressor):
         return ratio
 
     def _learn(self, partitions: Partitions) -> None:
-        if partitions.split:
-            raise ValueError(
-                f"{type(self).__name__} needs whole rows on every node, and these "
-                "partitions have different columns"
-            )
         alpha = check_number("alpha", self.alpha, positive=True)
         ratio = self._ratio()
+        if partitions.split:
+            self._learn_split(partitions, alpha, ratio)
+            return
         targets = [
             _numbers(part.target)
             for part in partitions.parts
@@ -157,6 +159,33 @@ class FederatedElasticNet(_Regressor):
             verbose=self.verbose,
         )
         self._keep(found, 1.0)
+
+    def _learn_split(self, partitions: Partitions, alpha: float, ratio: float) -> None:
+        """Learn from parts of rows, by HyFDCA."""
+        if ratio == 1.0:
+            raise ValueError(
+                f"{type(self).__name__} needs whole rows on every node, and these "
+                "partitions have different columns; allowed: FederatedElasticNet with "
+                "l1_ratio below 1, whose penalty has a dual"
+            )
+        targets, centre, s = _scaled_targets(partitions, self.fit_intercept)
+        # with y = s y' and w = s w' the function is s² times that of y' and w', where
+        # λ(1 − ρ') = α(1 − ρ) and λρ' = αρ/s
+        regularization = alpha * (1.0 - ratio) + alpha * ratio / s
+        found = dual_ascent(
+            partitions,
+            targets,
+            loss="squared",
+            regularization=regularization,
+            l1_ratio=alpha * ratio / s / regularization,
+            intercept=self.fit_intercept,
+            standardize=False,
+            tolerance=self.tol,
+            rounds=self.max_iter,
+            grids=self.grid,
+            verbose=self.verbose,
+        )
+        self._keep(found, s**2, centre, s)
 
 
 class FederatedLasso(FederatedElasticNet):
@@ -215,7 +244,7 @@ class FederatedRidge(_Regressor):
     alpha : float, default 1.0
         α > 0.
     fit_intercept : bool, default True
-    tol, max_iter, label, grid, verbose
+    standardize, tol, max_iter, label, grid, verbose
         As of :class:`FederatedLogisticRegression`.
 
     Attributes
@@ -242,6 +271,7 @@ class FederatedRidge(_Regressor):
         alpha: float = 1.0,
         *,
         fit_intercept: bool = True,
+        standardize: bool = False,
         tol: float = 1e-10,
         max_iter: int = 1000,
         label: str = "label",
@@ -250,6 +280,7 @@ class FederatedRidge(_Regressor):
     ) -> None:
         self.alpha = alpha
         self.fit_intercept = fit_intercept
+        self.standardize = standardize
         self.tol = tol
         self.max_iter = max_iter
         self.label = label
@@ -259,14 +290,7 @@ class FederatedRidge(_Regressor):
     def _learn(self, partitions: Partitions) -> None:
         alpha = check_number("alpha", self.alpha, positive=True)
         N = partitions.num_samples
-        y = _numbers(partitions.targets())
-        # encrypted numbers have a range; w and b go with the targets' scale
-        centre = float(y.mean()) if self.fit_intercept else 0.0
-        scale = float(np.sqrt(np.square(y - centre).mean())) or 1.0
-        targets = [
-            None if p.target is None else (_numbers(p.target) - centre) / scale
-            for p in partitions.parts
-        ]
+        targets, centre, s = _scaled_targets(partitions, self.fit_intercept)
         found = dual_ascent(
             partitions,
             targets,
@@ -274,14 +298,31 @@ class FederatedRidge(_Regressor):
             # ‖y − Xw − b‖² + α‖w‖² = 2N ((λ/2)‖w‖² + (1/N) Σ ½(z − y)²), λ = α/N
             regularization=alpha / N,
             intercept=self.fit_intercept,
+            standardize=self.standardize,
             tolerance=self.tol,
             rounds=self.max_iter,
             grids=self.grid,
             verbose=self.verbose,
         )
-        self._keep(found, 2.0 * N * scale**2)
-        self.coef_ = scale * found.coef
-        self.intercept_ = centre + scale * found.intercept
+        self._keep(found, 2.0 * N * s**2, centre, s)
+
+
+def _scaled_targets(
+    partitions: Partitions, intercept: bool
+) -> tuple[list[Array | None], float, float]:
+    """Return (y − centre)/s of each node, centre and s.
+
+    Encrypted numbers have a range, and w and b go with the targets' scale. Without an
+    intercept the centre is 0.
+    """
+    y = _numbers(partitions.targets())
+    centre = float(y.mean()) if intercept else 0.0
+    s = float(np.sqrt(np.square(y - centre).mean())) or 1.0
+    targets = [
+        None if part.target is None else (_numbers(part.target) - centre) / s
+        for part in partitions.parts
+    ]
+    return targets, centre, s
 
 
 def _numbers(target: NDArray[Any]) -> Array:

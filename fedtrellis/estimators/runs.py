@@ -30,11 +30,7 @@ __all__ = ["Found", "Grids", "Sums", "dual_ascent", "shared_sums", "sparse_regre
 #: What ``grid`` of an estimator may be.
 Grids = LocalGrid | Callable[[ClientApp, int], Grid] | None
 
-# An intercept b is the weight b/c of a feature that is c everywhere, and (λ/2)(b/c)²
-# is added for it. With c = r √λ, and h the mean curvature of the losses, that takes
-# 1/(r² h) from b: some 10⁻⁷ of it, as h is 1 of the squared loss, a twentieth to a
-# quarter of the logistic one. A larger c would leave the range of encrypted numbers.
-_REACH, _SQUARED_REACH = 1e4, 2e3
+# The constant feature whose weight is the intercept.
 _INTERCEPT = "(intercept)"
 # Rounds in which everybody could answer.
 _ATTEMPTS = 100
@@ -288,13 +284,17 @@ def dual_ascent(
     loss: str,
     classes: int = 1,
     regularization: float,
+    l1_ratio: float = 0.0,
     intercept: bool,
+    standardize: bool,
     tolerance: float,
     rounds: int,
     grids: Grids,
     verbose: bool,
 ) -> Found:
-    """Minimise (λ/2)‖w‖² + (1/N) Σ l(x_iᵀw + b; y_i), by HyFDCA, however it is split.
+    """Minimise λ g(w) + (1/N) Σ l(x_iᵀw + b; y_i), by HyFDCA, however it is split.
+
+    g is ((1 − ρ)/2)‖w‖² + ρ‖w‖₁ of the weights of the columns, or of standardised ones.
 
     Parameters
     ----------
@@ -305,14 +305,12 @@ def dual_ascent(
         of them against the rest, and values are sums over these.
     """
     strategies, clients = _methods()
-    reach = _SQUARED_REACH if loss == "squared" else _REACH
-    constant = max(reach * math.sqrt(regularization), 1.0)
     held = []
     for part, first in zip(partitions.parts, partitions.first, strict=True):
         features, names = part.features, part.names
         if intercept and first.any():
             # once for every sample: the first that holds it has the constant, too
-            features = _with_column(features, np.where(first, constant, 0.0))
+            features = _with_column(features, first)
             names = (*names, _INTERCEPT)
         held.append((features, names))
     order = [*partitions.names, *([_INTERCEPT] if intercept else [])]
@@ -322,6 +320,9 @@ def dual_ascent(
         loss=loss,
         classes=classes,
         regularization=regularization,
+        l1_ratio=l1_ratio,
+        free_feature=_INTERCEPT if intercept else "",
+        standardize=standardize,
         tolerance=tolerance,
         feature_names=order,
         exposed="accept",
@@ -346,7 +347,7 @@ def dual_ascent(
     best = min(r.metrics["primal"] for r in strategy.history if "primal" in r.metrics)
     gap = strategy.history[-1].metrics.get("duality-gap", math.inf)
     p = len(partitions.names)
-    b = constant * w[p] if intercept else np.zeros(start.shape[1:])
+    b = w[p] if intercept else np.zeros(start.shape[1:])
     return Found(w[:p].T, b, best, best - gap, best, history)
 
 
