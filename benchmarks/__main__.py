@@ -11,6 +11,7 @@ from rich.console import Console
 from threadpoolctl import threadpool_limits
 
 from . import (
+    bundle,
     cohorts,
     deployed,
     encryption,
@@ -67,6 +68,7 @@ COMPARISONS: dict[str, Callable[[bool], Iterable[Comparison]]] = {
     "deployed": lambda quick: [
         deployed.compare(deployed.QUICK if quick else deployed.FULL)
     ],
+    "bundle": lambda quick: [bundle.compare(bundle.QUICK if quick else bundle.FULL)],
     "round-trips": lambda quick: [
         round_trips.compare(round_trips.CASES, 5 if quick else 20)
     ],

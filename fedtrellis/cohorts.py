@@ -66,7 +66,8 @@ def stack_states(clients: Sequence[Any], name: str) -> FloatArray:
     KeyError
         A client does not have it.
     """
-    return np.stack([client.state[name] for client in clients])
+    # of one shape and dtype; np.stack takes longer
+    return np.array([client.state[name] for client in clients])
 
 
 def to_results(layout: Layout, points: FloatArray) -> list[Result]:

@@ -122,8 +122,8 @@ def _inverse_root(D: Array) -> Array:
 def _times_largest(D: Array, product: Any) -> Array:
     """Return c·D, with c the largest eigenvalue of what the product is of."""
     c = largest_eigenvalue(symmetric_operator(len(D), product))
-    # rounding must not put it below H
-    return D * (c * (1.0 + 1e-9))
+    # rounding must not put it below H; nine digits are the same in every process
+    return D * float(f"{c * (1.0 + 1e-9):.9e}")
 
 
 class ScaledObjective:

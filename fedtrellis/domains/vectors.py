@@ -69,11 +69,12 @@ class L1Ball(Domain):
         values = np.where(flat[rows, j] > 0.0, -self.radius, self.radius)
         return [*SparseAtom.singles(j, values, gradients.shape[1:])]
 
-    def _contains_atom(self, atom: Atom, tolerance: float) -> bool:
+    def contains_atom(self, atom: Atom, tolerance: float = 1e-9) -> bool:
+        """Say whether an atom that came from elsewhere is a point of the ball."""
         if isinstance(atom, SparseAtom) and atom.values.size == 1:
             # NaN is not at most anything
             return abs(float(atom.values[0])) <= self.radius * (1.0 + tolerance)
-        return super()._contains_atom(atom, tolerance)
+        return super().contains_atom(atom, tolerance)
 
     def project(self, point: ArrayLike) -> FloatArray:
         """Soft-threshold at the level found by sorting (Duchi et al. 2008)."""

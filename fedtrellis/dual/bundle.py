@@ -23,6 +23,7 @@ one bundle for each unit.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,9 +33,22 @@ from fedtrellis.dual.penalty import Penalty
 from fedtrellis.dual.simplices import maximise_over_simplices
 from fedtrellis.wire.arrays import FloatArray
 
-__all__ = ["DualBundle", "Mixture", "maximise_over_simplices"]
+__all__ = ["DualBundle", "Mixture", "maximise_over_simplices", "points_within"]
 
 IntArray = NDArray[np.int64]
+
+# Numbers of all points' v that are put beside each other: 8 MiB.
+_AT_ONCE = 1 << 20
+
+
+def points_within(mebibytes: float, num_features: int, units: int) -> int:
+    """Return how many points of each unit may be remembered in so much memory.
+
+    A point is a vector of p numbers of 8 bytes, and for the time of a search each unit
+    has one more. Of C classes there are C times as many units.
+    """
+    each = 8 * num_features * units / 2**20
+    return int(mebibytes / each) - 1
 
 
 @dataclass(frozen=True)
@@ -71,7 +85,8 @@ class DualBundle:
     regularization : float
         λ.
     memory : int
-        Points to remember of a unit, the current α and the next proposals included.
+        Points to remember of a unit, the current α and the next proposals included; for
+        the time of a search one more. A point takes 8 p bytes.
     tolerance : float, default 1e-12
         Of a search, see :func:`maximise_over_simplices`.
     penalty : Penalty, optional
@@ -93,7 +108,9 @@ class DualBundle:
         self.memory = memory
         self.unit: IntArray = np.arange(num_units)
         self.ids: IntArray = np.zeros(num_units, dtype=np.int64)
-        self.V: FloatArray = np.zeros((num_units, num_features))
+        self._rows: list[FloatArray] = [
+            np.zeros(num_features) for _ in range(num_units)
+        ]
         self.b: FloatArray = np.zeros(num_units)
         self._gram: FloatArray = np.zeros((num_units, num_units))
         # the row of each unit's α
@@ -104,10 +121,22 @@ class DualBundle:
     @property
     def w(self) -> FloatArray:
         """W = ∇g*(Σ over units of v_α), a new array of shape (p,)."""
-        total: FloatArray = self.V[self._alpha].sum(axis=0)
+        total = self._sum(self._alpha)
         if self.penalty.plain:
             return total
         return self.penalty.weights(total, self._multiplier)
+
+    def _sum(self, rows: IntArray) -> FloatArray:
+        """Σ of some points' v."""
+        total = np.zeros_like(self._rows[0])
+        for row in rows:
+            total += self._rows[row]
+        return total
+
+    @property
+    def V(self) -> FloatArray:  # noqa: N802
+        """V of every point, a new array of shape (n, p)."""
+        return np.stack(self._rows)
 
     def alpha_id(self, unit: int) -> int:
         """The id of a unit's current α."""
@@ -116,7 +145,7 @@ class DualBundle:
     def contribution(self, unit: int) -> tuple[FloatArray, float]:
         """Return v and b of a unit's current α."""
         row = self._alpha[unit]
-        return self.V[row].copy(), float(self.b[row])
+        return self._rows[row].copy(), float(self.b[row])
 
     def dual_value(self) -> float:
         """D at the current α, or a lower bound where b of a mixture is not known.
@@ -124,7 +153,7 @@ class DualBundle:
         What rounding leaves of v_m of a free column counts against it, times twice its
         weight of now, or 2: D is below P* if the best weight is not larger.
         """
-        v: FloatArray = self.V[self._alpha].sum(axis=0)
+        v = self._sum(self._alpha)
         linear = float(self.b[self._alpha].sum())
         value = linear - self.regularization * self.penalty.conjugate(v)
         if self.penalty.free >= 0:
@@ -154,8 +183,8 @@ class DualBundle:
         """
         row = self._alpha[unit]
         if v is not None:
-            self.V[row], self.b[row] = v, b
-            self._gram[row] = self.V @ v
+            self._rows[row], self.b[row] = np.array(v), b
+            self._gram[row] = self._products([self._rows[row]], self._rows)[0]
             self._gram[:, row] = self._gram[row]
         if alpha_id is not None:
             self.ids[row] = alpha_id
@@ -215,9 +244,9 @@ class DualBundle:
             maximise_over_simplices(G, b[moving], theta, blocks, self.tolerance)
         else:
             self._multiplier = self.penalty.maximise(
-                self.V[moving],
+                np.stack([self._rows[row] for row in moving]),
                 self.b[moving],
-                self.V[rest].sum(axis=0),
+                self._sum(rest),
                 λ,
                 theta,
                 blocks,
@@ -237,13 +266,39 @@ class DualBundle:
 
     # ------------------------------------------------------------------- the points
 
+    def _parts(
+        self, *lists: list[FloatArray]
+    ) -> Iterator[tuple[slice, list[FloatArray]]]:
+        """Lists of vectors, each beside each other, at some columns at a time."""
+        p = len(lists[0][0])
+        width = max(1, _AT_ONCE // max(map(len, lists)))
+        for start in range(0, p, width):
+            own = slice(start, min(start + width, p))
+            yield own, [np.stack([row[own] for row in rows]) for rows in lists]
+
+    def _products(self, one: list[FloatArray], other: list[FloatArray]) -> FloatArray:
+        """Inner products of some vectors with others, shape (k, n)."""
+        total = np.zeros((len(one), len(other)))
+        for _, (first, second) in self._parts(one, other):
+            total += first @ second.T
+        return total
+
+    def _mixed(self, theta: FloatArray) -> list[FloatArray]:
+        """Σ_j θ_j v_j for each row of θ."""
+        mixed = [np.empty_like(self._rows[0]) for _ in theta]
+        for own, (part,) in self._parts(self._rows):
+            for row, values in zip(mixed, theta @ part, strict=True):
+                row[own] = values
+        return mixed
+
     def _append(
         self, units: list[int], proposals: dict[int, tuple[FloatArray, FloatArray]]
     ) -> None:
-        V = np.vstack([proposals[unit][0] for unit in units])
-        cross = V @ self.V.T
-        self._gram = np.block([[self._gram, cross.T], [cross, V @ V.T]])
-        self.V = np.vstack([self.V, V])
+        # each a row of its own: what is forgotten is freed
+        new = [row.copy() for unit in units for row in proposals[unit][0]]
+        cross, own = self._products(new, self._rows), self._products(new, new)
+        self._gram = np.block([[self._gram, cross.T], [cross, own]])
+        self._rows += new
         self.b = np.concatenate([self.b, *(proposals[unit][1] for unit in units)])
         counts = [len(proposals[unit][1]) for unit in units]
         new_ids = [self.new_ids(u, n) for u, n in zip(units, counts, strict=True)]
@@ -274,7 +329,7 @@ class DualBundle:
         own = cross @ theta.T
         self._gram = np.block([[self._gram, cross.T], [cross, own]])
         first = len(self.ids)
-        self.V = np.vstack([self.V, theta @ self.V])
+        self._rows += self._mixed(theta)
         self.b = np.concatenate([self.b, theta @ self.b])
         new_ids = [mixture.alpha_id for mixture in mixtures.values()]
         self.ids = np.append(self.ids, new_ids)
@@ -293,7 +348,7 @@ class DualBundle:
         where = np.full(len(self.ids), -1)
         where[rows] = np.arange(len(rows))
         self.unit, self.ids = self.unit[rows], self.ids[rows]
-        self.V, self.b = self.V[rows], self.b[rows]
+        self._rows, self.b = [self._rows[row] for row in rows], self.b[rows]
         self._gram = self._gram[np.ix_(rows, rows)]
         self._alpha = where[self._alpha]
 
@@ -315,7 +370,7 @@ class DualBundle:
     def load_state(self, state: dict[str, NDArray[np.float64]]) -> None:
         """Inverse of :meth:`state`."""
         self.unit, self.ids = state["unit"].astype(int), state["ids"].astype(int)
-        self.V, self.b = state["V"], state["b"]
+        self._rows, self.b = [row.copy() for row in state["V"]], state["b"]
         self._alpha = state["alpha"].astype(int)
         self._gram = state["gram"]
         if self.penalty.free >= 0:

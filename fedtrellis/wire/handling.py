@@ -131,12 +131,11 @@ class Wave:
         max_parameters: int,
     ) -> ReceivedModel:
         """As :func:`~fedtrellis.wire.broadcast.receive`; the point is read-only."""
-        known: Any = None
-        if stored is not None:
-            # one that is not encoded is kept by its client, or by several
-            encoded = vars(stored).get("encoded")
-            known = id(stored) if encoded is None else encoded.data
-            known = stored.version, stored.layout, known
+        encoded = None if stored is None else vars(stored).get("encoded")
+        # one that is not encoded is kept by its client, or by several
+        known: Any = id(stored)
+        if stored is not None and encoded is not None:
+            known = stored.version, stored.layout, encoded.data
         key = id(record), id(config), known
         model = self._models.get(key)
         if model is None:

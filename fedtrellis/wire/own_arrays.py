@@ -78,7 +78,11 @@ def checked(
         values = [cast(SparseAtom, atom).values for one in packed for atom in one.atoms]
         if not is_moderate(np.concatenate(values)):
             raise RefusedError
-        return packed, norms, len({one.described() for one in packed}) == 1
+        first = values[0].dtype, packed[0].atoms[0].shape, len(packed[0].atoms)
+        alike = all(
+            (one.atoms[0].shape, len(one.atoms)) == first[1:] for one in packed
+        ) and all(value.dtype is first[0] for value in values)
+        return packed, norms, alike
     count = len(answers[0])
     if any(len(arrays) != count for arrays in answers):
         own = [owned(arrays, False)[0] for arrays in answers]

@@ -77,6 +77,13 @@ class HyFDCASettings(HybridStrategy):
         maximum=1.0,
     )
     memory: int = setting(40, "proposals of a group that a bundle remembers", minimum=3)
+    memory_limit: int = setting(
+        1024,
+        "MiB that the bundle may take on the server: where ``memory`` proposals need "
+        "more, fewer are remembered",
+        minimum=1,
+        formerly="",
+    )
     standardize: bool | None = setting(
         None,
         "whether columns are brought to one scale first: the penalty is then on the "

@@ -9,16 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from logging import INFO
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtrellis.dual.bundle import DualBundle, Mixture
+from fedtrellis.dual.bundle import DualBundle, Mixture, points_within
 from fedtrellis.dual.class_bundles import ClassBundles
 from fedtrellis.dual.group_steps import GroupStep
 from fedtrellis.dual.masks import weights_mark
+from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray
+from fedtrellis.wire.flower_internals import log
 
 from ..hybrid import Blobs
 from .steps import Steps, as_array, proposal_kinds
@@ -31,6 +35,7 @@ __all__ = ["Stage", "Unit", "UnitSteps"]
 # A search over more points than this would take longer than the clients do.
 _MAX_POINTS = 400
 _MAX_UNITS = 100
+_LEAST_POINTS = 3
 
 
 #: enc(α) of a unit's groups, each with its step; v, b and chain of that α.
@@ -127,13 +132,14 @@ class UnitSteps(Steps):
         lists = [list(groups)] if strategy.secure_sum else self._lists()
         self.units = [Unit(group) for group in lists]
         self.unit_of = {g: u for u, unit in enumerate(self.units) for g in unit.groups}
+        memory = self._memory()
         self.bundle = ClassBundles(
             [
                 DualBundle(
                     len(self.alignment.feature_names),
                     len(self.units),
                     strategy.regularization,
-                    min(strategy.remembered, max(3, _MAX_POINTS // len(self.units))),
+                    memory,
                     strategy.search_tolerance,
                     strategy.penalty,
                 )
@@ -148,6 +154,33 @@ class UnitSteps(Steps):
         self.version = 0
         self.certified = self.w
         self.held = HeldWeights(self.w, self.version)
+
+    def _memory(self) -> int:
+        """How many proposals of a unit there is room for.
+
+        Raises
+        ------
+        SettingsError
+            Fewer than three.
+        """
+        strategy, units = self.strategy, len(self.units)
+        wanted = min(strategy.remembered, max(_LEAST_POINTS, _MAX_POINTS // units))
+        p, vectors = len(self.alignment.feature_names), strategy.classes * units
+        room = points_within(strategy.memory_limit, p, vectors)
+        fewest = min(wanted, _LEAST_POINTS)
+        if room < fewest:
+            least = ceil(8 * p * vectors * (fewest + 1) / 2**20)
+            raise SettingsError(
+                f"memory_limit = {strategy.memory_limit} MiB is too little for {p} "
+                f"features of {vectors} units; allowed: at least {least}"
+            )
+        if room < wanted:
+            log(
+                INFO,
+                "%d proposals of %d are remembered, for memory_limit = %d MiB",
+                *(room, wanted, strategy.memory_limit),
+            )
+        return min(room, wanted)
 
     def _lists(self) -> list[list[int]]:
         """The units' groups: one each, unless there are too many to search over."""

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks import (
     __main__,
+    bundle,
     fedavg,
     intersection,
     messages,
@@ -63,6 +64,11 @@ def test_the_bare_loop_minimises() -> None:
     before = sum(float(b @ b) for _, b in matrices)
     after = sum(float(np.sum((A @ bare.x_bar - b) ** 2)) for A, b in matrices)
     assert after < 0.25 * before
+
+
+def test_a_bundle_stays_within_its_limit() -> None:
+    for row in bundle.compare(bundle.QUICK).rows:
+        assert int(str(row["held, MiB"])) <= int(str(row["limit, MiB"]))
 
 
 def test_each_step_of_an_intersection_is_measured() -> None:

@@ -469,7 +469,9 @@ def _fedgia(hessian: str) -> Case:
             "z_i = x_i + π_i/σ with clients' π_i": worst,
         }
 
-    make = partial(Noted, hessian=hessian, local_steps=3, tolerance=0.0)
+    # the paper's σ: with an adapted one x is not the mean of the z_i
+    settings: dict[str, Any] = {"sigma_scale": 1.0, "local_steps": 3, "tolerance": 0.0}
+    make = partial(Noted, hessian=hessian, **settings)
     app = problem.app(FedGiAClient)
     return Case(f"fedgia {hessian}", "fedgia", make, app, np.zeros(P), errors)
 

@@ -99,7 +99,13 @@ def against_the_rest(split: Split, c: int) -> Array:
 
 
 @pytest.mark.parametrize(
-    ("count", "cut"), [(3, (3, 3)), (3, (1, 3)), (10, (3, 1)), (20, (3, 3))]
+    ("count", "cut"),
+    [
+        (3, (3, 3)),
+        (3, (1, 3)),
+        (10, (3, 1)),
+        pytest.param(20, (3, 3), marks=pytest.mark.slow),
+    ],
 )
 def test_classes_against_the_rest_are_scikit_learns(
     count: int, cut: tuple[int, int]
@@ -119,6 +125,7 @@ def test_classes_against_the_rest_are_scikit_learns(
         np.testing.assert_allclose(found[:, c], expected, rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_hinges_against_the_rest() -> None:
     """Each class's objective to 1e-8, its coefficients to 1e-4."""
     split = classes_split(3, "hinge", 60, 6)
@@ -234,6 +241,7 @@ def test_the_elastic_net_is_scikit_learns(ratio: float) -> None:
     np.testing.assert_array_equal(found == 0.0, expected == 0.0)
 
 
+@pytest.mark.slow
 def test_poisson_with_an_elastic_net_is_a_long_proximal_gradient_loop() -> None:
     split = with_constant(numbers("poisson"))
     λ, ρ = 0.05, 0.5
@@ -250,7 +258,13 @@ def test_poisson_with_an_elastic_net_is_a_long_proximal_gradient_loop() -> None:
     np.testing.assert_allclose(found, w, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("loss", ["squared", "logistic", "smoothed-hinge", "hinge"])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        *("squared", "logistic"),
+        *(pytest.param(x, marks=pytest.mark.slow) for x in ("smoothed-hinge", "hinge")),
+    ],
+)
 def test_an_intercept_that_is_not_penalised(loss: str) -> None:
     value = 5.0
     if loss == "squared":

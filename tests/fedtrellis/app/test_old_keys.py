@@ -152,6 +152,7 @@ NEW = (
     "fedgia.upper",
     "hyfdca.exposed",
     "hyfdca.least",
+    "hyfdca.memory-limit",
     "hyfdca.noise",
     "hyfdca.standardize",
 )
