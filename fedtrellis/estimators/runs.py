@@ -315,7 +315,8 @@ def dual_ascent(
         held.append((features, names))
     order = [*partitions.names, *([_INTERCEPT] if intercept else [])]
     # all nodes are in this process: rules against the server protect from nobody
-    rules = clients.HyFDCAClient.Rules(exposed="accept")
+    # and an intercept without a penalty may be beyond a node's bound on ‖w‖
+    rules = clients.HyFDCAClient.Rules(exposed="accept", max_weight_norm=1e12)
     strategy = strategies.HyFDCA(
         loss=loss,
         classes=classes,
