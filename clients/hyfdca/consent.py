@@ -40,7 +40,7 @@ _GROUPS = (
 
 
 # What a node answers at of the one weight that is not penalised, in units of its bound.
-_FREE = 10.0
+_FREE = 100.0
 
 #: What is encrypted once, before round 1: an error may say how large a number is.
 SETUP = ("labels", "counts", "norms")
@@ -187,7 +187,7 @@ class ConsentingClient(SplitClient):
             # of all classes' w together; an elastic net has (1 − ρ)/2 of ‖w‖² only
             bound *= sqrt(classes / (1.0 - config["l1-ratio"]))
         if config["free-feature"] in self.feature_names and w.size:
-            # D says nothing of a weight that is not penalised: ten times as much
+            # D says nothing of a weight that is not penalised: a hundred times as much
             w = w.copy()
             w[:, list(self.feature_names).index(config["free-feature"])] /= _FREE
         norm = float(np.linalg.norm(w))

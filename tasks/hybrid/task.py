@@ -21,7 +21,7 @@ from fedtrellis.objectives import Objective
 from fedtrellis.objectives.losses import Loss
 from fedtrellis.settings import SettingsError, setting
 
-from ..base import Point
+from ..base import Depending, Point
 from ..data.node_file import node_path
 from ..data.node_task import NodeDataTask
 from ..data.settings import NODES, Schema
@@ -29,6 +29,10 @@ from .rows import BY_PATH, DATASETS
 from .shares import ClientData, client_data, samples_of, shares_of
 
 __all__ = ["ClientData", "HybridTask"]
+
+
+# nobody has seen the columns of nodes' own files
+_RAW = Depending("on for nodes' own files", lambda task, given: task.on_nodes or None)
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,9 @@ class HybridTask(NodeDataTask):
     """
 
     split_data: ClassVar[bool] = True
+    suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "hyfdca": {"standardize": _RAW}
+    }
     not_on_nodes: ClassVar[tuple[str, ...]] = (
         *("path", "positive_class", "partition", "sample_groups", "feature_groups"),
         *("partition_file", "test_fraction", "labels_on", "train_limit"),
@@ -264,8 +271,6 @@ class HybridTask(NodeDataTask):
             "regularization": self.regularization,
             "smoothing": getattr(self, "smoothing", 1.0),
             "feature_names": self.feature_names() or None,
-            # nobody has seen the columns of nodes' own files
-            "standardize": self.on_nodes,
             # dealt entry by entry, a column without any belongs to nobody
             "allow_unheld": self.partition == "entries" and not self.on_nodes,
             **({"classes": self.num_classes()} if self.every_class else {}),

@@ -30,7 +30,7 @@ def another(part: type[Any], field: dataclasses.Field[Any]) -> Any:
         return next(value for value in meta["choices"] if value != default)
     if isinstance(default, bool):
         return not default
-    candidates: list[Any] = ["a text", 3, 4, 0.75, 0.25, -1, 100]
+    candidates: list[Any] = ["a text", 3, 4, 0.75, 0.25, -1, 100, True]
     for value in candidates:
         try:
             (found,) = parse_values({"key": field}, part, {"key": value}).values()
