@@ -126,6 +126,7 @@ class HybridLinear(HybridTask):
             )
         if self.every_class:
             self._check_classes(kind)
+        super().check()
         names = self.feature_names()
         if self.free_feature and names and self.free_feature not in names:
             raise SettingsError(
@@ -133,7 +134,6 @@ class HybridLinear(HybridTask):
                 f"any feature; allowed: empty, {', '.join(map(repr, names[-3:]))} and "
                 "the others"
             )
-        super().check()
 
     def _check_classes(self, kind: str) -> None:
         key = f"{self.name}.classes = 'all'"

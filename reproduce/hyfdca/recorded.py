@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from clients import HyFDCAClient
 from fedtrellis import LocalGrid, client_app
 from fedtrellis.dual import bundle as bundles
-from fedtrellis.dual.bundle import DualBundle, Mixture
+from fedtrellis.dual.bundle import DualBundle
 from fedtrellis.random import generator
 from strategies import HyFDCA
 
@@ -207,16 +207,14 @@ class Traffic:
 @contextmanager
 def listening(traffic: Traffic) -> Iterator[None]:
     """Note what the server's searches are given."""
-    search = DualBundle.search
+    weigh = DualBundle.weigh
 
-    def heard(
-        self: DualBundle, units: list[int], proposals: Proposals
-    ) -> dict[int, Mixture]:
+    def heard(self: DualBundle, units: list[int], proposals: Proposals) -> Any:
         traffic.w.append(self.w)
         traffic.sums.append({u: V[0].copy() for u, (V, _) in proposals.items()})
-        return search(self, units, proposals)
+        return weigh(self, units, proposals)
 
-    with mock.patch.object(DualBundle, "search", heard):
+    with mock.patch.object(DualBundle, "weigh", heard):
         yield
 
 
@@ -270,7 +268,7 @@ def depart(case: Case, loss: str, query: Query, rounds: int, **settings: Any) ->
     HyFDCA
         After the run.
     """
-    search, (chosen, accept) = DualBundle.search, next(query)
+    weigh, (chosen, accept) = DualBundle.weigh, next(query)
     # w of the first round is not chosen: whatever is answered at it is no answer yet
     began = False
 
@@ -280,18 +278,16 @@ def depart(case: Case, loss: str, query: Query, rounds: int, **settings: Any) ->
             theta[-1] = 1.0
         return theta
 
-    def heard(
-        self: DualBundle, units: list[int], proposals: Proposals
-    ) -> dict[int, Mixture]:
+    def heard(self: DualBundle, units: list[int], proposals: Proposals) -> Any:
         nonlocal chosen, accept, began
         if began:
             ((V, _),) = proposals.values()
             chosen, accept = query.send(V[0])
         began = True
-        return search(self, units, proposals)
+        return weigh(self, units, proposals)
 
     with (
-        mock.patch.object(DualBundle, "search", heard),
+        mock.patch.object(DualBundle, "weigh", heard),
         mock.patch.object(DualBundle, "w", property(lambda _: chosen)),
         mock.patch.object(bundles, "maximise_over_simplices", choose),
     ):

@@ -280,6 +280,7 @@ def test_what_a_task_suggests_are_settings_of_the_method(name: str) -> None:
         "fedfw": FedFW,
         "naive-frank-wolfe": NaiveFrankWolfe,
         "fedgia": FedGiA,
+        "hyfdca": HyFDCA,
     }
     task = make_task(name, {}, 3, 0)
     assert set(task.suggested) <= set(strategies)

@@ -76,7 +76,7 @@ def test_a_moved_module_is_one_clear_line(spoil: str, says: str) -> None:
         "import flwr.app, flwr.clientapp, flwr.serverapp.strategy\n"
         f"{spoil}\n"
         "m.version = {'flwr': '1.99.0'}.__getitem__\n"
-        "import fedtrellis\n"
+        "from fedtrellis import LocalGrid\n"
     )
     line = done.stderr.strip().splitlines()[-1]
     assert done.returncode == 1

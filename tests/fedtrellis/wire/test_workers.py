@@ -58,7 +58,7 @@ def grids() -> Iterator[Callable[..., LocalGrid]]:
 
 
 def run(grid: LocalGrid, rounds: int = 6, **settings: Any) -> Played[Any]:
-    method = FedGiA(sigma=1.0, tolerance=0.0, participation=0.7, **settings)
+    method = FedGiA(sigma=20.0, tolerance=0.0, participation=0.7, **settings)
     return play(method, grid, np.zeros(4), rounds=rounds)
 
 
