@@ -126,14 +126,15 @@ class HybridLinear(HybridTask):
             )
         if self.every_class:
             self._check_classes(kind)
-        super().check()
-        names = self.feature_names()
-        if self.free_feature and names and self.free_feature not in names:
+        # without clients there are no features either, which the rest says
+        names = self.feature_names() if self.free_feature and self.num_clients else ()
+        if names and self.free_feature not in names:
             raise SettingsError(
                 f"{self.name}.free-feature = {self.free_feature!r} is not the name of "
                 f"any feature; allowed: empty, {', '.join(map(repr, names[-3:]))} and "
                 "the others"
             )
+        super().check()
 
     def _check_classes(self, kind: str) -> None:
         key = f"{self.name}.classes = 'all'"
