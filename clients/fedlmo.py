@@ -9,7 +9,7 @@ from flwr.app import Context
 from numpy.typing import NDArray
 
 from fedtrellis.compressors import compressor
-from fedtrellis.layer_steps import LayerOracle
+from fedtrellis.layer_steps import LayerOracle, moved, with_momentum
 from fedtrellis.local_steps import check_steps, gradient_at
 from fedtrellis.objectives import DifferentiableLoss
 from fedtrellis.wire.arrays import FloatArray, Layout
@@ -57,7 +57,8 @@ class FedLMOClient(StatefulClient):
         Raises
         ------
         FloatingPointError
-            If the steps have carried x_i away from all proportion to x.
+            If the steps have carried x_i away from all proportion to x, or a gradient
+            is not finite.
         """
         layout = Layout.of(parameters)
         x = layout.point(parameters)
@@ -73,11 +74,8 @@ class FedLMOClient(StatefulClient):
         m = self.state.get("momentum", np.zeros_like(x))
         mu, nesterov = config["momentum"], config["nesterov"]
         if config["variant"] == "ef21":
-            # m_i ← μ m_i + (1 − μ) h_i;  D_i = (1 − μ) h_i + μ m_i, or m_i
-            self.state["momentum"] = m = m + (1.0 - mu) * (h - m)
-            return self._told_change(
-                layout, m + (1.0 - mu) * (h - m) if nesterov else m, config
-            )
+            self.state["momentum"], d = with_momentum(m, h, mu, nesterov)
+            return self._told_change(layout, d, config)
         oracle = LayerOracle(
             tuple(config["layers"].split(",")),
             config["scaling"],
@@ -99,17 +97,9 @@ class FedLMOClient(StatefulClient):
                 g = gradient(x_i)
                 h += g / steps
                 g = g + correction
-                # m_i ← μ m_i + (1 − μ) g
-                m = m + (1.0 - mu) * (g - m)
-                # D = (1 − μ) g + μ m_i, or m_i
-                d = m + (1.0 - mu) * (g - m) if nesterov else m
+                m, d = with_momentum(m, g, mu, nesterov)
                 s = layout.point(oracle(layout.layers(d)))
-                if radius > 0.0:
-                    # x_i ← (1 − γ) x_i + γ r s
-                    x_i = (1.0 - gamma) * x_i + (gamma * radius) * s
-                else:
-                    # x_i ← x_i + γ s
-                    x_i = x_i + gamma * s
+                x_i = moved(x_i, s, gamma, radius)
                 check_steps(x_i, x, config)
         self.state["momentum"] = m
         answer = [layout.to_wire(x_i)]

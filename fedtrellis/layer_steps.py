@@ -32,9 +32,11 @@ __all__ = [
     "SCALINGS",
     "STEP_SCHEDULES",
     "LayerOracle",
+    "moved",
     "newton_schulz",
     "scheduled",
     "settle_kinds",
+    "with_momentum",
 ]
 
 KINDS = ("spectral", "sign", "rows")
@@ -78,6 +80,42 @@ def scheduled(
     if server_round < warm_up:
         factor *= server_round / warm_up
     return size * factor
+
+
+def with_momentum(m: Array, g: Array, mu: float, nesterov: bool) -> tuple[Array, Array]:
+    """Return the next momentum m, and the D that the oracle is asked at.
+
+    Parameters
+    ----------
+    m, g : ndarray, of one shape
+        The momentum so far, and the new gradient.
+    mu : float
+        μ, in [0, 1).
+    nesterov : bool
+
+    Raises
+    ------
+    FloatingPointError
+        The gradient is not finite: a step of its signs would not show it.
+    """
+    if not np.isfinite(g).all():
+        raise FloatingPointError("the objective's gradient is not finite")
+    # m ← μ m + (1 − μ) g
+    m = m + (1.0 - mu) * (g - m)
+    # D = (1 − μ) g + μ m, or m
+    return m, (m + (1.0 - mu) * (g - m) if nesterov else m)
+
+
+def moved(x: Array, s: Array, gamma: float, radius: float) -> Array:
+    """Return x after a step of size γ along the oracle's answer s.
+
+    Within balls of a ``radius`` above 0; at 0 without a constraint.
+    """
+    if radius > 0.0:
+        # x ← (1 − γ) x + γ r s
+        return (1.0 - gamma) * x + (gamma * radius) * s
+    # x ← x + γ s
+    return x + gamma * s
 
 
 def settle_kinds(kinds: str, shapes: Sequence[tuple[int, ...]]) -> tuple[str, ...]:

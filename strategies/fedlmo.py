@@ -15,8 +15,10 @@ from fedtrellis.layer_steps import (
     SCALINGS,
     STEP_SCHEDULES,
     LayerOracle,
+    moved,
     scheduled,
     settle_kinds,
+    with_momentum,
 )
 from fedtrellis.server.answers import Answer, one_point
 from fedtrellis.server.robust import RULES
@@ -292,10 +294,10 @@ class FedLMO(RoundStrategy):
         if self.variant == "server":
             # m ← μ m + (1 − μ) (1/|S|) Σ h_i
             g = self.average(list(answers.values()), np.zeros_like(x))
-            m, rest = self._momentum, 1.0 - self.momentum
-            self._momentum = m = m + rest * (g - m)
-            # D = (1 − μ) (1/|S|) Σ h_i + μ m, or m
-            self._step(m + rest * (g - m) if self.nesterov else m, server_round)
+            self._momentum, d = with_momentum(
+                self._momentum, g, self.momentum, self.nesterov
+            )
+            self._step(d, server_round)
         elif self.variant == "ef21":
             for name, change in answers.items():
                 # v_i ← v_i + d_i
@@ -319,14 +321,10 @@ class FedLMO(RoundStrategy):
     def _step(self, d: FloatArray, server_round: int) -> None:
         """Take the server's own step along lmo(D)."""
         x, layout = self.broadcast.model, self.broadcast.layout
-        gamma = self.step_size_at(server_round)
         s = layout.point(self._oracle(layout.layers(d)))
-        if self.radius > 0.0:
-            # x ← (1 − γ_t) x + γ_t r lmo(D)
-            self.broadcast.replace((1.0 - gamma) * x + gamma * self.radius * s)
-        else:
-            # x ← x + γ_t lmo(D)
-            self.broadcast.replace(x + gamma * s)
+        # x ← x + γ_t lmo(D), or (1 − γ_t) x + γ_t r lmo(D)
+        gamma = self.step_size_at(server_round)
+        self.broadcast.replace(moved(x, s, gamma, self.radius))
 
     def _tell_control(self) -> None:
         zero = np.zeros_like(self.broadcast.model)

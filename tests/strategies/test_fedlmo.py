@@ -419,6 +419,40 @@ def test_losses_and_a_resumed_run(variant: str, tmp_path: Path) -> None:
         assert np.array_equal(a, b)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"variant": "local"},
+        {"variant": "corrected", "orthogonalization": "svd"},
+        {"variant": "ef21", "kept_fraction": 0.1},
+        {"variant": "ef21", "compressor": "natural"},
+        {"variant": "ef21", "compressor": "rank"},
+    ],
+)
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_gradient_that_is_not_finite_says_so(
+    options: dict[str, Any], bad: float
+) -> None:
+    """Signs and powers of two have no NaN: the client is named and left out."""
+
+    class Broken(Quadratic):
+        def gradient(self, x: Sequence[Array]) -> list[Array]:
+            first, *rest = super().gradient(x)
+            first[0, 0] = bad
+            return [first, *rest]
+
+    good = quadratics(3)
+    losses = [*good[:2], Broken(good[2].centre)]
+    strategy = FedLMO(batch_size=0, **options)
+    run = play(strategy, grid_of(FedLMOClient, losses), START, 3)
+    assert [set(S) for S in run.used] == [{0, 1}] * 3
+    for record in strategy.history:
+        ((who, why),) = record.rejected
+        assert who == "2"
+        assert "gradient is not finite" in why
+    assert all(np.isfinite(layer).all() for layer in run.arrays)
+
+
 def test_settings_that_do_not_apply_are_refused() -> None:
     for wrong in (
         {"orthogonalization": "svd", "newton_schulz_steps": 7},
