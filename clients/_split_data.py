@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fedtrellis.dual.weights import check_weights
 from fedtrellis.objectives.losses import make_loss
 from fedtrellis.settings import SettingsError
 
@@ -47,6 +48,12 @@ def check_split_data(client: Any, config: Mapping[str, Any]) -> None:
         raise SettingsError(
             f"{who}: loss = {config['loss']!r} on the server, {client.loss!r} here"
         )
+    weights = getattr(client, "weights", None)
+    if weights is not None:
+        try:
+            check_weights("weights", weights, n)
+        except ValueError as error:
+            raise SettingsError(f"{who}: {error}") from None
     if client.labels is None:
         return
     if np.shape(client.labels) != (n,):

@@ -45,6 +45,19 @@ class HybridFedAvgClient(StatefulClient):
     Notes
     -----
     No state. What is drawn depends on the run's seed, the client and the round alone.
+
+    Examples
+    --------
+    A hospital that has two of its patients' features, and the labels:
+
+    >>> import numpy as np
+    >>> from fedtrellis import client_app
+    >>> from fedtrellis.clients import HybridFedAvgClient
+    >>> def client_fn(context):
+    ...     X, y = np.ones((2, 2)), np.array([1.0, -1.0])
+    ...     ids = ["patient-1", "patient-2"]
+    ...     return HybridFedAvgClient(context, X, ["age", "dose"], ids, y)
+    >>> app = client_app(client_fn)
     """
 
     def __init__(

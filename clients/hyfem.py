@@ -19,6 +19,19 @@ class HyFEMClient(HybridFedAvgClient):
     Notes
     -----
     State: w (w_k, this client's own model, in the order of its features).
+
+    Examples
+    --------
+    A hospital that has two of its patients' features, and the labels:
+
+    >>> import numpy as np
+    >>> from fedtrellis import client_app
+    >>> from fedtrellis.clients import HyFEMClient
+    >>> def client_fn(context):
+    ...     X, y = np.ones((2, 2)), np.array([1.0, -1.0])
+    ...     ids = ["patient-1", "patient-2"]
+    ...     return HyFEMClient(context, X, ["age", "dose"], ids, y)
+    >>> app = client_app(client_fn)
     """
 
     def fit(

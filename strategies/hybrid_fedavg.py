@@ -59,6 +59,29 @@ class HybridFedAvg(HybridStrategy, RoundStrategy):
     nobody else holds keeps its initial weight. One round trip a round, nothing
     encrypted: the server sees every w_k, and of the samples whether a client has
     labels.
+
+    Examples
+    --------
+    Two nodes have the same 20 samples, and two of the four features each:
+
+    >>> import numpy as np
+    >>> from flwr.app import ArrayRecord
+    >>> from fedtrellis import LocalGrid, client_app
+    >>> from fedtrellis.clients import HybridFedAvgClient
+    >>> from fedtrellis.strategies import HybridFedAvg
+    >>> X = np.random.default_rng(0).normal(size=(20, 4))
+    >>> y = np.sign(X.sum(axis=1))
+    >>> ids = [f"patient-{i}" for i in range(20)]
+    >>> def client_fn(context):
+    ...     own = [0, 1] if context.node_config["partition-id"] == 0 else [2, 3]
+    ...     names = [f"feature-{j}" for j in own]
+    ...     return HybridFedAvgClient(context, X[:, own], names, ids, y)
+    >>> strategy = HybridFedAvg(loss="logistic", step_size=0.1)
+    >>> grid = LocalGrid(client_app(client_fn), num_nodes=2)
+    >>> result = strategy.start(grid, ArrayRecord([np.zeros(4)]), num_rounds=20)
+    >>> w = result.arrays.to_numpy_ndarrays()[0]
+    >>> bool((np.sign(X @ w) == y).mean() > 0.85)
+    True
     """
 
     name = "hybrid-fedavg"

@@ -8,10 +8,12 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from fedtrellis.dual.penalty import Penalty
+from fedtrellis.dual.weights import BALANCED, ClassRule, class_rule, labels_of
 from fedtrellis.objectives.losses import LOSSES, Loss, make_loss
 from fedtrellis.settings import SettingsError, setting
 
 from .data.settings import FILE, NODES
+from .data.table import to_number
 from .hybrid import HybridTask
 from .hybrid.rows import DATASETS, TARGETS
 from .hybrid.shares import samples_of
@@ -63,12 +65,20 @@ class HybridLinear(HybridTask):
         "a constant column whose weight is not penalised, an intercept: 'bias', or one "
         "of the nodes' files; empty: none",
     )
+    class_weight: str = setting(
+        "",
+        "what samples of a class count: 'balanced', or labels with their weights, as "
+        "'no:1, yes:5', where others count 1; empty: all alike",
+        formerly="",
+    )
     smoothing: float = setting(1.0, "width of the smoothed hinge's parabola", above=0.0)
 
     required_options: ClassVar[tuple[str, ...]] = (
         "l1_ratio",
         "free_feature",
         "classes",
+        "class_weight",
+        *HybridTask.required_options,
     )
 
     def make_penalty(self) -> Penalty:  # noqa: D102
@@ -79,8 +89,38 @@ class HybridLinear(HybridTask):
 
     def method_options(self) -> dict[str, Any]:
         """Return what every hybrid task says, and of the penalty what is not usual."""
-        penalty = {"l1_ratio": self.l1_ratio, "free_feature": self.free_feature}
-        return super().method_options() | {k: v for k, v in penalty.items() if v}
+        more = {
+            "l1_ratio": self.l1_ratio,
+            "free_feature": self.free_feature,
+            "class_weight": self._class_weights(),
+        }
+        return super().method_options() | {k: v for k, v in more.items() if v}
+
+    def class_rule(self) -> ClassRule:  # noqa: D102
+        return class_rule(self._class_weights(), self.num_classes())
+
+    def _class_weights(self) -> str | dict[float, float]:
+        """Classes' weights by the labels that clients have, ``"balanced"``, or none."""
+        text, key = self.class_weight.strip(), f"{self.name}.class-weight"
+        if text in ("", BALANCED):
+            return text
+        # numbers of classes, or of two −1 and +1
+        values = labels_of(self.num_classes())
+        names = [f"{value:g}" for value in values]
+        if self.on_nodes:
+            names = list(self._class_labels())
+        label_of = dict(zip(names, values, strict=True))
+        found: dict[float, float] = {}
+        for part in text.split(","):
+            name, colon, weight = (word.strip() for word in part.rpartition(":"))
+            if not colon or name not in label_of:
+                raise SettingsError(
+                    f"{key} = {self.class_weight!r}: {part.strip()!r} is not a class "
+                    f"and its weight; allowed: 'balanced', or of the classes "
+                    f"{', '.join(names)} for example '{names[-1]}:2.5'"
+                )
+            found[label_of[name]] = to_number(weight)
+        return found
 
     def make_loss(self) -> Loss:  # noqa: D102
         return make_loss(self.loss, self.smoothing)
@@ -126,6 +166,16 @@ class HybridLinear(HybridTask):
             )
         if self.every_class:
             self._check_classes(kind)
+        if self.class_weight and kind != "signs":
+            raise SettingsError(
+                f"{self.name}.class-weight = {self.class_weight!r} does not suit "
+                f"{self.name}.loss = {self.loss!r}, which is none of classes; allowed: "
+                "empty"
+            )
+        try:
+            self.class_rule()
+        except SettingsError as error:
+            raise SettingsError(f"{self.name}.class-weight: {error}") from None
         # without clients there are no features either, which the rest says
         names = self.feature_names() if self.free_feature and self.num_clients else ()
         if names and self.free_feature not in names:

@@ -126,6 +126,10 @@ class Agreeing(Matching):
         if len(set(agreement.features)) != len(agreement.features) or said != mine:
             raise SettingsError(f"{who}: the agreement has other features for it")
         self._check_samples(agreement, own)
+        if self.weights is not None and not config["weighted"]:
+            raise SettingsError(
+                f"{who}: its samples have weights, of which the agreement says nothing"
+            )
         if config["num-samples-all"] != agreement.num_samples:
             raise SettingsError(f"{who}: the agreement has another number of samples")
         check_split_data(self, config)

@@ -98,12 +98,14 @@ class SplitClient(StatefulClient):
         ledger: str | Path | None = None,
         rules: NodeRules | None = None,
         on_predictions: Callable[[Predictions], None] | None = None,
+        weights: NDArray[Any] | None = None,
     ) -> None:
         super().__init__(context)
         self.features = features
         self.feature_names = feature_names
         self.sample_ids = sample_ids
         self.labels = labels
+        self.weights = weights
         self.loss = loss
         node = context.node_config
         self.key = key or node.get("key-file")
@@ -132,9 +134,10 @@ class SplitClient(StatefulClient):
 
     @property
     def announcement(self) -> Mapping[str, Any]:  # type: ignore[override]
-        """Before round 1 the server hears of its kind of key, and whether of noise."""
+        """Before round 1 the server hears of its kind of key, noise and weights."""
         noisy = self._rules_of({}).noise > 0.0
-        return {"key-kind": self.key_kind, "noisy": noisy}
+        found: dict[str, Any] = {"key-kind": self.key_kind, "noisy": noisy}
+        return found if self.weights is None else {**found, "weighted": True}
 
     @property
     def key_kind(self) -> str:

@@ -60,13 +60,17 @@ class HyFDCAClient(Proposals, Updates, Scoring):
     on_predictions : callable, optional
         Given the :class:`~clients.hyfdca.predictions.Predictions` of the new samples:
         scores, classes, and probabilities where there are any.
+    weights : ndarray of shape (n_k,), optional
+        s_i, what each sample counts: 0 or at least 1e-4; NaN where this client has
+        none. One holder of a sample is enough, and if one client has weights every
+        sample must have one.
 
     Notes
     -----
     State, samples in the order of the groups: rows, groups, sizes, holders (the
-    alignment), labels, norms (‖x_i‖²); for each group g the proposals that it
-    remembers, ``points/g`` of shape (c, n_g), the last being α, their ``ids/g`` and
-    ``step/g``. With the paper's steps ``alpha``.
+    alignment), labels, norms (‖x_i‖²), weights and their totals; for each group g the
+    proposals that it remembers, ``points/g`` of shape (c, n_g), the last being α, their
+    ``ids/g`` and ``step/g``. With the paper's steps ``alpha``.
 
     Examples
     --------

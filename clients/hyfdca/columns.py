@@ -10,71 +10,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtrellis.dual.agreement import Agreement
-from fedtrellis.dual.columns import (
-    PARTS,
-    STATISTICS,
-    Shifted,
-    in_parts,
-    scales_mark,
-)
-from fedtrellis.dual.masks import add_masks, common_secret, mask_tag
+from fedtrellis.dual.columns import Shifted, scales_mark
+from fedtrellis.dual.masks import common_secret
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.protocol import RestoreNeededError
 
-from .agreeing import Agreeing
-from .base import Config, Fit, IntArray
+from .base import Config, IntArray
+from .weights import Weighing, weighs
 
-__all__ = ["Standardizing", "squared_norms"]
+__all__ = ["Standardizing", "column_sums", "squared_norms"]
 
 # Of data that is alive: by the data's id and the scales, so that a client that is made
 # anew for each message does not standardise its columns for each.
 _MADE: dict[tuple[int, str], tuple[weakref.ref[Any], Any]] = {}
 
 
-class Standardizing(Agreeing):
-    """Sums of raw columns, and the columns as the run has them."""
-
-    def fit_columns(
-        self, parameters: list[NDArray[Any]], config: dict[str, Any]
-    ) -> Fit:
-        """Σ x and Σ x² of each column, hidden in the sum over the column's holders.
-
-        Shape (PARTS · 2 · p_k,): once in a run, as the nonce that the masks are of is
-        used up.
-        """
-        agreement = self._agreed(config)
-        pinned = self._pinned(config, agreement)
-        self._check_confirmed(pinned, agreement)
-        if not pinned["standardize"]:
-            raise SettingsError(
-                f"client {self.client_id} was asked for sums of its columns in a run "
-                "with standardize = False"
-            )
-        ledger = self._open_ledger(config)
-        nonces = [bytes.fromhex(member.nonce) for member in agreement.members]
-        tag = mask_tag(agreement.digest, "columns", nonces, ())
-        stored = ledger.replay(tag)
-        if stored is not None:
-            return [np.frombuffer(stored, "<u8").astype(np.uint64)], 0, {}
-        own, K = agreement.index(self.client_id), len(agreement.members)
-        if ledger.nonce != nonces[own]:
-            raise SettingsError(
-                f"client {self.client_id} has sent the sums of its columns already"
-            )
-        try:
-            words = in_parts(column_sums(self.features), K).reshape(-1)
-        except ValueError:
-            raise SettingsError(
-                f"client {self.client_id}: a column's sum of squares is too large, or "
-                "not finite, and cannot be hidden"
-            ) from None
-        nothing: list[tuple[bytes | str | int, ...]] = [()] * K
-        rows = PARTS * STATISTICS
-        add_masks(words, own, self._peers(own, rows, len(words), nothing), tag)
-        # on the disk before it leaves: the nonce is never used for anything else
-        ledger.record(tag, words.astype("<u8").tobytes())
-        return [words], 0, {}
+class Standardizing(Weighing):
+    """What sums before round 1 say, and the columns as the run has them."""
 
     def _peers(
         self,
@@ -102,33 +55,42 @@ class Standardizing(Agreeing):
 
     # ------------------------------------------------------------ standardised columns
 
-    def _take_scales(self, config: Config) -> None:
-        """Take means and scales from a request: one pair in a run, and no other.
+    def _take_sums(self, config: Config) -> None:
+        """Take what the sums before round 1 say: once in a run, and nothing else.
+
+        Means and scales of the columns, and what weights are normalised by.
 
         Raises
         ------
         SettingsError
             They are others than before: each would be a question of its own.
         """
-        if "column-scales" not in config:
-            raise RestoreNeededError("this client has no scales of its columns")
-        means = np.array(config["column-means"], dtype=np.float64)
-        scales = np.array(config["column-scales"], dtype=np.float64)
-        p_k = len(self.feature_names)
-        if means.shape != (p_k,) or scales.shape != (p_k,):
-            raise ValueError(f"the columns' scales are not {p_k} numbers")
-        if not (np.isfinite(means).all() and (scales > 0.0).all()):
-            raise ValueError("the columns' scales are not numbers above 0")
-        ledger, mark = self._open_ledger(config), scales_mark(means, scales)
+        found: dict[str, FloatArray] = {}
+        if config["standardize"]:
+            if "column-scales" not in config:
+                raise RestoreNeededError("this client has no scales of its columns")
+            means = np.array(config["column-means"], dtype=np.float64)
+            scales = np.array(config["column-scales"], dtype=np.float64)
+            p_k = len(self.feature_names)
+            if means.shape != (p_k,) or scales.shape != (p_k,):
+                raise ValueError(f"the columns' scales are not {p_k} numbers")
+            if not (np.isfinite(means).all() and (scales > 0.0).all()):
+                raise ValueError("the columns' scales are not numbers above 0")
+            found = {"means": means, "scales": scales}
+        if weighs(config):
+            if "weight-totals" not in config:
+                raise RestoreNeededError("this client has no totals of the weights")
+            found["totals"] = self._check_totals(config)
+        ledger, mark = self._open_ledger(config), scales_mark(*found.values())
         if ledger.scales not in ("", mark):
             raise SettingsError(
-                f"client {self.client_id} was given other scales of its columns than "
-                "before"
+                f"client {self.client_id} was given other scales of its columns, or "
+                "totals of the weights, than before"
             )
         if not ledger.scales:
             ledger.scales = mark
             ledger.save()
-        self.state["means"], self.state["scales"] = means, scales
+        self.state |= found
 
     @property
     def columns(self) -> Any:
@@ -197,11 +159,13 @@ class Standardizing(Agreeing):
         return first
 
 
-def column_sums(features: Any) -> FloatArray:
-    """Σ x and Σ x² of each column, shape (2, p_k)."""
+def column_sums(features: Any, weights: FloatArray | None = None) -> FloatArray:
+    """Σ x and Σ x² of each column, or Σ s x and Σ s x², shape (2, p_k)."""
     squares = (
         features.multiply(features) if hasattr(features, "multiply") else features**2
     )
+    if weights is not None:
+        return np.stack([np.asarray(f.T @ weights) for f in (features, squares)])
     sums = [np.asarray(f.sum(axis=0), np.float64).ravel() for f in (features, squares)]
     return np.stack(sums)
 

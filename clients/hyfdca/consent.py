@@ -43,7 +43,7 @@ _GROUPS = (
 _FREE = 100.0
 
 #: What is encrypted once, before round 1: an error may say how large a number is.
-SETUP = ("labels", "counts", "norms")
+SETUP = ("labels", "counts", "norms", "weights", "weight-counts")
 
 
 class ConsentingClient(SplitClient):
@@ -182,7 +182,8 @@ class ConsentingClient(SplitClient):
         loss, classes = loss_of(config), config["classes"]
         if classes > 1:
             y = np.ones_like(y)  # numbers of classes; l(0) is the same for all signs
-        bound = rules.weight_bound(loss, config["regularization"], y)
+        s = self.state.get("weights") if classes == 1 else None
+        bound = rules.weight_bound(loss, config["regularization"], y, s)
         if rules.max_weight_norm is None:
             # of all classes' w together; an elastic net has (1 − ρ)/2 of ‖w‖² only
             bound *= sqrt(classes / (1.0 - config["l1-ratio"]))

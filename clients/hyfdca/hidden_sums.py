@@ -27,6 +27,7 @@ from fedtrellis.wire.arrays import FloatArray
 
 from .base import Config, loss_of
 from .preparation import Preparation
+from .weights import weighs
 
 __all__ = ["HiddenSums"]
 
@@ -134,13 +135,29 @@ class HiddenSums(Preparation):
         agreement, ledger = self.secrets.agreement, self._open_ledger(config)
         version, query = config["versions"][0], config["query"]
         step = config["steps"][0]
+        common = self._known_sums()
         marks = {g: hashlib.sha256(z.tobytes()).digest() for g, z in scores.items()}
         known = []
         for member, name in enumerate(agreement.names):
             both = [g for g in marks if name in agreement.holders(g)]
             sums: list[bytes | int] = [item for g in both for item in (g, marks[g])]
             chain = self._chain(next(iter(marks)))
-            known.append((version, query, step, chain, ledger.shared[member], *sums))
+            items = version, query, step, chain, ledger.shared[member]
+            known.append((*items, *common[member], *sums))
+        return known
+
+    def _known_sums(self) -> list[tuple[bytes, ...]]:
+        """For each member, what both were told of sums before round 1.
+
+        Given a smaller total of the weights, or smaller scales of its columns, one
+        client would outweigh the others in every sum.
+        """
+        known = []
+        for shared in self._shared_columns():
+            told = [self.state[key] for key in ("totals",) if key in self.state]
+            both = [self.state[k] for k in ("means", "scales") if k in self.state]
+            told += [one[shared] for one in both]
+            known.append(tuple(weights_mark(one) for one in told))
         return known
 
     # ------------------------------------------------------------------ what is hidden
@@ -222,6 +239,9 @@ class HiddenSums(Preparation):
             columns = columns.features
         values = getattr(columns, "data", columns)
         largest = float(np.abs(np.asarray(values)).max(initial=0.0))
+        if weighs(config):
+            found = [self._weights_of(config, held) for held in self._held().values()]
+            largest *= max(float(s.max()) for s in found if s is not None)
         scale = config["regularization"] * config["num-samples-all"]
         noise: FloatArray = rng.standard_normal(shape) * (largest / scale)
         return noise

@@ -1,4 +1,4 @@
-"""Labels and norms, shared by their holders before round 1; the end of a run's key."""
+"""Labels, norms, weights and sums of columns before round 1; the end of a run's key."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from cryptography.hazmat.primitives.ciphers import Cipher as Ciphers
 from cryptography.hazmat.primitives.ciphers import algorithms, modes
 from numpy.typing import NDArray
 
-from fedtrellis.dual.agreement import needs_norms
+from fedtrellis.dual.agreement import Agreement, needs_norms
+from fedtrellis.dual.columns import PARTS, in_parts
+from fedtrellis.dual.masks import add_masks, mask_tag
 from fedtrellis.encryption import Cipher, remove_run_key
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray
@@ -24,9 +26,10 @@ from .base import (
     keyed_hashes,
     loss_of,
 )
-from .columns import Standardizing, squared_norms
+from .columns import Standardizing, column_sums, squared_norms
 from .matching import as_bytes
 from .terms import STEPS
+from .weights import weighs
 
 __all__ = ["LabelError", "Preparation"]
 
@@ -36,7 +39,7 @@ class LabelError(ValueError):
 
 
 class Preparation(Standardizing):
-    """Sharing labels and norms, and the end of a run's key."""
+    """Sharing labels, norms and weights, sums over all, and the end of a run's key."""
 
     def fit_labels(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> Fit:
         """Labels, whether there are any, and ‖x_{k,i}‖² if need be, encrypted."""
@@ -47,8 +50,10 @@ class Preparation(Standardizing):
         sent = {"labels": labels, "counts": known}
         if needs_norms(pinned):
             if pinned["standardize"]:
-                self._take_scales(pinned)
+                self._take_sums(pinned)
             sent["norms"] = squared_norms(self.columns)
+        if pinned["weighted"]:
+            sent["weight-counts"], sent["weights"] = self._own_weights()
         blobs: list[bytes] = []
         for g, held in self._held().items():
             for what, values in sent.items():
@@ -136,10 +141,17 @@ class Preparation(Standardizing):
                 f"step = {pinned['step']!r} does not have"
             )
         self._check_groups(pinned)
-        if pinned["standardize"] and "scales" not in self.state:
-            self._take_scales(pinned)
+        # weights are normalised by what the labels' holders add up
+        if weighs(pinned) and "labels" not in self.state:
+            self._take_labels(pinned, check)
+        if (pinned["standardize"] and "scales" not in self.state) or (
+            weighs(pinned) and "totals" not in self.state
+        ):
+            self._take_sums(pinned)
         if "labels" not in self.state:
             self._take_labels(pinned, check)
+        if check and weighs(pinned):
+            self._check_weighed(pinned, balanced=True)
         return pinned
 
     def _take_labels(self, config: Config, check: bool) -> None:
@@ -147,16 +159,19 @@ class Preparation(Standardizing):
         if not any(k.startswith("labels/") for k in config):
             raise RestoreNeededError("this client has no labels")
         known, own = self._own_labels()
-        labels, norms = [], []
-        shared = ("labels", "counts", *["norms"] * needs_norms(config))
+        labels, norms, weights = [], [], []
+        shared = ["labels", "counts", *["norms"] * needs_norms(config)]
+        if config["weighted"]:
+            shared += ["weights", "weight-counts"]
         for g, held in self._held().items():
             rows, holders = held.rows, self._holders(g)
-            sums, counts, *squares = (
-                self._decrypt(
+            found = {
+                what: self._decrypt(
                     config, holders, config[f"{what}/{g}"], (what, g), held.size
                 )
                 for what in shared
-            )
+            }
+            sums, counts = found["labels"], found["counts"]
             if check and not counts.all():
                 raise LabelError(
                     f"{int((counts == 0).sum())} samples are labelled by none of their "
@@ -170,10 +185,102 @@ class Preparation(Standardizing):
                 )
             # a mean of rounded sums is a label to the resolution; a sign exactly
             labels.append(np.rint(y) if loss_of(config).labels == "signs" else y)
-            norms += [np.maximum(own_squares, 0.0) for own_squares in squares]
+            if "norms" in found:
+                norms.append(np.maximum(found["norms"], 0.0))
+            if config["weighted"]:
+                s, said = found["weights"], found["weight-counts"]
+                weights.append(self._weights_said(s, said, rows, check))
         self.state["labels"] = np.concatenate(labels)
         if norms:
             self.state["norms"] = np.concatenate(norms)
+        if weights:
+            self.state["weights"] = np.concatenate(weights)
+
+    def _weights_said(
+        self, sums: FloatArray, counts: FloatArray, rows: IntArray, check: bool
+    ) -> FloatArray:
+        """A group's weights, from their sums over those who have said them."""
+        if check and not counts.all():
+            raise LabelError(
+                f"{int((counts == 0).sum())} samples have a weight on none of their "
+                "holders, and others have one"
+            )
+        # exact where they have 40 fractional bits, as whole numbers do
+        s: FloatArray = np.maximum(sums / np.maximum(counts, 1.0), 0.0)
+        known, own = self._own_weights()
+        wrong = (known[rows] > 0) & (np.abs(s - own[rows]) > 1e-9)
+        if check and wrong.any():
+            raise LabelError(
+                f"{int(wrong.sum())} samples have other weights on another client"
+            )
+        return s
+
+    # ------------------------------------------------------------ sums before round 1
+
+    def fit_columns(
+        self, parameters: list[NDArray[Any]], config: dict[str, Any]
+    ) -> Fit:
+        """Sums of columns and of weights, hidden in those over all who have them.
+
+        Σ x and Σ x² of each column with ``standardize``, shape (PARTS · 2 · p_k,); with
+        samples' weights Σ s x and Σ s x², and Σ s over the samples of which this client
+        is the first to hold the column. Then the totals that weights are normalised by.
+        Once in a run, as the nonce that the masks are of is used up.
+        """
+        agreement = self._agreed(config)
+        pinned = self._pinned(config, agreement)
+        self._check_confirmed(pinned, agreement)
+        if not pinned["standardize"] and not weighs(pinned):
+            raise SettingsError(
+                f"client {self.client_id} was asked for sums of its columns in a run "
+                "with standardize = False"
+            )
+        ledger = self._open_ledger(config)
+        nonces = [bytes.fromhex(member.nonce) for member in agreement.members]
+        tag = mask_tag(agreement.digest, "columns", nonces, ())
+        stored = ledger.replay(tag)
+        if stored is not None:
+            return [np.frombuffer(stored, "<u8").astype(np.uint64)], 0, {}
+        own, K = agreement.index(self.client_id), len(agreement.members)
+        if ledger.nonce != nonces[own]:
+            raise SettingsError(
+                f"client {self.client_id} has sent the sums of its columns already"
+            )
+        sums, totals = np.zeros((0, len(self.feature_names))), np.zeros(0)
+        if weighs(pinned):
+            if "labels" not in self.state:
+                self._take_labels(pinned, True)
+            self._check_weighed(pinned, balanced=False)
+            totals = self._own_totals(pinned)
+        if pinned["standardize"]:
+            sums = self._column_sums(pinned, agreement)
+        try:
+            words = np.concatenate(
+                [in_parts(numbers, K).reshape(-1) for numbers in (sums, totals)]
+            )
+        except ValueError:
+            raise SettingsError(
+                f"client {self.client_id}: a column's sum of squares is too large, or "
+                "not finite, and cannot be hidden"
+            ) from None
+        nothing: list[tuple[bytes | str | int, ...]] = [()] * K
+        rows = PARTS * len(sums)
+        add_masks(words, own, self._peers(own, rows, len(words), nothing), tag)
+        # on the disk before it leaves: the nonce is never used for anything else
+        ledger.record(tag, words.astype("<u8").tobytes())
+        return [words], 0, {}
+
+    def _column_sums(self, config: Config, agreement: Agreement) -> FloatArray:
+        """Statistics of the columns, shape (2, p_k), or with weights (3, p_k)."""
+        if not config["weighted"]:
+            return column_sums(self.features)
+        s = np.empty(self.features.shape[0])
+        mass = np.zeros(len(self.feature_names))
+        for g, held in self._held().items():
+            own = self._sample_weights()[held.own]
+            s[held.rows] = own
+            mass += own.sum() * self._first_columns(agreement, g, False)
+        return np.vstack([column_sums(self.features, s), mass])
 
     def fit_finish(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> Fit:
         """Remove the key that the clients of this machine made for the run."""

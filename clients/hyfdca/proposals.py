@@ -14,6 +14,7 @@ from fedtrellis.dual.held_groups import MAX_SHARES, HeldGroup
 from fedtrellis.dual.local_passes import local_dual_passes
 from fedtrellis.dual.masks import query_of, weights_mark
 from fedtrellis.encryption.labels import encode_items
+from fedtrellis.objectives.weighted import weighted
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.protocol import RestoreNeededError
 
@@ -176,7 +177,8 @@ class Proposals(HiddenSums):
         ids, remembered = known
         alpha = remembered[-1].reshape(config["classes"], held.size)
         y = self._targets(config, held)
-        loss = loss_of(config)
+        s = self._weights_of(config, held)
+        loss = weighted(loss_of(config), s)
         scale = config["regularization"] * config["num-samples-all"]
         drawn = self._drawn(config, held, version)
         whole = np.array_equal(held.rows, np.arange(self.features.shape[0]))
@@ -200,8 +202,9 @@ class Proposals(HiddenSums):
         numbers = []
         for c in range(config["classes"]):
             every = [alpha[c], *proposals[:, c]]
-            numbers.append(float(loss.value(z[c], y[c]).sum()))
-            numbers += [float(loss.conjugate(a, y[c]).sum()) for a in every]
+            own = weighted(loss_of(config), None if s is None else s[c])
+            numbers.append(float(own.value(z[c], y[c]).sum()))
+            numbers += [float(own.conjugate(a, y[c]).sum()) for a in every]
             numbers += [float(a @ z[c]) for a in every]
         first = int(ids[-1]) + 1
         points = proposals.reshape(len(proposals), -1)
@@ -243,7 +246,9 @@ class Proposals(HiddenSums):
         z: FloatArray,
     ) -> FloatArray:
         """α of the samples that move, (C, n), as one kind of proposal has it."""
-        loss = loss_of(config)
+        s = self._weights_of(config, held)
+        plain = loss_of(config)
+        loss = weighted(plain, None if s is None else s[:, moves])
         scale = config["regularization"] * config["num-samples-all"]
         alpha, z = alpha[:, moves], z[:, moves]
         y = self._targets(config, held)[:, moves]
@@ -260,7 +265,7 @@ class Proposals(HiddenSums):
         rng = self._rng(cipher, "passes", held.group, version)
         each = [
             local_dual_passes(
-                loss,
+                plain,  # passes and weights do not go together
                 self.columns,
                 held.rows[moves],
                 *(alpha[c], z[c], y[c]),
@@ -365,8 +370,9 @@ class Proposals(HiddenSums):
                 C * held.size,
                 None,
             )
-            y = self._targets(config, held).reshape(-1)
-            return alpha_id, loss_of(config).feasible(alpha, y)[None]
+            y, s = self._targets(config, held), self._weights_of(config, held)
+            loss = weighted(loss_of(config), s)
+            return alpha_id, loss.feasible(alpha.reshape(y.shape), y).reshape(1, -1)
         if step == 0:
             if config.get("chain"):
                 raise ValueError("nothing has come before step 0")

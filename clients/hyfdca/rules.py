@@ -88,7 +88,11 @@ class NodeRules:
         return parse(cls, config)
 
     def weight_bound(
-        self, loss: Loss, regularization: float, labels: FloatArray
+        self,
+        loss: Loss,
+        regularization: float,
+        labels: FloatArray,
+        weights: FloatArray | None = None,
     ) -> float:
         """Return the largest norm of w that this node answers at.
 
@@ -98,11 +102,14 @@ class NodeRules:
 
         Twice that leaves room for other nodes' noise. For a loss of signs l_i(0) is one
         number. For the squared loss this node knows its own labels only, and allows
-        ten times the mean of its own.
+        ten times the mean of its own, weighted if samples have weights.
         """
         if self.max_weight_norm is not None:
             return self.max_weight_norm
-        at_zero = float(loss.value(np.zeros_like(labels), labels).mean())
+        values = loss.value(np.zeros_like(labels), labels)
+        if weights is not None and not weights.any():
+            weights = None
+        at_zero = float(np.average(values, weights=weights))
         slack = 1.0 if loss.labels == "signs" else 10.0
         return 2.0 * sqrt(2.0 * slack * at_zero / regularization)
 

@@ -7,6 +7,7 @@ from math import inf
 from typing import Any
 
 from fedtrellis.dual.agreement import Agreement
+from fedtrellis.dual.weights import BALANCED, labels_of
 from fedtrellis.settings import SettingsError
 
 __all__ = ["DEFAULTS", "STEPS", "check_settings"]
@@ -40,6 +41,10 @@ def _kinds(x: Any) -> bool:
     return type(x) is list and all(kind in _KINDS for kind in x)
 
 
+def _weights(x: Any) -> bool:
+    return type(x) is list and all(w == 0 or _number(0.0)(w) for w in x) and any(x)
+
+
 _SETTINGS: dict[str, Callable[[Any], bool]] = {
     "session": _text,
     "encryption": _text,
@@ -64,11 +69,19 @@ _SETTINGS: dict[str, Callable[[Any], bool]] = {
 
 #: Settings that an agreement may leave out: these are their values then, whatever a
 #: request says.
-DEFAULTS: dict[str, Any] = {"classes": 1, "l1-ratio": 0.0, "free-feature": ""}
+DEFAULTS: dict[str, Any] = {
+    "classes": 1,
+    "l1-ratio": 0.0,
+    "free-feature": "",
+    "weighted": False,
+    "class-weight": "",
+}
 _OPTIONAL: dict[str, Callable[[Any], bool]] = {
     "classes": lambda x: _count(1)(x) and x != 2,
     "l1-ratio": lambda x: type(x) in (int, float) and 0.0 <= x < 1.0,
     "free-feature": _text,
+    "weighted": lambda x: type(x) is bool,
+    "class-weight": lambda x: x in ("", BALANCED) or _weights(x),
 }
 
 
@@ -87,8 +100,18 @@ def check_settings(agreement: Agreement, who: str) -> None:
     if not wrong:
         kinds = settings["proposals"], settings["local-proposals"]
         expected = _HIDDEN.get(settings["step"], [])
+        rule, classes = settings["class-weight"], settings["classes"]
         for key, fits in (
+            (
+                "class-weight",
+                isinstance(rule, str) or len(rule) == len(labels_of(classes)),
+            ),
             ("num-clients", settings["num-clients"] == len(agreement.members)),
+            (
+                "step",
+                not (rule or settings["weighted"])
+                or (settings["step"] == "bundle" and not settings["local-passes"]),
+            ),
             ("proposals", not settings["secure-sum"] or kinds == (expected, expected)),
         ):
             if not fits:

@@ -36,7 +36,12 @@ class Sigmoid:
     offsets: FloatArray
 
     @classmethod
-    def of(cls, scores: FloatArray, positive: ArrayLike) -> Sigmoid:
+    def of(
+        cls,
+        scores: FloatArray,
+        positive: ArrayLike,
+        weights: ArrayLike | None = None,
+    ) -> Sigmoid:
         """Fit it to scores that the model was not trained on.
 
         Parameters
@@ -44,19 +49,24 @@ class Sigmoid:
         scores : ndarray of shape (n,) or (n, C)
         positive : array_like of bool, of the same shape
             Whether a sample is of the class.
+        weights : array_like of shape (n,), optional
+            What each sample counts; 1 by default.
 
         Raises
         ------
         ValueError
-            A class has no sample, or all of them; or a score is not finite.
+            A class has no sample of a weight above 0, or all of them; or a score is not
+            finite.
         """
         columns = np.asarray(scores, dtype=np.float64).reshape(len(scores), -1)
         inside = np.asarray(positive, dtype=np.bool_).reshape(columns.shape)
         if not np.isfinite(columns).all():
             raise ValueError("a score is not finite")
+        s = np.ones(len(columns)) if weights is None else np.asarray(weights, float)
+        columns, inside, s = columns[s > 0.0], inside[s > 0.0], s[s > 0.0]
         if (inside.all(axis=0) | ~inside.any(axis=0)).any():
             raise ValueError("samples of the class and others are needed for a sigmoid")
-        pairs = [_fit(z, own) for z, own in zip(columns.T, inside.T, strict=True)]
+        pairs = [_fit(z, own, s) for z, own in zip(columns.T, inside.T, strict=True)]
         slopes, offsets = np.array(pairs).T
         return cls(slopes, offsets)
 
@@ -86,10 +96,11 @@ def shares(exponents: FloatArray) -> FloatArray:
     return found
 
 
-def _fit(z: FloatArray, positive: NDArray[np.bool_]) -> tuple[float, float]:
-    """Minimise Σ ln(1 + e^u) − t u with u = a z + b, which is convex, by Newton."""
-    inside = int(positive.sum())
-    outside = len(z) - inside
+def _fit(
+    z: FloatArray, positive: NDArray[np.bool_], s: FloatArray
+) -> tuple[float, float]:
+    """Minimise Σ s (ln(1 + e^u) − t u), u = a z + b, which is convex, by Newton."""
+    inside, outside = float(s[positive].sum()), float(s[~positive].sum())
     # Platt's targets: as if one more sample of each kind had been seen
     high, low = (inside + 1.0) / (inside + 2.0), 1.0 / (outside + 2.0)
     t = np.where(positive, high, low)
@@ -99,14 +110,14 @@ def _fit(z: FloatArray, positive: NDArray[np.bool_]) -> tuple[float, float]:
 
     def value(point: FloatArray) -> float:
         u = point @ x
-        return float((np.logaddexp(0.0, u) - t * u).sum())
+        return float((s * (np.logaddexp(0.0, u) - t * u)).sum())
 
     best = value(ab)
     for _ in range(_STEPS):
         p = scipy.special.expit(ab @ x)
-        gradient = x @ (p - t)
+        gradient = x @ (s * (p - t))
         # at least a little curvature, where all scores are one number
-        hessian = (x * (p * (1.0 - p))) @ x.T + 1e-12 * np.eye(2)
+        hessian = (x * (s * p * (1.0 - p))) @ x.T + 1e-12 * np.eye(2)
         step = np.linalg.solve(hessian, gradient)
         length, lower = 1.0, np.inf
         for _ in range(_HALVINGS):

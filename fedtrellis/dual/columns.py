@@ -93,7 +93,12 @@ class ColumnScales:
 
     @classmethod
     def of(
-        cls, sums: FloatArray, squares: FloatArray, counts: NDArray[np.int64], N: int
+        cls,
+        sums: FloatArray,
+        squares: FloatArray,
+        counts: NDArray[np.int64],
+        N: int,
+        weights: FloatArray | None = None,
     ) -> ColumnScales:
         """Find them from Σ x and Σ x² of each column.
 
@@ -105,8 +110,12 @@ class ColumnScales:
         N : int
             Number of samples. A column that not all of them have is not shifted: of the
             rest nobody could.
+        weights : ndarray of shape (p,), optional
+            Σ s of these samples, where the sums are Σ s x and Σ s x².
         """
-        count = np.maximum(counts, 1)
+        count: FloatArray = np.maximum(counts, 1)
+        if weights is not None:
+            count = np.where(weights > 0.0, weights, 1.0)
         mean, square = sums / count, np.maximum(squares / count, 0.0)
         # s² = Σ (x − m)²/N = Σ x²/N − m²
         variance = square - mean**2
@@ -140,10 +149,10 @@ class ColumnScales:
         return raw
 
 
-def scales_mark(means: FloatArray, scales: FloatArray) -> str:
+def scales_mark(*arrays: FloatArray) -> str:
     """Return a digest of what a client's columns are shifted and divided by."""
-    pair = np.stack([means, scales]).astype("<f8") + 0.0
-    return hashlib.sha256(pair.tobytes()).hexdigest()
+    numbers = np.concatenate(arrays).astype("<f8") + 0.0
+    return hashlib.sha256(numbers.tobytes()).hexdigest()
 
 
 class Shifted:

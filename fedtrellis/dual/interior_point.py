@@ -2,10 +2,11 @@
 
 With A the rows y_i x_i and β = yα it is the quadratic programme
 
-    minimise (1/2s)‖Aᵀβ + a‖² + (c/2)‖β‖² − Σ β_i  over 0 ≤ β_i ≤ 1,
+    minimise (1/2s)‖Aᵀβ + a‖² + ½ Σ c_i β_i² − Σ b_i β_i  over 0 ≤ β_i ≤ 1,
 
-s = λN, c = 0 for the hinge loss and g for the smoothed one, a what samples contribute
-whose β is already known.
+s = λN, c = 0 for the hinge loss and g for the smoothed one, b = 1, a what samples
+contribute whose β is already known. A sample of weight s_i has s_i times its row, c_i
+and b_i.
 """
 
 from __future__ import annotations
@@ -95,7 +96,8 @@ def interior_point(
     matrix: Any,
     base: FloatArray,
     scale: float,
-    curvature: float,
+    curvature: float | FloatArray,
+    linear: float | FloatArray,
     done: Callable[[FloatArray], bool],
 ) -> None:
     """Solve the programme by Mehrotra's predictor-corrector method.
@@ -106,8 +108,10 @@ def interior_point(
         A; matrices of the order of the smaller of n and p must fit in memory.
     base : ndarray of shape (p,)
         a.
-    scale, curvature : float
-        s above 0 and c at least 0.
+    scale : float
+        s above 0.
+    curvature, linear : float or ndarray of shape (n,)
+        c at least 0, and b above 0.
     done : callable
         Is shown β, of shape (n,), after every step, and says whether it will do.
         Rounding ends the search where nothing does.
@@ -124,9 +128,9 @@ def interior_point(
     beta, low, high = np.full(count, 0.5), np.ones(count), np.ones(count)
     for _ in range(_STEPS):
         room = 1.0 - beta
-        # A w + cβ − 1 = low − high at the solution: the multipliers of the bounds
+        # A w + cβ − b = low − high at the solution: the multipliers of the bounds
         w = (matrix.T @ beta + base) / scale
-        residual = matrix @ w + curvature * beta - 1.0 - low + high
+        residual = matrix @ w + curvature * beta - linear - low + high
         mean = float(low @ beta + high @ room) / (2 * count)
         try:
             solve = system(curvature + low / beta + high / room)

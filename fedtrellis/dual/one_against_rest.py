@@ -37,6 +37,8 @@ class OneAgainstRest(Objective):
         λ above 0.
     penalty : Penalty, optional
         g of each class's weights.
+    weights : array_like of shape (C, N), optional
+        The samples' in each class's problem.
 
     Raises
     ------
@@ -52,7 +54,9 @@ class OneAgainstRest(Objective):
         loss: Loss,
         regularization: float,
         penalty: Penalty | None = None,
+        weights: ArrayLike | None = None,
     ) -> None:
+        each = [None] * count if weights is None else np.asarray(weights, float)
         self.classes = np.asarray(classes, dtype=np.float64)
         self.parts = [
             RegularizedLoss(
@@ -61,6 +65,7 @@ class OneAgainstRest(Objective):
                 loss,
                 regularization,
                 penalty,
+                each[c],
             )
             for c in range(count)
         ]

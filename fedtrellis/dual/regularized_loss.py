@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 
 from fedtrellis.dual.interior_point import interior_point
 from fedtrellis.dual.penalty import Penalty
+from fedtrellis.dual.weights import check_weights, normalised, weight_totals
 from fedtrellis.extras import need
 from fedtrellis.objectives.base import Objective
 from fedtrellis.objectives.checks import (
@@ -22,6 +23,7 @@ from fedtrellis.objectives.checks import (
 )
 from fedtrellis.objectives.losses import Loss, SmoothedHinge
 from fedtrellis.objectives.reference import unconstrained_minimum
+from fedtrellis.objectives.weighted import weighted
 from fedtrellis.wire.arrays import FloatArray
 
 __all__ = ["Optimum", "RegularizedLoss", "central_optimum"]
@@ -54,12 +56,14 @@ class RegularizedLoss(Objective):
     penalty : Penalty, optional
         g in the place of ½‖w‖²: P(w) = λ g(w) + …, and g* in D. There is no central
         solver for another one.
+    weights : array_like of shape (N,), optional
+        s_i from 0 on: the losses' mean is (1/S) Σ s_i l_i, S = Σ s_i.
 
     Raises
     ------
     ValueError
-        Shapes disagree, an entry is not finite, a label does not suit the loss or λ is
-        not above 0.
+        Shapes disagree, an entry is not finite, a label does not suit the loss, a
+        weight is negative or all are 0, or λ is not above 0.
 
     Notes
     -----
@@ -73,6 +77,7 @@ class RegularizedLoss(Objective):
         loss: Loss,
         regularization: float,
         penalty: Penalty | None = None,
+        weights: ArrayLike | None = None,
     ) -> None:
         self.penalty = penalty or Penalty()
         self.features = check_examples("features", features)
@@ -81,6 +86,11 @@ class RegularizedLoss(Objective):
         self.labels: FloatArray = check_targets("labels", labels, self.num_examples)
         loss.check_labels(self.labels)
         self.loss = loss
+        #: N s_i/S, or None: what l_i counts.
+        self.weights: FloatArray | None = None
+        if weights is not None:
+            self.weights = _of_mean_one(np.asarray(weights, float), self.labels)
+        self.weighted = weighted(loss, self.weights)
         self.regularization = check_number(
             "regularization", regularization, positive=True
         )
@@ -107,7 +117,7 @@ class RegularizedLoss(Objective):
         With a free column as if v_m were 0.
         """
         v = self.primal_of(alpha)
-        conjugates = self.loss.conjugate(np.asarray(alpha, np.float64), self.labels)
+        conjugates = self.weighted.conjugate(np.asarray(alpha, float), self.labels)
         g = self.penalty.conjugate(v)
         return -self.regularization * g - float(conjugates.mean())
 
@@ -122,7 +132,7 @@ class RegularizedLoss(Objective):
 
         A score of 0 counts as −1. Of other labels ``{"explained": ...}``, which part of
         the loss of the best constant score is gone: R² of the squared loss, D² of the
-        Poisson loss.
+        Poisson loss. Samples count alike there, whatever their weights.
         """
         if not (np.abs(self.labels) == 1.0).all():
             constant = self.loss.constant_score(self.labels)
@@ -134,15 +144,26 @@ class RegularizedLoss(Objective):
         return {"accuracy": float(np.mean(predicted == (self.labels > 0.0)))}
 
     def _value(self, w: FloatArray, scores: FloatArray) -> float:
-        losses = self.loss.value(scores, self.labels)
+        losses = self.weighted.value(scores, self.labels)
         return self.regularization * self.penalty.value(w) + float(losses.mean())
 
     def _gradient(self, w: FloatArray, scores: FloatArray) -> FloatArray:
-        slopes = self.loss.slope(scores, self.labels)
+        slopes = self.weighted.slope(scores, self.labels)
         return np.asarray(
             self.regularization * self.penalty.gradient(w)
             + self.features.T @ slopes / self.num_examples
         )
+
+
+def _of_mean_one(weights: FloatArray, labels: FloatArray) -> FloatArray:
+    """N s_i/S of all samples."""
+    N = len(labels)
+    check_weights("weights", weights, N)
+    totals = weight_totals(weights, labels, 1, "")
+    if not totals[0] > 0.0:
+        raise ValueError("weights must not all be 0, nor missing")
+    found: FloatArray = normalised(weights, labels, 1, "", totals, N)[0]
+    return found
 
 
 @dataclass(frozen=True)
@@ -173,7 +194,7 @@ class _Search:
         self.value, self.dual = math.inf, -math.inf
         self.w = np.zeros(problem.shape)
         self.alpha = np.zeros(problem.num_examples)
-        self.try_dual(problem.loss.feasible(self.alpha, problem.labels))
+        self.try_dual(problem.weighted.feasible(self.alpha, problem.labels))
 
     @property
     def gap(self) -> float:
@@ -192,7 +213,7 @@ class _Search:
         """See whether w is better, or the dual point that suits its scores."""
         problem = self.problem
         self._see(w, problem.value(w))
-        alpha = problem.loss.dual_point(problem.scores(w), problem.labels)
+        alpha = problem.weighted.dual_point(problem.scores(w), problem.labels)
         self._see_dual(alpha, problem.dual_value(alpha))
         return self.done
 
@@ -301,7 +322,9 @@ def _by_scikit_learn(problem: RegularizedLoss) -> FloatArray:
     with warnings.catch_warnings():
         # How far it came is measured by the gap.
         warnings.simplefilter("ignore", ConvergenceWarning)
-        model.fit(_with_short_indices(problem.features), problem.labels)
+        model.fit(
+            _with_short_indices(problem.features), problem.labels, problem.weights
+        )
     return np.asarray(model.coef_, dtype=np.float64).ravel()
 
 
@@ -316,35 +339,39 @@ def _with_short_indices(features: Any) -> Any:
 def _finish_hinge(problem: RegularizedLoss, search: _Search) -> None:
     """Solve for the samples near a kink, until those far from one stay there."""
     loss, labels, features = problem.loss, problem.labels, problem.features
+    # α = y s β with β in [0, 1]
+    s = problem.weights if problem.weights is not None else np.ones(len(labels))
+    size = labels * s
     curvature = loss.smoothing if isinstance(loss, SmoothedHinge) else 0.0
     scale = problem.regularization * problem.num_examples
     margins = labels * problem.scores(search.w)
     # β = 1 below the kinks and 0 above them; in between it is open.
-    opened = (margins > 1.0 - curvature - _NEAR) & (margins < 1.0 + _NEAR)
+    opened = (margins > 1.0 - curvature - _NEAR) & (margins < 1.0 + _NEAR) & (s > 0.0)
     for _ in range(_ROUNDS):
         count = int(opened.sum())
         if min(count, problem.shape[0]) > _LARGEST_SYSTEM:
             return
         beta = (margins < 1.0 - 0.5 * curvature).astype(np.float64)
         beta[opened] = 0.0
-        base = np.asarray(features.T @ (labels * beta))
+        base = np.asarray(features.T @ (size * beta))
         part = features[opened]
-        part = part * labels[opened, None]
+        part = part * size[opened, None]
 
         def done(inner: FloatArray) -> bool:
             beta[opened] = np.clip(inner, 0.0, 1.0)  # noqa: B023
-            return search.try_dual(labels * beta)  # noqa: B023
+            return search.try_dual(size * beta)  # noqa: B023
 
         if count:
-            interior_point(part, base, scale, curvature, done)
+            own = s[opened]
+            interior_point(part, base, scale, curvature * own, own, done)
         else:
-            search.try_dual(labels * beta)
+            search.try_dual(size * beta)
         if search.done:
             return
         # those that turn out to be on the other side
-        new = labels * problem.scores(problem.primal_of(labels * beta))
+        new = labels * problem.scores(problem.primal_of(size * beta))
         low, high = 1.0 - curvature, 1.0
-        wrong = (~opened) & np.where(beta == 1.0, new > low, new < high)
+        wrong = (~opened) & (s > 0.0) & np.where(beta == 1.0, new > low, new < high)
         if not wrong.any():
             return
         opened |= wrong

@@ -9,11 +9,21 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import (
+    _check_sample_weight,
+    check_is_fitted,
+    validate_data,
+)
 
 from fedtrellis.objectives.checks import Array, check_examples
 
-from .partitions import Part, Partitions, is_frame, read_partitions
+from .partitions import (
+    Part,
+    Partitions,
+    check_positive,
+    is_frame,
+    read_partitions,
+)
 from .runs import Found
 
 __all__ = ["FederatedModel"]
@@ -37,7 +47,9 @@ class FederatedModel(BaseEstimator):  # type: ignore[misc]
         """Set ``coef_`` and ``intercept_`` and what else there is."""
         raise NotImplementedError
 
-    def fit(self, partitions: Any, y: ArrayLike | None = None) -> Self:
+    def fit(
+        self, partitions: Any, y: ArrayLike | None = None, sample_weight: Any = None
+    ) -> Self:
         """Learn from what the nodes hold.
 
         Parameters
@@ -48,13 +60,18 @@ class FederatedModel(BaseEstimator):  # type: ignore[misc]
             which their indices name; y, or the column, may be missing in some of them.
             With ``y`` an X like scikit-learn's: one node has everything.
         y : array_like of shape (N,), optional
+        sample_weight : sequence, optional
+            What each row counts, from 0 on: with ``y`` an array of shape (N,), else for
+            each partition an array of shape (n_k,), NaN where it has none, or None. A
+            weight of 2 is a row twice.
 
         Raises
         ------
         ValueError
             The partitions do not make one table, or a parameter is not allowed.
         """
-        found = self._read(partitions, y)
+        found = self._read(partitions, y, sample_weight)
+        check_positive(found.weights())
         self._learn(found)
         return self
 
@@ -63,12 +80,12 @@ class FederatedModel(BaseEstimator):  # type: ignore[misc]
         tags.input_tags.sparse = True
         return tags
 
-    def _read(self, partitions: Any, y: ArrayLike | None) -> Partitions:
+    def _read(self, partitions: Any, y: ArrayLike | None, weights: Any) -> Partitions:
         for name in ("feature_names_in_", "n_features_in_"):
             if hasattr(self, name):
                 delattr(self, name)
         if y is None:
-            found = read_partitions(partitions, self.label)
+            found = read_partitions(partitions, self.label, weights=weights)
             self.n_features_in_ = len(found.names)
             if found.named:
                 self.feature_names_in_ = np.array(found.names, dtype=object)
@@ -85,7 +102,12 @@ class FederatedModel(BaseEstimator):  # type: ignore[misc]
         names = tuple(f"x{j}" for j in range(X.shape[1]))
         names = tuple(getattr(self, "feature_names_in_", names))
         ids = tuple(f"0.{i}" for i in range(X.shape[0]))
-        return Partitions((Part(X, names, ids, target),), names, False, False)
+        if weights is not None:
+            weights = _check_sample_weight(
+                weights, X, dtype=np.float64, ensure_non_negative=True
+            )
+        part = Part(X, names, ids, target, weights)
+        return Partitions((part,), names, False, False)
 
     def _rows(self, X: Any) -> Any:
         """Return rows to predict for, (n, p): those of one table, or of frames."""

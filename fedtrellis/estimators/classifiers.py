@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit
 from sklearn.base import ClassifierMixin
+from sklearn.model_selection import StratifiedKFold
+from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 
+from fedtrellis.dual.calibration import Sigmoid
+from fedtrellis.dual.weights import BALANCED
 from fedtrellis.objectives.checks import Array, check_number
 
 from .base import FederatedModel
-from .partitions import Partitions, known
-from .runs import Grids, dual_ascent
+from .partitions import Partitions, check_positive, known
+from .runs import Found, Grids, dual_ascent
 
 __all__ = ["FederatedLogisticRegression", "FederatedSVC"]
+
+
+# Parts of the samples that probabilities are calibrated with.
+_FOLDS = 5
 
 
 class _Classifier(ClassifierMixin, FederatedModel):  # type: ignore[misc]
@@ -30,6 +39,7 @@ class _Classifier(ClassifierMixin, FederatedModel):  # type: ignore[misc]
         *,
         fit_intercept: bool = True,
         standardize: bool = False,
+        class_weight: Mapping[Any, float] | str | None = None,
         tol: float = 1e-10,
         max_iter: int = 1000,
         label: str = "label",
@@ -39,6 +49,7 @@ class _Classifier(ClassifierMixin, FederatedModel):  # type: ignore[misc]
         self.C = C
         self.fit_intercept = fit_intercept
         self.standardize = standardize
+        self.class_weight = class_weight
         self.tol = tol
         self.max_iter = max_iter
         self.label = label
@@ -47,7 +58,9 @@ class _Classifier(ClassifierMixin, FederatedModel):  # type: ignore[misc]
 
     def _learn(self, partitions: Partitions) -> None:
         C = check_number("C", self.C, positive=True)
-        targets = np.array(partitions.targets().tolist())
+        # a class of weight 0 is none
+        targets = partitions.kept(_counting(partitions)).targets()
+        targets = np.array(targets.tolist())
         check_classification_targets(targets)
         self.classes_ = np.unique(targets)
         if len(self.classes_) < 2:
@@ -55,15 +68,29 @@ class _Classifier(ClassifierMixin, FederatedModel):  # type: ignore[misc]
                 f"the targets have one class, {self.classes_[0]!r}; at least 2 are "
                 "needed"
             )
+        units, found = self._fitted(partitions, C)
+        self._check_arrived(found)
+        self.coef_ = np.atleast_2d(found.coef)
+        self.intercept_ = np.atleast_1d(found.intercept)
+        self.n_iter_ = np.array([len(found.history)])
+        self.objective_ = units * found.objective
+        self.gap_ = units * found.gap
+        self.history_ = found.history
+
+    def _fitted(self, partitions: Partitions, C: float) -> tuple[float, Found]:
+        """Return C S and what a run finds, S the sum of all weights."""
         count = len(self.classes_)
-        N = partitions.num_samples
-        found = dual_ascent(
+        numbers = [_numbered(part.target, self.classes_) for part in partitions.parts]
+        rule = self._class_rule()
+        S = C * float((partitions.weights() * self._of_classes(partitions, rule)).sum())
+        return S, dual_ascent(
             partitions,
-            [_numbered(part.target, self.classes_) for part in partitions.parts],
+            numbers,
             loss=self._loss,
             classes=count if count > 2 else 1,
-            # ½‖w‖² + C Σ l = CN ((λ/2)‖w‖² + (1/N) Σ l) with λ = 1/(CN)
-            regularization=1.0 / (C * N),
+            class_weight=rule,
+            # ½‖w‖² + C Σ s l = CS ((λ/2)‖w‖² + (1/S) Σ s l) with λ = 1/(CS)
+            regularization=1.0 / S,
             intercept=self.fit_intercept,
             standardize=self.standardize,
             tolerance=self.tol,
@@ -71,13 +98,40 @@ class _Classifier(ClassifierMixin, FederatedModel):  # type: ignore[misc]
             grids=self.grid,
             verbose=self.verbose,
         )
-        self._check_arrived(found)
-        self.coef_ = np.atleast_2d(found.coef)
-        self.intercept_ = np.atleast_1d(found.intercept)
-        self.n_iter_ = np.array([len(found.history)])
-        self.objective_ = C * N * found.objective
-        self.gap_ = C * N * found.gap
-        self.history_ = found.history
+
+    def _class_rule(self) -> str | dict[float, float] | None:
+        """Classes' weights by their numbers.
+
+        Raises
+        ------
+        ValueError
+            They are none, or of a class that there is not.
+        """
+        rule = self.class_weight
+        if rule is None or rule == BALANCED:
+            return rule
+        if not isinstance(rule, Mapping):
+            raise ValueError(
+                f"class_weight is {rule!r}; it must be 'balanced', or weights by class"
+            )
+        known = self.classes_.tolist()
+        found: dict[float, float] = {}
+        for name, weight in rule.items():
+            if name not in known:
+                raise ValueError(
+                    f"class_weight names class {name!r}, which the targets do not have"
+                )
+            check_number(f"class_weight of {name!r}", weight)
+            k = known.index(name)
+            found[float(k) if len(known) > 2 else 2.0 * k - 1.0] = weight
+        return found
+
+    def _of_classes(self, partitions: Partitions, rule: Any) -> Array:
+        """Return what each sample's class counts; balanced it is 1 on average."""
+        if not isinstance(rule, Mapping):
+            return np.ones(len(partitions.weights()))
+        numbers = _numbered(partitions.sample_targets(), self.classes_)
+        return np.array([rule.get(number, 1.0) for number in numbers.tolist()])
 
     def decision_function(self, X: Any) -> Array:
         """Return x_iᵀw + b: (n,) of two classes, (n, K) of more.
@@ -112,7 +166,14 @@ class _Classifier(ClassifierMixin, FederatedModel):  # type: ignore[misc]
         return float(super().score(X, y, sample_weight))
 
 
-def _numbered(target: NDArray[Any] | None, classes: NDArray[Any]) -> Array | None:
+def _counting(partitions: Partitions) -> set[str]:
+    """Return the samples of a weight above 0."""
+    ids = dict.fromkeys(name for part in partitions.parts for name in part.ids)
+    pairs = zip(ids, partitions.weights(), strict=True)
+    return {name for name, s in pairs if s > 0.0}
+
+
+def _numbered(target: Any, classes: NDArray[Any]) -> Any:
     """Return the classes' numbers, of two classes −1 and +1; NaN where nobody has said.
 
     Of two classes the second is the positive one.
@@ -122,7 +183,9 @@ def _numbered(target: NDArray[Any] | None, classes: NDArray[Any]) -> Array | Non
     there = known(target)
     numbers = np.full(len(target), np.nan)
     # of one kind: a column in which some are missing is of objects
-    numbers[there] = np.searchsorted(classes, np.array(target[there].tolist()))
+    found = np.searchsorted(classes, np.array(target[there].tolist()))
+    # a class of weight 0 may be beyond the last
+    numbers[there] = np.minimum(found, len(classes) - 1)
     return numbers if len(classes) > 2 else 2.0 * numbers - 1.0
 
 
@@ -142,6 +205,10 @@ class FederatedLogisticRegression(_Classifier):
         Whether the penalty is on the weights of standardised columns, as after
         scikit-learn's ``StandardScaler``: for raw columns. coef_ is in the columns' own
         units all the same.
+    class_weight : dict or "balanced", optional
+        What samples of a class count: weights by class, 1 where none is given, or
+        ``"balanced"``, the same sum for both sides. For more than two classes each
+        problem of one against the rest is balanced by itself.
     tol : float, default 1e-10
         Of the certificate: the run stops when the gap is at most tol times the
         objective. Coefficients are then right to about its root.
@@ -204,8 +271,21 @@ class FederatedSVC(_Classifier):
 
     Solves min over w and b of ½‖w‖² + C Σ max(0, 1 − y_i (x_iᵀw + b)), with y_i = ±1:
     for two classes scikit-learn's ``SVC(kernel="linear", C=C)``; for more one class
-    against the rest, ``OneVsRestClassifier(SVC(kernel="linear", C=C))``. Parameters and
-    attributes are those of :class:`FederatedLogisticRegression`.
+    against the rest, ``OneVsRestClassifier(SVC(kernel="linear", C=C))``. Other
+    parameters and attributes are those of :class:`FederatedLogisticRegression`.
+
+    Parameters
+    ----------
+    probability : bool, default False
+        Whether there is ``predict_proba``: Platt's sigmoid of the scores, fitted to
+        samples that a model of the others scores, in five parts. That takes five more
+        runs. It is ``CalibratedClassifierCV(method="sigmoid", ensemble=False,
+        cv=StratifiedKFold(5, shuffle=True, random_state=0))``.
+
+    Attributes
+    ----------
+    sigmoid_ : Sigmoid
+        With ``probability``: the slopes and offsets.
 
     Examples
     --------
@@ -220,3 +300,71 @@ class FederatedSVC(_Classifier):
     """
 
     _loss = "hinge"
+
+    def __init__(
+        self,
+        C: float = 1.0,
+        *,
+        fit_intercept: bool = True,
+        standardize: bool = False,
+        class_weight: Mapping[Any, float] | str | None = None,
+        probability: bool = False,
+        tol: float = 1e-10,
+        max_iter: int = 1000,
+        label: str = "label",
+        grid: Grids = None,
+        verbose: bool = False,
+    ) -> None:
+        super().__init__(
+            C,
+            fit_intercept=fit_intercept,
+            standardize=standardize,
+            class_weight=class_weight,
+            tol=tol,
+            max_iter=max_iter,
+            label=label,
+            grid=grid,
+            verbose=verbose,
+        )
+        self.probability = probability
+
+    def _learn(self, partitions: Partitions) -> None:
+        super()._learn(partitions)
+        if self.probability:
+            self.sigmoid_ = self._calibrated(partitions)
+
+    def _calibrated(self, partitions: Partitions) -> Sigmoid:
+        """Return the sigmoid of scores of samples that a model has not seen."""
+        X, targets = partitions.table(partitions.names)
+        y = _numbered(targets, self.classes_)
+        s = partitions.weights()
+        counts = np.unique(y[s > 0.0], return_counts=True)[1]
+        if counts.min() < _FOLDS:
+            raise ValueError(
+                f"probability needs {_FOLDS} samples of each class, and one has "
+                f"{counts.min()}"
+            )
+        C, count = float(self.C), len(self.classes_)
+        scores = np.zeros((len(y), count if count > 2 else 1))
+        names = list(dict.fromkeys(i for part in partitions.parts for i in part.ids))
+        folds = StratifiedKFold(_FOLDS, shuffle=True, random_state=0)
+        for seen, rest in folds.split(X, y):
+            part = partitions.kept({names[i] for i in seen})
+            check_positive(part.weights())
+            _, found = self._fitted(part, C)
+            self._check_arrived(found)
+            scores[rest] = X[rest] @ np.atleast_2d(found.coef).T + found.intercept
+        inside = y[:, None] == (np.arange(count) if count > 2 else np.ones(1))
+        return Sigmoid.of(scores, inside, s if partitions.weighted else None)
+
+    @available_if(lambda self: self.probability)  # type: ignore[untyped-decorator]
+    def predict_proba(self, X: Any) -> Array:
+        """Return each class's probability, (n, K), by Platt's sigmoid.
+
+        Parameters
+        ----------
+        X
+            As :meth:`decision_function` takes it.
+        """
+        found = self.sigmoid_.probabilities(self.decision_function(X))
+        return np.column_stack([1.0 - found, found]) if found.ndim == 1 else found

@@ -46,6 +46,8 @@ class SplitLasso:
     centre, scale : ndarray of shape (p,)
         μ and s > 0.
     factor, l1, l2 : float
+    weights : ndarray of shape (n,), optional
+        What each row's square in the norm is multiplied by; 1 by default.
     """
 
     quadratic = True
@@ -60,7 +62,9 @@ class SplitLasso:
         factor: float,
         l1: float,
         l2: float,
+        weights: Array | None = None,
     ) -> None:
+        self._s = weights
         self._X, self._y, self._centre, self._scale = features, targets, centre, scale
         self._factor, self._l1, self._l2 = factor, l1 / scale, l2
         self.num_examples = len(targets)
@@ -73,18 +77,22 @@ class SplitLasso:
         # (X − 1μᵀ)w
         return np.asarray(self._X @ w - self._centre @ w)
 
+    def _times(self, r: Array) -> Array:
+        return r if self._s is None else self._s * r
+
     def value(self, x: Array) -> float:
         """Return f at a point of shape (2p,)."""
         w = self._weights(x)
         r = self._scores(w) - self._y
         u, v = np.split(x, 2)
-        smooth = 0.5 * self._factor * float(r @ r) + 0.5 * self._l2 * float(w @ w)
+        smooth = self._factor * float(r @ self._times(r)) + self._l2 * float(w @ w)
+        smooth *= 0.5
         return smooth + float(self._l1 @ (u + v))
 
     def gradient(self, x: Array) -> Array:
         """Return ∇f, of shape (2p,)."""
         w = self._weights(x)
-        r = self._scores(w) - self._y
+        r = self._times(self._scores(w) - self._y)
         # with respect to w: factor (X − 1μᵀ)ᵀr + l2 w
         g = self._factor * (self._X.T @ r - self._centre * r.sum()) + self._l2 * w
         g = g / self._scale
@@ -94,4 +102,5 @@ class SplitLasso:
         """Return dᵀ∇²f d, the same at every x."""
         w = self._weights(direction)
         change = self._scores(w)
-        return self._factor * float(change @ change) + self._l2 * float(w @ w)
+        bent = self._factor * float(change @ self._times(change))
+        return bent + self._l2 * float(w @ w)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -10,9 +10,21 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtrellis.dual.weights import LIGHTEST, check_weights
 from fedtrellis.objectives.checks import Array, check_examples
 
-__all__ = ["Part", "Partitions", "is_frame", "known", "read_partitions"]
+__all__ = [
+    "Part",
+    "Partitions",
+    "check_positive",
+    "is_frame",
+    "known",
+    "read_partitions",
+]
+
+
+# What the largest sample weight is at most, as it is encrypted.
+_HEAVIEST = 2.0**17
 
 
 class Part(NamedTuple):
@@ -27,12 +39,15 @@ class Part(NamedTuple):
         Of the rows.
     target : ndarray of shape (n_k,) or None
         As it was given; None, or NaN or None in single places, where there is none.
+    weights : ndarray of shape (n_k,) or None
+        What each row counts, NaN where there is none; None: all alike, or elsewhere.
     """
 
     features: Any
     names: tuple[str, ...]
     ids: tuple[str, ...]
     target: NDArray[Any] | None
+    weights: Array | None = None
 
 
 @dataclass(frozen=True)
@@ -72,6 +87,55 @@ class Partitions:
         """N, every sample counted once."""
         return int(sum(mask.sum() for mask in self.first))
 
+    @property
+    def weighted(self) -> bool:
+        """Whether rows have weights."""
+        return any(part.weights is not None for part in self.parts)
+
+    def weights(self) -> Array:
+        """Return every sample's weight, (N,), in the order of first appearance.
+
+        1 where there are none.
+        """
+        found: dict[str, float] = {}
+        for part in self.parts:
+            for i, name in enumerate(part.ids):
+                own = np.nan if part.weights is None else part.weights[i]
+                if np.isnan(found.get(name, np.nan)):
+                    found[name] = float(own)
+        s = np.array(list(found.values()))
+        return s if self.weighted else np.ones_like(s)
+
+    def weight_scale(self) -> float:
+        """Return a power of 2 that brings weights where they can be encrypted.
+
+        Raises
+        ------
+        ValueError
+            They differ too much for that.
+        """
+        s = self.weights()
+        scale = 2.0 ** np.floor(np.log2(_HEAVIEST / s.max()))
+        if scale * s[s > 0.0].min() < LIGHTEST:
+            raise ValueError(
+                "a sample weight is less than a billionth of the largest; make it 0 or "
+                "larger"
+            )
+        return float(scale)
+
+    def kept(self, ids: Collection[str]) -> Partitions:
+        """Return the same of some samples; a node that has none of them is left out."""
+        parts = []
+        for part in self.parts:
+            rows = np.array([i for i, name in enumerate(part.ids) if name in ids], int)
+            if not len(rows):
+                continue
+            own = part.target, part.weights
+            target, weights = (None if one is None else one[rows] for one in own)
+            names = tuple(part.ids[i] for i in rows)
+            parts.append(Part(part.features[rows], part.names, names, target, weights))
+        return Partitions(tuple(parts), self.names, self.named, self.split)
+
     def table(self, names: Sequence[str]) -> tuple[Array, NDArray[Any]]:
         """Return whole rows, and their targets, in the order of first appearance.
 
@@ -99,7 +163,6 @@ class Partitions:
             for name in part.ids:
                 row.setdefault(name, len(row))
         table = np.zeros((len(row), len(names)))
-        targets = np.full(len(row), None, dtype=object)
         for part in self.parts:
             rows = np.array([row[name] for name in part.ids])
             held = [j for j, name in enumerate(part.names) if name in column]
@@ -108,10 +171,20 @@ class Partitions:
                 values = values.toarray()
             columns = np.array([column[part.names[j]] for j in held])
             table[rows[:, None], columns] = values
+        return table, self.sample_targets()
+
+    def sample_targets(self) -> NDArray[Any]:
+        """Return every sample's target, (N,) objects; None where nobody has one."""
+        row: dict[str, int] = {}
+        for part in self.parts:
+            for name in part.ids:
+                row.setdefault(name, len(row))
+        targets = np.full(len(row), None, dtype=object)
+        for part in self.parts:
             if part.target is not None:
-                there = known(part.target)
+                rows, there = np.array([row[i] for i in part.ids]), known(part.target)
                 targets[rows[there]] = part.target[there]
-        return table, targets
+        return targets
 
     def targets(self) -> NDArray[Any]:
         """Return all targets that there are, of shape (K,) with K at least N."""
@@ -134,7 +207,13 @@ def is_frame(table: Any) -> bool:
     return hasattr(table, "columns") and hasattr(table, "index")
 
 
-def read_partitions(partitions: Any, label: str, *, targets: bool = True) -> Partitions:
+def read_partitions(
+    partitions: Any,
+    label: str,
+    *,
+    targets: bool = True,
+    weights: Sequence[Any] | None = None,
+) -> Partitions:
     """Read a list of what nodes hold.
 
     Parameters
@@ -147,6 +226,8 @@ def read_partitions(partitions: Any, label: str, *, targets: bool = True) -> Par
         The column of the target, in frames that come without a y.
     targets : bool, default True
         Whether every sample has to have one.
+    weights : sequence, optional
+        For each partition what its rows count, or None.
 
     Raises
     ------
@@ -164,6 +245,8 @@ def read_partitions(partitions: Any, label: str, *, targets: bool = True) -> Par
             "None)"
         )
     parts = [_part(number, item, label) for number, item in enumerate(partitions)]
+    if weights is not None:
+        parts = _with_weights(parts, weights)
     named = [is_frame(_table(item)) for item in partitions]
     if any(named) and not all(named):
         raise ValueError(
@@ -213,6 +296,33 @@ def _part(number: int, item: Any, label: str) -> Part:
     return Part(features, names, ids, target)
 
 
+def _with_weights(parts: list[Part], weights: Sequence[Any]) -> list[Part]:
+    if isinstance(weights, np.ndarray) or is_frame(weights):
+        raise ValueError(
+            "sample_weight must be a list with an array, or None, for each partition"
+        )
+    if len(weights) != len(parts):
+        raise ValueError(
+            f"sample_weight has {len(weights)} entries for {len(parts)} partitions"
+        )
+    found = []
+    for number, (part, own) in enumerate(zip(parts, weights, strict=True)):
+        s = None if own is None else np.asarray(own, dtype=np.float64)
+        if s is not None:
+            check_weights(f"the weights of partition {number}", s, len(part.ids), 0.0)
+        found.append(part._replace(weights=s))
+    return found
+
+
+def check_positive(weights: Array) -> None:
+    """Raise ValueError unless every sample has a weight, and some are above 0."""
+    missing = int(np.isnan(weights).sum())
+    if missing:
+        raise ValueError(f"{missing} samples have a weight nowhere, others have one")
+    if not (weights > 0.0).any():
+        raise ValueError("all sample weights are 0; some must be above 0")
+
+
 def _by_rows(parts: list[Part], named: bool, targets: bool) -> Partitions:
     names = parts[0].names
     for number, part in enumerate(parts):
@@ -233,7 +343,7 @@ def _by_rows(parts: list[Part], named: bool, targets: bool) -> Partitions:
         if part.names != names:
             features = features[:, [part.names.index(name) for name in names]]
         ids = tuple(f"{number}.{i}" for i in range(len(part.ids)))
-        parts[number] = Part(features, names, ids, part.target)
+        parts[number] = Part(features, names, ids, part.target, part.weights)
     return Partitions(tuple(parts), names, named, False)
 
 
@@ -244,11 +354,16 @@ def _by_columns(parts: list[Part], need_targets: bool) -> Partitions:
     column = {name: j for j, name in enumerate(names)}
     holders = np.zeros((len(ids), len(names)), dtype=np.uint8)
     targets: dict[str, Any] = {}
+    weights: dict[str, float] = {}
     for number, part in enumerate(parts):
         if len(set(part.ids)) < len(part.ids):
             raise ValueError(f"partition {number} has a sample's index twice")
         rows = [row[name] for name in part.ids]
         holders[np.ix_(rows, [column[name] for name in part.names])] += 1
+        for i, name in enumerate(part.ids if part.weights is not None else ()):
+            own = part.weights[i]  # type: ignore[index]
+            if not np.isnan(own) and weights.setdefault(name, own) != own:
+                raise ValueError(f"sample {name!r} has two weights")
         if part.target is None:
             continue
         there = known(part.target)

@@ -289,7 +289,8 @@ class FederatedRidge(_Regressor):
 
     def _learn(self, partitions: Partitions) -> None:
         alpha = check_number("alpha", self.alpha, positive=True)
-        N = partitions.num_samples
+        # N, or Σ s
+        N = float(partitions.weights().sum())
         targets, centre, s = _scaled_targets(partitions, self.fit_intercept)
         found = dual_ascent(
             partitions,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -127,7 +127,7 @@ class Sums:
     Attributes
     ----------
     count : float
-        N.
+        N, or Σ s.
     mean, square : ndarray of shape (p,)
         Of x_j and x_j².
     target, target_square : float
@@ -156,6 +156,8 @@ def shared_sums(
 ) -> Sums:
     """Add up Σ 1, Σ x, Σ x², Σ y and Σ y² of all nodes, in one round.
 
+    With weights s of the rows Σ s, Σ s x and so on.
+
     FedAvg does it: a gradient step of length 1 on ½‖v − s_i‖² ends at node i's sums s_i
     wherever it begins, and the average of these is the round's model. So the server
     sees every node's s_i in the clear.
@@ -170,8 +172,15 @@ def shared_sums(
     goals = []
     for part, y in zip(parts, targets, strict=True):
         squares = part.features * part.features
-        columns = [np.asarray(m.sum(axis=0)).ravel() for m in (part.features, squares)]
-        goals.append(np.concatenate([[len(y), y.sum(), y @ y], *columns]))
+        both = part.features, squares
+        if part.weights is None:
+            columns = [np.asarray(m.sum(axis=0)).ravel() for m in both]
+            totals = [len(y), y.sum(), y @ y]
+        else:
+            s = part.weights
+            columns = [np.asarray(m.T @ s) for m in both]
+            totals = [s.sum(), s @ y, s @ (y * y)]
+        goals.append(np.concatenate([totals, *columns]))
     strategy = strategies.FedAvgGD(
         local_steps=1,
         step_size=1.0,
@@ -192,8 +201,9 @@ def shared_sums(
         )
     p = len(partitions.names)
     total, mean = float(mean[0]), mean / mean[0]
+    count = total * len(parts)
     return Sums(
-        round(total * len(parts)),
+        count if partitions.weighted else round(count),
         mean[3 : 3 + p],
         mean[3 + p :],
         float(mean[1]),
@@ -217,6 +227,8 @@ def sparse_regression(
     verbose: bool,
 ) -> Found:
     """Minimise (1/2N)‖y − Xw − b‖² + l1 ‖w‖₁ + (l2/2)‖w‖² over w and b, by FedFW.
+
+    With weights of the rows (1/2S) Σ s_i (y − Xw − b)_i², S = Σ s_i.
 
     With w_j = (u_j − v_j)/s_j and u, v ≥ 0 that is a smooth function of u and v, and at
     its minimum l1 Σ (u_j + v_j)/s_j is at most its value at 0, (1/2N)‖y − b‖². So FedFW
@@ -249,6 +261,7 @@ def sparse_regression(
             factor=count / sums.count,
             l1=l1,
             l2=l2,
+            weights=part.weights,
         )
         for part, y in zip(partitions.parts, targets, strict=True)
     ]
@@ -283,6 +296,7 @@ def dual_ascent(
     *,
     loss: str,
     classes: int = 1,
+    class_weight: str | Mapping[float, float] | None = None,
     regularization: float,
     l1_ratio: float = 0.0,
     intercept: bool,
@@ -294,6 +308,7 @@ def dual_ascent(
 ) -> Found:
     """Minimise λ g(w) + (1/N) Σ l(x_iᵀw + b; y_i), by HyFDCA, however it is split.
 
+    With weights of the rows (1/S) Σ s_i l, S = Σ s_i.
     g is ((1 − ρ)/2)‖w‖² + ρ‖w‖₁ of the weights of the columns, or of standardised ones.
 
     Parameters
@@ -303,7 +318,10 @@ def dual_ascent(
     classes : int
         1; or C > 2: targets are then classes from 0, there is such a problem for each
         of them against the rest, and values are sums over these.
+    class_weight : str or mapping, optional
+        What samples of a class count, as :class:`~strategies.HyFDCA` takes it.
     """
+    scale = partitions.weight_scale()
     strategies, clients = _methods()
     held = []
     for part, first in zip(partitions.parts, partitions.first, strict=True):
@@ -320,6 +338,7 @@ def dual_ascent(
     strategy = strategies.HyFDCA(
         loss=loss,
         classes=classes,
+        class_weight=class_weight,
         regularization=regularization,
         l1_ratio=l1_ratio,
         free_feature=_INTERCEPT if intercept else "",
@@ -332,6 +351,7 @@ def dual_ascent(
     def client_fn(context: Context) -> Any:
         number = _number(context)
         features, names = held[number]
+        own = partitions.parts[number].weights
         return clients.HyFDCAClient(
             context,
             features=features,
@@ -339,6 +359,7 @@ def dual_ascent(
             sample_ids=partitions.parts[number].ids,
             labels=targets[number],
             rules=rules,
+            weights=None if own is None else scale * own,
         )
 
     count = len(partitions.parts)

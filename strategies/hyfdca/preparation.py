@@ -39,12 +39,34 @@ MAC_BYTES = 32
 class Labels:
     """A group's labels, how many said them, and ‖x_i‖², as sums of ciphertexts.
 
-    Norms are there only if a step uses them.
+    Norms are there only if a step uses them, weights and how many said them only if
+    samples have some.
     """
 
     sums: Blobs = field(default_factory=list)
     counts: Blobs = field(default_factory=list)
     norms: Blobs = field(default_factory=list)
+    weight_counts: Blobs = field(default_factory=list)
+    weights: Blobs = field(default_factory=list)
+
+    @staticmethod
+    def sent(settings: Mapping[str, Any]) -> list[str]:
+        """Which of them clients send, in their order."""
+        weighted = bool(settings.get("weighted"))
+        return [
+            *("sums", "counts"),
+            *["norms"] * needs_norms(settings),
+            *["weight_counts", "weights"] * weighted,
+        ]
+
+    def entries(self, g: int) -> dict[str, Blobs]:
+        """What a client is given of them, of group g."""
+        names = {"sums": "labels", "weight_counts": "weight-counts"}
+        return {
+            f"{names.get(name, name)}/{g}": blobs
+            for name, blobs in vars(self).items()
+            if blobs
+        }
 
     def state(self) -> dict[str, NDArray[np.uint8]]:
         """All of it as arrays, for a checkpoint."""
@@ -249,7 +271,8 @@ def ask_labels(
     """
     alignment = strategy.alignment
     overlaps = alignment.overlaps()
-    each = 2 + needs_norms(strategy.agreement.settings)
+    sent = Labels.sent(strategy.agreement.settings)
+    each = len(sent)
     shares: dict[int, dict[str, list[Blobs]]] = {}
     tags: dict[str, list[NDArray[np.uint64]]] = {}
 
@@ -276,7 +299,7 @@ def ask_labels(
         strategy.ask_everyone(
             conversation, "train.labels", entries, take, timeout, waiting
         )
-        labels, waiting = _add_labels(conversation, alignment, cipher, shares, each)
+        labels, waiting = _add_labels(conversation, alignment, cipher, shares, sent)
         if not waiting:
             break
     else:
@@ -293,20 +316,20 @@ def _add_labels(
     alignment: Alignment,
     cipher: Cipher,
     shares: Mapping[int, Mapping[str, list[Blobs]]],
-    each: int,
+    sent: Sequence[str],
 ) -> tuple[list[Labels], list[str]]:
     """Each group's sums, and the clients whose ciphertexts arrived spoilt."""
     labels, again = [], set()
     for g, group in enumerate(alignment.groups):
-        sums = []
-        for i in range(each):
+        sums = {}
+        for i, what in enumerate(sent):
             own = {name: shares[g][name][i] for name in group.holders}
             added, spoilt = add_shares(cipher, own)
             for name, why in spoilt.items():
                 conversation.reject(name, why)
             again |= set(spoilt)
-            sums.append(added or [])
-        labels.append(Labels(*sums))
+            sums[what] = added or []
+        labels.append(Labels(**sums))
     return labels, sorted(again)
 
 

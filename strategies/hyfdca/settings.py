@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
+from typing import Literal, get_args
 
 from fedtrellis.dual.penalty import Penalty
+from fedtrellis.dual.weights import class_rule
 from fedtrellis.encryption import load_evaluation
 from fedtrellis.objectives.losses import LOSSES
 from fedtrellis.settings import SettingsError, given, setting
@@ -14,10 +17,14 @@ from ..hybrid import HybridStrategy
 
 __all__ = ["ENCRYPTIONS", "SLOTS", "STEPS", "HyFDCASettings"]
 
-STEPS = ("bundle", "line-search", "practical", "theoretical")
-ENCRYPTIONS = ("stream", "tenseal-bfv", "none")
-EXPOSED = ("refuse", "leave-out", "accept")
-SLOTS = ("all", "chosen")
+Step = Literal["bundle", "line-search", "practical", "theoretical"]
+STEPS: tuple[Step, ...] = get_args(Step)
+Encryption = Literal["stream", "tenseal-bfv", "none"]
+ENCRYPTIONS: tuple[Encryption, ...] = get_args(Encryption)
+Exposed = Literal["refuse", "leave-out", "accept"]
+EXPOSED: tuple[Exposed, ...] = get_args(Exposed)
+Slots = Literal["all", "chosen"]
+SLOTS: tuple[Slots, ...] = get_args(Slots)
 
 
 class HyFDCASettings(HybridStrategy):
@@ -52,7 +59,13 @@ class HyFDCASettings(HybridStrategy):
         "empty: none",
         default="",
     )
-    step: str = setting(
+    class_weight: Mapping[float, float] | str | None = given(
+        "what samples of a class count: 'balanced', or weights by label, 1 where none "
+        "is given; None: all alike",
+        default=None,
+        shown=False,
+    )
+    step: Step = setting(
         "bundle",
         "how proposals become a step",
         note="``bundle``: clients propose u_i(w), −u_i ∈ ∂l_i, and the server mixes "
@@ -63,7 +76,7 @@ class HyFDCASettings(HybridStrategy):
         "encrypted dual updates that the server adds up, and stale values of clients "
         "that are away. With everybody there ``theoretical`` never lowers D if "
         "‖x_i‖ ≤ 1 for all samples; with longer ones it may",
-        choices=STEPS,
+        choices=Step,
         formerly="dual-step",
     )
     local_fraction: float = setting(
@@ -91,11 +104,11 @@ class HyFDCASettings(HybridStrategy):
         "auto: for nodes' own files, and otherwise not",
         formerly="",
     )
-    slots: str = setting(
+    slots: Slots = setting(
         "all",
         "inner products that are encrypted: all samples', which hides how many were "
         "drawn and certifies P, or the drawn ones' only",
-        choices=SLOTS,
+        choices=Slots,
     )
     local_passes: int = setting(
         0,
@@ -118,12 +131,12 @@ class HyFDCASettings(HybridStrategy):
         note="all groups then move together, by complete participation. Without it "
         "every node has to accept that its own sums are exposed",
     )
-    exposed: str = setting(
+    exposed: Exposed = setting(
         "refuse",
         "in a simulation, what its nodes do where sums would give single numbers away: "
         "refuse, leave out a node's rare entries, or accept; real nodes say so "
         "themselves",
-        choices=EXPOSED,
+        choices=Exposed,
         formerly="",
     )
     least: int = setting(
@@ -151,10 +164,10 @@ class HyFDCASettings(HybridStrategy):
         minimum=0.0,
         formerly="gap-tolerance",
     )
-    encryption: str = setting(
+    encryption: Encryption = setting(
         "stream",
         "the cipher: a stream cipher that adds, BFV, or none, for debugging",
-        choices=ENCRYPTIONS,
+        choices=Encryption,
     )
     context: str | Path | bytes | None = setting(
         None,
@@ -195,6 +208,14 @@ class HyFDCASettings(HybridStrategy):
                     f"{name} = {value!r} does not go with step = {step!r}; allowed: "
                     "'bundle'"
                 )
+        self.class_rule = class_rule(self.class_weight, self.classes)
+        if self.class_rule:
+            self.check_weights(f"class_weight = {self.class_weight!r}")
+            if LOSSES[self.loss].labels != "signs":
+                raise SettingsError(
+                    f"class_weight = {self.class_weight!r} does not go with loss = "
+                    f"{self.loss!r}, which is none of two classes"
+                )
         for allowed, what in (
             (self.safe, f"step = {step!r}; allowed: 'bundle', 'line-search'"),
             (
@@ -228,6 +249,18 @@ class HyFDCASettings(HybridStrategy):
         self.given_cipher = None
         if self.context is not None:
             self.given_cipher = load_evaluation(_source(self.context))
+
+    def check_weights(self, what: str) -> None:
+        """Raise SettingsError unless samples may have weights with these settings."""
+        for fits, name, value, allowed in (
+            (self.step == "bundle", "step", self.step, "'bundle'"),
+            (self.local_passes == 0, "local_passes", self.local_passes, "0"),
+        ):
+            if not fits:
+                raise SettingsError(
+                    f"{what}, which does not go with {name} = {value!r}; allowed: "
+                    f"{allowed}"
+                )
 
     @cached_property
     def penalty(self) -> Penalty:

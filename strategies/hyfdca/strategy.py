@@ -144,6 +144,7 @@ class HyFDCA(HyFDCASettings):
         self.cipher: Cipher | None = None
         self._labels: list[Labels] = []
         self._scales: ColumnScales | None = None  # of raw columns
+        self._totals: FloatArray | None = None  # what weights are normalised by
         self._steps: Steps | None = None
         self._best = Certificate(self.classes)
         self._moves = 0
@@ -206,12 +207,22 @@ class HyFDCA(HyFDCASettings):
             ("classes", self.classes, 1),
             ("l1-ratio", self.l1_ratio, 0.0),
             ("free-feature", self.free_feature, ""),
+            ("weighted", self._weighted(), False),
+            ("class-weight", self.class_rule, ""),
         )
         # of its default an agreement says nothing
         settings |= {key: own for key, own, default in optional if own != default}
         if self._alignment is not None:
             settings["num-samples-all"] = self.alignment.num_samples
         return settings
+
+    def _weighted(self) -> bool:
+        """Whether some client's samples have weights."""
+        said = ((name, self.client_properties(name)) for name in self.clients)
+        names = [name for name, own in said if own.get("weighted")]
+        if names:
+            self.check_weights(f"client {', '.join(names)}: samples have weights")
+        return bool(names)
 
     def _declared_answers(self) -> int:
         """How many different questions the run has for a client."""
@@ -267,9 +278,13 @@ class HyFDCA(HyFDCASettings):
         settings = self._pinned_settings()
         self._agreement = Agreement.of(settings, members, self.alignment, new)
         self._confirmations, self._sealed = ask_agreement(self, conversation, timeout)
-        if self.standardize:
-            self._scales = ask_columns(self, conversation, timeout)
+        weighs = "weighted" in settings or "class-weight" in settings
+        if self.standardize and not weighs:
+            self._scales, _ = ask_columns(self, conversation, timeout)
         self._labels = ask_labels(self, conversation, self.cipher, timeout)
+        if weighs:  # with labels known, as weights of classes are of them
+            found = ask_columns(self, conversation, timeout)
+            self._scales, self._totals = found
         self._ask_ready(conversation, timeout)
         for name in self.clients:
             conversation.client(name).ready = True
@@ -401,15 +416,13 @@ class HyFDCA(HyFDCASettings):
             ]
         if self._labels:
             for g in self.alignment.client_groups(client):
-                labels = self._labels[g]
-                entries[f"labels/{g}"] = labels.sums
-                entries[f"counts/{g}"] = labels.counts
-                if labels.norms:
-                    entries[f"norms/{g}"] = labels.norms
+                entries |= self._labels[g].entries(g)
         if self._scales is not None:
             columns = self.alignment.columns[client]
             entries["column-means"] = self._scales.means[columns].tolist()
             entries["column-scales"] = self._scales.scales[columns].tolist()
+        if self._totals is not None:
+            entries["weight-totals"] = self._totals.tolist()
         if self._steps is not None:
             self._steps.restored(client)
         return arrays, entries
@@ -549,6 +562,7 @@ class HyFDCA(HyFDCASettings):
             "agreement": as_array(self.agreement.to_bytes()),
             "moves": np.array(self._moves),
             **_scales_state(self._scales),
+            **({} if self._totals is None else {"weight-totals": self._totals}),
             "uncertified": np.array(self._uncertified),
         }
         arrays |= self._best.state()
@@ -612,6 +626,7 @@ class HyFDCA(HyFDCASettings):
                 int(state["columns/constant"]),
                 float(state["columns/value"]),
             )
+        self._totals = state.get("weight-totals")
         self._labels = [
             Labels.from_state(state, f"labels/{g}/", self.cipher.blocks(group.size))
             for g, group in enumerate(self.alignment.groups)

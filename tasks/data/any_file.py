@@ -39,12 +39,15 @@ class AnyFile(NamedTuple):
         Of the columns; ``feature-1`` and so on where the format has none.
     labels : tuple of str or float
         The classes, ascending: numbers where all of them are; none of a regression.
+    weights : ndarray of shape (d,) or None
+        What each row counts.
     """
 
     features: Any
     targets: NDArray[np.float64]
     names: tuple[str, ...]
     labels: tuple[str | float, ...]
+    weights: NDArray[np.float64] | None = None
 
 
 def is_dense(path: str) -> bool:
@@ -53,7 +56,11 @@ def is_dense(path: str) -> bool:
 
 
 def read_any_file(
-    key: str, path: str, target: Literal["class", "number"], label_column: str
+    key: str,
+    path: str,
+    target: Literal["class", "number"],
+    label_column: str,
+    weight_column: str = "",
 ) -> AnyFile:
     """Read a file, once per process while it stays as it is.
 
@@ -69,6 +76,8 @@ def read_any_file(
         What the labels are.
     label_column : str
         That of the label in a csv file.
+    weight_column : str
+        And that of the rows' weights; empty: there is none.
 
     Raises
     ------
@@ -76,7 +85,7 @@ def read_any_file(
         There is none, or it holds something else; names file, row and column.
     """
     found = data_path(key, path)
-    return _read(found, file_stamp(found), target, label_column)
+    return _read(found, file_stamp(found), target, label_column, weight_column)
 
 
 @lru_cache(maxsize=2)
@@ -85,10 +94,13 @@ def _read(
     stamp: tuple[int, ...],
     target: Literal["class", "number"],
     label_column: str,
+    weight_column: str = "",
 ) -> AnyFile:
     name = path.name.lower()
     read = next((r for end, r in _DENSE.items() if name.endswith(end)), None)
-    schema = Schema(0, target=target, label_column=label_column)
+    schema = Schema(
+        0, target=target, label_column=label_column, weight_column=weight_column
+    )
     table = (read or read_libsvm_table)(path, schema)
     assert table.targets is not None
     width = table.features.shape[1]
@@ -107,7 +119,7 @@ def _read(
             tuple(labels[i] for i in order),
         )
         targets.setflags(write=False)
-    return AnyFile(table.features, targets, names, labels)
+    return AnyFile(table.features, targets, names, labels, table.weights)
 
 
 def _is_text(label: str | float) -> bool:

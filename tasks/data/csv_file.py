@@ -26,6 +26,7 @@ from .table import (
     is_number,
     label_codes,
     to_number,
+    to_weight,
 )
 
 __all__ = ["read_csv"]
@@ -42,6 +43,7 @@ class _Columns(NamedTuple):
     header: list[str]
     features: list[int]
     label: int | None
+    weight: int | None
     id: int | None
     other: list[int]
     order: list[int] | None
@@ -102,7 +104,7 @@ def _read(path: Path, schema: Schema, lines: _Lines) -> NodeTable:
     columns = _columns(path, _next(path, reader, 0) or [], schema)
     codes = label_codes(schema)
     width, other = len(columns.header), columns.other
-    values, targets = array("d"), array("d")
+    values, targets, weights = array("d"), array("d"), array("d")
     ids: dict[str, int] = {}
     blank = row = 0
     lines.odd = False
@@ -124,6 +126,11 @@ def _read(path: Path, schema: Schema, lines: _Lines) -> NodeTable:
             if isinstance(target, str):
                 fault(path, target, row, columns.header[columns.label])
             targets.append(target)
+        if columns.weight is not None:
+            weight = to_weight(fields[columns.weight], schema)
+            if isinstance(weight, str):
+                fault(path, weight, row, columns.header[columns.weight])
+            weights.append(weight)
         if columns.id is not None:
             _take_id(path, fields[columns.id], row, ids)
         for index in other:
@@ -161,6 +168,7 @@ def _read(path: Path, schema: Schema, lines: _Lines) -> NodeTable:
         tuple(ids),
         schema,
         codes,
+        None if columns.weight is None else np.frombuffer(weights, dtype=np.float64),
     )
 
 
@@ -201,7 +209,10 @@ def _columns(path: Path, header: list[str], schema: Schema) -> _Columns:
         fault(path, f"the first line has no column {_ID!r}, which names the samples")
     if label is None and schema.target != "none" and not schema.split:
         fault(path, f"the first line has no column {schema.label_column!r}")
-    other = [index for index in (label, identity) if index is not None]
+    weight = known.get(schema.weight_column) if schema.weight_column else None
+    if schema.weight_column and weight is None and not schema.split:
+        fault(path, f"the first line has no column {schema.weight_column!r}")
+    other = [index for index in (label, weight, identity) if index is not None]
     features = [index for index in range(len(header)) if index not in other]
     if not schema.names:
         _check_number(path, [header[i] for i in features], schema, bool(other))
@@ -226,7 +237,7 @@ def _columns(path: Path, header: list[str], schema: Schema) -> _Columns:
     if schema.target == "none":
         label = None
     return _Columns(
-        header, features, label, identity, sorted(other, reverse=True), order
+        header, features, label, weight, identity, sorted(other, reverse=True), order
     )
 
 

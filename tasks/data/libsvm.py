@@ -107,6 +107,8 @@ def read_libsvm_table(path: Path, schema: Schema) -> NodeTable:
         fault(
             path, f"LIBSVM's format has no {what}, which the run needs; use csv or npz"
         )
+    if schema.weight_column:
+        fault(path, "LIBSVM's format has no samples' weights; use csv or npz")
     codes = label_codes(schema)
     allowed = codes if schema.labels else None
     matrix, targets = read_libsvm(path, schema.features or None, allowed)

@@ -45,6 +45,8 @@ class NodeDataTask(Task):
 
     not_on_nodes: ClassVar[tuple[str, ...]] = ()
     not_of_file: ClassVar[tuple[str, ...]] = ()
+    #: Whether samples may have weights.
+    weighs: ClassVar[bool] = False
 
     @classmethod
     def from_config(
@@ -66,8 +68,9 @@ class NodeDataTask(Task):
 
     @property
     def of_file(self) -> tuple[str, ...]:
-        """Which column of a csv file has the label."""
-        return ("label_column",) if self.on_file else ()
+        """Which column of a csv file has the label, and which the weights."""
+        columns = ("label_column", *["weight_column"] * self.weighs)
+        return columns if self.on_file else ()
 
     @property
     def node_examples(self) -> int:
@@ -98,6 +101,11 @@ class NodeDataTask(Task):
         ------
         SettingsError
         """
+        if self.nodes.weight_column and not self.weighs:
+            raise SettingsError(
+                f"data.weight-column = {self.nodes.weight_column!r} is not for task "
+                f"{self.name!r}, whose examples all count alike; allowed: empty"
+            )
         why = "every node's file is taken as it is"
         self._refuse(self.not_on_nodes, NODES, why)
         self.node_schema()

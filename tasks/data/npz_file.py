@@ -15,7 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .settings import Schema
-from .table import LabelCodes, NodeTable, check_width, fault, label_codes
+from .table import (
+    LabelCodes,
+    NodeTable,
+    check_width,
+    fault,
+    label_codes,
+    to_weight,
+)
 
 __all__ = ["read_npz"]
 
@@ -56,8 +63,9 @@ def read_npz(path: Path, schema: Schema) -> NodeTable:
     """Read an archive of NumPy's.
 
     ``features`` of shape (d_i, p_i); ``labels`` of shape (d_i,), numbers or texts;
-    where samples are split ``ids`` of shape (d_i,), texts or whole numbers; ``names``
-    of the features, which may be left out where they go by their number.
+    ``weights`` of shape (d_i,), if samples have some; where samples are split ``ids``
+    of shape (d_i,), texts or whole numbers; ``names`` of the features, which may be
+    left out where they go by their number.
 
     Raises
     ------
@@ -84,6 +92,7 @@ def read_npz(path: Path, schema: Schema) -> NodeTable:
     targets, codes = None, label_codes(schema)
     if schema.target != "none":
         targets = _npz_targets(path, arrays.get("labels"), len(features), schema, codes)
+    weights = _npz_weights(path, arrays.get("weights"), len(features), schema)
     ids: tuple[str, ...] = ()
     if schema.split:
         ids = _texts(path, arrays.get("ids"), "ids", len(features))
@@ -93,14 +102,14 @@ def read_npz(path: Path, schema: Schema) -> NodeTable:
         for row, name in enumerate(ids, start=1):
             if seen.setdefault(name, row) != row:
                 fault(path, f"is the id of row {seen[name]}, too", row, "ids")
-    return NodeTable.of(features, targets, names, ids, schema, codes)
+    return NodeTable.of(features, targets, names, ids, schema, codes, weights)
 
 
 def _arrays(path: Path) -> dict[str, NDArray[Any]]:
     """Return the arrays of an archive; none with Python objects is read."""
     try:
         with np.load(path, allow_pickle=False) as archive:
-            wanted = ("features", "labels", "ids", "names")
+            wanted = ("features", "labels", "ids", "names", "weights")
             return {name: archive[name] for name in wanted if name in archive.files}
     except (
         ValueError,
@@ -128,6 +137,25 @@ def _texts(
         if not text or not text.isprintable():
             fault(path, "is empty or no text", row, what)
     return texts
+
+
+def _npz_weights(
+    path: Path, array: NDArray[Any] | None, count: int, schema: Schema
+) -> NDArray[np.float64] | None:
+    if not schema.weight_column:
+        return None
+    if array is None:
+        if schema.split:
+            return None
+        fault(path, "must have an array 'weights', as data.weight-column is set")
+    if array.shape != (count,) or array.dtype.kind not in "biuf":
+        fault(path, f"the array 'weights' must have {count} numbers")
+    weights = array.astype(np.float64)
+    for row, value in enumerate(weights.tolist(), start=1):
+        found = to_weight("" if math.isnan(value) else repr(value), schema)
+        if isinstance(found, str):
+            fault(path, found, row, "weights")
+    return weights
 
 
 def _npz_targets(

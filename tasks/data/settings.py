@@ -39,6 +39,12 @@ class DataSettings:
         "for hybrid tasks -1, 1",
     )
     label_column: str = setting("label", "the csv column with the label or the target")
+    weight_column: str = setting(
+        "",
+        "the csv column with what each sample counts, in hybrid tasks; of npz files "
+        "the array weights; empty: all alike",
+        formerly="",
+    )
     examples: int = setting(
         0,
         "examples of all nodes together, to count every example the same; "
@@ -56,7 +62,7 @@ class DataSettings:
             or fewer than ``features`` says.
         """
         names = _listed("data.feature-names", self.feature_names)
-        for reserved in (self.label_column, "id"):
+        for reserved in (self.label_column, self.weight_column, "id"):
             if reserved in names:
                 raise SettingsError(
                     f"data.feature-names has {reserved!r}, which is the name of "
@@ -148,6 +154,8 @@ class Schema:
     split : bool
         Whether the nodes have some of the features and some of the samples: then
         examples have ids, and the label may be missing.
+    weight_column : str
+        What each sample counts; empty: all alike.
     """
 
     features: int
@@ -156,3 +164,4 @@ class Schema:
     labels: tuple[str, ...] = ()
     label_column: str = "label"
     split: bool = False
+    weight_column: str = ""

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtrellis.dual.weights import LIGHTEST
+
 from ..base import DataFileError
 from .settings import Schema
 
@@ -23,6 +25,7 @@ __all__ = [
     "is_number",
     "label_codes",
     "to_number",
+    "to_weight",
 ]
 
 
@@ -41,6 +44,8 @@ class NodeTable(NamedTuple):
         The samples', where they are split; else none.
     labels : tuple of str or float
         The classes' labels by their numbers, where the schema lists none.
+    weights : ndarray of shape (d_i,) or None
+        What each sample counts, NaN where the file does not say; None: all alike.
     """
 
     features: Any
@@ -48,6 +53,7 @@ class NodeTable(NamedTuple):
     names: tuple[str, ...]
     ids: tuple[str, ...]
     labels: tuple[str | float, ...] = ()
+    weights: NDArray[np.float64] | None = None
 
     @classmethod
     def of(
@@ -58,15 +64,18 @@ class NodeTable(NamedTuple):
         ids: tuple[str, ...],
         schema: Schema,
         codes: LabelCodes | None = None,
+        weights: NDArray[np.float64] | None = None,
     ) -> NodeTable:
         """Make one, read-only; a split sample's labels are dropped if none is known."""
         found = () if codes is None or schema.labels else tuple(codes)
         if schema.split and targets is not None and np.isnan(targets).all():
             targets = None
-        for part in (features, targets):
+        if schema.split and weights is not None and np.isnan(weights).all():
+            weights = None
+        for part in (features, targets, weights):
             if isinstance(part, np.ndarray):
                 part.setflags(write=False)
-        return cls(features, targets, names, ids, found)
+        return cls(features, targets, names, ids, found, weights)
 
     def columns_digest(self) -> str:
         """Return what tells whether two nodes' columns are the same, in one order."""
@@ -117,6 +126,15 @@ def fault(
     if column is not None:
         where += f", column {column[:60]!r}"
     raise DataFileError(f"{where}: {kind}")
+
+
+def to_weight(text: str, schema: Schema) -> float | str:
+    """Return a sample's weight, or what is wrong with it."""
+    if not text.strip():
+        return math.nan if schema.split else "is empty"
+    value = to_number(text)
+    good = value == 0.0 or (value >= LIGHTEST and math.isfinite(value))
+    return value if good else f"must be 0 or a finite number from {LIGHTEST:g} on"
 
 
 def check_width(path: Path, width: int, schema: Schema) -> None:

@@ -91,6 +91,8 @@ class Rows(NamedTuple):
         of rows, else 0.
     test : int
         How many rows, the last ones, are test data by nature.
+    weights : ndarray of shape (d,) or None
+        What each row counts.
     """
 
     features: Any
@@ -98,6 +100,7 @@ class Rows(NamedTuple):
     names: tuple[str, ...]
     side: int = 0
     test: int = 0
+    weights: FloatArray | None = None
 
 
 def load_rows(
@@ -106,6 +109,7 @@ def load_rows(
     key: str,
     target: Literal["class", "number"] = "class",
     label_column: str = "label",
+    weight_column: str = "",
 ) -> Rows:
     """Load a data set.
 
@@ -120,6 +124,8 @@ def load_rows(
         The setting that holds the path, for messages.
     target, label_column : str
         What the labels of ``file`` are, and where they are in a csv file.
+    weight_column : str
+        And where the rows' weights are; empty: there are none.
 
     Returns
     -------
@@ -139,12 +145,12 @@ def load_rows(
             "folder with it"
         )
     if dataset == FILE:
-        data = read_any_file(key, path, target, label_column)
+        data = read_any_file(key, path, target, label_column, weight_column)
         # labels that are numbers are classes of these numbers
         values = [x if isinstance(x, float) else i for i, x in enumerate(data.labels)]
         classes = np.array(values, dtype=np.float64)
         known = classes[data.targets.astype(np.intp)] if values else data.targets
-        return Rows(data.features, known, data.names)
+        return Rows(data.features, known, data.names, weights=data.weights)
     return _LOADERS[dataset](path, key)
 
 

@@ -43,6 +43,8 @@ class Samples(NamedTuple):
     names : tuple of str
     side, num_rows : int
         Of the data set: see ``Rows.side``, and how many rows it has.
+    weights : ndarray of shape (d,) or None
+        What each sample counts in training.
     """
 
     features: Any
@@ -52,6 +54,7 @@ class Samples(NamedTuple):
     names: tuple[str, ...]
     side: int
     num_rows: int
+    weights: FloatArray | None = None
 
 
 def _split(task: HybridTask, labels: FloatArray, test: int) -> tuple[Indices, Indices]:
@@ -113,9 +116,9 @@ def load_samples(task: HybridTask) -> Samples:
     SettingsError, FileNotFoundError
         A setting or a file that will not do, in one line.
     """
-    column = task.nodes.label_column
+    columns = task.nodes.label_column, task.nodes.weight_column
     path_key = f"{task.name}.path"
-    table = load_rows(task.dataset, task.path, path_key, task.target, column)
+    table = load_rows(task.dataset, task.path, path_key, task.target, *columns)
     key = f"{task.name}.positive-class"
     if task.target == "number":
         labels = table.classes
@@ -133,7 +136,14 @@ def load_samples(task: HybridTask) -> Samples:
         features.sort_indices()
     names = (*table.names, "bias") if task.bias > 0.0 else table.names
     return Samples(
-        features, labels[rows], len(train), rows, names, table.side, len(labels)
+        features,
+        labels[rows],
+        len(train),
+        rows,
+        names,
+        table.side,
+        len(labels),
+        None if table.weights is None else table.weights[rows],
     )
 
 

@@ -49,12 +49,15 @@ class ClientData(NamedTuple):
     labels : ndarray of shape (n_k,) or None
         −1 and +1, NaN for a sample whose label another client has; None: this client
         has no labels.
+    weights : ndarray of shape (n_k,) or None
+        What each sample counts, NaN as for labels.
     """
 
     features: Any
     feature_names: tuple[str, ...]
     sample_ids: tuple[str, ...]
     labels: FloatArray | None
+    weights: FloatArray | None = None
 
 
 # More tasks than one are alive in a process only in tests and sweeps.
@@ -177,12 +180,17 @@ def client_data(task: HybridTask, client: int, test: bool) -> ClientData:
         features = selected_entries(_as_csr(task), rows, share.columns, share.entries)
     labels = np.where(labelled[own], data.labels[rows], np.nan)
     labels.setflags(write=False)
+    weights = None
+    if data.weights is not None and labelled.any():
+        weights = np.where(labelled[own], data.weights[rows], np.nan)
+        weights.setflags(write=False)
     return ClientData(
         features,
         tuple(data.names[column] for column in share.columns),
         tuple(str(row) for row in data.rows[rows]),
         # whether it has any does not depend on which samples are asked for
         labels if labelled.any() else None,
+        weights,
     )
 
 

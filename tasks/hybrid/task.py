@@ -17,6 +17,7 @@ import numpy as np
 from fedtrellis.dual.one_against_rest import OneAgainstRest
 from fedtrellis.dual.penalty import Penalty
 from fedtrellis.dual.regularized_loss import Optimum, RegularizedLoss, central_optimum
+from fedtrellis.dual.weights import ClassRule, normalised, weight_totals
 from fedtrellis.objectives import Objective
 from fedtrellis.objectives.losses import Loss
 from fedtrellis.settings import SettingsError, setting
@@ -78,6 +79,8 @@ class HybridTask(NodeDataTask):
     """
 
     split_data: ClassVar[bool] = True
+    weighs: ClassVar[bool] = True
+    required_options: ClassVar[tuple[str, ...]] = ("weights",)
     suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "hyfdca": {"standardize": _RAW}
     }
@@ -197,6 +200,7 @@ class HybridTask(NodeDataTask):
             self._class_labels() if classes else (),
             self.nodes.label_column,
             split=True,
+            weight_column=self.nodes.weight_column,
         )
 
     def _class_labels(self) -> tuple[str, ...]:
@@ -217,7 +221,7 @@ class HybridTask(NodeDataTask):
         labels = table.targets
         if labels is not None and self.target == "class" and not self.every_class:
             labels = 2.0 * labels - 1.0
-        return ClientData(table.features, table.names, table.ids, labels)
+        return ClientData(table.features, table.names, table.ids, labels, table.weights)
 
     def num_examples(self) -> int:  # noqa: D102
         self._need_central_data()
@@ -274,7 +278,12 @@ class HybridTask(NodeDataTask):
             # dealt entry by entry, a column without any belongs to nobody
             "allow_unheld": self.partition == "entries" and not self.on_nodes,
             **({"classes": self.num_classes()} if self.every_class else {}),
+            **({"weights": True} if self.nodes.weight_column else {}),
         }
+
+    def option_key(self, name: str) -> str:
+        """Return the key of an option; that of samples' weights is the nodes'."""
+        return "data.weight-column" if name == "weights" else super().option_key(name)
 
     def client_parts(self, client: int) -> dict[str, Any]:
         """Return the fields of :class:`ClientData`, and ``new_samples`` to be scored.
@@ -310,6 +319,10 @@ class HybridTask(NodeDataTask):
     def make_penalty(self) -> Penalty:
         """Return g, by default ½‖w‖²."""
         return Penalty()
+
+    def class_rule(self) -> ClassRule:
+        """Return what classes' samples count; empty: all alike."""
+        return ""
 
     def certified_optimum(self) -> Optimum | None:
         """Return :meth:`optimum`; None for a penalty that has no central solver."""
@@ -350,6 +363,8 @@ class HybridTask(NodeDataTask):
 def _parts(data: ClientData, new: ClientData | None) -> dict[str, Any]:
     if new is not None and not new.sample_ids:
         new = None
+    if new is not None:
+        new = new._replace(weights=None)  # all new samples count alike
     return {**data._asdict(), "new_samples": new}
 
 
@@ -358,17 +373,26 @@ def _parts(data: ClientData, new: ClientData | None) -> dict[str, Any]:
 def _objective(task: HybridTask) -> RegularizedLoss | OneAgainstRest:
     data = samples_of(task)
     features, labels = data.features[: data.num_train], data.labels[: data.num_train]
-    return _of(task, features, labels)
+    s, rule = data.weights, task.class_rule()
+    if s is None and not rule:
+        return _of(task, features, labels)
+    N, C = data.num_train, task.num_classes()
+    s = np.ones(N) if s is None else s[:N]
+    totals = weight_totals(s, labels, C, rule)
+    weights = normalised(s, labels, C, rule, totals, N)
+    return _of(task, features, labels, weights)
 
 
 def _of(
-    task: HybridTask, features: Any, labels: Any
+    task: HybridTask, features: Any, labels: Any, weights: Any = None
 ) -> RegularizedLoss | OneAgainstRest:
     loss, λ = task.make_loss(), task.regularization
     penalty = task.make_penalty()
     if task.every_class:
-        return OneAgainstRest(features, labels, task.num_classes(), loss, λ, penalty)
-    return RegularizedLoss(features, labels, loss, λ, penalty)
+        count = task.num_classes()
+        return OneAgainstRest(features, labels, count, loss, λ, penalty, weights)
+    own = None if weights is None else weights[0]
+    return RegularizedLoss(features, labels, loss, λ, penalty, own)
 
 
 @lru_cache(maxsize=2)

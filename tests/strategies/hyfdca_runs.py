@@ -51,7 +51,9 @@ class Split:
         labelled: Callable[[int], Array] | None = None,
         smoothing: float = 1.0,
         least: int = LEAST,
+        weights: Array | None = None,
     ) -> None:
+        self.weights = weights
         self.X, self.y, self.parts = _without_rare(X, parts, least), y, list(parts)
         self.loss, self.regularization = loss, regularization
         self.smoothing = smoothing
@@ -60,7 +62,7 @@ class Split:
         self.ids = [f"patient-{i:06d}" for i in range(self.n)]
         self.labelled = labelled
         self.problem = RegularizedLoss(
-            self.X, y, make_loss(loss, smoothing), regularization
+            self.X, y, make_loss(loss, smoothing), regularization, weights=weights
         )
         self._optimum: float | None = None
 
@@ -95,6 +97,8 @@ class Split:
         labels: Array | None = self.y[rows]
         if self.labelled is not None:
             labels = self.labelled(k)
+        if self.weights is not None:
+            options = {"weights": self.weights[rows], **options}
         return HyFDCAClient(
             context,
             X,

@@ -75,6 +75,26 @@ def test_no_combination_of_classes_is_a_row(monkeypatch: pytest.MonkeyPatch) -> 
         assert not len(rows_in_differences(some, X, 4, 1e-11))
 
 
+def test_weighted_classes_give_no_row_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two classes of one sample each, balanced, on nodes that accept it.
+
+    A node refuses that by itself: the first sums are nearly such a row, half of whose
+    weight is that sample's. Exactly they are none.
+    """
+    options = {"class_weight": "balanced"}
+    with pytest.raises(SettingsError, match="class 2, which 1 of all samples have"):
+        what_the_server_sees(monkeypatch, 1, **options)
+    run, sums, weights = what_the_server_sees(
+        monkeypatch, 30, exposed="accept", **options
+    )
+    row = run.split.X[30]
+    closeness = abs(row @ sums[0, 2]) / np.linalg.norm(row) / np.linalg.norm(sums[0, 2])
+    assert closeness > 0.9  # as the page on security says
+    steps = (sums - weights).reshape(-1, P)
+    every = np.vstack([sums.reshape(-1, P), weights.reshape(-1, P), steps])
+    assert not len(rows_in_differences(every, run.split.X, 2, 1e-9))
+
+
 def test_one_mixing_for_all_classes_would_give_rare_classes_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -136,8 +136,12 @@ OPEN = {"secure_sum": False, "exposed": "accept"}
         {"loss": "logistic", **OPEN},
         {"loss": "logistic", **OPEN, "step": "practical"},
         {"loss": "squared", **OPEN, "kind": "horizontal", "local_passes": 1},
+        {"loss": "logistic", "weighted": True, "class_weight": "balanced"},
     ],
-    ids=["default", "bfv", "horizontal", "chosen", "open", "practical", "passes"],
+    ids=[
+        *("default", "bfv", "horizontal", "chosen", "open", "practical", "passes"),
+        "weights",
+    ],
 )
 def test_no_secret_is_among_the_bytes_that_the_server_receives(
     options: dict[str, Any],
@@ -146,6 +150,8 @@ def test_no_secret_is_among_the_bytes_that_the_server_receives(
     loss = options.pop("loss")
     kind = options.pop("kind", "hybrid")
     split, notes = small(loss, kind, n=48), Notes()
+    if options.pop("weighted", False):
+        split.weights = np.random.default_rng(5).uniform(0.5, 2.0, split.n)
     run, grid = _recorded(split, 8, each=notes, backup_every=2, **options)
     received = b"".join(grid.received)
     assert len(grid.answers) > 2 * split.num_clients
@@ -186,6 +192,13 @@ def test_no_secret_is_among_the_bytes_that_the_server_receives(
     if loss == "squared":
         assert _is_in(split.y, every) == 0
     assert _is_in(split.X.ravel(), every) == 0
+    if split.weights is not None:
+        # weights of single samples, nor their sum on one client
+        sums = [split.weights[rows].sum() for rows, _ in split.parts]
+        for own in (split.weights, np.array(sums)):
+            assert _is_in(own, every) == 0
+        for rows in orders:
+            assert not _single(received, split.weights[rows])
     assert run.strategy.cipher is not None
 
 
@@ -264,7 +277,7 @@ def test_the_server_has_no_secret_key() -> None:
 
 @pytest.mark.parametrize("backend", ["none", "tenseal-bfv"])
 def test_a_server_that_is_given_a_secret_key_does_not_start(
-    backend: str, tmp_path: Path
+    backend: Any, tmp_path: Path
 ) -> None:
     if backend != "none":
         pytest.importorskip("tenseal")

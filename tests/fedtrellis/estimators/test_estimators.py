@@ -11,9 +11,11 @@ import pandas as pd
 import pytest
 from numpy.typing import NDArray
 from scipy import sparse
+from sklearn.calibration import CalibratedClassifierCV
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import ElasticNet, Lasso, LogisticRegression, Ridge
+from sklearn.model_selection import StratifiedKFold
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -166,13 +168,13 @@ def test_ridge(how: str, intercept: bool) -> None:
     table = table[[*features, "target"]].rename(columns={"target": "label"})
     X, y = table[features], table["label"]
     expected = Ridge(alpha=3.0, fit_intercept=intercept).fit(X, y)
-    # 1e-13 is where rounding begins
-    model = FederatedRidge(alpha=3.0, fit_intercept=intercept, tol=1e-13)
+    # a gap of ε lets w be off by √ε: 1e-14 is where rounding begins
+    model = FederatedRidge(alpha=3.0, fit_intercept=intercept, tol=2e-14)
     nodes = split(table, how)
     model.fit(nodes)
     order = [list(model.feature_names_in_).index(name) for name in X.columns]
     largest = np.abs(expected.coef_).max()
-    assert model.coef_[order] == pytest.approx(expected.coef_, abs=2e-6 * largest)
+    assert model.coef_[order] == pytest.approx(expected.coef_, abs=1e-6 * largest)
     assert model.intercept_ == pytest.approx(expected.intercept_, abs=1e-6 * y.max())
     assert model.score(nodes) == pytest.approx(expected.score(X, y), abs=1e-7)
     residual = ((y - expected.predict(X)) ** 2).sum()
@@ -187,16 +189,19 @@ def test_an_elastic_net_of_columns() -> None:
     table = table[[*features, "target"]].rename(columns={"target": "label"})
     X, y = table[features], table["label"]
     expected = ElasticNet(5.0, l1_ratio=0.9, tol=1e-13, max_iter=10**6).fit(X, y)
-    model = FederatedElasticNet(5.0, l1_ratio=0.9, tol=5e-12)
-    model.fit(split(table, "both"))
+    # fixed point lets P − D be known to some 1e-12, which some runs do not come below:
+    # the coefficients get there all the same
+    model = FederatedElasticNet(5.0, l1_ratio=0.9, tol=1e-12, max_iter=150)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        model.fit(split(table, "both"))
     order = [list(model.feature_names_in_).index(name) for name in X.columns]
     largest = np.abs(expected.coef_).max()
-    # fixed point lets P − D be known to some 1e-12: 1.5e-6 was the worst seen
-    assert model.coef_[order] == pytest.approx(expected.coef_, abs=4e-6 * largest)
+    assert model.coef_[order] == pytest.approx(expected.coef_, abs=1e-6 * largest)
     zeros = expected.coef_ == 0.0
     assert zeros.any()
     assert (model.coef_[order][zeros] == 0.0).all()
-    assert model.intercept_ == pytest.approx(expected.intercept_, abs=4e-6 * y.max())
+    assert model.intercept_ == pytest.approx(expected.intercept_, abs=1e-6 * y.max())
 
 
 @pytest.mark.parametrize("how", ["rows", "columns", "both"])
@@ -206,16 +211,16 @@ def test_raw_columns_standardised(how: str) -> None:
     X, y = raw.drop(columns="label"), raw["label"]
     logistic = LogisticRegression(solver="newton-cholesky", tol=1e-12)
     expected = make_pipeline(StandardScaler(), logistic).fit(X, y)
-    model = FederatedLogisticRegression(standardize=True, tol=1e-13)
+    model = FederatedLogisticRegression(standardize=True, tol=2e-14)
     model.fit(split(raw, how))
     order = [list(model.feature_names_in_).index(name) for name in X.columns]
     # in the columns' own units
     coef = logistic.coef_[0] / expected[0].scale_
     assert model.coef_[0][order] * expected[0].scale_ == pytest.approx(
-        logistic.coef_[0], abs=2e-6 * np.abs(logistic.coef_).max()
+        logistic.coef_[0], abs=1e-6 * np.abs(logistic.coef_).max()
     )
     b = logistic.intercept_ - coef @ expected[0].mean_
-    assert model.intercept_ == pytest.approx(b, rel=3e-6)
+    assert model.intercept_ == pytest.approx(b, rel=1e-6)
 
 
 def test_one_table_is_one_node(patients: pd.DataFrame) -> None:
@@ -247,6 +252,144 @@ def test_a_run_that_does_not_arrive_says_so() -> None:
     X, y = load_diabetes(return_X_y=True)
     with pytest.warns(ConvergenceWarning, match="after 3 of max_iter = 3 rounds"):
         FederatedLasso(0.1, max_iter=3).fit(rows_of(X, y, 2))
+
+
+def counts(n: int, seed: int = 3) -> Array:
+    """Weights with two digits after the point, and a 0."""
+    s = np.round(np.random.default_rng(seed).uniform(0.2, 3.0, n), 2)
+    s[4] = 0.0
+    return s
+
+
+def dealt(nodes: list[Any], s: pd.Series) -> list[Array]:
+    """Each node's rows' weights, by their ids."""
+    return [s[node.index].to_numpy() for node in nodes]
+
+
+@pytest.mark.parametrize(
+    ("how", "rule"),
+    [
+        ("rows", "balanced"),
+        ("columns", {"benign": 0.5, "malignant": 4.0}),
+        pytest.param("both", None, marks=pytest.mark.slow),
+    ],
+)
+def test_weighted_logistic_regression(
+    patients: pd.DataFrame, how: str, rule: Any
+) -> None:
+    X, y = patients.drop(columns="label"), patients["label"]
+    s = pd.Series(counts(len(y)), index=y.index)
+    expected = LogisticRegression(
+        C=0.1, class_weight=rule, solver="newton-cholesky", tol=1e-12
+    ).fit(X, y, sample_weight=s)
+    nodes = split(patients, how)
+    model = FederatedLogisticRegression(C=0.1, class_weight=rule, tol=5e-14)
+    model.fit(nodes, sample_weight=dealt(nodes, s))
+    order = [list(model.feature_names_in_).index(name) for name in X.columns]
+    largest = np.abs(expected.coef_).max()
+    assert model.coef_[:, order] == pytest.approx(expected.coef_, abs=2e-6 * largest)
+    chances = model.predict_proba(X[list(model.feature_names_in_)])
+    assert chances == pytest.approx(expected.predict_proba(X), abs=2e-6)
+    # ½‖w‖² + C Σ s c ln(1 + exp(−y z))
+    positive = (y == "malignant").to_numpy()
+    c = np.ones(len(y))
+    if rule == "balanced":
+        sides = s.to_numpy()[positive].sum(), s.to_numpy()[~positive].sum()
+        c = s.sum() / (2.0 * np.where(positive, *sides))
+    elif rule:
+        c = np.where(positive, rule["malignant"], rule["benign"])
+    z = np.where(positive, 1, -1) * expected.decision_function(X)
+    sizes = s.to_numpy() * c * np.logaddexp(0, -z)
+    least = 0.5 * (expected.coef_**2).sum() + 0.1 * sizes.sum()
+    assert model.objective_ == pytest.approx(least, rel=1e-9)
+
+
+def test_weighted_regressions() -> None:
+    X, y = load_diabetes(return_X_y=True)
+    X = 20.0 * X[:150, :6] + 0.5
+    y = y[:150]
+    s = counts(len(y))
+    parts = [slice(0, 70), slice(70, 150)]
+    nodes, weights = [(X[part], y[part]) for part in parts], [s[part] for part in parts]
+    exact: dict[str, Any] = {"tol": 1e-13, "max_iter": 10**6}
+    cases: list[tuple[Any, Any]] = [
+        (FederatedRidge(3.0, tol=1e-13), Ridge(3.0)),
+        (FederatedLasso(0.5), Lasso(0.5, **exact)),
+        (
+            FederatedElasticNet(0.5, l1_ratio=0.7),
+            ElasticNet(0.5, l1_ratio=0.7, **exact),
+        ),
+    ]
+    for model, expected in cases:
+        expected.fit(X, y, sample_weight=s)
+        model.fit(nodes, sample_weight=weights)
+        largest = np.abs(expected.coef_).max()
+        assert model.coef_ == pytest.approx(expected.coef_, abs=2e-6 * largest)
+        height = np.abs(y).max()
+        assert model.intercept_ == pytest.approx(expected.intercept_, abs=2e-6 * height)
+        if isinstance(model, FederatedRidge):
+            residual = s @ (y - expected.predict(X)) ** 2
+            least = residual + 3.0 * (expected.coef_**2).sum()
+            assert model.objective_ == pytest.approx(least, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("classes", "weighted"),
+    [(2, True), pytest.param(3, False, marks=pytest.mark.slow)],
+)
+def test_probabilities_of_a_support_vector_machine(
+    classes: int, weighted: bool
+) -> None:
+    """As scikit-learn calibrates one, on the same folds."""
+    n, rng = 60, np.random.default_rng(0)
+    X = rng.standard_normal((n, 3))
+    scores = X @ rng.standard_normal((3, classes)) + rng.standard_normal((n, classes))
+    y = scores.argmax(axis=1)
+    s = np.round(rng.uniform(0.5, 2.0, n), 2) if weighted else None
+    machine: Any = SVC(kernel="linear", C=0.1, tol=1e-10)
+    if classes > 2:
+        machine = OneVsRestClassifier(machine)
+    folds = StratifiedKFold(5, shuffle=True, random_state=0)
+    expected = CalibratedClassifierCV(
+        machine, method="sigmoid", cv=folds, ensemble=False
+    ).fit(X, y, sample_weight=s)
+    model = FederatedSVC(C=0.1, probability=True, tol=1e-7)
+    halves = [slice(0, 35), slice(35, n)]
+    weights = None if s is None else [s[part] for part in halves]
+    model.fit([(X[part], y[part]) for part in halves], sample_weight=weights)
+    # a class may have all of the gap that the sum over the classes is allowed
+    close = 1e-5 if classes == 2 else 1e-3
+    assert model.predict_proba(X) == pytest.approx(expected.predict_proba(X), abs=close)
+    assert not hasattr(FederatedSVC(), "predict_proba")
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ([[1.0, 1.0]] * 2, r"weights of partition 0 have shape \(2,\), expected \(3,"),
+        (
+            [[1.0, -1.0, 1.0], None],
+            "weights of partition 0 must be finite numbers",
+        ),
+        ([[1.0, np.inf, 1.0], None], "weights of partition 0 must be finite numbers"),
+        ([[1.0, np.nan, 1.0], None], "1 samples have a weight nowhere, others have"),
+        ([[0.0, 0.0, 0.0], None], "all sample weights are 0"),
+        ([[0.0, 1.0, 2.0], None], "the targets have one class"),
+        ([[1.0, 1.0, 1.0], [1.0, 2.0, 1.0]], "sample 'j' has two weights"),
+        ([[1.0, 1e-12, 1.0], None], "less than a billionth of the largest"),
+        ([[1.0, 1.0, 1.0]], "sample_weight has 1 entries for 2 partitions"),
+        (np.ones(3), "must be a list with an array, or None, for each partition"),
+    ],
+)
+def test_weights_that_are_none(weights: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        FederatedLogisticRegression().fit([A, B], sample_weight=weights)
+
+
+@pytest.mark.parametrize("rule", ["balance", {7: 2.0}, {1: -2.0}])
+def test_weights_of_classes_that_are_none(rule: Any) -> None:
+    with pytest.raises(ValueError, match="class_weight"):
+        FederatedSVC(class_weight=rule).fit([A, B])
 
 
 A = pd.DataFrame({"a": [0.0, 1.0, 2.0], "label": [0, 1, 1]}, index=["i", "j", "k"])
@@ -308,6 +451,8 @@ def test_a_lasso_needs_whole_rows() -> None:
 RANDOM = {
     "check_fit_idempotent": "two fits agree to the tolerance, not to 1e-7",
     "check_supervised_y_2d": "the same, of y and of y as a column",
+    "check_sample_weight_equivalence_on_dense_data": "the same, of repeated rows",
+    "check_sample_weight_equivalence_on_sparse_data": "the same, of repeated rows",
 }
 
 

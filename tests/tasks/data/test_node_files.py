@@ -496,7 +496,8 @@ def test_a_task_says_whether_it_takes_nodes_data() -> None:
         for name, task in TASKS.items()
         if issubclass(task, NodeDataTask) and hasattr(task, "dataset")
     }
-    assert set(TASKS) - able == {"digits", "quadratic-assignment", "attack"}
+    own = {"digits", "quadratic-assignment", "attack", "characters"}
+    assert set(TASKS) - able == own
 
 
 # ------------------------------------------------------------------- the tasks' losses

@@ -1,0 +1,211 @@
+"""A column of the files says what each sample counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from sklearn.linear_model import LogisticRegression
+from sklearn.preprocessing import StandardScaler
+
+from fedtrellis.settings import SettingsError
+from tasks import make_task
+from tasks.base import DataFileError
+from tasks.data.csv_file import read_csv
+from tasks.data.npz_file import read_npz
+from tasks.data.settings import Schema
+from tests.harness import run_app
+from tests.tasks.data.node_files import write_csv
+
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
+Array = NDArray[np.float64]
+RULE = "no:1, yes:3"
+
+
+def table(n: int = 90) -> tuple[Array, list[str], Array]:
+    """Raw columns with a constant, a label of two words, weights with a 0."""
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((n, 5)) * [1.0, 40.0, 0.1, 5.0, 0.0] + [0, 90, 1, 0, 1]
+    score = X[:, 0] + X[:, 1] / 40.0 - 2.0 + rng.standard_normal(n)
+    s = np.round(rng.uniform(0.5, 4.0, n), 2)
+    s[3] = 0.0
+    return X, ["yes" if z > 0 else "no" for z in score], s
+
+
+def cut(folder: Path, samples: int, features: int) -> list[dict[str, Any]]:
+    """Labels are on the first holder of a sample, weights on the last."""
+    X, y, s = table()
+    configs = []
+    for g in range(samples):
+        for f in range(features):
+            path = folder / f"{samples}-{features}-{g}-{f}.csv"
+            rows = range(g, len(X), samples)
+            columns = np.array_split(np.arange(5), features)[f].tolist()
+            first, last = f == 0, f == features - 1
+            head = ["id", *(f"x{j}" for j in columns)]
+            head += ["label"] * first + ["count"] * last
+            body = [
+                [f"p{i}", *X[i, columns], *[y[i]] * first, *[s[i]] * last] for i in rows
+            ]
+            write_csv(path, head, body)
+            configs.append({"client-id": f"{g}-{f}", "data": str(path)})
+    return configs
+
+
+def settings(nodes: int, **more: Any) -> dict[str, Any]:
+    return {
+        "task": "hybrid-linear",
+        "method": "hyfdca",
+        "rounds": 60,
+        "hybrid-linear.dataset": "nodes",
+        "hybrid-linear.bias": 0.0,
+        "hybrid-linear.regularization": 0.05,
+        "hybrid-linear.class-weight": RULE,
+        "hyfdca.exposed": "accept",
+        "hyfdca.tolerance": 1e-13,
+        "data.feature-names": ",".join(f"x{j}" for j in range(5)),
+        "data.labels": "no,yes",
+        "data.weight-column": "count",
+        "min-nodes": nodes,
+        **more,
+    }
+
+
+def test_nodes_files_have_weights(tmp_path: Path) -> None:
+    """By columns and by both, of raw columns: scikit-learn's weighted model."""
+    X, y, s = table()
+    signs = np.where(np.array(y) == "yes", 1.0, -1.0)
+    scaler = StandardScaler().fit(X[:, :-1], sample_weight=s)
+    Z = np.column_stack([scaler.transform(X[:, :-1]), X[:, -1]])
+    every = s * np.where(signs > 0.0, 3.0, 1.0)
+    central = LogisticRegression(
+        C=1.0 / (0.05 * every.sum()),
+        fit_intercept=False,
+        tol=1e-12,
+        solver="newton-cholesky",
+    ).fit(Z, signs, sample_weight=every)
+    for samples, features in ((1, 2), (2, 2)):
+        nodes = cut(tmp_path, samples, features)
+        record = run_app(settings(len(nodes)), len(nodes), tmp_path, node_configs=nodes)
+        with np.load(record / "model.npz") as arrays:
+            (found,) = (arrays[name] for name in arrays.files)
+        own = found[:-1] * scaler.scale_
+        assert np.abs(own - central.coef_[0][:-1]).max() < 1e-6
+        assert np.abs(X @ found - Z @ central.coef_[0]).max() < 1e-5
+
+
+def file_of_weights(folder: Path) -> dict[str, Any]:
+    X, y, s = table()
+    path = folder / "rows.csv"
+    body = [[*x, label, count] for x, label, count in zip(X, y, s, strict=True)]
+    write_csv(path, [*(f"x{j}" for j in range(5)), "label", "count"], body)
+    return {
+        "hybrid-linear.dataset": "file",
+        "hybrid-linear.path": str(path),
+        "data.weight-column": "count",
+        "hybrid-linear.class-weight": "balanced",
+        "hybrid-linear.least-entries": 0,
+        "hybrid-linear.row-scaling": "unit",
+    }
+
+
+def test_one_file_with_weights_is_dealt_with_them(tmp_path: Path) -> None:
+    """And the central optimum that runs are measured by is the weighted one's."""
+    config = file_of_weights(tmp_path)
+    run = {"task": "hybrid-linear", "method": "hyfdca", "rounds": 40, **config}
+    run |= {"reference": True, "hyfdca.exposed": "accept", "hyfdca.tolerance": 1e-9}
+    record = run_app(run, 4, tmp_path)
+    with np.load(record / "model.npz") as arrays:
+        (found,) = (arrays[name] for name in arrays.files)
+    task: Any = make_task("hybrid-linear", config, 4, 0)
+    optimum = task.optimum()
+    assert task.objective().value(found) == pytest.approx(optimum.value, rel=1e-8)
+    plain = {k: v for k, v in config.items() if "weight" not in k}
+    write = Path(config["hybrid-linear.path"])
+    lines = [line.rpartition(",")[0] for line in write.read_text().splitlines()]
+    write.write_text("\n".join(lines) + "\n")
+    other: Any = make_task("hybrid-linear", plain, 4, 0)
+    assert abs(other.optimum().value - optimum.value) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"method": "hyfem"}, "'hyfem' does not know hybrid-linear.class-weight"),
+        (
+            {"method": "hyfem", "hybrid-linear.class-weight": ""},
+            "'hyfem' does not know data.weight-column",
+        ),
+        ({"hybrid-linear.class-weight": "ja:2"}, "'ja:2' is not a class"),
+        ({"hybrid-linear.class-weight": "balance"}, "'balance' is not a class"),
+        ({"hybrid-linear.class-weight": "yes:-2"}, "must be a finite number from 0"),
+        ({"hybrid-linear.class-weight": "yes:x"}, "must be a finite number from 0"),
+        ({"hybrid-linear.loss": "squared"}, "which is none of classes"),
+        ({"data.weight-column": "x1"}, "'x1', which is the name of another column"),
+        ({"data.weight-column": "weight"}, "column 4 is not among data.feature-names"),
+    ],
+)
+def test_what_is_refused(tmp_path: Path, change: Mapping[str, Any], match: str) -> None:
+    nodes = cut(tmp_path, 2, 2)
+    config = {**settings(4), **change}
+    if config["method"] == "hyfem":
+        config = {k: v for k, v in config.items() if not k.startswith("hyfdca.")}
+    with pytest.raises((SettingsError, RuntimeError), match=match) as told:
+        run_app(config, 4, tmp_path, node_configs=nodes)
+    assert "\n" not in str(told.value)
+
+
+def test_weights_are_for_hybrid_tasks(tmp_path: Path) -> None:
+    config = {"task": "logistic-regression", "logistic-regression.dataset": "nodes"}
+    own: dict[str, Any] = {"data.features": 5, "data.weight-column": "count"}
+    nodes = [{"client-id": "a", "data": str(tmp_path / "none.csv")}]
+    with pytest.raises(SettingsError, match="'count' is not for task 'logistic-reg"):
+        run_app(config | own, 1, tmp_path, node_configs=nodes)
+
+
+SPLIT = Schema(0, target="class", labels=("0", "1"), split=True, weight_column="count")
+WHOLE = Schema(0, target="class", labels=("0", "1"), weight_column="count")
+
+
+@pytest.mark.parametrize(
+    ("field", "fault"),
+    [
+        ("-1", "must be 0 or a finite number from 0.0001 on"),
+        ("nan", "must be 0 or a finite number"),
+        ("1e-9", "must be 0 or a finite number"),
+        ("many", "must be 0 or a finite number"),
+        ("", "is empty"),
+    ],
+)
+def test_faults_name_row_and_column_and_no_value(
+    tmp_path: Path, field: str, fault: str
+) -> None:
+    path = tmp_path / "own.csv"
+    write_csv(path, ["a", "label", "count"], [[1.0, 0, 2.0], [2.0, 1, field]])
+    with pytest.raises(DataFileError, match=f"row 2, column 'count': {fault}"):
+        read_csv(path, WHOLE)
+    if field in ("-1", "nan"):
+        weights = np.array([2.0, float(field)])
+        archive = tmp_path / "own.npz"
+        np.savez(archive, features=np.ones((2, 1)), labels=[0, 1], weights=weights)
+        with pytest.raises(DataFileError, match="row 2, column 'weights'"):
+            read_npz(archive, WHOLE)
+
+
+def test_a_split_files_weights_may_be_elsewhere(tmp_path: Path) -> None:
+    path = tmp_path / "own.csv"
+    write_csv(path, ["id", "a", "count"], [["i", 1.0, 2.5], ["j", 2.0, ""]])
+    weights = read_csv(path, SPLIT).weights
+    assert weights is not None
+    assert weights[0] == 2.5
+    assert np.isnan(weights[1])
+    write_csv(path, ["id", "a"], [["i", 1.0], ["j", 2.0]])
+    assert read_csv(path, SPLIT).weights is None
+    write_csv(path, ["a", "label"], [[1.0, 0], [2.0, 1]])
+    with pytest.raises(DataFileError, match="the first line has no column 'count'"):
+        read_csv(path, WHOLE)
