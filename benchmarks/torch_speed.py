@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 __all__ = ["FULL", "QUICK", "Size", "compare", "gpu"]
 
 _CLIENTS, _STEPS, _STEP_SIZE, _BATCH = 10, 2, 0.05, 64
+# Seconds of calls that are timed together.
+_BLOCK = 0.05
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,6 @@ def _interleaved(
     sides: Sequence[Callable[[], object]],
     repetitions: int,
     clock: Callable[[], float],
-    seconds: float = 0.05,
 ) -> list[Spread]:
     """Seconds of a call of each side, in blocks by turns; the first is warm-up."""
     values: list[list[float]] = [[] for _ in sides]
@@ -143,7 +144,7 @@ def _interleaved(
     sides[0]()
     began = clock()
     sides[0]()
-    calls = max(1, round(seconds / max(clock() - began, 1e-6)))
+    calls = max(1, round(_BLOCK / max(clock() - began, 1e-6)))
     assert began >= start
     for repetition in range(repetitions + 1):
         for side, call in enumerate(sides):
@@ -426,33 +427,35 @@ def gpu(size: Size) -> Comparison:
     device = torch.device("cuda")
     result.title += f": {torch.cuda.get_device_name(device)}"
     for name, model, inputs, labels in _models(device):
-        _on_gpu(result, name, model, inputs, labels, size.gradients)
+        _on_device(result, device, name, model, inputs, labels, size.gradients)
     return result
 
 
-def _on_gpu(
+def _on_device(
     result: Comparison,
+    device: torch.device,
     name: str,
     model: nn.Module,
     inputs: Tensor,
     labels: Tensor,
     repetitions: int,
 ) -> None:
-    """A model's row: gradient, local steps and a cohort."""
+    """A model's row: gradient, local steps and a cohort. Model and data lie there."""
     import torch
     from torch.nn import CrossEntropyLoss
 
     from fedtrellis.objectives.torch_objective import TorchObjective
 
-    def objective(device: str) -> TorchObjective:
+    def objective(device: torch.device) -> TorchObjective:
         data = (inputs.to(device), labels.to(device))
         return TorchObjective(model, CrossEntropyLoss(), data, device=device)
 
     def clock() -> float:
-        torch.cuda.synchronize()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
         return time.perf_counter()
 
-    there, here = objective("cuda"), objective("cpu")
+    there, here = objective(device), objective(torch.device("cpu"))
     x = there.parameters_to_vector(there.initial_point())
     expected = torch.from_numpy(here.gradient(x))
     # TF32 in convolutions leaves 10 bits of the products
@@ -467,21 +470,21 @@ def _on_gpu(
             bare_call()
             optimizer.step()
 
-    cohort = [objective("cuda") for _ in range(16)]
+    cohort = [objective(device) for _ in range(16)]
+    # on a CPU there is none for larger models
     stacked = TorchObjective.stack(cohort)
-    assert stacked is not None
     points = np.tile(x, (len(cohort), 1))
-    timings = _interleaved(
-        [
-            *(lambda: there.gradient(x), bare_call, lambda: here.gradient(x)),
-            *(lambda: there.local_steps(x, sizes), bare_steps),
-            lambda: stacked.gradients(points),
-            lambda: [f.gradient(x) for f in cohort],
-        ],
-        repetitions,
-        clock,
-    )
-    gradient, bare_gradient, on_cpu, steps, plain_steps, batch, singly = timings
+    sides: list[Callable[[], object]] = [
+        *(lambda: there.gradient(x), bare_call, lambda: here.gradient(x)),
+        *(lambda: there.local_steps(x, sizes), bare_steps),
+        lambda: [f.gradient(x) for f in cohort],
+    ]
+    if stacked is not None:
+        for each in stacked.gradients(points):
+            _agree(each, expected, 5e-3)
+        sides.append(lambda: stacked.gradients(points))
+    timings = _interleaved(sides, repetitions, clock)
+    gradient, bare_gradient, on_cpu, steps, plain_steps, singly, *batch = timings
     ratio, of_steps = ratios(gradient, bare_gradient), ratios(steps, plain_steps)
     result.rows.append(
         {
@@ -493,7 +496,7 @@ def _on_gpu(
             "10 local steps": steps,
             "bare steps": plain_steps,
             "ratio of steps": of_steps,
-            "cohort": batch,
+            "cohort": batch[0] if batch else "not stacked",
             "one by one": singly,
         }
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -113,14 +113,28 @@ def _fedavg_app(objectives: Objectives) -> ClientApp:
 # ------------------------------------------------------------------------ strategies
 
 
+class Dealt(FedAvgGD):
+    """fedtrellis' FedAvg, asking the clients that it is told to ask.
+
+    Attributes
+    ----------
+    cohorts : list of list of str
+        Clients, round by round.
+    """
+
+    cohorts: Sequence[list[str]] = ()
+
+    def sample(self, server_round: int) -> list[str]:
+        """A round's clients."""
+        return self.cohorts[server_round - 1]
+
+
 def _fedavg_gd(job: Job) -> FedAvgGD:
-    cohorts = [[str(client) for client in cohort] for cohort in job.cohorts]
-
-    class Dealt(FedAvgGD):
-        def sample(self, server_round: int) -> list[str]:
-            return cohorts[server_round - 1]
-
-    return Dealt(local_steps=LOCAL_STEPS, step_size=STEP_SIZE, step_schedule="constant")
+    dealt = Dealt(
+        local_steps=LOCAL_STEPS, step_size=STEP_SIZE, step_schedule="constant"
+    )
+    dealt.cohorts = [[str(client) for client in cohort] for cohort in job.cohorts]
+    return dealt
 
 
 class DealtFedAvg(FedAvg):
@@ -176,50 +190,60 @@ def _start(strategy: Strategy, grid: Grid, start: ArrayRecord, job: Job) -> list
 
 
 def _on_local_grid(
-    job: Job, objectives: list[Any], *, torch: bool = False, **options: Any
+    job: Job,
+    make: Callable[[Job], list[Any]],
+    *,
+    torch: bool = False,
+    **options: Any,
 ) -> Callable[[], Run]:
     quiet()
-    app = _fedtrellis_app(lambda: objectives)
     start = [job.start]
     if torch:  # PyTorch's linear layer: two arrays of float32
         start = [part.astype(np.float32) for part in layers(job.start)]
 
-    def play() -> Any:
-        grid = LocalGrid(app, job.clients, **options)
-        arrays = _start(_fedavg_gd(job), grid, ArrayRecord(start), job)
-        return model_of(*arrays) if torch else arrays[0]
+    def run() -> Run:
+        # of this run alone: what is kept of an objective is nothing of the last one's
+        objectives = make(job)
+        app = _fedtrellis_app(lambda: objectives)
 
-    return lambda: timed(play)
+        def play() -> Any:
+            grid = LocalGrid(app, job.clients, **options)
+            arrays = _start(_fedavg_gd(job), grid, ArrayRecord(start), job)
+            return model_of(*arrays) if torch else arrays[0]
+
+        return timed(play)
+
+    return run
 
 
 def one_by_one(job: Job) -> Callable[[], Run]:
     """The messages as objects, client after client."""
-    return _on_local_grid(job, _logistic(job))
+    return _on_local_grid(job, _logistic)
 
 
 def encoded(job: Job) -> Callable[[], Run]:
     """The messages as bytes."""
-    return _on_local_grid(job, _logistic(job), encode=True)
+    return _on_local_grid(job, _logistic, encode=True)
 
 
 def batched(job: Job) -> Callable[[], Run]:
     """A round's clients in one call."""
-    return _on_local_grid(job, _logistic(job), batched=True)
+    return _on_local_grid(job, _logistic, batched=True)
 
 
 def batched_encoded(job: Job) -> Callable[[], Run]:
     """A round's clients in one call, the messages as bytes."""
-    return _on_local_grid(job, _logistic(job), batched=True, encode=True)
+    return _on_local_grid(job, _logistic, batched=True, encode=True)
 
 
 def torch_one_by_one(job: Job) -> Callable[[], Run]:
     """``TorchObjective``, client after client."""
-    return _on_local_grid(job, _torch(job), torch=True)
+    return _on_local_grid(job, _torch, torch=True)
 
 
 def torch_batched(job: Job) -> Callable[[], Run]:
     """``TorchObjective``, a round's clients in one call."""
-    return _on_local_grid(job, _torch(job), torch=True, batched=True)
+    return _on_local_grid(job, _torch, torch=True, batched=True)
 
 
 def fedavg(job: Job) -> Callable[[], Run]:

@@ -15,7 +15,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -60,7 +60,8 @@ __all__ = [
     "make_system",
 ]
 
-HESSIANS = ("gram", "diagonal")
+Hessian = Literal["gram", "diagonal"]
+HESSIANS: tuple[Hessian, ...] = get_args(Hessian)
 
 # A factor of this order (2 MB) is made even where it is larger than the data.
 _SMALL_ORDER = 500

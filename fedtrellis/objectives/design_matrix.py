@@ -106,7 +106,7 @@ class DesignMatrix:
             return product
         whole = np.empty((self.shape[1], *y.shape[1:]), product.dtype)
         whole[:-1] = product
-        whole[-1] = y.sum(axis=0)
+        whole[-1] = np.add.reduce(y, axis=0)
         return whole
 
     def gram(self) -> Array:

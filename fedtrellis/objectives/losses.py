@@ -258,9 +258,10 @@ class CrossEntropy(ScoreLoss):
         self, z: Array, y: IntArray, out: Array | None = None
     ) -> Array:
         # softmax(z) − e_y
-        slopes: Array = np.subtract(z, z.max(axis=-1, keepdims=True), out=out)
+        largest = np.maximum.reduce(z, axis=-1, keepdims=True)
+        slopes: Array = np.subtract(z, largest, out=out)
         np.exp(slopes, out=slopes)
-        slopes /= slopes.sum(axis=-1, keepdims=True)
+        slopes /= np.add.reduce(slopes, axis=-1, keepdims=True)
         slopes[_chosen(slopes, y)] -= 1.0
         return slopes
 
@@ -296,6 +297,8 @@ class CrossEntropy(ScoreLoss):
 def _chosen(z: Array, y: IntArray) -> tuple[IntArray, ...]:
     """Return the indices of the score of each example's own class."""
     axes = z.shape[:-1]
+    if len(axes) == 1:
+        return np.arange(axes[0]), y
     return *(
         np.arange(n).reshape(-1, *[1] * (len(axes) - 1 - i)) for i, n in enumerate(axes)
     ), y

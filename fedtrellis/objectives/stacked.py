@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,8 +17,11 @@ __all__ = ["Stacked", "StackedLinear", "stack"]
 # Entries of the data that stacks hold beside the objectives' own: 64 MiB together, and
 # no more than a quarter of it in one.
 _KEPT, _LARGEST = 2**23, 2**21
-# Scores z between ±this leave exp(z) and sums of it far from 0 and ∞, in float32 too.
-_CALM = 40.0
+# Keys of stacks that were made, and not kept, which are remembered.
+_SEEN = 1024
+# Σ s² and Σ s⁻² of sums s of exponentials up to this: none of them is near 0 or ∞, in
+# float32 too.
+_CALM = 1e36
 # Rows of a stack, those that fill it up among them, for each of the data.
 _MOST_FILLED = 2.0
 
@@ -50,7 +54,7 @@ def stack(objectives: Sequence[Any]) -> Stacked | None:
     objectives : sequence
         Their class has ``stack(objectives)``, a static or class method that returns a
         :class:`Stacked`, or None for those that it cannot take together. What it
-        returns is kept for the next call with the same ones.
+        returns is kept from the second call with the same ones on.
     """
     kind = type(objectives[0])
     make = getattr(kind, "stack", None)
@@ -68,6 +72,8 @@ class _Kept:
             tuple[int, ...], tuple[tuple[Any, ...], Stacked | None]
         ] = OrderedDict()
         self._entries = 0
+        # random cohorts do not come again: what is kept of them is memory, and time
+        self._seen: OrderedDict[tuple[int, ...], None] = OrderedDict()
 
     def stack_of(
         self,
@@ -79,6 +85,11 @@ class _Kept:
             self._stacks.move_to_end(key)
             return self._stacks[key][1]
         stacked = make(objectives)
+        if key not in self._seen:
+            self._seen[key] = None
+            if len(self._seen) > _SEEN:
+                self._seen.popitem(last=False)
+            return stacked
         self._stacks[key] = tuple(objectives), stacked
         self._entries += self._size(stacked)
         while self._entries > _KEPT:
@@ -93,6 +104,12 @@ class _Kept:
 
 
 _kept = _Kept()
+
+
+@lru_cache(maxsize=8)
+def _classes_of(count: int, dtype: Any) -> tuple[Array, Array]:
+    """The unit vector of each class, and their sum as a column; not to be changed."""
+    return np.eye(count, dtype=dtype), np.ones((count, 1), dtype)
 
 
 class StackedLinear:
@@ -112,42 +129,46 @@ class StackedLinear:
         sizes = [model.num_examples for model in models]
         n, rows, columns = len(models), max(sizes), first.shape[0]
         self._models, self._shape, self._sizes = models, first.shape, sizes
-        dtype = first._design.matrix.dtype
-        # one row of zeros more, for mini-batches of unequal sizes
-        self._features = np.zeros((n, rows + 1, columns), dtype)
-        self._labels = np.zeros((n, rows + 1), first._labels.dtype)
-        softmax = isinstance(first._pointwise, CrossEntropy)
-        self._classes = np.eye(first.shape[1], dtype=dtype) if softmax else None
-        # of all classes together, Σ_c
-        self._ones = np.ones((first.shape[-1], 1), dtype)
-        for i, (model, size) in enumerate(zip(models, sizes, strict=True)):
-            stored = model._design.matrix
-            self._features[i, :size, : stored.shape[1]] = stored
-            if model._design.intercept:
-                self._features[i, :size, -1] = 1.0
-            self._labels[i, :size] = model._labels
+        matrices = [model._design.matrix for model in models]
+        labels = [model._labels for model in models]
+        dtype, given = matrices[0].dtype, matrices[0].shape[1]
+        if min(sizes) == rows:
+            self._features = np.empty((n, rows, columns), dtype)
+            flat = self._features.reshape(n * rows, columns)
+            np.concatenate(matrices, out=flat[:, :given])
+            flat[:, given:] = 1.0
+            self._labels = np.concatenate(labels).reshape(n, rows)
+        else:
+            self._features = np.zeros((n, rows, columns), dtype)
+            self._labels = np.zeros((n, rows), labels[0].dtype)
+            for i, size in enumerate(sizes):
+                self._features[i, :size, :given] = matrices[i]
+                self._features[i, :size, given:] = 1.0
+                self._labels[i, :size] = labels[i]
         self.entries = self._features.size
-        # without the row of zeros; the slices of a model's data stay contiguous
-        self._all_features = self._features[:, :-1]
-        self._all_labels = self._labels[:, :-1]
-        # e_y of each example
-        self._own: Any = None
-        if self._classes is not None:
-            self._own = self._classes[self._all_labels]
-        axes = (n, *[1] * len(first.shape))
-        weights = np.array([model.weight for model in models])
-        factors = [model._factor for model in models]
-        self._factors = (weights * factors).reshape(axes).astype(dtype)
-        shrinking = weights * [model.l2 for model in models]
-        self._shrinking = shrinking.reshape(axes).astype(dtype)
-        self._shrinks = bool(shrinking.any())
+        self._classes: Any = None
+        if isinstance(first._pointwise, CrossEntropy):
+            self._classes, self._ones = _classes_of(first.shape[1], dtype)
+            # e_y of each example
+            self._own = self._classes.take(self._labels, axis=0)
+        self._axes = (n, *[1] * len(first.shape))
+        self._factors = self._spread([m.weight * m._factor for m in models], dtype)
+        self._shrinks = any(model.l2 for model in models)
+        if self._shrinks:
+            self._shrinking = self._spread([m.weight * m.l2 for m in models], dtype)
+
+    def _spread(self, numbers: Sequence[float], dtype: Any) -> Any:
+        """A number of each model, for its gradient; one for all is quicker."""
+        if numbers.count(numbers[0]) == len(numbers):
+            return dtype.type(numbers[0])
+        return np.array(numbers).reshape(self._axes).astype(dtype)
 
     @classmethod
     def of(cls, models: Sequence[Any]) -> StackedLinear | None:
         """The stack, or None where it would not save time."""
         first = models[0]
         rows = max(model.num_examples for model in models)
-        padded = len(models) * (rows + 1)
+        padded = len(models) * rows
         fits = padded * first.shape[0] <= _LARGEST and all(
             model.shape == first.shape
             and model._pointwise == first._pointwise
@@ -156,8 +177,8 @@ class StackedLinear:
             and model._design.matrix.dtype == first._design.matrix.dtype
             for model in models
         )
-        filled = padded / sum(model.num_examples + 1 for model in models)
-        return cls(models) if fits and filled <= _MOST_FILLED else None
+        filled = padded <= _MOST_FILLED * sum(model.num_examples for model in models)
+        return cls(models) if fits and filled else None
 
     def gradients(
         self, points: Array, rows: Sequence[IntArray | None] | None = None
@@ -166,38 +187,50 @@ class StackedLinear:
         if points.shape[1:] != self._shape:
             raise ValueError(f"points have shape {points.shape[1:]}, not {self._shape}")
         if rows is None:
-            features, labels = self._all_features, self._all_labels
-            return self._gradients(features, labels, self._factors, points, None)
+            return self._gradients(
+                self._features, self._labels, self._factors, points, None
+            )
         sizes = self._sizes
         batches = [
             np.arange(size) if chosen is None else chosen
             for chosen, size in zip(rows, sizes, strict=True)
         ]
-        # the row of zeros, where a mini-batch has fewer examples than another
-        which = np.full((len(sizes), max(map(len, batches))), -1)
+        which = np.zeros((len(sizes), max(map(len, batches))), np.intp)
         for place, batch in zip(which, batches, strict=True):
             place[: len(batch)] = batch
         model = np.arange(len(sizes))[:, None]
+        features = self._features[model, which]
+        for own, batch in zip(features, batches, strict=True):
+            # where a mini-batch has fewer examples than another
+            own[len(batch) :] = 0.0
         # d_i / b_i makes a mini-batch's sum unbiased
         inverse = [size / len(b) for size, b in zip(sizes, batches, strict=True)]
-        factors = self._factors * np.reshape(inverse, self._factors.shape)
-        return self._gradients(
-            self._features[model, which],
-            self._labels[model, which],
-            factors,
-            points,
-            rows,
-        )
+        factors = self._factors * np.reshape(inverse, self._axes)
+        labels = self._labels[model, which]
+        return self._gradients(features, labels, factors, points, rows)
 
-    def _slopes(self, scores: Array, labels: Any, rows: Any) -> Array:
-        """l′ of all scores, in their memory where that saves time."""
-        calm = scores.size and max(scores.max(), -scores.min()) <= _CALM
-        if self._classes is not None and calm:
-            # softmax(z) − e_y; nothing overflows, and no sum of exponentials is 0
+    def _softmax(self, scores: Array) -> bool:
+        """Replace scores z by softmax(z); or say that exp(z) is too large or small."""
+        with np.errstate(over="ignore", divide="ignore"):
             np.exp(scores, out=scores)
-            scores /= scores @ self._ones
-            scores -= self._own if rows is None else self._classes[labels]
-            return scores
+            sums = scores @ self._ones
+            flat = sums.reshape(-1)
+            inverse = 1.0 / flat
+            # NaN is not at most anything
+            if not (flat.dot(flat) <= _CALM and inverse.dot(inverse) <= _CALM):
+                return False
+        scores /= sums
+        return True
+
+    def _slopes(self, features: Array, columns: Array, labels: Any, rows: Any) -> Array:
+        """l′ of the scores a_kᵀx of all examples of all models."""
+        scores = features @ columns
+        if self._classes is not None:
+            if scores.size and self._softmax(scores):
+                # softmax(z) − e_y
+                scores -= self._own if rows is None else self._classes[labels]
+                return scores
+            scores = features @ columns
         flat = scores.reshape(-1, *self._shape[1:])
         slopes: Array = self._models[0]._pointwise.slope(flat, labels.reshape(-1), flat)
         return slopes.reshape(scores.shape)
@@ -207,9 +240,7 @@ class StackedLinear:
     ) -> Array:
         vectors = len(self._shape) == 1
         columns = points[..., None] if vectors else points
-        # a_kᵀx of all examples of all models
-        scores = features @ columns
-        slopes = self._slopes(scores, labels, rows)
+        slopes = self._slopes(features, columns, labels, rows)
         # weight (factor Σ a_k l′(a_kᵀx; y_k) + l2 x)
         result: Array = features.transpose(0, 2, 1) @ slopes
         result = result.reshape(points.shape)

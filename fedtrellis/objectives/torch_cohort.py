@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedtrellis.objectives.checks import Array, IntArray
 from fedtrellis.objectives.torch_data import TensorExamples
+from fedtrellis.objectives.torch_linear import softmax_slopes
 from fedtrellis.objectives.torch_points import TENSOR_DTYPES, to_numpy
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ class TorchCohort:
         self.num_examples = [f.num_examples for f in self._objectives]
         self._weights = self._column([f.weight for f in self._objectives], 1.0)
         self._l2 = self._column([f.weight * f.l2 for f in self._objectives], 0.0)
+        # then the labels stand where the targets do
+        self._closed = all(f.mean_loss.labels is not None for f in objectives)
         self._whole = list(self._groups([None] * self.count))
         self.entries = sum(
             part.numel()
@@ -81,8 +84,9 @@ class TorchCohort:
                 for i in part:
                     chosen = rows[i]
                     index = slice(0, size) if chosen is None else chosen
-                    examples = self._objectives[i].mean_loss.examples
-                    batches.append(examples.batch(index))
+                    loss = self._objectives[i].mean_loss
+                    read = loss.labelled if self._closed else loss.examples.batch
+                    batches.append(read(index))
                 yield (
                     part,
                     _stacked([inputs for inputs, _ in batches]),
@@ -94,23 +98,19 @@ class TorchCohort:
         mean_loss = self._first.mean_loss
         flat = mean_loss.flat
         slopes = torch.empty_like(points)
-        at_points = torch.func.vmap(mean_loss.at)
+        at_points = None if self._closed else torch.func.vmap(mean_loss.at)
         for clients, inputs, targets in (
             self._whole if rows is None else self._groups(rows)
         ):
             everybody = len(clients) == self.count
             part = points if everybody else points[clients]
-            layers = {
-                name: layer.detach().requires_grad_()
-                for name, layer in flat.named(part).items()
-            }
-            with torch.enable_grad():
-                # each client's loss knows its own parameters alone, so the gradient of
-                # the sum is the stack of the gradients
-                total = at_points(layers, inputs, targets).sum()
-            gradients = torch.autograd.grad(
-                total, list(layers.values()), allow_unused=True, materialize_grads=True
-            )
+            gradients: Sequence[Tensor]
+            if at_points is None:
+                gradients = softmax_slopes(flat.views(part), inputs, targets)
+            else:
+                gradients = _differentiated(
+                    at_points, flat.named(part), inputs, targets
+                )
             joined = torch.cat([g.reshape(len(clients), -1) for g in gradients], dim=1)
             if everybody:
                 return joined
@@ -199,6 +199,20 @@ class TorchCohort:
             # x_i ← x_i − γ_k (∇f_i(x_i) + pull (x_i − x)), for all i at once
             point.sub_(g * size)
         return to_numpy(point, dtype).reshape(np.shape(points))
+
+
+def _differentiated(
+    at_points: Any, layers: dict[str, Tensor], inputs: Any, targets: Tensor
+) -> Sequence[Tensor]:
+    """The gradients of stacked models by autograd."""
+    learnt = {name: layer.detach().requires_grad_() for name, layer in layers.items()}
+    with torch.enable_grad():
+        # each client's loss knows its own parameters alone, so the gradient of the sum
+        # is the stack of the gradients
+        total = at_points(learnt, inputs, targets).sum()
+    return torch.autograd.grad(
+        total, list(learnt.values()), allow_unused=True, materialize_grads=True
+    )
 
 
 def can_stack(objectives: Sequence[TorchObjective]) -> bool:

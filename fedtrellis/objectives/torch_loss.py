@@ -10,6 +10,11 @@ from torch import Tensor
 
 from fedtrellis.objectives.checks import IntArray
 from fedtrellis.objectives.torch_data import CollatedExamples, Inputs, TensorExamples
+from fedtrellis.objectives.torch_linear import (
+    is_softmax_regression,
+    minus_labels,
+    softmax_slopes,
+)
 from fedtrellis.objectives.torch_module import FlatModule
 
 __all__ = ["Loss", "MeanLoss"]
@@ -45,6 +50,11 @@ class MeanLoss:
     ) -> None:
         self.flat, self.loss, self.examples = flat, loss, examples
         self.limit, self.vectorize = limit, vectorize
+        #: The labels, where :func:`~.torch_linear.softmax_slopes` gives the gradient.
+        self.labels: Tensor | None = None
+        if is_softmax_regression(flat, loss, examples):
+            assert isinstance(examples, TensorExamples)
+            self.labels = minus_labels(examples.targets, flat.layers[0])
 
     def _passes(
         self, rows: IntArray | None, size: int
@@ -81,13 +91,17 @@ class MeanLoss:
 
     # -- where the module stands
 
-    def slopes(self, rows: IntArray | None) -> tuple[list[Tensor], list[Tensor]]:
+    def slopes(
+        self, rows: IntArray | None, valued: bool = False
+    ) -> tuple[list[Tensor], list[Tensor]]:
         """Return the gradient, and the value in parts.
 
         Parameters
         ----------
         rows : ndarray of int or None
             The examples; None: all.
+        valued : bool
+            Whether the value is wanted; else there may be none.
 
         Returns
         -------
@@ -100,6 +114,8 @@ class MeanLoss:
         count = self.examples.count if rows is None else len(rows)
         if count <= self.limit:
             part = slice(0, count) if rows is None else rows
+            if self.labels is not None and not valued:
+                return softmax_slopes(self.flat.layers, *self.labelled(part)), []
             loss = self._loss(*self.examples.batch(part))
             return self.flat.slopes(loss), [loss]
         total = torch.zeros_like(self.flat.point, dtype=torch.float64)
@@ -111,6 +127,16 @@ class MeanLoss:
             losses.append(share * loss.detach())
         return sums, losses
 
+    def labelled(self, rows: IntArray | slice) -> tuple[Tensor, Tensor]:
+        """Return the inputs and the :attr:`labels` of some examples."""
+        inputs, labels = self.examples.batch(rows)[0], self.labels
+        assert isinstance(inputs, Tensor)
+        assert labels is not None
+        index: Any = rows
+        if not isinstance(rows, slice):
+            index = torch.as_tensor(rows, device=labels.device)
+        return inputs, labels[index]
+
     def _loss(self, inputs: Inputs, targets: Tensor) -> Tensor:
         """Return the loss of a batch, to be differentiated."""
         if torch.is_grad_enabled():  # the context costs as much as a small layer
@@ -118,30 +144,34 @@ class MeanLoss:
         with torch.enable_grad():
             return self._mean(self._forward(inputs), targets)
 
-    def value(self) -> float:
-        """Return the value, added up in float64."""
+    def value(self, rows: IntArray | None = None) -> float:
+        """Return the value on some examples (None: all), added up in float64."""
         total = 0.0
         with torch.no_grad():
-            for inputs, targets, share in self._passes(None, self.limit):
+            for inputs, targets, share in self._passes(rows, self.limit):
                 total += float(share * self._mean(self._forward(inputs), targets))
         return total
 
     def accuracy(self) -> float | None:
-        """Return the share of examples whose class has the highest output.
+        """Return the share of targets whose class has the highest output.
 
-        None where targets are no class labels: integers of shape (d,), for outputs of
-        shape (d, classes).
+        None where targets are no class labels: integers of shape (d, ...), for outputs
+        of shape (d, classes, ...), as PyTorch's ``CrossEntropyLoss`` has them.
         """
-        correct = 0
+        correct = total = 0
         with torch.no_grad():
             for inputs, targets, _ in self._passes(None, self.limit):
-                if targets.dtype != torch.int64 or targets.ndim != 1:
+                if targets.dtype != torch.int64:
                     return None
                 outputs = self._forward(inputs)
-                if not isinstance(outputs, Tensor) or outputs.ndim != 2:
+                if not isinstance(outputs, Tensor) or outputs.ndim < 2:
                     return None
-                correct += int((outputs.argmax(dim=1) == targets).sum())
-        return correct / self.examples.count
+                best = outputs.argmax(dim=1)
+                if best.shape != targets.shape:
+                    return None
+                correct += int((best == targets).sum())
+                total += targets.numel()
+        return correct / total
 
     # -- elsewhere
 

@@ -14,7 +14,13 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
-__all__ = ["FlatModule", "choose_device", "choose_dtype"]
+__all__ = [
+    "FlatModule",
+    "check_learnable",
+    "choose_device",
+    "choose_dtype",
+    "prepare",
+]
 
 _DTYPES = {
     name: getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16")
@@ -62,6 +68,42 @@ def choose_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     return chosen
 
 
+def check_learnable(
+    model: nn.Module, dtype: torch.dtype | None
+) -> dict[str, nn.Parameter]:
+    """Return a model's learnt parameters by name.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    dtype : torch.dtype, optional
+        What they are going to be.
+
+    Raises
+    ------
+    ValueError
+        There are none, or they have several dtypes or no shape yet.
+    """
+    if any(is_lazy(parameter) for parameter in model.parameters()):
+        raise ValueError(
+            "model has a lazy layer without shapes; call it once on an example"
+        )
+    learnt = {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
+    if not learnt:
+        raise ValueError("model has no parameter that requires a gradient")
+    dtypes = {dtype or part.dtype for part in learnt.values()}
+    if len(dtypes) > 1 or not dtypes <= set(_DTYPES.values()):
+        raise ValueError(
+            f"model has parameters of {', '.join(sorted(map(str, dtypes)))}; they "
+            f"must have one dtype of {', '.join(_DTYPES)}, which dtype= gives them"
+        )
+    return learnt
+
+
 class FlatModule:
     """A module in evaluation mode, whose learnt parameters are views of one vector.
 
@@ -99,31 +141,16 @@ class FlatModule:
     def __init__(
         self, model: nn.Module, device: torch.device, dtype: torch.dtype | None
     ) -> None:
-        if any(is_lazy(parameter) for parameter in model.parameters()):
-            raise ValueError(
-                "model has a lazy layer without shapes; call it once on an example"
-            )
+        check_learnable(model, dtype)
         # gradients that its owner left on it are of no use here
         self.module = copy.deepcopy(model).to(device, dtype).eval()
-        _prepare(self.module)
+        prepare(self.module)
         self._bind()
 
     def _bind(self) -> None:
         """Make the parameters views of one new vector."""
-        self.parameters = {
-            name: parameter
-            for name, parameter in self.module.named_parameters()
-            if parameter.requires_grad
-        }
+        self.parameters = check_learnable(self.module, None)
         parts = list(self.parameters.values())
-        if not parts:
-            raise ValueError("model has no parameter that requires a gradient")
-        dtypes = {part.dtype for part in parts}
-        if len(dtypes) > 1 or not dtypes <= set(_DTYPES.values()):
-            raise ValueError(
-                f"model has parameters of {', '.join(sorted(map(str, dtypes)))}; they "
-                f"must have one dtype of {', '.join(_DTYPES)}, which dtype= gives them"
-            )
         self.shapes = [tuple(part.shape) for part in parts]
         ends = [0, *accumulate(prod(shape) for shape in self.shapes)]
         self._ranges = list(pairwise(ends))
@@ -204,7 +231,8 @@ class FlatModule:
             self.point.copy_(point)
 
 
-def _prepare(module: nn.Module) -> None:
+def prepare(module: nn.Module) -> None:
+    """Make a module one function of an example, or say which layer is none."""
     for name, layer in module.named_modules():
         # cuDNN differentiates recurrent layers in training mode only, where all that
         # differs is the dropout between them

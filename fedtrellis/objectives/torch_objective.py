@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedtrellis.objectives.base import Objective, draw_batch
+from fedtrellis.objectives.base import Objective, common_batch, draw_batch
 from fedtrellis.objectives.checks import Array, IntArray, check_number
 from fedtrellis.objectives.torch_cohort import TorchCohort, can_stack
 from fedtrellis.objectives.torch_data import Collate, read_examples
@@ -176,11 +176,13 @@ class TorchObjective(Objective):
         wide = [np.asarray(layer, dtype=np.float64) for layer in layers]
         return 0.5 * self.l2 * sum(float(np.vdot(layer, layer)) for layer in wide)
 
-    def _gradient(self, x: Point, rows: IntArray | None) -> tuple[Any, list[Tensor]]:
+    def _gradient(
+        self, x: Point, rows: IntArray | None, valued: bool = False
+    ) -> tuple[Any, list[Tensor]]:
         """Return the gradient in the form of x, and the passes' parts of the value."""
         layers = self._forms.layers(x)
         self.flat.set(layers)
-        slopes, losses = self.mean_loss.slopes(rows)
+        slopes, losses = self.mean_loss.slopes(rows, valued)
         result = to_arrays(slopes, layers[0].dtype)
         # weight ((1/d) Σ ∇loss + l2 x); in place: what an operator makes of an array
         # of no axes is no array
@@ -213,7 +215,7 @@ class TorchObjective(Objective):
     def value_and_gradient(self, x: Sequence[Array]) -> tuple[float, list[Array]]: ...
     def value_and_gradient(self, x: Point) -> tuple[float, Array | list[Array]]:
         """Return f(x) and ∇f(x), at the price of ∇f(x)."""
-        gradient, losses = self._gradient(x, None)
+        gradient, losses = self._gradient(x, None, valued=True)
         total = sum(float(loss.detach()) for loss in losses)
         return self.weight * (total + self._penalty(self._forms.layers(x))), gradient
 
@@ -358,11 +360,7 @@ class TorchObjective(Objective):
         -------
         ndarray of shape (m,)
         """
-        rows = None
-        if batch_size is not None:
-            if rng is None:
-                raise ValueError("rng is None; batch_size needs a random generator")
-            rows = draw_batch(rng, self.num_examples, batch_size)
+        rows = common_batch(rng, self.num_examples, batch_size)
         # a list's layers and an array have the points on the leading axis
         first = points if isinstance(points, np.ndarray) else next(iter(points), ())
         batch = (np.shape(first)[0],)
@@ -377,8 +375,8 @@ class TorchObjective(Objective):
     def metrics(self, x: Point) -> dict[str, float]:
         """Return ``{"accuracy": ...}`` where targets are class labels, else ``{}``.
 
-        Targets are class labels where they are integers of shape (d,) and the model's
-        outputs have shape (d, classes).
+        Targets are class labels where they are integers of shape (d, ...) and the
+        model's outputs have shape (d, classes, ...).
         """
         self.flat.set(self._forms.layers(x))
         accuracy = self.mean_loss.accuracy()

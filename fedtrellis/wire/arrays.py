@@ -14,7 +14,7 @@ from math import prod
 from typing import Any, TypeVar
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from fedtrellis.wire.layout import FloatArray, Layout
@@ -128,7 +128,7 @@ def decode(array: Array) -> NDArray[Any]:
 
 
 _PLAIN = frozenset((bool, int, float, str, bytes, list))
-T = TypeVar("T", ArrayRecord, ConfigRecord, RecordDict)
+T = TypeVar("T", ArrayRecord, ConfigRecord, MetricRecord, RecordDict)
 
 
 def filled(record: T, items: Mapping[str, Any]) -> T:

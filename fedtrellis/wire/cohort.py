@@ -143,6 +143,8 @@ class Groups:
         self._members: dict[tuple[type[Any], Layout, int], list[int]] = {}
         self._asked: dict[Any, int] = {}
         self._numbers: dict[int, int] = {}  # by the config's identity
+        # by class, and the identities of layout and config: hashing takes longer
+        self._known: dict[tuple[type[Any], int, int], tuple[Layout, list[int]]] = {}
 
     def __iter__(self) -> Iterator[tuple[type[Any], Layout, list[int]]]:
         return (
@@ -154,6 +156,11 @@ class Groups:
         self, index: int, client: Any, layout: Layout, config: Mapping[str, Any]
     ) -> None:
         """Put a request, by its number, where it belongs."""
+        same = type(client), id(layout), id(config)
+        known = self._known.get(same)
+        if known is not None:
+            known[1].append(index)
+            return
         number = self._numbers.get(id(config))
         if number is None:
             asked = frozenset(
@@ -164,7 +171,9 @@ class Groups:
             number = self._asked.setdefault(asked, len(self._asked))
             self._numbers[id(config)] = number
         key = type(client), layout, number
-        self._members.setdefault(key, []).append(index)
+        members = self._members.setdefault(key, [])
+        members.append(index)
+        self._known[same] = layout, members
 
 
 def most_of(layout: Layout) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from logging import WARNING
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["CLIENT_KEYS", "Client", "Key", "Registry", "Traffic", "exchange"]
 
 #: Whether a client's name belongs to one key for good.
-CLIENT_KEYS = ("bound", "free")
+ClientKeys = Literal["bound", "free"]
+CLIENT_KEYS: tuple[ClientKeys, ...] = get_args(ClientKeys)
 
 # Polling starts at this wait, in seconds, and grows to the other: an answer that is
 # there at once is taken at once, and a deployed wave of seconds costs few requests.
@@ -288,9 +289,10 @@ class Registry:
         RuntimeError
             If no node can be used at all.
         """
-        connected = set(grid.get_node_ids())
-        if connected <= self._known_nodes:
+        node_ids = list(grid.get_node_ids())
+        if self._known_nodes.issuperset(node_ids):
             return
+        connected = set(node_ids)
         new = sorted(connected - self._known_nodes - self._left_out)
         if not new:
             return

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import lru_cache
+from typing import Any, cast
 
 from flwr.app import (
     Array,
@@ -320,16 +321,22 @@ class Handling:
             memory.save(self.context.state, self._keep_model)
 
 
+@lru_cache(maxsize=128)  # of an abstract class Python would look it up every time
+def _is_client(kind: type) -> bool:
+    return issubclass(kind, NumPyClient)
+
+
 def make_client(client_fn: ClientFn, context: Context) -> NumPyClient:
     """The client of a node; TypeError if it is none."""
     client = client_fn(context)
-    if not isinstance(client, NumPyClient):
+    kind: Any = type(client)
+    if not _is_client(kind):
         hint = "; return it without .to_client()" if hasattr(client, "fit") else ""
         raise TypeError(
             f"client_fn returned a {type(client).__name__}, "
             f"expected a flwr.client.NumPyClient{hint}"
         )
-    return client
+    return cast(NumPyClient, client)
 
 
 def metric_record(metrics: Mapping[str, Any]) -> MetricRecord:

@@ -19,8 +19,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
-from typing import Any, cast
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,9 +32,14 @@ __all__ = ["DTYPES", "FloatArray", "Layers", "Layout"]
 FloatArray = NDArray[np.float64]
 
 #: What a model may be made of, the widest first.
-DTYPES = ("float64", "float32", "float16", "bfloat16")
-_POINT = {name: np.dtype("f8" if name == "float64" else "f4") for name in DTYPES}
-_WIRE = dict(zip(DTYPES, map(np.dtype, ("<f8", "<f4", "<f2", "<u2")), strict=True))
+DType = Literal["float64", "float32", "float16", "bfloat16"]
+DTYPES: tuple[DType, ...] = get_args(DType)
+_POINT: dict[str, np.dtype[Any]] = {
+    name: np.dtype("f8" if name == "float64" else "f4") for name in DTYPES
+}
+_WIRE: dict[str, np.dtype[Any]] = dict(
+    zip(DTYPES, map(np.dtype, ("<f8", "<f4", "<f2", "<u2")), strict=True)
+)
 
 
 @dataclass(frozen=True)
@@ -81,12 +87,12 @@ class Layout:
         dtype = known[0] if known and len(known) == len(names) else "float64"
         return cls(tuple(array.shape for array in arrays), dtype)
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Number of parameters p."""
         return sum(prod(shape) for shape in self.shapes)
 
-    @property
+    @cached_property
     def point_shape(self) -> tuple[int, ...]:
         """Shape of the point that stands for the model."""
         only = self.shapes[0] if len(self.shapes) == 1 else ()
@@ -96,12 +102,12 @@ class Layout:
 
     # ------------------------------------------------------------------------- dtype
 
-    @property
+    @cached_property
     def point_dtype(self) -> np.dtype[Any]:
         """Of points and gradients in memory: float64, or float32."""
         return _POINT[self.dtype]
 
-    @property
+    @cached_property
     def wire_dtype(self) -> np.dtype[Any]:
         """Of a point's entries as they travel."""
         return _WIRE[self.dtype]
@@ -174,7 +180,7 @@ class Layout:
     def layers(self, point: FloatArray) -> Layers:
         """Split a point into the layers, as views of it."""
         flat = point.reshape(-1)
-        layers, start = Layers(self), 0
+        layers, start = Layers(self, point), 0
         for shape in self.shapes:
             stop = start + prod(shape)
             layers.append(flat[start:stop].reshape(shape))
@@ -274,11 +280,17 @@ class Layers(list[FloatArray]):
     """A model's layers, as a client's ``fit`` gets them, which know their layout.
 
     An array of float32 does not say whether the model is one of bfloat16.
+
+    Attributes
+    ----------
+    layout : Layout
+    whole : ndarray of shape ``layout.point_shape``
+        The point that they are views of.
     """
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, whole: FloatArray) -> None:
         super().__init__()
-        self.layout = layout
+        self.layout, self.whole = layout, whole
 
 
 def _narrowed(point: FloatArray, wire: np.dtype[Any]) -> NDArray[Any]:

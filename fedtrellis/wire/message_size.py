@@ -99,6 +99,9 @@ def _value_bytes(value: Any, unsigned: bool = False) -> int:
     return _field(len(value))
 
 
+_SCALARS = frozenset((float, int, bool))
+
+
 @lru_cache(maxsize=8192, typed=True)
 def _scalar_bytes(key: str, value: bool | int | float | str) -> int:
     """An item with a scalar: most of a round's messages share most of theirs."""
@@ -107,14 +110,6 @@ def _scalar_bytes(key: str, value: bool | int | float | str) -> int:
 
 
 def _item_bytes(key: str, value: Any) -> int:
-    kind = type(value)
-    if (
-        kind is float
-        or kind is int
-        or kind is bool
-        or (kind is str and len(value) < 64)
-    ):
-        return _scalar_bytes(key, value)
     if isinstance(value, list):
         # a repeated scalar field (packed) or repeated text, inside a message
         if value and isinstance(value[0], str | bytes):
@@ -159,20 +154,19 @@ class _RecordSize:
     def __init__(self, record: object) -> None:
         self.record = record
         self._objects: dict[Hashable, int] | None = None
-        self.holds = isinstance(record, ArrayRecord) and len(record) > 0
+        self.holds = isinstance(record, ArrayRecord) and bool(contents(record))
         if isinstance(record, ConfigRecord | MetricRecord):
-            body = 0
-            for key, value in contents(record).items():
-                body += _item_bytes(key, value)
+            body = items_bytes(contents(record))
             self.own = self.total = _framed(type(record).__name__, 0, body)
             return
         assert isinstance(record, ArrayRecord)
-        if len(record) == 1:
-            (array,) = record.values()
+        arrays_of = contents(record)
+        if len(arrays_of) == 1:
+            ((name, array),) = arrays_of.items()
             if len(array.data) <= CHUNK_SIZE:
                 # one chunk: there is nothing that could be equal to something
                 self.own, self.total = _one_array(
-                    *record,
+                    name,
                     array.dtype,
                     tuple(array.shape),
                     array.stype,
@@ -236,7 +230,14 @@ def content_bytes(content: RecordDict) -> int:
 
 def items_bytes(items: Mapping[str, Any]) -> int:
     """Bytes of some items of a ``ConfigRecord`` or ``MetricRecord``, in its body."""
-    return sum(_item_bytes(key, value) for key, value in items.items())
+    size = 0
+    for key, value in items.items():
+        kind = type(value)
+        if kind in _SCALARS or (kind is str and len(value) < 64):
+            size += _scalar_bytes(key, value)
+        else:
+            size += _item_bytes(key, value)
+    return size
 
 
 def arrays_bytes(described: Described) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -56,6 +57,17 @@ class MethodClient(NumPyClient):
     told_evaluation : callable or None
         Given the loss, the number of examples and the metrics that ``evaluate``
         returned, returns the loss and the metrics to be sent.
+
+    Examples
+    --------
+    A client that sends the gradient of f_i(x) = ‖x‖²/2:
+
+    >>> from fedtrellis import MethodClient
+    >>> class GradientClient(MethodClient):
+    ...     def fit(self, parameters, config):
+    ...         return [parameters[0]], 1, {}
+    >>> GradientClient().fit([2.0], {})
+    ([2.0], 1, {})
     """
 
     announcement: Mapping[str, Any] = MappingProxyType({})
@@ -109,6 +121,17 @@ class StatefulClient(MethodClient):
         travels without the half kilobyte that an array has around it.
     client_id : str
         The stable identity, see :func:`fedtrellis.wire.protocol.client_identity`.
+
+    Examples
+    --------
+    A client that counts those of its rounds that the server used:
+
+    >>> import numpy as np
+    >>> from fedtrellis import StatefulClient
+    >>> class Counting(StatefulClient):
+    ...     def fit(self, parameters, config):
+    ...         self.state["rounds"] = self.state.get("rounds", np.zeros(1)) + 1
+    ...         return parameters, 1, {"rounds": float(self.state["rounds"][0])}
     """
 
     #: Names of the arrays that a server may give back; None: any.
@@ -136,12 +159,16 @@ class StatefulClient(MethodClient):
             raise ValueError(f"a client of this method takes no {strange[0]!r} back")
 
 
-def speaks_for(kind: type[Any], many: str, one: str) -> bool:
+def speaks_for(kind: Any, many: str, one: str) -> bool:
     """Whether a class's method for many clients does what its method for one does.
 
     It is not if a subclass has overridden the latter alone.
     """
+    return _speaks_for(kind, many, one)
 
+
+@lru_cache(maxsize=1024)
+def _speaks_for(kind: type, many: str, one: str) -> bool:
     def place(name: str) -> int:
         return next((i for i, c in enumerate(kind.__mro__) if name in vars(c)), -1)
 

@@ -331,9 +331,8 @@ class ClientMemory:
         ValueError
             If the request is malformed; nothing has changed.
         """
-        model = receive(
-            cast(ArrayRecord, content[MODEL]), config, self.model, max_parameters
-        )
+        record = cast(ArrayRecord, contents(content)[MODEL])
+        model = receive(record, config, self.model, max_parameters)
         used = config.get("used-round", None)
         if used is None:  # the method's clients have no state
             self.model = model

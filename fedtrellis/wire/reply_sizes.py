@@ -55,6 +55,8 @@ class ReplySizes:
         self._envelopes, self._names, self._contents = envelopes, names, contents
         self._common: dict[tuple[int, int | None], int] = {}
         self._kinds: dict[int, tuple[str, int]] = {}
+        # of replies with neither metrics nor numbers
+        self._plain: dict[Any, int] = {}
 
     def _envelope(self, asked: Asked) -> int:
         request, node_id = asked.request, asked.node_id
@@ -94,6 +96,30 @@ class ReplySizes:
         metrics : mapping
         numbers : ndarray or None
         """
+        own = self._names.get(asked.client)
+        if own is None:
+            own = items_bytes({"client-id": asked.client})
+            self._names[asked.client] = own
+        if metrics or numbers is not None:
+            return self._of(asked, config, version, arrays, metrics, numbers, own)
+        bits = asked.node_id.bit_length()
+        key = id(asked.request), own, bits, id(config), version, arrays
+        size = self._plain.get(key)
+        if size is None:
+            size = self._of(asked, config, version, arrays, metrics, None, own)
+            self._plain[key] = size
+        return size
+
+    def _of(
+        self,
+        asked: Asked,
+        config: Mapping[str, Any],
+        version: int | None,
+        arrays: int,
+        metrics: Mapping[str, Any],
+        numbers: FloatArray | None,
+        own: int,
+    ) -> int:
         common = self._common.get((id(config), version))
         if common is None:
             status = opening("", config)
@@ -101,10 +127,6 @@ class ReplySizes:
             if version is not None:
                 status["model-version"] = version
             common = self._common[id(config), version] = items_bytes(status)
-        own = self._names.get(asked.client)
-        if own is None:
-            own = items_bytes({"client-id": asked.client})
-            self._names[asked.client] = own
         if numbers is not None:
             own += items_bytes({"numbers": numbers.tobytes()})
         measured = items_bytes(metrics) if metrics else -1

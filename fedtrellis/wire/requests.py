@@ -89,8 +89,9 @@ def read_request(content: RecordDict, max_count: int) -> Named:
     ValueError, KeyError
         A record or an entry is missing or of the wrong type, or a number too large.
     """
+    records = contents(content)
     for name, kind in _KINDS.items():
-        record = content.get(name)
+        record = records.get(name)
         if record is None and name != RESTORE:
             raise ValueError(f"the request has no {name!r}")
         if record is not None and not isinstance(record, kind):
@@ -98,7 +99,7 @@ def read_request(content: RecordDict, max_count: int) -> Named:
                 f"the request's {name!r} is a {type(record).__name__}, expected "
                 f"{kind.__name__}"
             )
-    config = Named("the request's config", contents(content[CONFIG]))
+    config = Named("the request's config", contents(records[CONFIG]))
     for key in _REQUIRED:
         config[key]  # which says so if it is missing
     for key, value in config.items():

@@ -42,6 +42,8 @@ from fedtrellis.wire.reply_sizes import Asked, ReplySizes
 
 __all__ = ["Asked", "Heard", "Together"]
 
+# Bytes of a model that is one chunk of a message, and small beside it.
+_LARGEST_MODEL = CHUNK_SIZE // 2
 _NONE: FloatArray = np.empty(0)
 _NONE.flags.writeable = False
 
@@ -164,7 +166,7 @@ class Together:
         whole = 2 * len(asked) >= len(self.contexts)
         begun: dict[int, _Begun] = {}
         layout: Layout | None = None
-        most = 1
+        most, end = 1, len(asked) - 1
         for index, one in enumerate(asked):
             client = self._begin(one, reader)
             if client is not None:
@@ -173,8 +175,8 @@ class Together:
                     most = most_of(layout)
                 begun[index] = client
             # so many at a time, that what they need is still in the cache
-            last = index + 1 == len(asked)
-            if len(begun) >= most or last:
+            last = index == end
+            if last or len(begun) >= most:
                 for place, result in self._answer_some(begun, sizes, whole):
                     heard[place] = result
                 begun = {}
@@ -188,46 +190,44 @@ class Together:
     ) -> Iterator[tuple[int, Heard | None]]:
         """What clients answer that have taken their requests, and who of them."""
         groups = Groups()
-        for index, client in begun.items():
-            layout, config = client.model.layout, client.told.config
-            groups.add(index, client.client, layout, config)
+        for index, each in begun.items():
+            groups.add(index, each.client, each.model.layout, each.told.config)
         try:
             for kind, layout, members in groups:
                 for part in parts(members, layout):
                     results = self._answer(kind, [begun[i] for i in part], sizes, whole)
                     yield from zip(part, results, strict=True)
         finally:
-            for client in begun.values():
-                if not client.done:
-                    client.context.put_back(client.before)
+            for each in begun.values():
+                if not each.done:
+                    each.context.put_back(each.before)
 
     def _begin(self, asked: Asked, reader: _Reader) -> _Begun | None:
         """Let a client take its request, as :meth:`Handling.begin` does."""
         told, context = reader.read(asked.request), self.contexts.get(asked.node_id)
         if told is None or not isinstance(context, NodeContext):
             return None
-        node, content = self.app.node, told.content
         before = context.memory(told.session)
         if before is None or client_identity(context) != asked.client:
             return None
+        node, memory, model = self.app.node, before, told.model
         try:
-            memory, model = before, told.model
             if model is None or before.model is not None:
                 memory = before.copy()
                 memory.take_request(
-                    content, told.config, node.max_parameters, reader.wave.receive
+                    told.content, told.config, node.max_parameters, reader.wave.receive
                 )
                 model = cast(ReceivedModel, memory.model)
                 if told.alike:
                     told.model, memory.model = model, None
             client = make_client(node.client_fn, context)
             if isinstance(client, StatefulClient):
-                if RESTORE in contents(content):
-                    client.check_restored(content)
+                if RESTORE in contents(told.content):
+                    client.check_restored(told.content)
                 client.state = Named("the client's state", memory.arrays())
         except Exception:
             return None
-        if context.looked_at or model.point.nbytes > CHUNK_SIZE // 2:
+        if context.looked_at or model.point.nbytes > _LARGEST_MODEL:
             context.put_back(before)
             self._declined.add(told.session)
             return None
@@ -268,12 +268,13 @@ class Together:
         arrays, norms, alike = checked([result[0] for result in results], whole)
         body: int | None = None
         heard = []
-        for each, result, own, norm in zip(
+        for each, (_, examples, extra), own, norm in zip(
             clients, results, arrays, norms, strict=True
         ):
-            metrics = {**({EXAMPLES: int(result[1])} if result[1] else {}), **result[2]}
-            if metrics:
-                metrics = dict(contents(metric_record(metrics)))
+            told, metrics = each.told, extra
+            if examples:
+                metrics = {EXAMPLES: int(examples), **extra}
+            metrics = dict(contents(metric_record(metrics))) if metrics else {}
             numbers = getattr(each.client, "numbers", None)
             if numbers is not None:
                 numbers = numbers.astype("<f8")
@@ -287,11 +288,10 @@ class Together:
                 )
             if body is None:
                 # its size depends on what is in it: the session goes by messages
-                self._declined.add(each.told.session)
+                self._declined.add(told.session)
                 raise RefusedError
-            version = each.model.version if each.told.keeps_model else None
-            config = each.told.config
-            size = sizes.of(each.asked, config, version, body, metrics, numbers)
+            version = each.model.version if told.keeps_model else None
+            size = sizes.of(each.asked, told.config, version, body, metrics, numbers)
             numbers = _NONE if numbers is None else numbers
             heard.append(Heard(own, metrics, numbers, norm, size))
         # the state is written last: whatever raised before has changed nothing

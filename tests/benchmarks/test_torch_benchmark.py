@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from benchmarks import torch_speed  # noqa: E402
-from benchmarks.report import Spread  # noqa: E402
+from benchmarks.report import Comparison, Spread  # noqa: E402
 
 SIZE = torch_speed.Size(gradients=1, blocks=1, rounds=1, examples=70, jobs=1)
 
@@ -36,3 +36,18 @@ def test_without_a_gpu_it_says_so() -> None:
     assert result.about == "Skipped: PyTorch finds no CUDA GPU on this machine."
     assert not result.rows
     assert not result.aims
+
+
+def test_what_a_gpu_is_measured_by_runs_on_any_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch_speed, "_BLOCK", 0.0)
+    result = Comparison("gpu", "", "")
+    device = torch.device("cpu")
+    # raises if a gradient on the device is another than on the CPU, alone or stacked
+    for name, model, inputs, labels in torch_speed._models(device):
+        torch_speed._on_device(result, device, name, model, inputs, labels, 1)
+    assert len(result.rows) == 3
+    assert len(result.aims) == 6
+    assert isinstance(result.rows[0]["cohort"], Spread)
+    assert result.rows[2]["cohort"] == "not stacked"

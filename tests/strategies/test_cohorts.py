@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context
 
+import clients
 from clients import (
     FedAvgGDClient,
     FedDRClient,
     FedFWClient,
     FedGiAClient,
+    FedOptClient,
     FedProxClient,
     FirstOrderRFLClient,
     LocalSGDClient,
@@ -29,12 +31,14 @@ from fedtrellis.manifolds import Sphere
 from fedtrellis.objectives import LeastSquares, Logistic, MultinomialLogistic
 from fedtrellis.wire.arrays import decode
 from fedtrellis.wire.handling import Handling
+from fedtrellis.wire.method_client import speaks_for
 from fedtrellis.wire.protocol import ClientMemory
 from strategies import (
     FedAvgGD,
     FedDR,
     FedFW,
     FedGiA,
+    FedOpt,
     FedProx,
     FirstOrderRFL,
     LocalSGD,
@@ -124,6 +128,7 @@ def cases() -> list[Case]:
     made += [
         Case("batches", of(FedAvgGD, batch_fraction=0.4), FedAvgGDClient, "classes"),
         Case("local-sgd", LocalSGD, LocalSGDClient, "squares"),
+        Case("fedopt", FedOpt, FedOptClient, "squares"),
         Case("fedprox", FedProx, FedProxClient, "logistic"),
         Case("projected", of(ProjectedFedAvg, ball, batch_size=3),
              ProjectedFedAvgClient, "logistic"),
@@ -148,6 +153,15 @@ def cases() -> list[Case]:
              ZerothOrderRFLClient, "squares", (sphere,), first),
     ]  # fmt: skip
     return made
+
+
+def test_every_client_that_computes_together_is_here() -> None:
+    offer = {
+        kind
+        for kind in (getattr(clients, name) for name in clients.__all__)
+        if speaks_for(kind, "fit_many", "fit")
+    }
+    assert offer == {case.client for case in cases()}
 
 
 def assert_same(one: Played[Any], many: Played[Any], tolerance: float) -> None:
