@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from flwr.app import ConfigRecord, MetricRecord
@@ -20,15 +20,15 @@ from fedtrellis.server.checkpoint import read_client_keys
 from fedtrellis.server.conversation import Conversation
 from fedtrellis.server.method import Method
 from fedtrellis.server.metrics import mean_metrics
-from fedtrellis.server.robust import LEAST, RULES, Average
+from fedtrellis.server.robust import LEAST, Average, Rule
 from fedtrellis.settings import SettingsError, given, setting
 from fedtrellis.wire.arrays import FloatArray
-from fedtrellis.wire.exchange import CLIENT_KEYS
+from fedtrellis.wire.exchange import ClientKeys
 from fedtrellis.wire.protocol import ANSWER_BOUND, EXAMPLES, is_count
 
-__all__ = ["EVALUATION_WEIGHTS", "GuardedMethod"]
+__all__ = ["GuardedMethod"]
 
-EVALUATION_WEIGHTS = ("examples", "equal")
+Weights = Literal["equal", "examples"]
 
 
 class GuardedMethod(Method):
@@ -36,16 +36,18 @@ class GuardedMethod(Method):
 
     #: The rules of ``robust`` that the method can average by.
     rules: ClassVar[tuple[str, ...]] = ("none",)
+    #: Whether its mean over answers may weigh them by their clients' examples.
+    weighable: ClassVar[bool] = False
     #: Answers that such an average of a round needs; 1 where those who sat out count
     #: with what they last sent, or the method looks after itself.
     least_answers: ClassVar[int] = LEAST
 
-    robust: str = setting(
+    robust: Rule = setting(
         "none",
         "how answers are averaged, so that a few of them cannot choose the average; "
         "none: the mean",
         note="see :class:`~fedtrellis.server.robust.Average`",
-        choices=RULES,
+        choices=Rule,
         shown=False,
     )
     trimmed_fraction: float = setting(
@@ -72,19 +74,29 @@ class GuardedMethod(Method):
         minimum=1.0,
         shown=False,
     )
-    client_keys: str = setting(
+    client_keys: ClientKeys | Literal["auto"] = setting(
         None,
         "whether a client-id is bound to the key of the node that first answered for "
         "it, over checkpoints too; auto: where the node's key was registered under a "
         "name",
-        choices=CLIENT_KEYS,
+        choices=ClientKeys,
         shown=False,
     )
-    evaluation_weights: str = given(
+    client_weights: Weights = given(
+        "what an answer weighs in the mean of a round: as much as any other, as in the "
+        "papers, or by the examples that its client declared before round 1, as in "
+        "Flower's FedAvg",
+        note="By examples the minimum is that of Σ d_i f_i / Σ d_i, the mean over all "
+        "examples where f_i is the mean over the client's d_i",
+        default="equal",
+        choices=Weights,
+        shown=False,
+    )
+    evaluation_weights: Weights = given(
         "what a client's evaluation weighs in the mean: the examples that it declared "
         "before round 1, or as much as any other's",
         default="examples",
-        choices=EVALUATION_WEIGHTS,
+        choices=Weights,
         shown=False,
     )
 
@@ -95,6 +107,17 @@ class GuardedMethod(Method):
             raise SettingsError(
                 f"robust = {self.robust!r} does not apply to {self.described_name}; "
                 f"allowed: {', '.join(self.rules)}"
+            )
+        if self.client_weights != "equal" and not self.weighable:
+            raise SettingsError(
+                f"client_weights = {self.client_weights!r} does not apply to "
+                f"{self.described_name}; allowed: equal (scale each client's f_i by "
+                "its examples)"
+            )
+        if self.client_weights != "equal" and self.robust != "none":
+            raise SettingsError(
+                f"client_weights = {self.client_weights!r} needs robust = 'none': with "
+                f"{self.robust!r} all clients count alike"
             )
 
     def settings(self) -> dict[str, Any]:
@@ -134,6 +157,13 @@ class GuardedMethod(Method):
                 f"robust = {self.robust!r} needs at least {LEAST} clients; there are "
                 f"{n}"
             )
+        if self.client_weights == "examples":
+            for client in self.clients:
+                if not self.client_properties(client).get(EXAMPLES):
+                    raise SettingsError(
+                        f"client_weights = 'examples': client {client} declared none; "
+                        "its objective needs num_examples"
+                    )
 
     # ---------------------------------------------------------------------- answers
 
@@ -189,6 +219,28 @@ class GuardedMethod(Method):
     def average(self) -> Average:
         """The rule that answers are averaged by."""
         return Average(self.robust, self.trimmed_fraction, self.clipping_radius)
+
+    def mean_of(
+        self, answers: Mapping[str, FloatArray], centre: FloatArray
+    ) -> FloatArray:
+        r"""The average of a round's answers.
+
+        Parameters
+        ----------
+        answers : mapping of str to ndarray of shape S
+            By client; at least one.
+        centre : ndarray of shape S
+            As :class:`~fedtrellis.server.robust.Average` takes it.
+        """
+        points = list(answers.values())
+        if self.client_weights == "equal":
+            return self.average(points, centre)
+        counts = [self.client_properties(client)[EXAMPLES] for client in answers]
+        # Σ d_i x_i / Σ d_i
+        mean: FloatArray = np.average(
+            np.asarray(points, dtype=np.float64), axis=0, weights=counts
+        )
+        return mean
 
     def too_few(self, count: int) -> str:
         """Why so many answers cannot be averaged; empty if they can."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -25,12 +26,13 @@ from fedtrellis.server.flower_ways import FLOWER_HOOKS, advise
 from fedtrellis.settings import SettingsError, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.broadcast import ModelBroadcast
-from fedtrellis.wire.layout import DTYPES
+from fedtrellis.wire.layout import DType
 from fedtrellis.wire.protocol import pack_restore
 
 __all__ = ["SAMPLINGS", "Method"]
 
-SAMPLINGS = ("bernoulli", "fixed")
+Sampling = Literal["bernoulli", "fixed"]
+SAMPLINGS: tuple[Sampling, ...] = get_args(Sampling)
 
 
 class Method(Strategy, Declared):
@@ -86,19 +88,19 @@ class Method(Strategy, Declared):
         above=0.0,
         maximum=1.0,
     )
-    sampling: str = setting(
+    sampling: Sampling = setting(
         "bernoulli",
         "a coin flip for each client, or a fixed number of them, ⌈p·n⌉",
-        choices=SAMPLINGS,
+        choices=Sampling,
     )
     seed: int = setting(0, "of everything random", minimum=0, shown=False)
-    dtype: str = setting(
+    dtype: DType | Literal["auto"] = setting(
         None,
         "what the model is made of: computed, kept and sent in; auto: what "
         "initial_arrays are of, where the method takes that, and in a run config "
         "float64",
         note="see :mod:`fedtrellis.wire.layout`",
-        choices=DTYPES,
+        choices=DType,
         shown=False,
     )
 
@@ -154,6 +156,11 @@ class Method(Strategy, Declared):
     def result_point(self) -> FloatArray:
         """The model that is evaluated and returned, where that is not what is sent."""
         return self.broadcast.model
+
+    @property
+    def result_layout(self) -> Layout:
+        """Shapes and dtype of :meth:`result_point`."""
+        return self.broadcast.layout
 
     def converged(self) -> bool:
         """Whether the method's own stop rule holds; asked after every round."""
@@ -278,6 +285,11 @@ class Method(Strategy, Declared):
     def model_version(self) -> int:
         """The version of the model that requests bring, which answers have to name."""
         return self.broadcast.version
+
+    @cached_property
+    def one_model(self) -> bool:
+        """Whether all clients are sent the model alike, as those that keep none."""
+        return not self.keep_model and type(self).model_for is Method.model_for
 
     def model_for(
         self, client: str, entries: dict[str, Any]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,8 @@ from fedtrellis.wire.arrays import FloatArray
 
 __all__ = ["BY_COORDINATE", "LEAST", "RULES", "Average"]
 
-RULES = ("none", "median", "trimmed-mean", "centred-clipping")
+Rule = Literal["none", "median", "trimmed-mean", "centred-clipping"]
+RULES: tuple[Rule, ...] = get_args(Rule)
 #: Those that look at every coordinate by itself, so that points may lack some.
 BY_COORDINATE = ("median", "trimmed-mean")
 #: Of fewer points no majority is known: a liar and a client are one each.
@@ -78,7 +80,9 @@ class Average:
             Summed up in float64 whatever the points are of, to be rounded once.
         """
         if self.rule == "none":
-            mean: FloatArray = np.mean(points, axis=0, dtype=np.float64)
+            # (1/n) Σ x_i, as np.mean does it, which takes as long again to get there
+            mean: FloatArray = np.add.reduce(points, axis=0, dtype=np.float64)
+            mean /= len(points)
             return mean
         if self.rule == "centred-clipping":
             return self._clipped(np.asarray(points, dtype=np.float64), centre)

@@ -16,6 +16,7 @@ from fedtrellis.server.answers import Answer
 from fedtrellis.server.conversation import Conversation
 from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.server.metrics import plain_metrics
+from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import record_arrays
 from fedtrellis.wire.method_client import speaks_for
 from fedtrellis.wire.protocol import ANSWER_BOUND
@@ -30,6 +31,41 @@ class RoundStrategy(LoopStrategy):
     :meth:`aggregate`; if its clients have state, :meth:`client_state` and
     :meth:`state`, :meth:`load_state` too. Parameters and attributes are those of
     :class:`~fedtrellis.server.loop.LoopStrategy`.
+
+    Examples
+    --------
+    Gradient descent, both halves of it:
+
+    >>> import numpy as np
+    >>> from flwr.app import ArrayRecord
+    >>> from fedtrellis import LocalGrid, MethodClient, RoundStrategy
+    >>> from fedtrellis import client_app, setting
+    >>> class GradientDescent(RoundStrategy):
+    ...     stateful = keep_model = False
+    ...     step_size: float = setting(0.5, "of a round", above=0.0)
+    ...
+    ...     def setup(self, point, layout):
+    ...         pass
+    ...     def instruction(self, server_round, client):
+    ...         return {}
+    ...     def check(self, answer):
+    ...         return answer.arrays[0]
+    ...     def aggregate(self, server_round, answers):
+    ...         g = np.mean(list(answers.values()), axis=0)
+    ...         self.broadcast.replace(self.broadcast.model - self.step_size * g)
+    ...         return {"norm": float(np.linalg.norm(g))}
+    >>> class GradientClient(MethodClient):    # of f_i(x) = (x − c_i)²/2
+    ...     def __init__(self, c):
+    ...         self.c = c
+    ...     def fit(self, parameters, config):
+    ...         return [parameters[0] - self.c], 1, {}
+    >>> def client_fn(context):
+    ...     return GradientClient(float(context.node_config["partition-id"]))
+    >>> grid = LocalGrid(client_app(client_fn), num_nodes=5)
+    >>> strategy = GradientDescent(step_size=0.5)
+    >>> result = strategy.start(grid, ArrayRecord([np.zeros(1)]), num_rounds=30)
+    >>> result.arrays.to_numpy_ndarrays()[0].round(6)
+    array([2.])
     """
 
     @abstractmethod
@@ -62,7 +98,7 @@ class RoundStrategy(LoopStrategy):
         answers : dict
             What :meth:`check` returned, by client, in the order of
             :func:`~fedtrellis.wire.protocol.identity_order`, whatever order they came
-            in. Never empty.
+            in. Never empty, but where ``privacy`` is ``"central"``.
 
         Returns
         -------
@@ -103,6 +139,7 @@ class RoundStrategy(LoopStrategy):
         entries: dict[str, Any] = {"num-clients": self.num_clients}
         if self.answer_bound != ANSWER_BOUND:
             entries["answer-bound"] = self.answer_bound
+        entries |= self.private_entries()
         return entries | self.instruction(server_round, client)
 
     def run_round(
@@ -117,10 +154,13 @@ class RoundStrategy(LoopStrategy):
             return self._run_hooks(conversation, server_round, config, timeout)
         self._sampled = self.sample(server_round)
         entries = self._entries(server_round, config)
-        if not entries:
+        if not entries and not self.private_cohort:
             self._used = []
             return None
-        answers = conversation.ask(server_round, "train", entries, timeout)
+        self.note_asked(entries)
+        answers: Sequence[Answer] = ()
+        if entries:
+            answers = conversation.ask(server_round, "train", entries, timeout)
         return self._use(server_round, answers)
 
     def _use(
@@ -139,13 +179,13 @@ class RoundStrategy(LoopStrategy):
         for name in checked if why else ():
             self.conversation.reject(name, why)
         self._used = [] if why else list(checked)
-        if not self._used:
+        if not self._used and not self.private_cohort:
             return None
         self._whole = None
         metrics = self.aggregate(server_round, checked)
         for name in checked:
             self.conversation.note_used(name, server_round)
-        return metrics
+        return metrics | self.privacy_metrics()
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
@@ -160,6 +200,12 @@ class RoundStrategy(LoopStrategy):
 
     def check_hooks(self) -> None:
         """Where a round is one wave, each part of Flower's loop can be overridden."""
+        own = self.own_hooks(RoundStrategy)
+        if self.privacy != "none" and own:
+            raise SettingsError(
+                f"privacy = {self.privacy!r} does not apply to {self.described_name}, "
+                f"which overrides {own[0]}"
+            )
         if type(self).run_round is not RoundStrategy.run_round:
             super().check_hooks()
 

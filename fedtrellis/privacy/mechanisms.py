@@ -1,0 +1,279 @@
+"""What answers go through before anybody else sees something of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+
+from fedtrellis.domains import Domain, L1Ball, Simplex
+from fedtrellis.domains.atoms import Atom
+from fedtrellis.privacy.noise import SecretNoise
+from fedtrellis.wire.arrays import FloatArray
+
+__all__ = [
+    "LocalNoise",
+    "PrivateMean",
+    "clipped",
+    "has_few_vertices",
+    "report_noisy_max",
+]
+
+
+def clipped(vector: FloatArray, clip: float, order: float | None = None) -> FloatArray:
+    """The vector, shortened to ``clip`` if it is longer: v · min(1, C/‖v‖).
+
+    Parameters
+    ----------
+    vector : ndarray
+        Of any shape; one that is not finite becomes zero, as no length is known.
+    clip : float
+        C.
+    order : float, optional
+        Of the norm: None, the Euclidean one, or ``numpy.inf``, the largest entry.
+
+    Returns
+    -------
+    ndarray of float64
+        Of the same shape.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.privacy import clipped
+    >>> clipped(np.array([3.0, 4.0]), 1.0)
+    array([0.6, 0.8])
+    """
+    values = np.asarray(vector, dtype=np.float64)
+    if not np.isfinite(values).all():
+        return np.zeros(values.shape)
+    largest = float(np.abs(values).max(initial=0.0))
+    if largest == 0.0:
+        return values
+    # in units of the largest entry, so that no square is beyond what a float can hold
+    unit = values / largest
+    norm = 1.0 if order == np.inf else float(np.linalg.norm(unit))
+    # v · min(1, C/‖v‖)
+    if largest * norm <= clip:
+        return values
+    short: FloatArray = unit * (clip / norm)
+    return short
+
+
+class PrivateMean:
+    """The noisy mean of clipped changes, which stands in for an average of answers.
+
+    ::
+
+        v + ( Σ_i clip(x_i − v) + z C N(0, I) ) / w,     clip(u) = u · min(1, C/‖u‖)
+
+    The divisor w is fixed beforehand, not the number of answers: that one client is
+    there or not moves the sum by at most C, whatever it sends, and changes nothing
+    else. With z = 0 the mean is clipped only, and nothing is guaranteed.
+
+    Source: McMahan, Ramage, Talwar, Zhang, "Learning Differentially Private Recurrent
+    Language Models" (DP-FedAvg), ICLR 2018, arXiv 1710.06963, estimator f̃_f.
+
+    Parameters
+    ----------
+    clip : float
+        C.
+    noise_multiplier : float
+        z.
+    weight : float
+        w, the number of clients that a round is expected to have.
+    noise : SecretNoise
+        Where the noise comes from.
+
+    Attributes
+    ----------
+    releases : int
+        Means so far: what an accountant has to compose.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.privacy import PrivateMean, SecretNoise
+    >>> mean = PrivateMean(1.0, 0.0, 2.0, SecretNoise())
+    >>> mean([np.array([0.5, 0.0]), np.array([9.0, 0.0])], np.zeros(2))
+    array([0.75, 0.  ])
+    """
+
+    def __init__(
+        self, clip: float, noise_multiplier: float, weight: float, noise: SecretNoise
+    ) -> None:
+        self.clip = clip
+        self.noise_multiplier = noise_multiplier
+        self.weight = weight
+        self.noise = noise
+        self.releases = 0
+
+    def __call__(
+        self, points: Sequence[FloatArray] | FloatArray, centre: FloatArray
+    ) -> FloatArray:
+        """The mean.
+
+        Parameters
+        ----------
+        points : sequence of ndarrays of shape S
+            May be empty: what is left then is the noise, as it has to be.
+        centre : ndarray of shape S
+            v. Not changed.
+
+        Returns
+        -------
+        ndarray of float64, of shape S
+        """
+        self.releases += 1
+        total = np.zeros(centre.shape)
+        for point in points:
+            total += clipped(np.subtract(point, centre, dtype=np.float64), self.clip)
+        if self.noise_multiplier:
+            scale = self.noise_multiplier * self.clip
+            total += scale * self.noise.normal(centre.shape)
+        return centre + total / self.weight
+
+
+def has_few_vertices(domain: Domain) -> bool:
+    """Whether :func:`report_noisy_max` knows the set's vertices one by one."""
+    return type(domain) in (L1Ball, Simplex)
+
+
+def report_noisy_max(
+    domain: Domain, gradient: FloatArray, scale: float, noise: SecretNoise
+) -> Atom:
+    """A vertex of a polytope, drawn by the exponential mechanism instead of the oracle.
+
+    ::
+
+        argmax over the vertices v of  ⟨−g, v⟩ + Gumbel(scale)
+
+    which draws v with probability ∝ exp(⟨−g, v⟩/scale). Where another data set changes
+    every ⟨g, v⟩ by at most Δ, that is (2Δ/scale)-differentially private, and, as the
+    mechanism's range is bounded, Δ²/(2 scale²)-zCDP: exactly what Gaussian noise of
+    deviation ``scale`` on a vector of sensitivity Δ gives.
+
+    Source: McSherry, Talwar, FOCS 2007; Talwar, Thakurta, Zhang, "Nearly Optimal
+    Private LASSO", NIPS 2015; the zCDP bound is that of Cesar, Rogers, "Bounding,
+    Concentrating, and Truncating", ALT 2021, arXiv 2004.07223.
+
+    Parameters
+    ----------
+    domain : L1Ball or Simplex
+        Whose vertices are few.
+    gradient : ndarray of shape S
+        g; not changed.
+    scale : float
+        Of the Gumbel noise; 0: the oracle itself.
+    noise : SecretNoise
+
+    Returns
+    -------
+    Atom
+        A vertex of the set.
+
+    Raises
+    ------
+    TypeError
+        The set is another one.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.domains import L1Ball
+    >>> from fedtrellis.privacy import SecretNoise, report_noisy_max
+    >>> gradient = np.array([0.0, 5.0, 0.0])
+    >>> report_noisy_max(L1Ball(2.0), gradient, 0.01, SecretNoise()).dense()
+    array([ 0., -2.,  0.])
+    """
+    if not has_few_vertices(domain):
+        raise TypeError(
+            f"the vertices of a {type(domain).__name__} are not drawn one by one; "
+            "allowed: L1Ball, Simplex"
+        )
+    radius: float = domain.radius  # type: ignore[attr-defined]
+    signs = (1.0, -1.0) if isinstance(domain, L1Ball) else (1.0,)
+    flat = np.asarray(gradient, dtype=np.float64).reshape(-1)
+    # the vertices ±r e_j, or r e_j
+    scores = np.stack([-sign * radius * flat for sign in signs])
+    scores += scale * noise.gumbel(scores.shape)
+    side, index = np.unravel_index(int(scores.argmax()), scores.shape)
+    towards = np.zeros(flat.shape)
+    towards[index] = -signs[int(side)]
+    # the oracle's answer to −v is v
+    return domain.lmo(towards.reshape(np.shape(gradient)))
+
+
+class LocalNoise:
+    """What a client does to its own answer before it sends it.
+
+    Whatever its data, its clipped vector is at most 2C away from that of any other
+    data: noise is in units of that.
+
+    Parameters
+    ----------
+    clip : float
+        C.
+    noise_multiplier : float
+        z.
+    noise : SecretNoise, optional
+        Where the noise comes from.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.privacy import LocalNoise
+    >>> LocalNoise(1.0, 0.0).hidden(np.array([3.0, 4.0]))
+    array([0.6, 0.8])
+    """
+
+    def __init__(
+        self, clip: float, noise_multiplier: float, noise: SecretNoise | None = None
+    ) -> None:
+        self.clip, self.noise_multiplier = clip, noise_multiplier
+        self.noise = noise or SecretNoise()
+
+    @classmethod
+    def asked_for(cls, config: Mapping[str, Any]) -> Self | None:
+        """What a request asks for, if it does."""
+        if "privacy-clip" not in config:
+            return None
+        return cls(config["privacy-clip"], config["privacy-noise-multiplier"])
+
+    def hidden(self, vector: FloatArray) -> FloatArray:
+        """clip(v) + 2C z N(0, I), of the vector's shape; zero where it is not finite.
+
+        Parameters
+        ----------
+        vector : ndarray
+        """
+        result = clipped(vector, self.clip)
+        if self.noise_multiplier:
+            scale = 2.0 * self.clip * self.noise_multiplier
+            result = result + scale * self.noise.normal(result.shape)
+        return result
+
+    def answer(
+        self, domain: Domain, known: FloatArray, gradient: FloatArray
+    ) -> tuple[FloatArray, Atom | None]:
+        """What the oracle is to be asked of known + gradient, or its answer.
+
+        Where vertices are few, the gradient is clipped by its largest entry and a
+        vertex drawn by :func:`report_noisy_max`; elsewhere it is :meth:`hidden`.
+
+        Parameters
+        ----------
+        domain : Domain
+        known : ndarray
+            What of the direction the server can tell by itself.
+        gradient : ndarray
+            What is the client's own, of the same shape.
+        """
+        if not has_few_vertices(domain):
+            return known + self.hidden(gradient), None
+        direction = known + clipped(gradient, self.clip, np.inf)
+        # ⟨g, v⟩ of a vertex ±r e_j moves by at most 2C r
+        radius: float = domain.radius  # type: ignore[attr-defined]
+        scale = 2.0 * self.clip * radius * self.noise_multiplier
+        return direction, report_noisy_max(domain, direction, scale, self.noise)

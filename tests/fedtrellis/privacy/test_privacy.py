@@ -1,0 +1,346 @@
+"""Differential privacy: ε, the mechanisms, the noise, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import gumbel_r, kstest, norm
+
+from clients import FedAvgGDClient, FedLMOClient, LocalSGDClient, ZerothOrderSGDClient
+from fedtrellis.domains import Domain, L1Ball, L2Ball, Simplex
+from fedtrellis.objectives import LeastSquares
+from fedtrellis.privacy import (
+    Accountant,
+    PrivateMean,
+    SecretNoise,
+    clipped,
+    noise_multiplier_for,
+    report_noisy_max,
+)
+from fedtrellis.settings import SettingsError
+from strategies import (
+    FedAvgGD,
+    FedDR,
+    FedLMO,
+    FedOpt,
+    LocalSGD,
+    Scaffold,
+    ZerothOrderSGD,
+)
+from tests.harness import Array, grid_of, play, run_app
+
+pytest.importorskip("dp_accounting")
+CENTRAL: dict[str, Any] = {"privacy": "central", "privacy_noise_multiplier": 2.0}
+
+
+def losses(count: int = 10, size: int = 4) -> list[LeastSquares]:
+    rng = np.random.default_rng(0)
+    return [
+        LeastSquares(rng.normal(size=(12, size)), rng.normal(size=12))
+        for _ in range(count)
+    ]
+
+
+# ----------------------------------------------------------------------- accountant
+
+
+def exact_delta(epsilon: float, noise_multiplier: float) -> float:
+    """δ(ε) of one Gaussian mechanism: Balle and Wang, ICML 2018, theorem 8."""
+    half, rest = 0.5 / noise_multiplier, epsilon * noise_multiplier
+    return float(norm.cdf(half - rest) - np.exp(epsilon) * norm.cdf(-half - rest))
+
+
+@pytest.mark.parametrize("noise_multiplier", [0.7, 2.0, 5.0])
+@pytest.mark.parametrize("releases", [1, 16])
+def test_gaussian_releases_cost_what_the_closed_form_says(
+    noise_multiplier: float, releases: int
+) -> None:
+    epsilon = Accountant(noise_multiplier, 1e-5).epsilon(releases)
+    single = noise_multiplier / np.sqrt(releases)
+    assert exact_delta(epsilon, single) == pytest.approx(1e-5, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "delta"),
+    [
+        # two examples of dp-accounting's own (pld_privacy_accountant_test.py), ε = 1
+        ({"privacy_noise_multiplier": np.sqrt(3.0)}, 0.126936),
+        ({"privacy_noise_multiplier": 0.5, "participation": 0.2}, 0.15594),
+    ],
+)
+def test_a_runs_epsilon_is_the_accountants_own_example(
+    settings: dict[str, Any], delta: float
+) -> None:
+    strategy = FedAvgGD(privacy="central", privacy_delta=delta, **settings)
+    run = play(strategy, grid_of(FedAvgGDClient, losses()), np.zeros(4), rounds=3)
+    shown = [record.train["epsilon"] for record in run.strategy.history]
+    assert shown[-1] == pytest.approx(1.0, abs=1e-3)
+    assert shown == sorted(shown)
+
+
+def test_poisson_cohorts_cost_less_than_the_figure_of_a_moments_accountant() -> None:
+    # Bu, Dong, Long, Su, "Deep Learning with Gaussian Differential Privacy", HDSR 2020,
+    # figure 4: 256 of 60 000, σ = 1.3, 20 epochs: ε = 1.34 at δ = 1e-5, by the moments
+    # accountant, an upper bound; by the central limit theorem ε is 1.15 and more
+    how: dict[str, Any] = {"sampling": "bernoulli", "participation": 256 / 60000}
+    epsilon = Accountant(1.3, 1e-5, **how).epsilon(20 * 60000 // 256)
+    assert 1.0 < epsilon < 1.34
+
+
+def test_a_cohort_of_fixed_size_costs_more_than_one_of_coins() -> None:
+    # one client's answer may become any other, at most 2C away
+    fixed: dict[str, Any] = {"sampling": "fixed", "cohort": 20, "clients": 100}
+    coins: dict[str, Any] = {"sampling": "bernoulli", "participation": 0.2}
+    costs = Accountant(8.0, 1e-5, **fixed).epsilon(10)
+    assert costs > 1.5 * Accountant(8.0, 1e-5, **coins).epsilon(10)
+    # and as much as without sampling, where all are in it
+    whole: dict[str, Any] = {"sampling": "fixed", "cohort": 100, "clients": 100}
+    everybody = Accountant(8.0, 1e-5, **whole).epsilon(10)
+    assert everybody == pytest.approx(Accountant(4.0, 1e-5).epsilon(10), rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"sampling": "bernoulli", "participation": 0.3},
+        {"sampling": "fixed", "cohort": 3, "clients": 10},
+    ],
+)
+def test_the_noise_for_an_epsilon_comes_to_it(how: dict[str, Any]) -> None:
+    z = noise_multiplier_for(2.0, 1e-5, 8, **how)
+    assert 1.99 < Accountant(z, 1e-5, **how).epsilon(8) <= 2.0 + 1e-9
+    assert Accountant(0.99 * z, 1e-5, **how).epsilon(8) > 2.0
+
+
+# ------------------------------------------------------------------------ mechanisms
+
+
+def test_no_client_moves_the_sum_further_than_the_clip() -> None:
+    mean = PrivateMean(1.5, 0.0, 4.0, SecretNoise())
+    rng = np.random.default_rng(0)
+    centre = rng.normal(size=6)
+    others = [centre + rng.normal(size=6) for _ in range(3)]
+    without = mean(others, centre)
+    nothing = np.full(6, np.nan), np.full(6, np.inf), np.full(6, 1e308)
+    for point in [centre + 1e-3, 1e200 * np.ones(6), *nothing]:
+        moved = np.linalg.norm(mean([*others, point], centre) - without)
+        assert moved <= 1.5 / 4.0 * (1 + 1e-9)
+
+
+def test_the_noise_is_normal_and_as_large_as_promised() -> None:
+    mean = PrivateMean(0.5, 3.0, 10.0, SecretNoise())
+    noise = mean([], np.zeros(20_000)) * 10.0 / (3.0 * 0.5)
+    assert kstest(noise, "norm").pvalue > 1e-6
+    assert kstest(SecretNoise().gumbel((20_000,)), gumbel_r.cdf).pvalue > 1e-6
+
+
+def test_the_noise_is_no_seeds() -> None:
+    first, second = SecretNoise().normal((4,)), SecretNoise().normal((4,))
+    assert not np.array_equal(first, second)
+    assert np.array_equal(SecretNoise(3).normal((4,)), SecretNoise(3).normal((4,)))
+
+
+@pytest.mark.parametrize("domain", [L1Ball(2.0), Simplex(2.0)])
+def test_vertices_are_drawn_as_the_exponential_mechanism_does(domain: Domain) -> None:
+    gradient, scale, draws = np.array([0.3, -0.8, 0.1]), 0.9, 6000
+    noise = SecretNoise(0)
+    vertices = [*(2.0 * np.eye(3))]
+    if isinstance(domain, L1Ball):
+        vertices += [-vertex for vertex in vertices]
+    drawn = [report_noisy_max(domain, gradient, scale, noise) for _ in range(draws)]
+    points = np.array([atom.dense() for atom in drawn])
+    shares = [float(np.mean((points == vertex).all(axis=1))) for vertex in vertices]
+    # P(v) ∝ exp(⟨−g, v⟩/scale)
+    weights = np.exp([-gradient @ vertex / scale for vertex in vertices])
+    assert sum(shares) == 1.0
+    assert shares == pytest.approx(list(weights / weights.sum()), abs=0.03)
+
+
+def test_other_sets_have_too_many_vertices() -> None:
+    with pytest.raises(TypeError, match="L2Ball are not drawn one by one"):
+        report_noisy_max(L2Ball(1.0), np.ones(2), 1.0, SecretNoise())
+
+
+def test_clipping_keeps_directions() -> None:
+    v = np.array([3.0, -4.0])
+    assert np.allclose(clipped(v, 1.0), v / 5.0)
+    assert np.allclose(clipped(v, 1.0, np.inf), v / 4.0)
+    assert np.array_equal(clipped(v, 9.0), v)
+
+
+# ------------------------------------------------------------------------------ runs
+
+
+def replayed(count: int, clip: float, z: float, rounds: int) -> Array:
+    """DP-FedAvg as a plain loop: one full gradient step a client and round."""
+    noise, x = SecretNoise(5), np.zeros(4)
+    for _ in range(rounds):
+        total = np.zeros(4)
+        for loss in losses(count):
+            change = -0.1 * loss.gradient(x)
+            total += change * min(1.0, clip / float(np.linalg.norm(change)))
+        x = x + (total + z * clip * noise.normal((4,))) / count
+    return x
+
+
+def test_the_baseline_is_dp_fedavg() -> None:
+    strategy = LocalSGD(
+        step_size=0.1,
+        step_schedule="constant",
+        local_steps=1,
+        batch_fraction=1.0,
+        privacy="central",
+        privacy_clip=0.05,
+        privacy_noise_multiplier=2.0,
+        privacy_test_seed=5,
+    )
+    run = play(strategy, grid_of(LocalSGDClient, losses()), np.zeros(4), rounds=5)
+    assert np.allclose(run.model, replayed(10, 0.05, 2.0, 5), atol=1e-12)
+    # noise that can be drawn again promises nothing
+    assert "epsilon" not in run.strategy.history[-1].train
+
+
+@pytest.mark.parametrize(
+    ("strategy", "client"),
+    [
+        (FedOpt(**CENTRAL), FedAvgGDClient),
+        (FedLMO(variant="server", batch_size=0, **CENTRAL), FedLMOClient),
+        (ZerothOrderSGD(batch_size=0, **CENTRAL), ZerothOrderSGDClient),
+    ],
+)
+def test_methods_that_send_one_average_come_with_an_epsilon(
+    strategy: Any, client: Any
+) -> None:
+    run = play(strategy, grid_of(client, losses()), np.zeros(4), rounds=4)
+    shown = [record.train["epsilon"] for record in run.strategy.history]
+    assert shown == pytest.approx(
+        [Accountant(2.0, 1e-5).epsilon(k) for k in range(1, 5)]
+    )
+
+
+def test_scalars_are_clipped_and_noisy_together() -> None:
+    strategy = ZerothOrderSGD(
+        batch_size=0, samples=3, step_size=1e-3, privacy="central", privacy_clip=0.1,
+        privacy_noise_multiplier=0.0,
+    )  # fmt: skip
+    run = play(strategy, grid_of(ZerothOrderSGDClient, losses()), np.zeros(4), rounds=1)
+    # Σ_j s̄_j u_j/m with ‖s̄‖ ≤ C: a step no longer than γ C √p/√m
+    assert 0.0 < np.linalg.norm(run.model) <= 1e-3 * 0.1 * np.sqrt(4 / 3) + 1e-12
+    assert "epsilon" not in run.strategy.history[-1].train
+
+
+def test_a_round_of_nobody_is_a_release_too() -> None:
+    # that none of 25 cohorts is empty, or all are, has a probability of 1e-7
+    strategy = FedAvgGD(participation=0.3, **CENTRAL)
+    run = play(strategy, grid_of(FedAvgGDClient, losses(2)), np.zeros(4), rounds=25)
+    nobody = [record for record in run.strategy.history if not record.sampled]
+    assert nobody
+    spent = [0.0, *(record.train["epsilon"] for record in run.strategy.history)]
+    assert all(spent[one.round] > spent[one.round - 1] for one in nobody)
+    models = [np.zeros(4), *run.watch.models]
+    assert all((models[one.round] != models[one.round - 1]).all() for one in nobody)
+
+
+def test_the_runs_seed_does_not_say_whose_turn_it_is() -> None:
+    def asked() -> list[int]:
+        strategy = FedAvgGD(participation=0.5, seed=1, **CENTRAL)
+        grid = grid_of(FedAvgGDClient, losses(24))
+        run = play(strategy, grid, np.zeros(4), rounds=3)
+        return [record.sampled for record in run.strategy.history]
+
+    found = {tuple(asked()) for _ in range(4)}
+    assert len(found) > 1
+
+
+def test_the_summary_says_epsilon_and_what_it_is_about(tmp_path: Any) -> None:
+    record = run_app(
+        {
+            "method": "local-sgd",
+            "task": "lasso",
+            "rounds": 3,
+            "privacy": "central",
+            "privacy-epsilon": 2.0,
+        },
+        4,
+        tmp_path,
+    )
+    summary = json.loads((record / "summary.json").read_text())
+    assert 1.9 < summary["metrics"]["epsilon"] <= 2.0
+    assert "metrics and counts in this record have no noise" in summary["warnings"][0]
+
+
+# --------------------------------------------------------------------------- refusals
+
+
+class Another(FedAvgGD):
+    """Says another aggregate than the class that promises an ε."""
+
+    def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
+        x = np.mean(list(answers.values()), axis=0)
+        self.broadcast.replace(x)
+        return {}
+
+
+class Hooked(FedAvgGD):
+    """Overrides a part of Flower's loop."""
+
+    def aggregate_train(self, server_round: int, replies: Any) -> Any:
+        return super().aggregate_train(server_round, replies)
+
+
+REFUSED: Sequence[tuple[Any, dict[str, Any], str]] = [
+    (Scaffold, {}, "privacy = 'central' does not apply to scaffold; allowed: none"),
+    (FedDR, {"domain": L2Ball(1.0)}, "does not apply to feddr; allowed: none"),
+    (FedLMO, {}, "to variant = 'corrected'; allowed: local, server"),
+    (FedAvgGD, {"robust": "median"}, "robust = 'median' does not apply beside"),
+    (FedAvgGD, {"client_weights": "examples"}, "client_weights = 'examples' does not"),
+    (FedAvgGD, {"resume": "file.npz"}, "resume does not apply beside"),
+    (FedAvgGD, {"privacy": "local"}, "allowed: none, central"),
+    (FedAvgGD, {"privacy_epsilon": 1.0}, "needs one of privacy-noise-multiplier = 2"),
+    (FedAvgGD, {"privacy_noise_multiplier": None}, "privacy-epsilon = 'auto'"),
+    (Another, {}, "another aggregate than the class that promises it"),
+    (FedAvgGD, {"privacy": "none"}, "privacy_noise_multiplier = 2.0"),
+]
+
+
+@pytest.mark.parametrize(("kind", "more", "message"), REFUSED)
+def test_no_epsilon_where_no_guarantee_holds(
+    kind: Any, more: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(SettingsError) as caught:
+        kind(**{**CENTRAL, **more})
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_flowers_hooks_are_refused() -> None:
+    with pytest.raises(SettingsError, match="which overrides aggregate_train"):
+        play(
+            Hooked(**CENTRAL), grid_of(FedAvgGDClient, losses()), np.zeros(4), rounds=1
+        )
+
+
+class Silent(FedAvgGD):
+    """Promises an ε anew, and averages by itself."""
+
+    privacies = ("none", "central")
+
+    def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
+        return {}
+
+
+def test_a_promise_without_noise_ends_the_run() -> None:
+    grid = grid_of(FedAvgGDClient, losses())
+    with pytest.raises(RuntimeError, match="without the noise of privacy = 'central'"):
+        play(Silent(**CENTRAL), grid, np.zeros(4), rounds=1)
+
+
+def test_without_the_library_the_extra_is_named(monkeypatch: Any) -> None:
+    monkeypatch.setattr("fedtrellis.extras.find_spec", lambda name: None)
+    with pytest.raises(SettingsError, match=r'pip install "fedtrellis\[privacy\]"'):
+        FedAvgGD(**CENTRAL)
