@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from itertools import chain
 from typing import Any
 
 import numpy as np
 from flwr.app import Context
 from numpy.typing import NDArray
 
-from fedtrellis.domains.atoms.random_signs import sign_bits, signed
+from fedtrellis.domains.atoms.random_signs import signed
 from fedtrellis.local_steps import step_size_at
 from fedtrellis.objectives import Loss
+from fedtrellis.privacy import LocalNoise, SecretNoise
 from fedtrellis.random import generator
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.client import StatefulClient, evaluate_objective
+from fedtrellis.wire.layout import Layers
 from fedtrellis.zeroth_order import evaluator
+from fedtrellis.zeroth_order.shared_signs import (
+    START,
+    PooledSigns,
+    StreamedSigns,
+    from_pool,
+    mark_of,
+    pool_choice,
+)
 
 __all__ = ["ZerothOrderSGDClient"]
 
@@ -32,7 +44,9 @@ class ZerothOrderSGDClient(StatefulClient):
         What ``client_fn`` was given.
     objective : object
         f_i, with ``values(points, rng, batch_size=...)`` for a batch of points at once,
-        or at least ``value(x)``.
+        or at least ``value(x)``. With ``values_shifted``, as a
+        :class:`~fedtrellis.objectives.torch_forward.TorchForward` has it, a large model
+        is perturbed layer by layer in the forward pass, and not copied.
 
     Examples
     --------
@@ -44,10 +58,18 @@ class ZerothOrderSGDClient(StatefulClient):
     >>> app = client_app(lambda context: ZerothOrderSGDClient(context, loss))
     """
 
+    restorable = frozenset((START,))
+
     def __init__(self, context: Context, objective: Loss) -> None:
         super().__init__(context)
         # it may have more: stacked losses, bounds, mini-batches
         self.objective: Any = objective
+
+    @property
+    def announcement(self) -> Mapping[str, Any]:  # type: ignore[override]
+        """Which model the objective begins at, so that nobody has to send it."""
+        begin = getattr(self.objective, "initial_point", None)
+        return {} if begin is None else {START: mark_of(begin())}
 
     def fit(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
@@ -59,61 +81,129 @@ class ZerothOrderSGDClient(StatefulClient):
         FloatingPointError
             If a function value is not finite.
         """
-        layout = Layout.of(parameters)
-        x = layout.point(parameters).copy()
-        tau, m = config["local-steps"], config["samples"]
-        batch_size, server_round = config["batch-size"], config["server-round"]
-        rng = generator(config["seed"], "mini-batch", self.client_id, server_round)
-        values = evaluator(
-            self.objective,
-            layout,
-            batch_size=batch_size,
-            rng=rng if batch_size else None,
-        )
-        drawn = sign_bits(config["seed"], server_round, x.size, tau * m)
+        x, layout = self._model(parameters, config)
+        tau, m, seed = config["local-steps"], config["samples"], config["seed"]
+        server_round, clip = config["server-round"], config["clip"]
+        if tau > 1:  # the steps between are the client's own
+            x = x.copy()
+        private = LocalNoise.asked_for(config)
+        batches = generator(seed, "mini-batch", self.client_id, server_round)
+        u: StreamedSigns | PooledSigns = StreamedSigns(seed, server_round, x.size)
+        if config["variant"] == "fedkseed":
+            chosen = pool_choice(
+                seed, self.client_id, server_round, tau * m, config["pool"]
+            )
+            u = PooledSigns(seed, chosen.tolist(), x.size)
         told = []
         for k in range(tau):
-            u = [next(drawn) for _ in range(m)]
-            at = np.concatenate(
-                list(values.parts(self._points(x, u, config["smoothing"])))
-            )
-            if not np.isfinite(at).all():
+            again = deepcopy(u)
+            at = self._values(x, layout, u, batches, config)
+            # an error would tell something of the data, and zeros are sent instead
+            if private is None and not np.isfinite(at).all():
                 raise FloatingPointError(
                     "a function value is not finite: "
                     f"step-size = {config['step-size']} may be too long"
                 )
             # s_kj = [f_i(x_i + μ u_kj; ξ) − f_i(x_i; ξ)] / μ
             s = (at[1:] - at[0]) / config["smoothing"]
-            if config["clip"] > 0.0:
-                s = np.clip(s, -config["clip"], config["clip"])
+            if clip > 0.0:
+                s = np.clip(s, -clip, clip)
             told.append(s)
             if k < tau - 1:
                 step = (server_round - 1) * tau + k + 1
                 gamma = step_size_at(config["step-schedule"], config["step-size"], step)
-                for s_j, bits in zip(s.tolist(), u, strict=True):
+                for s_j in s.tolist():
                     # x_i ← x_i − (γ_k/m) Σ_j s_kj u_kj
-                    signed(bits, -gamma / m * s_j, x)
+                    signed(again.draw(), -gamma / m * s_j, x)
         scalars = np.concatenate(told)
-        if config["upload"] == "signs":
+        if private is not None:
+            scalars = private.hidden(scalars)
+        if config["variant"] == "feedsign":
             return [np.packbits(scalars > 0.0)], 0, {}
+        if config["noise"] > 0.0:
+            # s_kj + N(0, (noise · clip)²), of which nobody else knows
+            scalars += config["noise"] * clip * SecretNoise().normal(scalars.shape)
         self.numbers = scalars
         return [], 0, {}
 
-    def _points(
-        self, x: FloatArray, u: list[NDArray[Any]], smoothing: float
-    ) -> Iterator[FloatArray]:
-        """Yield x and the x + μ u_j, as many together as memory allows."""
+    def _model(
+        self, parameters: list[NDArray[Any]], config: dict[str, Any]
+    ) -> tuple[FloatArray, Layout]:
+        """Return x as one point, and its layout.
+
+        With a pool of directions the parameters are their weights.
+        """
+        if config.get("pool"):
+            layout = Layout.from_list(config["start-shapes"], config["start-dtype"])
+            if START in self.state:
+                start = self.state[START].reshape(layout.point_shape)
+            else:
+                own: Any = getattr(self.objective, "initial_point", list)()
+                if mark_of(own) != config["start-mark"]:
+                    raise ValueError("the client has not been sent the model's start")
+                start = layout.point(own)
+            return from_pool(start, parameters[0], config["seed"]), layout
+        layout = Layout.of(parameters)
+        if isinstance(parameters, Layers):  # which are views of it
+            return parameters.whole, layout
+        return layout.point(parameters), layout
+
+    def _values(
+        self,
+        x: FloatArray,
+        layout: Layout,
+        u: StreamedSigns | PooledSigns,
+        batches: np.random.Generator,
+        config: dict[str, Any],
+    ) -> FloatArray:
+        """Return f_i at x and at the x + μ u_j, on one mini-batch, shape (m + 1,)."""
+        m, mu, batch_size = (
+            config[key] for key in ("samples", "smoothing", "batch-size")
+        )
+        drawn = (u.draw() for _ in range(m))
         together = max(1, _AT_ONCE // x.size)
-        for start in range(0, len(u) + 1, together):
-            numbers = range(start, min(start + together, len(u) + 1))
-            points = np.repeat(x[None], len(numbers), axis=0)
-            for point, number in zip(points, numbers, strict=True):
-                if number:
-                    signed(u[number - 1], smoothing, point)
-            yield points
+        if together <= m and hasattr(self.objective, "values_shifted"):
+            # μ u_j, made for one layer after the other
+            shifts = (
+                lambda first, block, bits=bits: signed(bits, mu, block, first)
+                for bits in drawn
+            )
+            values: FloatArray = self.objective.values_shifted(
+                layout.objective_point(x),
+                chain([None], shifts),
+                batches if batch_size else None,
+                batch_size=batch_size or None,
+            )
+            return values
+        of_parts = evaluator(
+            self.objective,
+            layout,
+            batch_size=batch_size,
+            rng=batches if batch_size else None,
+        ).parts(_points(x, drawn, m + 1, mu, together))
+        return np.concatenate(list(of_parts))
 
     def evaluate(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
     ) -> tuple[float, int, dict[str, Any]]:
         """f_i(x) and the objective's metrics on this client's data."""
-        return evaluate_objective(self.objective, parameters)
+        x, layout = self._model(parameters, config)
+        return evaluate_objective(self.objective, layout.layers(x))
+
+
+def _points(
+    x: FloatArray,
+    drawn: Iterator[NDArray[Any]],
+    count: int,
+    smoothing: float,
+    together: int,
+) -> Iterator[FloatArray]:
+    """Yield x and the x + μ u_j, as many together as memory allows, in one buffer."""
+    buffer = np.empty((min(together, count), *x.shape), x.dtype)
+    for start in range(0, count, together):
+        points = buffer[: min(together, count - start)]
+        points[...] = x
+        for number, point in enumerate(points, start):
+            if number:
+                signed(next(drawn), smoothing, point)
+        yield points

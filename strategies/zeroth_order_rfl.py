@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -18,7 +18,8 @@ from .first_order_rfl import FirstOrderRFL
 
 __all__ = ["UPLOADS", "ZerothOrderRFL"]
 
-UPLOADS = ("auto", "scalars", "dense")
+Upload = Literal["auto", "scalars", "dense"]
+UPLOADS: tuple[Upload, ...] = get_args(Upload)
 
 
 @dataclass(frozen=True)
@@ -84,10 +85,10 @@ class ZerothOrderRFL(FirstOrderRFL):
 
     samples: int = setting(50, "directions of a step", symbol="m", minimum=1)
     smoothing: float = setting(1e-4, "length of a difference", symbol="μ", above=0.0)
-    upload: str = setting(
+    upload: Upload = setting(
         "auto",
         "what the clients send; auto: scalars where they are fewer than ẑ's entries",
-        choices=UPLOADS,
+        choices=Upload,
     )
     shared_samples: bool = setting(
         True,

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
+from flwr.app import ArrayRecord
 
 from fedtrellis.domains.atoms import RandomSigns
-from fedtrellis.local_steps import STEP_SCHEDULES, step_size_at
+from fedtrellis.local_steps import StepSchedule, step_size_at
 from fedtrellis.server.answers import Answer
+from fedtrellis.server.private import PRIVACIES
 from fedtrellis.server.robust import RULES
 from fedtrellis.server.rounds import RoundStrategy
-from fedtrellis.settings import setting
+from fedtrellis.settings import SettingsError, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
-from fedtrellis.wire.broadcast import Step
+from fedtrellis.wire.broadcast import ModelBroadcast, Step
 from fedtrellis.wire.layout import DTYPES
+from fedtrellis.zeroth_order.shared_signs import (
+    START,
+    from_pool,
+    mark_of,
+    pool_choice,
+)
 
-__all__ = ["UPLOADS", "ZerothOrderSGD"]
+__all__ = ["VARIANTS", "ZerothOrderSGD"]
 
-UPLOADS = ("scalars", "signs")
+Variant = Literal["decomfl", "fedkseed", "feedsign"]
+VARIANTS: tuple[Variant, ...] = get_args(Variant)
+_SCALARS = ("decomfl", "fedkseed")
 
 
 class ZerothOrderSGD(RoundStrategy):
@@ -31,19 +41,33 @@ class ZerothOrderSGD(RoundStrategy):
         client   x_i = x;  for k = 1..τ, with one mini-batch ξ for all values of a step:
                      s_kj = [f_i(x_i + μ u_kj; ξ) − f_i(x_i; ξ)] / μ,   j = 1..m
                      x_i ← x_i − (γ_k/m) Σ_j s_kj u_kj
-                 sends the τ·m scalars s_kj (signs: one bit for each)
-        server   s̄_kj = the mean over S of the s_kj (signs: the majority's sign)
+                 sends the τ·m scalars s_kj
+        server   s̄_kj = the mean over S of the s_kj
                  x ← x − Σ_k (γ_k/m) Σ_j s̄_kj u_kj
 
     A step is τ·m scalars for whoever has the model before it. So a client is sent the
     scalars of the rounds that it missed, and replays them to the last bit; a newcomer,
     and one for whom the scalars would be more than the model, is sent the model.
 
+    ``variant="feedsign"`` sends one bit for each scalar, whether it is positive, and
+    s̄_kj is 1 or −1 as the majority says, 1 in a tie.
+
+    ``variant="fedkseed"`` has K directions u_1..u_K for the whole run, of which each
+    client takes τ·m of its own, j_ik, drawn with replacement. The model is
+
+        x = x_0 + Σ_j a_j u_j,   a_j ← a_j − (1/|S|) Σ_{i, k: j_ik = j} (γ_k/m) s_ik
+
+    and travels as a, or the entries of a that changed: at most K scalars, whatever the
+    round. Who does not have x_0 is sent it once; an objective with ``initial_point()``
+    has it, if it is the same. Making x takes K passes over its entries.
+
     Source: Li, Ying, Liu, Dong, Yang, "Achieving Dimension-Free Communication in
     Federated Learning via Zeroth-Order Optimization" (DeComFL), ICLR 2025, arXiv
-    2405.15861, algorithm 1, with random signs (Spall, 1992) instead of Gaussian
-    directions, which every machine draws alike; with ``upload="signs"``, τ = m = 1,
-    Cai et al., "FeedSign", arXiv 2501.17610.
+    2405.15861, algorithm 1; Cai et al., "FeedSign", arXiv 2501.17610 (there τ = m = 1);
+    Qin et al., "Federated Full-Parameter Tuning of Billion-Sized Language Models with
+    Communication Cost under 18 Kilobytes" (FedKSeed), ICML 2024, arXiv 2312.06353,
+    algorithm 1. All with random signs (Spall, 1992) instead of Gaussian directions,
+    which every machine draws alike, and with one-sided differences.
 
     Notes
     -----
@@ -51,7 +75,10 @@ class ZerothOrderSGD(RoundStrategy):
     round: ``evaluations``, the function values that the clients computed.
 
     Privacy: the scalars are exact projections of the client's gradient onto directions
-    that the server knows.
+    that the server knows. With ``noise`` each client adds N(0, (noise · clip)²) to
+    each of its scalars, which ``clip`` bounds. It comes of the operating system's
+    randomness, so such runs differ from one another. Nobody counts an ε for it;
+    ``privacy="local"`` is noise of the clients' with one, ``"central"`` the server's.
 
     Examples
     --------
@@ -77,8 +104,7 @@ class ZerothOrderSGD(RoundStrategy):
     flat_keys = False
     rules = RULES
     dtypes = DTYPES
-
-    stateful = False
+    privacies = PRIVACIES
 
     local_steps: int = setting(1, "steps of a client in a round", symbol="τ", minimum=1)
     samples: int = setting(10, "directions of a step", symbol="m", minimum=1)
@@ -90,11 +116,11 @@ class ZerothOrderSGD(RoundStrategy):
         symbol="a",
         above=0.0,
     )
-    step_schedule: str = setting(
+    step_schedule: StepSchedule = setting(
         "constant",
         "size of step k, counted over all rounds: a/log2(k + 1); a; or a/√k",
         symbol="γ_k",
-        choices=STEP_SCHEDULES,
+        choices=StepSchedule,
     )
     smoothing: float = setting(
         1e-3,
@@ -105,20 +131,90 @@ class ZerothOrderSGD(RoundStrategy):
         above=0.0,
     )
     batch_size: int = setting(32, "examples in a mini-batch; 0: all", minimum=0)
+    variant: Variant = setting(
+        "decomfl",
+        "directions and what is sent of them: new ones in each round, or of a pool for "
+        "all rounds (fedkseed), a scalar each; or the scalar's sign (feedsign)",
+        choices=Variant,
+    )
+    pool: int = setting(
+        1024,
+        "directions of the pool",
+        symbol="K",
+        minimum=1,
+        maximum=10**6,
+        only={"variant": ("fedkseed",)},
+    )
     clip: float = setting(
         0.0,
         "largest |s| that a client sends; 0: any",
         minimum=0.0,
-        only={"upload": ("scalars",)},
+        only={"variant": _SCALARS},
     )
-    upload: str = setting(
-        "scalars",
-        "what a client sends for each direction: the difference quotient, or its sign",
-        choices=UPLOADS,
+    noise: float = setting(
+        0.0,
+        "standard deviation of the noise that a client adds to each scalar, in units "
+        "of clip; 0: none",
+        minimum=0.0,
+        only={"variant": _SCALARS},
     )
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.noise and not self.clip:
+            raise SettingsError(
+                f"noise = {self.noise} is in units of clip, which is 0: set clip above "
+                "0, or noise to 0"
+            )
+        if self.noise and self.privacy != "none":
+            raise SettingsError(
+                f"noise = {self.noise} does not apply beside privacy = "
+                f"{self.privacy!r}, which adds its own; allowed: 0"
+            )
+        # a client of a pool keeps x_0
+        self.stateful = self.variant == "fedkseed"
+
     def setup(self, point: FloatArray, layout: Layout) -> None:
-        """Nothing to prepare: the model is all of the state."""
+        """With a pool of directions, what travels are their weights."""
+        self._start, self._layout = point, layout
+        if self.variant == "fedkseed":
+            self._mark = mark_of([point])
+            self.broadcast = ModelBroadcast(
+                Layout(((self.pool,),)), np.zeros(self.pool)
+            )
+
+    @property
+    def result_layout(self) -> Layout:
+        """The model's, of which the weights of a pool know nothing."""
+        return self._layout
+
+    def result_point(self) -> FloatArray:
+        """The model itself."""
+        if self.variant == "fedkseed":
+            return from_pool(self._start, self.broadcast.model, self.seed)
+        return self.broadcast.model
+
+    def model_for(
+        self, client: str, entries: dict[str, Any]
+    ) -> tuple[ArrayRecord, dict[str, Any]]:
+        """The model, or weights of a pool, which is said then."""
+        arrays, config = super().model_for(client, entries)
+        if self.variant == "fedkseed":
+            config = config | {
+                "pool": self.pool,
+                "seed": self.seed,
+                "start-shapes": self._layout.to_list(),
+                "start-dtype": self._layout.dtype,
+                "start-mark": self._mark,
+            }
+        return arrays, config
+
+    def client_state(self, client: str) -> dict[str, Any]:
+        """What a client of a pool makes the model of: x_0, unless it has it."""
+        if self.variant != "fedkseed":
+            return {}
+        known = self.client_properties(client).get(START) == self._mark
+        return {} if known else {START: self._start}
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         """What a client's steps need."""
@@ -129,22 +225,25 @@ class ZerothOrderSGD(RoundStrategy):
             "step-schedule": self.step_schedule,
             "smoothing": self.smoothing,
             "batch-size": self.batch_size,
+            "variant": self.variant,
             "clip": self.clip,
-            "upload": self.upload,
+            "noise": self.noise,
             "seed": self.seed,
         }
 
     def check(self, answer: Answer) -> FloatArray:
         """The scalars or signs, of shape (τ·m,)."""
         count = self.local_steps * self.samples
-        if self.upload == "scalars":
+        if self.variant != "feedsign":
             scalars = answer.numbers
             if answer.arrays or scalars.shape != (count,):
                 raise ValueError(
                     f"the answer has {scalars.size} scalars and {len(answer.arrays)} "
                     f"arrays, expected {count} and none"
                 )
-            if self.clip and float(np.abs(scalars).max()) > self.clip:
+            # noise may be larger
+            noisy = self.noise or self.privacy == "local"
+            if self.clip and not noisy and float(np.abs(scalars).max()) > self.clip:
                 raise ValueError(f"a scalar is larger than clip = {self.clip}")
             return scalars
         if len(answer.arrays) != 1 or answer.numbers.size:
@@ -160,10 +259,6 @@ class ZerothOrderSGD(RoundStrategy):
 
     def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
         """Step along the round's directions by the mean scalars."""
-        count = self.local_steps * self.samples
-        scalars = self.average(list(answers.values()), np.zeros(count))
-        if self.upload == "signs":
-            scalars = np.sign(scalars)
         # x ← x − Σ_k (γ_k/m) Σ_j s̄_kj u_kj
         before = (server_round - 1) * self.local_steps
         sizes = [
@@ -171,8 +266,30 @@ class ZerothOrderSGD(RoundStrategy):
             for k in range(1, self.local_steps + 1)
         ]
         weights = np.repeat(sizes, self.samples) / self.samples
-        shape = self.broadcast.layout.point_shape
-        moved = RandomSigns(self.seed, server_round, -weights * scalars, shape)
-        self.broadcast.advance(Step(1.0, 1.0, (moved,)))
+        if self.variant == "fedkseed":
+            self._step_in_pool(server_round, answers, weights)
+        else:
+            scalars = self.average(list(answers.values()), np.zeros(weights.size))
+            if self.variant == "feedsign":
+                scalars = np.where(scalars >= 0.0, 1.0, -1.0)
+            shape = self.broadcast.layout.point_shape
+            moved = RandomSigns(self.seed, server_round, -weights * scalars, shape)
+            self.broadcast.advance(Step(1.0, 1.0, (moved,)))
         a_round = self.local_steps * (self.samples + 1)
         return {"evaluations": float(len(answers) * a_round)}
+
+    def _step_in_pool(
+        self, server_round: int, answers: dict[str, FloatArray], weights: FloatArray
+    ) -> None:
+        # a_j ← a_j − (1/|S|) Σ_{i, k: j_ik = j} (γ_k/m) s_ik
+        moves: list[FloatArray] = []
+        for client, scalars in answers.items():
+            chosen = pool_choice(
+                self.seed, client, server_round, weights.size, self.pool
+            )
+            # in units of the first step's, so that a bound on it is one on scalars
+            move = np.zeros(self.pool)
+            np.add.at(move, chosen, weights / weights[0] * scalars)
+            moves.append(move)
+        mean = weights[0] * self.average(moves, np.zeros(self.pool))
+        self.broadcast.revise(self.broadcast.model - mean)

@@ -216,17 +216,24 @@ class FiniteSum(Objective):
     ) -> Array:
         """Return f at each of a batch of points, in slices that fit in memory."""
         points = check_point(points, self.shape, batch=True)
-        rows = None
-        if batch_size is not None:
-            if rng is None:
-                raise ValueError("rng is None; batch_size needs a random generator")
-            rows = draw_batch(rng, self.num_examples, batch_size)
+        rows = common_batch(rng, self.num_examples, batch_size)
         result = np.zeros(len(points))
         step = max(1, _SLICE_ENTRIES // self._entries_per_point(rows))
         for start in range(0, len(points), step):
             part = slice(start, start + step)
             result[part] = self._values(points[part], rows)
         return result
+
+
+def common_batch(
+    rng: np.random.Generator | None, num_examples: int, batch_size: int | None
+) -> IntArray | None:
+    """Draw the mini-batch that several points share; None stands for all examples."""
+    if batch_size is None:
+        return None
+    if rng is None:
+        raise ValueError("rng is None; batch_size needs a random generator")
+    return draw_batch(rng, num_examples, batch_size)
 
 
 def draw_batch(

@@ -49,6 +49,20 @@ class Estimate:
         Samples without a finite difference quotient.
     evaluations : int
         Function values asked for.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.manifolds import Euclidean
+    >>> from fedtrellis.zeroth_order import projection_estimate
+    >>> estimate = projection_estimate(
+    ...     lambda points: points.sum(axis=1), Euclidean((3,)), np.zeros(3),
+    ...     np.random.default_rng(0), samples=5, smoothing=1e-3,
+    ... )
+    >>> estimate.gradient.shape, estimate.scalars.shape
+    ((3,), (5,))
+    >>> estimate.evaluations, estimate.dropped
+    (6, 0)
     """
 
     gradient: FloatArray
@@ -102,6 +116,22 @@ def projection_estimate(
     ValueError
         A parameter is not allowed, x is not a finite point of the manifold's shape, or
         ``values`` returned another shape.
+
+    Examples
+    --------
+    F(x) = aᵀx on the sphere. Its gradient at x is the part of a orthogonal to x; the
+    estimate lies off the tangent space:
+
+    >>> import numpy as np
+    >>> from fedtrellis.manifolds import Sphere
+    >>> from fedtrellis.zeroth_order import projection_estimate
+    >>> a, x = np.array([3.0, 4.0]), np.array([1.0, 0.0])
+    >>> estimate = projection_estimate(
+    ...     lambda points: points @ a, Sphere((2,)), x,
+    ...     np.random.default_rng(0), samples=100_000, smoothing=1e-4,
+    ... )
+    >>> bool(np.abs(estimate.gradient - [0.0, 4.0]).max() < 0.05)
+    True
     """
     point = _checked_point(manifold, x, samples, smoothing)
 
@@ -144,6 +174,21 @@ def tangent_estimate(
     ------
     NotImplementedError
         The manifold has no closed form of its exponential map.
+
+    Examples
+    --------
+    F(x) = aᵀx on the sphere. Its gradient at x is the part of a orthogonal to x:
+
+    >>> import numpy as np
+    >>> from fedtrellis.manifolds import Sphere
+    >>> from fedtrellis.zeroth_order import tangent_estimate
+    >>> a, x = np.array([3.0, 4.0]), np.array([1.0, 0.0])
+    >>> estimate = tangent_estimate(
+    ...     lambda points: points @ a, Sphere((2,)), x,
+    ...     np.random.default_rng(0), samples=100_000, smoothing=1e-4,
+    ... )
+    >>> bool(np.abs(estimate.gradient - [0.0, 4.0]).max() < 0.05)
+    True
     """
     point = _checked_point(manifold, x, samples, smoothing)
     if retraction not in RETRACTIONS:
@@ -179,6 +224,14 @@ def riemannian_gradient(
     Returns
     -------
     ndarray of float64, shape S
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.manifolds import Sphere
+    >>> from fedtrellis.zeroth_order import riemannian_gradient
+    >>> riemannian_gradient(Sphere((2,)), [1.0, 0.0], [3.0, 4.0])
+    array([0., 4.])
     """
     # grad f(x) = P_{T_x M}(∇f(x))
     return manifold.project_tangent(x, gradient)

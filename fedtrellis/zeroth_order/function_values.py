@@ -98,6 +98,20 @@ def evaluator(
     ValueError
         A ``batch_size`` below 0, without ``rng``, or above 0 for an objective that only
         has ``value``.
+
+    Examples
+    --------
+    An objective that has ``value(x)`` alone is asked point by point:
+
+    >>> import numpy as np
+    >>> from fedtrellis.wire.arrays import Layout
+    >>> from fedtrellis.zeroth_order import evaluator
+    >>> class Square:
+    ...     def value(self, x):
+    ...         return float(x @ x)
+    >>> values = evaluator(Square(), Layout(((2,),)))
+    >>> values(np.array([[0.0, 0.0], [1.0, 2.0]]))
+    array([0., 5.])
     """
     if batch_size < 0:
         raise ValueError(f"batch_size is {batch_size}; it must be at least 0")

@@ -34,6 +34,16 @@ def directions(
     Returns
     -------
     ndarray of float64, shape (count, \*S)
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.zeroth_order import directions
+    >>> u = directions(np.random.default_rng(0), 5, (3, 2))
+    >>> u.shape
+    (5, 3, 2)
+    >>> np.linalg.norm(u.reshape(5, -1), axis=1).round(12)
+    array([1., 1., 1., 1., 1.])
     """
     # u = w/‖w‖ with w standard normal
     w = rng.standard_normal((count, prod(shape)))
@@ -65,6 +75,21 @@ def combine(
     ------
     ValueError
         The scalars are not a vector, none, or not finite.
+
+    Examples
+    --------
+    Whoever has the scalars and the seed has the gradient:
+
+    >>> import numpy as np
+    >>> from fedtrellis.manifolds import Euclidean
+    >>> from fedtrellis.zeroth_order import combine, projection_estimate
+    >>> estimate = projection_estimate(
+    ...     lambda points: points.sum(axis=1), Euclidean((3,)), np.zeros(3),
+    ...     np.random.default_rng(7), samples=5, smoothing=1e-3,
+    ... )
+    >>> rebuilt = combine(estimate.scalars, np.random.default_rng(7), (3,))
+    >>> bool(np.allclose(rebuilt, estimate.gradient))
+    True
     """
     s = np.asarray(scalars, dtype=np.float64)
     if s.ndim != 1 or not s.size or not np.isfinite(s).all():

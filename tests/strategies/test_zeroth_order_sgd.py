@@ -14,6 +14,7 @@ from fedtrellis import Callback, RoundRecord
 from fedtrellis.domains.atoms import RandomSigns, unpack_atoms
 from fedtrellis.domains.atoms.random_signs import sign_bits, signed
 from fedtrellis.objectives import LeastSquares
+from fedtrellis.random import generator
 from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.broadcast import Step
@@ -60,7 +61,7 @@ def loop(
             found.append(np.where(s > 0.0, 1.0, -1.0) if signs else s)
         if found:
             mean = np.mean(found, axis=0)
-            mean = np.sign(mean) if signs else mean
+            mean = np.where(mean >= 0.0, 1.0, -1.0) if signs else mean
             x = x - gamma / m * np.einsum("km,kmp->p", mean, u)
     return x
 
@@ -119,42 +120,177 @@ def test_sums_of_signs_travel_in_steps_and_nowhere_else() -> None:
             unpack_steps(bad, (70,))
 
 
+@pytest.mark.parametrize("count", [1, 2, 64, 65, 130])
+def test_scalars_that_differ_in_sign_alone_are_a_bit_each(count: int) -> None:
+    rng = np.random.default_rng(count)
+    atoms = [
+        RandomSigns(2, 5, 0.01 * rng.choice([-1.0, 1.0], count), (9,)),
+        RandomSigns(2, 6, rng.standard_normal(3), (9,)),
+        RandomSigns(2, 7, 0.02 * rng.choice([-1.0, 1.0], count), (9,)),
+    ]
+    steps = [Step(1.0, 1.0, (atom,)) for atom in atoms]
+    arrays = pack_steps(steps)
+    for atom, again in zip(atoms, unpack_steps(arrays, (9,)), strict=True):
+        (found,) = again.atoms
+        assert isinstance(found, RandomSigns)
+        assert np.array_equal(found.scalars, atom.scalars)
+        assert (found.seed, found.stream) == (atom.seed, atom.stream)
+    assert sum(a.nbytes for a in arrays[2:]) == sum(a.nbytes for a in atoms)
+    assert atoms[0].nbytes == 24 + (8 if count == 1 else 8 + 8 * -(-count // 64))
+    for bad in (arrays[2][:-1], np.append(arrays[2], 0)):
+        with pytest.raises(ValueError, match="random atom"):
+            unpack_steps([*arrays[:2], bad, arrays[3]], (9,))
+
+
 # ------------------------------------------------------------------------ the iterates
 
 
-@pytest.mark.parametrize("upload", ["scalars", "signs"])
+@pytest.mark.parametrize("variant", ["decomfl", "feedsign"])
 @pytest.mark.parametrize(("tau", "m"), [(1, 6), (3, 4)])
-def test_equals_a_central_replay(upload: str, tau: int, m: int) -> None:
+def test_equals_a_central_replay(variant: Any, tau: int, m: int) -> None:
     strategy = ZerothOrderSGD(
         local_steps=tau,
         samples=m,
         step_size=0.02,
         batch_size=0,
         participation=0.6,
-        upload=upload,
+        variant=variant,
         seed=3,
     )
     run = play(strategy, grid_of(ZerothOrderSGDClient, LOSSES), START, 30)
     assert {len(S) for S in run.used} > {1, 2}
-    expected = loop(run.used, tau, m, 0.02, upload == "signs")
+    expected = loop(run.used, tau, m, 0.02, variant == "feedsign")
     assert np.abs(run.arrays[0] - expected).max() < 1e-7
     assert np.abs(expected - START[0]).max() > 0.1
 
 
-class Models(Callback):
-    """Keeps the model of every version."""
+def pooled(sets: Sequence[Sequence[int]], tau: int, m: int, K: int) -> Array:
+    """FedKSeed by a loop: accumulators of K directions."""
+    U = []
+    for j in range(K):
+        rng = generator(3, "pool of signs", j)
+        bits = np.frombuffer(rng.bytes(P // 8), np.uint8)
+        U.append(2.0 * np.unpackbits(bits) - 1.0)
+    a, mu, gamma = np.zeros(K), 1e-3, 0.02
+    for t, S in enumerate(sets, start=1):
+        x, total = START[0] + a @ np.array(U), np.zeros(K)
+        for i in S:
+            chosen = generator(3, "choice of the pool", str(i), t).integers(
+                K, size=tau * m
+            )
+            x_i = x
+            for k in range(tau):
+                of_step = chosen[k * m : (k + 1) * m]
+                s = [(value(i, x_i + mu * U[j]) - value(i, x_i)) / mu for j in of_step]
+                for j, s_j in zip(of_step, s, strict=True):
+                    x_i = x_i - gamma / m * s_j * U[j]
+                    total[j] += gamma / m * s_j
+        a -= total / max(1, len(S))
+    return START[0] + a @ np.array(U)
 
-    def __init__(self) -> None:
+
+@pytest.mark.parametrize(("tau", "m"), [(1, 6), (3, 4)])
+def test_fedkseed_equals_a_loop(tau: int, m: int) -> None:
+    strategy = ZerothOrderSGD(
+        local_steps=tau,
+        samples=m,
+        step_size=0.02,
+        batch_size=0,
+        participation=0.6,
+        variant="fedkseed",
+        pool=30,
+        seed=3,
+    )
+    run = play(strategy, grid_of(ZerothOrderSGDClient, LOSSES), START, 20)
+    expected = pooled(run.used, tau, m, 30)
+    assert np.abs(run.arrays[0] - expected).max() < 1e-7
+    assert np.abs(expected - START[0]).max() > 0.1
+
+
+class Linear:
+    """⟨a, x⟩ with a of ones: values are cheap, whatever the size."""
+
+    num_examples = 1
+
+    def value(self, x: Array) -> float:
+        return float(x.sum())
+
+
+class Started(Linear):
+    """A loss that knows where the model begins."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def initial_point(self) -> list[Array]:
+        return [np.full(self.size, 0.5)]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_newcomer_of_fedkseed_is_sent_k_scalars(known: bool) -> None:
+    """In whatever round; x_0 only if its objective does not begin there."""
+    size, K, rounds = 100_000, 64, 12
+
+    class Late(ZerothOrderSGD):
+        def sample(self, server_round: int) -> list[str]:
+            return self.clients if server_round == rounds else self.clients[:1]
+
+    strategy = Late(variant="fedkseed", pool=K, step_size=1e-6, batch_size=0, samples=4)
+    losses = [Started(size) if known or i == 0 else Linear() for i in range(2)]
+    grid = grid_of(ZerothOrderSGDClient, losses)
+    play(strategy, grid, [np.full(size, 0.5)], rounds)
+    middle, last = strategy.history[-2], strategy.history[-1]
+    assert last.used == 2
+    # beside what somebody has to be told in any round
+    extra = last.bytes_down - 2 * middle.bytes_down
+    assert abs(extra - (0 if known else 8 * size)) < 8 * K + 700
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_fedkseed_under_faults_and_resumed(dtype: str, tmp_path: Path) -> None:
+    """Answers lost, memories wiped, a server that goes on: the loop's model."""
+    options: dict[str, Any] = {
+        **{"variant": "fedkseed", "pool": 30, "seed": 3, "step_size": 0.02},
+        **{"batch_size": 0, "samples": 6, "dtype": dtype, "max_failed_rounds": 100},
+    }
+    file = tmp_path / "checkpoint.npz"
+    grid = grid_of(ZerothOrderSGDClient, LOSSES, seed=2, **FAULTS)
+    first = play(
+        ZerothOrderSGD(
+            **options, checkpoint=file, checkpoint_every=1, callbacks=[Stop(8)]
+        ),
+        grid,
+        START,
+        16,
+    )
+    second = play(
+        ZerothOrderSGD(**options, resume=file, client_evaluate_every=4),
+        grid,
+        START,
+        16,
+    )
+    expected = pooled([*first.used, *second.used], 1, 6, 30)
+    close = 1e-7 if dtype == "float64" else 2e-3
+    assert second.arrays[0].dtype == np.float64
+    assert np.abs(second.arrays[0] - expected).max() < close
+
+
+class Models(Callback):
+    """Keeps the model of every version, or of one."""
+
+    def __init__(self, only: int | None = None) -> None:
         self.by_version: dict[int, Array] = {}
+        self._only = only
 
     def on_round(self, strategy: LoopStrategy, record: RoundRecord) -> bool:
         ours = strategy.broadcast
-        self.by_version[ours.version] = ours.model.copy()
+        if self._only in (None, ours.version):
+            self.by_version[ours.version] = ours.model.copy()
         return False
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_whoever_was_away_has_the_model_to_the_last_bit(dtype: str) -> None:
+def test_whoever_was_away_has_the_model_to_the_last_bit(dtype: Any) -> None:
     """Clients miss rounds, lose what they have and come back; all models are equal."""
     models = Models()
     strategy = ZerothOrderSGD(
@@ -196,42 +332,84 @@ def test_it_solves_least_squares() -> None:
 # ------------------------------------------------------------------------ what it costs
 
 
-class Linear:
-    """⟨a, x⟩ with a of ones: values are cheap, whatever the size."""
+class Constant:
+    """0, whatever x is."""
 
     num_examples = 1
 
     def value(self, x: Array) -> float:
-        return float(x.sum())
+        return 0.0
 
 
 def test_a_round_is_scalars_both_ways() -> None:
-    """At p = 10⁶, m = 10: 1.5 kB up; 1.5 kB and 8 bytes a scalar down."""
-    size, away = 1_000_000, 40
+    """At p = 10⁶, m = 10: 1.5 kB up; 1.5 kB and 8 bytes a scalar down; 10 clients.
+
+    One is away for 100 rounds and then has the server's model, bit for bit; the model
+    is that of a central replay.
+    """
+    size, away, m = 1_000_000, 102, 10
     watched = []
 
     class Absent(ZerothOrderSGD):
         def sample(self, server_round: int) -> list[str]:
-            return self.clients if server_round in (1, away) else self.clients[:2]
+            if server_round == 1:
+                return self.clients
+            return self.clients[:1] if server_round < away else self.clients[:2]
 
         def model_for(self, client: str, entries: dict[str, Any]) -> Any:
             made = super().model_for(client, entries)
             watched.append((self.broadcast.version, made[1]["model-encoding"]))
             return made
 
-    strategy = Absent(samples=10, batch_size=0, dtype="float32", step_size=1e-6)
-    grid = grid_of(ZerothOrderSGDClient, [Linear()] * 3)
+    models = Models(away - 1)
+    strategy = Absent(
+        samples=m, batch_size=0, dtype="float32", step_size=1e-6, callbacks=[models]
+    )
+    grid = grid_of(ZerothOrderSGDClient, [Linear()] * 10)
     start = [np.zeros(size, np.float32)]
-    play(strategy, grid, start, away)
-    ordinary = strategy.history[4]
-    assert ordinary.bytes_up / 2 < 1500
-    assert ordinary.bytes_down / 2 < 1500 + 8 * 10
-    last = strategy.history[-1]
-    # two clients lack one round and one lacks 39
-    assert last.bytes_down < 3 * 1500 + 8 * 10 * (2 + away - 1) + 24 * 2 * away
+    run = play(strategy, grid, start, away)
+    rounds = strategy.history
+    assert rounds[0].bytes_up / 10 < 1500
+    assert {record.used for record in rounds[1:-1]} == {1}
+    for record in rounds[1:-1]:
+        assert record.bytes_up < 1500
+        assert record.bytes_down < 1500 + 8 * m
+    # one lacks one round and one 101, and a step has a row and a head beside scalars
+    assert rounds[-1].bytes_up / 2 < 1500
+    assert rounds[-1].bytes_down < 2 * 1500 + (8 * m + 64) * away
     # the model itself once, at the beginning, and of zeros alone it is small
     assert {how for version, how in watched if not version} == {"sparse"}
     assert {how for version, how in watched if version} == {"steps"}
+    came_back = memory_of(strategy, contexts(grid)[1]).model
+    assert came_back is not None
+    assert came_back.version == away - 1
+    assert np.array_equal(came_back.point, models.by_version[away - 1])
+    # a central replay: all of the losses are Σ_k x_k, so the scalars are Σ_k u_k
+    x, gamma = np.zeros(size), 1e-6
+    for t in range(1, away + 1):
+        for bits in sign_bits(0, t, size, m):
+            ones = int(np.unpackbits(bits, count=size).sum())
+            signed(bits, -gamma / m * (2.0 * ones - size), x)
+    assert np.abs(run.arrays[0] - x).max() < 1e-5 * np.abs(x).max()
+
+
+@pytest.mark.slow
+def test_ten_million_parameters() -> None:
+    """The same bytes at p = 10⁷, and the same model at the clients."""
+    size = 10_000_000
+    models = Models(2)
+    strategy = ZerothOrderSGD(
+        batch_size=0, dtype="float32", step_size=1e-7, callbacks=[models]
+    )
+    grid = grid_of(ZerothOrderSGDClient, [Linear()] * 10)
+    play(strategy, grid, [np.zeros(size, np.float32)], 3)
+    for record in strategy.history:
+        assert record.bytes_up / 10 < 1500
+        assert record.bytes_down / 10 < 1500 + 80
+    for context in contexts(grid).values():
+        model = memory_of(strategy, context).model
+        assert model is not None
+        assert np.array_equal(model.point, models.by_version[2])
 
 
 # --------------------------------------------------------------------------- the house
@@ -262,4 +440,26 @@ def test_clip_bounds_what_a_client_can_say() -> None:
     # one step of (γ/m) Σ_j s̄_j u_j with every |s̄_j| at the bound
     assert np.abs(run.arrays[0] - START[0]).max() <= 0.02 * 0.5 + 1e-15
     with pytest.raises(SettingsError, match="clip"):
-        ZerothOrderSGD(upload="signs", clip=0.5)
+        ZerothOrderSGD(variant="feedsign", clip=0.5)
+    with pytest.raises(SettingsError, match="noise = 1.0 is in units of clip"):
+        ZerothOrderSGD(noise=1.0)
+    with pytest.raises(SettingsError, match="pool"):
+        ZerothOrderSGD(pool=5)
+
+
+@pytest.mark.parametrize("variant", ["decomfl", "fedkseed"])
+def test_noise_is_as_large_as_it_says(variant: str) -> None:
+    """Of constant losses the scalars are 0, and what moves the model is the noise."""
+    m, gamma = 4000, 0.5
+    options: dict[str, Any] = {"samples": m, "step_size": gamma, "batch_size": 0}
+    options |= {"clip": 0.1, "noise": 3.0, "variant": variant}
+    if variant == "fedkseed":
+        options["pool"] = 10**5
+    strategy = ZerothOrderSGD(**options)
+    grid = grid_of(ZerothOrderSGDClient, [Constant()] * 4)
+    found = [play(strategy, grid, [np.zeros(3)], 1).arrays[0] for _ in range(2)]
+    assert not np.array_equal(found[0], found[1])  # the seed says nothing of the noise
+    # (γ/m) Σ_j s̄_j u_j, s̄_j of variance (3 · 0.1)²/4
+    expected = gamma * np.sqrt(0.09 / 4 / m)
+    entries = np.concatenate(found)
+    assert 0.4 < np.sqrt((entries**2).mean()) / expected < 1.8
