@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from fedtrellis.extras import need
 from fedtrellis.manifolds import Sphere
+from fedtrellis.objectives.onnx_classifier import SCORES, OnnxClassifier
 from fedtrellis.objectives.universal_perturbation import (
     Classifier,
     PerceptronClassifier,
@@ -21,7 +23,7 @@ from fedtrellis.objectives.universal_perturbation import (
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, setting
 
-from .base import Array, Point, Task, data_path, even_share
+from .base import Array, DataFileError, Point, Task, data_path, even_share
 from .data.datasets import DATASETS, load_cifar10
 
 __all__ = ["Attack"]
@@ -29,6 +31,7 @@ __all__ = ["Attack"]
 # The victim is one and the same whatever the run's seed.
 _VICTIM_SEED = 0
 _HIDDEN = 64
+_DIGITS = (8, 8)
 # A file of weights cannot be had from elsewhere.
 _COMMAND = "python -m scripts.train_cifar_cnn --data FOLDER --out FILE"
 
@@ -40,17 +43,20 @@ class _Defaults(NamedTuple):
     radius: float
 
 
-_DATASETS = {"digits": _Defaults(3, 1.0), "cifar10": _Defaults(4, 2.0)}
+_DATASETS = {
+    "digits": _Defaults(3, 1.0),
+    "cifar10": _Defaults(4, 2.0),
+    "file": _Defaults(0, 1.0),
+}
 
 
-class _Victim(NamedTuple):
-    """A classifier, the images it was trained on, and as many that it never saw."""
+class _Images(NamedTuple):
+    """Images that are dealt to clients, and those that the metric is of."""
 
-    classifier: Classifier
-    images: Array
-    labels: NDArray[np.intp]
-    held_out_images: Array
-    held_out_labels: NDArray[np.intp]
+    images: NDArray[Any]
+    labels: NDArray[Any]
+    held_out_images: NDArray[Any]
+    held_out_labels: NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -98,7 +104,7 @@ class Attack(Task):
     """
 
     name: ClassVar[str] = "attack"
-    summary: ClassVar[str] = "a universal perturbation; digits or CIFAR-10"
+    summary: ClassVar[str] = "a universal perturbation; any ONNX model"
     suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "fedfw": {"schedule": "nonconvex"},
         "naive-frank-wolfe": {"schedule": "nonconvex"},
@@ -107,24 +113,29 @@ class Attack(Task):
 
     dataset: str = setting("digits", "the images", choices=tuple(_DATASETS))
     path: str = setting(
-        "", "the folder of CIFAR-10's files", only={"dataset": ("cifar10",)}
+        "",
+        "the folder of CIFAR-10's files; of file: a .npz with images and labels, and "
+        "held_out_images and held_out_labels for the metric",
+        only={"dataset": ("cifar10", "file")},
     )
     partial: bool = setting(
         False, "go on where some training files of CIFAR-10 are missing"
     )
     classifier_path: str = setting(
-        "", "the weights of CIFAR-10's classifier, by scripts.train_cifar_cnn"
+        "",
+        "the classifier's file: any ONNX model (.onnx), or of CIFAR-10 weights by "
+        "scripts.train_cifar_cnn; empty: that of digits",
     )
     classifier: str = setting("mlp", "the classifier of digits", choices=("mlp",))
+    scores: str = setting("logits", "what an ONNX model's output is", choices=SCORES)
     target_label: int = setting(
         -1,
-        "t, the class of the images; -1: 3 of digits, 4 (deer) of CIFAR-10",
+        "t, the class of the images; -1: 3 of digits, 4 (deer) of CIFAR-10, 0 of file",
         minimum=-1,
-        maximum=9,
     )
     radius: float = setting(
         0.0,
-        "ε, the length of the perturbation; 0: 1 for digits, 2 for CIFAR-10",
+        "ε, the length of the perturbation; 0: 2 for CIFAR-10, else 1",
         minimum=0.0,
     )
     confidence: float = setting(0.0, "κ, a margin of −κ is enough", minimum=0.0)
@@ -132,17 +143,20 @@ class Attack(Task):
     clip: bool = setting(False, "cut perturbed pixels to [0, 1]")
 
     def check(self) -> None:  # noqa: D102
-        if self.dataset == "cifar10":
-            if importlib.util.find_spec("torch") is None:
-                raise SettingsError(
-                    "attack.dataset = 'cifar10' needs PyTorch: "
-                    'pip install "fedtrellis[torch]"'
-                )
-            if not self.path:
-                raise SettingsError(
-                    "attack.path is empty; for attack.dataset = 'cifar10' it must name "
-                    "the folder of its files"
-                )
+        if self.dataset != "digits" and not self.path:
+            what = "the folder of its files" if self.dataset == "cifar10" else "a .npz"
+            raise SettingsError(
+                f"attack.path is empty; for attack.dataset = {self.dataset!r} it must "
+                f"name {what}"
+            )
+        if not self.has_onnx:
+            self._check_own_classifier()
+        classes = self._classes()
+        if self.label() >= classes:
+            raise SettingsError(
+                f"attack.target-label = {self.label()} must be below {classes}, the "
+                "classifier's number of classes"
+            )
         for held_out in (False, True):
             if not len(self.images(held_out=held_out)):
                 part = "held-out" if held_out else "training"
@@ -151,6 +165,34 @@ class Attack(Task):
                     f"of the {part} images of this class right"
                 )
         super().check()
+
+    @property
+    def has_onnx(self) -> bool:
+        """Whether the classifier is an ONNX model."""
+        return self.classifier_path.endswith(".onnx")
+
+    def _check_own_classifier(self) -> None:
+        if self.scores != "logits":
+            raise SettingsError(
+                f"attack.scores = {self.scores!r} does not apply to attack.classifier-"
+                f"path = {self.classifier_path!r}, which is no .onnx"
+            )
+        if self.dataset == "cifar10" and importlib.util.find_spec("torch") is None:
+            raise SettingsError(
+                "attack.dataset = 'cifar10' needs PyTorch, or an ONNX model as "
+                'attack.classifier-path: pip install "fedtrellis[torch]"'
+            )
+        if self.dataset == "file" or (
+            self.dataset == "digits" and self.classifier_path
+        ):
+            raise SettingsError(
+                f"attack.classifier-path = {self.classifier_path!r} must name an ONNX "
+                f"model, FILE.onnx, for attack.dataset = {self.dataset!r}"
+            )
+
+    def _classes(self) -> int:
+        blank = np.zeros((1, *self.shapes()[0]))
+        return int(self.classifier_under_attack().logits(blank).shape[1])
 
     def label(self) -> int:
         """Return t, the data set's own where the setting leaves it open."""
@@ -168,7 +210,9 @@ class Attack(Task):
     def shapes(self) -> list[tuple[int, ...]]:  # noqa: D102
         if self.dataset == "cifar10":
             return [DATASETS["cifar10"]]
-        return [_victim().images.shape[1:]]
+        if self.dataset == "file":
+            return [_images_of_file(self.path).images.shape[1:]]
+        return [_DIGITS]
 
     def domains(self) -> dict[str, float]:
         """Return the ball that the sphere encloses, and one of as large entries."""
@@ -205,18 +249,17 @@ class Attack(Task):
 
     def classifier_under_attack(self) -> Classifier:
         """Return the classifier, made once per process."""
+        if self.has_onnx:
+            return _onnx_classifier(self.classifier_path, self.shapes()[0], self.scores)
         if self.dataset == "cifar10":
             return _cifar_classifier(self.classifier_path)
-        return _victim().classifier
+        return _digits_classifier()
 
     def images(self, *, held_out: bool) -> Array:
         """Return the images of the class that the classifier gets right."""
-        if self.dataset == "digits":
-            return _digits_of(self.label(), held_out=held_out)
-        train, other = _cifar_images(
-            self.path, self.classifier_path, self.label(), partial=self.partial
-        )
-        return other if held_out else train
+        key = self.dataset, self.path, self.partial
+        own = self.classifier_path, self.scores
+        return _right_images(key, own, self.label(), held_out=held_out)
 
     def _make(self, images: Array, weight: float) -> UniversalPerturbation:
         # The distortion counts once whatever the weight of a client's images.
@@ -232,51 +275,41 @@ class Attack(Task):
 
 
 @lru_cache(maxsize=1)
-def _victim() -> _Victim:
-    import warnings
-
+def _digits() -> _Images:
     need("sklearn", "task = 'attack'", "sklearn")
     # a second that other tasks' nodes need not spend
     from sklearn.datasets import load_digits
-    from sklearn.exceptions import ConvergenceWarning
     from sklearn.model_selection import train_test_split
-    from sklearn.neural_network import MLPClassifier
-    from threadpoolctl import threadpool_limits
 
     pixels, labels = load_digits(return_X_y=True)
-    images = pixels.reshape(-1, 8, 8) / 16.0
+    images = pixels.reshape(-1, *_DIGITS) / 16.0
     train, other = train_test_split(
         np.arange(len(labels)),
         test_size=0.5,
         stratify=labels,
         random_state=_VICTIM_SEED,
     )
+    labels = labels.astype(np.intp)
+    return _Images(images[train], labels[train], images[other], labels[other])
+
+
+@lru_cache(maxsize=1)
+def _digits_classifier() -> PerceptronClassifier:
+    import warnings
+
+    # _digits says what needs it
+    images, labels, *_ = _digits()
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.neural_network import MLPClassifier
+    from threadpoolctl import threadpool_limits
+
     model = MLPClassifier((_HIDDEN,), random_state=_VICTIM_SEED)
     # Training magnifies the last bits, which depend on the number of threads: every
     # process is to attack the same classifier.
     with threadpool_limits(limits=1), warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        model.fit(images[train].reshape(len(train), -1), labels[train])
-    return _Victim(
-        PerceptronClassifier(model.coefs_, model.intercepts_),
-        images[train],
-        labels[train].astype(np.intp),
-        images[other],
-        labels[other].astype(np.intp),
-    )
-
-
-@lru_cache(maxsize=20)
-def _digits_of(label: int, *, held_out: bool) -> Array:
-    """Return the digits of a class that the classifier gets right, read-only."""
-    victim = _victim()
-    images, labels = victim.images, victim.labels
-    if held_out:
-        images, labels = victim.held_out_images, victim.held_out_labels
-    right = victim.classifier.logits(images).argmax(axis=1) == labels
-    chosen: Array = images[right & (labels == label)]
-    chosen.setflags(write=False)
-    return chosen
+        model.fit(images.reshape(len(images), -1), labels)
+    return PerceptronClassifier(model.coefs_, model.intercepts_)
 
 
 @lru_cache(maxsize=2)
@@ -297,20 +330,85 @@ def _cifar_classifier(value: str) -> Classifier:
 
 
 @lru_cache(maxsize=2)
-def _cifar_images(
-    path: str, classifier_path: str, label: int, *, partial: bool
-) -> tuple[Array, Array]:
-    """Return the training and the test images of a class that are got right."""
-    classifier = _cifar_classifier(classifier_path)
+def _onnx_classifier(value: str, shape: tuple[int, ...], scores: str) -> OnnxClassifier:
+    path = data_path("attack.classifier-path", value)
+    try:
+        return OnnxClassifier(path, shape, scores)
+    except SettingsError:
+        raise
+    except ValueError as error:
+        raise SettingsError(f"attack.classifier-path = {value!r}: {error}") from None
+
+
+@lru_cache(maxsize=2)
+def _images_of_file(value: str) -> _Images:
+    path = data_path("attack.path", value)
+    names = ("images", "labels", "held_out_images", "held_out_labels")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in names if name in file}
+    except (ValueError, OSError, zipfile.BadZipFile):
+        raise DataFileError(f"{path} is no .npz of plain arrays") from None
+    if missing := [name for name in names if name not in arrays]:
+        raise DataFileError(f"{path} has no array {missing[0]!r}")
+    shape = arrays["images"].shape[1:]
+    for prefix in ("", "held_out_"):
+        images, labels = arrays[prefix + "images"], arrays[prefix + "labels"]
+        if images.ndim < 2 or images.shape[1:] != shape:
+            raise DataFileError(f"{path}: {prefix}images has shape {images.shape}")
+        if labels.shape != images.shape[:1] or labels.dtype.kind not in "iu":
+            raise DataFileError(
+                f"{path}: {prefix}labels has shape {labels.shape} and dtype "
+                f"{labels.dtype}, expected {images.shape[:1]} and whole numbers"
+            )
+        if images.dtype == np.uint8:
+            images = images / 255.0
+        if images.dtype.kind != "f" or not np.isfinite(images).all():
+            raise DataFileError(f"{path}: {prefix}images is not made of finite numbers")
+        arrays[prefix + "images"] = images.astype(np.float64)
+    return _Images(*(arrays[name] for name in names))
+
+
+@lru_cache(maxsize=2)
+def _cifar_images(path: str, *, partial: bool) -> _Images:
     folder = data_path("attack.path", path, folder=True)
     examples = load_cifar10(folder, partial=partial, key="attack.path")
-    parts = []
-    for pixels, labels in (
-        (examples.features, examples.labels),
-        (examples.test_features, examples.test_labels),
-    ):
-        images: Array = pixels[labels == label] / 255.0
-        images = images[classifier.logits(images).argmax(axis=1) == label]
-        images.setflags(write=False)
-        parts.append(images)
-    return parts[0], parts[1]
+    return _Images(
+        examples.features,
+        examples.labels,
+        examples.test_features,
+        examples.test_labels,
+    )
+
+
+@lru_cache(maxsize=40)
+def _right_images(
+    key: tuple[str, str, bool], own: tuple[str, str], label: int, *, held_out: bool
+) -> Array:
+    """Return the images of a class that the classifier gets right, read-only."""
+    dataset, path, partial = key
+    classifier_path, scores = own
+    found: _Images
+    if dataset == "cifar10":
+        found = _cifar_images(path, partial=partial)
+    elif dataset == "file":
+        found = _images_of_file(path)
+    else:
+        found = _digits()
+    images, labels = found.images, found.labels
+    if held_out:
+        images, labels = found.held_out_images, found.held_out_labels
+    chosen: Array = images[labels == label]
+    if chosen.dtype == np.uint8:
+        chosen = chosen / 255.0
+    classifier: Classifier
+    if classifier_path.endswith(".onnx"):
+        classifier = _onnx_classifier(classifier_path, chosen.shape[1:], scores)
+    elif dataset == "cifar10":
+        classifier = _cifar_classifier(classifier_path)
+    else:
+        classifier = _digits_classifier()
+    if len(chosen):
+        chosen = chosen[classifier.logits(chosen).argmax(axis=1) == label]
+    chosen.setflags(write=False)
+    return chosen

@@ -20,7 +20,7 @@ from fedtrellis.objectives.universal_perturbation import (
 )
 from fedtrellis.settings import SettingsError
 from tasks import Attack
-from tasks.attack import _digits_of, _victim
+from tasks.attack import _digits, _digits_classifier
 from tests.tasks.data.cifar_folder import write_cifar
 
 CIFAR_RADIUS = 2.0
@@ -31,16 +31,16 @@ def task(n: int = 5, seed: int = 0, **settings: Any) -> Attack:
 
 
 def test_the_classifier_is_a_good_one() -> None:
-    victim = _victim()
+    found, classifier = _digits(), _digits_classifier()
     for images, labels, least in (
-        (victim.images, victim.labels, 0.99),
-        (victim.held_out_images, victim.held_out_labels, 0.95),
+        (found.images, found.labels, 0.99),
+        (found.held_out_images, found.held_out_labels, 0.95),
     ):
-        predicted = victim.classifier.logits(images).argmax(axis=1)
+        predicted = classifier.logits(images).argmax(axis=1)
         assert np.mean(predicted == labels) > least
-    assert len(victim.labels) + len(victim.held_out_labels) == 1797
+    assert len(found.labels) + len(found.held_out_labels) == 1797
     # no image is in both halves
-    both = np.concatenate([victim.images, victim.held_out_images])
+    both = np.concatenate([found.images, found.held_out_images])
     assert len(np.unique(both.reshape(1797, -1), axis=0)) == 1797
 
 
@@ -52,8 +52,8 @@ def weights_of(victim: PerceptronClassifier) -> str:
 def test_every_process_attacks_the_same_classifier() -> None:
     # however many threads it may use
     code = (
-        "from tasks.attack import _victim; from tests.tasks.test_attack import "
-        "weights_of; print(weights_of(_victim().classifier))"
+        "from tasks.attack import _digits_classifier; from tests.tasks.test_attack "
+        "import weights_of; print(weights_of(_digits_classifier()))"
     )
     made = subprocess.run(
         [sys.executable, "-c", code],
@@ -63,19 +63,17 @@ def test_every_process_attacks_the_same_classifier() -> None:
         text=True,
         check=True,
     )
-    victim = _victim().classifier
-    assert isinstance(victim, PerceptronClassifier)
-    assert made.stdout.strip() == weights_of(victim)
+    assert made.stdout.strip() == weights_of(_digits_classifier())
 
 
 def test_only_images_of_the_class_that_are_got_right() -> None:
-    victim = _victim()
+    found, classifier = _digits(), _digits_classifier()
     for held_out in (False, True):
-        images = _digits_of(3, held_out=held_out)
-        assert (victim.classifier.logits(images).argmax(axis=1) == 3).all()
-        source = victim.held_out_images if held_out else victim.images
-        labels = victim.held_out_labels if held_out else victim.labels
-        right = victim.classifier.logits(source).argmax(axis=1) == labels
+        images = task().images(held_out=held_out)
+        assert (classifier.logits(images).argmax(axis=1) == 3).all()
+        source = found.held_out_images if held_out else found.images
+        labels = found.held_out_labels if held_out else found.labels
+        right = classifier.logits(source).argmax(axis=1) == labels
         assert len(images) == np.sum(right & (labels == 3)) > 80
     assert task().metrics(np.zeros((8, 8))) == {"misclassified": 0.0}
 
