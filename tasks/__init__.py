@@ -7,6 +7,7 @@ from fedtrellis.settings import check_choice
 
 from .attack import Attack
 from .base import DataFileError, Depending, Task
+from .characters import Characters
 from .classification import Classification
 from .data.node_file import node_path
 from .data.node_task import NodeDataTask
@@ -28,6 +29,7 @@ __all__ = [
     "NODES",
     "TASKS",
     "Attack",
+    "Characters",
     "Classification",
     "ClientData",
     "DataFileError",
@@ -60,6 +62,7 @@ TASKS: dict[str, type[Task]] = {
         QuadraticAssignment,
         MatrixCompletion,
         Classification,
+        Characters,
         LinearRegression,
         LogisticRegression,
         KernelPCA,

@@ -307,6 +307,10 @@ class Task(ABC):
         """
         return ()
 
+    def option_key(self, name: str) -> str:
+        """Return the run-config key of one of :meth:`method_options`."""
+        return f"{self.name}.{name.replace('_', '-')}"
+
     @property
     def node_examples(self) -> int:
         """How many examples all nodes have together; 0: nobody has said."""

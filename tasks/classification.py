@@ -32,6 +32,9 @@ from .digits import split_digits
 
 __all__ = ["Classification"]
 
+# models of images
+_CNNS = ("cnn", "small-cnn")
+
 
 @dataclass(frozen=True)
 class Classification(PartitionedTask):
@@ -41,8 +44,8 @@ class Classification(PartitionedTask):
     F = (1/n) Σ f_i. Bytes of images are divided by 255.
 
     Models: ``mclr``, multi-class logistic regression, one array of shape
-    (features + 1, classes) with the intercept last, which starts at zero; ``dnn`` and
-    ``cnn``, networks in PyTorch with seeded initial weights
+    (features + 1, classes) with the intercept last, which starts at zero; ``dnn``,
+    ``cnn`` and ``small-cnn``, networks in PyTorch with seeded initial weights
     (:func:`~.networks.classification.make_model`).
 
     The synthetic data is federated by nature: ``partition = "natural"`` keeps every
@@ -69,7 +72,7 @@ class Classification(PartitionedTask):
         "the data set; 'nodes': every node's own file",
         choices=(*DATASETS, NODES),
     )
-    model: str = setting("mclr", "the model", choices=("mclr", "dnn", "cnn"))
+    model: str = setting("mclr", "the model", choices=("mclr", "dnn", *_CNNS))
     path: str = setting(
         "",
         "the folder of the data set's files",
@@ -120,11 +123,11 @@ class Classification(PartitionedTask):
             self.check_nodes()
             self._shape()
             return
-        if self.dataset in BUILT_IN and self.model == "cnn":
+        if self.dataset in BUILT_IN and self.model in _CNNS:
             raise SettingsError(
-                "classification.model = 'cnn' does not fit classification.dataset "
-                f"= {self.dataset!r}, which has no images of 16 x 16 pixels or more; "
-                "allowed: dnn, mclr"
+                f"classification.model = {self.model!r} does not fit "
+                f"classification.dataset = {self.dataset!r}, which has no images of "
+                "16 x 16 pixels or more; allowed: dnn, mclr"
             )
         if self.partition == "natural" and self.dataset != "synthetic":
             raise SettingsError(
@@ -188,7 +191,7 @@ class Classification(PartitionedTask):
         if not self.on_nodes:
             return DATASETS[self.dataset]
         features = self.nodes.num_features()
-        if self.model != "cnn":
+        if self.model not in _CNNS:
             return (features,)
         images = {
             math.prod(shape): shape
@@ -197,8 +200,9 @@ class Classification(PartitionedTask):
         }
         if len(images.get(features, ())) != 3:
             raise SettingsError(
-                f"classification.model = 'cnn' with data.features = {features}: images "
-                "of 1 x 28 x 28 or 3 x 32 x 32 pixels, 784 or 3072 features, are needed"
+                f"classification.model = {self.model!r} with data.features = "
+                f"{features}: images of 1 x 28 x 28 or 3 x 32 x 32 pixels, 784 or 3072 "
+                "features, are needed"
             )
         return images[features]
 

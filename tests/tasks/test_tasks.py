@@ -67,13 +67,28 @@ CASES: list[tuple[str, dict[str, Any]]] = [
         "classification",
         {"classification.model": "dnn", "classification.train-limit": 500},
     ),
+    (
+        "characters",
+        {
+            "characters.train-passages": 90,
+            "characters.context": 8,
+            "characters.width": 8,
+            "characters.blocks": 1,
+            "characters.pretrained-steps": 2,
+        },
+    ),
 ]
 ON_MANIFOLDS = ["kernel-pca", "low-rank-network", "attack"]
 IDS = ["-".join([name, *map(str, config.values())]) for name, config in CASES]
 
 
+def in_torch(name: str, config: dict[str, Any]) -> bool:
+    """Whether the model is a network in PyTorch, in single precision."""
+    return name == "characters" or config.get("classification.model") == "dnn"
+
+
 def task_or_skip(name: str, config: dict[str, Any], n: int, seed: int = 0) -> Task:
-    if config.get("classification.model") == "dnn":
+    if in_torch(name, config):
         pytest.importorskip("torch")
     if config.get(f"{name}.partition") in ("labels", "dirichlet"):
         pytest.importorskip("flwr_datasets")
@@ -96,8 +111,7 @@ def test_the_mean_of_the_clients_is_the_whole(
 ) -> None:
     task = task_or_skip(name, config, n)
     task.check()
-    # single precision in PyTorch
-    tolerance = 1e-5 if config.get("classification.model") == "dnn" else 1e-11
+    tolerance = 1e-5 if in_torch(name, config) else 1e-11
     for seed in range(2):
         x = random_point(task, seed)
         objectives = [task.client_objective(i) for i in range(n)]
@@ -112,8 +126,8 @@ def test_the_mean_of_the_clients_is_the_whole(
         assert error <= tolerance * np.abs(gradient).max()
 
 
-# without the network: differences in single precision say little
-@pytest.mark.parametrize(("name", "config"), CASES[:-1], ids=IDS[:-1])
+# without the networks: differences in single precision say little
+@pytest.mark.parametrize(("name", "config"), CASES[:-2], ids=IDS[:-2])
 def test_the_gradient_is_the_derivative(name: str, config: dict[str, Any]) -> None:
     task = task_or_skip(name, config, 5)
     x, direction = random_point(task, 1), random_point(task, 2)
@@ -210,9 +224,12 @@ def test_there_is_no_such_client(client: int) -> None:
         ("kernel-pca", {"kernel-pca.samples": 20}, 21),
         ("low-rank-network", {"low-rank-network.train-limit": 20}, 21),
         ("attack", {}, 92),
+        ("characters", {"characters.train-passages": 7}, 8),
     ],
 )
 def test_too_many_clients(name: str, config: dict[str, Any], n: int) -> None:
+    if in_torch(name, config):
+        pytest.importorskip("torch")
     with pytest.raises(SettingsError, match=str(n)) as caught:
         make_task(name, config, n, 0).check()
     assert "\n" not in str(caught.value)
@@ -249,8 +266,10 @@ def test_a_misspelt_task() -> None:
         ("low-rank-network.rank", 0),
         ("low-rank-network.activation", "gelu"),
         ("attack.classifier", "cnn"),
-        ("attack.target-label", 10),
+        ("attack.target-label", -2),
         ("attack.radius", -0.5),
+        ("characters.partition", "natural"),
+        ("characters.blocks", 0),
     ],
 )
 def test_values_that_are_not_allowed(key: str, value: Any) -> None:
@@ -294,7 +313,7 @@ def test_what_a_task_suggests_are_settings_of_the_method(name: str) -> None:
 
 @pytest.mark.parametrize("name", TASKS)
 def test_a_client_is_made_of_a_task_s_parts(name: str) -> None:
-    task = make_task(name, {}, 3, 0)
+    task = task_or_skip(name, {}, 3)
     parts, options = task.client_parts(1), task.method_options()
     if not task.split_data:
         assert parts == {"objective": task.client_objective(1)}

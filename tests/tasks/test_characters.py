@@ -1,0 +1,140 @@
+"""The task ``characters``: its text, its transformer, and where a run starts."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedtrellis.settings import SettingsError
+from tasks.characters import Characters, _initial_point
+from tasks.data.text import ALPHABET, LETTERS, SOURCES, passages
+
+torch = pytest.importorskip("torch")
+
+SMALL: dict[str, Any] = {
+    "train_passages": 120,
+    "test_passages": 40,
+    "context": 16,
+    "width": 16,
+    "blocks": 1,
+}
+
+
+def task(n: int = 4, seed: int = 0, **settings: Any) -> Characters:
+    return Characters(num_clients=n, seed=seed, **SMALL | settings)
+
+
+def read(text: Any) -> str:
+    return "".join(ALPHABET[number] for number in np.ravel(text))
+
+
+def test_a_text_is_sentences_of_its_source() -> None:
+    texts = {s: read(passages(s, 50, 40, 0, "training")) for s in (*SOURCES, LETTERS)}
+    assert all(len(text) == 2000 for text in texts.values())
+    for source, word in zip(
+        SOURCES, ("spoons", "degrees", "platform", "resigns"), strict=True
+    ):
+        assert [s for s, text in texts.items() if word in text] == [source]
+    # what is trained on and what is tested on are not the same
+    assert read(passages("chess", 50, 40, 0, "test")) != texts["chess"]
+    assert read(passages("chess", 50, 40, 0, "training")) == texts["chess"]
+
+
+def test_clients_by_source_have_one_each() -> None:
+    pytest.importorskip("flwr_datasets")
+    made = task(8, partition="labels")
+    own = [
+        {read(row) for row in passages(s, 30, 17, 0, "training")[:, 1:]}
+        for s in SOURCES
+    ]
+    holders = []
+    for i in range(8):
+        objective: Any = made.client_objective(i)
+        rows = {read(row) for row in objective.mean_loss.examples.targets}
+        holders.append([s for s in range(4) if rows <= own[s]])
+    assert sorted(holders) == [[s] for s in (0, 0, 1, 1, 2, 2, 3, 3)]
+
+
+def test_the_transformer_is_pytorchs_own_encoder() -> None:
+    """Its attention, norms and perceptron against ``nn.TransformerEncoderLayer``."""
+    from tasks.networks.characters import HEADS, make_transformer
+
+    model = make_transformer(7, 9, 12, 1, seed=3).double()
+    twin = torch.nn.TransformerEncoderLayer(
+        12, HEADS, 48, 0.0, "gelu", batch_first=True, norm_first=True
+    ).double()
+    block: Any = model.blocks[0]
+    attention = twin.self_attn
+    with torch.no_grad():
+        for own, theirs in (
+            (block.queries_keys_values.weight, attention.in_proj_weight),
+            (block.joined.weight, attention.out_proj.weight),
+            (block.before_attention.weight, twin.norm1.weight),
+            (block.before_attention.bias, twin.norm1.bias),
+            (block.before_perceptron.weight, twin.norm2.weight),
+            (block.before_perceptron.bias, twin.norm2.bias),
+            (block.wider.weight, twin.linear1.weight),
+            (block.wider.bias, twin.linear1.bias),
+            (block.narrower.weight, twin.linear2.weight),
+            (block.narrower.bias, twin.linear2.bias),
+        ):
+            theirs.copy_(own)
+        attention.in_proj_bias.zero_()
+        attention.out_proj.bias.zero_()
+        text = torch.randint(7, (5, 9), generator=torch.Generator().manual_seed(0))
+        x = model.symbols(text) + model.places
+        mask = torch.nn.Transformer.generate_square_subsequent_mask(9).double()
+        x = twin(x, src_mask=mask)
+        expected = model.scores(model.before_scores(x)).transpose(1, 2)
+        assert torch.abs(model(text) - expected).max() < 1e-12
+        # no symbol is scored by what comes behind it
+        other = text.clone()
+        other[:, 5:] = 0
+        same = model(other)[:, :, :5] == model(text)[:, :, :5]
+    assert same.all()
+
+
+def test_accuracy_counts_characters() -> None:
+    made = task()
+    text = np.concatenate([passages(s, 10, 17, 0, "test") for s in SOURCES])
+    model = made._make_model()
+    with torch.no_grad():
+        scores = model(torch.tensor(text[:, :-1])).numpy()
+    expected = np.mean(scores.argmax(axis=1) == text[:, 1:])
+    accuracy = made.metrics(made.initial_point())["accuracy"]
+    assert accuracy == pytest.approx(expected)
+
+
+def test_training_on_letters_helps_the_clients() -> None:
+    random, trained = task(), task(pretrained_steps=30)
+    assert abs(random.value(random.initial_point()) - np.log(len(ALPHABET))) < 0.5
+    before, after = (made.value(made.initial_point()) for made in (random, trained))
+    assert after < before - 0.3
+    # PyTorch's own random state plays no part
+    first = trained.initial_point()
+    _initial_point.cache_clear()
+    torch.manual_seed(5)
+    for one, other in zip(first, trained.initial_point(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_gradient_steps_lower_the_loss() -> None:
+    made = task()
+    objective: Any = made.objective()
+    rng = np.random.default_rng(0)
+    x = [array.astype(np.float32) for array in made.initial_point()]
+    for _ in range(60):
+        slopes = objective.stochastic_gradient(x, rng, 32)
+        x = [a - 0.5 * g for a, g in zip(x, slopes, strict=True)]
+    assert objective.value(x) < 2.9
+
+
+def test_settings_that_are_refused() -> None:
+    for settings, message in (
+        ({"width": 10}, "characters.width = 10 must be a multiple of 4"),
+        ({"device": "nowhere"}, "characters.device is 'nowhere'"),
+        ({"partition": "labels", "n": 3}, "cannot hold all 4 labels"),
+    ):
+        with pytest.raises(SettingsError, match=message) as caught:
+            task(**settings).check()
+        assert "\n" not in str(caught.value)
