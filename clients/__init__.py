@@ -1,5 +1,6 @@
 """The client's half of every method."""
 
+from .compressed_sgd import CompressedSGDClient
 from .fedavg_gd import FedAvgGDClient
 from .feddr import FedDRClient
 from .fedfw import FedFWClient
@@ -19,6 +20,7 @@ from .zeroth_order_rfl import ZerothOrderRFLClient
 from .zeroth_order_sgd import ZerothOrderSGDClient
 
 __all__ = [
+    "CompressedSGDClient",
     "FedAvgGDClient",
     "FedDRClient",
     "FedFWClient",

@@ -31,8 +31,8 @@ class FedLMOClient(StatefulClient):
 
     Notes
     -----
-    State: momentum (m_i), with control variates control (c_i), with error feedback
-    estimate (v_i).
+    State: momentum (m_i), but for the variant averaged; with control variates control
+    (c_i), with error feedback estimate (v_i).
 
     Examples
     --------
@@ -52,7 +52,7 @@ class FedLMOClient(StatefulClient):
     def fit(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
     ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
-        """x_i after k local steps, and h_i if corrected; h_i; or C(D_i − v_i).
+        """x_i after k local steps, with h_i or m_i; h_i; or C(D_i − v_i).
 
         Raises
         ------
@@ -83,14 +83,16 @@ class FedLMOClient(StatefulClient):
             config["newton-schulz-steps"],
         )
         gamma, radius = config["step-size"], config["radius"]
-        corrected = config["variant"] == "corrected"
+        corrected, averaged = (
+            config["variant"] == v for v in ("corrected", "averaged")
+        )
         correction: FloatArray | float = 0.0
         if corrected:
             # c − c_i
-            c = layout.from_wire(
-                np.frombuffer(config["control"], layout.wire_dtype).reshape(x.shape)
-            )
+            c = _told(config["control"], layout)
             correction = c - self.state.get("control", np.zeros_like(x))
+        elif averaged:
+            m = _told(config["mean-momentum"], layout)
         x_i = x.copy()
         with np.errstate(over="ignore", invalid="ignore"):
             for _ in range(steps):
@@ -101,8 +103,10 @@ class FedLMOClient(StatefulClient):
                 s = layout.point(oracle(layout.layers(d)))
                 x_i = moved(x_i, s, gamma, radius)
                 check_steps(x_i, x, config)
-        self.state["momentum"] = m
         answer = [layout.to_wire(x_i)]
+        if averaged:
+            return [*answer, layout.to_wire(m)], 0, {}
+        self.state["momentum"] = m
         if corrected:
             told = layout.to_wire(h)
             # of the h_i that the server has
@@ -126,3 +130,10 @@ class FedLMOClient(StatefulClient):
     ) -> tuple[float, int, dict[str, Any]]:
         """f_i(x) and the objective's metrics on this client's data."""
         return evaluate_objective(self.objective, parameters)
+
+
+def _told(numbers: bytes, layout: Layout) -> FloatArray:
+    """A vector of the model's shape that the server sent beside the model."""
+    return layout.from_wire(
+        np.frombuffer(numbers, layout.wire_dtype).reshape(layout.point_shape)
+    )

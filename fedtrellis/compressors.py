@@ -1,12 +1,17 @@
-"""Contractive compressors: what goes up instead of a dense vector, with error feedback.
+"""Compressors: what goes up instead of a dense vector.
 
-C is contractive if ‖C(v) − v‖² ≤ (1 − α) ‖v‖² for an α in (0, 1]. A client that keeps
-what the server has of it, and sends C of the difference, loses nothing for good (EF21).
+:class:`Quantized` is unbiased, :class:`Signs` keeps no size at all; the others are
+contractive, for error feedback: ‖C(v) − v‖² ≤ (1 − α) ‖v‖² for an α in (0, 1]. A client
+that keeps what the server has of it, and sends C of the difference, loses nothing for
+good (EF21).
 
 Source: Richtárik, Sokolov, Fatkhullin, "EF21", NeurIPS 2021, arXiv 2106.05203; Horváth,
 Ho, Horváth, Sahu, Canini, Richtárik, "Natural Compression for Distributed Deep
 Learning", arXiv 1905.10988, whose random rounding to powers of two is to the nearest
-here, which needs no random numbers and is contractive.
+here, which needs no random numbers and is contractive; Alistarh, Grubic, Li, Tomioka,
+Vojnović, "QSGD", NeurIPS 2017, arXiv 1610.02132, with the buckets and the largest entry
+of its experiments; Bernstein, Wang, Azizzadenesheli, Anandkumar, "signSGD", ICML 2018,
+arXiv 1802.04434.
 """
 
 from __future__ import annotations
@@ -14,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, prod
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,11 +27,29 @@ from numpy.typing import NDArray
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.sparse import check_entries
 
-__all__ = ["COMPRESSORS", "Compressor", "LowRank", "Natural", "TopK", "compressor"]
+__all__ = [
+    "CHANGE_COMPRESSORS",
+    "COMPRESSORS",
+    "Compressor",
+    "LowRank",
+    "Natural",
+    "Quantized",
+    "Signs",
+    "TopK",
+    "change_compressor",
+    "compressor",
+]
 
-COMPRESSORS = ("top-k", "rank", "natural")
+Compression = Literal["top-k", "rank", "natural"]
+COMPRESSORS: tuple[Compression, ...] = get_args(Compression)
+#: Of a client's change, where the server does not mirror what it has sent.
+ChangeCompression = Literal["top-k", "qsgd", "sign"]
+CHANGE_COMPRESSORS: tuple[ChangeCompression, ...] = get_args(ChangeCompression)
 
 Arrays = Sequence[NDArray[Any]]
+
+# entries that are quantized by one largest entry
+_BUCKET = 512
 
 
 class Compressor(Protocol):
@@ -44,6 +67,18 @@ def compressor(name: str, kept_fraction: float, rank: int) -> Compressor:
     if name == "top-k":
         return TopK(kept_fraction)
     return LowRank(rank) if name == "rank" else Natural()
+
+
+def change_compressor(
+    name: str, kept_fraction: float, levels: int, rng: np.random.Generator | None = None
+) -> Compressor:
+    """Make a compressor by its name, one of :data:`CHANGE_COMPRESSORS`.
+
+    ``rng`` is needed to pack by ``qsgd``.
+    """
+    if name == "top-k":
+        return TopK(kept_fraction)
+    return Quantized(levels, rng) if name == "qsgd" else Signs()
 
 
 @dataclass(frozen=True)
@@ -180,6 +215,88 @@ class Natural:
         values[power == 0] = 0.0
         values[code > 0x7F] *= -1.0
         point: FloatArray = values.astype(layout.point_dtype)
+        return point.reshape(layout.point_shape)
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """Each entry at random to one of the two nearest of 2s + 1 levels; unbiased.
+
+    In buckets of 512 entries, whose levels are −M, …, −M/s, 0, M/s, …, M with M the
+    bucket's largest entry.
+
+    Parameters
+    ----------
+    levels : int
+        s, from 1 to 127. An entry takes 2, 4 or 8 bits, as few as suffice.
+    rng : numpy.random.Generator, optional
+        Needed to pack.
+    """
+
+    levels: int
+    rng: np.random.Generator | None = None
+
+    @property
+    def bits(self) -> int:
+        """Of an entry: 2^bits ≥ 2s + 1."""
+        return next(bits for bits in (2, 4, 8) if 2**bits > 2 * self.levels)
+
+    def pack(self, point: FloatArray, layout: Layout) -> list[NDArray[Any]]:
+        """Levels, as many to a byte as fit, and every bucket's largest entry."""
+        assert self.rng is not None
+        s = self.levels
+        flat = np.zeros(-(-layout.size // _BUCKET) * _BUCKET)
+        flat[: layout.size] = point.reshape(-1)
+        buckets = flat.reshape(-1, _BUCKET)
+        # as it will be read, and not below the largest entry
+        largest = np.abs(buckets).max(axis=1).astype(np.float32)
+        largest = np.nextafter(largest, np.float32(np.inf)) * (largest > 0.0)
+        at = buckets * (s / np.where(largest > 0.0, largest, 1.0))[:, None]
+        # ⌊s v/M + u⌋ with u uniform on [0, 1): its mean is s v/M
+        levels = np.floor(at + self.rng.random(at.shape)).reshape(-1)[: layout.size]
+        per_byte = 8 // self.bits
+        codes = np.zeros(-(-layout.size // per_byte) * per_byte, np.uint8)
+        codes[: layout.size] = (levels + s).astype(np.uint8)
+        shifts = np.arange(per_byte, dtype=np.uint8) * np.uint8(self.bits)
+        packed = np.bitwise_or.reduce(codes.reshape(-1, per_byte) << shifts, axis=1)
+        return [packed, largest]
+
+    def unpack(self, arrays: Arrays, layout: Layout) -> FloatArray:
+        """The levels' values."""
+        packed, largest = _exactly(arrays, 2)
+        s, per_byte = self.levels, 8 // self.bits
+        count = -(-layout.size // _BUCKET)
+        if packed.dtype != np.uint8 or packed.shape != (-(-layout.size // per_byte),):
+            raise ValueError("the levels are malformed")
+        if largest.dtype != np.float32 or largest.shape != (count,):
+            raise ValueError("the buckets' largest entries are malformed")
+        if not (np.isfinite(largest).all() and (largest >= 0.0).all()):
+            raise ValueError("a bucket's largest entry is negative or not finite")
+        shifts = np.arange(per_byte, dtype=np.uint8) * np.uint8(self.bits)
+        codes = ((packed[:, None] >> shifts) & (2**self.bits - 1)).reshape(-1)
+        levels = codes[: layout.size].astype(np.float64) - s
+        if levels.size and levels.max() > s:
+            raise ValueError("a level lies outside those that there are")
+        values = levels * np.repeat(largest / s, _BUCKET)[: layout.size]
+        point: FloatArray = values.astype(layout.point_dtype)
+        return point.reshape(layout.point_shape)
+
+
+@dataclass(frozen=True)
+class Signs:
+    """A bit an entry: ±1, with +1 for zero."""
+
+    def pack(self, point: FloatArray, layout: Layout) -> list[NDArray[Any]]:
+        """Eight to a byte."""
+        return [np.packbits(point.reshape(-1) >= 0.0)]
+
+    def unpack(self, arrays: Arrays, layout: Layout) -> FloatArray:
+        """1 or −1 of every entry."""
+        [packed] = _exactly(arrays, 1)
+        if packed.dtype != np.uint8 or packed.shape != (-(-layout.size // 8),):
+            raise ValueError("the signs are malformed")
+        bits = np.unpackbits(packed, count=layout.size)
+        point: FloatArray = (2.0 * bits - 1.0).astype(layout.point_dtype)
         return point.reshape(layout.point_shape)
 
 

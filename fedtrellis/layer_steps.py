@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import cos, pi, prod, sqrt
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,9 +40,12 @@ __all__ = [
 ]
 
 KINDS = ("spectral", "sign", "rows")
-SCALINGS = ("scion", "muon", "none")
-ORTHOGONALIZATIONS = ("newton-schulz", "bfloat16", "svd")
-STEP_SCHEDULES = ("constant", "linear", "cosine")
+Scaling = Literal["scion", "muon", "none"]
+SCALINGS: tuple[Scaling, ...] = get_args(Scaling)
+Orthogonalization = Literal["newton-schulz", "bfloat16", "svd"]
+ORTHOGONALIZATIONS: tuple[Orthogonalization, ...] = get_args(Orthogonalization)
+StepSchedule = Literal["constant", "linear", "cosine"]
+STEP_SCHEDULES: tuple[StepSchedule, ...] = get_args(StepSchedule)
 
 # Muon's: they bring every singular value of [0, 1] to 1 ± 0.3 in five iterations, the
 # small ones too, and not to 1

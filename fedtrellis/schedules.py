@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import isfinite, sqrt
+from typing import Literal, get_args
 
 from fedtrellis.settings import SettingsError, check_choice
 
 __all__ = ["SCHEDULES", "FrankWolfeSchedule", "automatic_penalty"]
 
-SCHEDULES = ("convex", "nonconvex", "stochastic", "constant")
+Schedule = Literal["convex", "nonconvex", "stochastic", "constant"]
+SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 
 # What stands before G/D in an automatic λ_0. A λ_t that does not grow wants more, and
 # FedFW+ less whatever the schedule is: what it adds up is what counts there.

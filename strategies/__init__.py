@@ -1,5 +1,6 @@
 """The server's half of every method."""
 
+from .compressed_sgd import CompressedSGD
 from .fedavg_gd import FedAvgGD
 from .feddr import FedDR
 from .fedfw import FedFW
@@ -19,6 +20,7 @@ from .zeroth_order_rfl import ZerothOrderRFL
 from .zeroth_order_sgd import ZerothOrderSGD
 
 __all__ = [
+    "CompressedSGD",
     "FedAvgGD",
     "FedDR",
     "FedFW",

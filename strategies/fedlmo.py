@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtrellis.compressors import COMPRESSORS, compressor
+from fedtrellis.compressors import Compression, compressor
 from fedtrellis.layer_steps import (
-    ORTHOGONALIZATIONS,
-    SCALINGS,
-    STEP_SCHEDULES,
     LayerOracle,
+    Orthogonalization,
+    Scaling,
+    StepSchedule,
     moved,
     scheduled,
     settle_kinds,
     with_momentum,
 )
 from fedtrellis.server.answers import Answer, one_point
+from fedtrellis.server.private import CENTRAL
 from fedtrellis.server.robust import RULES
 from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import SettingsError, setting
@@ -29,7 +30,8 @@ from fedtrellis.wire.layout import DTYPES
 
 __all__ = ["VARIANTS", "FedLMO"]
 
-VARIANTS = ("corrected", "local", "server", "ef21")
+Variant = Literal["corrected", "averaged", "local", "server", "ef21"]
+VARIANTS: tuple[Variant, ...] = get_args(Variant)
 
 
 class FedLMO(RoundStrategy):
@@ -48,6 +50,10 @@ class FedLMO(RoundStrategy):
                  sends x_i, and in ``corrected`` h_i, the mean of its ∇f_i(x_i; ξ)
         server   x ← (1/|S|) Σ over S of x_i;  c_i ← h_i for i in S;  c ← (1/n) Σ c_i
 
+    In ``averaged`` c = c_i = 0, and the clients' momenta begin where their mean ended:
+    a client sends m_i beside x_i, the server m = (1/|S|) Σ over S of m_i beside x, and
+    the client's steps begin with m_i = m.
+
     In ``server`` a client sends h_i, the mean of k mini-batch gradients at x, and the
     server takes the step: m ← μ m + (1 − μ) (1/|S|) Σ h_i, x ← x + γ_t lmo(m).
 
@@ -59,8 +65,9 @@ class FedLMO(RoundStrategy):
 
     An LMO is not linear: ``local`` stands still where the clients' steps cancel, which
     is no critical point of f when the clients differ. ``corrected`` removes that bias
-    by SCAFFOLD's control variates, at twice the bytes in both directions. No rate of
-    convergence has been shown for the two in this form.
+    by SCAFFOLD's control variates; ``averaged`` makes it smaller while μ^k is near 1,
+    without a vector a client on the server; both at twice the bytes in both directions.
+    No rate of convergence has been shown for the three in this form.
 
     Source: Pethick et al., arXiv 2502.07529 (Scion), algorithms 1 and 2, for a step;
     Jordan et al., "Muon", 2024, for Nesterov's momentum and Newton-Schulz; Karimireddy
@@ -99,17 +106,19 @@ class FedLMO(RoundStrategy):
     space = "whole"
     rules = RULES
     dtypes = DTYPES
+    privacies = CENTRAL
     flat_keys = False
 
     keep_model = False
     state_settings = ("variant", "compressor", "kept_fraction", "rank")
 
-    variant: str = setting(
+    variant: Variant = setting(
         "corrected",
-        "local steps with control variates; plain local steps, whose mean is biased "
-        "where clients differ; steps of the server along the mean gradient; or along "
-        "the clients' compressed momentum, with error feedback",
-        choices=VARIANTS,
+        "local steps with control variates; with the mean of the clients' momenta; "
+        "plain local steps, whose mean is biased where clients differ; steps of the "
+        "server along the mean gradient; or along the clients' compressed momentum, "
+        "with error feedback",
+        choices=Variant,
     )
     local_steps: int = setting(
         5,
@@ -121,11 +130,11 @@ class FedLMO(RoundStrategy):
     step_size: float = setting(
         0.03, "of the first step, see step_schedule", symbol="γ", above=0.0
     )
-    step_schedule: str = setting(
+    step_schedule: StepSchedule = setting(
         "linear",
         "γ_t over the T rounds: γ; γ (1 − (t − 1)/T); or γ (1 + cos(π(t − 1)/T))/2",
         symbol="γ_t",
-        choices=STEP_SCHEDULES,
+        choices=StepSchedule,
     )
     warm_up: int = setting(
         0,
@@ -134,7 +143,8 @@ class FedLMO(RoundStrategy):
     )
     momentum: float = setting(
         0.9,
-        "of the clients, or with variant server of the server; kept across rounds",
+        "of the clients, or with variant server of the server, averaged of both; kept "
+        "across rounds",
         symbol="μ",
         minimum=0.0,
         below=1.0,
@@ -156,17 +166,17 @@ class FedLMO(RoundStrategy):
         "the oracle of each of the model's arrays, by commas: spectral, sign, or rows "
         "for embeddings; empty: spectral for arrays of two and more axes, else sign",
     )
-    scaling: str = setting(
+    scaling: Scaling = setting(
         "scion",
         "of the spectral oracle: √(outputs/inputs), by the kernel's pixels for "
         "convolutions; √max(1, rows/columns); or none",
-        choices=SCALINGS,
+        choices=Scaling,
     )
-    orthogonalization: str = setting(
+    orthogonalization: Orthogonalization = setting(
         "newton-schulz",
         "how U Vᵀ is computed: Newton-Schulz in the model's dtype, or in bfloat16 "
         "(PyTorch), or by a singular value decomposition",
-        choices=ORTHOGONALIZATIONS,
+        choices=Orthogonalization,
     )
     newton_schulz_steps: int = setting(
         5,
@@ -175,12 +185,12 @@ class FedLMO(RoundStrategy):
         maximum=99,
         only={"orthogonalization": ("newton-schulz", "bfloat16")},
     )
-    compressor: str = setting(
+    compressor: Compression = setting(
         "top-k",
         "what is sent of D_i − v_i: the largest entries; of each layer the largest "
         "singular triples; or of each entry its power of two, in one byte",
         symbol="C",
-        choices=COMPRESSORS,
+        choices=Compression,
         only={"variant": ("ef21",)},
     )
     kept_fraction: float = setting(
@@ -205,6 +215,13 @@ class FedLMO(RoundStrategy):
                 f"robust = {self.robust!r} does not apply to variant = 'ef21'; "
                 "allowed: none"
             )
+        alone = self.variant in ("local", "server")
+        if not alone and self.privacy != "none":
+            # h_i, m_i and v_i are more than the one answer that the noise is for
+            raise SettingsError(
+                f"privacy = {self.privacy!r} does not apply to variant = "
+                f"{self.variant!r}; allowed: local, server"
+            )
         self.needs_planned_rounds = self.step_schedule != "constant"
 
     def check_model(self, layout: Layout) -> None:
@@ -227,6 +244,7 @@ class FedLMO(RoundStrategy):
         self._compressor = compressor(self.compressor, self.kept_fraction, self.rank)
         self._momentum = zero
         self._control = layout.to_wire(zero).tobytes()
+        self._mean_momentum = self._control
 
     def step_size_at(self, server_round: int) -> float:
         """γ_t."""
@@ -265,10 +283,12 @@ class FedLMO(RoundStrategy):
         }
         if self.variant == "corrected":
             entries["control"] = self._control
+        elif self.variant == "averaged":
+            entries["mean-momentum"] = self._mean_momentum
         return entries
 
     def check(self, answer: Answer) -> Any:
-        """x_i and h_i, one of the two, or C(D_i − v_i)."""
+        """x_i and h_i or m_i, one of them, or C(D_i − v_i)."""
         model, layout = self.broadcast.model, self.broadcast.layout
         if self.variant == "local":
             return self.take_point(answer)
@@ -309,7 +329,13 @@ class FedLMO(RoundStrategy):
             )
         else:
             points = list(answers.values())
-            if self.variant == "corrected":
+            if self.variant == "averaged":
+                points = [point for point, _ in answers.values()]
+                # m ← (1/|S|) Σ over S of m_i
+                momenta = [m for _, m in answers.values()]
+                self._momentum = self.average(momenta, np.zeros_like(x))
+                self._tell_momentum()
+            elif self.variant == "corrected":
                 points = [point for point, _ in answers.values()]
                 # c_i ← h_i;  c ← (1/n) Σ c_i over all clients
                 self._vectors.update({name: h for name, (_, h) in answers.items()})
@@ -331,6 +357,9 @@ class FedLMO(RoundStrategy):
         c = self.average(list(self._vectors.values()), zero)
         self._control = self.broadcast.layout.to_wire(c).tobytes()
 
+    def _tell_momentum(self) -> None:
+        self._mean_momentum = self.broadcast.layout.to_wire(self._momentum).tobytes()
+
     def client_state(self, client: str) -> dict[str, FloatArray]:
         """c_i or v_i; its momentum starts anew."""
         key = "control" if self.variant == "corrected" else "estimate"
@@ -338,14 +367,15 @@ class FedLMO(RoundStrategy):
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Every c_i or v_i, or the server's momentum."""
-        if self.variant == "server":
+        if self.variant in ("server", "averaged"):
             return {"momentum": self._momentum}
         return dict(self._vectors)
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Inverse of :meth:`state`."""
-        if self.variant == "server":
+        if self.variant in ("server", "averaged"):
             self._momentum = np.array(state["momentum"])
+            self._tell_momentum()
         elif self._vectors:
             self._vectors = {name: np.array(state[name]) for name in self.clients}
         if self.variant == "corrected":

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtrellis.local_steps import StepSchedule
+from fedtrellis.server.private import CENTRAL
 from fedtrellis.settings import setting
 from fedtrellis.wire.arrays import FloatArray, Layout
 
@@ -15,7 +17,8 @@ from .local_sgd import LocalSGD
 
 __all__ = ["OPTIMIZERS", "FedOpt"]
 
-OPTIMIZERS = ("momentum", "adam", "yogi")
+Optimizer = Literal["momentum", "adam", "yogi"]
+OPTIMIZERS: tuple[Optimizer, ...] = get_args(Optimizer)
 
 
 class FedOpt(LocalSGD):
@@ -59,17 +62,18 @@ class FedOpt(LocalSGD):
 
     name = "fedopt"
     about = "FedAvg with momentum, Adam or Yogi on the server"
+    privacies = CENTRAL
     flat_keys = False
 
-    state_settings = ("optimizer",)
+    state_settings: tuple[str, ...] = ("optimizer",)
 
-    step_schedule: str = setting(
+    step_schedule: StepSchedule = setting(
         "constant",
         "size of step k, counted over all rounds: a; a/log2(k + 1); or a/√k",
         symbol="γ_k",
-        choices=("constant", "log", "inverse-sqrt"),
+        choices=StepSchedule,
     )
-    optimizer: str = setting("momentum", "of the server", choices=OPTIMIZERS)
+    optimizer: Optimizer = setting("momentum", "of the server", choices=Optimizer)
     server_step_size: float = setting(
         1.0, "of the server's step", symbol="η", above=0.0
     )
@@ -101,9 +105,7 @@ class FedOpt(LocalSGD):
 
     def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
         """Step along the mean change of those who answered."""
-        x = self.broadcast.model
-        # Δ = (1/|S|) Σ over S of x_i − x
-        change = self.average(list(answers.values()), x) - x
+        x, change = self.broadcast.model, self.mean_change(answers)
         if self.optimizer == "momentum":
             # m ← β₁ m + Δ;  x ← x + η m
             self._m = self.server_momentum * self._m + change
@@ -122,6 +124,12 @@ class FedOpt(LocalSGD):
         step = self._m / (np.sqrt(self._v) + self.adaptivity)
         self.broadcast.replace(x + self.server_step_size * step)
         return {}
+
+    def mean_change(self, answers: dict[str, Any]) -> FloatArray:
+        """Δ, what the server's optimiser takes for its slope, of the model's shape."""
+        x = self.broadcast.model
+        # Δ = (1/|S|) Σ over S of x_i − x
+        return self.mean_of(answers, x) - x
 
     def state(self) -> dict[str, NDArray[Any]]:
         """M and v."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtrellis.local_steps import StepSchedule
 from fedtrellis.server.answers import Answer
 from fedtrellis.settings import setting
 from fedtrellis.wire.arrays import FloatArray, Layout
@@ -58,14 +59,17 @@ class Scaffold(FedAvgGD):
 
     name = "scaffold"
     about = "FedAvg with control variates, without a constraint"
+    # c_i travels beside x_i
+    privacies: ClassVar[tuple[str, ...]] = ("none",)
     flat_keys = False
     stateful = True
+    weighable = False  # its control variates count alike
 
-    step_schedule: str = setting(
+    step_schedule: StepSchedule = setting(
         "constant",
         "size of step k, counted over all rounds: a; a/log2(k + 1); or a/√k",
         symbol="γ_k",
-        choices=("constant", "log", "inverse-sqrt"),
+        choices=StepSchedule,
     )
 
     def setup(self, point: FloatArray, layout: Layout) -> None:

@@ -20,7 +20,7 @@ from benchmarks import (
     traffic,
     zeroth_order,
 )
-from benchmarks.report import Comparison, Spread, ratios
+from benchmarks.report import Aim, Comparison, Spread, ratios
 from benchmarks.runs import least_squares, synthetic
 from fedtrellis.domains import L2Ball
 
@@ -30,6 +30,21 @@ def test_the_spread_of_measurements() -> None:
     assert spread.median == 2.0
     assert str(spread) == "2 (1 – 3)"
     assert ratios(spread, Spread((1.0, 1.0, 4.0), "/s")).values == (3.0, 1.0, 0.5)
+
+
+def test_a_table_as_a_page_has_it() -> None:
+    result = Comparison("a", "A", "about")
+    result.rows = [
+        {"n": 1, "CPU": Spread((1.0, 2.0, 3.0), "/s")},
+        {"n": 2, "more": "x"},
+    ]
+    table = (
+        "| n | CPU | more |\n| --- | --- | --- |\n| 1 | 2 (1 – 3) |  |\n| 2 |  | x |"
+    )
+    assert result.markdown() == table
+    result.aims = [Aim("at most 1", "2", False)]
+    aims = "| aim | measured |  |\n| --- | --- | --- |\n| at most 1 | 2 | missed |"
+    assert result.markdown() == f"{table}\n\n{aims}"
 
 
 def test_messages_without_ray() -> None:

@@ -14,6 +14,7 @@ import pytest
 from clients import FedLMOClient
 from fedtrellis.compressors import LowRank, Natural, TopK
 from fedtrellis.layer_steps import LayerOracle, newton_schulz, scheduled, settle_kinds
+from fedtrellis.objectives import LeastSquares
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import Layout
 from strategies import FedLMO
@@ -190,6 +191,54 @@ def test_one_client_takes_the_steps_of_muon() -> None:
         assert np.abs(first - theirs).max() > 0.1
 
 
+def newton_schulz_by_hand(d: Array) -> Array:
+    x = d / np.sqrt((d * d).sum())
+    for _ in range(5):
+        a = x @ x.T
+        x = 3.4445 * x - 4.775 * (a @ x) + 2.0315 * (a @ a @ x)
+    result: Array = x
+    return result
+
+
+@pytest.mark.parametrize("how", ["newton-schulz", "svd"])
+@pytest.mark.parametrize("radius", [0.0, 3.0])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_one_client_takes_the_steps_of_scion(
+    how: Any, radius: float, dtype: Any
+) -> None:
+    """100 steps in 20 rounds, with a step size that falls, as a loop of plain text."""
+    # so far away that no entry's sign hangs on its last digit
+    [loss] = quadratics(1, spread=30.0)
+    strategy = FedLMO(
+        variant="local",
+        local_steps=5,
+        step_size=0.1,
+        momentum=0.9,
+        radius=radius,
+        orthogonalization=how,
+        batch_size=0,
+        dtype=dtype,
+    )
+    start = [layer.astype(dtype) for layer in START]
+    run = play(strategy, grid_of(FedLMOClient, [loss]), start, 20)
+    u_v = polar if how == "svd" else newton_schulz_by_hand
+    x, m = START, START
+    for t in range(20):
+        gamma = 0.1 * (1.0 - t / 20)
+        for _ in range(5):
+            g = loss.gradient(x)
+            m = [0.9 * a + 0.1 * b for a, b in zip(m, g, strict=True)]
+            s = [
+                -sqrt(d.shape[0] / d.shape[1]) * u_v(d) if d.ndim == 2 else -np.sign(d)
+                for d in m
+            ]
+            keep, size = (1.0 - gamma, gamma * radius) if radius else (1.0, gamma)
+            x = [keep * a + size * b for a, b in zip(x, s, strict=True)]
+    for ours, theirs in zip(run.arrays, x, strict=True):
+        assert np.abs(ours - theirs).max() < 1e-5
+        assert np.abs(theirs).max() > 1.0
+
+
 def scion_loop(
     losses: Sequence[Quadratic],
     sets: Sequence[Sequence[int]],
@@ -217,6 +266,8 @@ def scion_loop(
         return plus(1.0, at, gamma, lmo(direction))
 
     for S in sets:
+        if variant == "averaged":
+            m = dict.fromkeys(range(n), server_m)
         c = [np.mean([c_i[i][j] for i in range(n)], axis=0) for j in range(len(SHAPES))]
         ends, means = [], {}
         for i in S:
@@ -240,13 +291,16 @@ def scion_loop(
         elif S:
             x = [np.mean([e[j] for e in ends], axis=0) for j in range(len(SHAPES))]
             c_i |= means
+            server_m = [
+                np.mean([m[i][j] for i in S], axis=0) for j in range(len(SHAPES))
+            ]
         models.append(x)
     return models
 
 
-@pytest.mark.parametrize("variant", ["local", "corrected", "server"])
+@pytest.mark.parametrize("variant", ["local", "averaged", "corrected", "server"])
 @pytest.mark.parametrize("radius", [0.0, 4.0])
-def test_equals_loop(variant: str, radius: float) -> None:
+def test_equals_loop(variant: Any, radius: float) -> None:
     losses = quadratics(4)
     strategy = FedLMO(
         variant=variant,
@@ -272,7 +326,7 @@ def test_equals_loop(variant: str, radius: float) -> None:
 
 
 @lru_cache
-def gap_of(variant: str) -> float:
+def gap_of(variant: Any) -> float:
     """F − F* of two quadratics after 200 rounds."""
     losses = quadratics(2)
     optimum = [
@@ -287,13 +341,30 @@ def gap_of(variant: str) -> float:
     return ends[0] - ends[1]
 
 
-def test_plain_averages_of_lmo_steps_stay_off_the_optimum() -> None:
-    assert gap_of("local") > 1.0
+@pytest.mark.parametrize("variant", ["local", "averaged"])
+def test_plain_averages_of_lmo_steps_stay_off_the_optimum(variant: str) -> None:
+    """A momentum that all begin with is forgotten within a round where μ^k is small."""
+    assert gap_of(variant) > 1.0
 
 
 @pytest.mark.parametrize("variant", ["corrected", "server", "ef21"])
 def test_control_variates_and_server_steps_do_not(variant: str) -> None:
     assert abs(gap_of(variant)) < 1e-3
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_appendix_a_of_fedfw(variant: Any) -> None:
+    """½(x − 3)² + ½(x + 1)² over [−1, 1] from 0, where the naive method stays at 0."""
+    losses = [LeastSquares(np.eye(1), np.array([target])) for target in (3.0, -1.0)]
+    strategy = FedLMO(variant=variant, radius=1.0, step_size=0.2, batch_size=0)
+    run = play(strategy, grid_of(FedLMOClient, losses), [np.zeros(1)], 100)
+    [x] = run.arrays[0]
+    if variant == "local":
+        assert abs(x) < 1e-12
+    elif variant == "averaged":
+        assert 1e-3 < 1.0 - x < 1.0
+    else:
+        assert abs(x - 1.0) < 1e-3
 
 
 # --------------------------------------------------------------------- error feedback
@@ -369,11 +440,12 @@ def test_bytes_up_by_compressor() -> None:
     start = [np.zeros((200, 100)), np.zeros(1)]
     loss = Quadratic([layer + 1.0 for layer in start])
     sizes = {}
-    for name, more in (
-        ("top-k", {"kept_fraction": 0.01}),
-        ("rank", {"rank": 2}),
-        ("natural", {}),
-    ):
+    settings: dict[Any, Any] = {
+        "top-k": {"kept_fraction": 0.01},
+        "rank": {"rank": 2},
+        "natural": {},
+    }
+    for name, more in settings.items():
         strategy = FedLMO(
             variant="ef21", compressor=name, batch_size=0, dtype="float32", **more
         )

@@ -9,9 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clients import FedAvgGDClient, FedOptClient, LocalSGDClient, ScaffoldClient
+from clients import (
+    CompressedSGDClient,
+    FedAvgGDClient,
+    FedOptClient,
+    LocalSGDClient,
+    ScaffoldClient,
+)
+from fedtrellis.compressors import Quantized, Signs
 from fedtrellis.objectives import LeastSquares
-from strategies import FedAvgGD, FedOpt, LocalSGD, Scaffold
+from fedtrellis.wire.arrays import Layout
+from strategies import CompressedSGD, FedAvgGD, FedOpt, LocalSGD, Scaffold
 from tests.harness import Array, Played, Stop, grid_of, play
 
 N, P, K, A = 5, 6, 4, 0.15
@@ -22,6 +30,7 @@ DATA = [
 ]
 LOSSES = [LeastSquares(a, b, scale="half-mean", l2=0.1) for a, b in DATA]
 START = [np.full(P, 0.1)]
+LOST = {"request_loss": 0.1, "reply_loss": 0.2, "garbage": 0.1}
 FAULTS = {"request_loss": 0.1, "reply_loss": 0.15, "wipe": 0.2, "garbage": 0.1}
 
 
@@ -151,7 +160,12 @@ def test_momentum_is_pytorch_s_sgd() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "client"), [(Scaffold, ScaffoldClient), (FedOpt, FedOptClient)]
+    ("make", "client"),
+    [
+        (Scaffold, ScaffoldClient),
+        (FedOpt, FedOptClient),
+        (CompressedSGD, CompressedSGDClient),
+    ],
 )
 def test_resumed_runs_are_the_same(make: Any, client: Any, tmp_path: Path) -> None:
     whole = played(make, client, 12)
@@ -166,3 +180,126 @@ def test_resumed_runs_are_the_same(make: Any, client: Any, tmp_path: Path) -> No
     )
     resumed = play(make(**options, resume=file), grid, START, 12)
     assert np.array_equal(whole.arrays[0], resumed.arrays[0])
+
+
+# ---------------------------------------------------------------------- CompressedSGD
+
+LAYOUT = Layout(((7, 90), (13,)))
+
+
+@pytest.mark.parametrize("levels", [1, 5, 7, 127])
+def test_quantized_entries_are_unbiased_and_near(levels: int) -> None:
+    rng = np.random.default_rng(0)
+    v = rng.standard_normal(LAYOUT.size)
+    v[:20] = 0.0
+    by = Quantized(levels, rng)
+    read = [by.unpack(by.pack(v, LAYOUT), LAYOUT) for _ in range(400)]
+    for row in read:
+        assert np.abs(row - v).max() <= np.abs(v).max() / levels * 1.001
+        assert not row[:20].any()
+    error = np.abs(np.mean(read, axis=0) - v).max()
+    assert error < 5 * np.abs(v).max() / levels / np.sqrt(400)
+    # bits of an entry, and four bytes a bucket of 512
+    bits = {1: 2, 5: 4, 7: 4, 127: 8}[levels]
+    packed, largest = by.pack(v, LAYOUT)
+    assert packed.nbytes == -(-LAYOUT.size * bits // 8)
+    assert largest.nbytes == 8
+
+
+@pytest.mark.parametrize("by", [Quantized(1), Quantized(7), Signs()], ids=str)
+def test_malformed_levels_and_signs_are_refused(by: Any) -> None:
+    maker = Quantized(by.levels, np.random.default_rng(0)) if by != Signs() else by
+    good = maker.pack(np.ones(LAYOUT.size), LAYOUT)
+    for bad in ([], [*good, good[0]], [good[0][:-1], *good[1:]]):
+        with pytest.raises(ValueError, match=r"."):
+            by.unpack(bad, LAYOUT)
+    if by != Signs():
+        for wrong in (np.nan, -1.0):
+            with pytest.raises(ValueError, match="negative or not finite"):
+                by.unpack([good[0], good[1] * np.float32(wrong)], LAYOUT)
+        with pytest.raises(ValueError, match="a level lies outside"):
+            by.unpack([np.full_like(good[0], 255), good[1]], LAYOUT)
+
+
+@pytest.mark.parametrize("faults", [{}, LOST], ids=["calm", "lost"])
+def test_error_feedback_equals_a_loop(faults: dict[str, float]) -> None:
+    """What a lost answer said stays in the client's error."""
+    run = played(
+        CompressedSGD,
+        CompressedSGDClient,
+        faults=faults,
+        kept_fraction=0.3,
+        batch_fraction=1.0,
+        participation=0.7,
+        server_momentum=0.4,
+    )
+    assert len({len(S) for S in run.used}) > 2
+    x, m = START[0], np.zeros(P)
+    errors = dict.fromkeys(range(N), np.zeros(P))
+    for S in run.used:
+        sent = []
+        for i in S:
+            x_i = x
+            for _ in range(K):
+                x_i = x_i - A * gradient(i, x_i)
+            wanted = errors[i] + x_i - x
+            # two of six
+            kept = np.where(np.abs(wanted) >= np.sort(np.abs(wanted))[-2], wanted, 0.0)
+            errors[i] = wanted - kept
+            sent.append(kept)
+        if S:
+            m = 0.4 * m + np.mean(sent, axis=0)
+            x = x + m
+    assert np.abs(run.arrays[0] - x).max() < 1e-12
+
+
+def test_the_majority_of_signs_steps_by_its_length() -> None:
+    run = played(
+        CompressedSGD,
+        CompressedSGDClient,
+        1,
+        compressor="sign",
+        batch_fraction=1.0,
+        server_step_size=0.25,
+    )
+    votes = np.zeros(P)
+    for i in range(N):
+        x_i = START[0]
+        for _ in range(K):
+            x_i = x_i - A * gradient(i, x_i)
+        votes += np.sign(x_i - START[0])
+    assert np.abs(run.arrays[0] - START[0] - 0.25 * np.sign(votes)).max() < 1e-15
+
+
+def test_compressed_bytes_up() -> None:
+    """Six bytes for each entry kept, two bits or one for each entry that there is."""
+
+    class Large:
+        num_examples = 4
+
+        def value(self, x: Array) -> float:
+            return float(np.vdot(x, x))
+
+        def gradient(self, x: Array) -> Array:
+            return x
+
+    sizes = {}
+    settings: dict[Any, Any] = {
+        "top-k": {"kept_fraction": 0.01},
+        "qsgd": {"levels": 1},
+        "sign": {},
+    }
+    for name, more in settings.items():
+        strategy = CompressedSGD(
+            compressor=name, dtype="float32", batch_fraction=1.0, **more
+        )
+        play(
+            strategy,
+            grid_of(CompressedSGDClient, [Large(), Large()]),
+            [np.ones(20_000, np.float32)],
+            1,
+        )
+        sizes[name] = strategy.history[-1].bytes_up / 2
+    assert 1200 < sizes["top-k"] < 1200 + 1700
+    assert 5000 < sizes["qsgd"] < 5160 + 1700
+    assert 2500 < sizes["sign"] < 2500 + 1700

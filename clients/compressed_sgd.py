@@ -1,0 +1,91 @@
+"""The client's half of FedAvg with compressed changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from flwr.app import Context
+from numpy.typing import NDArray
+
+from fedtrellis.compressors import change_compressor
+from fedtrellis.local_steps import (
+    ScheduledSteps,
+    check_steps,
+    gradient_at,
+    take_steps,
+)
+from fedtrellis.objectives import DifferentiableLoss
+from fedtrellis.random import generator
+from fedtrellis.wire.arrays import Layout
+from fedtrellis.wire.client import StatefulClient, evaluate_objective
+
+__all__ = ["CompressedSGDClient"]
+
+
+class CompressedSGDClient(StatefulClient):
+    """Takes FedAvg's local steps, and sends the change; see ``CompressedSGD``.
+
+    Parameters
+    ----------
+    context : Context
+        What ``client_fn`` was given.
+    objective : object
+        f_i, with ``gradient(x)``, and ``stochastic_gradient(x, rng, batch_size)`` and
+        ``num_examples`` if mini-batches are asked for.
+
+    Notes
+    -----
+    State: error (e_i), with top-k.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis import client_app
+    >>> from fedtrellis.clients import CompressedSGDClient
+    >>> from fedtrellis.objectives import LeastSquares
+    >>> loss = LeastSquares(np.eye(3), np.ones(3))
+    >>> app = client_app(lambda context: CompressedSGDClient(context, loss))
+    """
+
+    def __init__(self, context: Context, objective: DifferentiableLoss) -> None:
+        super().__init__(context)
+        # it may have more: stacked losses, bounds, mini-batches
+        self.objective: Any = objective
+
+    def fit(
+        self, parameters: list[NDArray[Any]], config: dict[str, Any]
+    ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
+        """C(e_i + x_i − x), with e_i = 0 but for top-k.
+
+        Raises
+        ------
+        FloatingPointError
+            If the steps have carried x_i away from all proportion to x.
+        """
+        layout = Layout.of(parameters)
+        x = layout.point(parameters)
+        sizes = ScheduledSteps.of(config).sizes(config["server-round"])
+        gradient = gradient_at(self.objective, layout, self.client_id, config)
+        # x_i ← x_i − γ_k ∇f_i(x_i), k_0 times from x
+        x_i = take_steps(gradient, x, sizes, lambda at: check_steps(at, x, config))
+        change = x_i - x
+        rng = generator(
+            config["seed"], "levels", self.client_id, config["server-round"]
+        )
+        by = change_compressor(
+            config["compressor"], config["kept-fraction"], config["levels"], rng
+        )
+        if config["compressor"] != "top-k":
+            return by.pack(change, layout), 0, {}
+        change = change + self.state.get("error", np.zeros_like(x))
+        arrays = by.pack(change, layout)
+        # e_i ← e_i + Δ_i − d_i, of what the server reads
+        self.state["error"] = change - by.unpack(arrays, layout)
+        return arrays, 0, {}
+
+    def evaluate(
+        self, parameters: list[NDArray[Any]], config: dict[str, Any]
+    ) -> tuple[float, int, dict[str, Any]]:
+        """f_i(x) and the objective's metrics on this client's data."""
+        return evaluate_objective(self.objective, parameters)
