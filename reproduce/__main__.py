@@ -13,12 +13,16 @@ from pathlib import Path
 # products are small, and several runs share the cores; NumPy reads it as it is loaded
 os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = "1"
 
-from reproduce import fedfw, fedgia, hyfdca, zeroth_order
+from reproduce import fedfw, fedgia, hyfdca, index, zeroth_order
+from reproduce.claims import Paper
 from reproduce.common import (
+    LEDGER,
     Options,
     SkippedError,
     load_results,
     machine,
+    page_with,
+    pages_of,
     save_results,
     update_page,
 )
@@ -31,9 +35,40 @@ PAPERS = {
 }
 
 
+INDEX = Path(__file__).parent / "README.md"
+
+
 def folder_of(paper: str) -> Path:
     """Where a paper's page is, and its results."""
     return Path(__file__).parent / paper.replace("-", "_")
+
+
+def index_text() -> str:
+    """The page with every claim and its verdict, from the stored results."""
+    papers: dict[str, tuple[tuple[Paper, ...], Path]] = {
+        name: (paper.claims.PAPERS, folder_of(name)) for name, paper in PAPERS.items()
+    }
+    return index.page(papers)
+
+
+def summaries(paper: str) -> dict[str, str]:
+    """What stands between the marks that are about all of a paper's results."""
+    results = index.stored(folder_of(paper))
+    papers = PAPERS[paper].claims.PAPERS
+    return {
+        "claims": "\n\n".join(index.short_table(one, results) for one in papers),
+        "cases": "\n\n".join(index.case_table(one, results) for one in papers),
+    }
+
+
+def write_index() -> None:
+    """Write the page of all claims again, and each paper's summary of its own."""
+    INDEX.write_text(index_text(), encoding="utf-8")
+    for paper in PAPERS:
+        for name, text in summaries(paper).items():
+            for page in pages_of(folder_of(paper)):
+                if f"<!-- {name} -->" in page.read_text(encoding="utf-8"):
+                    update_page(page, name, text)
 
 
 def processor_seconds() -> float:
@@ -59,7 +94,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--render", action="store_true", help="only show saved results again"
     )
+    parser.add_argument(
+        "--index", action="store_true", help="write reproduce/README.md again"
+    )
     options = parser.parse_args(arguments)
+    if options.index:
+        write_index()
+        return 0
     if options.list or options.paper is None:
         for name, paper in sorted(PAPERS.items()):
             print(f"{name}: {paper.TITLE}")
@@ -100,6 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     raise SkippedError(f"there is no {saved}")
                 results = load_results(saved)
             else:
+                LEDGER.clear()
                 began, busy = time.monotonic(), processor_seconds()
                 results = definition.compute(settings)
                 results["minutes"] = (time.monotonic() - began) / 60.0
@@ -107,6 +149,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 results["processor-minutes"] = (processor_seconds() - busy) / 60.0
                 results["jobs"] = options.jobs
                 results["machine"] = machine()
+                module = definition.compute.__module__
+                results["provenance"] = LEDGER.describe(module)
                 save_results(saved, results)
                 results = load_results(saved)
             text = definition.render(results, out)
@@ -121,7 +165,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             continue
         print(text, flush=True)
         if publish:
-            update_page(folder / "README.md", item, text)
+            update_page(page_with(folder, item), item, text)
+    if publish:
+        write_index()
     print(f"Results: {out}")
     return status
 

@@ -29,6 +29,8 @@ from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.wire.arrays import record_arrays
 from fedtrellis.wire.local_grid import LocalGrid
 
+from .provenance import Ledger
+
 __all__ = [
     "Item",
     "Options",
@@ -38,11 +40,17 @@ __all__ = [
     "execute",
     "load_results",
     "mean_of",
+    "page_with",
+    "pages_of",
     "read_config",
     "save_results",
     "update_page",
     "workers",
 ]
+
+
+#: The runs of the item at hand.
+LEDGER = Ledger()
 
 
 class SkippedError(Exception):
@@ -303,6 +311,7 @@ def execute(
     began, told = time.monotonic(), 0.0
     if len({run.key for run in runs}) < len(runs):
         raise ValueError("two runs have one key")
+    LEDGER.note({**run.config, "nodes": run.nodes} for run in runs)
     # consecutive chunks share their data, which a worker keeps
     with workers(jobs) as pool:
         waiting = {pool.submit(perform, run): run for run in runs}
@@ -367,6 +376,29 @@ def load_results(path: Path) -> dict[str, Any]:
     """Inverse of :func:`save_results`."""
     loaded: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return loaded
+
+
+#: The short page of a paper, its tables and figures, and what we added.
+PAGES = ("README.md", "details.md", "ours.md")
+
+
+def pages_of(folder: Path) -> list[Path]:
+    """The pages that a paper has."""
+    return [folder / name for name in PAGES if (folder / name).is_file()]
+
+
+def page_with(folder: Path, name: str) -> Path:
+    """The page that has an item's two marks.
+
+    Raises
+    ------
+    ValueError
+        None or several have them.
+    """
+    marked = [p for p in pages_of(folder) if f"<!-- {name} -->" in p.read_text("utf-8")]
+    if len(marked) != 1:
+        raise ValueError(f"{len(marked)} pages of {folder.name} have <!-- {name} -->")
+    return marked[0]
 
 
 def update_page(page: Path, name: str, text: str) -> None:

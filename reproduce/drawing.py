@@ -8,7 +8,26 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["color", "measured", "new_figure", "percent", "save"]
+__all__ = [
+    "MOST_LINES",
+    "PALETTE",
+    "band",
+    "color",
+    "crowded",
+    "measured",
+    "new_figure",
+    "percent",
+    "save",
+    "style_of",
+]
+
+#: Okabe and Ito (2008): told apart with any colour vision, and by their greys.
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+_DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)))
+#: More lines than these in a panel cannot be followed.
+MOST_LINES = 6
+#: Fewer runs than these have no band.
+LEAST_RUNS = 5
 
 
 def new_figure(columns: int, rows: int = 1) -> tuple[Any, Any]:
@@ -25,15 +44,53 @@ def new_figure(columns: int, rows: int = 1) -> tuple[Any, Any]:
     return figure, axes
 
 
+def crowded(figure: Any) -> list[int]:
+    """Numbers of lines of those panels that have too many; two points are a mark."""
+    counts = [
+        sum(len(line.get_xdata()) > 2 for line in axes.lines) for axes in figure.axes
+    ]
+    return [count for count in counts if count > MOST_LINES]
+
+
 def save(figure: Any, out: Path, name: str) -> str:
-    """Write a picture; return the Markdown that shows it."""
+    """Write a picture; return the Markdown that shows it.
+
+    Raises
+    ------
+    ValueError
+        A panel has more than six lines.
+    """
+    if crowded(figure):
+        raise ValueError(f"{name}: {crowded(figure)} lines in a panel, at most 6")
     out.mkdir(parents=True, exist_ok=True)
     figure.savefig(out / f"{name}.png", dpi=110)
     return f"![{name}]({name}.png)"
 
 
+def style_of(index: int) -> dict[str, Any]:
+    """Colour and dashes of a line among at most six."""
+    return {"color": PALETTE[index], "linestyle": _DASHES[index]}
+
+
+def band(
+    axes: Any,
+    x: Sequence[float],
+    runs: Sequence[Sequence[float]],
+    label: str,
+    **style: Any,
+) -> None:
+    """Draw the median of several runs, and with at least five their extremes."""
+    values = np.asarray(runs, dtype=float)
+    axes.plot(x, np.median(values, axis=0), label=label, **style)
+    if len(values) >= LEAST_RUNS:
+        low, high = values.min(axis=0), values.max(axis=0)
+        axes.fill_between(x, low, high, color=style["color"], alpha=0.15, linewidth=0)
+
+
 def color(index: int, count: int) -> Any:
-    """Return a line's colour, from dark to bright."""
+    """Return a line's colour: of the palette, or from dark to bright."""
+    if count <= len(PALETTE):
+        return PALETTE[index]
     from matplotlib import colormaps
 
     return colormaps["viridis"](0.85 * index / max(count - 1, 1))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from reproduce.common import Options, Run, execute
-from reproduce.drawing import color, measured, new_figure, save
+from reproduce.drawing import MOST_LINES, measured, new_figure, save, style_of
 
 __all__ = ["Point", "rounds_until", "sweep", "sweep_picture"]
 
@@ -126,41 +126,49 @@ def sweep_picture(
 ) -> str:
     """Draw the metrics over rounds: means over the seeds, extremes shaded.
 
-    ``labels`` are the metrics' names on the axes. A row's label up to its first comma
-    makes the line's colour, what follows its style.
+    ``labels`` are the metrics' names on the axes. More than six lines are dealt to
+    several rows of panels, by what follows the first comma in their labels, or by what
+    stands before it.
     """
-    figure, axes = new_figure(len(labels))
     rows = [row for row in results["rows"] if "curves" in row]
-    parts = [row["label"].partition(", ") for row in rows]
-    colors = list(dict.fromkeys(first for first, _, _ in parts))
-    styles = list(dict.fromkeys(last for _, _, last in parts))
-    for one, (metric, text) in zip(axes[0], labels.items(), strict=True):
-        for row, (first, _, last) in zip(rows, parts, strict=True):
-            curve = row["curves"][metric]
-            shade = color(colors.index(first), len(colors))
-            line = ("-", "--", ":")[styles.index(last)]
-            rounds = row["curves"]["round"]
-            one.plot(
-                rounds,
-                curve["mean"],
-                color=shade,
-                linestyle=line,
-                label=row["label"],
-            )
-            one.fill_between(
-                rounds,
-                curve["lowest"],
-                curve["highest"],
-                color=shade,
-                alpha=0.13,
-                linewidth=0,
-            )
-        one.set_xlabel("communication round")
-        one.set_ylabel(text)
-        if metric in logarithmic:
-            one.set_yscale("log")
-        one.legend(title=title, fontsize="small")
+    groups = _groups(rows)
+    figure, axes = new_figure(len(labels), len(groups))
+    for line, group in zip(axes, groups, strict=True):
+        for one, (metric, text) in zip(line, labels.items(), strict=True):
+            for k, row in enumerate(group):
+                curve = row["curves"][metric]
+                rounds, style = row["curves"]["round"], style_of(k)
+                one.plot(rounds, curve["mean"], label=row["label"], **style)
+                one.fill_between(
+                    rounds,
+                    curve["lowest"],
+                    curve["highest"],
+                    color=style["color"],
+                    alpha=0.13,
+                    linewidth=0,
+                )
+            one.set_xlabel("communication round")
+            one.set_ylabel(text)
+            if metric in logarithmic:
+                one.set_yscale("log")
+            one.legend(title=title, fontsize="small")
     return save(figure, out, name)
+
+
+def _groups(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Rows for each line of panels: all, or if they are many by a part of labels."""
+    if len(rows) <= MOST_LINES:
+        return [rows]
+    found: list[list[dict[str, Any]]] = []
+    for part in (2, 0):
+        names = [row["label"].partition(", ")[part] for row in rows]
+        found = [
+            [row for row, other in zip(rows, names, strict=True) if other == name]
+            for name in dict.fromkeys(names)
+        ]
+        if len(found) <= 3:
+            break
+    return found
 
 
 def seeds_and_time(results: dict[str, Any]) -> str:

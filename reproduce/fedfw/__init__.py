@@ -17,10 +17,11 @@ from . import (
     own_steps,
     penalty,
     qaplib,
+    statements,
     traffic,
 )
 
-__all__ = ["ITEMS", "TITLE"]
+__all__ = ["ITEMS", "TITLE", "claims"]
 
 TITLE = "Federated Frank-Wolfe Algorithm, arXiv 2408.10090, and its 2022 workshop paper"
 
@@ -39,5 +40,5 @@ ITEMS: dict[str, Item] = {
     **own_steps.ITEMS,
     **penalty.ITEMS,
     **traffic.ITEMS,
-    **claims.ITEMS,
+    **statements.ITEMS,
 }

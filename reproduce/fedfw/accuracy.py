@@ -9,38 +9,34 @@ from typing import Any
 
 import numpy as np
 
+from fedtrellis.app import Experiment
+from fedtrellis.wire.local_grid import LocalGrid
 from reproduce.common import Item, Options, Run, execute, read_config
-from reproduce.drawing import measured, new_figure, save
+from reproduce.drawing import PALETTE, measured, new_figure, save
+
+from .tuning import BUDGET, SEEDS, Space, search
 
 __all__ = ["PAPER", "TABLES", "Table", "items"]
 
 HERE = Path(__file__).parent
-# Of the runs that hyper-parameters are chosen on; no seed of a result is near it.
-CHOICE_SEED = 1000
 BALLS = {"l2-ball": "ℓ2", "l1-ball": "ℓ1"}
 PARTITIONS = {"iid": "IID", "labels": "{} labels a node", "natural": "natural"}
 
-FRANK_WOLFE = [{"penalty": value} for value in (1e-1, 1e-2, 1e-3, 1e-4)]
-DOUGLAS_RACHFORD = [
-    {"proximal-step": eta, "local-step-size": gamma}
-    for eta in (100.0, 1000.0)
-    for gamma in (0.1, 0.01)
-]
+#: The share of the training examples that hyper-parameters are judged by.
+VALIDATION = 0.2
+FRANK_WOLFE = Space(("penalty",), (-3.0,))
+DOUGLAS_RACHFORD = Space(("proximal-step", "local-step-size"), (2.0, -1.0))
 
-#: Of FedDR, by table: more than one local step, as its authors have.
-DOUGLAS_RACHFORD_STEPS: dict[str, dict[str, Any]] = {
-    "table-1": {"local-steps": 20},
-    "table-2": {"local-steps": 20},
-    "table-3": {"local-steps": 5, "local-batch-size": 64},
-}
-
-#: The methods of a table, with the settings that make them and those to choose from.
-METHODS: dict[str, tuple[dict[str, Any], list[dict[str, float]]]] = {
+#: The methods of a table, with the settings that make them and those to search.
+METHODS: dict[str, tuple[dict[str, Any], Space]] = {
     "FedDR": ({"method": "feddr"}, DOUGLAS_RACHFORD),
     "FedFW": ({}, FRANK_WOLFE),
     "FedFW+": ({"variant": "augmented"}, FRANK_WOLFE),
 }
-STOCHASTIC = {"FedDR": METHODS["FedDR"], "FedFW-sto": METHODS["FedFW"]}
+STOCHASTIC: dict[str, tuple[dict[str, Any], Space]] = {
+    "FedDR": ({"method": "feddr", "local-batch-size": 64}, DOUGLAS_RACHFORD),
+    "FedFW-sto": METHODS["FedFW"],
+}
 
 # Accuracies in %, by data, partition, ball and method.
 PAPER: dict[str, dict[tuple[str, str], dict[str, float]]] = {
@@ -114,8 +110,8 @@ class Table:
         Training examples, of all nodes; 0: all there are.
     choice : int
         Training examples where hyper-parameters are chosen; a fifth is for validation.
-    trial_rounds : int
-        Of the runs that hyper-parameters are chosen on; 0: as many as the others have.
+    steps : tuple of int
+        Local steps of a round, the same for all methods; the first is the paper's.
     balls : tuple of str
     methods : dict
     """
@@ -128,9 +124,9 @@ class Table:
     seeds: int = 5
     examples: int = 0
     choice: int = 5000
-    trial_rounds: int = 0
+    steps: tuple[int, ...] = (1, 20)
     balls: tuple[str, ...] = ("l2-ball", "l1-ball")
-    methods: dict[str, tuple[dict[str, Any], list[dict[str, float]]]] = field(
+    methods: dict[str, tuple[dict[str, Any], Space]] = field(
         default_factory=lambda: METHODS
     )
 
@@ -154,17 +150,19 @@ def _stochastic(title: str, dataset: dict[str, Any], folder: str, **more: Any) -
         nodes=100,
         balls=("l2-ball",),
         methods=STOCHASTIC,
-        trial_rounds=100,
+        steps=(1, 5),
         **{"examples": 20_000, "choice": 10_000} | more,
     )
 
 
 SYNTHETIC = {"classification.dataset": "synthetic"}
-MNIST = {"classification.dataset": "mnist", "local-batch-size": 100}
-CIFAR = {"classification.dataset": "cifar10", "local-batch-size": 50}
+MNIST = {"classification.dataset": "mnist"}
+CIFAR = {"classification.dataset": "cifar10"}
 
 TABLES = {
-    "table-1-synthetic": Table("table 1, synthetic data", "table-1", SYNTHETIC),
+    "table-1-synthetic": Table(
+        "table 1, synthetic data", "table-1", SYNTHETIC, seeds=10
+    ),
     "table-1-mnist": Table("table 1, MNIST", "table-1", MNIST, "mnist", examples=20000),
     "table-1-cifar10": Table(
         "table 1, CIFAR-10", "table-1", CIFAR, "cifar10", examples=10000
@@ -177,11 +175,10 @@ TABLES = {
         | {
             "classification.model": "cnn",
             "classification.test-limit": 2000,
-            "local-batch-size": 10,
-            "local-steps": 10,
         },
         "mnist",
         seeds=3,
+        steps=(1, 10),
         examples=1000,
         choice=500,
     ),
@@ -210,26 +207,27 @@ TABLES = {
 }
 
 
+Case = tuple[int, str, str, str]  # local steps, partition, ball, method
+
+
 def compute(options: Options, name: str) -> dict[str, Any]:
     """Choose hyper-parameters on validation data, then run all seeds with them."""
     table = TABLES[name]
-    base = DOUGLAS_RACHFORD_STEPS[table.config] | read_config(
-        HERE / f"{table.config}.toml"
-    )
-    base |= table.dataset
+    base = read_config(HERE / f"{table.config}.toml") | table.dataset
     if table.folder:
         base["classification.path"] = str(options.file(table.folder))
     choice, examples, seeds = table.choice, table.examples, options.seeds
     methods, balls, jobs = table.methods, table.balls, options.jobs
-    partitions = table.partitions()
+    partitions, budget, steps = table.partitions(), BUDGET, table.steps
+    choosing: tuple[int, ...] = SEEDS
     if options.quick:
         base |= {
             "rounds": 3,
             "classification.test-limit": 200,
         }
         choice = examples = 120 if base["classification.model"] == "cnn" else 1500
-        seeds = min(seeds, 1)
-        methods = {k: (settings, some[1:3]) for k, (settings, some) in methods.items()}
+        seeds, choosing = min(seeds, 1), SEEDS[:1]
+        budget, steps = 2, steps[:1]
         # the network's sets differ by the oracle, which the other tables try
         balls = balls[:1] if base["classification.model"] != "mclr" else balls
         # reading CIFAR-10 takes most of such a run; one process reads it once
@@ -237,67 +235,92 @@ def compute(options: Options, name: str) -> dict[str, Any]:
         # few examples cannot be dealt by label to a hundred nodes
         partitions = partitions[:1] if table.nodes > 10 else partitions[-1:]
     seeds = min(seeds, table.seeds)
-    rounds = base["rounds"]
-    trial_rounds = min(table.trial_rounds or rounds, rounds)
-    cases = [
-        (partition, ball, method)
+    cases: list[Case] = [
+        (count, partition, ball, method)
+        for count in steps
         for partition in partitions
         for ball in balls
         for method in methods
     ]
-    runs = []
-    for case in cases:
-        settings, candidates = methods[case[2]]
-        for i, candidate in enumerate(candidates):
-            config = base | settings | candidate | _case(case)
-            config |= {
-                "seed": CHOICE_SEED,
-                "rounds": trial_rounds,
-                "classification.train-limit": choice,
-                "classification.validation-fraction": 0.2,
-            }
-            runs.append(Run((*case, i), config, table.nodes, every=trial_rounds))
-    tried = execute(runs, jobs)
-    chosen = {}
-    for case in cases:
-        found = [
-            tried[*case, i].get("accuracy", 0.0)
-            for i in range(len(methods[case[2]][1]))
+
+    def config(case: Case, chosen: Mapping[str, float], seed: int) -> dict[str, Any]:
+        count, partition, ball, method = case
+        return {
+            **base,
+            **methods[method][0],
+            **chosen,
+            "local-steps": count,
+            "fedfw.local-steps": count,
+            "classification.partition": partition,
+            "domain": ball,
+            "seed": seed,
+        }
+
+    def scores(asked: list[tuple[Case, dict[str, float]]]) -> list[list[float]]:
+        held_out = {
+            "classification.train-limit": choice,
+            "classification.validation-fraction": VALIDATION,
+        }
+        runs = [
+            _run((k, seed), config(case, chosen, seed) | held_out, table.nodes)
+            for k, (case, chosen) in enumerate(asked)
+            for seed in choosing
         ]
-        chosen[case] = int(np.argmax(found))
-    runs = []
-    for seed in range(seeds):
-        for case in cases:
-            settings, candidates = methods[case[2]]
-            config = base | settings | candidates[chosen[case]] | _case(case)
-            config |= {"seed": seed, "classification.train-limit": examples}
-            runs.append(Run((*case, seed), config, table.nodes, every=rounds))
+        tried = execute(runs, jobs)
+        return [
+            [tried[k, seed].get("accuracy", float("nan")) for seed in choosing]
+            for k in range(len(asked))
+        ]
+
+    found = search({case: methods[case[3]][1] for case in cases}, budget, scores)
+    runs = [
+        _run(
+            (*case, seed),
+            config(case, found[case].space.settings(found[case].best), seed)
+            | {"classification.train-limit": examples},
+            table.nodes,
+        )
+        for seed in range(seeds)
+        for case in cases
+    ]
     results = execute(runs, jobs)
-    rows = []
+    rounds, rows = base["rounds"], []
     for case in cases:
-        partition, ball, method = case
-        found = [results[*case, seed] for seed in range(seeds)]
-        candidates = methods[method][1]
+        count, partition, ball, method = case
+        of = [results[*case, seed] for seed in range(seeds)]
+        trials = len(found[case].tried)
         rows.append(
             {
+                "steps": count,
                 "partition": partition,
                 "ball": ball,
                 "method": method,
-                "accuracy": [run.get("accuracy", float("nan")) for run in found],
-                "loss": [run.get("loss", float("nan")) for run in found],
-                "chosen": candidates[chosen[case]],
-                "validation": [
-                    tried[*case, i].get("accuracy", 0.0) for i in range(len(candidates))
-                ],
-                "bytes": found[0].get("bytes", 0) / rounds / table.nodes,
-                "seconds": float(np.mean([run.get("seconds", 0.0) for run in found])),
+                "accuracy": [run.get("accuracy", float("nan")) for run in of],
+                "loss": [run.get("loss", float("nan")) for run in of],
+                **found[case].record(),
+                # local gradients of a client, by all runs that led to the choice
+                "tuning-gradients": trials * len(choosing) * rounds * count,
+                "gradients": rounds * count,
+                "bytes": of[0].get("bytes", 0) / rounds / table.nodes,
+                "seconds": float(np.mean([run.get("seconds", 0.0) for run in of])),
             }
         )
-    return {"rows": rows, "seeds": seeds, "rounds": rounds, "nodes": table.nodes}
+    return {
+        "rows": rows,
+        "seeds": seeds,
+        "choice-seeds": list(choosing),
+        "rounds": rounds,
+        "nodes": table.nodes,
+    }
 
 
-def _case(case: tuple[str, str, str]) -> dict[str, Any]:
-    return {"classification.partition": case[0], "domain": case[1]}
+def _batched(experiment: Experiment) -> LocalGrid:
+    """All clients as one stack, to the same numbers."""
+    return experiment.grid(batched=True)
+
+
+def _run(key: tuple[Any, ...], config: dict[str, Any], nodes: int) -> Run:
+    return Run(key, config, nodes, every=config["rounds"], grid=_batched)
 
 
 def spread(values: list[float]) -> str:
@@ -306,9 +329,17 @@ def spread(values: list[float]) -> str:
     return f"{text} ± {100 * np.std(values):.2f}" if len(values) > 1 else text
 
 
+#: Where there are not ten labels.
+CLASSES = {"table-3-emnist62": 62}
+
+
 def _settings(chosen: Mapping[str, float]) -> str:
     names = {"penalty": "λ_0", "proximal-step": "η", "local-step-size": "γ"}
-    return ", ".join(f"{names[key]} = {value:g}" for key, value in chosen.items())
+    return ", ".join(f"{names[key]} = {value:.2g}" for key, value in chosen.items())
+
+
+def _pick(rows: list[dict[str, Any]], **wanted: Any) -> dict[str, Any]:
+    return next(r for r in rows if all(r.get(key) == v for key, v in wanted.items()))
 
 
 def render(results: dict[str, Any], out: Path, name: str) -> str:
@@ -316,6 +347,9 @@ def render(results: dict[str, Any], out: Path, name: str) -> str:
     table, published, rows = TABLES[name], PAPER[name], results["rows"]
     parts = list(dict.fromkeys(row["partition"] for row in rows))
     balls = [ball for ball in BALLS if any(row["ball"] == ball for row in rows)]
+    # 0: of an earlier protocol, other steps for each method
+    counts = sorted({row.get("steps", 0) for row in rows})
+    rows = [{"steps": 0, **row} for row in rows]
     figure, axes = new_figure(len(balls))
     figure.set_size_inches(5.4 * len(balls), 3.7)
     methods = list(table.methods)
@@ -323,11 +357,8 @@ def render(results: dict[str, Any], out: Path, name: str) -> str:
         width = 0.8 / len(methods)
         for k, method in enumerate(methods):
             for j, part in enumerate(parts):
-                (row,) = (
-                    r
-                    for r in rows
-                    if (r["partition"], r["ball"], r["method"]) == (part, ball, method)
-                )
+                case = {"partition": part, "ball": ball, "method": method}
+                row = _pick(rows, steps=counts[0], **case)
                 place = j + (k - (len(methods) - 1) / 2) * width
                 label = method if j == 0 else None
                 values = 100 * np.array(row["accuracy"])
@@ -336,7 +367,7 @@ def render(results: dict[str, Any], out: Path, name: str) -> str:
                     values.mean(),
                     0.9 * width,
                     yerr=values.std(),
-                    color=f"C{k}",
+                    color=PALETTE[k],
                     alpha=0.75,
                     capsize=3,
                     label=label,
@@ -351,38 +382,69 @@ def render(results: dict[str, Any], out: Path, name: str) -> str:
                         markersize=5,
                         label="the paper's" if first else None,
                     )
+        chance = 100.0 / CLASSES.get(name, 10)
+        one.axhline(chance, color="gray", linestyle=":", label="chance")
         one.set_xticks(range(len(parts)), [table.describe(part) for part in parts])
         one.set_ylabel("test accuracy, last round (%)")
-        one.set_ylim(0, 118)
+        one.set_ylim(0, 128)
         one.set_yticks(range(0, 101, 20))
         one.set_title(f"{BALLS[ball]} ball, radius 10")
-        one.legend(fontsize="small", loc="upper center", ncols=len(methods) + 1)
+        one.legend(fontsize="small", loc="upper center", ncols=3)
+    heads = [_steps(count) for count in counts]
     lines = [
-        "| ball | partition | method | accuracy, % | the paper's | chosen | by "
-        "validation, % | bytes a node and round |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| ball | partition | method | the paper's | "
+        + " | ".join(f"accuracy, %{head} | chosen" for head in heads)
+        + " |",
+        "| --- " * (4 + 2 * len(heads)) + "|",
     ]
     for ball in balls:
-        for row in rows:
-            if row["ball"] != ball:
-                continue
-            value = published.get((row["partition"], ball), {}).get(row["method"])
-            tried = " / ".join(f"{100 * v:.1f}" for v in row["validation"])
-            lines.append(
-                f"| {BALLS[ball]} | {table.describe(row['partition'])} "
-                f"| {row['method']} "
-                f"| {spread(row['accuracy'])} "
-                f"| {'–' if value is None else f'{value:.2f}'} "
-                f"| {_settings(row['chosen'])} | {tried} | {row['bytes']:,.0f} |"
-            )
+        for part in parts:
+            for method in methods:
+                case = {"partition": part, "ball": ball, "method": method}
+                value = published.get((part, ball), {}).get(method)
+                cells = []
+                for count in counts:
+                    row = _pick(rows, steps=count, **case)
+                    edge = "" if row.get("inside", True) else " (edge)"
+                    cells += [
+                        spread(row["accuracy"]),
+                        f"{_settings(row['chosen'])}{edge}",
+                    ]
+                lines.append(
+                    f"| {BALLS[ball]} | {table.describe(part)} | {method} "
+                    f"| {'–' if value is None else f'{value:.2f}'} "
+                    f"| {' | '.join(cells)} |"
+                )
     count = results["seeds"]
     seeds = "One seed" if count == 1 else f"Mean ± standard deviation of {count} seeds"
     lines += [
         "",
         f"{seeds}, {results['nodes']} nodes, {results['rounds']} rounds. "
-        f"{measured(results)}",
+        f"{_protocol(rows, results)} {measured(results)}",
     ]
     return f"{save(figure, out, name)}\n\n" + "\n".join(lines)
+
+
+def _steps(count: int) -> str:
+    if not count:
+        return ""
+    return f", {count} local step{'s' if count > 1 else ''}"
+
+
+def _protocol(rows: list[dict[str, Any]], results: dict[str, Any]) -> str:
+    """What each method was given, in a sentence."""
+    if not rows[0]["steps"]:
+        return (
+            "Measured by an earlier protocol: FedDR took several local steps where "
+            "FedFW took one, four candidates were tried on one validation seed."
+        )
+    budgets = {row["steps"]: len(row["tried"]) for row in rows}
+    words = " and ".join(
+        f"{number} candidates with {count} local step{'s' if count > 1 else ''}"
+        for count, number in budgets.items()
+    )
+    seeds = len(results["choice-seeds"])
+    return f"Each method tried {words}, {seeds} validation seeds each."
 
 
 def _bound(function: Callable[..., Any], name: str) -> Callable[..., Any]:

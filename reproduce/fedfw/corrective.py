@@ -11,7 +11,7 @@ import numpy as np
 
 import sim
 from reproduce.common import Item, Options, Run, app_config, execute, workers
-from reproduce.drawing import color, measured, new_figure, save
+from reproduce.drawing import measured, new_figure, save, style_of
 
 from .problems import LEVELS, PROBLEMS, Federated, made, reached, solve
 
@@ -206,7 +206,7 @@ def compute_lasso(options: Options) -> dict[str, Any]:
 
 def render_lasso(results: dict[str, Any], out: Path) -> str:
     """Draw F − F* over rounds, gradients and bytes."""
-    figure, axes = new_figure(3)
+    figure, axes = new_figure(3, 2)
     lines = [
         "| method | chosen, of | F − F* after 100 rounds | after all | rounds to 10⁻⁶ "
         "| bytes up an answer | bytes down a node and round |",
@@ -216,19 +216,18 @@ def render_lasso(results: dict[str, Any], out: Path) -> str:
     others = [row for row in results["rows"] if row["method"] not in CORRECTIVE]
     for row in results["rows"]:
         rounds, loss = np.array(row["round"]), np.array(row["loss"])
+        # everybody above, half of the clients below; one style for each method
         mine = row in ours
-        style = ("-", "--")[ours.index(row)] if mine else "-"
-        shade = "black" if mine else f"C{others.index(row) // 2}"
-        if not mine and others.index(row) % 2 == 0:
-            style = ":"
+        line = (ours if mine else others).index(row) % 2
+        style = style_of(0 if mine else 1 + others.index(row) // 2)
         for one, across, text in (
-            (axes[0][0], rounds, "communication round"),
-            (axes[0][1], rounds * row["steps"], "gradients a client"),
-            (axes[0][2], 1e-3 * np.array(row["up"]), "kB up a client"),
+            (axes[line][0], rounds, "communication round"),
+            (axes[line][1], rounds * row["steps"], "gradients a client"),
+            (axes[line][2], 1e-3 * np.array(row["up"]), "kB up a client"),
         ):
-            one.plot(across[1:], loss[1:], style, color=shade, label=row["method"])
+            one.plot(across[1:], loss[1:], label=row["method"], **style)
             one.set_xlabel(text)
-            one.set_ylabel("F(x̄) − F*")
+            one.set_ylabel(r"$F(\bar x) - F^*$")
             one.set_xscale("log")
             one.set_yscale("log")
             one.set_ylim(1e-10, 1e5)
@@ -240,7 +239,8 @@ def render_lasso(results: dict[str, Any], out: Path) -> str:
             f"| {loss[-1]:.2g} ({rounds[-1]:,}) | {'–' if first is None else first} "
             f"| {row['an-answer']:,.0f} | {row['down']:,.0f} |"
         )
-    axes[0][0].legend(fontsize=5, loc="lower left")
+    for line in axes:
+        line[0].legend(fontsize="x-small", loc="lower left")
     lines += [
         "",
         f"{NODES} nodes, one seed, F* = 0. Chosen: λ_0, or η of FedDR, for the "
@@ -324,7 +324,8 @@ def linear(error: Sequence[float]) -> bool | None:
 def render_rates(results: dict[str, Any], out: Path) -> str:
     """Draw the errors over rounds, a panel for every setting."""
     rows = results["rows"]
-    figure, axes = new_figure(len(SETTINGS))
+    figure, axes = new_figure(len(SETTINGS), 2)
+    half = -(-len(rows) // 2)
     lines = [
         "| problem | " + " | ".join(SETTINGS) + " | factor a round | linear "
         "| bytes up an answer | F* | gap / F* |",
@@ -332,9 +333,9 @@ def render_rates(results: dict[str, Any], out: Path) -> str:
     ]
     for k, row in enumerate(rows):
         cells = []
-        for one, setting in zip(axes[0], SETTINGS, strict=True):
+        for one, setting in zip(axes[k // half], SETTINGS, strict=True):
             error = row["settings"][setting]["error"]
-            one.plot(error, color=color(k, len(rows)), label=row["problem"])
+            one.plot(error, label=row["problem"], **style_of(k % half))
             one.set_title(setting, fontsize="medium")
             one.set_xlabel("communication round")
             one.set_ylabel("(F(x̄) − F*) / F*")
@@ -353,7 +354,8 @@ def render_rates(results: dict[str, Any], out: Path) -> str:
             f"| {row['settings']['k = 20']['up']:,.0f} | {row['optimum']:.6g} "
             f"| {row['certified']:.0e} |"
         )
-    axes[0][0].legend(fontsize=5)
+    for line in axes:
+        line[0].legend(fontsize="x-small")
     lines += [
         "",
         "Rounds to a relative error of 10⁻³ / 10⁻⁶ / 10⁻⁹; the factor that the error "

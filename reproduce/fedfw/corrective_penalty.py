@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from reproduce.common import Item, Options, workers
-from reproduce.drawing import color, measured, new_figure, save
+from reproduce.drawing import measured, new_figure, save, style_of
 
 from .problems import HELD_OUT, LEVELS, made, reached, solve
 
@@ -128,7 +128,8 @@ def compute(options: Options) -> dict[str, Any]:
 def render(results: dict[str, Any], out: Path) -> str:
     """Draw the error over ρ, a panel for each number of rounds; and a table."""
     rows = results["rows"]
-    figure, axes = new_figure(len(ROUNDS))
+    figure, axes = new_figure(len(ROUNDS), 2)
+    half = -(-len(rows) // 2)
     lines = [
         "| problem | the rule was | ρ begins, ends | in between "
         "| best fixed ρ / that at the end | "
@@ -138,17 +139,17 @@ def render(results: dict[str, Any], out: Path) -> str:
     ]
     for k, row in enumerate(rows):
         kind = "tried on" if row["problem"] in HELD_OUT else "made on"
-        for panel, one in enumerate(axes[0]):
+        style = style_of(k % half)
+        for panel, one in enumerate(axes[k // half]):
             values = [max(errors[panel], FLOOR) for errors in row["errors"]]
             one.plot(
                 [row["begin"] * 10.0**e / row["end"] for e in row["exponents"]],
                 values,
-                "--" if kind == "tried on" else "-",
-                color=color(k, len(rows)),
-                label=row["problem"],
+                label=f"{row['problem']} ({kind})",
+                **style,
             )
             own = max(_after(row["own"], ROUNDS[panel]), FLOOR)
-            one.plot([1.0], [own], "o", color=color(k, len(rows)), markersize=4)
+            one.plot([1.0], [own], "o", color=style["color"], markersize=4)
         own_first, best = rounds_of(row)
         at = "–"
         if best is not None:
@@ -163,14 +164,15 @@ def render(results: dict[str, Any], out: Path) -> str:
             f"| {'–' if own_first is None else own_first} "
             f"| {f'not in {rounds}' if best is None else best} |"
         )
-    for one, rounds in zip(axes[0], ROUNDS, strict=True):
+    for one, rounds in zip(axes.flat, 2 * list(ROUNDS), strict=True):
         one.set_title(f"after {rounds} rounds")
         one.set_xlabel("fixed ρ / the rule's in the end")
         one.set_ylabel("(F(x̄) − F*) / F*")
         one.set_xscale("log")
         one.set_yscale("log")
         one.axvline(1.0, color="black", linewidth=0.8)
-    axes[0][0].legend(fontsize=5)
+    for line in axes:
+        line[0].legend(fontsize="x-small")
     within = [
         sum(row["ratios"][panel] <= 3.0 for row in rows) for panel in range(len(ROUNDS))
     ]

@@ -14,7 +14,7 @@ from fedtrellis.domains.atoms import Atom
 from fedtrellis.domains.base import Domain
 from fedtrellis.wire.arrays import Layout
 from reproduce.common import Item, Options, workers
-from reproduce.drawing import measured, new_figure, save
+from reproduce.drawing import measured, new_figure, save, style_of
 
 from .problems import LEVELS, Array, Federated, made, reached
 
@@ -246,37 +246,32 @@ def render(results: dict[str, Any], out: Path) -> str:
     """Draw errors over rounds, a panel for each problem; and a table."""
     rows = results["rows"]
     names = list(dict.fromkeys(row["problem"] for row in rows))
-    figure, axes = new_figure(len(names))
+    figure, axes = new_figure(len(names), len(COUNTS))
     lines = [
         "| problem | steps a round | " + " | ".join(FORMS) + " |",
         "| --- | --- |" + " --- |" * len(FORMS),
     ]
-    for one, name in zip(axes[0], names, strict=True):
-        for steps in COUNTS:
-            cells = []
+    for column, name in enumerate(names):
+        for line, steps in enumerate(COUNTS):
+            one, cells = axes[line][column], []
             for k, kind in enumerate(FORMS):
                 row = next(
                     r
                     for r in rows
                     if (r["problem"], r["steps"], r["kind"]) == (name, steps, kind)
                 )
-                one.plot(
-                    row["error"],
-                    "-" if steps == COUNTS[0] else "--",
-                    color=f"C{k}",
-                    label=f"{kind}, k = {steps}",
-                )
+                one.plot(row["error"], label=kind, **style_of(k))
                 at = " / ".join(
                     "–" if t is None else str(t) for t in reached(row["error"])
                 )
                 cells.append(f"{at}; {row['up']:,.0f} B")
             lines.append(f"| {name} | {steps} | {' | '.join(cells)} |")
-        one.set_title(name, fontsize="medium")
-        one.set_xlabel("communication round")
-        one.set_ylabel("(F(x̄) − F*) / F*")
-        one.set_yscale("log")
-        one.set_ylim(1e-10, 1e2)
-    axes[0][0].legend(fontsize=5)
+            one.set_title(f"{name}, $k = {steps}$", fontsize="medium")
+            one.set_xlabel("communication round")
+            one.set_ylabel(r"$(F(\bar x) - F^*) / F^*$")
+            one.set_yscale("log")
+            one.set_ylim(1e-10, 1e2)
+    axes[0][0].legend(fontsize="small")
     lines += [
         "",
         f"Rounds to a relative error of 10⁻³ / 10⁻⁶ / 10⁻⁹, of {results['rounds']} at "

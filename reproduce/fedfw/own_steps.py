@@ -14,7 +14,7 @@ from fedtrellis.app import Experiment
 from fedtrellis.objectives.reference import certified_minimum
 from fedtrellis.wire.local_grid import LocalGrid
 from reproduce.common import Item, Options, Run, app_config, execute
-from reproduce.drawing import color, measured, new_figure, save
+from reproduce.drawing import color, measured, new_figure, save, style_of
 
 __all__ = ["ITEMS", "METHODS", "PATTERNS", "relative"]
 
@@ -253,32 +253,34 @@ def compute_noise(options: Options) -> dict[str, Any]:
 
 def render_noise(results: dict[str, Any], out: Path) -> str:
     """Draw the error over rounds, a line for every deviation."""
-    figure, axes = new_figure(1)
-    figure.set_size_inches(6.4, 3.9)
-    one = axes[0][0]
+    figure, ((shrinking, constant),) = new_figure(2)
     sigmas = list(dict.fromkeys(row["sigma"] for row in results["rows"]))
     lines = ["| σ | with σ √η_t | with σ |", "| --- | --- | --- |"]
     for k, sigma in enumerate(sigmas):
         rows = [row for row in results["rows"] if row["sigma"] == sigma]
         for row in rows:
-            words = ("σ √η_t" if row["decay"] else "σ") if sigma else "no noise"
-            one.plot(
-                row["round"][1:],
-                row["curve"][1:],
-                "-" if row["decay"] else "--",
-                color=color(k, len(sigmas)),
-                label=f"{words}, σ = {sigma:g}" if sigma else words,
-            )
+            # without noise there is nothing that could shrink
+            both = (shrinking, constant)
+            for one in both[: 2 if not sigma else 1] if row["decay"] else both[1:]:
+                one.plot(
+                    row["round"][1:],
+                    row["curve"][1:],
+                    label=rf"$\sigma = {sigma:g}$" if sigma else "no noise",
+                    **style_of(k),
+                )
         lines.append(
             f"| {sigma:g} | "
             + " | ".join(_spread(row["last"]) for row in rows)
             + (" | |" if len(rows) == 1 else " |")
         )
-    one.set_xlabel("communication round")
-    one.set_ylabel("(F(x̄) − F*) / (F(x¹) − F*)")
-    one.set_xscale("log")
-    one.set_yscale("log")
-    one.legend(fontsize="x-small")
+    titles = (r"noise $\sigma\sqrt{\eta_t}$", r"noise $\sigma$")
+    for one, words in zip((shrinking, constant), titles, strict=True):
+        one.set_title(words)
+        one.set_xlabel("communication round")
+        one.set_ylabel(r"$(F(\bar x) - F^*) / (F(x^1) - F^*)$")
+        one.set_xscale("log")
+        one.set_yscale("log")
+        one.legend(fontsize="small")
     lines += [
         "",
         f"(F(x̄) − F*) / (F(x¹) − F*) after {results['rounds']:,} rounds, LASSO, "

@@ -17,7 +17,7 @@ from fedtrellis.objectives.mean_objective import MeanObjective
 from fedtrellis.objectives.reference import certified_minimum
 from fedtrellis.schedules import FrankWolfeSchedule, automatic_penalty
 from reproduce.common import Item, Options, app_config, workers
-from reproduce.drawing import color, measured, new_figure, save
+from reproduce.drawing import measured, new_figure, save, style_of
 
 __all__ = ["EXCEPTIONS", "ITEMS", "MADE_ON", "OTHERS", "Federated", "converge", "rule"]
 
@@ -253,8 +253,9 @@ def compute(options: Options) -> dict[str, Any]:
 
 def render(results: dict[str, Any], out: Path) -> str:
     """Draw the error over λ_0, a panel for each variant; and a table."""
-    figure, axes = new_figure(len(VARIANTS))
     rows = results["rows"]
+    figure, axes = new_figure(len(VARIANTS), 2)
+    half = -(-len(rows) // 2)
     kinds = {"made on": MADE_ON, "tried on": OTHERS, "known to be off": EXCEPTIONS}
     lines = [
         "| problem | the rule was | "
@@ -267,15 +268,14 @@ def render(results: dict[str, Any], out: Path) -> str:
     for k, (name, found) in enumerate(rows.items()):
         kind = next(kind for kind, names in kinds.items() if name in names)
         cells = []
-        for one, variant in zip(axes[0], VARIANTS, strict=True):
+        for one, variant in zip(axes[k // half], VARIANTS, strict=True):
             row = found[variant]
             errors = np.mean(row["errors"], axis=1)
             one.plot(
                 2.0 ** np.array(row["exponents"]),
                 errors / errors.min(),
-                {"made on": "-", "tried on": "--"}.get(kind, ":"),
-                color=color(k, len(rows)),
-                label=name,
+                label=f"{name} ({kind})",
+                **style_of(k % half),
             )
             multiple = f"{2.0 ** row['best']:g}" + (" or less" if row["edge"] else "")
             each = ", ".join(f"{ratio:.2g}" for ratio in row["ratios"])
@@ -284,16 +284,16 @@ def render(results: dict[str, Any], out: Path) -> str:
                 f"| {row['ratio']:.2f} ({each})"
             )
         lines.append(f"| {name} | {kind} | " + " | ".join(cells) + " |")
-    for one, variant in zip(axes[0], VARIANTS, strict=True):
+    for one, variant in zip(axes.flat, 2 * list(VARIANTS), strict=True):
         one.axhline(3.0, color="black", linewidth=0.8)
         one.axvline(1.0, color="black", linewidth=0.8)
         one.set_title(variant)
-        one.set_xlabel("λ_0 / the rule's")
-        one.set_ylabel("error / that of the best λ_0")
+        one.set_xlabel(r"$\lambda_0$ / the rule's")
+        one.set_ylabel(r"error / that of the best $\lambda_0$")
         one.set_xscale("log", base=2)
         one.set_yscale("log")
         one.set_ylim(0.8, 300)
-        one.legend(fontsize=5)
+        one.legend(fontsize="x-small")
     lines += [
         "",
         f"F − F* after {results['rounds']} rounds with everybody, {NODES} clients; for "

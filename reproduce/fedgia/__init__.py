@@ -2,9 +2,9 @@
 
 from reproduce.common import Item
 
-from . import figures, tables, tuned
+from . import claims, figures, tables, tuned
 
-__all__ = ["ITEMS", "TITLE"]
+__all__ = ["ITEMS", "TITLE", "claims"]
 
 TITLE = "Efficient and Convergent Federated Learning (FedGiA), arXiv 2205.01438"
 

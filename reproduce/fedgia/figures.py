@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from reproduce.common import Options, Run, SkippedError, execute, mean_of, read_config
-from reproduce.drawing import color, measured, new_figure, save
+from reproduce.drawing import measured, new_figure, save, style_of
 
 from .tables import FEDAVG_STEP, METHODS, QSAR, qot_config, step_sizes
 
@@ -23,7 +23,7 @@ __all__ = [
 
 HERE = Path(__file__).parent
 HESSIANS = {"FedGiA_G": "gram", "FedGiA_D": "diagonal"}
-LINES = {"FedGiA_G": "-", "FedGiA_D": "--", "FedAvg": ":", "LocalSGD": "-."}
+TITLES = {"FedGiA_G": "FedGiA$_G$", "FedGiA_D": "FedGiA$_D$"}
 METRIC = "squared-gradient-norm"
 
 
@@ -56,25 +56,28 @@ def compute_figure_1(options: Options) -> dict[str, Any]:
 
 def render_figure_1(results: dict[str, Any], out: Path) -> str:
     """Objective and error over iterations, k_0 of them a round."""
-    figure, ((left, right),) = new_figure(2)
+    figure, grid = new_figure(2, len(HESSIANS))
     steps = sorted({curve["k0"] for curve in results["curves"]})
-    for curve in results["curves"]:
-        k0 = curve["k0"]
-        style = {
-            "color": color(steps.index(k0), len(steps)),
-            "linestyle": LINES[curve["method"]],
-        }
-        iterations = [max(1, k0 * t) for t in curve["round"]]
-        label = f"k_0 = {k0}" if curve["method"] == "FedGiA_G" else None
-        left.plot(iterations, curve["loss"], label=label, **style)
-        right.plot(iterations, curve[METRIC], label=label, **style)
-    left.set_ylabel("objective f(x)")
-    right.set_ylabel("error ‖∇f(x)‖²")
-    right.set_yscale("log")
-    for axes in (left, right):
-        axes.set_xscale("log")
-        axes.set_xlabel("iteration k (the start is drawn at 1)")
-    left.legend(title="FedGiA_G —, FedGiA_D - -")
+    lowest = min(min(curve["loss"]) for curve in results["curves"])
+    for (left, right), method in zip(grid, HESSIANS, strict=True):
+        for curve in results["curves"]:
+            if curve["method"] != method:
+                continue
+            k0 = curve["k0"]
+            style = style_of(steps.index(k0)) | {"label": f"$k_0 = {k0}$"}
+            iterations = [max(1, k0 * t) for t in curve["round"]]
+            # the last iterate of the best run stands for the minimum
+            above = [max(value - lowest, 1e-12) for value in curve["loss"]]
+            left.plot(iterations, above, **style)
+            right.plot(iterations, curve[METRIC], **style)
+        left.set_ylabel("$f(x)$ above the lowest")
+        right.set_ylabel(r"$\|\nabla f(x)\|^2$")
+        for axes in (left, right):
+            axes.set_title(TITLES[method])
+            axes.set_xscale("log")
+            axes.set_yscale("log")
+            axes.set_xlabel("iteration $k$ (the start is drawn at 1)")
+        left.legend(fontsize="small")
     return f"{save(figure, out, 'figure-1')}\n\n{measured(results)}"
 
 
@@ -122,11 +125,11 @@ def _sweep(
 def _render_sweep(
     results: dict[str, Any], out: Path, name: str, over: str, by: str
 ) -> str:
-    figure, ((left, right),) = new_figure(2)
+    figure, grid = new_figure(2, len(HESSIANS))
     groups = sorted({row[by] for row in results["rows"]})
     symbols = {"m": "m", "k0": "k_0", "s": "s"}
-    for method in HESSIANS:
-        for group in groups:
+    for (left, right), method in zip(grid, HESSIANS, strict=True):
+        for k, group in enumerate(groups):
             rows = [
                 row
                 for row in results["rows"]
@@ -137,19 +140,18 @@ def _render_sweep(
                 axes.plot(
                     [row[over] for row in rows],
                     [row[metric][0] for row in rows],
-                    color=color(groups.index(group), len(groups)),
-                    linestyle=LINES[method],
                     marker=".",
-                    label=(
-                        f"{symbols[by]} = {group}" if method == "FedGiA_G" else None
-                    ),
+                    label=f"${symbols[by]} = {group}$",
+                    **style_of(k),
                 )
-    left.set_ylabel("communication rounds (broadcasts)")
-    right.set_ylabel("seconds of the rounds, one process")
-    for axes in (left, right):
-        axes.set_xlabel({"k0": "local steps k_0", "s": "selected fraction s"}[over])
-        axes.set_ylim(bottom=0)
-        axes.legend(title="FedGiA_G —, FedGiA_D - -")
+        left.set_ylabel("communication rounds (broadcasts)")
+        right.set_ylabel("seconds of the rounds, one process")
+        words = {"k0": "local steps $k_0$", "s": "selected fraction $s$"}
+        for axes in (left, right):
+            axes.set_title(TITLES[method])
+            axes.set_xlabel(words[over])
+            axes.set_ylim(bottom=0)
+        left.legend(fontsize="small")
     failed = sum(row["failed"] for row in results["rows"])
     note = f" {failed} runs did not pass (30)." if failed else " Every run passed (30)."
     return (
@@ -219,25 +221,29 @@ def compute_figure_4(options: Options) -> dict[str, Any]:
 def render_figure_4(results: dict[str, Any], out: Path) -> str:
     """Objective over communication rounds, above the lowest of all."""
     problems = list(dict.fromkeys(curve["problem"] for curve in results["curves"]))
-    figure, (axes,) = new_figure(len(problems))
+    steps = sorted({curve["k0"] for curve in results["curves"]})
+    figure, grid = new_figure(len(problems), len(steps))
     names = list(METHODS)
-    for one, problem in zip(axes, problems, strict=True):
+    for column, problem in enumerate(problems):
         curves = [c for c in results["curves"] if c["problem"] == problem]
-        for curve in curves:
-            one.plot(
-                [max(t, 0.7) for t in curve["round"]],
-                curve["loss"],
-                color=color(names.index(curve["method"]), len(names)),
-                linestyle="-" if curve["k0"] == 1 else "--",
-                label=f"{curve['method']}, k_0 = {curve['k0']}",
-            )
-        one.set_title(problem)
-        one.set_xscale("log")
-        one.set_xlabel("communication round (the start is drawn at 0.7)")
-        one.set_ylabel("objective f(x)")
-        start = curves[0]["loss"][0]
         lowest = min(min(curve["loss"]) for curve in curves)
-        one.set_ylim(lowest - 0.03 * (start - lowest), start + 0.2 * (start - lowest))
-    handles, labels = axes[0].get_legend_handles_labels()
+        start = curves[0]["loss"][0] - lowest
+        for row, k0 in enumerate(steps):
+            one = grid[row][column]
+            for curve in curves:
+                if curve["k0"] == k0:
+                    one.plot(
+                        [max(t, 0.7) for t in curve["round"]],
+                        [max(value - lowest, 1e-9 * start) for value in curve["loss"]],
+                        label=curve["method"],
+                        **style_of(names.index(curve["method"])),
+                    )
+            one.set_title(f"{problem}, $k_0 = {k0}$")
+            one.set_xscale("log")
+            one.set_yscale("log")
+            one.set_ylim(1e-8 * start, 3.0 * start)
+            one.set_xlabel("communication round (the start is drawn at 0.7)")
+            one.set_ylabel("$f(x)$ above the lowest")
+    handles, labels = grid[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right center")
     return f"{save(figure, out, 'figure-4')}\n\n{measured(results)}"

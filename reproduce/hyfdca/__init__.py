@@ -2,9 +2,18 @@
 
 from reproduce.common import Item
 
-from . import chosen_w, figures, honest_server, proposals, steps, tables
+from . import (
+    chosen_w,
+    claims,
+    figures,
+    honest_server,
+    latency,
+    proposals,
+    steps,
+    tables,
+)
 
-__all__ = ["ITEMS", "TITLE"]
+__all__ = ["ITEMS", "TITLE", "claims"]
 
 TITLE = "A Primal-Dual Algorithm for Hybrid Federated Learning, arXiv 2210.08106"
 
@@ -28,6 +37,12 @@ ITEMS = {
         "computation and encryption of an iteration, measured",
         tables.compute_tables_6_8,
         tables.render_tables_6_8,
+    ),
+    # made of what figure 3 and tables 6 to 8 have measured
+    "figure-5": Item(
+        "figure 3's runs over round trips and over time",
+        latency.compute_figure_5,
+        latency.render_figure_5,
     ),
     "steps": Item(
         "steps compared, by iteration and by round trip; not in the paper",

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from reproduce.common import Options, Run, execute
-from reproduce.drawing import color, measured, new_figure, save
+from reproduce.drawing import PALETTE, measured, new_figure, save, style_of
 
 from .problems import (
     AVAILABLE,
@@ -36,10 +36,12 @@ ITERATIONS = {0.1: 600, 0.5: 250, 0.9: 150}
 FEWER = {0.1: 400, 0.5: 150, 0.9: 100}
 QUICK_ITERATIONS = 12
 FLOOR = 1e-6
+#: Evaluations at a run's end that a loss and an accuracy are the mean of.
+LAST = 5
 BUNDLE, PRACTICAL = "HyFDCA, bundle", "HyFDCA, practical step"
 PARTS = "HyFDCA, bundle, 5 parts"
 FEDAVG, HYFEM = "HybridFedAvg", "HyFEM"
-STYLES = {BUNDLE: "C0", PARTS: "C9", PRACTICAL: "C2", FEDAVG: "C1", HYFEM: "C3"}
+STYLES = dict(zip((BUNDLE, PARTS, PRACTICAL, FEDAVG, HYFEM), PALETTE, strict=False))
 
 Settings = dict[str, Any]
 
@@ -248,13 +250,14 @@ def render_figure_3(results: dict[str, Any], out: Path) -> str:
             axes[0][column].set_yscale("log")
             axes[0][column].set_ylim(*_limits(every, best["value"]))
             axes[1][column].axhline(best["accuracy"], color="gray", linestyle=":")
+            axes[1][column].axhline(0.5, color="gray")
             axes[0][column].set_title(
                 f"{PROBLEMS[name].title}, {panel['split']} clients, "
                 f"{100 * panel['available']:.0f} % there"
             )
             axes[1][column].set_xlabel("iteration")
-        axes[0][0].set_ylabel("relative loss (P − P*)/P*")
-        axes[1][0].set_ylabel("test accuracy (dotted: optimum's)")
+        axes[0][0].set_ylabel("relative loss $(P - P^*)/P^*$")
+        axes[1][0].set_ylabel("test accuracy (dotted: optimum's; chance)")
         handles, labels = axes[0][0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=5)
         text.append(save(figure, out, f"figure-3-{name}"))
@@ -368,13 +371,12 @@ def render_figures_6_8(results: dict[str, Any], out: Path) -> str:
     for name, best in results["optima"].items():
         rows = [row for row in results["rows"] if row["problem"] == name]
         splits = list(dict.fromkeys(row["split"] for row in rows))
-        figure, ((left, right),) = new_figure(2)
+        figure, axes = new_figure(len(splits), 2)
         for row in rows:
-            style: dict[str, Any] = {
-                "color": color(splits.index(row["split"]), len(splits)),
-                "linestyle": {0.1: ":", 0.5: "--", 0.9: "-"}[row["available"]],
-                "label": f"{row['split']}, {100 * row['available']:.0f} %",
-            }
+            column = splits.index(row["split"])
+            left, right = axes[0][column], axes[1][column]
+            style = style_of(AVAILABLE.index(row["available"]))
+            style["label"] = f"{100 * row['available']:.0f} % there"
             left.plot(row["round"], relative(row, best["value"]), **style)
             right.plot(row["round"], row["accuracy"], **style)
             loss = relative(row, best["value"])
@@ -386,21 +388,17 @@ def render_figures_6_8(results: dict[str, Any], out: Path) -> str:
                 f"| {100 * max(row['accuracy']):.1f} % ({100 * best['accuracy']:.1f}) "
                 f"| {row['trips'][-1]} | {row['seconds'][-1]:.1f} |"
             )
-        left.set_yscale("log")
-        left.set_ylim(*_limits(rows, best["value"]))
-        left.set_ylabel("relative loss (P − P*)/P*")
-        right.set_ylabel("test accuracy (gray: optimum's)")
-        right.axhline(best["accuracy"], color="gray")
-        for one in (left, right):
-            one.set_xlabel("iteration")
-            one.set_title(PROBLEMS[name].title)
-        right.legend(
-            title="clients, there",
-            fontsize="small",
-            loc="center left",
-            bbox_to_anchor=(1.0, 0.5),
-        )
-        figure.set_size_inches(11.5, 4.0)
+        for column, split in enumerate(splits):
+            left, right = axes[0][column], axes[1][column]
+            left.set_yscale("log")
+            left.set_ylim(*_limits(rows, best["value"]))
+            left.set_title(f"{PROBLEMS[name].title}, {split} clients")
+            right.axhline(best["accuracy"], color="gray")
+            right.axhline(0.5, color="gray", linestyle=":")
+            right.set_xlabel("iteration")
+        axes[0][0].set_ylabel("$(P - P^*)/P^*$")
+        axes[1][0].set_ylabel("test accuracy (gray: optimum's, chance)")
+        axes[0][0].legend(fontsize="small")
         text.append(save(figure, out, numbers.get(name, f"figure-6-{name}")))
     lines += [
         "",

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedtrellis.random import generator
 from reproduce.common import Options, read_config, workers
-from reproduce.drawing import color, measured, new_figure, save
+from reproduce.drawing import color, measured, new_figure, save, style_of
 
 from .one_place import (
     Available,
@@ -36,14 +36,14 @@ __all__ = [
 
 HERE = Path(__file__).parent
 FLOOR = 1e-9
-LINES: tuple[Any, ...] = (
-    "-",
-    "--",
-    ":",
-    "-.",
-    (0, (1, 3)),
-    (0, (6, 1, 1, 1, 1, 1)),
-    (0, (8, 2)),
+#: The picture's six; the table has them all.
+DRAWN = (
+    "bundle, memory 40, sums over all (default)",
+    "bundle, memory 12, 5 parts",
+    "line search, one γ",
+    "accelerated projected gradient",
+    "practical, H = 2",
+    "theoretical, H = N_k",
 )
 SCALINGS = {"none": "unscaled", "unit": "rows of norm 1"}
 AT = (100, 300, 1000, 3000)
@@ -183,21 +183,12 @@ def _number(value: float | None) -> str:
 def render_steps(results: dict[str, Any], out: Path) -> str:
     """Lowest relative loss so far over iterations, and over round trips."""
     text = []
-    names = list(dict.fromkeys(row["step"] for row in results["rows"]))
     figure, axes = new_figure(2, 2)
     figure.set_size_inches(13.5, 8.5)
-    families = ("line", "bundle", "accelerated", "local", "dual", "practical", "theo")
     for line, scaling in enumerate(SCALINGS):
         rows = [row for row in results["rows"] if row["scaling"] == scaling]
-        for row in rows:
-            family = next(f for f in families if row["step"].startswith(f))
-            members = [n for n in names if n.startswith(family)]
-            style: dict[str, Any] = {
-                "color": f"C{families.index(family)}",
-                "linestyle": LINES[members.index(row["step"]) % len(LINES)],
-                "label": row["step"],
-                "linewidth": 2.4 if "default" in row["step"] else 1.3,
-            }
+        for row in (row for row in rows if row["step"] in DRAWN):
+            style = style_of(DRAWN.index(row["step"])) | {"label": row["step"]}
             loss = np.maximum(row["curve"]["loss"], FLOOR)
             # the start has no place on a logarithmic axis
             axes[line][0].plot(row["curve"]["iteration"][1:], loss[1:], **style)
@@ -211,7 +202,7 @@ def render_steps(results: dict[str, Any], out: Path) -> str:
             one.set_title(f"digits, 4 × 4, {SCALINGS[scaling]}")
         axes[line][0].set_ylabel("lowest relative loss so far")
     handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right center", fontsize="small")
+    figure.legend(handles, labels, loc="outside lower center", ncols=3)
     text.append(save(figure, out, "steps"))
     lines = []
     for scaling in SCALINGS:

@@ -2,9 +2,9 @@
 
 from reproduce.common import Item
 
-from . import attack, estimators, low_rank, pca
+from . import attack, claims, estimators, low_rank, pca
 
-__all__ = ["ITEMS", "TITLE"]
+__all__ = ["ITEMS", "TITLE", "claims"]
 
 TITLE = (
     "Federated Learning on Riemannian Manifolds: A Gradient-Free Projection-Based "

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from reproduce.common import Options, app_config, read_config
-from reproduce.drawing import color, new_figure, percent, save
+from reproduce.drawing import new_figure, percent, save, style_of
 from reproduce.sweep import Point, seeds_and_time, sweep, sweep_picture
 from tasks import make_task
 
@@ -143,26 +143,25 @@ def compute_figure_9(options: Options) -> dict[str, Any]:
 
 def render_figure_9(results: dict[str, Any], out: Path) -> str:
     """Accuracy over rounds and over bytes moved."""
-    figure, ((left, right),) = new_figure(2)
-    figure.set_size_inches(11.5, 4.2)
+    figure, axes = new_figure(2, 2)
     rows = [row for row in results["rows"] if "curves" in row]
-    values = [row for row in rows if row["label"].startswith("values")]
+    kinds = ("values", "gradients")
     for row in rows:
-        style = {"color": "C3", "linestyle": "--"}
-        if row in values:
-            style = {"color": color(values.index(row), len(values)), "linestyle": "-"}
-        elif "full" in row["label"]:
-            style = {"color": "C1", "linestyle": "--"}
+        line = int(not row["label"].startswith(kinds[0]))
+        left, right = axes[line]
+        style = style_of(sum(len(one.get_xdata()) > 2 for one in left.lines))
         curve = row["curves"]
         accuracy = curve["accuracy"]["mean"]
         left.plot(curve["round"], accuracy, label=row["label"], **style)
         # the start has moved nothing, which has no place on the axis
         moved = np.array(curve["bytes"]["mean"][1:]) / 1e6
         right.plot(moved, accuracy[1:], label=row["label"], **style)
-    left.set_xlabel("communication round")
-    right.set_xlabel("megabytes moved, up and down, all clients")
-    right.set_xscale("log")
-    for one in (left, right):
-        one.set_ylabel("test accuracy (share)")
-    right.legend(fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
+    for left, right in axes:
+        left.set_xlabel("communication round")
+        right.set_xlabel("megabytes moved, up and down, all clients")
+        right.set_xscale("log")
+        for one in (left, right):
+            one.set_ylabel("test accuracy (share)")
+            one.axhline(0.1, color="gray", linestyle=":")
+        left.legend(fontsize="small")
     return f"{save(figure, out, 'figure-9')}\n\n{_table(results, 'method')}"

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from reproduce.common import Options, Run, execute, read_config
-from reproduce.drawing import measured, new_figure, save
+from reproduce.drawing import measured, new_figure, save, style_of
 
 __all__ = ["compute_pca", "render_pca"]
 
@@ -68,22 +68,25 @@ def compute_pca(options: Options) -> dict[str, Any]:
 
 def render_pca(results: dict[str, Any], out: Path) -> str:
     """Gap over rounds, and in a table after a third of them and after all."""
-    figure, ((axes,),) = new_figure(1)
-    figure.set_size_inches(7.0, 4.2)
+    figure, (panels,) = new_figure(2)
+    places = [0, 0]
     rounds = results["rounds"]
     lines = [
         f"| method | gap after {rounds // 3} rounds | gap after {rounds} | by seed "
         "| bytes up, a client and round |",
         "| --- | --- | --- | --- | --- |",
     ]
-    for i, row in enumerate(results["rows"]):
+    for row in results["rows"]:
+        without = row["name"].startswith(("FedAvg", "no c_i"))
+        axes = panels[int(without)]
+        style = style_of(places[without])
+        places[without] += 1
         # rounding leaves gaps of either sign at 1e-16
         axes.plot(
             row["round"],
             np.maximum(row["gap"], 1e-16),
-            color=f"C{i}",
-            linestyle="--" if row["name"].startswith(("FedAvg", "no c_i")) else "-",
-            label=row["name"],
+            label=row["name"].replace("c_i", "$c_i$"),
+            **style,
         )
         last = row["last"]
         third = row["gap"][row["round"].index(rounds // 3)]
@@ -92,10 +95,13 @@ def render_pca(results: dict[str, Any], out: Path) -> str:
             f"| {shown(float(np.mean(last)))} "
             f"| {', '.join(shown(gap) for gap in last)} | {row['bytes-up']:,.0f} |"
         )
-    axes.set_yscale("log")
-    axes.set_xlabel("communication round")
-    axes.set_ylabel("gap F(x) − F*")
-    axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
+    for axes, title in zip(panels, ("corrected", "not corrected"), strict=True):
+        axes.set_title(title)
+        axes.set_yscale("log")
+        axes.set_ylim(1e-16, 3.0)
+        axes.set_xlabel("communication round")
+        axes.set_ylabel("$F(x) - F^*$")
+        axes.legend(fontsize="small")
     lines += [
         "",
         f"Means of {results['seeds']} seeds (initial point and directions). "

@@ -20,11 +20,14 @@ from reproduce.common import (
     execute,
     load_results,
     mean_of,
+    page_with,
+    pages_of,
     perform,
     read_config,
     save_results,
     update_page,
 )
+from reproduce.provenance import KEYS, Ledger
 
 ROOT = Path(__file__).resolve().parents[2]
 V1 = read_config(ROOT / "reproduce" / "fedgia" / "v1.toml")
@@ -44,15 +47,19 @@ def test_a_quick_run_of_all_items(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("FEDTRELLIS_DATA", raising=False)
-    page = ROOT / "reproduce" / "fedgia" / "README.md"
-    before = page.read_bytes()
+    pages = pages_of(ROOT / "reproduce" / "fedgia")
+    before = [page.read_bytes() for page in pages]
+    assert len(pages) == 3
     arguments = ["fedgia", "--quick", "--seeds", "1", "--jobs", "2"]
     assert main([*arguments, "--out", str(tmp_path)]) == 0
     out, _ = capfd.readouterr()
     # what needs a file that is not there is skipped by name
     assert "skipped: needs qsar_oral_toxicity/qsar_oral_toxicity.zip" in out
     assert "skipped: needs santander/train.csv" in out
-    rows = load_results(tmp_path / "results" / "table-3-v1.json")["rows"]
+    found = load_results(tmp_path / "results" / "table-3-v1.json")
+    assert found["provenance"]["seeds"] == [0]
+    assert "fedgia" in found["provenance"]["settings"]["varied"]["method"]
+    rows = found["rows"]
     assert {row["method"] for row in rows} == set(fedgia.tables.METHODS)
     for row in rows:
         (loss,), (count,) = row["loss"], row["broadcasts"]
@@ -67,7 +74,7 @@ def test_a_quick_run_of_all_items(
         assert picture.read_bytes().startswith(b"\x89PNG")
         assert picture.stat().st_size > 10_000
     # only a full run changes the page
-    assert page.read_bytes() == before
+    assert [page.read_bytes() for page in pages] == before
     # saved results are shown again without a run
     assert main(["fedgia", "table-3-v1", "--render", "--out", str(tmp_path)]) == 0
 
@@ -78,8 +85,8 @@ def test_saved_results_are_what_the_pages_show() -> None:
         if name == "fedfw":  # whose pictures too are looked at in test_fedfw_items
             continue
         folder = folder_of(name)
-        page = (folder / "README.md").read_text(encoding="utf-8")
         for item, definition in paper.ITEMS.items():
+            page = page_with(folder, item).read_text(encoding="utf-8")
             pattern = f"<!-- {item} -->\n(.*?)<!-- end {item} -->"
             match = re.search(pattern, page, flags=re.DOTALL)
             assert match, item
@@ -177,3 +184,34 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     for paper in PAPERS.values():
         assert all(item in out for item in paper.ITEMS)
+
+
+def test_every_stored_result_says_where_it_comes_from() -> None:
+    count = 0
+    for name in PAPERS:
+        for path in sorted((folder_of(name) / "results").glob("*.json")):
+            results = load_results(path)
+            assert tuple(results["provenance"]) == KEYS, path
+            assert results["minutes"] >= 0.0
+            assert all(results["provenance"].values()), path
+            count += 1
+    assert count > 50
+
+
+def test_a_ledger_says_what_runs_shared_and_what_they_varied() -> None:
+    ledger = Ledger()
+    ledger.note(
+        {"rounds": 9, "seed": seed, "penalty": penalty, "task.path": "/home/x"}
+        for seed in (3, 1)
+        for penalty in (0.1, 0.2)
+    )
+    found = ledger.describe("reproduce.somewhere")
+    assert found["seeds"] == [1, 3]
+    assert found["settings"] == {
+        "shared": {"rounds": 9},
+        "varied": {"penalty": [0.1, 0.2]},
+        "runs": 4,
+    }
+    assert found["versions"]["numpy"] == np.__version__
+    ledger.clear()
+    assert ledger.describe("reproduce.somewhere")["seeds"].endswith("somewhere")

@@ -1,0 +1,247 @@
+"""Claims of papers as data, and the one rule by which all of them are judged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "VERDICTS",
+    "Claim",
+    "Effect",
+    "Exhibit",
+    "Paper",
+    "Results",
+    "Verdict",
+    "counted",
+    "judge",
+    "paired",
+]
+
+#: Results of a paper's items by their names.
+Results = Mapping[str, dict[str, Any]]
+VERDICTS = ("holds", "partly", "does not", "not tested")
+#: Fewer values than these have no interval that says anything.
+LEAST = 3
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What a claim says of one case, measured: positive is as the paper has it.
+
+    Attributes
+    ----------
+    case : str
+        For example a data set and a set.
+    values : sequence of float
+        One for each unit; differences are paired by it.
+    unit : str
+        Over what the values vary: ``"seeds"``, or ``"settings"``, ``"data sets"``.
+    form : str
+        How the mean is written, for example ``"{:+.1f} points"``.
+    ratio : bool
+        Whether values are natural logarithms of ratios and are written as ratios.
+    exact : bool
+        Whether there is nothing random in the value, a count of bytes for example.
+    """
+
+    case: str
+    values: Sequence[float]
+    unit: str = "seeds"
+    form: str = "{:+.3g}"
+    ratio: bool = False
+    exact: bool = False
+
+    @property
+    def mean(self) -> float:
+        """Mean of the values."""
+        return float(np.mean(self.values))
+
+    def interval(self) -> tuple[float, float] | None:
+        """Student's 95 % interval of the mean; None: too few values for one.
+
+        An exact value is its own interval.
+        """
+        from scipy.stats import t
+
+        count = len(self.values)
+        if self.exact:
+            return self.mean, self.mean
+        if count < LEAST:
+            return None
+        # mean ± t_{0.975, n−1} s/√n
+        half = float(
+            t.ppf(0.975, count - 1) * np.std(self.values, ddof=1) / math.sqrt(count)
+        )
+        return self.mean - half, self.mean + half
+
+    def holds(self) -> bool | None:
+        """Whether the whole interval is above 0; None: there is no interval."""
+        found = self.interval()
+        if found is None or not all(map(math.isfinite, found)):
+            return None
+        return found[0] > 0.0
+
+    def refuted(self) -> bool:
+        """Whether the whole interval is below 0."""
+        found = self.interval()
+        return found is not None and found[1] < 0.0
+
+    def written(self) -> str:
+        """The mean with its interval in brackets."""
+        transform = math.exp if self.ratio else float
+        text = self.form.format(transform(self.mean))
+        found = self.interval()
+        if self.exact:
+            return text
+        if found is None:
+            return f"{text} ({counted(len(self.values), self.unit)})"
+        low, high = (f"{transform(value):.3g}" for value in found)
+        return f"{text} [{low}, {high}]"
+
+
+def counted(count: int, unit: str) -> str:
+    """A number of units, ``"1 seed"``."""
+    return f"{count} {unit if count != 1 else unit.removesuffix('s')}"
+
+
+def paired(
+    case: str,
+    larger: Sequence[float] | NDArray[Any],
+    smaller: Sequence[float] | NDArray[Any],
+    **how: Any,
+) -> Effect:
+    """Differences of two lists that belong together, or logarithms of ratios.
+
+    The longer list is cut: seeds count from 0 in both.
+    """
+    first, second = np.asarray(larger, float), np.asarray(smaller, float)
+    count = min(len(first), len(second))
+    first, second = first[:count], second[:count]
+    values = np.log(first / second) if how.get("ratio") else first - second
+    return Effect(case, tuple(values.tolist()), **how)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a paper says, and what of ours measures it.
+
+    Attributes
+    ----------
+    name : str
+        Unique in the paper's folder.
+    words : str
+        The paper's, at most 30 of them.
+    where : str
+        Section, table or page.
+    items : tuple of str
+        Whose stored results are needed.
+    effects : callable, optional
+        From results to effects; a KeyError means that what it needs is not stored.
+        None: nothing here measures it.
+    theirs : str
+        The paper's effect.
+    size : str
+        Of our experiment, and why it is reduced.
+    meaning : str
+        What the numbers are; with any threshold that is ours.
+    """
+
+    name: str
+    words: str
+    where: str
+    items: tuple[str, ...] = ()
+    effects: Callable[[Results], list[Effect]] | None = None
+    theirs: str = "–"
+    size: str = "–"
+    meaning: str = ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A claim as judged.
+
+    Attributes
+    ----------
+    claim : Claim
+    word : str
+        One of :data:`VERDICTS`.
+    effects : list of Effect
+    """
+
+    claim: Claim
+    word: str
+    effects: list[Effect]
+
+    def cases(self, holds: bool | None) -> list[str]:
+        """Names of the cases that hold, do not, or were not tested."""
+        return [effect.case for effect in self.effects if effect.holds() is holds]
+
+
+@dataclass(frozen=True)
+class Exhibit:
+    """A figure or table of a paper, and what reproduces it.
+
+    Attributes
+    ----------
+    name : str
+        ``"Figure 3"``, as the paper counts.
+    shows : str
+    items : tuple of str
+        Of the paper's folder; empty: nothing reproduces it, and ``note`` says why.
+    note : str
+    """
+
+    name: str
+    shows: str
+    items: tuple[str, ...] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A paper: how much it has to show, and where it stands.
+
+    Attributes
+    ----------
+    title, link : str
+    figures, tables : int
+        How many the paper has, counted in the paper and not in ``exhibits``.
+    claims : tuple of Claim
+    exhibits : tuple of Exhibit
+    """
+
+    title: str
+    link: str
+    figures: int
+    tables: int
+    claims: tuple[Claim, ...]
+    exhibits: tuple[Exhibit, ...]
+
+
+def judge(claim: Claim, results: Results) -> Verdict:
+    """Judge a claim by stored results; nobody writes a verdict by hand.
+
+    It *holds* where the 95 % interval of every case lies above 0, holds *partly* where
+    some do, *does not* hold where none does. Without one interval it is *not tested*.
+    """
+    effects: list[Effect] = []
+    if claim.effects is not None:
+        try:
+            effects = claim.effects(results)
+        except KeyError:  # an item that has not been run, or was run in another form
+            effects = []
+    states = [effect.holds() for effect in effects]
+    tested = [state for state in states if state is not None]
+    if not tested:
+        word = "not tested"
+    elif all(tested) and len(tested) == len(states):
+        word = "holds"
+    else:
+        word = "partly" if any(tested) else "does not"
+    return Verdict(claim, word, effects)

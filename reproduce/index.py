@@ -1,0 +1,205 @@
+"""reproduce/README.md: every claim with its verdict, every figure and table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from .claims import Effect, Exhibit, Paper, Results, Verdict, counted, judge
+from .common import load_results
+
+__all__ = ["case_table", "page", "short_table", "stored", "verdicts"]
+
+_HEAD = """# Five papers, what they claim and what holds
+
+Written by `python -m reproduce --index` from the stored results; nobody writes a
+verdict. Each claim is in the paper's words. Its **effect** is measured in several
+cases; positive (above 1 for ratios, ×) is as the paper has it, in brackets stands a
+95 % interval of the mean over seeds, or over what the row names. A claim
+
+- **holds** where every case's interval lies on the paper's side,
+- holds **partly** where some do: the row names up to three, the paper's page has all,
+- **does not** hold where none does: an interval that crosses zero is no support,
+- is **not tested** where nothing measured it with at least three seeds.
+
+What an effect is, and any threshold of ours, stands on the paper's page. Minutes are
+of one processor.
+
+{count}
+
+## Claims
+
+"""
+
+_RUN = """
+## Figures and tables
+
+What reproduces each of them, `python -m reproduce PAPER ITEM --data DIR`.
+
+"""
+
+
+def stored(folder: Path) -> Results:
+    """All stored results of a paper's folder."""
+    paths = sorted((folder / "results").glob("*.json"))
+    return {path.stem: load_results(path) for path in paths}
+
+
+def verdicts(paper: Paper, results: Results) -> list[Verdict]:
+    """Judge every claim of a paper."""
+    return [judge(claim, results) for claim in paper.claims]
+
+
+def _ordered(effects: list[Effect]) -> list[Effect]:
+    """The effects that have intervals, the clearest for the paper first."""
+    found = [effect for effect in effects if effect.holds() is not None]
+
+    def lower(effect: Effect) -> float:
+        interval = effect.interval()
+        assert interval is not None
+        # in units of its own size, so that points and ratios can be ranked
+        return interval[0] / max(abs(effect.mean), 1e-300)
+
+    return sorted(found, key=lower, reverse=True)
+
+
+def effect_text(verdict: Verdict) -> str:
+    """The case that is best for the paper, and the worst."""
+    ordered = _ordered(verdict.effects)
+    if not ordered:
+        return "; ".join(f"{e.written()}, {e.case}" for e in verdict.effects[:2]) or "–"
+    ends = ordered if len(ordered) < 3 else [ordered[0], ordered[-1]]
+    return " to ".join(f"{effect.written()} ({effect.case})" for effect in ends)
+
+
+def word(verdict: Verdict) -> str:
+    """The verdict, and for one in part where."""
+    if verdict.word == "does not":
+        refuted = sum(effect.refuted() for effect in verdict.effects)
+        still = len(verdict.effects) - refuted
+        return f"**does not**: {refuted} cases the other way round, {still} open"
+    if verdict.word != "partly":
+        return f"**{verdict.word}**"
+    held = verdict.cases(True)
+    shown = "; ".join(held[:3]) + ("; …" if len(held) > 3 else "")
+    return f"**partly**, {len(held)} of {len(verdict.effects)} cases: {shown}"
+
+
+def _seeds(verdict: Verdict) -> str:
+    counts = {
+        (1, "exact") if effect.exact else (len(effect.values), effect.unit)
+        for effect in verdict.effects
+    }
+    words = [
+        "exact" if unit == "exact" else counted(count, unit)
+        for count, unit in sorted(counts)
+    ]
+    return ", ".join(words) or "–"
+
+
+def minutes_of(results: dict[str, Any]) -> float:
+    """Processor time; where it was not noted down, the most that it can have been."""
+    whole = results["minutes"] * results["jobs"]
+    return float(results.get("processor-minutes", whole))
+
+
+def _minutes(verdict: Verdict, results: Results) -> str:
+    found = [results[item] for item in verdict.claim.items if item in results]
+    if not verdict.effects or not found:
+        return "–"
+    return f"{math.ceil(10 * sum(map(minutes_of, found))) / 10:.1f}"
+
+
+def claim_rows(paper: Paper, link: str, results: Results) -> Iterator[str]:
+    """Rows of the table of claims."""
+    for verdict in verdicts(paper, results):
+        claim = verdict.claim
+        yield (
+            f"| “{claim.words}” ({claim.where}) | {word(verdict)} "
+            f"| {effect_text(verdict)} | {claim.theirs} | {claim.size} "
+            f"| {_seeds(verdict)} | {_minutes(verdict, results)} "
+            f"| [page]({link}) |"
+        )
+
+
+def exhibit_row(exhibit: Exhibit, paper: str, link: str, results: Results) -> str:
+    """A row of the table of figures and tables."""
+    there = [item for item in exhibit.items if item in results]
+    missing = [item for item in exhibit.items if item not in results]
+    text = ", ".join(f"`{paper} {item}`" for item in there)
+    if missing:
+        text += ("; " if text else "") + "not run: " + ", ".join(missing)
+    if exhibit.note:
+        text += (": " if text else "nothing: ") + exhibit.note
+    return f"| {exhibit.name} | {exhibit.shows} | {text} | [page]({link}) |"
+
+
+def case_table(paper: Paper, results: Results) -> str:
+    """All cases of all claims, for a paper's page of details."""
+    lines = [
+        "| claim | what is measured | case | effect, 95 % | holds |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    words = {True: "yes", False: "no", None: "not tested"}
+    for verdict in verdicts(paper, results):
+        lines += [
+            f"| {verdict.claim.name} | {verdict.claim.meaning} | {effect.case} "
+            f"| {effect.written()} | {words[effect.holds()]} |"
+            for effect in verdict.effects
+        ]
+    return "\n".join(lines)
+
+
+def short_table(paper: Paper, results: Results) -> str:
+    """Claims and verdicts, for a paper's own page."""
+    lines = ["| claim | verdict | effect, 95 % |", "| --- | --- | --- |"]
+    lines += [
+        f"| {verdict.claim.name} ({verdict.claim.where}) "
+        f"| **{verdict.word}** | {effect_text(verdict)} |"
+        for verdict in verdicts(paper, results)
+    ]
+    return "\n".join(lines)
+
+
+def page(papers: dict[str, tuple[tuple[Paper, ...], Path]]) -> str:
+    """The whole page; ``papers`` are papers and folders by name."""
+    found = {name: stored(folder) for name, (_, folder) in papers.items()}
+    counts: dict[str, int] = {}
+    claims, exhibits = [], []
+    for name, (several, folder) in papers.items():
+        link = f"{folder.name}/README.md"
+        for paper in several:
+            for verdict in verdicts(paper, found[name]):
+                counts[verdict.word] = counts.get(verdict.word, 0) + 1
+            title = f"[{paper.title}]({paper.link})" if paper.link else paper.title
+            claims += [
+                f"### {title}",
+                "",
+                "| claim | verdict | our effect | the paper's | size | over | minutes "
+                "| more |",
+                "| --- " * 8 + "|",
+                *claim_rows(paper, link, found[name]),
+                "",
+            ]
+            exhibits += [
+                f"### {paper.title}",
+                "",
+                "| what | shows | items | more |",
+                "| --- | --- | --- | --- |",
+                *(exhibit_row(e, name, link, found[name]) for e in paper.exhibits),
+                "",
+            ]
+    total = sum(counts.values())
+    text = ", ".join(
+        f"{counts.get(name, 0)} {say}"
+        for name, say in (
+            ("holds", "hold"),
+            ("partly", "hold partly"),
+            ("does not", "do not"),
+            ("not tested", "are not tested"),
+        )
+    )
+    head = _HEAD.format(count=f"Of {total} claims {text}.")
+    return head + "\n".join(claims) + _RUN + "\n".join(exhibits).rstrip() + "\n"

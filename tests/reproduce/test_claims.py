@@ -1,0 +1,167 @@
+"""The page of all claims: its rows, its verdicts, and that nothing is left out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import ttest_1samp
+
+from reproduce import index
+from reproduce.__main__ import INDEX, PAPERS, folder_of, index_text, summaries
+from reproduce.claims import VERDICTS, Claim, Effect, Paper, judge, paired
+from reproduce.common import page_with, pages_of
+
+ALL = [
+    (name, paper) for name, package in PAPERS.items() for paper in package.claims.PAPERS
+]
+#: Figures and tables as the papers count them.
+SHOWN = {
+    "Federated Frank-Wolfe Algorithm": (4, 3),
+    "Federated Frank-Wolfe Algorithm, 2022 workshop paper": (1, 0),
+    "Efficient and Convergent Federated Learning (FedGiA)": (4, 3),
+    "A Primal-Dual Algorithm for Hybrid Federated Learning (HyFDCA)": (8, 8),
+    "Federated Learning on Riemannian Manifolds: A Gradient-Free Projection-Based "
+    "Approach": (9, 1),
+}
+
+
+def independent(effects: list[Effect]) -> str:
+    """The verdict by SciPy's t test instead of by our interval."""
+    states: list[bool | None] = []
+    for effect in effects:
+        values = np.asarray(effect.values, dtype=float)
+        if effect.exact:
+            states.append(bool(values[0] > 0.0))
+        elif len(values) < 3:
+            states.append(None)
+        elif np.ptp(values) == 0.0:
+            states.append(bool(values[0] > 0.0))
+        else:
+            low = ttest_1samp(values, 0.0).confidence_interval(0.95).low
+            states.append(bool(low > 0.0))
+    tested = [state for state in states if state is not None]
+    if not tested:
+        return "not tested"
+    if all(states):
+        return "holds"
+    return "partly" if any(tested) else "does not"
+
+
+def test_the_page_is_what_the_stored_results_say() -> None:
+    assert INDEX.read_text(encoding="utf-8") == index_text(), (
+        "stale: python -m reproduce --index"
+    )
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_a_papers_page_is_short_and_its_claims_are_todays(name: str) -> None:
+    short, details, ours = pages_of(folder_of(name))
+    text = short.read_text(encoding="utf-8")
+    assert len(text.split()) <= 1000
+    # what is ours stands on a page of its own, and the short page leads to it
+    assert "](details.md)" in text
+    assert "](ours.md)" in text
+    for mark, wanted in summaries(name).items():
+        page = page_with(folder_of(name), mark).read_text(encoding="utf-8")
+        start, end = f"<!-- {mark} -->\n", f"\n<!-- end {mark} -->"
+        assert page.split(start)[1].split(end)[0] == wanted
+    for item in PAPERS[name].ITEMS:
+        assert page_with(folder_of(name), item) in (details, ours)
+    # what reproduces a figure or table is not an addition of ours
+    for paper in PAPERS[name].claims.PAPERS:
+        for exhibit in paper.exhibits:
+            for item in exhibit.items:
+                assert page_with(folder_of(name), item) == details
+
+
+@pytest.mark.parametrize(("name", "paper"), ALL, ids=[p.title[:20] for _, p in ALL])
+def test_every_verdict_by_another_test(name: str, paper: Paper) -> None:
+    results = index.stored(folder_of(name))
+    page = INDEX.read_text(encoding="utf-8").split(paper.title)[1]
+    for claim in paper.claims:
+        found = judge(claim, results)
+        assert found.word == independent(found.effects)
+        assert found.word in VERDICTS
+        (row,) = (
+            line for line in page.splitlines() if line.startswith(f"| “{claim.words}”")
+        )
+        assert f"| **{found.word}**" in row
+        assert row.count(" | ") == 7
+
+
+def test_every_figure_and_table_of_every_paper_has_a_row() -> None:
+    assert [paper.title for _, paper in ALL] == list(SHOWN)
+    for name, paper in ALL:
+        figures, tables = SHOWN[paper.title]
+        assert (paper.figures, paper.tables) == (figures, tables)
+        wanted = [f"Figure {k + 1}" for k in range(figures)]
+        wanted += [f"Table {k + 1}" for k in range(tables)]
+        assert [exhibit.name for exhibit in paper.exhibits] == wanted
+        for exhibit in paper.exhibits:
+            # something reproduces it, or the row says why nothing does
+            assert exhibit.items or exhibit.note
+            assert set(exhibit.items) <= set(PAPERS[name].ITEMS)
+
+
+def test_claims_are_short_quotations_of_things_that_can_be_run() -> None:
+    for name, paper in ALL:
+        names = [claim.name for claim in paper.claims]
+        assert len(set(names)) == len(names)
+        for claim in paper.claims:
+            assert 5 <= len(claim.words.split()) <= 30
+            assert claim.where
+            assert set(claim.items) <= set(PAPERS[name].ITEMS)
+            assert bool(claim.items) == (claim.effects is not None)
+            # what a number is stands beside it
+            assert (
+                claim.meaning or not judge(claim, index.stored(folder_of(name))).effects
+            )
+
+
+@pytest.mark.parametrize(
+    ("values", "word"),
+    [
+        ([[1.0, 1.1, 0.9], [2.0, 2.1, 1.9]], "holds"),
+        ([[1.0, 1.1, 0.9], [1.0, -2.0, 1.5]], "partly"),
+        ([[1.0, -2.0, 1.5], [-1.0, -1.1, -0.9]], "does not"),
+        # the mean is large and two seeds say nothing
+        ([[9.0, 9.1]], "not tested"),
+        ([[1.0, 1.1, 0.9], [9.0, 9.1]], "partly"),
+        ([[np.nan, 1.0, 1.1]], "not tested"),
+    ],
+)
+def test_the_rule(values: list[list[float]], word: str) -> None:
+    effects = [Effect(str(k), value) for k, value in enumerate(values)]
+    claim = Claim("x", "words", "page 1", ("item",), lambda found: effects)
+    assert judge(claim, {}).word == word
+
+
+def test_an_item_that_is_not_stored_is_not_tested() -> None:
+    def effects(found: Any) -> list[Effect]:
+        return [Effect("a", found["no-such-item"]["values"])]
+
+    claim = Claim("x", "words", "page 1", ("no-such-item",), effects)
+    assert judge(claim, {}).word == "not tested"
+    assert judge(Claim("x", "words", "page 1"), {}).word == "not tested"
+
+
+def test_differences_are_paired_by_seed() -> None:
+    rng = np.random.default_rng(0)
+    hard = rng.normal(0.0, 100.0, 20)
+    better, worse = hard + 1.0 + 0.1 * rng.standard_normal(20), hard
+    effect = paired("a", better, worse[:12])
+    assert len(effect.values) == 12
+    found = effect.interval()
+    assert found is not None
+    # a hundred times what the seeds differ by would hide it unpaired
+    assert 0.8 < found[0] < found[1] < 1.2
+    assert paired("b", np.exp(better / 100), np.exp(worse / 100), ratio=True).holds()
+    # 95 % of intervals have the mean in them
+    inside = 0
+    for _ in range(400):
+        drawn = Effect("c", rng.normal(3.0, 1.0, 5).tolist()).interval()
+        assert drawn is not None
+        inside += drawn[0] < 3.0 < drawn[1]
+    assert 0.92 < inside / 400 < 0.98

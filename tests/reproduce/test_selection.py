@@ -1,0 +1,117 @@
+"""That no setting was chosen on test data, and that all methods had the same budget."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sim
+from reproduce.__main__ import folder_of
+from reproduce.common import Options, Run, app_config, load_results
+from reproduce.fedfw import accuracy
+from reproduce.fedfw.tuning import BUDGET, SEEDS, Search, Space, search
+from tasks import classification
+
+
+def test_what_chooses_is_given_validation_data_only(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Every run before the choice holds training examples out and sees no test data."""
+    calls: list[list[Run]] = []
+
+    def noted(runs: Sequence[Run], jobs: int) -> dict[Any, dict[str, Any]]:
+        calls.append(list(runs))
+        # the settings decide the score, so that the choice can be checked
+        return {
+            run.key: {"accuracy": float(run.config.get("penalty", 0.0)), "loss": 1.0}
+            for run in runs
+        }
+
+    monkeypatch.setattr(accuracy, "execute", noted)
+    options = Options(tmp_path, None, 2, 1, False)
+    results = accuracy.compute(options, "table-1-synthetic")
+    *choosing, last = calls
+    for run in (run for call in choosing for run in call):
+        assert run.config["classification.validation-fraction"] == 0.2
+        assert run.config["seed"] in SEEDS
+    for run in last:
+        assert "classification.validation-fraction" not in run.config
+        assert run.config["seed"] not in SEEDS
+    # the same local steps and the same gradients for all methods of a table
+    for steps in (1, 20):
+        rows = [row for row in results["rows"] if row["steps"] == steps]
+        assert {row["method"] for row in rows} == {"FedDR", "FedFW", "FedFW+"}
+        assert len({row["gradients"] for row in rows}) == 1
+        assert {row["tuning-gradients"] for row in rows} == {BUDGET * 3 * 100 * steps}
+    for run in last:
+        method = run.config.get("method")
+        whole = app_config(run.config)
+        steps = whole[f"{method}.local-steps"]
+        assert steps == run.config["local-steps"]
+
+
+def test_validation_examples_are_training_examples() -> None:
+    config = {
+        "method": "fedfw",
+        "task": "classification",
+        "classification.dataset": "synthetic",
+        "classification.train-limit": 600,
+        "seed": SEEDS[0],
+    }
+    whole, held = (
+        sim.app.experiment(app_config(config | extra), 10).task
+        for extra in ({}, {"classification.validation-fraction": 0.2})
+    )
+
+    def rows(features: Any) -> set[bytes]:
+        return {np.asarray(row).tobytes() for row in features}
+
+    before, after = (classification._examples(task) for task in (whole, held))
+    training, test = rows(before.features), rows(before.test_features)
+    validation = rows(after.test_features)
+    assert validation
+    assert validation <= training
+    assert not validation & test
+    assert not validation & rows(after.features)
+
+
+def test_stored_tables_had_one_budget() -> None:
+    for name in accuracy.TABLES:
+        path = folder_of("fedfw") / "results" / f"{name}.json"
+        rows = [r for r in load_results(path)["rows"] if "steps" in r]
+        for steps in {row["steps"] for row in rows}:
+            mine = [row for row in rows if row["steps"] == steps]
+            assert len({row["tuning-gradients"] for row in mine}) == 1
+            assert len({row["gradients"] for row in mine}) == 1
+            for row in mine:
+                best = max(row["tried"], key=lambda one: one["score"] or -1.0)
+                assert {**row["chosen"], "score": best["score"]} == best
+
+
+def test_the_search_ends_inside_of_what_it_tried() -> None:
+    space = Space(("a", "b"), (0.0, 0.0))
+
+    def scores(asked: list[tuple[str, dict[str, float]]]) -> list[list[float]]:
+        return [
+            [-((np.log10(s["a"]) - 1.5) ** 2) - (np.log10(s["b"]) + 0.5) ** 2]
+            for _, s in asked
+        ]
+
+    found = search({"x": space, "y": space}, 40, scores)
+    for one in found.values():
+        assert len(one.tried) <= 40
+        assert one.inside
+        assert one.best == pytest.approx((1.5, -0.5), abs=0.3)
+    # a budget that ends on the way is said
+    short = search({"x": space}, 2, scores)["x"]
+    assert len(short.tried) == 2
+    assert not short.inside
+    assert not short.record()["inside"]
+    # runs that failed are never chosen
+    broken = Search(space)
+    broken.tried = {(0.0, 0.0): -np.inf, (1.0, 0.0): 0.1}
+    assert broken.best == (1.0, 0.0)
