@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, MetricRecord
+from scipy.optimize import minimize
 
 import clients
 import strategies
@@ -17,7 +18,7 @@ from fedtrellis import LocalGrid, client_app
 from fedtrellis.app import App, pairs
 from fedtrellis.objectives import LeastSquares
 from fedtrellis.settings import SettingsError
-from strategies import FirstOrderRFL
+from strategies import FedFW, FirstOrderRFL
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "docs" / "plug-in.md", *sorted(ROOT.glob("examples/*/README.md"))]
@@ -39,9 +40,37 @@ def test_links_lead_to_files(page: Path) -> None:
         assert (page.parent / link).exists(), link
 
 
-def test_the_manifold_is_one_that_a_method_can_use() -> None:
+def test_the_set_is_one_that_fedfw_can_use() -> None:
     names: dict[str, Any] = {}
     exec(programs()[0], names)
+    axes = np.array([0.5, 1.0, 3.0])
+    domain, rng = names["Ellipsoid"](axes), np.random.default_rng(0)
+    objective = LeastSquares(rng.normal(size=(20, 3)), rng.normal(size=20) * 9)
+    app = client_app(lambda context: FedFWClient(context, objective, domain))
+    start = ArrayRecord([np.zeros(3)])
+    result = FedFW(domain).start(LocalGrid(app, 2), start, num_rounds=200)
+    (x,) = result.arrays.to_numpy_ndarrays()
+    # an independent solver
+    find: Any = minimize
+    found = find(
+        objective.value,
+        np.zeros(3),
+        jac=objective.gradient,
+        constraints={"type": "ineq", "fun": lambda z: 1 - ((z / axes) ** 2).sum()},
+        options={"ftol": 1e-14},
+    )
+    assert ((x / axes) ** 2).sum() == pytest.approx(1.0)  # the constraint is active
+    assert objective.value(x) == pytest.approx(found.fun, rel=1e-6)
+    # by its optimality condition, the oracle at the projection's residual is it
+    point = np.array([2.0, -1.0, 4.0])
+    nearest = domain.project(point)
+    best = domain.lmo(nearest - point).dense()
+    np.testing.assert_allclose(best, nearest, atol=1e-9)
+
+
+def test_the_manifold_is_one_that_a_method_can_use() -> None:
+    names: dict[str, Any] = {}
+    exec(programs()[1], names)
     manifold = names["UnitSum"](4)
     rng = np.random.default_rng(0)
     points = manifold.project(rng.normal(size=(5, 4)))
@@ -72,7 +101,7 @@ def test_the_callback_watches_and_the_checkpoint_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names: dict[str, Any] = {}
-    exec(programs()[1].replace("/absolute/path", str(tmp_path)), names)
+    exec(programs()[2].replace("/absolute/path", str(tmp_path)), names)
     objective = LeastSquares(np.eye(3), np.ones(3))
     app = client_app(
         lambda context: FedFWClient(context, objective, names["L1Ball"](30.0))
@@ -94,7 +123,7 @@ def test_the_callback_watches_and_the_checkpoint_is_written(
 
 def test_the_plug_in_has_a_task_that_run_configs_know() -> None:
     names: dict[str, Any] = {"__name__": __name__}
-    exec(programs()[2], names)
+    exec(programs()[3], names)
     app = App(pairs(strategies, clients), names["plugin"].tasks)
     with pytest.raises(SettingsError, match=r"trend\.points = 1 must be at least 2"):
         app.experiment({"task": "trend", "trend.points": 1}, 3)

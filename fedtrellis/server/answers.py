@@ -36,6 +36,14 @@ class Answer:
         The round that it was asked in.
     norm : float or None
         ‖a‖ of its only array a, where that is known already.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis import Answer
+    >>> answer = Answer("3", [np.array([1.0, -1.0])], {"steps": 5})
+    >>> answer.client, answer.metrics["steps"], answer.numbers.size
+    ('3', 5, 0)
     """
 
     client: str
@@ -54,12 +62,14 @@ def one_point(answer: Answer, shape: tuple[int, ...], layout: Layout) -> FloatAr
     """
     if len(answer.arrays) != 1:
         raise ValueError(f"the answer has {len(answer.arrays)} arrays instead of 1")
-    array = answer.arrays[0]
-    if array.shape != shape or array.dtype != layout.wire_dtype:
+    array, dtype = answer.arrays[0], layout.wire_dtype
+    if array.shape != shape or array.dtype != dtype:
         raise ValueError(
             f"the answer has shape {array.shape} and dtype {array.dtype}, "
             f"expected {shape} and {layout.wire_dtype}"
         )
+    if dtype is layout.point_dtype:
+        return array
     point = layout.from_wire(array)
     if array.dtype.kind != "f":
         _check_moderate(point)  # of bits nobody could tell before

@@ -45,15 +45,19 @@ class Policy(Protocol):
     keep_old_state : bool
         Whether a client that is out of step keeps what it has of the entries that it
         is not given back, however old; else it starts without.
-    client_keys : str or None
-        Whether clients have to keep their nodes' keys, as
-        :class:`~fedtrellis.wire.exchange.Registry` takes it.
     """
 
     stateful: bool
     keep_model: bool
     keep_old_state: bool
-    client_keys: str
+
+    @property
+    def client_keys(self) -> str | None:
+        """Whether clients keep their nodes' keys, as a ``Registry`` takes it."""
+
+    @property
+    def one_model(self) -> bool:
+        """Whether all clients are sent the model alike."""
 
     @property
     def model_version(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from math import isfinite
 from typing import TYPE_CHECKING
 
@@ -45,7 +46,18 @@ def check_ended(strategy: LoopStrategy) -> None:
         record = strategy.history[-1]
         raise unanswered(f"all of the {record.round} rounds", record)
     if why := _diverged(strategy):
-        raise RuntimeError(f"the run diverged: {why}")
+        raise RuntimeError(f"the run diverged: {why}{_steps(strategy)}")
+
+
+def _steps(strategy: LoopStrategy) -> str:
+    """Which settings of the method say how long its steps are; empty if none does."""
+    sizes = {
+        field.name: getattr(strategy, field.name)
+        for field in dataclasses.fields(strategy)
+        if field.name in ("step_size", "local_step_size")
+    }
+    said = [f"{name} = {size:g}" for name, size in sizes.items() if size]
+    return f"; {said[0]} may be too long" if said else ""
 
 
 def _diverged(strategy: LoopStrategy) -> str:

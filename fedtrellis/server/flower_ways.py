@@ -34,8 +34,8 @@ _INSTEAD = {
     "min_evaluate_nodes": "min_nodes",
     "fraction_evaluate": "client_evaluate_every, the rounds between evaluations on all "
     "clients",
-    "weighted_by_key": "nothing: clients count alike, as in the papers; weight each "
-    "objective by its share instead",
+    "weighted_by_key": "client_weights, where the method has a mean to weigh; else "
+    "weight each objective by its share",
     "train_metrics_aggr_fn": "strategy.history, or a callback",
     "evaluate_metrics_aggr_fn": "evaluation_weights, or a callback",
     "arrayrecord_key": "nothing: the messages are the method's own",

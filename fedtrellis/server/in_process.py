@@ -83,13 +83,19 @@ def _hear(
     made: dict[Any, tuple[Message, Any]] = {}
     asked: list[Asked] = []
     clients = conversation.registry.clients
+    alike = policy.one_model and not policy.stateful
     for name in names:
         client, said = clients[name], entries[name]
+        if alike and id(said) in made:
+            asked.append(Asked(name, client.node_id, made[id(said)][0]))
+            continue
         own = dict(said)
         model = policy.model_for(name, own)
         if version is not None and model[1].get("model-version") != version:
             continue
-        key: tuple[Any, ...] = id(said), id(model[0]), id(model[1])
+        key: Any = id(said)
+        if not alike:
+            key = id(said), id(model[0]), id(model[1])
         if policy.stateful:
             restored = not client.ready or policy.replaces_state(name)
             key += client.used_round, client.epoch, name if restored else ""
@@ -117,6 +123,7 @@ def _hear(
         return answers
     contents = {id(m): content_bytes(m.content) for m, _ in made.values()}
     envelopes, digits = conversation.envelopes, len(str(server_round))
+    up = down = 0
     for (name, node_id, request), heard in zip(asked, found, strict=True):
         if heard is None:
             continue
@@ -124,8 +131,8 @@ def _hear(
         if place not in envelopes:
             envelope = envelope_bytes(alike_to(request, node_id, request.content))
             envelopes[place] = framed_bytes(envelope)
-        conversation.traffic.down += envelopes[place] + contents[id(request)]
-        conversation.traffic.up += heard.size
+        down += envelopes[place] + contents[id(request)]
+        up += heard.size
         answers.append(
             Answer(
                 name,
@@ -137,4 +144,6 @@ def _hear(
                 heard.norm,
             )
         )
+    conversation.traffic.up += up
+    conversation.traffic.down += down
     return answers

@@ -31,8 +31,9 @@ from fedtrellis.server.checkpoint import (
 from fedtrellis.server.conversation import Conversation
 from fedtrellis.server.endings import check_ended, unanswered
 from fedtrellis.server.flower_ways import with_a_log
-from fedtrellis.server.guarded import GuardedMethod
 from fedtrellis.server.metrics import plain_metrics
+from fedtrellis.server.private import PrivateMethod
+from fedtrellis.server.same_code import check_same_code
 from fedtrellis.settings import SettingsError, given, setting
 from fedtrellis.signals import check_signals, deferred, signals_heard
 from fedtrellis.wire.arrays import encode, record_arrays
@@ -44,7 +45,7 @@ __all__ = ["LoopStrategy"]
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
-class LoopStrategy(GuardedMethod, options=True):
+class LoopStrategy(PrivateMethod, options=True):
     """Base class: the loop, callbacks, checkpoints and evaluations of a run.
 
     A method of one wave a round is a :class:`~fedtrellis.RoundStrategy`. One of several
@@ -59,6 +60,47 @@ class LoopStrategy(GuardedMethod, options=True):
     planned_rounds : int
         T of a schedule that needs one: the rounds that the run was planned with when it
         began, also if it goes on with more. Known from :meth:`setup` on.
+
+    Examples
+    --------
+    Steepest descent with a search along the line takes two waves a round, for the
+    gradients and for the values on that line:
+
+    >>> import numpy as np
+    >>> from flwr.app import ArrayRecord
+    >>> from fedtrellis import LocalGrid, LoopStrategy, MethodClient, client_app
+    >>> class LineSearch(LoopStrategy):
+    ...     stateful = keep_model = False
+    ...     def setup(self, point, layout):
+    ...         pass
+    ...     def run_round(self, conversation, server_round, config, timeout):
+    ...         # whom the round asks, and whose answers it uses
+    ...         self._sampled = self._used = list(self.clients)
+    ...
+    ...         def mean_of(phase, said):
+    ...             asked = {client: said for client in self.clients}
+    ...             answers = conversation.ask(server_round, phase, asked, timeout)
+    ...             return np.mean([answer.arrays[0] for answer in answers], axis=0)
+    ...
+    ...         x, steps = self.broadcast.model, np.array([0.01, 0.1, 1.0])
+    ...         g = mean_of("train.slope", {})
+    ...         values = mean_of("train.values", {"g": g.tolist(), "s": steps.tolist()})
+    ...         self.broadcast.replace(x - steps[values.argmin()] * g)
+    ...         return {"value": float(values.min())}
+    >>> class LineClient(MethodClient):    # of f_i(x) = (x − c_i)²/2
+    ...     def __init__(self, c):
+    ...         self.c = c
+    ...     def fit_slope(self, parameters, config):
+    ...         return [parameters[0] - self.c], 1, {}
+    ...     def fit_values(self, parameters, config):
+    ...         g, steps = np.array(config["g"]), np.array(config["s"])
+    ...         return [(parameters[0] - steps * g - self.c) ** 2 / 2], 1, {}
+    >>> def client_fn(context):
+    ...     return LineClient(float(context.node_config["partition-id"]))
+    >>> grid = LocalGrid(client_app(client_fn), num_nodes=5)
+    >>> result = LineSearch().start(grid, ArrayRecord([np.zeros(1)]), num_rounds=2)
+    >>> result.arrays.to_numpy_ndarrays()[0].round(6)
+    array([2.])
     """
 
     #: Whether the method's numbers depend on ``planned_rounds``.
@@ -134,7 +176,7 @@ class LoopStrategy(GuardedMethod, options=True):
 
     def _model_record(self) -> ArrayRecord:
         """The model under the names, and in the dtypes, of the arrays it began with."""
-        layers = self.broadcast.layout.layers(self.result_point())
+        layers = self.result_layout.layers(self.result_point())
         record = ArrayRecord()
         for (name, dtype), layer in zip(self._dtypes.items(), layers, strict=True):
             kept = layer.astype(dtype, copy=False) if dtype.kind == "f" else layer
@@ -178,7 +220,8 @@ class LoopStrategy(GuardedMethod, options=True):
         Raises
         ------
         SettingsError, ValueError
-            Before round 1: the model or a setting does not fit.
+            Before round 1: the model or a setting does not fit, or a simulation would
+            run other code than the app's.
         TimeoutError
             If too few nodes connect.
         RuntimeError
@@ -192,6 +235,7 @@ class LoopStrategy(GuardedMethod, options=True):
                 f"initial_arrays is a {type(initial_arrays).__name__}, expected a "
                 "flwr.app.ArrayRecord, for example ArrayRecord([x0])"
             )
+        check_same_code(grid)
         arrays = record_arrays(initial_arrays)
         layout = self.layout_of(arrays)
         if not np.isfinite(layout.point(arrays)).all():
@@ -214,6 +258,7 @@ class LoopStrategy(GuardedMethod, options=True):
         self.broadcast = ModelBroadcast(layout, point)
         self.planned_rounds = self._planned_rounds()
         self.setup(point, layout)
+        del arrays, point  # one model is enough for the rounds
         result, first_round = Result(), 1
         if self._resume is not None:
             first_round = 1 + load_checkpoint(self._resume, self, grid, result)

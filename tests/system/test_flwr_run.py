@@ -14,6 +14,10 @@ import sim
 pytestmark = [pytest.mark.system, pytest.mark.timeout(500)]
 
 ROUNDS = 8
+SCALARS = (
+    'method="zeroth-order-sgd" task="logistic-regression" '
+    "zeroth-order-sgd.step-size=0.1"
+)
 
 
 def record_in(parent: Path) -> Path:
@@ -30,11 +34,22 @@ def record_in(parent: Path) -> Path:
         'log-format="json"',
         'method="zeroth-order-rfl" task="kernel-pca" participation=0.6 '
         "zeroth-order-rfl.step-size=0.01 seed=3",
+        f"{SCALARS} participation=0.6 seed=3",
+        f'{SCALARS} participation=0.6 seed=3 zeroth-order-sgd.variant="fedkseed" '
+        "zeroth-order-sgd.pool=100",
         'method="hyfdca" task="hybrid-svm" seed=3 '
         'hyfdca.tolerance=0.0 hybrid-svm.partition="vertical" '
         'hyfdca.secure-sum=false hyfdca.exposed="accept"',
     ],
-    ids=["fedfw-corrective", "fedfw-plain", "fedgia", "zeroth-order-rfl", "hyfdca"],
+    ids=[
+        "fedfw-corrective",
+        "fedfw-plain",
+        "fedgia",
+        "zeroth-order-rfl",
+        "zeroth-order-sgd",
+        "fedkseed",
+        "hyfdca",
+    ],
 )
 def test_flwr_run_and_sim_end_in_the_same_model(
     flower: Flower, tmp_path: Path, config: str

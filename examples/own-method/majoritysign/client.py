@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 from flwr.app import Context
 
+from fedtrellis import MethodClient
 from fedtrellis.wire.arrays import Layout
-from fedtrellis.wire.client import MethodClient, evaluate_objective
+from fedtrellis.wire.client import evaluate_objective
 
 
 class MajoritySignClient(MethodClient):

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtrellis import Answer, RoundStrategy
-from fedtrellis.settings import setting
+from fedtrellis import Answer, RoundStrategy, setting
 
 
 class MajoritySign(RoundStrategy):

@@ -17,12 +17,18 @@ from flwr.clientapp.mod import (
 )
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 
-from clients import FedAvgGDClient, FedGiAClient, HyFDCAClient
+from clients import (
+    FedAvgGDClient,
+    FedGiAClient,
+    FedOptClient,
+    HyFDCAClient,
+    ProjectedFedAvgClient,
+)
 from fedtrellis import LocalGrid, Progress, client_app
 from fedtrellis.domains import L1Ball
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import record_arrays
-from strategies import FedAvgGD, FedFW, FedGiA, HyFDCA
+from strategies import FedAvgGD, FedFW, FedGiA, FedOpt, HyFDCA, ProjectedFedAvg
 from tests.harness import number_of
 
 START = ArrayRecord([np.zeros(6)])
@@ -132,7 +138,7 @@ class Counting(FedFW):
 
 
 @pytest.mark.parametrize("variant", ["plain", "corrective"])
-def test_who_only_looks_on_changes_nothing(variant: str) -> None:
+def test_who_only_looks_on_changes_nothing(variant: Any) -> None:
     from clients import FedFWClient
 
     def client(context: Any, loss: Loss) -> FedFWClient:
@@ -172,7 +178,7 @@ def test_several_waves_refuse_what_nobody_would_call() -> None:
         ("fraction_train", "participation"),
         ("min_available_nodes", "min_nodes"),
         ("fraction_evaluate", "client_evaluate_every"),
-        ("weighted_by_key", "clients count alike"),
+        ("weighted_by_key", "client_weights, where the method"),
     ],
 )
 @pytest.mark.parametrize("strategy", [FedAvgGD, FedGiA, HyFDCA])
@@ -213,6 +219,65 @@ def test_wrappers_stop_before_anything_is_sent() -> None:
     with pytest.raises(RuntimeError, match="FedAvgGD has a loop and messages of its"):
         wrapped.start(on, START, 3)
     assert not on.client_states() or on._handled == 0
+
+
+class Uneven(Loss):
+    """With as many examples as its number, and one more."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        self.num_examples = index + 1
+
+
+STEADY: dict[str, Any] = {"step_size": 0.1, "step_schedule": "constant"}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "client"),
+    [
+        (FedAvgGD(**STEADY, client_weights="examples"), FedAvgGDClient),
+        (
+            FedOpt(
+                **STEADY,
+                batch_fraction=1.0,
+                server_momentum=0.0,
+                client_weights="examples",
+            ),
+            FedOptClient,
+        ),
+        (
+            ProjectedFedAvg(L1Ball(100.0), client_weights="examples"),
+            ProjectedFedAvgClient,
+        ),
+    ],
+)
+def test_clients_weigh_by_their_examples_where_that_is_said(
+    strategy: Any, client: Any
+) -> None:
+    app = client_app(lambda context: client(context, Uneven(number_of(context))))
+    result = strategy.start(LocalGrid(app, 4), START, 100)
+    centres = [Loss(i).centre for i in range(4)]
+    # the minimum of Σ d_i f_i / Σ d_i, d_i = 1, 2, 3, 4
+    expected = np.average(centres, axis=0, weights=[1, 2, 3, 4])
+    found = record_arrays(result.arrays)[0]
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_weights_by_examples_are_refused_where_they_mean_nothing() -> None:
+    with pytest.raises(SettingsError, match=r"'examples' does not apply to fedfw; al"):
+        FedFW(L1Ball(1.0), client_weights="examples")
+    with pytest.raises(SettingsError, match=r"needs robust = 'none'"):
+        FedAvgGD(**PLAIN, client_weights="examples", robust="median")
+    app = client_app(lambda context: FedAvgGDClient(context, Nameless()))
+    with pytest.raises(SettingsError, match=r"client 0 declared none; its objective"):
+        FedAvgGD(**PLAIN, client_weights="examples").start(LocalGrid(app, 2), START, 3)
+
+
+class Nameless:
+    """Without a word on its examples."""
+
+    def gradient(self, x: Any) -> Any:
+        return x
 
 
 def test_a_wrong_pair_is_named() -> None:

@@ -121,7 +121,7 @@ def test_a_rule_is_for_methods_that_average() -> None:
     with pytest.raises(SettingsError, match="clipping_radius = 2.0 applies where"):
         FedAvgGD(clipping_radius=2.0)
     with pytest.raises(SettingsError, match="robust = 'mediam' is not known .did you"):
-        FedAvgGD(robust="mediam")
+        FedAvgGD(robust="mediam")  # type: ignore[arg-type]
 
 
 def test_a_rule_needs_three_clients() -> None:
