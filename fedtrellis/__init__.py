@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from fedtrellis.server.loop import LoopStrategy
     from fedtrellis.server.progress import JsonLines, Progress
     from fedtrellis.server.rounds import RoundStrategy
-    from fedtrellis.settings import SettingsError
-    from fedtrellis.wire.client import StatefulClient, client_app
+    from fedtrellis.settings import SettingsError, setting
+    from fedtrellis.wire.client import MethodClient, StatefulClient, client_app
     from fedtrellis.wire.local_grid import LocalGrid
 
 __version__ = "0.2.0"
@@ -27,6 +27,7 @@ __all__ = [
     "JsonLines",
     "LocalGrid",
     "LoopStrategy",
+    "MethodClient",
     "Progress",
     "RoundRecord",
     "RoundStrategy",
@@ -35,6 +36,7 @@ __all__ = [
     "__version__",
     "client_app",
     "load_run",
+    "setting",
 ]
 
 # Imported when they are asked for: a node starts a process for every message, and needs
@@ -46,6 +48,7 @@ _HOMES = {
     "JsonLines": "server.progress",
     "LocalGrid": "wire.local_grid",
     "LoopStrategy": "server.loop",
+    "MethodClient": "wire.client",
     "Progress": "server.progress",
     "RoundRecord": "server.callbacks",
     "RoundStrategy": "server.rounds",
@@ -53,6 +56,7 @@ _HOMES = {
     "StatefulClient": "wire.client",
     "client_app": "wire.client",
     "load_run": "runs.load",
+    "setting": "settings",
 }
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from fedtrellis.app.command_line import (
     add_run_options,
     guarded,
+    parse_words,
     run_in_process,
 )
 from fedtrellis.app.listing import print_list
@@ -58,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "compare", help="runs of any methods beside each other: a table and curves"
     )
     add_compare_options(compared)
-    options = parser.parse_args(arguments)
+    options = parse_words(parser, arguments)
 
     def act() -> None:
         if options.command == "tune":

@@ -182,4 +182,6 @@ def _parameter(field: dataclasses.Field[Any]) -> list[str]:
     body = textwrap.wrap(
         f"{text}.", 84, initial_indent="    ", subsequent_indent="    "
     )
-    return [f"{field.name} : {field.type}{default}", *body]
+    # which values a text may have is said with the help
+    kind = "str" if meta["choices"] is not None else field.type
+    return [f"{field.name} : {kind}{default}", *body]

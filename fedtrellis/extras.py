@@ -27,7 +27,11 @@ def need(module: str, what: str, extra: str) -> None:
         In one line, with what installs it.
     """
     if find_spec(module) is None:
-        library = {"sklearn": "scikit-learn", "prometheus_client": "prometheus-client"}
+        library = {
+            "sklearn": "scikit-learn",
+            "prometheus_client": "prometheus-client",
+            "dp_accounting": "dp-accounting",
+        }
         raise SettingsError(
             f"{what} needs {library.get(module, module)}: "
             f'pip install "fedtrellis[{extra}]"'

@@ -26,7 +26,7 @@ import types
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from numbers import Real
-from typing import Any, TypeVar, Union, get_args, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 __all__ = [
     "AUTO",
@@ -48,7 +48,18 @@ T = TypeVar("T")
 
 
 class SettingsError(ValueError):
-    """A setting has a value that is not allowed; the message says which are."""
+    """A setting has a value that is not allowed; the message says which are.
+
+    Examples
+    --------
+    >>> from fedtrellis import SettingsError
+    >>> from fedtrellis.strategies import FedGiA
+    >>> try:
+    ...     FedGiA(selected_fraction=2.0)
+    ... except SettingsError as error:
+    ...     print(error)
+    selected_fraction = 2.0 must be greater than 0 and at most 1
+    """
 
 
 def setting(
@@ -58,7 +69,7 @@ def setting(
     note: str = "",
     symbol: str = "",
     auto: Any = None,
-    choices: Sequence[str] | None = None,
+    choices: Any = None,
     minimum: float | None = None,
     maximum: float | None = None,
     above: float | None = None,
@@ -83,8 +94,9 @@ def setting(
     auto : optional
         What None becomes where the task suggests nothing. Without it None stays, and
         the class finds the value when it has what it takes.
-    choices : sequence of str, optional
-        The only values allowed.
+    choices : Literal or sequence of str, optional
+        The only values allowed. A ``Literal`` is the field's type as well, so that an
+        editor completes them: ``rule: Rule = setting("mean", "...", choices=Rule)``.
     minimum, maximum : float, optional
         Inclusive bounds.
     above, below : float, optional
@@ -97,6 +109,14 @@ def setting(
     only : mapping, optional
         Values of other settings, by their names, that this one applies to; beside
         others it is refused, and no task's suggestion counts.
+
+    Examples
+    --------
+    >>> from fedtrellis import RoundStrategy, setting
+    >>> class Descent(RoundStrategy):
+    ...     step_size: float = setting(0.1, "of a round", symbol="η", above=0.0)
+    >>> Descent.step_size
+    0.1
     """
     return _field(
         default,
@@ -123,7 +143,7 @@ def given(
     kw_only: bool = True,
     note: str = "",
     symbol: str = "",
-    choices: Sequence[str] | None = None,
+    choices: Any = None,
     minimum: float | None = None,
     above: float | None = None,
     below: float | None = None,
@@ -169,7 +189,9 @@ def _field(
     default_factory: Any = dataclasses.MISSING,
     **meta: Any,
 ) -> Any:
-    meta["choices"] = None if meta["choices"] is None else tuple(meta["choices"])
+    choices = meta["choices"]
+    if choices is not None:
+        meta["choices"] = get_args(choices) or tuple(choices)
     more: dict[str, Any] = {} if kw_only else {"kw_only": False}
     if default_factory is not dataclasses.MISSING:
         more["default_factory"] = default_factory
@@ -200,14 +222,15 @@ def check_choice(key: str, value: str, choices: Iterable[str]) -> str:
 
 
 def _kinds(annotation: Any) -> tuple[type, ...]:
-    """The types that a field may have, without None."""
-    if isinstance(annotation, types.UnionType) or (
-        getattr(annotation, "__origin__", None) is Union
-    ):
-        members = get_args(annotation)
-    else:
-        members = (annotation,)
-    return tuple(m for m in members if isinstance(m, type) and m is not type(None))
+    """The types that a field may have, without None; those of a Literal's values."""
+    origin = get_origin(annotation)
+    if origin is Literal:
+        return tuple(dict.fromkeys(type(value) for value in get_args(annotation)))
+    if origin in (Union, types.UnionType):
+        found = [kind for member in get_args(annotation) for kind in _kinds(member)]
+        return tuple(dict.fromkeys(found))
+    bare = origin or annotation  # of Mapping[float, float] the Mapping
+    return (bare,) if isinstance(bare, type) and bare is not type(None) else ()
 
 
 _NAMES = {float: "a number", int: "a whole number", bool: "true or false"}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedtrellis.local_steps import STEP_SCHEDULES, ScheduledSteps
+from fedtrellis.local_steps import ScheduledSteps, StepSchedule
 from fedtrellis.server.answers import Answer
+from fedtrellis.server.private import CENTRAL
 from fedtrellis.server.robust import RULES
 from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import setting
@@ -68,7 +69,9 @@ class FedAvgGD(RoundStrategy):
     about = "FedAvg with full local gradients, without a constraint"
     space = "whole"
     rules = RULES
+    weighable = True
     dtypes = DTYPES
+    privacies = CENTRAL
 
     stateful = False
     keep_model = False
@@ -86,12 +89,12 @@ class FedAvgGD(RoundStrategy):
         above=0.0,
         formerly="local-step-size",
     )
-    step_schedule: str = setting(
+    step_schedule: StepSchedule = setting(
         "log",
         "size of step k, counted over all rounds: a/log2(k + 1), the paper's; a; or "
         "a/√k",
         symbol="γ_k",
-        choices=STEP_SCHEDULES,
+        choices=StepSchedule,
     )
     batch_fraction: float = setting(
         1.0,
@@ -127,6 +130,6 @@ class FedAvgGD(RoundStrategy):
     def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
         """Average the local models of those who answered."""
         # x ← (1/|S|) Σ over S of x_i
-        x = self.average(list(answers.values()), self.broadcast.model)
+        x = self.mean_of(answers, self.broadcast.model)
         self.broadcast.replace(x)
         return {}

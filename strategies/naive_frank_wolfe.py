@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from fedtrellis.domains.atoms import Atom
-from fedtrellis.schedules import SCHEDULES, FrankWolfeSchedule
+from fedtrellis.schedules import FrankWolfeSchedule, Schedule
 from fedtrellis.server.answers import Answer
 from fedtrellis.settings import setting
 from fedtrellis.wire.arrays import FloatArray, Layout
@@ -60,12 +60,12 @@ class NaiveFrankWolfe(FrankWolfeStrategy):
     about = "averaged oracles, a baseline that does not converge"
     stateful = False
 
-    schedule: str = setting(
+    schedule: Schedule | Literal["auto"] = setting(
         None,
         "of the step size",
         note="see :class:`~fedtrellis.schedules.FrankWolfeSchedule`",
         auto="convex",
-        choices=SCHEDULES,
+        choices=Schedule,
     )
     step_size: float = setting(
         0.01, "of the constant schedule", symbol="η", above=0.0, maximum=1.0

@@ -7,6 +7,7 @@ from typing import Any
 from fedtrellis.domains import Domain
 from fedtrellis.local_steps import LocalSteps
 from fedtrellis.server.answers import Answer
+from fedtrellis.server.private import CENTRAL
 from fedtrellis.server.robust import RULES
 from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import given, setting
@@ -58,7 +59,9 @@ class ProjectedFedAvg(RoundStrategy):
     about = "FedAvg with a projection after the average"
     space = "domain"
     rules = RULES
+    weighable = True
     dtypes = DTYPES
+    privacies = CENTRAL
 
     stateful = False
     keep_model = False
@@ -100,6 +103,6 @@ class ProjectedFedAvg(RoundStrategy):
 
     def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
         """Average and project."""
-        mean = self.average(list(answers.values()), self.broadcast.model)
+        mean = self.mean_of(answers, self.broadcast.model)
         self.broadcast.replace(self.domain.project(mean))
         return {}

@@ -86,7 +86,7 @@ class FedFWClient(StatefulClient):
     ) -> list[tuple[PackedAtoms, int, dict[str, Any]]] | None:
         """The steps of many clients at once, of the variants with full gradients."""
         plain = config.get("variant", "plain") in ("plain", "augmented")
-        if not plain or "lmo-noise" in config:
+        if not plain or "lmo-noise" in config or "privacy-clip" in config:
             return None
         return take_steps_together(clients, parameters, config)
 

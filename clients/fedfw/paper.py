@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtrellis.domains.atoms import Atom
+from fedtrellis.privacy import LocalNoise
 from fedtrellis.random import generator
 from fedtrellis.wire.arrays import FloatArray, Layout
 
@@ -47,6 +48,7 @@ def take_steps(
     penalties = each_of(config, "penalty")
     noise = each_of(config, "lmo-noise") if "lmo-noise" in config else []
     noise_rng = _generator(client, "oracle noise", config) if noise else None
+    private = LocalNoise.asked_for(config)
 
     atoms: list[Atom] = []
     for j, eta in enumerate(each_of(config, "step-size")):
@@ -61,7 +63,9 @@ def take_steps(
             y = state["y"] + config["dual-penalty"] * g
             state["y"] = y
         g *= factor * penalties[j]
-        g += gradient_of(x, j)
+        own = gradient_of(x, j)
+        if private is None:
+            g += own
         if variant == "augmented":
             g += factor * y
         if noise_rng is not None:
@@ -69,8 +73,14 @@ def take_steps(
         if j == 0 and config.get("gradient-norm", False):
             client.numbers = np.array([np.linalg.norm(g) / factor])
 
+        drawn = None
+        if private is not None:
+            # what g_i has besides ∇f_i follows from the atoms that were sent
+            g, drawn = private.answer(client.domain, g, own)
         # s_i = argmin over s in D of ⟨g_i, s⟩, from where the last one was found
-        atom, start = client.domain.lmo_from(g, state.get("start"))
+        atom, start = drawn, state.get("start")
+        if atom is None:
+            atom, start = client.domain.lmo_from(g, start)
         atom = atom.of_dtype(layout.point_dtype)
         if start is not None:
             state["start"] = start

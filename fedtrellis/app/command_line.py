@@ -25,7 +25,7 @@ from fedtrellis.wire.local_grid import LocalGrid
 if TYPE_CHECKING:
     from fedtrellis.app.application import App
 
-__all__ = ["add_run_options", "guarded", "main", "run_in_process"]
+__all__ = ["add_run_options", "guarded", "main", "parse_words", "run_in_process"]
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
@@ -84,7 +84,7 @@ def main(app: App, arguments: Sequence[str] | None = None) -> int:
         action="store_true",
         help="write every key with its default into ./pyproject.toml, and stop",
     )
-    options = parser.parse_args(arguments)
+    options = parse_words(parser, arguments)
 
     def act() -> None:
         if options.list is not None:
@@ -95,6 +95,17 @@ def main(app: App, arguments: Sequence[str] | None = None) -> int:
             run_in_process(app, options, sim_command)
 
     return guarded(act, "sim.py", options)
+
+
+def parse_words(
+    parser: argparse.ArgumentParser, arguments: Sequence[str] | None
+) -> argparse.Namespace:
+    """``parse_args``, which says of a setting that stands alone where it belongs."""
+    options, rest = parser.parse_known_args(arguments)
+    if rest:
+        hint = "; settings follow -c: -c 'KEY=VALUE ...'" if "=" in rest[0] else ""
+        parser.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
+    return options
 
 
 def guarded(act: Callable[[], None], program: str, options: argparse.Namespace) -> int:
@@ -173,7 +184,7 @@ def _node_configs(arguments: Sequence[str], nodes: int) -> list[dict[str, Any]] 
     """The entries of ``--node-config``, with each node's number in the texts."""
     if not arguments or nodes < 1:
         return None
-    entries = read_config(arguments)
+    entries = read_config(arguments, "--node-config")
     return [
         {
             key: value.replace("{partition}", str(number))

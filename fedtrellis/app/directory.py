@@ -38,8 +38,14 @@ def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def read_config(arguments: Sequence[str]) -> dict[str, Any]:
+def read_config(arguments: Sequence[str], option: str = "-c") -> dict[str, Any]:
     """Overrides from ``-c``: TOML files, or ``key=value`` pairs as flwr reads them.
+
+    Parameters
+    ----------
+    arguments : sequence of str
+    option : str
+        Where they stood, for errors.
 
     Raises
     ------
@@ -60,11 +66,25 @@ def read_config(arguments: Sequence[str]) -> dict[str, Any]:
                     raise ValueError(f"{rest!r} is no key=value")
                 overrides |= pairs
         except (OSError, tomllib.TOMLDecodeError, ValueError) as error:
-            raise SettingsError(f"-c {argument!r}: {error}") from None
+            raise SettingsError(f"{option} {argument!r}: {error}") from None
         except Exception as error:  # click's, whose message lies elsewhere
-            message = getattr(error, "message", str(error))
-            raise SettingsError(f"-c {argument!r}: {message}") from None
+            message = _unquoted(argument) or getattr(error, "message", str(error))
+            raise SettingsError(f"{option} {argument!r}: {message}") from None
     return overrides
+
+
+def _unquoted(argument: str) -> str:
+    """What to write instead of the first text without quotes; empty if all have some.
+
+    A shell takes the quotes of ``-c method="fedgia"``, which has none around it all.
+    """
+    for key, value in re.findall(r"(\S+?)=('[^']*'|\"[^\"]*\"|\S+)", argument):
+        try:
+            tomllib.loads(f"value = {value}")
+        except tomllib.TOMLDecodeError:
+            said = f'{key}="{value.strip(chr(39) + chr(34))}"'
+            return f"a text stands in double quotes, all of it in single ones: '{said}'"
+    return ""
 
 
 @dataclass(frozen=True)

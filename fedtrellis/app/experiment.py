@@ -109,9 +109,10 @@ class Experiment:
             parts["client_domains"] = [self._enclosing(self.run.outer_domain)]
         parts |= self.task.method_options()
         wanted = {f.name for f in dataclasses.fields(cls)}
+        known = wanted | set(self.entry.client_arguments)
         for name in self.task.required_options:
-            if name in parts and name not in wanted:
-                key = f"{self.task.name}.{name.replace('_', '-')}"
+            if name in parts and name not in known:
+                key = self.task.option_key(name)
                 raise SettingsError(
                     f"method {self.name!r} does not know {key}, which is set: it "
                     "would solve another problem"

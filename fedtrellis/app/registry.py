@@ -140,7 +140,7 @@ def pairs(strategies: ModuleType, clients: ModuleType) -> list[Pair]:
     >>> from fedtrellis import clients, strategies
     >>> from fedtrellis.app import pairs
     >>> [s.name for s, c in pairs(strategies, clients)][:2]
-    ['fedavg-gd', 'feddr']
+    ['compressed-sgd', 'fedavg-gd']
     """
     found = (getattr(strategies, name) for name in strategies.__all__)
     return [

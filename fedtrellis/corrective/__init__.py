@@ -7,7 +7,13 @@ that the iterate has for it, and that travels, is the set's own
 """
 
 from fedtrellis.corrective.entries import Entries
-from fedtrellis.corrective.iterate import CORRECTIONS, Iterate, start_at, unpack
+from fedtrellis.corrective.iterate import (
+    CORRECTIONS,
+    Correction,
+    Iterate,
+    start_at,
+    unpack,
+)
 from fedtrellis.corrective.low_rank import LowRank
 from fedtrellis.corrective.parts import Parts
 from fedtrellis.corrective.problem import LocalProblem
@@ -15,6 +21,7 @@ from fedtrellis.corrective.vertices import Vertices
 
 __all__ = [
     "CORRECTIONS",
+    "Correction",
     "Entries",
     "Iterate",
     "LocalProblem",

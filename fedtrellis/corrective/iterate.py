@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,8 @@ from fedtrellis.domains.base import Domain, FloatArray, Shape
 __all__ = ["CORRECTIONS", "Iterate", "start_at", "unpack"]
 
 #: Kinds of corrective steps.
-CORRECTIONS = ("projected", "pairwise")
+Correction = Literal["projected", "pairwise"]
+CORRECTIONS: tuple[Correction, ...] = get_args(Correction)
 
 Arrays = Sequence[NDArray[Any]]
 

@@ -70,6 +70,22 @@ class Domain(ABC):
     sparse_atoms: ClassVar[bool] = False
     by_nonzeros: ClassVar[bool] = False
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Check the arguments of the five methods, which clients call much later."""
+        super().__init_subclass__(**options)
+        for name in sorted(Domain.__abstractmethods__):
+            method = vars(cls).get(name)
+            if not inspect.isfunction(method):
+                continue
+            taken = list(inspect.signature(getattr(Domain, name)).parameters)
+            try:
+                inspect.signature(method).bind(*taken)
+            except TypeError:
+                raise TypeError(
+                    f"{cls.__name__}.{name} must take ({', '.join(taken)}), as "
+                    f"Domain.{name} does"
+                ) from None
+
     @abstractmethod
     def lmo(self, gradient: ArrayLike) -> Atom:
         """Solve the linear minimisation problem argmin over s in D of <gradient, s>.

@@ -59,6 +59,14 @@ class Run:
     summary: dict[str, Any]
     history: list[RoundRecord]
 
+    def __repr__(self) -> str:
+        """A line: what it is of, how it ended, where it lies."""
+        rounds = self.history[-1].round if self.history else 0
+        return (
+            f"<Run {self.title}: {self.status}, {rounds} rounds, "
+            f"{str(self.directory)!r}>"
+        )
+
     @property
     def status(self) -> str:
         """``"running"``, ``"completed"``, ``"interrupted"`` or ``"failed"``."""

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from logging import WARNING
-from typing import Any
+from typing import Any, Literal, get_args
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from numpy.typing import NDArray
 
-from fedtrellis.corrective import CORRECTIONS
+from fedtrellis.corrective import Correction
 from fedtrellis.domains.atoms import rounding
-from fedtrellis.schedules import SCHEDULES, FrankWolfeSchedule
+from fedtrellis.schedules import FrankWolfeSchedule, Schedule
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.conversation import Conversation
+from fedtrellis.server.private import LOCAL
 from fedtrellis.server.robust import RULES
 from fedtrellis.settings import SettingsError, setting
 from fedtrellis.wire.arrays import FloatArray, Layout, array_record
@@ -26,11 +27,16 @@ from .paper import PaperSteps
 
 __all__ = ["VARIANTS", "FedFW"]
 
-PAPERS = ("plain", "augmented", "stochastic")
-VARIANTS = ("corrective", *PAPERS)
-STEP_COUNTS = ("own", "round")
+Paper = Literal["plain", "augmented", "stochastic"]
+Variant = Literal["corrective", Paper]
+PAPERS: tuple[Paper, ...] = get_args(Paper)
+VARIANTS: tuple[Variant, ...] = get_args(Variant)
+StepCount = Literal["own", "round"]
+STEP_COUNTS: tuple[StepCount, ...] = get_args(StepCount)
 _CORRECTIVE = {"variant": ("corrective",)}
 _PAPERS = {"variant": PAPERS}
+# whose clients send atoms alone, of gradients of one round
+_PRIVATE = ("plain", "augmented")
 _AUGMENTED = {"variant": ("augmented",)}
 _STOCHASTIC = {"variant": ("stochastic",)}
 
@@ -104,6 +110,8 @@ class FedFW(FrankWolfeStrategy):
     about = "federated Frank-Wolfe: FedFW, FedFW+, FedFW-sto"
     state_settings = ("variant", "correction")
     rules, least_answers = RULES, 1
+    privacies = LOCAL
+    private_mechanism = "exponential"
     free_to_change = ("penalty",)
 
     penalty: float = setting(
@@ -113,34 +121,34 @@ class FedFW(FrankWolfeStrategy):
         symbol="λ_0",
         minimum=0.0,
     )
-    variant: str = setting(
+    variant: Variant | Literal["auto"] = setting(
         None,
         "corrective steps, FedFW, FedFW+ (augmented) or FedFW-sto",
         auto="corrective",
-        choices=VARIANTS,
+        choices=Variant,
     )
-    correction: str = setting(
+    correction: Correction = setting(
         "projected",
         "the corrective variant's steps: on x_i itself, within a face that the oracle "
         "widens, or pairwise, on the weights of atoms",
-        choices=CORRECTIONS,
+        choices=Correction,
         formerly="",
         only=_CORRECTIVE,
     )
-    schedule: str = setting(
+    schedule: Schedule | Literal["auto"] = setting(
         None,
         "of step size and penalty; the corrective variant has no steps of a schedule, "
         "and asks only whether F is convex or nonconvex",
         note="see :class:`~fedtrellis.schedules.FrankWolfeSchedule`",
         auto="convex",
-        choices=SCHEDULES,
+        choices=Schedule,
     )
-    step_count: str = setting(
+    step_count: StepCount | Literal["auto"] = setting(
         None,
         "what t of the convex schedule counts: the steps of each client that were "
         "used (own), or the rounds (round), as the paper does; auto: own with that "
         "schedule",
-        choices=STEP_COUNTS,
+        choices=StepCount,
         formerly="",
         only=_PAPERS,
     )
@@ -210,6 +218,8 @@ class FedFW(FrankWolfeStrategy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.privacy != "none":
+            self._check_private()
         if self.variant not in PAPERS:
             if self.schedule not in ("convex", "nonconvex"):
                 raise SettingsError(
@@ -238,6 +248,24 @@ class FedFW(FrankWolfeStrategy):
         # T and n are known when the run starts; this checks the rest now
         self._schedule = self._make_schedule(1, self.participation)
         self.needs_planned_rounds = self._schedule.depends_on_rounds
+
+    def _check_private(self) -> None:
+        """Refuse variants that send more than atoms, and what needs ‖g_i‖."""
+        said = f"privacy = {self.privacy!r}"
+        if self.variant not in _PRIVATE:
+            raise SettingsError(
+                f"{said} does not apply to variant = {self.variant!r}; allowed: "
+                f"{', '.join(_PRIVATE)}"
+            )
+        if self.penalty is None:
+            raise SettingsError(
+                f"penalty = 'auto' does not apply beside {said}, as clients would send "
+                "the norm of their gradients; allowed: numbers"
+            )
+
+    def releases_of(self, rounds: int) -> int:
+        """An atom for each local step."""
+        return rounds * (self.local_steps or 1)
 
     def _make_schedule(self, rounds: int, participation: float) -> FrankWolfeSchedule:
         return FrankWolfeSchedule(

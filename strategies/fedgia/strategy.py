@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtrellis.admm.regularisers import Separable
-from fedtrellis.admm.shifted_systems import HESSIANS
+from fedtrellis.admm.shifted_systems import Hessian
 from fedtrellis.random import generator
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.robust import RULES
@@ -136,14 +136,14 @@ class FedGiA(RoundStrategy):
         above=0.0,
         maximum=1.0,
     )
-    hessian: str = setting(
+    hessian: Hessian = setting(
         "diagonal",
         "the largest eigenvalue of the bound Θ_i on ∇²f_i times the identity, or the "
         "diagonal above Θ_i where σ is adapted (FedGiA_D); or Θ_i itself (FedGiA_G)",
         note="for example A_iᵀA_i/d_i for least squares. A client with an H_i of its "
         "own uses that",
         symbol="H_i",
-        choices=HESSIANS,
+        choices=Hessian,
     )
     tolerance: float = setting(
         1e-9,

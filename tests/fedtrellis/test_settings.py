@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import math
 import pydoc
 import re
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
 
+import strategies
 from fedtrellis.declared import Declared
 from fedtrellis.settings import (
+    AUTO,
     SettingsError,
     check_choice,
     describe,
@@ -326,3 +329,43 @@ def test_described_has_values_by_name_and_symbol_and_leaves_out_what_is_hidden()
         "kind": "a",
         "extra": False,
     }
+
+
+METHODS = [
+    getattr(strategies, name)
+    for name in strategies.__all__
+    if inspect.isclass(getattr(strategies, name))
+]
+
+
+def offered(hint: Any) -> list[str]:
+    """The values of a Literal, or of those in a union."""
+    if get_origin(hint) is Literal:
+        return list(get_args(hint))
+    return [value for member in get_args(hint) for value in offered(member)]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda kind: str(kind.__name__))
+def test_an_editor_offers_what_is_allowed(method: type[Any]) -> None:
+    # the type that an editor completes, and the values that are checked
+    hints = get_type_hints(method)
+    for field in dataclasses.fields(method):
+        allowed = field.metadata.get("choices")
+        if allowed is None or field.name == "loss":  # of a registry, which grows
+            continue
+        extra = [AUTO] if field.default is None else []
+        assert offered(hints[field.name]) == [*allowed, *extra], field.name
+
+
+Rule = Literal["mean", "median"]
+
+
+class Ruled(Declared):
+    rule: Rule = setting("mean", "of averages", choices=Rule)
+
+
+def test_a_literal_is_read_as_its_values_type() -> None:
+    assert Ruled(rule="median").rule == "median"
+    for wrong, error in (("mode", "rule = 'mode' is not known"), (3, "a text, not")):
+        with pytest.raises(SettingsError, match=error):
+            parse(Ruled, {"rule": wrong})

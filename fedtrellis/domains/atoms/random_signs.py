@@ -25,11 +25,30 @@ from fedtrellis.domains.atoms.base import (
 )
 from fedtrellis.random import generator
 
-__all__ = ["RandomSigns", "sign_bits", "signed"]
+__all__ = ["RandomSigns", "draw_signs", "sign_bits", "sign_rng", "signed"]
 
 _INT64 = np.dtype(np.int64)
-# Entries that are changed at once: a block of float64 of 2 MiB stays in the cache.
-_BLOCK = 2**18
+# Entries that are changed at once: what is beside the model is small, and in the cache.
+_BLOCK = 2**15
+# Row b has the signs of the bits of the byte b.
+_SIGNS = 2.0 * np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1) - 1.0
+# Bytes that are drawn at once, whole words of 32 bits.
+_DRAWN = 2**14
+
+
+def sign_rng(seed: int, stream: int) -> np.random.Generator:
+    """Return the generator that the directions of a stream are drawn from."""
+    return generator(seed, "random signs", stream)
+
+
+def draw_signs(rng: np.random.Generator, size: int) -> NDArray[Any]:
+    """Draw the bits of the next direction of {−1, 1}^size, as :func:`sign_bits`."""
+    bits = np.empty(-(-size // 8), dtype=np.uint8)
+    # what one call would draw, without the words of all of it beside
+    for start in range(0, bits.size, _DRAWN):
+        part = bits[start : start + _DRAWN]
+        part[:] = np.frombuffer(rng.bytes(part.size), dtype=np.uint8)
+    return bits
 
 
 def sign_bits(seed: int, stream: int, size: int, count: int) -> Iterator[NDArray[Any]]:
@@ -45,22 +64,37 @@ def sign_bits(seed: int, stream: int, size: int, count: int) -> Iterator[NDArray
     ------
     ndarray of uint8, shape (⌈size/8⌉,)
     """
-    rng = generator(seed, "random signs", stream)
+    rng = sign_rng(seed, stream)
     for _ in range(count):
-        yield np.frombuffer(rng.bytes(-(-size // 8)), dtype=np.uint8)
+        yield draw_signs(rng, size)
 
 
-def signed(bits: NDArray[Any], value: float, array: NDArray[Any]) -> None:
+def signed(
+    bits: NDArray[Any], value: float, array: NDArray[Any], first: int = 0
+) -> None:
     """Do ``array += value * u`` in place, u the signs of the bits.
 
     Every entry is one addition, so that the result has the same bits everywhere.
+
+    Parameters
+    ----------
+    bits : ndarray of uint8
+        Of a whole direction, see :func:`sign_bits`.
+    value : float
+    array : ndarray
+        In C order.
+    first : int, default 0
+        Which entry of u the array begins at: it may be a layer of the model.
     """
     flat = array.reshape(-1)
-    plus = np.array([-value, value], dtype=array.dtype)
+    # ±value for the eight bits of every byte
+    table = (value * _SIGNS).astype(array.dtype)
     for start in range(0, flat.size, _BLOCK):
         block = flat[start : start + _BLOCK]
-        ones = np.unpackbits(bits[start // 8 :], count=block.size)
-        block += plus[ones]
+        byte, bit = divmod(first + start, 8)
+        stop = byte - (-(bit + block.size) // 8)
+        moved = table.take(bits[byte:stop], axis=0).reshape(-1)
+        block += moved[bit : bit + block.size]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,9 +151,22 @@ class RandomSigns(Atom):
         return float(np.vdot(self.dense(), array))
 
     @property
+    def _modulus(self) -> float | None:
+        """|s_j| where it is the same for several scalars: then their signs suffice."""
+        moduli = np.abs(self.scalars)
+        alike = (
+            moduli.size > 1 and moduli[0] > 0.0 and bool((moduli == moduli[0]).all())
+        )
+        return float(moduli[0]) if alike else None
+
+    @property
     def nbytes(self) -> int:
-        """Seed, stream, number of scalars, and these: 24 bytes and 8 each."""
-        return 24 + self.scalars.nbytes
+        """Seed, stream, number of scalars: 24 bytes; and the scalars, 8 bytes each.
+
+        Of scalars that differ in their signs alone 8 bytes, and words of 64 signs.
+        """
+        count = self.scalars.size
+        return 24 + 8 * (count if self._modulus is None else 1 + -(-count // 64))
 
     @property
     def _code(self) -> int:
@@ -127,26 +174,53 @@ class RandomSigns(Atom):
 
     @classmethod
     def _stack(cls, atoms: Sequence[Self]) -> list[NDArray[Any]]:
-        head = [[a.seed, a.stream, a.scalars.size] for a in atoms]
-        return [
-            np.array(head, dtype=_INT64).reshape(-1),
-            np.concatenate([a.scalars for a in atoms]),
-        ]
+        head: list[int] = []
+        scalars: list[FloatArray] = []
+        for a in atoms:
+            modulus, count = a._modulus, a.scalars.size
+            if modulus is None:
+                head += [a.seed, a.stream, count]
+                scalars.append(a.scalars)
+                continue
+            bits = np.zeros(64 * -(-count // 64), dtype=bool)
+            bits[:count] = a.scalars > 0.0
+            head += [a.seed, a.stream, -count]
+            head += np.packbits(bits).view("<i8").tolist()
+            scalars.append(np.array([modulus]))
+        return [np.array(head, dtype=_INT64), np.concatenate(scalars)]
 
     @classmethod
     def _unstack(
         cls, arrays: Arrays, shapes: Sequence[Shape], dtype: np.dtype[Any]
     ) -> list[Self]:
         head, stacked = arrays
-        check("heads of random atoms", head, _INT64, 3 * len(shapes))
-        if head.size and int(head.min()) < 0:
-            raise ValueError("a random atom has a negative seed, stream or count")
-        rows = head.reshape(-1, 3).tolist()
-        counts = [count for _, _, count in rows]
+        if head.ndim != 1 or head.dtype != _INT64 or head.size < 3 * len(shapes):
+            raise ValueError("the heads of random atoms are malformed")
+        rows, start = [], 0
+        for _ in shapes:
+            row = head[start : start + 3].tolist()
+            words = -(row[2] // 64) if len(row) == 3 and row[2] < 0 else 0
+            start += 3 + words
+            if start > head.size or row[0] < 0 or row[1] < 0:
+                raise ValueError("a random atom has a negative seed or stream, or ends")
+            rows.append((*row, head[start - words : start]))
+        check("heads of random atoms", head, _INT64, start)
+        counts = [count if count >= 0 else 1 for _, _, count, _ in rows]
         pieces = split("scalars of random atoms", stacked, FLOAT64, counts)
         return [
-            cls(seed, stream, scalars, shape)
-            for (seed, stream, _), scalars, shape in zip(
+            cls(seed, stream, _signed_scalars(given, -count, words), shape)
+            if count < 0
+            else cls(seed, stream, given, shape)
+            for (seed, stream, count, words), given, shape in zip(
                 rows, pieces, shapes, strict=True
             )
         ]
+
+
+def _signed_scalars(
+    modulus: FloatArray, count: int, words: NDArray[np.int64]
+) -> FloatArray:
+    """Return ±modulus by the signs in some words."""
+    bits = np.unpackbits(words.astype("<i8").view(np.uint8), count=count)
+    made: FloatArray = np.where(bits == 1, modulus, -modulus)
+    return made

@@ -102,3 +102,8 @@ def test_what_is_wrong_is_one_line(tmp_path: Path) -> None:
         assert told in line
         assert done.stdout == ""
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_setting_that_stands_alone_is_told_where_it_belongs(tmp_path: Path) -> None:
+    done = fedtrellis(tmp_path, "run", "rounds=3", status=2)
+    assert "rounds=3; settings follow -c: -c 'KEY=VALUE ...'" in done.stderr

@@ -405,3 +405,13 @@ def test_make_domain_says_what_is_allowed(
     with pytest.raises(ValueError, match=says) as caught:
         make_domain(name, **parameters)
     assert "\n" not in str(caught.value)
+
+
+def test_a_set_of_ones_own_is_told_at_once_what_its_methods_take() -> None:
+    with pytest.raises(
+        TypeError, match=r"^Half\.diameter must take \(self, shape\), as Domain"
+    ):
+
+        class Half(L2Ball):
+            def diameter(self) -> float:  # type: ignore[override]
+                return 1.0

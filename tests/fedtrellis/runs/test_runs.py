@@ -45,6 +45,8 @@ def runs(folder: Path) -> list[Run]:
 def test_a_run_is_read_back_as_its_files_have_it(runs: list[Run]) -> None:
     for run in runs:
         again = fedtrellis.load_run(str(run.directory))
+        shown = f"on lasso: completed, {ROUNDS} rounds, {str(run.directory)!r}>"
+        assert repr(again).endswith(shown)
         assert (again.status, again.settings["task"]) == ("completed", "lasso")
         lines = (run.directory / "history.jsonl").read_text().splitlines()
         raw = [json.loads(line) for line in lines]
