@@ -54,6 +54,7 @@ METHODS: dict[str, tuple[Files, str]] = {
     "local-sgd": ("rows", _ROWS),
     "fedprox": ("rows", _ROWS),
     "fedopt": ("rows", _ROWS),
+    "compressed-sgd": ("rows", _ROWS),
     "scaffold": ("rows", _ROWS),
     "fedlmo": ("rows", _ROWS),
     "zeroth-order-sgd": ("rows", _ROWS),

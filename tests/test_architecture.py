@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -19,7 +20,7 @@ ORDER = (
     ("objectives",),
     ("admm",),
     ("wire",),
-    ("corrective", "compressors"),
+    ("corrective", "compressors", "privacy"),
     ("local_steps", "zeroth_order"),
     ("cohorts",),
     ("encryption",),
@@ -120,7 +121,9 @@ def test_a_long_module_says_why() -> None:
     for module, path in modules().items():
         text = path.read_text(encoding="utf-8")
         docstring = ast.get_docstring(ast.parse(text)) or ""
-        lines = len(text.splitlines())
+        # what an example shows is no code of the module
+        rest = re.sub(r'\n *Examples\n *-+\n.*?(?=""")', "", text, flags=re.DOTALL)
+        lines = len(rest.splitlines())
         if lines > LONGEST and "\nLong because" not in f"\n{docstring}":
             unexplained.append(f"{module} has {lines} lines")
     assert not unexplained, "\n".join(unexplained)

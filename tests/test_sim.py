@@ -425,6 +425,7 @@ BAD = [
     ("roundz=3", "-c key = 'roundz' is not known (did you mean 'rounds'?)"),
     ("rounds", "'rounds' is no key=value"),
     ("rounds=3 5", "'5' is no key=value"),
+    ("rounds=3 method=fedgia", "all of it in single ones: 'method=\"fedgia\"'"),
     ('fedfw.variant="plus"', "fedfw.variant = 'plus' is not known"),
     ('fedfw.schedule="linear"', "fedfw.schedule = 'linear' is not known"),
     ("fedfw.penalty=-2.0", "fedfw.penalty = -2.0 must be at least 0, or 'auto'"),

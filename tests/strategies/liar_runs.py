@@ -19,6 +19,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from numpy.typing import NDArray
 
 from clients import (
+    CompressedSGDClient,
     FedAvgGDClient,
     FedDRClient,
     FedFWClient,
@@ -43,6 +44,7 @@ from fedtrellis.objectives import LeastSquares
 from fedtrellis.server.robust import RULES
 from fedtrellis.wire.arrays import array_record, record_arrays
 from strategies import (
+    CompressedSGD,
     FedAvgGD,
     FedDR,
     FedFW,
@@ -194,12 +196,23 @@ METHODS: dict[str, Method] = {
         FedOptClient,
         20,
     ),
+    "compressed-sgd": _on_losses(
+        partial(
+            CompressedSGD,
+            batch_fraction=0.5,
+            server_momentum=0.5,
+            compressor="qsgd",
+            **_LOCAL,
+        ),
+        CompressedSGDClient,
+        20,
+    ),
     "scaffold": _on_losses(partial(Scaffold, **_LOCAL), ScaffoldClient, 20),
     **{
         f"fedlmo {variant}": _on_losses(
             partial(FedLMO, variant=variant, batch_size=0), FedLMOClient, 20
         )
-        for variant in ("corrected", "server")
+        for variant in ("corrected", "averaged", "server")
     },
     "zeroth-order-sgd": _on_losses(
         partial(ZerothOrderSGD, samples=20, step_size=0.05, batch_size=0),

@@ -18,6 +18,7 @@ from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
 from clients import (
+    CompressedSGDClient,
     FedAvgGDClient,
     FedDRClient,
     FedFWClient,
@@ -38,6 +39,7 @@ from clients import (
 from clients.hyfdca import NewSamples
 from clients.hyfdca.rules import NodeRules
 from fedtrellis import LocalGrid, client_app
+from fedtrellis.compressors import Quantized
 from fedtrellis.corrective import unpack
 from fedtrellis.domains import L1Ball, L2Ball
 from fedtrellis.domains.atoms.random_signs import sign_bits
@@ -47,6 +49,7 @@ from fedtrellis.objectives import LeastSquares
 from fedtrellis.wire.arrays import decode, split_arrays
 from fedtrellis.wire.protocol import ClientMemory
 from strategies import (
+    CompressedSGD,
     FedAvgGD,
     FedDR,
     FedFW,
@@ -240,7 +243,7 @@ class Matrices:
 # ----------------------------------------------------------------------- the invariants
 
 
-def _fedfw(problem: Problem, variant: str) -> Case:
+def _fedfw(problem: Problem, variant: Any) -> Case:
     domain = L1Ball(2.5)
 
     def iterate(packed: Array) -> Array:
@@ -369,6 +372,36 @@ def _feddr(problem: Problem) -> Case:
     return Case("feddr", "feddr", make, app, np.full(P, 0.1), errors)
 
 
+def _compressed(problem: Problem, **local: Any) -> Case:
+    """Levels that are drawn by the round: an answer can be made again."""
+
+    def aggregated(
+        before: Array, strategy: Any, t: int, answers: dict[str, Any]
+    ) -> float:
+        worst, layout = 0.0, strategy.broadcast.layout
+        for name, change in answers.items():
+            context = Context(0, 0, {"partition-id": int(name)}, None, {})  # type: ignore[arg-type]
+            client = CompressedSGDClient(context, problem.objectives[int(name)])
+            config = {"server-round": t, **strategy.request_entries(t, name)}
+            arrays, _, _ = client.fit([before], config)
+            expected = Quantized(127).unpack(arrays, layout)
+            worst = max(worst, distance(change, expected))
+        # the m that made this x: β₁ m before + Δ
+        made = before + strategy.state()["m"]
+        return max(worst, distance(strategy.broadcast.model, made))
+
+    def errors(strategy: Any, grid: LocalGrid) -> Errors:
+        return {"changes = those of the clients used": strategy.worst}
+
+    options: dict[str, Any] = {"compressor": "qsgd", "levels": 127}
+    make = partial(CompressedSGD, server_momentum=0.5, **options, **local)
+    app = problem.app(CompressedSGDClient)
+    method = "compressed-sgd"
+    return Case(
+        method, method, make, app, np.full(P, 0.1), errors, aggregated=aggregated
+    )
+
+
 def _mirrored(
     problem: Problem, name: str, make: Callable[..., Any], kind: Any, key: str
 ) -> Case:
@@ -426,7 +459,7 @@ def _with_momentum(strategy: Any, x: Array, mean: Array) -> Array:
     return moved
 
 
-def _fedgia(hessian: str) -> Case:
+def _fedgia(hessian: Any) -> Case:
     problem = Problem(rows=16)
 
     class Noted(FedGiA):
@@ -669,6 +702,7 @@ def _make_cases() -> Sequence[Case]:
             FedOptClient,
             step=_with_momentum,
         ),
+        _compressed(problem, **local),
         _mirrored(
             problem, "scaffold", partial(Scaffold, **local), ScaffoldClient, "control"
         ),

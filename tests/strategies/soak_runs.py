@@ -289,6 +289,15 @@ def soak(case: Case, rounds: int, folder: Path, seed: int = 1) -> Report:
     )
 
 
+def cases_of_dtype(dtype: str) -> list[Case]:
+    """The cases of all methods that take models of a dtype, with such a model."""
+    return [
+        case.of_dtype(dtype)
+        for case in CASES.values()
+        if dtype in case.strategy().dtypes and case.start.dtype == np.float64
+    ]
+
+
 def main() -> int:
     """Print the table; 1 if a run had a problem."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -301,13 +310,7 @@ def main() -> int:
     print(HEADER, flush=True)
     cases = list(CASES.values())
     if arguments.dtype:
-        # all that take it
-        cases = [
-            case.of_dtype(arguments.dtype)
-            for case in cases
-            if arguments.dtype in case.strategy().dtypes
-            and case.start.dtype == np.float64
-        ]
+        cases = cases_of_dtype(arguments.dtype)
     for case in cases:
         if arguments.names and case.name not in arguments.names:
             continue

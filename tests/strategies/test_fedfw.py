@@ -163,7 +163,7 @@ RUNS = [
 @pytest.mark.parametrize(("name", "count", "sampling", "k"), RUNS)
 @pytest.mark.parametrize("variant", ["plain", "augmented", "stochastic"])
 def test_run_equals_numpy_loop(
-    variant: str, name: str, count: str, sampling: str, k: int
+    variant: Any, name: Any, count: Any, sampling: Any, k: int
 ) -> None:
     p, rounds, seed, batch = 1.0 if sampling == "everybody" else 0.5, 40 // k, 7, 2
     strategy = FedFW(
@@ -267,7 +267,7 @@ def test_dual_penalty_is_the_penalty_by_default() -> None:
 
 
 @pytest.mark.parametrize("variant", ["plain", "augmented", "stochastic"])
-def test_seed_decides_everything(variant: str) -> None:
+def test_seed_decides_everything(variant: Any) -> None:
     """Node ids, encoding and the order of nodes change nothing; the seed does."""
 
     def model(drawn: int, **grid: Any) -> Array:

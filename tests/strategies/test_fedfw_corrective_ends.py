@@ -56,11 +56,10 @@ def made(kind: str, seed: int) -> tuple[list[Any], float]:
 def test_the_lower_bound_is_one(kind: str, seed: int) -> None:
     """F* by CVXPY: never below the bound, in no round, and the bound comes near."""
     losses, lowest = made(kind, seed)
-    correction = ("projected", "pairwise")[seed % 2]
     strategy = FedFW(
         L1Ball(RADIUS),
         certificate=True,
-        correction=correction,
+        correction="pairwise" if seed % 2 else "projected",
         participation=(1.0, 0.6)[seed // 2],
         seed=seed,
     )

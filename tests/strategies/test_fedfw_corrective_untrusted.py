@@ -103,7 +103,7 @@ def lie_of(problem_name: str, correction: str, name: str) -> Lie:
 
 
 def played(
-    name: str, correction: str, lie: Lie | None, numbers: Any = None
+    name: str, correction: Any, lie: Lie | None, numbers: Any = None
 ) -> Played[FedFW]:
     """A run whose client 1 is silent, or lies, from its third round on."""
     made = problem(name)

@@ -52,7 +52,7 @@ class Run:
 
     def __init__(
         self,
-        variant: str,
+        variant: Any,
         faults: Mapping[str, Any],
         *,
         n: int = 10,

@@ -89,7 +89,7 @@ def run(
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("variant", ["plain", "augmented"])
-def test_it_is_a_multiple_of_the_median_gradient(variant: str, schedule: str) -> None:
+def test_it_is_a_multiple_of_the_median_gradient(variant: Any, schedule: Any) -> None:
     strategy = FedFW(BALL, variant=variant, schedule=schedule)
     played, grid = run(strategy)
     multiple = 0.12 if variant == "augmented" else MULTIPLES[schedule]

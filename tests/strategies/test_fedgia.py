@@ -473,7 +473,7 @@ def test_bad_settings(settings: dict[str, Any], message: str) -> None:
         ("diagonal", 10, 8.4),
     ],
 )
-def test_rounds_on_example_v1(hessian: str, k0: int, expected: float) -> None:
+def test_rounds_on_example_v1(hessian: Any, k0: int, expected: float) -> None:
     """Broadcasts until (30), mean of 20 seeds, m = 64, s = 0.5, t = 0.15."""
     counts, errors = [], []
     for seed in range(20):

@@ -35,7 +35,7 @@ def quiet() -> None:
 
 def test_there_are_a_dozen_kinds() -> None:
     assert len({*REFUSED, *ANSWERS, *DECLARED, OWN_LOSS}) >= 12
-    assert len(AVERAGING) == 16
+    assert len(AVERAGING) == 18
     assert len(BY_ATOMS) == 4
 
 

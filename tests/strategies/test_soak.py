@@ -1,6 +1,7 @@
 """120 rounds of every method under losses, garbage, duplicates and restarts.
 
-The long form, 2 000 rounds, is ``python -m tests.strategies.soak_runs``.
+The long form, 2 000 rounds, is ``python -m tests.strategies.soak_runs``, with models of
+float32 a slow test as well.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import sim
-from tests.strategies.soak_cases import CASES
-from tests.strategies.soak_runs import soak
+from tests.strategies.soak_cases import CASES, Case
+from tests.strategies.soak_runs import cases_of_dtype, soak
 
-ROUNDS = 150
+ROUNDS, MANY = 150, 2000
 # other steps, variants and messages of methods that are there every day as well
 NOT_EVERY_DAY = {
     "fedfw augmented float32",
@@ -47,4 +48,15 @@ def test_invariants_hold_and_nothing_is_kept(name: str, tmp_path: Path) -> None:
     assert report.wipes == 2
     for fault in ("request_loss", "reply_loss", "late_reply", "garbage", "duplicate"):
         assert report.faults[fault] > 5
+    assert report.problems() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", cases_of_dtype("float32"), ids=lambda case: case.name)
+def test_rounding_to_float32_does_not_add_up(case: Case, tmp_path: Path) -> None:
+    """The same invariants to 1e-5, ``Case.tolerance``, for 2 000 rounds of faults."""
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    assert case.tolerance == 1e-5
+    report = soak(case, MANY, tmp_path)
+    assert report.rounds == MANY
     assert report.problems() == []
