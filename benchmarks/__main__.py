@@ -1,4 +1,4 @@
-"""``python -m benchmarks [--quick] [--only NAME] [--out FILE]``."""
+"""``python -m benchmarks [--quick] [--only NAME] [--out FILE] [--markdown]``."""
 
 from __future__ import annotations
 
@@ -18,13 +18,16 @@ from . import (
     fedavg,
     fedgia,
     fedgia_safe,
+    fine_tuning,
     hyfdca,
     intersection,
+    membership,
     messages,
     networks,
     oracles,
     overhead,
     round_trips,
+    scalar_memory,
     scale,
     startup,
     torch_speed,
@@ -72,7 +75,16 @@ COMPARISONS: dict[str, Callable[[bool], Iterable[Comparison]]] = {
     "round-trips": lambda quick: [
         round_trips.compare(round_trips.CASES, 5 if quick else 20)
     ],
+    "membership": lambda quick: [
+        membership.compare(membership.QUICK if quick else membership.FULL)
+    ],
     "scale": lambda quick: [scale.compare(scale.QUICK if quick else scale.FULL)],
+    "fine-tuning": lambda quick: fine_tuning.compare(
+        fine_tuning.QUICK if quick else fine_tuning.FULL
+    ),
+    "scalar-memory": lambda quick: [
+        scalar_memory.compare(scalar_memory.QUICK if quick else scalar_memory.FULL)
+    ],
     "start-up": lambda quick: [
         startup.compare(startup.QUICK if quick else startup.FULL)
     ],
@@ -95,7 +107,7 @@ COMPARISONS: dict[str, Callable[[bool], Iterable[Comparison]]] = {
 
 #: Those that are measured only if they are named: minutes each, of SuperNodes, Ray
 #: or tuning.
-BY_NAME = ("cohorts", "deployed", "engines", "networks", "scale")
+BY_NAME = ("cohorts", "deployed", "engines", "fine-tuning", "networks", "scale")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -113,6 +125,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"{', '.join(BY_NAME)} only run if they are named",
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="JSON goes there")
+    parser.add_argument(
+        "--markdown",
+        action="store_true",
+        help="print the tables as the pages have them",
+    )
     options = parser.parse_args(arguments)
     if options.out is not None and not options.out.absolute().parent.is_dir():
         parser.error(f"--out: there is no folder {options.out.absolute().parent}")
@@ -125,7 +142,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with threadpool_limits(1):
         for name in options.only or [n for n in COMPARISONS if n not in BY_NAME]:
             for result in COMPARISONS[name](options.quick):
-                result.show(console)
+                if options.markdown:
+                    print(f"\n{result.markdown()}", flush=True)
+                else:
+                    result.show(console)
                 results.append(result)
                 if options.out is not None:  # after each: the next may take minutes
                     write_json(options.out, facts, options.quick, results)

@@ -86,7 +86,7 @@ def _app(objectives: Sequence[Logistic], mods: list[Mod]) -> ClientApp:
     return client_app(client_fn, mods=mods)
 
 
-def _strategy(case: Case, hessian: str) -> FedGiA:
+def _strategy(case: Case, hessian: Any) -> FedGiA:
     return FedGiA(
         sigma_scale=_SIGMA_SCALE,
         local_steps=case.local_steps,

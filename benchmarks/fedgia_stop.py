@@ -146,14 +146,14 @@ class Method:
 
 def methods(example: Example) -> Iterator[Method]:
     """FedGiA_G, FedGiA_D, FedAvg and LocalSGD, each with every k_0."""
-    for name, hessian in (("FedGiA_G", "gram"), ("FedGiA_D", "diagonal")):
+    for name in ("FedGiA_G", "FedGiA_D"):
         for k in _LOCAL_STEPS:
             strategy = partial(
                 FedGiA,
                 sigma_scale=example.sigma_scale,
                 local_steps=k,
                 selected_fraction=0.5,
-                hessian=hessian,
+                hessian="gram" if name == "FedGiA_G" else "diagonal",
                 tolerance=0.0,
             )
             yield Method(name, k, strategy, FedGiAClient)
@@ -163,10 +163,12 @@ def methods(example: Example) -> Iterator[Method]:
     ):
         for k in _LOCAL_STEPS:
             schedule, size = example.steps[name, k]
-            settings: dict[str, Any] = {"local_steps": k, "step_size": size}
-            yield Method(
-                name, k, partial(kind, step_schedule=schedule, **settings), client
-            )
+            settings: dict[str, Any] = {
+                "local_steps": k,
+                "step_size": size,
+                "step_schedule": schedule,
+            }
+            yield Method(name, k, partial(kind, **settings), client)
 
 
 class _Clock(Callback):

@@ -32,7 +32,7 @@ __all__ = ["FULL", "QUICK", "Cases", "IterationCase", "LossCase", "compare"]
 _MNIST = "train-images-idx3-ubyte.gz"
 _CIPHERS = ("stream", "none")
 # MNIST's corners and 2 sample groups leave sums over few; what is measured is time.
-_EXPOSED = "accept"
+_EXPOSED: Any = "accept"
 _SHARE = 0.15
 
 
@@ -181,7 +181,7 @@ class _Taker(Callback):
 
 
 def _iterations(
-    shares: Sequence[ClientData], encryption: str, count: int, warm_up: int = 1
+    shares: Sequence[ClientData], encryption: Any, count: int, warm_up: int = 1
 ) -> list[IterationTimes]:
     """Times of some iterations, messages as bytes, after one that does not count."""
     clock = Clock()

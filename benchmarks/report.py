@@ -107,15 +107,36 @@ class Comparison:
     rows: list[Row] = field(default_factory=list)
     aims: list[Aim] = field(default_factory=list)
 
+    def cells(self) -> list[list[str]]:
+        """The table's texts, the names of its columns first."""
+        columns = list(dict.fromkeys(column for row in self.rows for column in row))
+        return [columns] + [
+            [str(row[c]) if c in row else "" for c in columns] for row in self.rows
+        ]
+
+    def markdown(self) -> str:
+        """Table and aims as a page of the documentation has them."""
+        aims = [
+            [aim.text, aim.measured, "met" if aim.met else "missed"]
+            for aim in self.aims
+        ]
+        tables = [self.cells(), *([["aim", "measured", ""], *aims],) * bool(aims)]
+        return "\n\n".join(
+            "\n".join(
+                f"| {' | '.join(row)} |"
+                for row in (table[0], ["---"] * len(table[0]), *table[1:])
+            )
+            for table in tables
+        )
+
     def show(self, console: Console) -> None:
         """Print the table and the aims."""
         table = Table(title=self.title, title_justify="left", title_style="bold")
-        columns = list(dict.fromkeys(column for row in self.rows for column in row))
+        columns, *rows = self.cells()
         for column in columns:
             table.add_column(column)
-        for row in self.rows:
-            cells = (row.get(column) for column in columns)
-            table.add_row(*("" if cell is None else str(cell) for cell in cells))
+        for row in rows:
+            table.add_row(*row)
         console.print()
         console.print(table)
         console.print(escape(self.about), style="dim")

@@ -47,7 +47,7 @@ PUBLIC = {
 _HALVES = {"fedtrellis.strategies", "fedtrellis.clients"}
 
 _PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")
-_FOLDERS = ("examples/*/README.md", "reproduce/*/README.md")
+_FOLDERS = ("examples/*/README.md", "reproduce/*.md", "reproduce/*/*.md")
 _LANGUAGES = {".py": "python", ".toml": "toml", ".sh": "bash", ".json": "json"}
 # who searches looks for pages, not for the sources that come with them
 _UNSEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
