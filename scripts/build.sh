@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The distributions in dist/, checked: no warning, a README that renders. The tools have
+# The distributions in dist/, checked: no warning, a README that renders, with absolute
+# links where FEDTRELLIS_REPOSITORY has the repository's address. The tools have
 # an environment of their own: twine and Flower want different versions of packaging.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -38,6 +39,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
             *(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"),
             *("--wheel-dir", str(folder), str(ROOT)),
         ],
+        env={
+            **os.environ,
+            "FEDTRELLIS_REPOSITORY": "https://example.org/us/fedtrellis/",
+        },
         check=True,
         timeout=250,
     )
