@@ -242,6 +242,27 @@ class View:
         assert np.abs(w - self.steps.w).max() < tolerance
 
 
+class ToTheLastDigits(HyFDCA):
+    """Stops twenty rounds after the gap has come to 1e-11.
+
+    Hidden sums let D be known to 1e-13 or so, and a tolerance near that is met or not
+    as their rounding has it; P, and with it the model, is known to more.
+    """
+
+    def converged(self) -> bool:
+        reached = [
+            r.round for r in self.history if "primal" in r.train and self._close(r)
+        ]
+        return bool(reached) and self.history[-1].round >= reached[0] + 20
+
+    def _close(self, record: Any) -> bool:
+        gap, primal = record.train["duality-gap"], record.train["primal"]
+        return bool(gap <= 1e-11 * abs(primal))
+
+
+LAST_DIGITS: dict[str, Any] = {"strategy": ToTheLastDigits, "tolerance": 1e-12}
+
+
 class Run(View):
     """One run, and what its clients and its server have at the end.
 
