@@ -1,4 +1,7 @@
-"""``python -m benchmarks [--quick] [--only NAME] [--out FILE] [--markdown]``."""
+"""``python -m benchmarks [--quick] [--only NAME] [--out FILE] [--markdown]``.
+
+``python -m benchmarks matrix`` is :mod:`benchmarks.matrix.command`.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +39,7 @@ from . import (
     zeroth_order,
 )
 from .engines import comparison as engines
+from .matrix.command import main as matrix
 from .report import Comparison, machine, write_json
 from .runs import quiet
 
@@ -130,7 +134,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         action="store_true",
         help="print the tables as the pages have them",
     )
-    options = parser.parse_args(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] == ["matrix"]:  # of runs that take an hour, with options of its own
+        return matrix(given[1:])
+    options = parser.parse_args(given)
     if options.out is not None and not options.out.absolute().parent.is_dir():
         parser.error(f"--out: there is no folder {options.out.absolute().parent}")
     quiet()

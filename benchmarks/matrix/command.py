@@ -1,0 +1,76 @@
+"""``python -m benchmarks matrix``."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from threadpoolctl import threadpool_limits
+
+from . import page
+from .measure import FULL, QUICK_SIZES, RESULTS, measure
+from .problems import PROBLEMS, QUICK, MissingError
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure what is not measured yet, and write the page; 1 where something lacks."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks matrix",
+        description="All methods on all problems they are for, tuned alike. Goes on "
+        "where it ended; the page docs/matrix.md is made of the results.",
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help=f"{', '.join(QUICK)} at a size that means nothing; no page is written",
+    )
+    parser.add_argument(
+        "--only",
+        action="append",
+        choices=list(PROBLEMS),
+        metavar="PROBLEM",
+        help=f"one of {', '.join(PROBLEMS)}; may be given several times",
+    )
+    parser.add_argument(
+        "--hours",
+        type=float,
+        default=2.0,
+        help="after which no further method begins (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--anew", action="store_true", help="measure again what is measured"
+    )
+    parser.add_argument(
+        "--page", action="store_true", help="measure nothing, write the page"
+    )
+    options = parser.parse_args(arguments)
+    if options.page:
+        page.write(RESULTS)
+        return 0
+    names = options.only or (QUICK if options.quick else list(PROBLEMS))
+    until = time.monotonic() + 3600.0 * options.hours
+    whole = True
+    with tempfile.TemporaryDirectory() as temporary, threadpool_limits(1):
+        folder = Path(temporary) if options.quick else RESULTS
+        for name in names:
+            try:
+                whole &= measure(
+                    PROBLEMS[name],
+                    QUICK_SIZES if options.quick else FULL,
+                    folder,
+                    lambda line: print(line, flush=True),
+                    until,
+                    options.anew,
+                )
+            except MissingError as missing:
+                print(f"skipped: {missing}", flush=True)
+        if options.quick:
+            print(page.tables(folder))
+        else:
+            page.write(RESULTS)
+    return 0 if whole else 1

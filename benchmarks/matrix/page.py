@@ -1,0 +1,58 @@
+"""docs/matrix.md and docs/matrix-details.md, made of the stored results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from reproduce.common import update_page
+
+from .measure import load_all
+from .picture import draw
+from .problems import PROBLEMS
+from .tables import Results, details, first_table, places_table
+
+__all__ = ["DETAILS", "PAGE", "detail_page", "parts", "tables", "write"]
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGE, DETAILS = DOCS / "matrix.md", DOCS / "matrix-details.md"
+
+
+def parts(results: Results) -> dict[str, str]:
+    """What stands between the marks of the page, by their names."""
+    return {"places": places_table(results), "first": first_table(results)}
+
+
+def detail_page(results: Results) -> str:
+    """The page of all numbers."""
+    blocks = [
+        "# The matrix in full\n\nMade of `benchmarks/matrix/results` by `python -m "
+        "benchmarks matrix --page`; [the page](matrix.md) says what was measured. "
+        "Medians over five seeds; `value` is that of the tuned setting, `edge` one "
+        "with nothing tried beyond it; bytes are those of all clients together."
+    ]
+    for name, stored in results.items():
+        one, provenance = PROBLEMS[name], stored["provenance"]
+        worst = max(best["relative"] for best in stored["optimum"].values())
+        how = next(iter(stored["optimum"].values()))["how"]
+        blocks.append(
+            f"## {one.title}, {one.over if one.over != 'none' else 'no set'}\n\n"
+            f"`python -m benchmarks matrix --only {name}`. At most "
+            f"{provenance['settings']['budget']} gradients a client. F\\* is known to "
+            f"{worst:.0e} of F(x¹) − F\\* ({how}).\n\n{details(results, name)}"
+        )
+    return "\n\n".join(blocks) + "\n"
+
+
+def write(folder: Path) -> None:
+    """Write both pages and the picture."""
+    results = load_all(folder, list(PROBLEMS.values()))
+    for name, text in parts(results).items():
+        update_page(PAGE, name, text)
+    DETAILS.write_text(detail_page(results), encoding="utf-8")
+    draw(results, DOCS, "matrix")
+
+
+def tables(folder: Path) -> str:
+    """The tables of some results, to be read at once."""
+    results = load_all(folder, list(PROBLEMS.values()))
+    return "\n\n".join(parts(results).values())

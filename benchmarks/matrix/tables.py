@@ -1,0 +1,301 @@
+"""What the stored results say: costs to a gap, who is ahead, profiles."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Literal, get_args
+
+from .methods import METHODS
+from .problems import PROBLEMS
+
+__all__ = [
+    "COSTS",
+    "TARGET",
+    "Cost",
+    "Place",
+    "Results",
+    "cost",
+    "details",
+    "first_table",
+    "places",
+    "places_table",
+    "profile",
+    "ratio",
+]
+
+#: By problem, what :mod:`.measure` stores.
+Results = Mapping[str, Mapping[str, Any]]
+Cost = Literal["rounds", "gradients", "bytes", "seconds"]
+COSTS: tuple[Cost, ...] = get_args(Cost)
+#: The gap that is told of where there is room for one.
+TARGET = 1e-3
+#: What ahead means: by this factor on every seed.
+MARGIN = 1.1
+
+
+def cost(run: Mapping[str, Any], what: Cost, target: float = TARGET) -> float:
+    """What a stored run took to come to a gap; infinity where it never did."""
+    hit = run["hits"].get(f"{target:g}")
+    if hit is None:
+        return math.inf
+    if what == "bytes":
+        return float(hit["up"] + hit["down"])
+    return float(hit[what])
+
+
+def _costs(entry: Mapping[str, Any], what: Cost, target: float) -> list[float]:
+    return [cost(run, what, target) for run in entry["runs"]]
+
+
+def _others(
+    methods: Mapping[str, Any], name: str, what: Cost, target: float
+) -> tuple[str, list[float]] | None:
+    """Of the other methods the one that is best by its median, and its costs."""
+    rivals = {
+        other: _costs(entry, what, target)
+        for other, entry in methods.items()
+        if other != name and METHODS[other].family != METHODS[name].family
+    }
+    if not rivals:
+        return None
+    best = min(rivals, key=lambda other: median(rivals[other]))
+    return best, rivals[best]
+
+
+def ratio(mine: Sequence[float], theirs: Sequence[float]) -> list[float]:
+    """Costs over another method's, seed by seed."""
+    pairs = zip(mine, theirs, strict=True)
+    return [
+        math.nan if math.isinf(a) and math.isinf(b) else a / b if b else math.inf
+        for a, b in pairs
+    ]
+
+
+@dataclass(frozen=True)
+class Place:
+    """How a method did on a problem by one cost, beside the best of another family.
+
+    Attributes
+    ----------
+    method, problem : str
+    what : str
+        Rounds, gradients or bytes.
+    rival : str
+        The method that it is compared with.
+    ratios : tuple of float
+        Its cost over the rival's, a seed each; NaN where neither arrived.
+    gap : float
+        The median of where it ended.
+    """
+
+    method: str
+    problem: str
+    what: Cost
+    rival: str
+    ratios: tuple[float, ...]
+    gap: float
+
+    @property
+    def typical(self) -> float:
+        """The median ratio; infinity where most seeds did not arrive."""
+        known = [r if not math.isnan(r) else math.inf for r in self.ratios]
+        return median(known)
+
+    @property
+    def ahead(self) -> bool:
+        """Whether it is ahead by the margin on every seed."""
+        return all(r * MARGIN <= 1.0 for r in self.ratios)
+
+
+def end_of(entry: Mapping[str, Any]) -> float:
+    """The median gap that a method's runs ended at; a run that diverged is infinite."""
+    ends = [math.inf if run["gap"] is None else run["gap"] for run in entry["runs"]]
+    return float(median(ends))
+
+
+def places(results: Results, name: str, target: float = TARGET) -> list[Place]:
+    """A method's places on all problems, by rounds, gradients and bytes."""
+    found = []
+    for problem, stored in results.items():
+        methods = stored["methods"]
+        if name not in methods:
+            continue
+        for what in COSTS[:3]:
+            other = _others(methods, name, what, target)
+            if other is None:
+                continue
+            mine = _costs(methods[name], what, target)
+            ratios = tuple(ratio(mine, other[1]))
+            end = end_of(methods[name])
+            found.append(Place(name, problem, what, other[0], ratios, end))
+    return found
+
+
+def times(number: float) -> str:
+    """A factor as it is read."""
+    return f"{number:.1f}" if number < 9.95 else f"{number:.0f}"
+
+
+def _where(problem: str) -> str:
+    one = PROBLEMS[problem]
+    return one.title if one.over == "none" else f"{one.title}, {one.over}"
+
+
+def _best(found: Iterable[Place]) -> str:
+    best = min(found, key=lambda place: place.typical)
+    if not math.isfinite(best.typical):
+        nearest = min(found, key=lambda place: place.gap)
+        return f"never at 10⁻³; nearest {_where(nearest.problem)}: {nearest.gap:.1g}"
+    if best.ahead and best.typical == 0.0:
+        return f"{_where(best.problem)}: arrives, no other kind of method does"
+    rival = METHODS[best.rival].title
+    if best.ahead:
+        factor = times(1.0 / best.typical)
+        return f"{_where(best.problem)}: {rival} takes {factor} times the {best.what}"
+    if best.typical <= MARGIN:
+        return f"{_where(best.problem)}: level with {rival} in {best.what}"
+    factor = times(best.typical)
+    return f"{_where(best.problem)}: {factor} times the {best.what} of {rival}"
+
+
+def _worst(found: Sequence[Place]) -> str:
+    lost = [place for place in found if not math.isfinite(place.typical)]
+    if lost:
+        worst = max(lost, key=lambda place: place.gap)
+        if math.isinf(worst.gap):
+            return f"{_where(worst.problem)}: diverges"
+        return f"{_where(worst.problem)}: ends at a gap of {worst.gap:.1g}"
+    worst = max(found, key=lambda place: place.typical)
+    rival, factor = METHODS[worst.rival].title, times(worst.typical)
+    return f"{_where(worst.problem)}: {factor} times the {worst.what} of {rival}"
+
+
+def _markdown(rows: Sequence[Sequence[str]]) -> str:
+    head, *rest = rows
+    lines = (head, ["---"] * len(head), *rest)
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def places_table(results: Results) -> str:
+    """Every method's best and worst place, a line each."""
+    rows = [["method", "best place", "worst place"]]
+    for name, method in METHODS.items():
+        found = places(results, name)
+        if found:
+            rows.append([method.title, _best(found), _worst(found)])
+    return _markdown(rows)
+
+
+def first_table(results: Results, target: float = TARGET) -> str:
+    """By problem, the method with the least of each cost, and how much that is."""
+    rows = [["problem", "set", *(f"fewest {what}" for what in COSTS)]]
+    for name, stored in results.items():
+        one, row = PROBLEMS[name], []
+        for what in COSTS:
+            medians = {
+                method: median(_costs(entry, what, target))
+                for method, entry in stored["methods"].items()
+            }
+            best = min(medians, key=lambda method: medians[method])
+            told = _amount(medians[best], what)
+            row.append(f"{METHODS[best].title}: {told}" if told else "nobody")
+        rows.append([one.title, one.over, *row])
+    return _markdown(rows)
+
+
+def _amount(number: float, what: Cost) -> str:
+    if math.isinf(number):
+        return ""
+    if what == "bytes":
+        return _bytes(number)
+    return f"{number:.2g} s" if what == "seconds" else f"{number:.0f}"
+
+
+def _bytes(number: float) -> str:
+    unit, scale = ("MB", 1e6) if number >= 999_500 else ("kB", 1e3)
+    return f"{number / scale:.3g} {unit}"
+
+
+_KEYS = ("rounds", "gradients", "up", "down", "seconds")
+
+
+def details(results: Results, problem: str) -> str:
+    """A problem's whole table: every method, every target, where it ended."""
+    stored = results[problem]
+    rows = [["method", "value", "gap", *_KEYS, "seeds"]]
+    targets = [float(t) for t in stored["provenance"]["settings"]["targets"]]
+    for name, entry in stored["methods"].items():
+        runs, end = entry["runs"], end_of(entry)
+        first = [METHODS[name].title, _chosen(entry)]
+        reached = []
+        for target in targets:
+            found = [run["hits"].get(f"{target:g}") for run in runs]
+            hits = [hit for hit in found if hit is not None]
+            if 2 * len(hits) <= len(runs):
+                told = "diverged" if math.isinf(end) else f"ended at {end:.1e}"
+                spent = _amounts([run["end"] for run in runs])
+                reached.append([told, *spent, ""])
+                break
+            share = f"{len(hits)}/{len(runs)}"
+            reached.append([_power(target), *_amounts(hits), share])
+        rows += [[*first, *reached[0]], *(["", "", *row] for row in reached[1:])]
+    return _markdown(rows)
+
+
+def _chosen(entry: Mapping[str, Any]) -> str:
+    if "tuned" not in entry:
+        return "–"
+    tuned = entry["tuned"]
+    return f"{tuned['chosen']:.3g}{'' if tuned['inside'] else ' (edge)'}"
+
+
+def _amounts(costs: Sequence[Mapping[str, float]]) -> list[str]:
+    """Medians of what runs took, as they are read."""
+    rounds, gradients, up, down, seconds = (
+        median(one[key] for one in costs) for key in _KEYS
+    )
+    moved = [_bytes(up), _bytes(down)]
+    return [f"{rounds:.0f}", f"{gradients:.0f}", *moved, f"{seconds:.2g}"]
+
+
+def _power(target: float) -> str:
+    digits = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+    return f"10⁻{str(-round(math.log10(target))).translate(digits)}"
+
+
+def profile(
+    results: Results, names: Sequence[str], what: Cost, target: float = TARGET
+) -> dict[str, list[float]]:
+    """A performance profile: each instance's cost over the best method's.
+
+    Source: Dolan and Moré, "Benchmarking optimization software with performance
+    profiles", Mathematical Programming 2002.
+
+    Parameters
+    ----------
+    results : mapping
+        Of problems that all of ``names`` were run on.
+    names : sequence of str
+        The methods that are compared.
+    what : str
+    target : float
+
+    Returns
+    -------
+    dict
+        By method sorted ratios, one for each problem and seed; infinity where it did
+        not arrive. Instances that nobody solved are left out.
+    """
+    found: dict[str, list[float]] = {name: [] for name in names}
+    for stored in results.values():
+        all_costs = {n: _costs(stored["methods"][n], what, target) for n in names}
+        for seed in range(len(next(iter(all_costs.values())))):
+            best = min(costs[seed] for costs in all_costs.values())
+            if math.isinf(best):
+                continue
+            for name, costs in all_costs.items():
+                found[name].append(costs[seed] / best)
+    return {name: sorted(ratios) for name, ratios in found.items()}
