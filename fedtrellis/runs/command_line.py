@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from fedtrellis.runs.compare import AXES, compare, table
+from fedtrellis.runs.compare import AXES, check_tasks, compare, table
 from fedtrellis.runs.load import Run, find_runs, load_run
 from fedtrellis.settings import check_choice
 
@@ -36,6 +36,11 @@ def add_compare_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help=".png, .svg or .pdf: a picture; .html: a page with curves to point at",
     )
+    parser.add_argument(
+        "--different-tasks",
+        action="store_true",
+        help="take runs of different tasks [refused]",
+    )
 
 
 def list_runs(options: argparse.Namespace) -> None:
@@ -62,13 +67,15 @@ def _loss(run: Run) -> str:
 def compare_runs(options: argparse.Namespace) -> None:
     """Print the table, and draw the curves if a file is named."""
     runs = [load_run(directory) for directory in options.directories]
+    if not options.different_tasks:
+        check_tasks(runs)
     if options.metric is not None:
         check_choice(
             "--metric", options.metric, {k for run in runs for k in run.columns()}
         )
     print(_columns(table(runs, options.metric)))
     if options.out is not None:
-        compare(runs, options.out, options.x, options.metric)
+        compare(runs, options.out, options.x, options.metric, options.different_tasks)
         print(f"Curves: {options.out}")
 
 

@@ -16,7 +16,7 @@ from fedtrellis.server.callbacks import CRITERIA, QUALITIES, format_bytes
 from fedtrellis.server.files import naming
 from fedtrellis.settings import SettingsError, check_choice
 
-__all__ = ["AXES", "compare", "names", "table"]
+__all__ = ["AXES", "check_tasks", "compare", "names", "table"]
 
 #: What a curve can be drawn over, and how the axis is called.
 AXES = {
@@ -49,12 +49,13 @@ def names(runs: Sequence[Run]) -> list[str]:
 
     Examples
     --------
-    ``fedgia``, ``fedfw variant=plain``; runs of equal settings are numbered.
+    ``fedgia``, ``fedfw variant=plain``, ``fedfw lasso.noise=0.1``; runs of equal
+    settings are numbered.
     """
     values: dict[str, set[str]] = {}
     for run in runs:
         for key, value in run.settings.items():
-            if key not in _UNTOLD and _is_of(key, str(run.settings.get("method"))):
+            if key not in _UNTOLD and _is_of(key, run):
                 values.setdefault(key, set()).add(repr(value))
     # a key that some versions have and others not is no difference by itself
     differ = [key for key, found in values.items() if len(found) > 1]
@@ -65,7 +66,7 @@ def names(runs: Sequence[Run]) -> list[str]:
             f"{key.removeprefix(f'{method}.')}={run.settings[key]}"
             for key in differ
             # an empty text says "the task's own": nothing to be told apart by
-            if run.settings.get(key, "") != "" and _is_of(key, method)
+            if run.settings.get(key, "") != "" and _is_of(key, run)
         ]
         found.append(" ".join([method, *parts]))
     counts = {name: found.count(name) for name in found}
@@ -77,9 +78,29 @@ def names(runs: Sequence[Run]) -> list[str]:
     return found
 
 
-def _is_of(key: str, method: str) -> bool:
-    """Whether a key is the run's own, or its method's."""
-    return "." not in key or key.startswith(f"{method}.")
+def _is_of(key: str, run: Run) -> bool:
+    """Whether a key is the run's own, or its method's or task's."""
+    owner, dot, _ = key.partition(".")
+    return not dot or owner in (run.settings.get("method"), run.settings.get("task"))
+
+
+def _tasks(runs: Sequence[Run]) -> list[str]:
+    return list(dict.fromkeys(str(run.settings.get("task", "?")) for run in runs))
+
+
+def check_tasks(runs: Sequence[Run]) -> None:
+    """Refuse runs of different tasks, whose losses have nothing in common.
+
+    Raises
+    ------
+    SettingsError
+        One line, which names the tasks.
+    """
+    if len(tasks := _tasks(runs)) > 1:
+        raise SettingsError(
+            f"the runs are of different tasks: {', '.join(tasks)}; "
+            "--different-tasks compares them all the same"
+        )
 
 
 def _last(run: Run, metric: str) -> float:
@@ -144,6 +165,7 @@ def compare(
     out: str | Path,
     x: str = "rounds",
     metric: str | None = None,
+    different_tasks: bool = False,
 ) -> None:
     """Draw the runs' curves into one file.
 
@@ -160,16 +182,21 @@ def compare(
     metric : str, optional
         By default the loss, the first criterion of optimality and the first measure of
         quality that the runs have, a panel each.
+    different_tasks : bool
+        Whether the runs may be of more than one task; the legend then names it.
 
     Raises
     ------
     SettingsError
-        No run, no such metric, no such folder, or an ending that is not known.
+        No run, runs of different tasks, no such metric, no such folder, or an
+        ending that is not known.
     """
     check_choice("x", x, AXES)
     path = Path(out).expanduser()
     if not runs:
         raise SettingsError("there is no run to compare")
+    if not different_tasks:
+        check_tasks(runs)
     if path.suffix not in (*_PICTURES, _PAGE):
         raise SettingsError(
             f"--out = {str(out)!r} must end with one of {', '.join(_PICTURES)}, {_PAGE}"
@@ -266,9 +293,8 @@ def _page(runs: Sequence[Run], path: Path, x: str, panels: Sequence[str]) -> Non
     import plotly.graph_objects as go
     from plotly.offline import get_plotlyjs
 
-    tasks = dict.fromkeys(str(run.settings.get("task", "?")) for run in runs)
     one = runs[0].title if len(runs) == 1 else ""
-    title = html.escape(one or f"{len(runs)} runs on {', '.join(tasks)}")
+    title = html.escape(one or f"{len(runs)} runs on {', '.join(_tasks(runs))}")
     parts = [_HEAD.format(title=title), f"<script>{get_plotlyjs()}</script>"]
     parts.append(_html_table(table(runs)))
     for metric in panels:

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +74,37 @@ def test_names_say_what_runs_do_not_share(runs: list[Run]) -> None:
     found = names([*runs, runs[2]])
     assert found[:2] == ["fedfw variant=auto", "fedfw variant=plain"]
     assert found[2:] == ["projected-fedavg (1)", "projected-fedavg (2)"]
+
+
+def test_names_say_what_tasks_do_not_share(runs: list[Run]) -> None:
+    noisy = replace(runs[1], settings={**runs[1].settings, "lasso.noise": 0.5})
+    given = runs[1].settings["lasso.noise"]
+    assert names([runs[1], noisy]) == [
+        f"fedfw lasso.noise={given}",
+        "fedfw lasso.noise=0.5",
+    ]
+
+
+def test_runs_of_different_tasks_are_compared_only_when_that_is_asked_for(
+    runs: list[Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = shutil.copytree(runs[1].directory, tmp_path / "other")
+    config = record / "config.toml"
+    text = config.read_text().replace('task = "lasso"', 'task = "digits"')
+    config.write_text(text)
+    picture = tmp_path / "both.svg"
+    command = ["compare", str(runs[1].directory), str(record), "--out", str(picture)]
+    assert main(command) == 1
+    said = capsys.readouterr()
+    (line,) = said.err.splitlines()
+    assert "different tasks: lasso, digits; --different-tasks" in line
+    assert said.out == ""
+    with pytest.raises(SettingsError, match="different tasks"):
+        compare([runs[1], load_run(record)], picture)
+    assert not picture.exists()
+    assert main([*command, "--different-tasks"]) == 0
+    assert "fedfw task=digits" in capsys.readouterr().out
+    assert picture.exists()
 
 
 def test_the_table_has_last_values_and_totals(runs: list[Run]) -> None:
