@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from logging import INFO
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from flwr.app import ArrayRecord, Context, MetricRecord
@@ -24,9 +24,11 @@ from fedtrellis.domains import Domain
 from fedtrellis.domains.enclosing import enclosing_ball
 from fedtrellis.manifolds import Manifold
 from fedtrellis.server.loop import LoopStrategy
+from fedtrellis.server.options import StrategyOptions
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray, Layout, array_record, record_arrays
 from fedtrellis.wire.flower_internals import log
+from fedtrellis.wire.grid_options import GridOptions
 from fedtrellis.wire.local_grid import LocalGrid
 
 __all__ = ["Experiment"]
@@ -100,7 +102,7 @@ class Experiment:
         idle = misplaced(self.entry.strategy, together)
         return {name: value for name, value in suggested.items() if name not in idle}
 
-    def strategy(self, **options: Any) -> LoopStrategy:
+    def strategy(self, **options: Unpack[StrategyOptions]) -> LoopStrategy:
         """The server's half of the method; ``options`` are those of every strategy."""
         cls = self.entry.strategy
         parts: dict[str, Any] = {"domain": self.domain, "manifold": self.manifold}
@@ -175,10 +177,10 @@ class Experiment:
         made = Layout(self.layout.shapes, dtype)
         return array_record(made.layers(made.rounded(point)))
 
-    def grid(self, **options: Any) -> LocalGrid:
+    def grid(self, **options: Unpack[GridOptions]) -> LocalGrid:
         """The nodes in this process; ``options`` are those of ``LocalGrid``."""
-        options = {"seed": self.options["seed"], "run_config": self.config} | options
-        return LocalGrid(self.client_app, self.task.num_clients, **options)
+        own: GridOptions = {"seed": self.options["seed"], "run_config": self.config}
+        return LocalGrid(self.client_app, self.task.num_clients, **(own | options))
 
     def evaluate(self, arrays: ArrayRecord | list[Any]) -> dict[str, float]:
         """F, the gap or ‖∇F‖², and the task's own metrics, on the whole data."""

@@ -327,9 +327,13 @@ class Method(Strategy, Declared):
 
         Called before any message is sent.
         """
-        if own := self.own_hooks(Method):
+        self.refuse_hooks(self.own_hooks(Method))
+
+    def refuse_hooks(self, hooks: Sequence[str]) -> None:
+        """Raise TypeError if there are any of these overridden parts."""
+        if hooks:
             raise TypeError(
-                f"{type(self).__name__} overrides {own[0]}, but its rounds take "
+                f"{type(self).__name__} overrides {hooks[0]}, but its rounds take "
                 "several waves of messages, which Flower's loop does not have: "
                 "override run_round, or use a callback"
             )

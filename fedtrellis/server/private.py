@@ -22,6 +22,7 @@ from fedtrellis.privacy import (
     SecretNoise,
     noise_multiplier_for,
 )
+from fedtrellis.privacy.accountant import Mechanism, Releases
 from fedtrellis.server.conversation import Conversation
 from fedtrellis.server.guarded import GuardedMethod
 from fedtrellis.server.robust import Average
@@ -62,7 +63,7 @@ class PrivateMethod(GuardedMethod):
     privacies: ClassVar[tuple[str, ...]] = ("none",)
     #: What clients release with ``"local"``: "gaussian" noise on a vector, or vertices
     #: drawn by the "exponential" mechanism too.
-    private_mechanism: ClassVar[str] = "gaussian"
+    private_mechanism: ClassVar[Mechanism] = "gaussian"
 
     privacy: Privacy = setting(
         "none",
@@ -243,13 +244,11 @@ class PrivateMethod(GuardedMethod):
         return SecretNoise(self.privacy_test_seed)
 
     @cached_property
-    def _how(self) -> dict[str, Any]:
+    def _how(self) -> Releases:
         """What the accountant has to know of the cohorts."""
         whole = self.expected_participation == 1.0
-        if self.privacy == "local":
-            return {
-                "mechanism": self.private_mechanism
-            }  # the server knows whom it asks
+        if self.privacy == "local":  # the server knows whom it asks
+            return {"mechanism": self.private_mechanism}
         if whole:
             return {}
         if self.sampling == "fixed":

@@ -207,7 +207,8 @@ class RoundStrategy(LoopStrategy):
                 f"which overrides {own[0]}"
             )
         if type(self).run_round is not RoundStrategy.run_round:
-            super().check_hooks()
+            # an evaluation is one wave all the same
+            self.refuse_hooks([hook for hook in own if hook.endswith("_train")])
 
     def _run_hooks(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fedtrellis.wire.arrays import array_record, record_arrays
 
-__all__ = ["FAULTS", "spoilt"]
+__all__ = ["FAULTS", "Faults", "spoilt"]
 
 #: Probabilities, by message, of what can go wrong, and when it strikes.
 FAULTS = {
@@ -23,6 +23,19 @@ FAULTS = {
     "garbage": "the reply arrives spoilt",
     "duplicate": "the reply arrives twice",
 }
+
+
+class Faults(TypedDict, total=False):
+    """:data:`FAULTS` as keyword arguments, for editors and type checkers."""
+
+    request_loss: float
+    wipe: float
+    crash: float
+    state_loss: float
+    reply_loss: float
+    late_reply: float
+    garbage: float
+    duplicate: float
 
 
 def spoilt(content: RecordDict, rng: np.random.Generator) -> RecordDict:

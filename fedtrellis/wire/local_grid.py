@@ -12,7 +12,7 @@ import json
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -21,7 +21,7 @@ from flwr.serverapp import Grid
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.encoding import Encoder
-from fedtrellis.wire.faults import FAULTS, spoilt
+from fedtrellis.wire.faults import FAULTS, Faults, spoilt
 from fedtrellis.wire.flower_internals import (
     ErrorCode,
     empty_run,
@@ -133,7 +133,7 @@ class LocalGrid(Grid):
         encode: bool = False,
         batched: bool = False,
         workers: int = 1,
-        **faults: float,
+        **faults: Unpack[Faults],
     ) -> None:
         if num_nodes < 1:
             raise SettingsError(f"num_nodes = {num_nodes} must be at least 1")
@@ -143,7 +143,8 @@ class LocalGrid(Grid):
             raise SettingsError(
                 f"node_configs has {len(node_configs)} entries for {num_nodes} nodes"
             )
-        for name, probability in faults.items():
+        chances = cast(dict[str, float], faults)
+        for name, probability in chances.items():
             if name not in FAULTS:
                 raise SettingsError(
                     f"{name!r} is no fault; allowed: {', '.join(FAULTS)}"
@@ -154,7 +155,7 @@ class LocalGrid(Grid):
                 )
         self.encode = encode
         self.batched, self.workers = batched, workers
-        self.faults = {name: float(faults.get(name, 0.0)) for name in FAULTS}
+        self.faults = {name: float(chances.get(name, 0.0)) for name in FAULTS}
         self.fault_counts = dict.fromkeys(FAULTS, 0)
         self.bytes_up = 0
         self.bytes_down = 0

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
@@ -12,8 +14,14 @@ from flwr.app import Context, RecordDict
 
 import sim
 from fedtrellis.app.directory import read_config
+from fedtrellis.privacy.accountant import Accountant, Releases
+from fedtrellis.server.loop import LoopStrategy
+from fedtrellis.server.options import StrategyOptions
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import record_arrays
+from fedtrellis.wire.faults import FAULTS
+from fedtrellis.wire.grid_options import GridOptions
+from fedtrellis.wire.local_grid import LocalGrid
 
 CASES = {
     "domain": (
@@ -91,3 +99,19 @@ def test_a_client_that_needs_what_the_task_does_not_have_says_what() -> None:
 def test_unknown_keys_are_refused_with_a_hint() -> None:
     with pytest.raises(SettingsError, match=r"'fedgia\.sigm'.*mean 'fedgia\.sigma'"):
         sim.app.experiment({"method": "fedgia", "fedgia.sigm": 1.0}, 3)
+
+
+def test_options_that_an_editor_completes_are_those_that_there_are() -> None:
+    fields = {f.name for f in dataclasses.fields(LoopStrategy) if f.init}
+    assert get_type_hints(StrategyOptions) == {
+        name: hint
+        for name, hint in get_type_hints(LoopStrategy).items()
+        if name in fields
+    }
+    grid = dict(inspect.signature(LocalGrid).parameters)
+    faults = grid.pop("faults").annotation
+    del grid["client_app"], grid["num_nodes"]
+    assert GridOptions.__annotations__.keys() == grid.keys() | FAULTS.keys()
+    assert faults == "Unpack[Faults]"
+    accountant = inspect.signature(Accountant).parameters
+    assert {"noise_multiplier", "delta", *Releases.__annotations__} == set(accountant)

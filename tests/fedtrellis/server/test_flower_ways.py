@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Iterable
 from typing import Any
@@ -9,26 +10,55 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.client.mod import secagg_mod, secaggplus_mod
 from flwr.clientapp.mod import (
     LocalDpMod,
+    adaptiveclipping_mod,
     arrays_size_mod,
     fixedclipping_mod,
     message_size_mod,
 )
-from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
+from flwr.serverapp.strategy import (
+    DifferentialPrivacyClientSideAdaptiveClipping,
+    DifferentialPrivacyClientSideFixedClipping,
+    DifferentialPrivacyServerSideAdaptiveClipping,
+    DifferentialPrivacyServerSideFixedClipping,
+    FedAvg,
+)
 
+import strategies
 from clients import (
+    CompressedSGDClient,
     FedAvgGDClient,
     FedGiAClient,
     FedOptClient,
+    FedProxClient,
     HyFDCAClient,
+    LocalSGDClient,
     ProjectedFedAvgClient,
 )
-from fedtrellis import LocalGrid, Progress, client_app
+from fedtrellis import (
+    LocalGrid,
+    LoopStrategy,
+    Progress,
+    RoundStrategy,
+    client_app,
+)
 from fedtrellis.domains import L1Ball
+from fedtrellis.server.flower_ways import FLOWER_HOOKS
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import record_arrays
-from strategies import FedAvgGD, FedFW, FedGiA, FedOpt, HyFDCA, ProjectedFedAvg
+from strategies import (
+    CompressedSGD,
+    FedAvgGD,
+    FedFW,
+    FedGiA,
+    FedOpt,
+    FedProx,
+    HyFDCA,
+    LocalSGD,
+    ProjectedFedAvg,
+)
 from tests.harness import number_of
 
 START = ArrayRecord([np.zeros(6)])
@@ -151,6 +181,11 @@ def test_who_only_looks_on_changes_nothing(variant: Any) -> None:
 
 
 class Evaluated(FedAvgGD):
+    """Has only client 0 evaluate, and counts the answers."""
+
+    def configure_evaluate(self, server_round: int, *more: Any) -> Iterable[Message]:
+        return list(super().configure_evaluate(server_round, *more))[:1]
+
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
@@ -160,16 +195,44 @@ class Evaluated(FedAvgGD):
 def test_the_evaluation_can_be_overridden() -> None:
     strategy = Evaluated(**PLAIN, client_evaluate_every=3)
     model(strategy)
-    assert strategy.history[-1].client_evaluation == {"answers": 4}
+    assert strategy.history[-1].client_evaluation == {"answers": 1}
 
 
-def test_several_waves_refuse_what_nobody_would_call() -> None:
-    class Mine(HyFDCA):
-        def aggregate_train(self, server_round: int, replies: Any) -> Any:
-            return super().aggregate_train(server_round, replies)
+ALL = [
+    thing
+    for thing in vars(strategies).values()
+    if isinstance(thing, type) and issubclass(thing, LoopStrategy) and thing.name
+]
 
-    with pytest.raises(TypeError, match="Mine overrides aggregate_train, but"):
-        Mine().start(grid(HyFDCAClient), START, 3)
+
+@pytest.mark.parametrize("hook", FLOWER_HOOKS)
+def test_several_waves_refuse_what_nobody_would_call(hook: str) -> None:
+    several = [cls for cls in ALL if not issubclass(cls, RoundStrategy)]
+    assert HyFDCA in several
+    for cls in several:
+        mine: Any = type("Mine", (cls,), {hook: lambda *_: None})
+        on = grid(HyFDCAClient)
+        with pytest.raises(TypeError, match=f"Mine overrides {hook}, but its rounds"):
+            mine().start(on, START, 3)
+        assert on._handled == 0
+
+
+def test_a_round_of_ones_own_refuses_a_part_of_flowers() -> None:
+    class Both(Doubled):
+        def run_round(self, *arguments: Any) -> Any:
+            return None
+
+    with pytest.raises(TypeError, match="Both overrides configure_train, but"):
+        Both(**PLAIN).start(grid(), START, 3)
+
+
+@pytest.mark.parametrize("cls", ALL, ids=lambda cls: cls.name)
+def test_every_parameter_of_flowers_own_is_refused_by_name(cls: Any) -> None:
+    theirs = set(inspect.signature(FedAvg).parameters)
+    assert "fraction_train" in theirs
+    for name in theirs:
+        with pytest.raises(TypeError, match=f"'{name}' of Flower's FedAvg; here it is"):
+            cls(**{name: 1})
 
 
 @pytest.mark.parametrize(
@@ -201,24 +264,64 @@ def test_train_config_reaches_the_clients() -> None:
     assert seen == 12 * [0.25]
 
 
+def test_the_rest_of_start_is_as_in_flower() -> None:
+    seen = []
+
+    class Client(FedAvgGDClient):
+        def evaluate(self, parameters: Any, config: dict[str, Any]) -> Any:
+            seen.append(config["fold"])
+            return super().evaluate(parameters, config)
+
+    class Timed(FedAvgGD):
+        def run_round(
+            self, conversation: Any, t: int, config: Any, timeout: Any
+        ) -> Any:
+            waits.append(timeout)
+            return super().run_round(conversation, t, config, timeout)
+
+    waits: list[float] = []
+    strategy = Timed(**PLAIN, client_evaluate_every=3)
+    fold = ConfigRecord({"fold": 2})
+    model(strategy, grid(Client), evaluate_config=fold, timeout=123.0)
+    assert seen == 4 * [2]
+    assert waits == 3 * [123.0]
+
+
 @pytest.mark.parametrize("mod", [message_size_mod, arrays_size_mod])
 def test_mods_that_look_on_work(mod: Any) -> None:
     found = model(FedAvgGD(**PLAIN), grid(mods=[mod]))
     assert np.array_equal(found, model(FedAvgGD(**PLAIN)))
 
 
-@pytest.mark.parametrize("mod", [fixedclipping_mod, LocalDpMod(1.0, 1.0, 1.0, 1e-5)])
+@pytest.mark.parametrize(
+    "mod",
+    [
+        fixedclipping_mod,
+        adaptiveclipping_mod,
+        LocalDpMod(1.0, 1.0, 1.0, 1e-5),
+        secagg_mod,
+        secaggplus_mod,
+    ],
+)
 def test_mods_that_perturb_plain_arrays_are_refused(mod: Any) -> None:
     with pytest.raises(SettingsError, match="which clips or perturbs"):
         grid(mods=[mod])
 
 
-def test_wrappers_stop_before_anything_is_sent() -> None:
-    wrapped = DifferentialPrivacyServerSideFixedClipping(FedAvgGD(**PLAIN), 1.0, 1.0, 4)
+@pytest.mark.parametrize(
+    ("wrapper", "arguments"),
+    [
+        (DifferentialPrivacyServerSideFixedClipping, (1.0, 1.0, 4)),
+        (DifferentialPrivacyServerSideAdaptiveClipping, (0.1, 4)),
+        (DifferentialPrivacyClientSideFixedClipping, (1.0, 1.0, 4)),
+        (DifferentialPrivacyClientSideAdaptiveClipping, (0.1, 4)),
+    ],
+)
+def test_wrappers_stop_before_anything_is_sent(wrapper: Any, arguments: Any) -> None:
     on = grid()
     with pytest.raises(RuntimeError, match="FedAvgGD has a loop and messages of its"):
-        wrapped.start(on, START, 3)
-    assert not on.client_states() or on._handled == 0
+        wrapper(FedAvgGD(**PLAIN), *arguments).start(on, START, 3)
+    assert on._handled == 0
 
 
 class Uneven(Loss):
@@ -229,26 +332,23 @@ class Uneven(Loss):
         self.num_examples = index + 1
 
 
-STEADY: dict[str, Any] = {"step_size": 0.1, "step_schedule": "constant"}
+BY_EXAMPLES: dict[str, Any] = {"client_weights": "examples"}
+STEADY = {**BY_EXAMPLES, "step_size": 0.1, "step_schedule": "constant"}
+WHOLE = {**STEADY, "batch_fraction": 1.0}
 
 
 @pytest.mark.parametrize(
     ("strategy", "client"),
     [
-        (FedAvgGD(**STEADY, client_weights="examples"), FedAvgGDClient),
+        (FedAvgGD(**STEADY), FedAvgGDClient),
+        (LocalSGD(**WHOLE), LocalSGDClient),
+        (FedProx(**STEADY), FedProxClient),
+        (FedOpt(**WHOLE, server_momentum=0.0), FedOptClient),
         (
-            FedOpt(
-                **STEADY,
-                batch_fraction=1.0,
-                server_momentum=0.0,
-                client_weights="examples",
-            ),
-            FedOptClient,
+            CompressedSGD(**WHOLE, server_momentum=0.0, kept_fraction=1.0),
+            CompressedSGDClient,
         ),
-        (
-            ProjectedFedAvg(L1Ball(100.0), client_weights="examples"),
-            ProjectedFedAvgClient,
-        ),
+        (ProjectedFedAvg(L1Ball(100.0), **BY_EXAMPLES), ProjectedFedAvgClient),
     ],
 )
 def test_clients_weigh_by_their_examples_where_that_is_said(
@@ -264,6 +364,10 @@ def test_clients_weigh_by_their_examples_where_that_is_said(
 
 
 def test_weights_by_examples_are_refused_where_they_mean_nothing() -> None:
+    # the others of the table are those above
+    assert {cls for cls in ALL if cls.weighable} == {
+        *(FedAvgGD, LocalSGD, FedProx, FedOpt, CompressedSGD, ProjectedFedAvg)
+    }
     with pytest.raises(SettingsError, match=r"'examples' does not apply to fedfw; al"):
         FedFW(L1Ball(1.0), client_weights="examples")
     with pytest.raises(SettingsError, match=r"needs robust = 'none'"):
