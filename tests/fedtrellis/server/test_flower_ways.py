@@ -288,9 +288,15 @@ def test_the_rest_of_start_is_as_in_flower() -> None:
 
 
 @pytest.mark.parametrize("mod", [message_size_mod, arrays_size_mod])
-def test_mods_that_look_on_work(mod: Any) -> None:
-    found = model(FedAvgGD(**PLAIN), grid(mods=[mod]))
-    assert np.array_equal(found, model(FedAvgGD(**PLAIN)))
+def test_mods_that_look_on_work(
+    mod: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = model(FedAvgGD(**PLAIN))
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    with caplog.at_level(logging.INFO, logger="flwr"):
+        assert np.array_equal(model(FedAvgGD(**PLAIN), grid(mods=[mod])), alone)
+    # they say what they saw: a message a client and round, at least
+    assert sum(record.module == "comms_mods" for record in caplog.records) >= 12
 
 
 @pytest.mark.parametrize(
