@@ -43,7 +43,7 @@ def numbers(loss: str, cut: tuple[int, int] = (3, 3), scale: float = 1.0) -> Spl
     return Split(X, y, grid_parts(N, P, *cut), loss, REGULARIZATION)
 
 
-def encrypted(split: Split, rounds: int = 300, **options: object) -> Array:
+def encrypted(split: Split, rounds: int = 300, **options: Any) -> Array:
     """The model of a run with everything on, to the last digits."""
     run = Run(split, rounds, encryption="stream", **LAST_DIGITS, **options)
     assert run.strategy.converged()
