@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterable
 from typing import Any
 
-from .comparison import NODES, Contender, run
+from .comparison import BATCH, DIGITS, NODES, Contender, run
 
 __all__ = ["rows"]
 
@@ -30,15 +30,10 @@ def rows() -> Iterable[tuple[Any, ...]]:
         own = {"variant": variant, "local-steps": steps, "momentum": mu}
         contender = Contender("fedlmo", 0.03, ("constant", "linear"), own)
         config = {
-            "task": "classification",
-            "classification.dataset": "digits",
-            "classification.model": "dnn",
-            "classification.partition": "labels",
+            **DIGITS,
             "classification.labels-per-client": classes,
-            "dtype": "float32",
-            "evaluate-gap": False,
             "seed": 1,
-            **contender.config(0.03, "linear", _ROUNDS[-1], {"batch-size": 29}),
+            **contender.config(0.03, "linear", _ROUNDS[-1], BATCH),
         }
         curve = run(config)
         assert curve is not None
