@@ -12,23 +12,18 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Mapping
 from logging import WARNING
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 
 from fedtrellis.server.answers import Answer, open_answer
 from fedtrellis.server.callbacks import listed
-from fedtrellis.server.in_process import hear_together
-from fedtrellis.wire.arrays import filled
+from fedtrellis.server.in_process import hear_together, own_method
+from fedtrellis.server.requests import Requests
 from fedtrellis.wire.exchange import NO_ANSWER, Client, Registry, Traffic, exchange
-from fedtrellis.wire.flower_internals import alike_to, log
-from fedtrellis.wire.protocol import (
-    CONFIG,
-    MODEL,
-    RESTORE,
-    identity_order,
-)
+from fedtrellis.wire.flower_internals import log
+from fedtrellis.wire.protocol import identity_order
 
 __all__ = ["Conversation", "Policy"]
 
@@ -106,7 +101,7 @@ class Conversation:
         self.registry = Registry(policy.client_keys)
         self.session, self.epoch = secrets.token_hex(4), ""
         self.traffic = Traffic()
-        # the last request of training of which no message was sent
+        # the first request of the last wave: the next one differs little
         self.earlier: Message | None = None
         # bytes of train requests without content, by the digits of the round and the
         # bits of the node's id
@@ -168,12 +163,7 @@ class Conversation:
     # --------------------------------------------------------------------- requests
 
     def request(
-        self,
-        server_round: int,
-        name: str,
-        kind: str,
-        entries: Mapping[str, Any],
-        like: Message | None = None,
+        self, server_round: int, name: str, kind: str, entries: Mapping[str, Any]
     ) -> Message:
         """A message to one client, with the model and, if it has none, its state.
 
@@ -186,71 +176,8 @@ class Conversation:
             The message's type: ``"train"``, ``"train.NAME"`` or ``"evaluate"``.
         entries : mapping
             What the method has to say, for the client's ``config``.
-        like : Message, optional
-            One of the same round and kind that has just been made, which saves time. A
-            grid within this process may let the two share what they say.
         """
-        entries = dict(entries)
-        model = self.policy.model_for(name, entries)
-        config, records = self.said(server_round, name, kind, entries, model)
-        said: ConfigRecord | None = None
-        if like is not None and getattr(self.grid, "shares_records", False):
-            said = cast(ConfigRecord, like.content[CONFIG])
-        if said is None or said != config:
-            said = filled(ConfigRecord(), config)
-        content = filled(RecordDict(), {CONFIG: said, **records})
-        node_id = self.registry[name].node_id
-        if like is not None:
-            return alike_to(like, node_id, content)
-        return Message(
-            content,
-            dst_node_id=node_id,
-            message_type=kind,
-            group_id=str(server_round),
-        )
-
-    def said(
-        self,
-        server_round: int,
-        name: str,
-        kind: str,
-        entries: Mapping[str, Any],
-        model: tuple[ArrayRecord, dict[str, Any]],
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """A request's config, and its other records.
-
-        ``entries`` are without what the policy's ``model_for`` takes of them, and
-        ``model`` is what it returned.
-        """
-        client, policy = self.registry[name], self.policy
-        arrays, model_config = model
-        config: dict[str, Any] = {
-            "session": self.session,
-            "server-round": server_round,
-            **model_config,
-            **entries,
-        }
-        records: dict[str, Any] = {MODEL: arrays}
-        if not policy.keep_model:
-            config["keep-model"] = False
-        if kind != "evaluate" and policy.stateful:
-            config["used-round"] = client.used_round
-            # without a server that was started again, neither is there
-            if client.epoch:
-                config["used-epoch"] = client.epoch
-            if self.epoch:
-                config["epoch"] = self.epoch
-            replace = policy.replaces_state(name)
-            if replace or not client.ready:
-                restore, restore_config = policy.state_for(name)
-                config.update(restore_config)
-                if replace or not policy.keep_old_state:
-                    config["restore-alone"] = True
-                if replace:
-                    config["restore-over"] = True
-                if restore:
-                    records[RESTORE] = restore
-        return config, records
+        return Requests(self, server_round, kind, {name: entries}, False).to(name)
 
     def ask(
         self,
@@ -278,7 +205,10 @@ class Conversation:
             not is in :attr:`traffic`.
         """
         todo = sorted(entries, key=identity_order)
-        answers = hear_together(self, server_round, kind, entries, todo)
+        shares = own_method(self.grid, "shares_contents")
+        shared = shares is not None and bool(shares())
+        made = Requests(self, server_round, kind, entries, shared)
+        answers = hear_together(self, made, todo)
         if answers:
             if len(answers) == len(todo):
                 self.traffic.waves += 1
@@ -287,12 +217,7 @@ class Conversation:
             heard = {answer.client for answer in answers}
             todo = [name for name in todo if name not in heard]
         for attempt in (1, 2):
-            requests: list[Message] = []
-            for name in todo:
-                like = requests[-1] if requests else None
-                requests.append(
-                    self.request(server_round, name, kind, entries[name], like)
-                )
+            requests = [made.to(name) for name in todo]
             by_node = {self.registry[name].node_id: name for name in todo}
             self.traffic.waves += 1
             asked = [self.registry[name] for name in todo]

@@ -3,32 +3,38 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from flwr.app import ConfigRecord, Message, RecordDict
-
 from fedtrellis.server.answers import Answer
+from fedtrellis.server.requests import Requests
 from fedtrellis.signals import window
-from fedtrellis.wire.arrays import filled
-from fedtrellis.wire.flower_internals import alike_to, envelope_bytes, next_to
+from fedtrellis.wire.flower_internals import alike_to, envelope_bytes
 from fedtrellis.wire.message_size import content_bytes, framed_bytes
-from fedtrellis.wire.protocol import CONFIG
 from fedtrellis.wire.together import Asked, Heard
 
 if TYPE_CHECKING:
     from fedtrellis.server.conversation import Conversation
 
-__all__ = ["hear_together"]
+__all__ = ["hear_together", "own_method"]
+
+
+def own_method(grid: Any, name: str) -> Callable[..., Any] | None:
+    """A grid's method, if it is not that of a grid within it, which sees no messages.
+
+    Parameters
+    ----------
+    grid : Grid
+        Any.
+    name : str
+    """
+    found = getattr(grid, name, None)
+    return found if getattr(found, "__self__", None) is grid else None
 
 
 @window()
 def hear_together(
-    conversation: Conversation,
-    server_round: int,
-    kind: str,
-    entries: Mapping[str, Mapping[str, Any]],
-    names: Sequence[str],
+    conversation: Conversation, requests: Requests, names: Sequence[str]
 ) -> list[Answer]:
     """The answers of those whom the grid can ask without messages.
 
@@ -36,11 +42,8 @@ def hear_together(
     ----------
     conversation : Conversation
         Whose traffic counts what the messages would have been.
-    server_round : int
-    kind : str
-        The requests' type.
-    entries : mapping
-        By client, what the method has to say to it.
+    requests : Requests
+        To be made.
     names : sequence of str
         The clients.
 
@@ -51,11 +54,8 @@ def hear_together(
         sent to, nothing has changed: see :meth:`LocalGrid.answer_together
         <fedtrellis.wire.local_grid.LocalGrid.answer_together>`.
     """
-    grid = conversation.grid
-    answer_together = getattr(grid, "answer_together", None)
-    # of a grid within another one, that one sees the messages
-    own = getattr(answer_together, "__self__", None) is grid
-    if answer_together is None or not own or kind != "train":
+    answers_together = own_method(conversation.grid, "answers_together")
+    if requests.kind != "train" or not (answers_together and answers_together()):
         return []
     # What a wave makes for each client it drops at the end, and it makes no cycles.
     # Python would go through all nodes again and again to find that out; cycles that
@@ -63,66 +63,30 @@ def hear_together(
     collects = gc.isenabled()
     gc.disable()
     try:
-        return _hear(conversation, server_round, kind, entries, names, answer_together)
+        return _hear(conversation, requests, names)
     finally:
         if collects:
             gc.enable()
 
 
 def _hear(
-    conversation: Conversation,
-    server_round: int,
-    kind: str,
-    entries: Mapping[str, Mapping[str, Any]],
-    names: Sequence[str],
-    answer_together: Callable[[Sequence[Asked]], Sequence[Heard | None] | None],
+    conversation: Conversation, requests: Requests, names: Sequence[str]
 ) -> list[Answer]:
-    policy = conversation.policy
+    policy, server_round = conversation.policy, requests.server_round
     version = policy.model_version if policy.keep_model else None
-    # by what a request depends on, which is kept so that no id is another's
-    made: dict[Any, tuple[Message, Any]] = {}
-    asked: list[Asked] = []
     clients = conversation.registry.clients
-    alike = policy.one_model and not policy.stateful
+    asked: list[Asked] = []
     for name in names:
-        client, said = clients[name], entries[name]
-        if alike and id(said) in made:
-            asked.append(Asked(name, client.node_id, made[id(said)][0]))
-            continue
-        own = dict(said)
-        model = policy.model_for(name, own)
-        if version is not None and model[1].get("model-version") != version:
-            continue
-        key: Any = id(said)
-        if not alike:
-            key = id(said), id(model[0]), id(model[1])
-        if policy.stateful:
-            restored = not client.ready or policy.replaces_state(name)
-            key += client.used_round, client.epoch, name if restored else ""
-        if key not in made:
-            config, records = conversation.said(server_round, name, kind, own, model)
-            record = filled(ConfigRecord(), config)
-            content = filled(RecordDict(), {CONFIG: record, **records})
-            group = str(server_round)
-            earlier = conversation.earlier
-            if earlier is None:
-                request = Message(
-                    content,
-                    dst_node_id=client.node_id,
-                    message_type=kind,
-                    group_id=group,
-                )
-            else:
-                request = next_to(earlier, content, group)
-            conversation.earlier = request
-            made[key] = request, (said, model)
-        asked.append(Asked(name, client.node_id, made[key][0]))
-    answers: list[Answer] = []
-    found = answer_together(asked)
-    if found is None:
-        return answers
-    contents = {id(m): content_bytes(m.content) for m, _ in made.values()}
+        request, brings = requests.wording(name)
+        if version is None or brings == version:
+            asked.append(Asked(name, clients[name].node_id, request))
+    grid: Any = conversation.grid
+    found: Sequence[Heard | None] = grid.answer_together(asked)
+    contents = {
+        id(request): content_bytes(request.content) for request, _ in requests.wordings
+    }
     envelopes, digits = conversation.envelopes, len(str(server_round))
+    answers: list[Answer] = []
     up = down = 0
     for (name, node_id, request), heard in zip(asked, found, strict=True):
         if heard is None:

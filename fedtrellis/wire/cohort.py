@@ -1,8 +1,9 @@
-"""The clients of a wave, many at once.
+"""The clients of a wave, one by one or many at once.
 
 What arrives is taken, and what leaves is made, message by message as ever
-(:mod:`fedtrellis.wire.handling`); between the two a client class that has a
-``fit_many`` computes for all of its clients that were asked the same.
+(:mod:`fedtrellis.wire.handling`), but what messages have in common is looked at once.
+Many at once, a client class that has a ``fit_many`` computes in between for all of its
+clients that were asked the same.
 """
 
 from __future__ import annotations
@@ -53,15 +54,33 @@ class Cohort:
         """An app's, or None if it handles one message at a time."""
         return cls(app) if isinstance(app, MethodApp) and app.plain else None
 
-    def answer(self, requests: Sequence[tuple[Message, Context]]) -> list[Answer]:
+    def answer_one(self, message: Message, context: Context, wave: Wave) -> Answer:
+        """The reply to a request of a wave, or what the client raised."""
+        if message.metadata.message_type != "train":
+            return answer_alone(self.app, message, context)
+        handling = Handling(self.app.node, "fit", message, context)
+        try:
+            with handling:
+                if handling.begin(wave):
+                    handling.stand_alone()
+                    handling.finish(handling.call())
+        except Exception as error:
+            return error
+        return handling.reply
+
+    def answer(
+        self, requests: Sequence[tuple[Message, Context]], wave: Wave
+    ) -> list[Answer]:
         """The replies to requests, or what the clients raised, in their order.
 
         Parameters
         ----------
         requests : sequence of (Message, Context)
             At most one to a node.
+        wave : Wave
+            What they have in common.
         """
-        wave, groups = Wave(), Groups()
+        groups = Groups()
         answers: dict[int, Answer] = {}
         begun: dict[int, Handling] = {}
         try:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from numpy.typing import NDArray
 
 from fedtrellis.wire.arrays import array_record, record_arrays
+from fedtrellis.wire.nodes import Delivery
 
-__all__ = ["FAULTS", "Faults", "spoilt"]
+__all__ = ["FAULTS", "Faults", "Parcel", "spoilt"]
 
 #: Probabilities, by message, of what can go wrong, and when it strikes.
 FAULTS = {
@@ -36,6 +38,20 @@ class Faults(TypedDict, total=False):
     late_reply: float
     garbage: float
     duplicate: float
+
+
+@dataclass
+class Parcel:
+    """A message on its way, and what strikes it."""
+
+    message: Message
+    strikes: set[str] = field(default_factory=set)
+
+    def delivery(self) -> Delivery:
+        """As the node gets it."""
+        return Delivery(
+            self.message, "wipe" in self.strikes, "state_loss" in self.strikes
+        )
 
 
 def spoilt(content: RecordDict, rng: np.random.Generator) -> RecordDict:

@@ -187,18 +187,20 @@ def reply_to(request: Message, content: RecordDict) -> Message:
     )
 
 
-def next_to(request: Message, content: RecordDict, group_id: str) -> Message:
-    """A request like one of an earlier round, to the same node."""
+def next_to(
+    request: Message, node_id: int, content: RecordDict, group_id: str
+) -> Message:
+    """A request like one of an earlier wave."""
     if not _is_plain(request):
-        metadata = request.metadata
-        return Message(
-            content,
-            dst_node_id=metadata.dst_node_id,
-            message_type=metadata.message_type,
-            group_id=group_id,
-        )
-    now = time.time()
-    return _resembling(request, content, _group_id=group_id, _created_at=now)
+        kind = request.metadata.message_type
+        return Message(content, node_id, kind, group_id=group_id)
+    return _resembling(
+        request,
+        content,
+        _dst_node_id=node_id,
+        _group_id=group_id,
+        _created_at=time.time(),
+    )
 
 
 def alike_to(request: Message, node_id: int, content: RecordDict) -> Message:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
 
@@ -107,21 +107,23 @@ class Wave:
 
     Requests that travel within a process share their records: a check of one, and the
     model that comes of one and of what a client had, hold for all that have the same.
-    The records are known by their identity, so they have to outlive this object.
     """
 
     def __init__(self) -> None:
-        self._configs: dict[int, Named] = {}
-        self._models: dict[Any, ReceivedModel] = {}
+        # by identities; what they are those of is kept, so that none is another's
+        self._configs: dict[int, tuple[Any, Named]] = {}
+        self._models: dict[Any, tuple[ReceivedModel, Any]] = {}
 
     def read(self, content: RecordDict, max_count: int) -> Named:
         """As :func:`~fedtrellis.wire.protocol.read_request`; not to be changed."""
         records = contents(content)
-        config = self._configs.get(id(records.get(CONFIG)))
+        record = records.get(CONFIG)
+        known = self._configs.get(id(record))
         # what else a request may have, and what it must have, is its own
-        if config is None or records.keys() != _USUAL:
-            config = read_request(content, max_count)
-            self._configs[id(records[CONFIG])] = config
+        if known is not None and records.keys() == _USUAL:
+            return known[1]
+        config = read_request(content, max_count)
+        self._configs[id(record)] = record, config
         return config
 
     def receive(
@@ -138,12 +140,11 @@ class Wave:
         if stored is not None and encoded is not None:
             known = stored.version, stored.layout, encoded.data
         key = id(record), id(config), known
-        model = self._models.get(key)
-        if model is None:
+        if key not in self._models:
             model = receive(record, config, stored, max_parameters)
             model.point.flags.writeable = False
-            self._models[key] = model
-        return model
+            self._models[key] = model, (record, config, stored)
+        return self._models[key][0]
 
 
 class Handling:
@@ -263,7 +264,10 @@ class Handling:
     def stand_alone(self) -> None:
         """Let the client have for itself what requests of the wave have in common."""
         self.config = Named("the request's config", self.config)
-        self.model = replace(self.model, point=self.model.point.copy())
+        model = self.model
+        # what is a view of the message would have been read-only in any case
+        if model.point.flags.owndata:
+            self.model = ReceivedModel(model.layout, model.point.copy(), model.version)
 
     def call(self) -> Any:
         """What the client's method returns, for :meth:`finish`."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from flwr.app import Context, Error, Message, RecordDict
@@ -20,8 +19,9 @@ from flwr.serverapp import Grid
 
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError
+from fedtrellis.wire.client import MethodApp
 from fedtrellis.wire.encoding import Encoder
-from fedtrellis.wire.faults import FAULTS, Faults, spoilt
+from fedtrellis.wire.faults import FAULTS, Faults, Parcel, spoilt
 from fedtrellis.wire.flower_internals import (
     ErrorCode,
     empty_run,
@@ -30,8 +30,9 @@ from fedtrellis.wire.flower_internals import (
     name_message,
     node_infos,
 )
+from fedtrellis.wire.handling import Wave
 from fedtrellis.wire.node_context import NodeContext
-from fedtrellis.wire.nodes import Delivery, Nodes
+from fedtrellis.wire.nodes import Nodes
 from fedtrellis.wire.workers import Workers
 
 if TYPE_CHECKING:
@@ -43,20 +44,6 @@ __all__ = ["FAULTS", "LocalGrid", "encode_message"]
 
 # As long as those that Flower draws, so that messages have the bytes they have there.
 _RUN_ID = 2**63 - 1
-
-
-@dataclass
-class Parcel:
-    """A message on its way, and what strikes it."""
-
-    message: Message
-    strikes: set[str] = field(default_factory=set)
-
-    def delivery(self) -> Delivery:
-        """As the node gets it."""
-        return Delivery(
-            self.message, "wipe" in self.strikes, "state_loss" in self.strikes
-        )
 
 
 def _number_of(message: Message) -> int:
@@ -181,7 +168,7 @@ class LocalGrid(Grid):
         self._replies: dict[str, Message] = {}
         self._late: list[Message] = []
         # what messages that are pushed together have in common
-        self._encode = Encoder()
+        self._encode, self._wave = Encoder(), Wave()
         self._run = empty_run(_RUN_ID)
         self._own = frozenset(vars(self)) | {"_own"}
         join_run(_RUN_ID)
@@ -202,11 +189,6 @@ class LocalGrid(Grid):
         if isinstance(self._nodes, Workers):
             raise RuntimeError("the worker processes have begun with another app")
         self._nodes = Nodes(app, self._contexts, self.batched)
-
-    @property
-    def shares_records(self) -> bool:
-        """Whether requests that say the same may have one record in common."""
-        return self.batched
 
     @property
     def run(self) -> Run:
@@ -237,7 +219,8 @@ class LocalGrid(Grid):
         late, self._late = self._late, []
         message_ids, together = [], []
         one_by_one = self.workers == 1 and not self.batched
-        self._encode = Encoder(sharing=self.shares_records)
+        self._encode = Encoder(sharing=self.shares_contents())
+        self._wave = Wave()
         for message in messages:
             self._handled += 1
             message_id = f"{self._handled:036d}"  # as long as a UUID
@@ -253,7 +236,7 @@ class LocalGrid(Grid):
         else:
             for message in together:
                 self._deliver(message)
-        self._encode = Encoder()
+        self._encode, self._wave = Encoder(), Wave()
         for reply in late:
             self._replies[reply.metadata.message_id] = reply
         return message_ids
@@ -285,26 +268,43 @@ class LocalGrid(Grid):
         """Push, and pull whatever came back."""
         return self.pull_messages(self.push_messages(messages))
 
-    def answer_together(self, asked: Sequence[Asked]) -> list[Heard | None] | None:
-        """What the clients of a ``train`` wave answer, without a message made of it.
+    def shares_contents(self) -> bool:
+        """Whether requests that say the same may have their content in common.
 
-        None, or None for a client, where there have to be messages: they travel as
-        bytes or through another process, something may happen to them, or somebody has
-        overridden what they go through.
+        Not where somebody could change one of them on its way: mods of the client app,
+        or whoever has overridden what messages go through.
         """
-        nodes = self._nodes
-        if not (
-            self.batched
+        app = self._nodes.app
+        return (
+            isinstance(app, MethodApp)
+            and app.plain
             and type(self) is LocalGrid
-            and isinstance(nodes, Nodes)
-            and nodes.together is not None
+            and vars(self).keys() <= self._own
+        )
+
+    def answers_together(self) -> bool:
+        """Whether clients of a ``train`` wave can answer without messages.
+
+        Not where these would travel as bytes or to another process, where something may
+        happen to them, or where somebody could look at them.
+        """
+        return (
+            self.batched
             and self.workers == 1
             and not self.encode
             and not self._late
-            and vars(self).keys() <= self._own
             and not any(self.faults.values())
-        ):
-            return None
+            and self.shares_contents()
+        )
+
+    def answer_together(self, asked: Sequence[Asked]) -> list[Heard | None]:
+        """What the clients of a ``train`` wave answer, without a message made of it.
+
+        None for a client that has to be sent one. Where :meth:`answers_together`.
+        """
+        nodes = self._nodes
+        assert isinstance(nodes, Nodes)
+        assert nodes.together is not None
         heard = nodes.together.answer(asked)
         self._handled += sum(each is not None for each in heard)
         return heard
@@ -319,7 +319,8 @@ class LocalGrid(Grid):
         """Take messages to nodes, each to another one, and their replies back."""
         parcels = [Parcel(message) for message in messages]
         arrived = [parcel for parcel in parcels if self._arrives(parcel)]
-        answers = self._handlers().answer([parcel.delivery() for parcel in arrived])
+        deliveries = [parcel.delivery() for parcel in arrived]
+        answers = self._handlers().answer(deliveries, self._wave)
         for parcel, answer in zip(arrived, answers, strict=True):
             self._leaves(parcel, answer)
 

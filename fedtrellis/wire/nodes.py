@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from flwr.app import Context, Message, RecordDict
@@ -10,6 +10,7 @@ from flwr.clientapp import ClientApp
 
 from fedtrellis.wire.cohort import Cohort, answer_alone
 from fedtrellis.wire.flower_internals import records_from_bytes, records_to_bytes
+from fedtrellis.wire.handling import Wave
 from fedtrellis.wire.protocol import client_identity
 from fedtrellis.wire.together import Together
 
@@ -50,8 +51,8 @@ class Nodes:
     def __init__(
         self, app: ClientApp, contexts: Mapping[int, Context], batched: bool
     ) -> None:
-        self.app, self.contexts = app, contexts
-        self.cohort = Cohort.of(app) if batched else None
+        self.app, self.contexts, self.batched = app, contexts, batched
+        self.cohort = Cohort.of(app)
         self.together: Together | None = None
         if self.cohort is not None:
             self.together = Together(self.cohort.app, contexts)
@@ -59,6 +60,7 @@ class Nodes:
     def answer(
         self,
         deliveries: Sequence[Delivery],
+        wave: Wave,
         stopped: Callable[[], bool] = lambda: False,
     ) -> list[Message | str]:
         """The replies to messages, or why there is none, in their order.
@@ -67,6 +69,8 @@ class Nodes:
         ----------
         deliveries : sequence of Delivery
             At most one to a node.
+        wave : Wave
+            What they have in common.
         stopped : callable
             Asked before each message: whether the rest is not to be handled any more.
         """
@@ -80,16 +84,21 @@ class Nodes:
                 kept = {name: record.copy() for name, record in context.state.items()}
                 before[context.node_id] = RecordDict(kept)
             requests.append((delivery.message, context))
-        answers: Iterable[Message | Exception]
-        if self.cohort is not None and len(requests) > 1 and not stopped():
-            answers = self.cohort.answer(requests)
+        cohort = self.cohort
+        answers: list[Message | Exception] = []
+        # an app that looks at its messages for itself may have changed meanwhile
+        if cohort is not None and not cohort.app.plain:
+            cohort = None
+        if cohort is not None and self.batched and len(requests) > 1 and not stopped():
+            answers = cohort.answer(requests, wave)
         else:
-            answers = [
-                InterruptedError("the wave was given up")
-                if stopped()
-                else answer_alone(self.app, message, context)
-                for message, context in requests
-            ]
+            for message, context in requests:
+                if stopped():
+                    answers.append(InterruptedError("the wave was given up"))
+                elif cohort is None:
+                    answers.append(answer_alone(self.app, message, context))
+                else:
+                    answers.append(cohort.answer_one(message, context, wave))
         for node_id, state in before.items():
             self.contexts[node_id].state = state
         return [

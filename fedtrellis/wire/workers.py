@@ -19,6 +19,7 @@ from flwr.clientapp import ClientApp
 
 from fedtrellis.settings import SettingsError
 from fedtrellis.signals import deferred
+from fedtrellis.wire.handling import Wave
 from fedtrellis.wire.nodes import Delivery, Nodes
 
 __all__ = ["Workers"]
@@ -76,8 +77,8 @@ class Workers:
             self._processes.append(process)
             theirs.close()
 
-    def answer(self, deliveries: Sequence[Delivery]) -> list[Message | str]:
-        """As :meth:`~fedtrellis.wire.nodes.Nodes.answer`.
+    def answer(self, deliveries: Sequence[Delivery], wave: Wave) -> list[Message | str]:
+        """As :meth:`~fedtrellis.wire.nodes.Nodes.answer`; each process has its wave.
 
         An interruption lets each process finish the message that it has in hand, so
         that the nodes' states are whole.
@@ -209,7 +210,7 @@ def _serve(
             return
         try:
             if what == "answer":
-                result: Any = nodes.answer(given[0], stopped)
+                result: Any = nodes.answer(given[0], Wave(), stopped)
             else:
                 result = getattr(nodes, what)(*given)
             pipe.send(("", result))
