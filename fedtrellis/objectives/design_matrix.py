@@ -29,7 +29,7 @@ class DesignMatrix:
     """
 
     def __init__(self, matrix: Any, *, intercept: bool = False) -> None:
-        self.matrix = matrix
+        self.matrix, self._is_dense = matrix, not is_sparse(matrix)
         self.intercept = intercept
         self.shape: tuple[int, int] = (matrix.shape[0], matrix.shape[1] + intercept)
 
@@ -95,8 +95,7 @@ class DesignMatrix:
 
     def _goes_left(self, factor: Array) -> bool:
         """Whether (factorᵀ Aᵀ)ᵀ is faster: a BLAS likes a narrow factor on the left."""
-        narrow = factor.ndim == 2 and factor.shape[1] <= NARROW
-        return narrow and not is_sparse(self.matrix)
+        return self._is_dense and factor.ndim == 2 and factor.shape[1] <= NARROW
 
     def adjoint(self, y: Array) -> Array:
         """Return Aᵀ y, for y of shape (d,) or (d, c)."""

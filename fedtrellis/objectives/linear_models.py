@@ -111,6 +111,10 @@ class LinearModel(FiniteSum):
     def _labels_of(self, rows: IntArray | None) -> Any:
         return self._labels if rows is None else self._labels[rows]
 
+    def _slopes(self, scores: Array, rows: IntArray | None) -> Array:
+        """Return l′ of the scores of some examples, in their memory."""
+        return self._pointwise.slope(scores, self._labels_of(rows), scores)
+
     def _penalty(self, flat: Array) -> Any:
         """Return ½ Σ_j x_j² over the last axis, what l2 is the factor of.
 
@@ -138,7 +142,7 @@ class LinearModel(FiniteSum):
         elif value:
             losses_sum, slopes = self._pointwise.total_and_slope(scores, labels)
         else:
-            slopes = self._pointwise.slope(scores, labels, scores)
+            slopes = self._slopes(scores, rows)
         if value:
             # weight (factor Σ l(a_kᵀx; y_k) + (l2/2)‖x‖²)
             total = factor * float(losses_sum)

@@ -258,12 +258,17 @@ class CrossEntropy(ScoreLoss):
         self, z: Array, y: IntArray, out: Array | None = None
     ) -> Array:
         # softmax(z) − e_y
-        largest = np.maximum.reduce(z, axis=-1, keepdims=True)
-        slopes: Array = np.subtract(z, largest, out=out)
-        np.exp(slopes, out=slopes)
-        slopes /= np.add.reduce(slopes, axis=-1, keepdims=True)
+        slopes = self.softmax(z, out)
         slopes[_chosen(slopes, y)] -= 1.0
         return slopes
+
+    def softmax(self, z: Array, out: Array | None = None) -> Array:
+        """Return exp(z_c) / Σ_c exp(z_c), no exponential of which overflows."""
+        largest = np.maximum.reduce(z, axis=-1, keepdims=True)
+        shares: Array = np.subtract(z, largest, out=out)
+        np.exp(shares, out=shares)
+        shares /= np.add.reduce(shares, axis=-1, keepdims=True)
+        return shares
 
     def curvature_along(  # noqa: D102
         self, z: Array, y: IntArray, change: Array

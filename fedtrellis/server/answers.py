@@ -11,7 +11,14 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from fedtrellis.wire.arrays import FloatArray, Layout, contents, record_arrays
-from fedtrellis.wire.protocol import ARRAYS, LARGEST, METRICS, STATUS, is_moderate
+from fedtrellis.wire.protocol import (
+    ARRAYS,
+    LARGEST,
+    METRICS,
+    STATUS,
+    is_moderate,
+    moderate_norm,
+)
 
 __all__ = ["Answer", "one_point", "open_answer"]
 
@@ -145,12 +152,13 @@ def open_answer(
     if not isinstance(data, bytes) or len(data) % 8:
         raise ValueError("the answer's numbers are not numbers of 8 bytes each")
     numbers = np.frombuffer(data, dtype="<f8")
-    for array in (*arrays, numbers):
+    norm = moderate_norm(arrays[0]) if len(arrays) == 1 else None
+    for array in (*(arrays if norm is None else ()), numbers):
         _check_moderate(array)
     metrics: dict[str, Any] = {}
     if METRICS in records:
         metrics = dict(contents(records[METRICS]))
-    return Answer(client, arrays, metrics, numbers, model_version, server_round)
+    return Answer(client, arrays, metrics, numbers, model_version, server_round, norm)
 
 
 _KINDS = {STATUS: ConfigRecord, ARRAYS: ArrayRecord, METRICS: MetricRecord}

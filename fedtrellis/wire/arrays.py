@@ -256,7 +256,8 @@ def array_record(arrays: Sequence[NDArray[Any]], join: bool = False) -> ArrayRec
         our own messages; what others read keeps an array an array.
     """
     record = ArrayRecord()
-    if join and _joins(tuple((array.dtype, array.shape) for array in arrays)):
+    several = join and len(arrays) > 1
+    if several and _joins(tuple((array.dtype, array.shape) for array in arrays)):
         record[_JOINED] = encode(join_arrays(arrays))
         return record
     return filled(record, {str(i): encode(array) for i, array in enumerate(arrays)})

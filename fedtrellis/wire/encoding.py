@@ -9,11 +9,10 @@ Anything else goes Flower's way.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import sha256
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
@@ -33,13 +32,13 @@ Objects = dict[str, bytes]
 _Chunks = dict[int, tuple[bytes, list[str], Objects]]
 
 
-@dataclass
-class _Encoded:
-    """A record's objects by their names, its own name, and the record read again."""
+class _Encoded(NamedTuple):
+    """A record, or all of a message's: its objects, and itself read again."""
 
-    record: Any  # whose identity it is known by
+    item: Any  # whose identity it is known by
     name: str
     objects: Objects
+    size: int
     decoded: Any
 
 
@@ -49,9 +48,9 @@ class Encoder:
     Parameters
     ----------
     sharing : bool
-        Whether messages that have a record in common may have its copy in common: it
-        is then encoded once, while this object lives. Of bytes that several arrays have
-        in common the name is found once in any case.
+        Whether messages that have a record, or all of their content, in common may have
+        its copy in common: it is then encoded and read once, while this object lives.
+        Of bytes that several arrays have in common the name is found once in any case.
     """
 
     def __init__(self, sharing: bool = False) -> None:
@@ -62,30 +61,39 @@ class Encoder:
         """The message read again, and how many bytes its objects took."""
         if not message.has_content():
             return encode_message(message)
-        records = contents(message.content)
-        encoded = {name: self._record(record) for name, record in records.items()}
-        objects: Objects = {}
-        for each in encoded.values():
-            objects |= each.objects
-        names = {name: each.name for name, each in encoded.items()}
-        content = _put(objects, "RecordDict", names.values(), _names_json(names))
+        content = self._shared(message.content, self._content)
         body = envelope_to_bytes(message)
-        _put(objects, "Message", [content], body)
+        own: Objects = {}
+        _put(own, "Message", [content.name], body)
+        size = content.size + sum(map(len, own.values()))
+        message_id = message.metadata.message_id
+        return envelope_from_bytes(body, content.decoded, message_id), size
+
+    def _shared(self, item: Any, encode: Callable[[Any], _Encoded]) -> _Encoded:
+        """A record, or all of them, encoded; once, where that may be."""
+        if self._known is None:
+            return encode(item)
+        if id(item) not in self._known:
+            self._known[id(item)] = encode(item)
+        return self._known[id(item)]
+
+    def _content(self, content: RecordDict) -> _Encoded:
+        objects: Objects = {}
+        names: dict[str, str] = {}
+        decoded: dict[str, Any] = {}
+        for key, record in contents(content).items():
+            encoded = self._shared(record, self._record)
+            objects |= encoded.objects
+            names[key], decoded[key] = encoded.name, encoded.decoded
+        name = _put(objects, "RecordDict", names.values(), _names_json(names))
         size = sum(map(len, objects.values()))
-        decoded = {name: each.decoded for name, each in encoded.items()}
-        again = filled(RecordDict(), decoded)
-        return envelope_from_bytes(body, again, message.metadata.message_id), size
+        return _Encoded(content, name, objects, size, filled(RecordDict(), decoded))
 
     def _record(self, record: Any) -> _Encoded:
-        known = None if self._known is None else self._known.get(id(record))
-        if known is not None:
-            return known
         objects: Objects = {}
         name = _put_record(objects, record, self._chunks)
-        encoded = _Encoded(record, name, objects, _read(name, objects))
-        if self._known is not None:
-            self._known[id(record)] = encoded
-        return encoded
+        size = sum(map(len, objects.values()))
+        return _Encoded(record, name, objects, size, _read(name, objects))
 
 
 def objects_of(message: Message) -> Objects:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +58,7 @@ with _flower():
         metadata_to_proto,
     )
     from flwr.proto.message_pb2 import Message as _ProtoMessage
+    from flwr.proto.message_pb2 import Metadata as _ProtoMetadata
 
 __all__ = [
     "CHUNK_SIZE",
@@ -116,6 +118,11 @@ def envelope_bytes(message: Message) -> int:
 
 
 def _envelope(message: Message) -> Any:
+    if message.__dict__.get("_error") is None and _is_plain(message):
+        kept = message.__dict__["_metadata"].__dict__
+        # what is None is left out
+        said = {field: kept[name] for name, field in _SENT.items()}
+        return _ProtoMessage(metadata=_ProtoMetadata(**said))
     proto = metadata_to_proto(message.metadata)
     proto.message_id = ""
     error = error_to_proto(message.error) if message.has_error() else None
@@ -135,12 +142,28 @@ def envelope_to_bytes(message: Message) -> bytes:
 
 def envelope_from_bytes(data: bytes, content: RecordDict, message_id: str) -> Message:
     """A message of its own object, its content and its id."""
-    metadata = metadata_from_proto(_ProtoMessage.FromString(data).metadata)
-    metadata.delivered_at = ""
+    proto = _ProtoMessage.FromString(data).metadata
     made = Message.__new__(Message)
+    if _keeps_metadata_as_known():
+        metadata = Metadata.__new__(Metadata)
+        kept = {name: getattr(proto, field) for name, field in _SENT.items()}
+        for name in _OPTIONAL:
+            if not proto.HasField(_SENT[name]):
+                kept[name] = None
+        metadata.__dict__.update(kept, _message_id=message_id, _delivered_at="")
+    else:
+        metadata = metadata_from_proto(proto)
+        metadata.delivered_at = ""
     made.__dict__.update(_metadata=metadata, _content=content, _error=None)
     name_message(made, message_id)
     return made
+
+
+@lru_cache(maxsize=1)
+def _keeps_metadata_as_known() -> bool:
+    """Whether this Flower reads the metadata of a message into what we write."""
+    read = metadata_from_proto(_ProtoMetadata(message_type="train"))
+    return vars(read).keys() | {"_delivered_at"} == _METADATA
 
 
 # What Flower keeps of a message; a version that keeps something else is left to its own
@@ -153,6 +176,10 @@ _METADATA = frozenset(
     )
 )
 _MESSAGE = frozenset(("_metadata", "_content", "_error"))
+# The fields that it sends of the metadata; two of them may be None, and are not sent.
+_NOT_SENT = ("_message_id", "_delivered_at")
+_SENT = {name: name[1:] for name in sorted(_METADATA.difference(_NOT_SENT))}
+_OPTIONAL = ("_src_task_id", "_dst_task_id")
 
 
 def _resembling(message: Message, content: RecordDict, **changes: Any) -> Message:

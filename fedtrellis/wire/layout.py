@@ -215,6 +215,12 @@ class Layout:
             If it has another shape: as many entries alone do not make a gradient, a
             transposed one would be read in the wrong order.
         """
+        if (
+            type(gradient) is np.ndarray
+            and gradient.shape == self.point_shape
+            and gradient.dtype == self.point_dtype
+        ):
+            return gradient
         if isinstance(gradient, list | tuple) and all(
             isinstance(part, np.ndarray | np.floating) for part in gradient
         ):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Hashable, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 from flwr.app import (
     Array,
@@ -160,19 +160,6 @@ class _RecordSize:
             self.own = self.total = _framed(type(record).__name__, 0, body)
             return
         assert isinstance(record, ArrayRecord)
-        arrays_of = contents(record)
-        if len(arrays_of) == 1:
-            ((name, array),) = arrays_of.items()
-            if len(array.data) <= CHUNK_SIZE:
-                # one chunk: there is nothing that could be equal to something
-                self.own, self.total = _one_array(
-                    name,
-                    array.dtype,
-                    tuple(array.shape),
-                    array.stype,
-                    len(array.data),
-                )
-                return
         arrays = sum(isinstance(key, tuple) for key in self.objects)
         self.own = _framed("ArrayRecord", arrays, _references(tuple(record)))
         self.total = self.own + sum(self.objects.values())
@@ -272,7 +259,47 @@ def records_bytes(records: Mapping[str, tuple[type[Any], int]]) -> int:
     return total
 
 
+def _described(record: object) -> tuple[Any, ...] | None:
+    """What the bytes of a record depend on; None where that takes a closer look."""
+    if isinstance(record, ConfigRecord | MetricRecord):
+        return type(record).__name__, items_bytes(contents(record))
+    arrays = contents(cast(ArrayRecord, record))
+    if len(arrays) != 1:
+        return None
+    ((name, array),) = arrays.items()
+    if len(array.data) > CHUNK_SIZE:
+        return None
+    # one chunk: there is nothing that could be equal to something
+    return name, array.dtype, tuple(array.shape), array.stype, len(array.data)
+
+
+@lru_cache(maxsize=4096)
+def _described_bytes(
+    names: tuple[str, ...], described: tuple[tuple[Any, ...], ...]
+) -> int | None:
+    """Bytes of a message's records, if nothing of one can be equal to one's of another.
+
+    Else None.
+    """
+    # records that are described alike may be equal, and arrays of two records
+    holding = sum(len(each) > 2 for each in described)
+    if holding > 1 or len(set(described)) < len(described):
+        return None
+    total = _framed("RecordDict", len(names), _references(names))
+    for each in described:
+        record = len(each) == 2
+        total += _framed(each[0], 0, each[1]) if record else _one_array(*each)[1]
+    return total
+
+
 def _content_size(records: Mapping[str, Any], known: dict[Any, Any]) -> int:
+    described = tuple(map(_described, records.values()))
+    size = None if None in described else _described_bytes(tuple(records), described)
+    return _looked_at(records, known) if size is None else size
+
+
+def _looked_at(records: Mapping[str, Any], known: dict[Any, Any]) -> int:
+    """Bytes of a message's records, of which some may be equal."""
     sizes: list[_RecordSize] = []
     for record in records.values():
         if id(record) not in known:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import sqrt
 from typing import Any, cast
 
 import numpy as np
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 
 from fedtrellis.domains.atoms import PackedAtoms, SparseAtom
 from fedtrellis.wire.arrays import FloatArray
-from fedtrellis.wire.protocol import LARGEST, is_moderate
+from fedtrellis.wire.protocol import LARGEST, is_moderate, moderate_norm
 
 __all__ = ["RefusedError", "checked", "owned"]
 
@@ -73,14 +72,12 @@ def _alone(arrays: Sequence[Any]) -> tuple[list[FloatArray], list[float | None]]
         if array.shape != shape or not shape:
             return None
         row = np.array(array, order="C")
-        flat = row.reshape(-1)
-        # Σ a_j² ≤ L² leaves none beyond L, and NaN is not at most anything
-        square = float(flat.dot(flat))
-        if not square <= LARGEST**2:
+        norm = moderate_norm(row)
+        if norm is None:
             return None
         row.flags.writeable = False
         rows.append(row)
-        norms.append(sqrt(square))
+        norms.append(norm)
     return rows, norms
 
 

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import sqrt
 from typing import Any, TypeGuard, cast
 
 import numpy as np
@@ -72,6 +73,7 @@ __all__ = [
     "identity_order",
     "is_count",
     "is_moderate",
+    "moderate_norm",
     "read_request",
 ]
 
@@ -127,15 +129,23 @@ def is_moderate(array: NDArray[Any]) -> bool:
 
     Of numbers that are no floats they are.
     """
-    if array.dtype.kind != "f" or not array.size:
+    if array.dtype.kind != "f" or not array.size or moderate_norm(array) is not None:
         return True
-    if array.dtype == np.float64 and array.flags.c_contiguous:
-        flat = array.reshape(-1)
-        # Σ a_j² ≤ L² leaves none beyond L; one pass, and NaN is not at most anything
-        if float(np.dot(flat, flat)) <= LARGEST**2:
-            return True
     # NaN is not between anything
     return float(array.min()) >= -LARGEST and float(array.max()) <= LARGEST
+
+
+def moderate_norm(array: NDArray[Any]) -> float | None:
+    """‖a‖ of a contiguous array of float64, if it is at most :data:`LARGEST`.
+
+    Then so are its numbers, which takes one pass to find out.
+    """
+    if array.dtype != np.float64 or not array.flags.c_contiguous:
+        return None
+    flat = array.reshape(-1)
+    # NaN is not at most anything
+    square = float(flat.dot(flat))
+    return sqrt(square) if square <= LARGEST**2 else None
 
 
 class RestoreNeededError(Exception):
