@@ -117,6 +117,15 @@ def _names_json(names: Mapping[str, str]) -> bytes:
     return f"{{{', '.join(pairs)}}}".encode()
 
 
+def _names_of(body: bytes) -> dict[str, str]:
+    """Inverse of :func:`_names_json`."""
+    if b"\\" in body:
+        return cast(dict[str, str], json.loads(body))
+    # nothing is escaped: every second piece is text, keys and names in turns
+    texts = body.decode().split('"')[1::2]
+    return dict(zip(texts[::2], texts[1::2], strict=True))
+
+
 @lru_cache(maxsize=1024)
 def _array_json(
     dtype: str, shape: tuple[int, ...], stype: str, places: tuple[int, ...]
@@ -182,7 +191,7 @@ def _read(name: str, objects: Mapping[str, bytes]) -> Any:
     if kind == "MetricRecord":
         return filled(MetricRecord(), items_from_bytes(MetricRecord, body))
     arrays = {
-        key: _read_array(objects[of], objects) for key, of in json.loads(body).items()
+        key: _read_array(objects[of], objects) for key, of in _names_of(body).items()
     }
     return filled(ArrayRecord(), arrays)
 

@@ -135,6 +135,8 @@ class Layout:
 
         What is too large for the dtype becomes infinite, and is refused on arrival.
         """
+        if point.dtype == self.wire_dtype == self.point_dtype:
+            return point
         with np.errstate(over="ignore"):
             made = np.asarray(point, dtype=self.point_dtype)
             return (

@@ -506,3 +506,51 @@ def test_mods_are_run_around_every_message() -> None:
     )
     play(FedAvgGD(), LocalGrid(app, 3, batched=True), np.zeros(4), rounds=2)
     assert seen.count("train") == 6
+
+
+class Unshared(LocalGrid):
+    """Nobody may share what a message holds where somebody could change it."""
+
+
+@pytest.mark.parametrize("encode", [False, True])
+@pytest.mark.parametrize("method", ["fedavg", "fedfw", "fedgia"])
+def test_contents_in_common_change_nothing(method: str, encode: bool) -> None:
+    each = losses("squares")
+    ball = L1Ball(radius=2.0)
+    made: dict[str, Callable[[], Any]] = {
+        "fedavg": lambda: FedAvgGD(step_size=0.1, participation=0.6),
+        "fedfw": lambda: FedFW(domain=ball, participation=0.6),
+        "fedgia": lambda: FedGiA(participation=0.6),
+    }
+
+    def client_fn(context: Context) -> Any:
+        objective = each[int(context.node_config["partition-id"])]
+        if method == "fedfw":
+            return FedFWClient(context, objective, ball)
+        return {"fedavg": FedAvgGDClient, "fedgia": FedGiAClient}[method](
+            context, objective
+        )
+
+    runs, grids = [], []
+    for kind in (LocalGrid, Unshared):
+        grid = kind(client_app(client_fn), len(each), seed=3, encode=encode, **FAULTS)
+        runs.append(play(made[method](), grid, np.zeros(4), rounds=12))
+        grids.append(grid)
+    assert [grid.shares_contents() for grid in grids] == [True, False]
+    assert_same(runs[0], runs[1], 0.0)
+    assert grids[0].bytes_down == grids[1].bytes_down
+    assert grids[0].bytes_up == grids[1].bytes_up
+    assert grids[0].fault_counts == grids[1].fault_counts
+    for one, other in zip(
+        grids[0]._contexts.values(), grids[1]._contexts.values(), strict=True
+    ):
+        own, theirs = (
+            ClientMemory.load(c.state, r.strategy.conversation.session)
+            for c, r in ((one, runs[0]), (other, runs[1]))
+        )
+        assert own.committed_round == theirs.committed_round
+        assert own.provisional_round == theirs.provisional_round
+        for mine, its in ((own.committed, theirs.committed),
+                          (own.provisional, theirs.provisional)):  # fmt: skip
+            assert mine.keys() == its.keys()
+            assert all(np.array_equal(decode(mine[k]), decode(its[k])) for k in mine)
