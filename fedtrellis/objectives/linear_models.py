@@ -23,6 +23,7 @@ from fedtrellis.objectives.checks import (
     check_number,
     check_point,
     check_targets,
+    is_sparse,
 )
 from fedtrellis.objectives.design_matrix import DesignMatrix
 from fedtrellis.objectives.loss_base import ScoreLoss
@@ -82,6 +83,8 @@ class LinearModel(FiniteSum):
         if np.dtype(dtype) == self.dtype:
             return self
         made = copy.copy(self)
+        for cached in ("stacks_as", "_unit_vectors"):
+            vars(made).pop(cached, None)
         made.dtype, made._exact = np.dtype(dtype), self
         made._design = self._design.of_dtype(made.dtype)
         if self._labels.dtype.kind == "f":
@@ -99,6 +102,14 @@ class LinearModel(FiniteSum):
         if self._exact is not None:
             return self._exact.values(points, rng, batch_size=batch_size)
         return super().values(points, rng, batch_size=batch_size)
+
+    @cached_property
+    def stacks_as(self) -> tuple[Any, ...] | None:
+        """What models of a class have in common that can be stacked; None: sparse."""
+        design = self._design
+        if is_sparse(design.matrix):
+            return None
+        return self.shape, self._pointwise, design.intercept, design.matrix.dtype
 
     @staticmethod
     def stack(models: Sequence[Any]) -> StackedLinear | None:

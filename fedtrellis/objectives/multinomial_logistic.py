@@ -101,18 +101,18 @@ class MultinomialLogistic(LinearModel):
         )
 
     @cached_property
-    def _own(self) -> Array | None:
+    def _unit_vectors(self) -> Array | None:
         """The unit vector of each example's class, in columns, where these are few."""
         if self.num_examples * self.shape[1] > _MOST_KEPT:
             return None
-        return np.eye(self.shape[1]).take(self._labels, axis=1)
+        return np.eye(self.shape[1], dtype=self.dtype).take(self._labels, axis=1)
 
     def _slopes(self, scores: Array, rows: IntArray | None) -> Array:
-        if rows is not None or self._own is None:
+        if rows is not None or self._unit_vectors is None:
             return super()._slopes(scores, rows)
         # softmax(z) − e_y: taking a matrix off is quicker than finding its entries
         shares = cast(losses.CrossEntropy, self._pointwise).softmax(scores, scores)
-        shares -= self._own.T
+        shares -= self._unit_vectors.T
         return shares
 
     def hessian_factor(self) -> tuple[Any, float, float]:

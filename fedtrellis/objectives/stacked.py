@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fedtrellis.objectives.checks import Array, IntArray, is_sparse
+from fedtrellis.objectives.checks import Array, IntArray
 from fedtrellis.objectives.losses import CrossEntropy
 
 __all__ = ["Stacked", "StackedLinear", "stack"]
@@ -169,14 +169,9 @@ class StackedLinear:
         first = models[0]
         rows = max(model.num_examples for model in models)
         padded = len(models) * rows
-        fits = padded * first.shape[0] <= _LARGEST and all(
-            model.shape == first.shape
-            and model._pointwise == first._pointwise
-            and model._design.intercept == first._design.intercept
-            and not is_sparse(model._design.matrix)
-            and model._design.matrix.dtype == first._design.matrix.dtype
-            for model in models
-        )
+        kind = first.stacks_as
+        fits = padded * first.shape[0] <= _LARGEST and kind is not None
+        fits = fits and all(model.stacks_as == kind for model in models)
         filled = padded <= _MOST_FILLED * sum(model.num_examples for model in models)
         return cls(models) if fits and filled else None
 

@@ -102,7 +102,7 @@ class GuardedMethod(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._model_size: tuple[Any, float] | None = None
+        self._model_size: tuple[Any, int, float] = None, 0, 0.0
         if self.robust not in self.rules:
             raise SettingsError(
                 f"robust = {self.robust!r} does not apply to {self.described_name}; "
@@ -210,10 +210,12 @@ class GuardedMethod(Method):
         """The norm of what answers are compared with; of the model once a version."""
         if reference is not self.broadcast.model:
             return _norm(reference)
-        version = self.broadcast, self.broadcast.version
-        if self._model_size is None or self._model_size[0] != version:
-            self._model_size = version, _norm(reference)
-        return self._model_size[1]
+        # a model that is replaced is another array, one that advances has its version
+        version, (known, of, size) = self.broadcast.version, self._model_size
+        if known is not reference or of != version:
+            size = _norm(reference)
+            self._model_size = reference, version, size
+        return size
 
     @property
     def average(self) -> Average:

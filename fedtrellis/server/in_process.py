@@ -6,6 +6,8 @@ import gc
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from flwr.app import Message
+
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.requests import Requests
 from fedtrellis.signals import window
@@ -85,17 +87,20 @@ def _hear(
     contents = {
         id(request): content_bytes(request.content) for request, _ in requests.wordings
     }
-    envelopes, digits = conversation.envelopes, len(str(server_round))
+    digits = len(str(server_round))
     answers: list[Answer] = []
     up = down = 0
+    # by wording and length of the node's id
+    sizes: dict[tuple[int, int], int] = {}
     for (name, node_id, request), heard in zip(asked, found, strict=True):
         if heard is None:
             continue
-        place = digits, node_id.bit_length()
-        if place not in envelopes:
-            envelope = envelope_bytes(alike_to(request, node_id, request.content))
-            envelopes[place] = framed_bytes(envelope)
-        down += envelopes[place] + contents[id(request)]
+        place = id(request), node_id.bit_length()
+        size = sizes.get(place)
+        if size is None:
+            envelope = _envelope(conversation, request, node_id, digits)
+            size = sizes[place] = envelope + contents[id(request)]
+        down += size
         up += heard.size
         answers.append(
             Answer(
@@ -111,3 +116,14 @@ def _hear(
     conversation.traffic.up += up
     conversation.traffic.down += down
     return answers
+
+
+def _envelope(
+    conversation: Conversation, request: Message, node_id: int, digits: int
+) -> int:
+    """Bytes of a request without its content, in a round of so many digits."""
+    known, place = conversation.envelopes, (digits, node_id.bit_length())
+    if place not in known:
+        envelope = envelope_bytes(alike_to(request, node_id, request.content))
+        known[place] = framed_bytes(envelope)
+    return known[place]

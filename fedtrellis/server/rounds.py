@@ -116,6 +116,12 @@ class RoundStrategy(LoopStrategy):
         return client
 
     @cached_property
+    def _hooks_training(self) -> bool:
+        """Whether the parts of Flower's loop that train are overridden."""
+        own = self.own_hooks(RoundStrategy)
+        return any(hook.endswith("_train") for hook in own)
+
+    @cached_property
     def _has_audiences(self) -> bool:
         kind, own = type(self), ("instruction", "request_entries")
         return all(speaks_for(kind, "audience", one) for one in own)
@@ -150,7 +156,7 @@ class RoundStrategy(LoopStrategy):
         timeout: float,
     ) -> dict[str, float] | None:
         """One round: a wave, and what the method makes of it."""
-        if any(hook.endswith("_train") for hook in self.own_hooks(RoundStrategy)):
+        if self._hooks_training:
             return self._run_hooks(conversation, server_round, config, timeout)
         self._sampled = self.sample(server_round)
         entries = self._entries(server_round, config)

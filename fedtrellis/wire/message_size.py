@@ -99,7 +99,7 @@ def _value_bytes(value: Any, unsigned: bool = False) -> int:
     return _field(len(value))
 
 
-_SCALARS = frozenset((float, int, bool))
+_SCALARS, _INTEGERS = frozenset((float, int, bool)), {int}
 
 
 @lru_cache(maxsize=8192, typed=True)
@@ -107,6 +107,12 @@ def _scalar_bytes(key: str, value: bool | int | float | str) -> int:
     """An item with a scalar: most of a round's messages share most of theirs."""
     name = _field(len(key.encode())) if key else 0  # proto3 leaves empty text out
     return _field(name + _field(_value_bytes(value)))
+
+
+@lru_cache(maxsize=1024)
+def _integers_bytes(key: str, values: tuple[int, ...]) -> int:
+    """An item with a few integers, such as a model's shapes."""
+    return _item_bytes(key, list(values))
 
 
 def _item_bytes(key: str, value: Any) -> int:
@@ -222,6 +228,8 @@ def items_bytes(items: Mapping[str, Any]) -> int:
         kind = type(value)
         if kind in _SCALARS or (kind is str and len(value) < 64):
             size += _scalar_bytes(key, value)
+        elif kind is list and len(value) < 16 and set(map(type, value)) == _INTEGERS:
+            size += _integers_bytes(key, tuple(value))
         else:
             size += _item_bytes(key, value)
     return size

@@ -116,9 +116,12 @@ class _Reader:
         self.wave = Wave()
         self._max_count, self._declined = max_count, declined
         self._told: dict[int, _Told | None] = {}
+        self._last: tuple[Message | None, _Told | None] = None, None
 
     def read(self, request: Message) -> _Told | None:
         """What a request says; None if there has to be a message, to say it."""
+        if request is self._last[0]:
+            return self._last[1]
         place = id(request)
         if place not in self._told:
             content = request.content
@@ -130,7 +133,8 @@ class _Reader:
             else:
                 declined = told.session in self._declined
                 self._told[place] = None if declined else told
-        return self._told[place]
+        self._last = request, self._told[place]
+        return self._last[1]
 
 
 class Together:
@@ -205,7 +209,7 @@ class Together:
     def _begin(self, asked: Asked, reader: _Reader) -> _Begun | None:
         """Let a client take its request, as :meth:`Handling.begin` does."""
         told, context = reader.read(asked.request), self.contexts.get(asked.node_id)
-        if told is None or not isinstance(context, NodeContext):
+        if told is None or type(context) is not NodeContext:
             return None
         before = context.memory(told.session)
         if before is None or client_identity(context) != asked.client:
