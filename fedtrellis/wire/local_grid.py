@@ -144,8 +144,7 @@ class LocalGrid(Grid):
         self.batched, self.workers = batched, workers
         self.faults = {name: float(chances.get(name, 0.0)) for name in FAULTS}
         self.fault_counts = dict.fromkeys(FAULTS, 0)
-        self.bytes_up = 0
-        self.bytes_down = 0
+        self.bytes_up = self.bytes_down = 0
         self._seed = seed
         # ids that look as arbitrary as Flower's, so that nobody counts on their order
         ids = generator(seed, "node ids").choice(2**62, size=num_nodes, replace=False)
