@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fedtrellis.domains.atoms.random_signs import signed
 from fedtrellis.local_steps import step_size_at
 from fedtrellis.objectives import Loss
-from fedtrellis.privacy import LocalNoise, SecretNoise
+from fedtrellis.privacy import LocalNoise
 from fedtrellis.random import generator
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.client import StatefulClient, evaluate_objective
@@ -120,9 +120,6 @@ class ZerothOrderSGDClient(StatefulClient):
             scalars = private.hidden(scalars)
         if config["variant"] == "feedsign":
             return [np.packbits(scalars > 0.0)], 0, {}
-        if config["noise"] > 0.0:
-            # s_kj + N(0, (noise · clip)²), of which nobody else knows
-            scalars += config["noise"] * clip * SecretNoise().normal(scalars.shape)
         self.numbers = scalars
         return [], 0, {}
 

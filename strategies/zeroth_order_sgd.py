@@ -13,7 +13,7 @@ from fedtrellis.server.answers import Answer
 from fedtrellis.server.private import PRIVACIES
 from fedtrellis.server.robust import RULES
 from fedtrellis.server.rounds import RoundStrategy
-from fedtrellis.settings import SettingsError, setting
+from fedtrellis.settings import setting
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.broadcast import ModelBroadcast, Step
 from fedtrellis.wire.layout import DTYPES
@@ -75,10 +75,8 @@ class ZerothOrderSGD(RoundStrategy):
     round: ``evaluations``, the function values that the clients computed.
 
     Privacy: the scalars are exact projections of the client's gradient onto directions
-    that the server knows. With ``noise`` each client adds N(0, (noise · clip)²) to
-    each of its scalars, which ``clip`` bounds. It comes of the operating system's
-    randomness, so such runs differ from one another. Nobody counts an ε for it;
-    ``privacy="local"`` is noise of the clients' with one, ``"central"`` the server's.
+    that the server knows. ``privacy="local"`` is noise of the clients' with an ε,
+    ``"central"`` the server's.
 
     Examples
     --------
@@ -151,26 +149,9 @@ class ZerothOrderSGD(RoundStrategy):
         minimum=0.0,
         only={"variant": _SCALARS},
     )
-    noise: float = setting(
-        0.0,
-        "standard deviation of the noise that a client adds to each scalar, in units "
-        "of clip; 0: none",
-        minimum=0.0,
-        only={"variant": _SCALARS},
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.noise and not self.clip:
-            raise SettingsError(
-                f"noise = {self.noise} is in units of clip, which is 0: set clip above "
-                "0, or noise to 0"
-            )
-        if self.noise and self.privacy != "none":
-            raise SettingsError(
-                f"noise = {self.noise} does not apply beside privacy = "
-                f"{self.privacy!r}, which adds its own; allowed: 0"
-            )
         # a client of a pool keeps x_0
         self.stateful = self.variant == "fedkseed"
 
@@ -227,7 +208,6 @@ class ZerothOrderSGD(RoundStrategy):
             "batch-size": self.batch_size,
             "variant": self.variant,
             "clip": self.clip,
-            "noise": self.noise,
             "seed": self.seed,
         }
 
@@ -242,7 +222,7 @@ class ZerothOrderSGD(RoundStrategy):
                     f"arrays, expected {count} and none"
                 )
             # noise may be larger
-            noisy = self.noise or self.privacy == "local"
+            noisy = self.privacy == "local"
             if self.clip and not noisy and float(np.abs(scalars).max()) > self.clip:
                 raise ValueError(f"a scalar is larger than clip = {self.clip}")
             return scalars
