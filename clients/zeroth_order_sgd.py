@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -12,10 +15,14 @@ from flwr.app import Context
 from numpy.typing import NDArray
 
 from fedtrellis.domains.atoms.random_signs import signed
+from fedtrellis.encryption import remove_run_key
+from fedtrellis.encryption.node_secrets import NodeSecrets
+from fedtrellis.encryption.secure_sum import LEAST_TERMS, Member, Question, SumMember
 from fedtrellis.local_steps import step_size_at
 from fedtrellis.objectives import Loss
 from fedtrellis.privacy import LocalNoise
 from fedtrellis.random import generator
+from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.client import StatefulClient, evaluate_objective
 from fedtrellis.wire.layout import Layers
@@ -31,6 +38,12 @@ from fedtrellis.zeroth_order.shared_signs import (
 
 __all__ = ["ZerothOrderSGDClient"]
 
+# What an answer depends on beside x, the round, the client and its data.
+_ASKED = (
+    *("local-steps", "samples", "step-size", "step-schedule", "smoothing"),
+    *("batch-size", "variant", "clip", "seed"),
+    *("privacy-clip", "privacy-noise-multiplier"),
+)
 # Points whose entries together are no more than this are evaluated in one call.
 _AT_ONCE = 2**21
 
@@ -47,6 +60,13 @@ class ZerothOrderSGDClient(StatefulClient):
         or at least ``value(x)``. With ``values_shifted``, as a
         :class:`~fedtrellis.objectives.torch_forward.TorchForward` has it, a large model
         is perturbed layer by layer in the forward pass, and not copied.
+
+    Notes
+    -----
+    With secure sums the node's keys are those of its node config: ``key-file``, or
+    ``identity-file`` and ``roster-file``. ``ledger`` names a folder for what it
+    remembers of its answers, and ``least`` the terms of a sum that it takes part in. A
+    node with keys answers in sums only, unless it says ``exposed = "accept"``.
 
     Examples
     --------
@@ -80,12 +100,19 @@ class ZerothOrderSGDClient(StatefulClient):
         ------
         FloatingPointError
             If a function value is not finite.
+        SettingsError, EncryptionError
+            As :meth:`~fedtrellis.encryption.secure_sum.SumMember.hidden`.
         """
         x, layout = self._model(parameters, config)
         tau, m, seed = config["local-steps"], config["samples"], config["seed"]
         server_round, clip = config["server-round"], config["clip"]
         if tau > 1:  # the steps between are the client's own
             x = x.copy()
+        asked = self._asked_for_a_sum(x, config)
+        if asked is not None:
+            known = self._member.answered(asked)
+            if known is not None:  # the answer was lost
+                return [known], 0, {}
         private = LocalNoise.asked_for(config)
         batches = generator(seed, "mini-batch", self.client_id, server_round)
         u: StreamedSigns | PooledSigns = StreamedSigns(seed, server_round, x.size)
@@ -118,10 +145,79 @@ class ZerothOrderSGDClient(StatefulClient):
         scalars = np.concatenate(told)
         if private is not None:
             scalars = private.hidden(scalars)
-        if config["variant"] == "feedsign":
+        signs = config["variant"] == "feedsign"
+        if asked is not None:
+            votes = np.where(scalars > 0.0, 1.0, -1.0)
+            return [self._member.hidden(asked, votes if signs else scalars)], 0, {}
+        if signs:
             return [np.packbits(scalars > 0.0)], 0, {}
         self.numbers = scalars
         return [], 0, {}
+
+    # --------------------------------------------------------------------- secure sums
+
+    @cached_property
+    def _node(self) -> NodeSecrets:
+        return NodeSecrets(self.client_id, self.context.node_config)
+
+    @cached_property
+    def _member(self) -> SumMember:
+        least: Any = self.context.node_config.get("least", LEAST_TERMS)
+        return SumMember(self._node, least)
+
+    def fit_sum_keys(
+        self, parameters: list[NDArray[Any]], config: dict[str, Any]
+    ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
+        """A nonce, and which key the node has."""
+        own = self._member.introduction(config["session"])
+        answer = own.nonce, own.key.encode()
+        return [np.frombuffer(data, np.uint8) for data in answer], 0, {}
+
+    def fit_sum_agree(
+        self, parameters: list[NDArray[Any]], config: dict[str, Any]
+    ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
+        """Check everybody's nonces and keys."""
+        said = (config[key] for key in ("members", "member-keys", "member-nonces"))
+        members = [Member(*one) for one in zip(*said, strict=True)]
+        self._member.agree(config["session"], members)
+        return [], 0, {}
+
+    def fit_sum_finish(
+        self, parameters: list[NDArray[Any]], config: dict[str, Any]
+    ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
+        """Remove the key that the clients of this machine made for the run."""
+        if self._node.kind == "run":
+            remove_run_key(config["session"])
+        return [], 0, {}
+
+    def _check_exposed(self, what: str) -> None:
+        """Whoever has a key does not answer in the clear, whatever the server asks."""
+        accepted = self.context.node_config.get("exposed") == "accept"
+        if self._node.kind != "run" and not accepted:
+            raise SettingsError(
+                f"client {self.client_id} has a key, and its {what} would travel in "
+                "the clear; its node allows that with exposed = 'accept'"
+            )
+
+    def _asked_for_a_sum(
+        self, x: FloatArray, config: dict[str, Any]
+    ) -> Question | None:
+        """What the masks depend on; None where the scalars travel as they are."""
+        if "sum-cohort" not in config:
+            self._check_exposed("scalars")
+            return None
+        said = [[key, config.get(key)] for key in _ASKED]
+        inputs = hashlib.sha256(json.dumps([said, x.dtype.str, x.size]).encode())
+        inputs.update(np.ascontiguousarray(x).data)
+        return Question(
+            config["session"],
+            config["server-round"],
+            config["sum-cohort"],
+            config["sum-key"],
+            inputs.digest(),
+        )
+
+    # ---------------------------------------------------------------------- the values
 
     def _model(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
@@ -183,7 +279,14 @@ class ZerothOrderSGDClient(StatefulClient):
     def evaluate(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
     ) -> tuple[float, int, dict[str, Any]]:
-        """f_i(x) and the objective's metrics on this client's data."""
+        """f_i(x) and the objective's metrics on this client's data.
+
+        Raises
+        ------
+        SettingsError
+            The node has a key, and does not let its values travel in the clear.
+        """
+        self._check_exposed("evaluation")
         x, layout = self._model(parameters, config)
         return evaluate_objective(self.objective, layout.layers(x))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,22 +13,19 @@ from fedtrellis.dual.alignment import HASH_BYTES, Alignment, align
 from fedtrellis.encryption import Cipher, EncryptionError, add_vectors
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.conversation import Conversation
+from fedtrellis.server.everyone import ask_everyone, refusal, said_by
 from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.settings import SettingsError, given, setting
 from fedtrellis.wire.arrays import FloatArray, Layout, array_record, encode, filled
-from fedtrellis.wire.protocol import identity_order
 from fedtrellis.wire.sparse import sparse_or_dense
 
-__all__ = ["ROWS", "HybridStrategy", "add_shares", "refusal"]
+__all__ = ["ROWS", "HybridStrategy", "add_shares"]
 
 #: Under this name a request's entries carry the weights to send: an array of shape
 #: (r, p_k), r versions of the client's own features' weights.
 ROWS = "_rows"
 
 Blobs = list[bytes]
-
-# The clients have to agree before round 1, whatever is lost on the way.
-SETUP_ATTEMPTS = 30
 
 
 class HybridStrategy(LoopStrategy):
@@ -173,7 +169,7 @@ class HybridStrategy(LoopStrategy):
             for name, reason in rejected[before:]:
                 why = refusal(reason, "Settings")
                 if why:
-                    raise SettingsError(_said_by(name, why))
+                    raise SettingsError(said_by(name, why))
             for answer in answers:
                 try:
                     take(answer)
@@ -192,35 +188,9 @@ class HybridStrategy(LoopStrategy):
         timeout: float,
         clients: Sequence[str] | None = None,
     ) -> None:
-        """A wave before round 1, which all have to answer.
-
-        Raises
-        ------
-        SettingsError
-            A client refused, or an answer was malformed: its reason.
-        TimeoutError
-            A client never answered.
-        """
-        waiting = list(self.clients if clients is None else clients)
-        for _ in range(SETUP_ATTEMPTS):
-            before = len(conversation.traffic.rejected)
-            wave = {name: entries(name) for name in waiting}
-            answers = conversation.ask(0, kind, wave, timeout)
-            for name, reason in conversation.traffic.rejected[before:]:
-                refused = refusal(reason)
-                if refused:
-                    raise SettingsError(_said_by(name, refused))
-            for answer in answers:
-                try:
-                    take(answer)
-                except ValueError as error:
-                    conversation.reject(answer.client, str(error))
-                else:
-                    waiting.remove(answer.client)
-            if not waiting:
-                return
-        names = ", ".join(sorted(waiting, key=identity_order))
-        raise TimeoutError(f"client {names} did not answer before round 1 ({kind})")
+        """Ask until all have answered, see :mod:`fedtrellis.server.everyone`."""
+        asked = self.clients if clients is None else clients
+        ask_everyone(conversation, kind, entries, take, timeout, asked)
 
     # ------------------------------------------------------------------- alignment
 
@@ -321,29 +291,3 @@ def add_shares(
                 spoilt[name] = str(own)
         # each is good by itself, and together they are not: all over again
         return None, spoilt or dict.fromkeys(shares, str(error))
-
-
-# What a client raises when its data or its settings do not fit: asking again is no use.
-# Ray quotes the end of a traceback, "SettingsError: why"; a deployed SuperNode says
-# "<class 'fedtrellis.settings.SettingsError'>:<'why'>".
-_REFUSAL = re.compile(
-    r"(?P<kind>Alignment|Encryption|Refused|Label|Settings)Error"
-    r"(?:: |'>:<')(?P<why>[^\n]*)"
-)
-
-
-def _said_by(name: str, why: str) -> str:
-    """A refusal with the name of the client, once."""
-    who = f"client {name}"
-    return why if why.startswith(who) else f"{who}: {why}"
-
-
-def refusal(reason: str, kind: str = "") -> str:
-    """The message of a client's refusal in an error's reason; empty if it is none.
-
-    ``kind``, where it is given, is the error's name without ``Error``.
-    """
-    found = list(_REFUSAL.finditer(reason))
-    if not found or kind not in ("", found[-1]["kind"]):
-        return ""
-    return found[-1]["why"].strip().removesuffix("'>")

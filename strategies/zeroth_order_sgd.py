@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import numpy as np
 from flwr.app import ArrayRecord
+from numpy.typing import NDArray
 
 from fedtrellis.domains.atoms import RandomSigns
 from fedtrellis.local_steps import StepSchedule, step_size_at
 from fedtrellis.server.answers import Answer
+from fedtrellis.server.conversation import Conversation
 from fedtrellis.server.private import PRIVACIES
 from fedtrellis.server.robust import RULES
 from fedtrellis.server.rounds import RoundStrategy
-from fedtrellis.settings import setting
+from fedtrellis.server.secure_sum import SecureSum, take_term
+from fedtrellis.settings import SettingsError, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.broadcast import ModelBroadcast, Step
 from fedtrellis.wire.layout import DTYPES
@@ -29,6 +33,8 @@ __all__ = ["VARIANTS", "ZerothOrderSGD"]
 Variant = Literal["decomfl", "fedkseed", "feedsign"]
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
 _SCALARS = ("decomfl", "fedkseed")
+# whose clients all answer about the same directions
+_SHARED = ("decomfl", "feedsign")
 
 
 class ZerothOrderSGD(RoundStrategy):
@@ -75,7 +81,10 @@ class ZerothOrderSGD(RoundStrategy):
     round: ``evaluations``, the function values that the clients computed.
 
     Privacy: the scalars are exact projections of the client's gradient onto directions
-    that the server knows. ``privacy="local"`` is noise of the clients' with an ε,
+    that the server knows. With ``secure_sum`` it learns their sum over the round's
+    clients and no client's own (:mod:`fedtrellis.encryption.secure_sum`); x then
+    differs from what it is without by rounding to multiples of 2^-40.
+    ``privacy="local"`` is noise of the clients' with an ε,
     ``"central"`` the server's.
 
     Examples
@@ -150,10 +159,40 @@ class ZerothOrderSGD(RoundStrategy):
         only={"variant": _SCALARS},
     )
 
+    secure_sum: bool = setting(
+        False,
+        "whether the server learns the sum over a round's clients of each scalar, or "
+        "vote, and no client's own",
+        note="clients need a common key or a roster, but not in a simulation; a round "
+        "in which one of them is silent is lost",
+        only={"variant": _SHARED},
+    )
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.secure_sum:
+            self._check_secure_sum()
+        self._sums: SecureSum | None = None
         # a client of a pool keeps x_0
         self.stateful = self.variant == "fedkseed"
+
+    def _check_secure_sum(self) -> None:
+        """Refuse what takes a look at single answers, or asks for a round twice."""
+        said = "beside secure_sum = True, with which the server sees sums alone"
+        if self.robust != "none":
+            raise SettingsError(
+                f"robust = {self.robust!r} does not apply {said}; allowed: none"
+            )
+        if self.privacy == "central":
+            raise SettingsError(
+                f"privacy = 'central' does not apply {said}; allowed: none, local"
+            )
+        if self.resume is not None:
+            raise SettingsError(
+                "resume does not apply beside secure_sum = True: rounds after the "
+                "checkpoint would be asked for again, of others perhaps, and the "
+                "difference of two sums is what a client said; use initial-model"
+            )
 
     def setup(self, point: FloatArray, layout: Layout) -> None:
         """With a pool of directions, what travels are their weights."""
@@ -163,6 +202,40 @@ class ZerothOrderSGD(RoundStrategy):
             self.broadcast = ModelBroadcast(
                 Layout(((self.pool,),)), np.zeros(self.pool)
             )
+
+    def prepare(self, conversation: Conversation, timeout: float) -> None:
+        """With secure sums, two waves in which the clients agree on keys."""
+        self._sums = None
+        if self.secure_sum:
+            self._sums = SecureSum(conversation, self.clients, timeout)
+
+    def finish(self, conversation: Conversation) -> None:
+        """Let a simulation's clients forget their key."""
+        if self._sums is not None:
+            self._sums.finish(self.clients)
+
+    def sample(self, server_round: int) -> list[str]:
+        """The clients of a round; with secure sums without those who sit out."""
+        drawn = super().sample(server_round)
+        return drawn if self._sums is None else self._sums.cohort(server_round, drawn)
+
+    def ask_round(
+        self,
+        conversation: Conversation,
+        server_round: int,
+        entries: Mapping[str, Mapping[str, Any]],
+        timeout: float,
+    ) -> Sequence[Answer]:
+        """The answers of a round's clients; with secure sums the silent ask again."""
+        if self._sums is None:
+            return super().ask_round(conversation, server_round, entries, timeout)
+        return self._sums.ask(server_round, entries, timeout)
+
+    def unusable(self, server_round: int, answers: Mapping[str, Any]) -> str:
+        """Why a round is lost: with secure sums one missing answer is enough."""
+        if self._sums is None:
+            return super().unusable(server_round, answers)
+        return self._sums.lost(server_round, self._sampled, answers)
 
     @property
     def result_layout(self) -> Layout:
@@ -209,11 +282,14 @@ class ZerothOrderSGD(RoundStrategy):
             "variant": self.variant,
             "clip": self.clip,
             "seed": self.seed,
+            **({} if self._sums is None else self._sums.entries(self._sampled)),
         }
 
-    def check(self, answer: Answer) -> FloatArray:
-        """The scalars or signs, of shape (τ·m,)."""
+    def check(self, answer: Answer) -> NDArray[Any]:
+        """The scalars or signs, of shape (τ·m,); or what hides them, of one more."""
         count = self.local_steps * self.samples
+        if self._sums is not None:
+            return take_term(answer, count)
         if self.variant != "feedsign":
             scalars = answer.numbers
             if answer.arrays or scalars.shape != (count,):
@@ -249,7 +325,10 @@ class ZerothOrderSGD(RoundStrategy):
         if self.variant == "fedkseed":
             self._step_in_pool(server_round, answers, weights)
         else:
-            scalars = self.average(list(answers.values()), np.zeros(weights.size))
+            if self._sums is not None:
+                scalars = self._sums.mean(answers)
+            else:
+                scalars = self.average(list(answers.values()), np.zeros(weights.size))
             if self.variant == "feedsign":
                 scalars = np.where(scalars >= 0.0, 1.0, -1.0)
             shape = self.broadcast.layout.point_shape

@@ -42,7 +42,7 @@ class Agreeing(Matching):
         hashes = self._pseudonyms(config)
         n = len(self.sample_ids)
         if self.key_kind == "roster":
-            key = self._identity.public.hex()
+            key = self.node.identity.public.hex()
         else:
             key = self._common_key(config).fingerprint
         ledger = self._open_ledger(config)
@@ -137,8 +137,8 @@ class Agreeing(Matching):
 
     def _check_samples(self, agreement: Agreement, own: int) -> None:
         """The groups have this client's samples, each once, in the order agreed on."""
-        ledger, who = self._ledger, f"client {self.client_id}"
-        assert ledger is not None
+        ledger = self.node.ledger(agreement.settings["session"])
+        who = f"client {self.client_id}"
         known = ledger.replay(b"pseudonyms")
         if known is None:
             if ledger.agreement is None:

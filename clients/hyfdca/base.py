@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import cached_property, lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -14,18 +13,12 @@ from flwr.app import Context
 from numpy.typing import NDArray
 
 from fedtrellis.dual.held_groups import HeldGroup
-from fedtrellis.encryption import (
-    Cipher,
-    EncryptionError,
-    load_key,
-    run_ledgers,
-    shared_run_key,
-)
-from fedtrellis.encryption.identity import Identity, load_identity
+from fedtrellis.encryption import Cipher
+from fedtrellis.encryption.identity import Identity
 from fedtrellis.encryption.ledger import Ledger
-from fedtrellis.encryption.roster import Roster, load_roster
+from fedtrellis.encryption.node_secrets import NodeSecrets
+from fedtrellis.encryption.roster import Roster
 from fedtrellis.objectives.losses import Loss, make_loss
-from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.client import StatefulClient
 
@@ -41,7 +34,6 @@ __all__ = [
     "NewSamples",
     "SplitClient",
     "as_arrays",
-    "for_good",
     "keyed_hashes",
     "loss_of",
 ]
@@ -107,28 +99,20 @@ class SplitClient(StatefulClient):
         self.labels = labels
         self.weights = weights
         self.loss = loss
-        node = context.node_config
-        self.key = key or node.get("key-file")
-        self.identity = identity or node.get("identity-file")
-        self.roster = roster or node.get("roster-file")
-        self.ledger_folder = ledger or node.get("ledger")
+        self.node = NodeSecrets(
+            self.client_id,
+            context.node_config,
+            key=key,
+            identity=identity,
+            roster=roster,
+            ledger=ledger,
+        )
         self.new_samples = new_samples
         self.on_scores = on_scores
         self.on_predictions = on_predictions
         self._rules = rules
         self._groups: tuple[Any, dict[int, HeldGroup]] | None = None  # and the state
-        self._ledger: Ledger | None = None
         self._secrets: Secrets | None = None
-        if bool(self.identity) != bool(self.roster):
-            raise SettingsError(
-                f"client {self.client_id}: identity-file and roster-file belong "
-                "together; give both, or a key-file instead"
-            )
-        if self.identity and self.key:
-            raise SettingsError(
-                f"client {self.client_id} has a key-file and an identity-file; give "
-                "one of them"
-            )
 
     # ------------------------------------------------------------------ keys and rules
 
@@ -142,53 +126,16 @@ class SplitClient(StatefulClient):
     @property
     def key_kind(self) -> str:
         """``roster``, ``key`` or, where the clients make a key for the run, ``run``."""
-        return "roster" if self.identity else "key" if self.key else "run"
-
-    @cached_property
-    def _identity(self) -> Identity:
-        found = self.identity
-        with for_good():
-            identity = (
-                found if isinstance(found, Identity) else _load_identity(str(found))
-            )
-        if identity.name != self.client_id:
-            raise SettingsError(
-                f"client {self.client_id} has the identity of {identity.name!r}"
-            )
-        with for_good():
-            self._roster.check(identity)
-        return identity
-
-    @cached_property
-    def _roster(self) -> Roster:
-        found = self.roster
-        with for_good():
-            return found if isinstance(found, Roster) else _load_roster(str(found))
+        return self.node.kind
 
     def _common_key(self, config: Config) -> Cipher:
         """The key that all clients have, if it is the run's."""
-        expected = config.get("key")
-        if isinstance(self.key, Cipher):
-            cipher = self.key
-        elif self.key:
-            with for_good():
-                cipher = _load_key(str(self.key))
-        elif config.get("own-key"):
-            raise SettingsError(
-                f"client {self.client_id} has no key: start the node with "
-                "--node-config 'key-file=\"PATH\"', a key made by fedtrellis-keys"
-            )
-        else:
-            with for_good():
-                cipher = shared_run_key(
-                    config["session"], config["encryption"], make=expected is None
-                )
-        if expected not in (None, cipher.fingerprint):
-            raise SettingsError(
-                f"this client's key has fingerprint {cipher.fingerprint}, that of the "
-                f"run has {expected}"
-            )
-        return cipher
+        return self.node.common_key(
+            config["session"],
+            config["encryption"],
+            config.get("key"),
+            own=bool(config.get("own-key")),
+        )
 
     def _rules_of(self, config: Config) -> NodeRules:
         """The node's rules; in a simulation the run's wishes, too."""
@@ -200,33 +147,7 @@ class SplitClient(StatefulClient):
 
     def _open_ledger(self, config: Config) -> Ledger:
         """What this node remembers of the run."""
-        if self._ledger is None:
-            folder = self.ledger_folder
-            named = self.identity if self.identity else self.key
-            if not folder and isinstance(named, str | Path):
-                folder = Path(named).expanduser().with_suffix(".ledger")
-            durable = self.key_kind != "run"
-            where = folder or run_ledgers(config["session"])
-            with for_good():
-                self._ledger = Ledger.open(
-                    str(where), config["session"], self.client_id, durable
-                )
-        return self._ledger
-
-
-@lru_cache(maxsize=4)
-def _load_key(path: str) -> Cipher:
-    return load_key(path)
-
-
-@lru_cache(maxsize=4)
-def _load_identity(path: str) -> Identity:
-    return load_identity(path)
-
-
-@lru_cache(maxsize=4)
-def _load_roster(path: str) -> Roster:
-    return load_roster(path)
+        return self.node.ledger(config["session"])
 
 
 @lru_cache(maxsize=8)
@@ -254,12 +175,3 @@ def keyed_hashes(
 def as_arrays(blobs: Sequence[bytes]) -> list[NDArray[Any]]:
     """Ciphertexts, as ``fit`` returns them."""
     return [np.frombuffer(blob, dtype=np.uint8) for blob in blobs]
-
-
-@contextmanager
-def for_good() -> Iterator[None]:
-    """Say of what is wrong with a node's files that asking again is no use."""
-    try:
-        yield
-    except EncryptionError as error:
-        raise SettingsError(str(error)) from error

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedtrellis.dual.agreement import Agreement
 from fedtrellis.dual.columns import Shifted, scales_mark
-from fedtrellis.dual.masks import common_secret
+from fedtrellis.encryption.masks import common_secret
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.protocol import RestoreNeededError

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedtrellis.dual.agreement import Agreement, feature_digests
 from fedtrellis.dual.held_groups import HeldGroup
-from fedtrellis.dual.masks import weights_mark
+from fedtrellis.dual.questions import weights_mark
 from fedtrellis.encryption import (
     Cipher,
     EncryptionError,
@@ -21,11 +21,12 @@ from fedtrellis.encryption import (
 )
 from fedtrellis.encryption.labels import Item, encode_items
 from fedtrellis.encryption.ledger import Ledger
+from fedtrellis.encryption.node_secrets import for_good
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.protocol import Named, RestoreNeededError
 
-from .base import HOLDING, Config, IntArray, SplitClient, for_good, loss_of
+from .base import HOLDING, Config, IntArray, SplitClient, loss_of
 from .rules import NodeRules, entry_counts
 from .secrets import CommonSecrets, RosterSecrets, Secrets
 from .terms import DEFAULTS
@@ -112,8 +113,8 @@ class ConsentingClient(SplitClient):
             return RosterSecrets(
                 self.client_id,
                 agreement,
-                self._identity,
-                self._roster,
+                self.node.identity,
+                self.node.roster,
                 received,
                 config["encryption"],
             )

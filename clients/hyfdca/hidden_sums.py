@@ -12,16 +12,10 @@ from numpy.typing import NDArray
 from fedtrellis.dual.agreement import second_holder
 from fedtrellis.dual.columns import Shifted
 from fedtrellis.dual.group_steps import GroupStep
-from fedtrellis.dual.masks import (
-    add_masks,
-    as_words,
-    inputs_digest,
-    mask_tag,
-    split_number,
-    weights_mark,
-)
+from fedtrellis.dual.questions import inputs_digest, weights_mark
 from fedtrellis.encryption import RefusedError
 from fedtrellis.encryption.labels import expand
+from fedtrellis.encryption.masks import add_masks, as_words, mask_tag, split_number
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray
 

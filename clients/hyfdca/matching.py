@@ -77,7 +77,7 @@ class Matching(ConsentingClient):
             )
         ledger.evaluated = mark
         ledger.save()
-        secret = scalar_from(self._identity.derive("evaluate", config["session"]))
+        secret = scalar_from(self.node.identity.derive("evaluate", config["session"]))
         answer: list[NDArray[Any]] = []
         for i, owner in enumerate(config["owners"]):
             points = _points(config[f"points/{i}"])
@@ -107,7 +107,7 @@ class Matching(ConsentingClient):
 
     def _blinding(self, config: Config) -> int:
         nonce = self._open_ledger(config).nonce
-        return scalar_from(self._identity.derive("blind", config["session"], nonce))
+        return scalar_from(self.node.identity.derive("blind", config["session"], nonce))
 
     def _points_mac(
         self,
@@ -120,11 +120,11 @@ class Matching(ConsentingClient):
         """The MAC of some points, of one of two clients for the other."""
         other = to if sender == self.client_id else sender
         if other == self.client_id:  # an evaluator's own points
-            secret = self._identity.derive("points")
-        elif other not in self._roster.members:
+            secret = self.node.identity.derive("points")
+        elif other not in self.node.roster.members:
             raise SettingsError(f"client {other} is not in this node's roster")
         else:
-            secret = self._identity.pair_secret(self._roster.members[other])
+            secret = self.node.identity.pair_secret(self.node.roster.members[other])
         context = ("points", what, config["session"], sender, to)
         return expand(secret, *context, points.tobytes())
 

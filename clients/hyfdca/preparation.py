@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from fedtrellis.dual.agreement import Agreement, needs_norms
 from fedtrellis.dual.columns import PARTS, in_parts
-from fedtrellis.dual.masks import add_masks, mask_tag
 from fedtrellis.encryption import Cipher, remove_run_key
+from fedtrellis.encryption.masks import add_masks, mask_tag
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.protocol import Named, RestoreNeededError

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedtrellis.dual.group_steps import GroupStep, next_chain
 from fedtrellis.dual.held_groups import MAX_SHARES, HeldGroup
 from fedtrellis.dual.local_passes import local_dual_passes
-from fedtrellis.dual.masks import query_of, weights_mark
+from fedtrellis.dual.questions import query_of, weights_mark
 from fedtrellis.encryption.labels import encode_items
 from fedtrellis.objectives.weighted import weighted
 from fedtrellis.wire.arrays import FloatArray

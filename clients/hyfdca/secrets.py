@@ -14,6 +14,7 @@ from fedtrellis.dual.agreement import Agreement
 from fedtrellis.encryption import Cipher, EncryptionError, backend_class
 from fedtrellis.encryption.identity import Identity
 from fedtrellis.encryption.labels import expand
+from fedtrellis.encryption.node_secrets import pair_of_key, pair_of_roster
 from fedtrellis.encryption.roster import Roster
 from fedtrellis.encryption.sealing import open_sealed, seal
 
@@ -63,8 +64,7 @@ class CommonSecrets(Secrets):
         self._key = key
 
     def pair(self, other: str) -> bytes:  # noqa: D102
-        first, second = sorted((self.name, other))
-        return self._key.derive("pair", self.run, first, second)
+        return pair_of_key(self._key, self.run, self.name, other)
 
     def cipher(self, holders: tuple[str, ...]) -> Cipher:  # noqa: D102
         return self._key.bound("holders", self.run, len(holders), *holders)
@@ -118,8 +118,7 @@ class RosterSecrets(Secrets):
                 )
 
     def pair(self, other: str) -> bytes:  # noqa: D102
-        secret = self._identity.pair_secret(self._roster.members[other])
-        return expand(secret, "run", self.run)
+        return pair_of_roster(self._identity, self._roster, self.run, other)
 
     def cipher(self, holders: tuple[str, ...]) -> Cipher:  # noqa: D102
         if holders[0] == self.name:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtrellis.dual.masks import as_words, from_words
+from fedtrellis.encryption.masks import as_words, from_words
 from fedtrellis.wire.arrays import FloatArray
 
 __all__ = [

@@ -166,8 +166,22 @@ class RoundStrategy(LoopStrategy):
         self.note_asked(entries)
         answers: Sequence[Answer] = ()
         if entries:
-            answers = conversation.ask(server_round, "train", entries, timeout)
+            answers = self.ask_round(conversation, server_round, entries, timeout)
         return self._use(server_round, answers)
+
+    def ask_round(
+        self,
+        conversation: Conversation,
+        server_round: int,
+        entries: Mapping[str, Mapping[str, Any]],
+        timeout: float,
+    ) -> Sequence[Answer]:
+        """The answers of a round's clients, each of whom is told its entries."""
+        return conversation.ask(server_round, "train", entries, timeout)
+
+    def unusable(self, server_round: int, answers: Mapping[str, Any]) -> str:
+        """Why a round's checked answers cannot be aggregated; empty if they can."""
+        return self.too_few(len(answers))
 
     def _use(
         self, server_round: int, answers: Sequence[Answer]
@@ -181,7 +195,7 @@ class RoundStrategy(LoopStrategy):
                 self.conversation.reject(answer.client, str(error))
             else:
                 self.conversation.note_version(answer)
-        why = self.too_few(len(checked))
+        why = self.unusable(server_round, checked)
         for name in checked if why else ():
             self.conversation.reject(name, why)
         self._used = [] if why else list(checked)

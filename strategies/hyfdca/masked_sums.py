@@ -1,9 +1,9 @@
 """The wave in which only sums over all clients travel (``secure_sum``).
 
 Each client hides its v_k and its sums of losses under masks that cancel in the sum over
-all of them (:mod:`fedtrellis.dual.masks`). Masks depend on a nonce of every client and
-on what every client is asked, so all of that is settled when the wave begins: its
-**stage**. Whoever is away is waited for; a sum of fewer is never made.
+all of them (:mod:`fedtrellis.encryption.masks`). Masks depend on a nonce of every
+client and on what every client is asked, so all of that is settled when the wave
+begins: its **stage**. Whoever is away is waited for; a sum of fewer is never made.
 """
 
 from __future__ import annotations
@@ -14,17 +14,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedtrellis.dual.agreement import second_holder
-from fedtrellis.dual.masks import (
-    from_words,
-    inputs_digest,
-    mask_tag,
-    query_of,
-    whole_number,
-)
+from fedtrellis.dual.questions import inputs_digest, query_of
+from fedtrellis.encryption.masks import from_words, mask_tag, whole_number
 from fedtrellis.server.answers import Answer
+from fedtrellis.server.everyone import refusal
 from fedtrellis.wire.arrays import FloatArray
 
-from ..hybrid import ROWS, refusal
+from ..hybrid import ROWS
 from .lost_states import LostStates
 from .steps import read_blobs, split_blobs
 from .units import Stage

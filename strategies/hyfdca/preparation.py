@@ -14,9 +14,10 @@ from fedtrellis.dual.alignment import Alignment, align
 from fedtrellis.encryption import Cipher, backend_class, load_evaluation
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.conversation import Conversation
+from fedtrellis.server.everyone import SETUP_ATTEMPTS
 from fedtrellis.settings import SettingsError
 
-from ..hybrid import SETUP_ATTEMPTS, Blobs, add_shares
+from ..hybrid import Blobs, add_shares
 from .steps import as_array, read_blobs, split_blobs
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from fedtrellis.dual.bundle import DualBundle, Mixture, points_within
 from fedtrellis.dual.class_bundles import ClassBundles
 from fedtrellis.dual.group_steps import GroupStep
-from fedtrellis.dual.masks import weights_mark
+from fedtrellis.dual.questions import weights_mark
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.flower_internals import log

@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fedtrellis import LocalGrid
 from fedtrellis.dual.group_steps import next_chain
-from fedtrellis.dual.masks import inputs_digest, weights_mark
+from fedtrellis.dual.questions import inputs_digest, weights_mark
 from fedtrellis.encryption import backend_class
 from fedtrellis.server.conversation import Conversation
 from fedtrellis.wire.arrays import encode, record_arrays

@@ -22,7 +22,7 @@ from clients.hyfdca.rules import NodeRules
 from clients.hyfdca.secrets import RosterSecrets
 from fedtrellis import LocalGrid, client_app
 from fedtrellis.dual.agreement import Agreement
-from fedtrellis.dual.masks import add_masks, common_secret, from_words, query_of
+from fedtrellis.dual.questions import query_of
 from fedtrellis.encryption import (
     EncryptionError,
     RefusedError,
@@ -33,6 +33,7 @@ from fedtrellis.encryption.fixed_point import FIELD_MODULUS
 from fedtrellis.encryption.identity import Identity
 from fedtrellis.encryption.intersection import blind
 from fedtrellis.encryption.ledger import Ledger
+from fedtrellis.encryption.masks import add_masks, common_secret, from_words
 from fedtrellis.encryption.roster import Roster
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import record_arrays

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from flwr.app import Context
 
-from clients.hyfdca import base
 from clients.hyfdca.rules import NodeRules
 from fedtrellis import client_app
 from fedtrellis.encryption import (
     Identity,
     Ledger,
     load_roster,
+    node_secrets,
     run_key,
     run_ledgers,
     write_identity,
@@ -125,8 +125,8 @@ class Files:
 
     def run(self, rounds: int, **options: Any) -> Run:
         """As by processes that have just been started."""
-        for read in (base._load_key, base._load_identity, base._load_roster):
-            read.cache_clear()
+        for read in ("_load_key", "_load_identity", "_load_roster"):
+            getattr(node_secrets, read).cache_clear()
 
         def client_fn(context: Context) -> Any:
             name = str(context.node_config["partition-id"])

@@ -11,8 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from clients.hyfdca import hidden_sums
-from fedtrellis.dual import masks
-from fedtrellis.encryption import keystream
+from fedtrellis.encryption import keystream, masks
 from fedtrellis.encryption.ledger import Ledger
 from fedtrellis.encryption.stream import StreamCipher
 from tests.harness import calm

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from clients import HyFDCAClient
 from clients.hyfdca import hidden_sums
 from fedtrellis import LocalGrid, client_app
-from fedtrellis.dual import masks
 from fedtrellis.dual.alignment import HASH_BYTES
 from fedtrellis.encryption import (
     EncryptionError,
     backend_class,
     load_evaluation,
+    masks,
     shared_run_key,
     split_blob,
     write_key_pair,

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fedtrellis.dual.masks import (
+from fedtrellis.dual.questions import inputs_digest
+from fedtrellis.encryption.masks import (
     add_masks,
     as_words,
     from_words,
-    inputs_digest,
     mask_tag,
     pair_words,
     split_number,

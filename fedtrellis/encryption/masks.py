@@ -6,8 +6,8 @@ Client k adds to each number of its own, an integer modulo 2^64,
 
 over the other clients j that hold the same number's place. In the sum over all of them
 every mask occurs with both signs (Bonawitz et al., "Practical Secure Aggregation for
-Privacy-Preserving Machine Learning", CCS 2017, without its recovery of drop-outs: who
-is away is waited for, a smaller sum is never made).
+Privacy-Preserving Machine Learning", CCS 2017, without its recovery of drop-outs: a
+smaller sum is never made of what was meant for a larger one).
 
 T is a hash of everything that the sum depends on, with a fresh nonce of each client in
 it, see :func:`mask_tag`. So no mask is ever used for two different values.
@@ -15,36 +15,31 @@ it, see :func:`mask_tag`. So no mask is ever used for two different values.
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedtrellis.encryption.keystream import Keystream
-from fedtrellis.encryption.labels import encode_items, expand
+from fedtrellis.encryption.labels import expand
 from fedtrellis.wire.arrays import FloatArray
 
 __all__ = [
     "FRACTION_BITS",
+    "Words",
     "add_masks",
     "as_words",
     "common_secret",
     "from_words",
-    "inputs_digest",
     "mask_tag",
     "pair_words",
-    "query_of",
     "split_number",
-    "weights_mark",
     "whole_number",
 ]
 
 Words = NDArray[np.uint64]
 
-#: Fractional bits of v_k's numbers: a resolution of 2^-40.
+#: Fractional bits of what is hidden: a resolution of 2^-40.
 FRACTION_BITS = 40
 # Of the rest of a sum that is sent in two parts, see split_number.
 _REST_BITS = 50
@@ -66,47 +61,6 @@ def mask_tag(
         Each member's digest of what it was sent.
     """
     return expand(run, "mask tag", phase, len(nonces), *nonces, *inputs)
-
-
-# What a client's answer depends on, of what it is asked.
-_INPUTS = (
-    *("propose", "local", "rows", "versions", "report", "second-report", "groups"),
-    *("steps", "alpha-ids", "mix-counts", "mix-ids", "mix-weights"),
-    *("keep-counts", "keep-ids"),
-)
-
-
-def inputs_digest(entries: Mapping[str, Any], weights: FloatArray) -> bytes:
-    """Return a digest of what one client is asked: entries, ciphertexts and weights.
-
-    Parameters
-    ----------
-    entries : mapping
-        Of the request's config; ciphertexts under ``scores/…``.
-    weights : ndarray of float64, shape (r, p_k)
-    """
-    lists = json.dumps([[key, list(entries.get(key, []))] for key in _INPUTS])
-    names = sorted(key for key in entries if key.startswith("scores/"))
-    blobs = [blob for name in names for blob in (name.encode(), *entries[name])]
-    shape = [int(n) for n in weights.shape]
-    data = weights_mark(weights)
-    return hashlib.sha256(
-        encode_items(lists, len(blobs), *blobs, *shape, data)
-    ).digest()
-
-
-def weights_mark(w: FloatArray) -> bytes:
-    """Return a digest of some weights; −0 is 0, as it may be after its way here."""
-    return hashlib.sha256((np.ascontiguousarray(w, "<f8") + 0.0).tobytes()).digest()
-
-
-def query_of(marks: Sequence[bytes]) -> str:
-    """Return a digest of the weights that all members are asked at, one mark each.
-
-    Shares of inner products have it in their labels. Each client checks its own mark,
-    so that no share counts for other weights than those that it was made at.
-    """
-    return hashlib.sha256(encode_items(*marks)).hexdigest()
 
 
 def common_secret(secret: bytes, *known: bytes | str | int) -> bytes:
@@ -167,7 +121,7 @@ def as_words(values: FloatArray, terms: int, bits: int = FRACTION_BITS) -> Words
     if not largest < limit:  # so is NaN
         raise ValueError(
             f"a number of size {largest:.3g} cannot be hidden in a sum of {terms}: the "
-            f"limit is {limit:.3g}; scale the features down, or raise regularization"
+            f"limit is {limit:.3g}"
         )
     return np.rint(np.ldexp(values, bits)).astype(np.int64).view(np.uint64)
 

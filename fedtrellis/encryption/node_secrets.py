@@ -1,0 +1,211 @@
+"""A node's keys, and its memory of a run: what a client that hides something needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+from fedtrellis.encryption.cipher import Cipher
+from fedtrellis.encryption.fixed_point import EncryptionError
+from fedtrellis.encryption.identity import Identity, load_identity
+from fedtrellis.encryption.keys import load_key
+from fedtrellis.encryption.labels import expand
+from fedtrellis.encryption.ledger import Ledger
+from fedtrellis.encryption.roster import Roster, load_roster
+from fedtrellis.encryption.run_key import run_ledgers, shared_run_key
+from fedtrellis.settings import SettingsError
+
+__all__ = ["NodeSecrets", "for_good", "pair_of_key", "pair_of_roster"]
+
+
+class NodeSecrets:
+    """The keys of one client's node, and where it keeps its ledgers.
+
+    Two ways: one key that all clients have, ``key-file``, or an identity of its own and
+    a roster of everybody's public keys, ``identity-file`` and ``roster-file``. Without
+    any of them the clients of a simulation make a key for the run.
+
+    Parameters
+    ----------
+    client : str
+        Its identity.
+    node_config : mapping
+        With ``key-file`` or ``identity-file``, ``roster-file`` and ``ledger``, which
+        the other parameters take the place of.
+    key : Cipher, str or Path, optional
+    identity : Identity, str or Path, optional
+    roster : Roster, str or Path, optional
+    ledger : str or Path, optional
+        The folder.
+
+    Raises
+    ------
+    SettingsError
+        An identity without a roster or the other way round, or both kinds of keys.
+
+    Examples
+    --------
+    >>> from fedtrellis.encryption.node_secrets import NodeSecrets
+    >>> NodeSecrets("0", {}).kind
+    'run'
+    """
+
+    def __init__(
+        self,
+        client: str,
+        node_config: Mapping[str, Any],
+        *,
+        key: Cipher | str | Path | None = None,
+        identity: Identity | str | Path | None = None,
+        roster: Roster | str | Path | None = None,
+        ledger: str | Path | None = None,
+    ) -> None:
+        self.client = client
+        self._key = key or node_config.get("key-file")
+        self._identity = identity or node_config.get("identity-file")
+        self._roster = roster or node_config.get("roster-file")
+        self._folder = ledger or node_config.get("ledger")
+        self._ledger: Ledger | None = None
+        if bool(self._identity) != bool(self._roster):
+            raise SettingsError(
+                f"client {client}: identity-file and roster-file belong together; give "
+                "both, or a key-file instead"
+            )
+        if self._identity and self._key:
+            raise SettingsError(
+                f"client {client} has a key-file and an identity-file; give one of them"
+            )
+
+    @property
+    def kind(self) -> str:
+        """``roster``, ``key`` or, where the clients make a key for the run, ``run``."""
+        return "roster" if self._identity else "key" if self._key else "run"
+
+    @cached_property
+    def identity(self) -> Identity:
+        """The node's, which its roster has."""
+        found = self._identity
+        with for_good():
+            identity = (
+                found if isinstance(found, Identity) else _load_identity(str(found))
+            )
+        if identity.name != self.client:
+            raise SettingsError(
+                f"client {self.client} has the identity of {identity.name!r}"
+            )
+        with for_good():
+            self.roster.check(identity)
+        return identity
+
+    @cached_property
+    def roster(self) -> Roster:
+        """Everybody's public keys, as the node pins them."""
+        found = self._roster
+        with for_good():
+            return found if isinstance(found, Roster) else _load_roster(str(found))
+
+    def common_key(
+        self, session: str, backend: str, expected: str | None, *, own: bool = False
+    ) -> Cipher:
+        """Return the key that all clients have.
+
+        Parameters
+        ----------
+        session, backend : str
+            The run, and the cipher that its clients make a key of if they have none.
+        expected : str or None
+            The key's fingerprint; None where it is not settled yet.
+        own : bool
+            Whether the run takes keys of the nodes' own only.
+
+        Raises
+        ------
+        SettingsError
+            There is none, or it is another than expected.
+        """
+        if isinstance(self._key, Cipher):
+            cipher = self._key
+        elif self._key:
+            with for_good():
+                cipher = _load_key(str(self._key))
+        elif own:
+            raise SettingsError(
+                f"client {self.client} has no key: start the node with "
+                "--node-config 'key-file=\"PATH\"', a key made by fedtrellis-keys"
+            )
+        else:
+            with for_good():
+                cipher = shared_run_key(session, backend, make=expected is None)
+        if expected not in (None, cipher.fingerprint):
+            raise SettingsError(
+                f"this client's key has fingerprint {cipher.fingerprint}, that of the "
+                f"run has {expected}"
+            )
+        return cipher
+
+    def ledger(self, session: str) -> Ledger:
+        """Return what this node remembers of a run."""
+        if self._ledger is None:
+            folder = self._folder
+            named = self._identity if self._identity else self._key
+            if not folder and isinstance(named, str | Path):
+                folder = Path(named).expanduser().with_suffix(".ledger")
+            where = folder or run_ledgers(session)
+            with for_good():
+                self._ledger = Ledger.open(
+                    str(where), session, self.client, self.kind != "run"
+                )
+        return self._ledger
+
+
+def pair_of_key(key: Cipher, run: bytes, one: str, other: str) -> bytes:
+    """Return the secret of two clients in a run, of one key that all clients have.
+
+    Parameters
+    ----------
+    key : Cipher
+    run : bytes
+        Of that run alone.
+    one, other : str
+        In whatever order.
+    """
+    first, second = sorted((one, other))
+    return key.derive("pair", run, first, second)
+
+
+def pair_of_roster(identity: Identity, roster: Roster, run: bytes, other: str) -> bytes:
+    """Return the secret that an identity shares with another of its roster in a run.
+
+    Raises
+    ------
+    EncryptionError
+        The roster does not have the other one.
+    """
+    return expand(identity.pair_secret(roster.public(other)), "run", run)
+
+
+@contextmanager
+def for_good() -> Iterator[None]:
+    """Say of what is wrong with a node's files that asking again is no use."""
+    try:
+        yield
+    except EncryptionError as error:
+        raise SettingsError(str(error)) from error
+
+
+@lru_cache(maxsize=4)
+def _load_key(path: str) -> Cipher:
+    return load_key(path)
+
+
+@lru_cache(maxsize=4)
+def _load_identity(path: str) -> Identity:
+    return load_identity(path)
+
+
+@lru_cache(maxsize=4)
+def _load_roster(path: str) -> Roster:
+    return load_roster(path)

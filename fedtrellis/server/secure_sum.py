@@ -1,0 +1,199 @@
+"""The server's half of sums whose terms it does not see, in rounds of one wave.
+
+What the clients do is in :mod:`fedtrellis.encryption.secure_sum`. A sum is over a whole
+cohort or lost. So whoever does not answer is asked again, the same; where that is no
+use the round is lost, with new directions or samples in the next one, and whoever was
+silent sits out for a while. A sum over those who did answer is never asked for: its
+difference from the whole one, which a late answer completes, would be one client's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from logging import WARNING
+from typing import Any
+
+import numpy as np
+
+from fedtrellis.encryption.masks import Words
+from fedtrellis.encryption.secure_sum import LEAST_TERMS, Member, total_of
+from fedtrellis.server.answers import Answer
+from fedtrellis.server.conversation import Conversation
+from fedtrellis.server.everyone import ask_everyone, refusal, said_by
+from fedtrellis.settings import SettingsError
+from fedtrellis.wire.arrays import FloatArray
+from fedtrellis.wire.flower_internals import log
+
+__all__ = ["SecureSum", "take_term"]
+
+# How often a client that is silent is asked in one round
+_ATTEMPTS = 3
+_KEY_BYTES = 200
+_NONCE_BYTES = 16
+# Rounds that a client sits out at most
+_LONGEST_REST = 64
+
+
+class SecureSum:
+    """The sums of one run.
+
+    Parameters
+    ----------
+    conversation : Conversation
+    clients : sequence of str
+        The run's.
+    timeout : float
+        Seconds to wait for the answers of one wave.
+
+    Raises
+    ------
+    SettingsError
+        There are too few clients, or they do not agree on keys.
+    TimeoutError
+        One never answered.
+
+    Examples
+    --------
+    >>> from fedtrellis.server.secure_sum import SecureSum
+    >>> sums = SecureSum(conversation, strategy.clients, 60.0)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self, conversation: Conversation, clients: Sequence[str], timeout: float
+    ) -> None:
+        self._conversation = conversation
+        # by client: silences in a row, and the last round that it sits out
+        self._resting: dict[str, tuple[int, int]] = {}
+        if len(clients) < LEAST_TERMS:
+            raise SettingsError(
+                f"secure-sum needs {LEAST_TERMS} clients, there are {len(clients)}: "
+                "of a sum over fewer each client knows the others' part"
+            )
+        members: dict[str, Member] = {}
+
+        def introduced(answer: Answer) -> None:
+            members[answer.client] = _member(answer)
+            conversation.note_version(answer)
+
+        ask_everyone(
+            conversation,
+            "train.sum_keys",
+            lambda name: {},
+            introduced,
+            timeout,
+            clients,
+        )
+        told = [members[name] for name in clients]
+        self._key = told[0].key
+        everybody = {
+            "members": [one.name for one in told],
+            "member-keys": [one.key for one in told],
+            "member-nonces": [one.nonce for one in told],
+        }
+        ask_everyone(
+            conversation,
+            "train.sum_agree",
+            lambda name: everybody,
+            conversation.note_version,
+            timeout,
+            clients,
+        )
+
+    def cohort(self, server_round: int, drawn: Sequence[str]) -> list[str]:
+        """Whom of those drawn a round asks: nobody where a sum would show too much."""
+        there = [
+            name for name in drawn if self._resting.get(name, (0, 0))[1] < server_round
+        ]
+        if len(there) >= LEAST_TERMS:
+            return there
+        # those who were silent may be back
+        return list(drawn) if len(drawn) >= LEAST_TERMS else []
+
+    def entries(self, cohort: Sequence[str]) -> dict[str, Any]:
+        """What each of a round's clients is told."""
+        return {"sum-cohort": list(cohort), "sum-key": self._key}
+
+    def ask(
+        self,
+        server_round: int,
+        entries: Mapping[str, Mapping[str, Any]],
+        timeout: float,
+    ) -> list[Answer]:
+        """Ask a cohort, and those who are silent again.
+
+        Raises
+        ------
+        SettingsError
+            A client refused for good, and with it everybody's sum.
+        """
+        answers: dict[str, Answer] = {}
+        rejected = self._conversation.traffic.rejected
+        for _ in range(_ATTEMPTS):
+            missing = {n: said for n, said in entries.items() if n not in answers}
+            before = len(rejected)
+            for answer in self._conversation.ask(
+                server_round, "train", missing, timeout
+            ):
+                answers[answer.client] = answer
+            for name, reason in rejected[before:]:
+                if why := refusal(reason, "Settings"):
+                    raise SettingsError(said_by(name, why))
+            if len(answers) == len(entries):
+                break
+        return list(answers.values())
+
+    def lost(
+        self, server_round: int, cohort: Sequence[str], terms: Mapping[str, Words]
+    ) -> str:
+        """Why a round's sum cannot be had; empty if it can."""
+        missing = [name for name in cohort if name not in terms]
+        for name in cohort:
+            times = self._resting.pop(name, (0, 0))[0] + 1
+            if name in missing:
+                rest = min(2 ** (times - 1), _LONGEST_REST)
+                self._resting[name] = times, server_round + rest
+        if missing:
+            who = ", ".join(missing[:5]) + ", ..." * (len(missing) > 5)
+            return f"the sum over {len(cohort)} clients is lost without client {who}"
+        try:
+            total_of(list(terms.values()))
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    def mean(self, terms: Mapping[str, Words]) -> FloatArray:
+        """Return the mean of the terms of a cohort, of shape (m,)."""
+        found: FloatArray = total_of(list(terms.values())) / len(terms)
+        return found
+
+    def finish(self, clients: Sequence[str]) -> None:
+        """Let the clients of a simulation remove the key that they made."""
+        try:
+            entries: dict[str, dict[str, Any]] = {name: {} for name in clients}
+            self._conversation.ask(0, "train.sum_finish", entries, 30.0)
+        except Exception as error:
+            log(WARNING, "the run's key may not have been removed: %s", error)
+
+
+def take_term(answer: Answer, count: int) -> Words:
+    """The words of an answer, of shape (count + 1,); ValueError if it has others."""
+    (term,) = answer.arrays if len(answer.arrays) == 1 else (np.zeros(0),)
+    if term.dtype != np.uint64 or term.shape != (count + 1,) or answer.numbers.size:
+        raise ValueError(
+            f"the answer has {len(answer.arrays)} arrays and {answer.numbers.size} "
+            f"scalars, expected one of {count + 1} masked numbers"
+        )
+    return term
+
+
+def _member(answer: Answer) -> Member:
+    arrays = answer.arrays
+    if len(arrays) != 2 or any(a.dtype != np.uint8 or a.ndim != 1 for a in arrays):
+        raise ValueError("the answer is not a nonce and a key's name")
+    nonce, key = (array.tobytes() for array in arrays)
+    if len(nonce) != _NONCE_BYTES or not 0 < len(key) <= _KEY_BYTES:
+        raise ValueError("the answer's nonce or key's name has another length")
+    try:
+        return Member(answer.client, key.decode("ascii"), nonce)
+    except UnicodeDecodeError:
+        raise ValueError("the key's name is no text") from None
