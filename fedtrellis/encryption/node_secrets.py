@@ -148,7 +148,7 @@ class NodeSecrets:
 
     def ledger(self, session: str) -> Ledger:
         """Return what this node remembers of a run."""
-        if self._ledger is None:
+        if self._ledger is None or self._ledger.session != session:
             folder = self._folder
             named = self._identity if self._identity else self._key
             if not folder and isinstance(named, str | Path):
