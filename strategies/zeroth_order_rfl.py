@@ -81,6 +81,7 @@ class ZerothOrderRFL(FirstOrderRFL):
 
     name = "zeroth-order-rfl"
     about = "Riemannian federated learning from function values"
+    values_only = True
     space = "manifold"
 
     samples: int = setting(50, "directions of a step", symbol="m", minimum=1)

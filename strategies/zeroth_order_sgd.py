@@ -107,6 +107,7 @@ class ZerothOrderSGD(RoundStrategy):
 
     name = "zeroth-order-sgd"
     about = "zeroth-order FedAvg, scalars both ways (DeComFL)"
+    values_only = True
     space = "whole"
     flat_keys = False
     rules = RULES

@@ -85,6 +85,9 @@ class Task(ABC):
         The run's seed: same seed, same data, same initial model.
     dtype : str
         The run's: what the clients compute in. F is evaluated in float64.
+    values_only : bool
+        Whether the clients of the run's method ask for values of their f_i and for no
+        gradients: an f_i may then be one that has none and takes less memory.
 
     Attributes
     ----------
@@ -116,6 +119,7 @@ class Task(ABC):
     num_clients: int
     seed: int
     dtype: str = field(default="float64", kw_only=True)
+    values_only: bool = field(default=False, kw_only=True)
 
     name: ClassVar[str]
     summary: ClassVar[str]

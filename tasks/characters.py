@@ -129,19 +129,21 @@ class Characters(PartitionedTask):
 
     def _build_client_objective(self, client: int) -> Objective:
         data = _data(self)
-        return self._torch_objective(data.share(client)[0], data.weight(client))
+        return self._torch_objective(
+            data.share(client)[0], data.weight(client), self.values_only
+        )
 
-    def _torch_objective(self, text: Any, weight: float) -> Objective:
-        from torch.nn import CrossEntropyLoss
+    def _torch_objective(
+        self, text: Any, weight: float, values_only: bool = False
+    ) -> Objective:
+        from .networks.objective import network_loss
 
-        from fedtrellis.objectives.torch_objective import TorchObjective
-
-        return TorchObjective(
-            self._make_model(),
-            CrossEntropyLoss(),
+        return network_loss(
+            self._make_model,
             (text[:, :-1], text[:, 1:]),
             weight=weight,
             device=self.device,
+            values_only=values_only,
         )
 
 

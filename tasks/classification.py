@@ -221,7 +221,10 @@ class Classification(PartitionedTask):
         data = _data(self)
         if self.model == "mclr":
             return data.client_objective(client)
-        return self._torch_objective(*data.share(client), data.weight(client))
+        features, labels = data.share(client)
+        return self._torch_objective(
+            features, labels, data.weight(client), self.values_only
+        )
 
     def _build_node_objective(self, table: NodeTable, weight: float) -> Objective:
         assert table.targets is not None
@@ -231,7 +234,7 @@ class Classification(PartitionedTask):
             features = _dense(table)
             return MultinomialLogistic(features, labels, classes, weight=weight)
         inputs = _dense(table).astype(np.float32).reshape(-1, *self._shape())
-        return self._torch_objective(inputs, labels, weight)
+        return self._torch_objective(inputs, labels, weight, self.values_only)
 
     def _build_test_objective(self) -> Objective:
         data = _data(self)
@@ -239,15 +242,17 @@ class Classification(PartitionedTask):
             return data.test_objective()
         return self._torch_objective(data.test_features, data.test_labels, 1.0)
 
-    def _torch_objective(self, features: Any, labels: Any, weight: float) -> Objective:
-        from torch.nn import CrossEntropyLoss
+    def _torch_objective(
+        self, features: Any, labels: Any, weight: float, values_only: bool = False
+    ) -> Objective:
+        from .networks.objective import network_loss
 
-        from fedtrellis.objectives.torch_objective import TorchObjective
-
-        model = _make_model(self.model, self._shape(), self._classes(), self.seed)
-        data = (features, labels)
-        return TorchObjective(
-            model, CrossEntropyLoss(), data, weight=weight, device=self.device
+        return network_loss(
+            partial(_make_model, self.model, self._shape(), self._classes(), self.seed),
+            (features, labels),
+            weight=weight,
+            device=self.device,
+            values_only=values_only,
         )
 
 

@@ -54,7 +54,9 @@ def make_experiment(
         )
     dtype = options["dtype"] or "float64"
     # a task that knows of no other computes in float64
-    more = {} if dtype == "float64" else {"dtype": dtype}
+    more: dict[str, Any] = {} if dtype == "float64" else {"dtype": dtype}
+    if entry.strategy.values_only:
+        more["values_only"] = True
     task = kind.from_config(config, num_clients, options["seed"], **more)
     values = {field.name: getattr(task, field.name) for field in fields(task)}
     refuse_misplaced(kind, values, f"{kind.name}.")

@@ -70,6 +70,8 @@ class Method(Strategy, Declared):
     space: ClassVar[str] = "whole"
     #: Whether a method on a domain needs a bounded one.
     bounded: ClassVar[bool] = False
+    #: Whether clients ask their f_i for values and for no gradients.
+    values_only: ClassVar[bool] = False
     #: Metrics of a round that the method itself measures and a run may stop on.
     measures: ClassVar[tuple[str, ...]] = ()
     #: Settings that a run may go on from a checkpoint without.
