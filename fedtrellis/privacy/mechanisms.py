@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import sqrt
 from typing import Any, Self
 
 import numpy as np
@@ -90,6 +91,8 @@ class PrivateMean:
     ----------
     releases : int
         Means so far: what an accountant has to compose.
+    relative_noise : float
+        Of the last mean: the length that its noise has, in units of the clip.
 
     Examples
     --------
@@ -108,6 +111,7 @@ class PrivateMean:
         self.weight = weight
         self.noise = noise
         self.releases = 0
+        self.relative_noise = 0.0
 
     def __call__(
         self, points: Sequence[FloatArray] | FloatArray, centre: FloatArray
@@ -126,6 +130,8 @@ class PrivateMean:
         ndarray of float64, of shape S
         """
         self.releases += 1
+        # E‖z N(0, I)‖/w, nearly
+        self.relative_noise = self.noise_multiplier * sqrt(centre.size) / self.weight
         total = np.zeros(centre.shape)
         for point in points:
             total += clipped(np.subtract(point, centre, dtype=np.float64), self.clip)

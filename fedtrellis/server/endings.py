@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from logging import WARNING
 from math import isfinite
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedtrellis.server.callbacks import RoundRecord
+from fedtrellis.wire.flower_internals import log
 
 if TYPE_CHECKING:
     from fedtrellis.server.loop import LoopStrategy
@@ -32,8 +34,9 @@ def check_ended(strategy: LoopStrategy) -> None:
 
     The loss that ``evaluate_fn`` measured decides, where it did before round 1 and in
     the end: it must be finite, for no method a million times what it was, and where
-    the method :attr:`~fedtrellis.server.method.Method.descends` not above its start,
-    but for rounding. Where nobody measured a loss the method's own measure does,
+    the method :attr:`~fedtrellis.server.method.Method.descends`, as with noise for
+    privacy, not above its start, but for rounding. Any other that ends above its start
+    is warned of. Where nobody measured a loss the method's own measure does,
     :meth:`~fedtrellis.server.method.Method.diverged`.
 
     Parameters
@@ -46,6 +49,8 @@ def check_ended(strategy: LoopStrategy) -> None:
         record = strategy.history[-1]
         raise unanswered(f"all of the {record.round} rounds", record)
     if why := _diverged(strategy):
+        if blame := strategy.blame():
+            raise RuntimeError(f"the run came to nothing: {why}; {blame}")
         raise RuntimeError(f"the run diverged: {why}{_steps(strategy)}")
 
 
@@ -75,6 +80,9 @@ def _diverged(strategy: LoopStrategy) -> str:
     rounding = np.sqrt(bits) * abs(begun)
     if not end <= begun + _BEYOND * max(1.0, abs(begun)):
         return f"its loss ended at {end:.3g} and was {begun:.3g} before round 1"
-    if strategy.descends and not end <= begun + rounding:
-        return f"its loss ended at {end:.3g}, above the {begun:.3g} before round 1"
+    if not end <= begun + rounding:
+        above = f"its loss ended at {end:.3g}, above the {begun:.3g} before round 1"
+        if strategy.descends:
+            return above
+        log(WARNING, "%s%s", above, _steps(strategy))
     return ""

@@ -173,6 +173,10 @@ class Method(Strategy, Declared):
         """Whether a run whose loss ends above where it began has failed."""
         return False
 
+    def blame(self) -> str:
+        """What a run that ended above its start is put down to, where it is known."""
+        return ""
+
     def diverged(self) -> str:
         """Why a run that ends now has failed by the method's own measure; or empty.
 

@@ -304,6 +304,25 @@ class PrivateMethod(GuardedMethod):
             for name in clients:
                 self._asked[name] = self._asked.get(name, 0) + 1
 
+    @property
+    def descends(self) -> bool:
+        """With noise too a run has to come to something: it has cost its ε."""
+        return self.privacy != "none" or super().descends
+
+    def blame(self) -> str:
+        """The noise, where there is some."""
+        if self.privacy == "none" or not self.settled_noise_multiplier:
+            return super().blame()
+        said = f"the noise of privacy = {self.privacy!r} is too much for "
+        said += f"{self.num_clients} clients"
+        if self.privacy == "central":
+            times = self._private_mean.relative_noise
+            said += f": in a round it is {times:.2g} times as long as any change counts"
+        return (
+            f"{said}. More clients or a larger privacy-epsilon make it less; so does a "
+            f"privacy-clip, here {self.privacy_clip:g}, near what clients change"
+        )
+
     def privacy_metrics(self) -> dict[str, float]:
         """ε of what was released so far; nothing where no guarantee holds."""
         if self.privacy == "none" or self.privacy_test_seed is not None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import MetricRecord
 from scipy.stats import gumbel_r, kstest, norm
 
 from clients import FedAvgGDClient, FedLMOClient, LocalSGDClient, ZerothOrderSGDClient
@@ -344,3 +345,34 @@ def test_without_the_library_the_extra_is_named(monkeypatch: Any) -> None:
     monkeypatch.setattr("fedtrellis.extras.find_spec", lambda name: None)
     with pytest.raises(SettingsError, match=r'pip install "fedtrellis\[privacy\]"'):
         FedAvgGD(**CENTRAL)
+
+
+# ------------------------------------------------------------------- what it came to
+
+
+@pytest.mark.parametrize("privacy", ["central", "local"])
+def test_a_run_that_noise_led_astray_has_failed(privacy: Any) -> None:
+    """And says that it was the noise; with as much of it as it can bear it is fine."""
+    objectives = losses()
+
+    def value(server_round: int, arrays: Any) -> Any:
+        (x,) = arrays.to_numpy_ndarrays()
+        return MetricRecord({"loss": float(np.mean([f.value(x) for f in objectives]))})
+
+    def ended(z: float) -> float:
+        strategy = ZerothOrderSGD(
+            step_size=0.01,
+            batch_size=0,
+            privacy=privacy,
+            privacy_noise_multiplier=z,
+            privacy_clip=20.0,
+        )
+        grid = grid_of(ZerothOrderSGDClient, objectives)
+        start = np.full(4, 2.0)
+        run = play(strategy, grid, start, rounds=20, evaluate_fn=value)
+        metrics = [record.evaluation["loss"] for record in run.strategy.history]
+        return metrics[-1] / metrics[0]
+
+    assert ended(0.01) < 0.8
+    with pytest.raises(RuntimeError, match="came to nothing: its loss .*noise"):
+        ended(1e4)
