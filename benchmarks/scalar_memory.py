@@ -4,7 +4,8 @@ A perceptron of p parameters, float32, a mini-batch of 16 examples: (a) PyTorch'
 forward pass without gradients; (b) a client of ``zeroth-order-sgd`` with a
 ``TorchForward``, τ = 1, m = 10, and the model's update from scalars; (c) the same with
 everything that a message takes, on a ``LocalGrid``. What is measured is the resident
-memory at its peak, less what the process had before there was a model.
+memory at its peak, less what the process had before there was a model. And the first
+two for the transformer of the task ``characters``, with the client of a run config.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord, Context, RecordDict
 
+import sim
 from clients import ZerothOrderSGDClient
 from fedtrellis import LocalGrid, client_app
+from fedtrellis.app.experiment import Experiment
 from fedtrellis.domains.atoms import RandomSigns
 from fedtrellis.wire.layout import Layout
 from strategies import ZerothOrderSGD
@@ -35,6 +38,9 @@ FULL: tuple[Size, ...] = ((250, 16), (500, 40))
 
 _AIM = 1.2
 _WAYS = ("inference", "client", "messages")
+_RUN_WAYS = ("run-inference", "run-client")
+#: Width and blocks of the transformer, and how many parameters it has about.
+_TRANSFORMER: Size = (128, 5)
 
 
 def _status(name: str) -> int:
@@ -109,6 +115,64 @@ def _measure(way: str, width: int, depth: int) -> None:
     print(_status("VmHWM") - before)
 
 
+def _of_a_run(width: int, blocks: int) -> Experiment:
+    """The experiment of a run config with a transformer."""
+    return sim.app.experiment(
+        {
+            "method": "zeroth-order-sgd",
+            "task": "characters",
+            "dtype": "float32",
+            "characters.width": width,
+            "characters.blocks": blocks,
+            "zeroth-order-sgd.batch-size": 8,
+        },
+        4,
+    )
+
+
+def _measure_run(way: str, width: int, blocks: int) -> None:
+    """As :func:`_measure`, of the client of a run config."""
+    import torch
+
+    torch.set_num_threads(1)
+
+    def run(experiment: Experiment) -> None:
+        task, layout = experiment.task, experiment.layout
+        if way == "run-inference":
+            model = task._make_model()  # type: ignore[attr-defined]
+            text = torch.zeros((8, task.context), dtype=torch.long)  # type: ignore[attr-defined]
+            loss = torch.nn.CrossEntropyLoss()
+            with torch.no_grad():
+                for _ in range(11):
+                    float(loss(model(text), text))
+            return
+        context = Context(0, 0, {"partition-id": 0}, RecordDict(), {})
+        parts = experiment.task.client_parts(0)
+        client = experiment.client(context, parts, experiment.domain)
+        made = Layout(layout.shapes, "float32")
+        point: Any = np.full(layout.size, 0.01, np.float32)
+        said = experiment.strategy().instruction(1, "0")
+        client.fit(made.layers(point), said | {"server-round": 1})
+
+    run(_of_a_run(16, 1))  # what libraries take when they are used for the first time
+    experiment = _of_a_run(width, blocks)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
+    before = _status("VmRSS")
+    run(experiment)
+    print(_status("VmHWM") - before)
+
+
+def _peak(way: str, size: Size) -> int:
+    """The bytes at the peak of a process that goes one of the ways."""
+    done = subprocess.run(
+        [sys.executable, "-m", __name__, way, *map(str, size)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return int(json.loads(done.stdout.splitlines()[-1]))
+
+
 def compare(sizes: tuple[Size, ...]) -> Comparison:
     """The peaks of the three, at each size."""
     result = Comparison(
@@ -117,15 +181,7 @@ def compare(sizes: tuple[Size, ...]) -> Comparison:
         __doc__.split("\n\n")[1].replace("\n", " "),
     )
     for width, depth in sizes:
-        found = {}
-        for way in _WAYS:
-            done = subprocess.run(
-                [sys.executable, "-m", __name__, way, str(width), str(depth)],
-                capture_output=True,
-                text=True,
-                check=True,
-            )
-            found[way] = int(json.loads(done.stdout.splitlines()[-1]))
+        found = {way: _peak(way, (width, depth)) for way in _WAYS}
         ratio = {way: found[way] / found["inference"] for way in _WAYS}
         row: dict[str, Any] = {"parameters": width * width * depth}
         row |= {f"{way}, MB": round(found[way] / 1e6, 1) for way in _WAYS}
@@ -138,8 +194,27 @@ def compare(sizes: tuple[Size, ...]) -> Comparison:
                 ratio["client"] <= _AIM,
             )
         )
+    shapes = _of_a_run(*_TRANSFORMER).layout.shapes
+    p = sum(int(np.prod(shape)) for shape in shapes)
+    inference, client = (_peak(way, _TRANSFORMER) for way in _RUN_WAYS)
+    result.rows.append(
+        {
+            "parameters": p,
+            "inference, MB": round(inference / 1e6, 1),
+            "client, MB": round(client / 1e6, 1),
+            "client / inference": round(client / inference, 2),
+        }
+    )
+    result.aims.append(
+        Aim(
+            f"characters, p = {p}: a run's client at most {_AIM} of inference",
+            f"{client / inference:.2f}",
+            client <= _AIM * inference,
+        )
+    )
     return result
 
 
 if __name__ == "__main__":
-    _measure(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    way, size = sys.argv[1], (int(sys.argv[2]), int(sys.argv[3]))
+    (_measure_run if way in _RUN_WAYS else _measure)(way, *size)

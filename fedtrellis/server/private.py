@@ -74,8 +74,9 @@ class PrivateMethod(GuardedMethod):
         formerly="",
     )
     privacy_clip: float = setting(
-        1.0,
+        0.1,
         "the length that what a client answers is clipped to",
+        note="of the size of what clients change or smaller: the noise grows with it",
         symbol="C",
         above=0.0,
         shown=False,

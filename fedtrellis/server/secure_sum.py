@@ -51,11 +51,6 @@ class SecureSum:
         There are too few clients, or they do not agree on keys.
     TimeoutError
         One never answered.
-
-    Examples
-    --------
-    >>> from fedtrellis.server.secure_sum import SecureSum
-    >>> sums = SecureSum(conversation, strategy.clients, 60.0)  # doctest: +SKIP
     """
 
     def __init__(
