@@ -137,21 +137,22 @@ def _measure_run(way: str, width: int, blocks: int) -> None:
     torch.set_num_threads(1)
 
     def run(experiment: Experiment) -> None:
-        task, layout = experiment.task, experiment.layout
+        task: Any = experiment.task
         if way == "run-inference":
-            model = task._make_model()  # type: ignore[attr-defined]
-            text = torch.zeros((8, task.context), dtype=torch.long)  # type: ignore[attr-defined]
+            model = task._make_model()
+            text = torch.zeros((8, task.context), dtype=torch.long)
             loss = torch.nn.CrossEntropyLoss()
             with torch.no_grad():
                 for _ in range(11):
                     float(loss(model(text), text))
             return
         context = Context(0, 0, {"partition-id": 0}, RecordDict(), {})
-        parts = experiment.task.client_parts(0)
+        parts = task.client_parts(0)
         client = experiment.client(context, parts, experiment.domain)
-        made = Layout(layout.shapes, "float32")
-        point: Any = np.full(layout.size, 0.01, np.float32)
-        said = experiment.strategy().instruction(1, "0")
+        made = Layout(experiment.layout.shapes, "float32")
+        point: Any = np.full(made.size, 0.01, np.float32)
+        strategy: Any = experiment.strategy()
+        said = strategy.instruction(1, "0")
         client.fit(made.layers(point), said | {"server-round": 1})
 
     run(_of_a_run(16, 1))  # what libraries take when they are used for the first time
@@ -197,14 +198,11 @@ def compare(sizes: tuple[Size, ...]) -> Comparison:
     shapes = _of_a_run(*_TRANSFORMER).layout.shapes
     p = sum(int(np.prod(shape)) for shape in shapes)
     inference, client = (_peak(way, _TRANSFORMER) for way in _RUN_WAYS)
-    result.rows.append(
-        {
-            "parameters": p,
-            "inference, MB": round(inference / 1e6, 1),
-            "client, MB": round(client / 1e6, 1),
-            "client / inference": round(client / inference, 2),
-        }
-    )
+    of_a_run: dict[str, Any] = {"parameters": p}
+    of_a_run["inference, MB"] = round(inference / 1e6, 1)
+    of_a_run["client, MB"] = round(client / 1e6, 1)
+    of_a_run["client / inference"] = round(client / inference, 2)
+    result.rows.append(of_a_run)
     result.aims.append(
         Aim(
             f"characters, p = {p}: a run's client at most {_AIM} of inference",

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedtrellis.encryption.fixed_point import EncryptionError
-from fedtrellis.encryption.labels import encode_items, expand
+from fedtrellis.encryption.labels import Item, encode_items, expand
 from fedtrellis.encryption.ledger import Ledger
 from fedtrellis.encryption.masks import Words, add_masks, as_words, from_words
 from fedtrellis.encryption.node_secrets import (
@@ -198,7 +198,7 @@ class SumMember:
                 f"node wants {self._least} (least in its node config)"
             )
         run = bytes.fromhex(ledger.agreement)
-        items = question.server_round, len(names), *names, question.inputs
+        items: list[Item] = [question.server_round, len(names), *names, question.inputs]
         return ledger, expand(run, "sum of a round", *items)
 
     def answered(self, question: Question) -> Words | None:

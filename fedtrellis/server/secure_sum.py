@@ -172,13 +172,14 @@ class SecureSum:
 
 def take_term(answer: Answer, count: int) -> Words:
     """The words of an answer, of shape (count + 1,); ValueError if it has others."""
-    (term,) = answer.arrays if len(answer.arrays) == 1 else (np.zeros(0),)
+    term: Any = answer.arrays[0] if len(answer.arrays) == 1 else np.zeros(0)
     if term.dtype != np.uint64 or term.shape != (count + 1,) or answer.numbers.size:
         raise ValueError(
             f"the answer has {len(answer.arrays)} arrays and {answer.numbers.size} "
             f"scalars, expected one of {count + 1} masked numbers"
         )
-    return term
+    words: Words = term
+    return words
 
 
 def _member(answer: Answer) -> Member:

@@ -53,7 +53,8 @@ def network_loss(
         more then takes the memory of inference.
     """
     model = make_model()
-    loss, more = nn.CrossEntropyLoss(), {"weight": weight, "device": device}
+    loss = nn.CrossEntropyLoss()
+    more: dict[str, Any] = {"weight": weight, "device": device}
     if values_only and sum(p.numel() for p in model.parameters()) >= FORWARD_FROM:
         del model
         return _Begun(make_model, loss, data, **more)

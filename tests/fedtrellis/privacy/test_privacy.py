@@ -261,18 +261,19 @@ def test_the_runs_seed_does_not_say_whose_turn_it_is() -> None:
 def test_the_summary_says_epsilon_and_what_it_is_about(tmp_path: Any) -> None:
     record = run_app(
         {
-            "method": "local-sgd",
-            "task": "lasso",
+            "method": "fedavg-gd",
+            "task": "classification",
+            "classification.dataset": "digits",
             "rounds": 3,
             "privacy": "central",
-            # with so few clients a smaller one would lead the run astray
-            "privacy-epsilon": 2000.0,
+            # more would lead a run of so few clients astray
+            "privacy-noise-multiplier": 0.05,
         },
         4,
         tmp_path,
     )
     summary = json.loads((record / "summary.json").read_text())
-    assert 0.0 < summary["metrics"]["epsilon"] <= 2000.0
+    assert summary["metrics"]["epsilon"] == Accountant(0.05, 1e-5).epsilon(3)
     assert "metrics and counts in this record have no noise" in summary["warnings"][0]
 
 
