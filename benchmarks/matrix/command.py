@@ -10,11 +10,19 @@ from pathlib import Path
 
 from threadpoolctl import threadpool_limits
 
-from . import page
+from . import compressed, page
 from .measure import FULL, QUICK_SIZES, RESULTS, measure
 from .problems import PROBLEMS, QUICK, MissingError
 
-__all__ = ["main"]
+__all__ = ["EQUAL_BYTES", "main"]
+
+#: What ``--only`` calls the comparison with compressed updates.
+EQUAL_BYTES = "equal-bytes"
+
+
+def say(line: str) -> None:
+    """Print a line at once."""
+    print(line, flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,9 +40,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--only",
         action="append",
-        choices=list(PROBLEMS),
+        choices=[*PROBLEMS, EQUAL_BYTES],
         metavar="PROBLEM",
-        help=f"one of {', '.join(PROBLEMS)}; may be given several times",
+        help=f"one of {', '.join([*PROBLEMS, EQUAL_BYTES])}; may be given several "
+        "times",
     )
     parser.add_argument(
         "--hours",
@@ -49,26 +58,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--page", action="store_true", help="measure nothing, write the page"
     )
     options = parser.parse_args(arguments)
+    if options.quick and EQUAL_BYTES in (options.only or ()):
+        parser.error(f"{EQUAL_BYTES} has no quick size")
     if options.page:
         page.write(RESULTS)
         return 0
-    names = options.only or (QUICK if options.quick else list(PROBLEMS))
+    names = options.only or (QUICK if options.quick else [*PROBLEMS, EQUAL_BYTES])
     until = time.monotonic() + 3600.0 * options.hours
     whole = True
     with tempfile.TemporaryDirectory() as temporary, threadpool_limits(1):
         folder = Path(temporary) if options.quick else RESULTS
         for name in names:
             try:
+                if name == EQUAL_BYTES:
+                    whole &= compressed.compare(say, until, options.anew)
+                    continue
+                sizes = QUICK_SIZES if options.quick else FULL
                 whole &= measure(
-                    PROBLEMS[name],
-                    QUICK_SIZES if options.quick else FULL,
-                    folder,
-                    lambda line: print(line, flush=True),
-                    until,
-                    options.anew,
+                    PROBLEMS[name], sizes, folder, say, until, options.anew
                 )
             except MissingError as missing:
-                print(f"skipped: {missing}", flush=True)
+                say(f"skipped: {missing}")
         if options.quick:
             print(page.tables(folder))
         else:

@@ -140,7 +140,7 @@ def _method(
     problem: Problem, method: Method, sizes: Sizes, budget: int
 ) -> dict[str, Any]:
     known = facts(problem, TUNING_SEED)
-    entry: dict[str, Any] = {"gradients-a-round": method.gradients}
+    entry: dict[str, Any] = {"gradients-a-round": method.cost(problem)}
     value = None
     if method.tuned:
         choice = choose(

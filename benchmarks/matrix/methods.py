@@ -76,6 +76,8 @@ class Method:
     gradients : float
         What a client computes in a round, in gradients; a function value or a curvature
         along a line is half of one.
+    search : float
+        What it computes more where the loss is not quadratic, for its line searches.
     tuned : str
         The key of the setting that is tuned; empty: nothing is.
     centre : callable
@@ -98,6 +100,11 @@ class Method:
         default=lambda value, known: {}, hash=False
     )
     penalised: str = ""
+    search: float = 0.0
+
+    def cost(self, problem: Problem) -> float:
+        """What a client computes in a round, in gradients."""
+        return self.gradients + (0.0 if problem.quadratic else self.search)
 
     @property
     def family(self) -> str:
@@ -133,11 +140,10 @@ def _local(name: str, title: str, cost: float = STEPS, **more: Any) -> Method:
 
 
 def _compressed(compressor: str, title: str, tuned: str, **more: Any) -> Method:
-    settings = {"compressor": compressor, "batch-fraction": 1.0} | more
+    settings: dict[str, Any] = {"compressor": compressor, "batch-fraction": 1.0, **more}
+    settings["server-momentum"] = 0.0
     name = compressor.replace("-", "")
-    made = _local(
-        name, title, method="compressed-sgd", **settings, **{"server-momentum": 0.0}
-    )
+    made = _local(name, title, method="compressed-sgd", **settings)
     if tuned == "step-size":
         return made
     # a sign has no length: the server's step is what is tuned, and the clients' fixed
@@ -165,17 +171,19 @@ METHODS: dict[str, Method] = {
             "FedFW",
             _SETS,
             {"method": "fedfw", "fedfw.local-steps": STEPS},
-            # a gradient and the curvature along the step
-            1.5 * STEPS,
+            # a gradient and a curvature for each step, and a curvature before the first
+            STEPS + (STEPS + 1) / 2,
             "fedfw.penalty",
             lambda known: 0.03 * known.lipschitz / NODES,
+            search=STEPS,
         ),
         Method(
             "fedfw-default",
             "FedFW, untuned",
             _SETS,
             {"method": "fedfw"},
-            1.5 * 20,
+            20 + (20 + 1) / 2,
+            search=20,
         ),
         Method(
             "fedfw-plain",

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from reproduce.common import update_page
+from reproduce.common import load_results, update_page
 
+from . import compressed
 from .measure import load_all
 from .picture import draw
 from .problems import PROBLEMS
 from .tables import Results, details, first_table, places_table
 
-__all__ = ["DETAILS", "PAGE", "detail_page", "parts", "tables", "write"]
+__all__ = [
+    "DETAILS",
+    "PAGE",
+    "detail_page",
+    "equal_bytes",
+    "parts",
+    "tables",
+    "write",
+]
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE, DETAILS = DOCS / "matrix.md", DOCS / "matrix-details.md"
@@ -19,7 +28,28 @@ PAGE, DETAILS = DOCS / "matrix.md", DOCS / "matrix-details.md"
 
 def parts(results: Results) -> dict[str, str]:
     """What stands between the marks of the page, by their names."""
-    return {"places": places_table(results), "first": first_table(results)}
+    return {
+        "places": places_table(results),
+        "first": first_table(results),
+        "lacking": _lacking(results),
+    }
+
+
+def _lacking(results: Results) -> str:
+    """The problems that nobody has stored results of."""
+    names = ", ".join(f"`{name}`" for name in PROBLEMS if name not in results)
+    return f"Defined, and without stored results: {names}." if names else ""
+
+
+def equal_bytes() -> dict[str, str]:
+    """The same of the comparison with compressed updates, once it is all there."""
+    results = load_results(compressed.FILE) if compressed.FILE.is_file() else {}
+    if not compressed.complete(results):
+        return {}
+    return {
+        "equal-bytes": compressed.table(results),
+        "balls": compressed.balls_table(results),
+    }
 
 
 def detail_page(results: Results) -> str:
@@ -46,7 +76,7 @@ def detail_page(results: Results) -> str:
 def write(folder: Path) -> None:
     """Write both pages and the picture."""
     results = load_all(folder, list(PROBLEMS.values()))
-    for name, text in parts(results).items():
+    for name, text in (parts(results) | equal_bytes()).items():
         update_page(PAGE, name, text)
     DETAILS.write_text(detail_page(results), encoding="utf-8")
     draw(results, DOCS, "matrix")
@@ -55,4 +85,4 @@ def write(folder: Path) -> None:
 def tables(folder: Path) -> str:
     """The tables of some results, to be read at once."""
     results = load_all(folder, list(PROBLEMS.values()))
-    return "\n\n".join(parts(results).values())
+    return f"{places_table(results)}\n\n{first_table(results)}"

@@ -76,6 +76,15 @@ class Problem:
     split: Mapping[str, Any] = field(default_factory=dict, hash=False)
     split_files: Mapping[str, str] = field(default_factory=dict, hash=False)
 
+    @property
+    def quadratic(self) -> bool:
+        """Whether F is, so that a curvature is all that a line search needs."""
+        return self.config["task"] not in (
+            "classification",
+            "digits",
+            "logistic-regression",
+        )
+
     def settings(self, split: bool = False) -> dict[str, Any]:
         """The run config with the data files' whole paths.
 
@@ -143,7 +152,7 @@ PROBLEMS: dict[str, Problem] = {
             "set",
             {**_LASSO, "domain": "k-support-ball", "k-support-ball.k": 20}
             | {"radius": 3.0},
-            500,
+            400,
         ),
         Problem(
             "least-squares",
@@ -159,7 +168,7 @@ PROBLEMS: dict[str, Problem] = {
             "ℓ1 ball",
             "l1",
             {**_A9A, "logistic-regression.l2": 0.0, "radius": 20.0},
-            400,
+            160,
             _A9A_FILE,
         ),
         Problem(
@@ -168,7 +177,7 @@ PROBLEMS: dict[str, Problem] = {
             "none",
             "none",
             {**_A9A, "logistic-regression.l2": 1e-3, "domain": "whole-space"},
-            400,
+            160,
             _A9A_FILE,
             {**_SPLIT, "hybrid-linear.dataset": "a9a"},
             {"hybrid-linear.path": "libsvm/a9a.bz2"},
@@ -198,21 +207,12 @@ PROBLEMS: dict[str, Problem] = {
             400,
         ),
         Problem(
-            "digits-k-support",
-            "multinomial, digits",
-            "20-support ball",
-            "set",
-            {**_DIGITS, "domain": "k-support-ball", "k-support-ball.k": 20}
-            | {"radius": 5.0},
-            400,
-        ),
-        Problem(
             "mnist-l1",
             "multinomial, MNIST (2000)",
             "ℓ1 ball",
             "l1",
             {**_MNIST, "domain": "l1-ball", "radius": 30.0},
-            300,
+            120,
             {"classification.path": "mnist"},
         ),
         Problem(
@@ -221,7 +221,7 @@ PROBLEMS: dict[str, Problem] = {
             "nuclear norm",
             "set",
             _COMPLETION,
-            400,
+            300,
         ),
         Problem(
             "movielens",
@@ -312,7 +312,7 @@ def optimum(problem: Problem, seed: int) -> Optimum:
     solver = "fedavg-gd" if problem.kind == "none" else "projected-fedavg"
     made = experiment(problem, seed, {"method": solver})
     task, point = made.task, made.start_point()
-    x = made.layout.objective_point(point)
+    x = np.asarray(made.layout.objective_point(point))
     start = float(task.value(x))
     if problem.kind == "manifold":
         value = float(task.reference_optimum(made.domain))

@@ -102,7 +102,8 @@ def play(
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     best = optimum(problem, seed)
     scale = best.start - best.value
-    rounds = max(1, int((budget or problem.budget) / method.gradients))
+    work = method.cost(problem)
+    rounds = max(1, int((budget or problem.budget) / work))
     # of the seed's own data; 0 where there is no ball
     weight = best.multiplier if method.penalised else 0.0
     if weight:
@@ -139,7 +140,7 @@ def play(
         place = min(number - first + offset, len(up) - 1)
         return Cost(
             number,
-            number * method.gradients,
+            number * work,
             int(up[place]),
             int(down[place]),
             round(seen[number][1] - begin, 4),

@@ -170,6 +170,8 @@ def _worst(found: Sequence[Place]) -> str:
         return f"{_where(worst.problem)}: ends at a gap of {worst.gap:.1g}"
     worst = max(found, key=lambda place: place.typical)
     rival, factor = METHODS[worst.rival].title, times(worst.typical)
+    if worst.typical <= 1.0:
+        return f"none: never behind {rival}, the next"
     return f"{_where(worst.problem)}: {factor} times the {worst.what} of {rival}"
 
 
@@ -227,7 +229,8 @@ def details(results: Results, problem: str) -> str:
     stored = results[problem]
     rows = [["method", "value", "gap", *_KEYS, "seeds"]]
     targets = [float(t) for t in stored["provenance"]["settings"]["targets"]]
-    for name, entry in stored["methods"].items():
+    for name in (one for one in METHODS if one in stored["methods"]):
+        entry = stored["methods"][name]
         runs, end = entry["runs"], end_of(entry)
         first = [METHODS[name].title, _chosen(entry)]
         reached = []

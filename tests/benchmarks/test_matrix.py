@@ -12,10 +12,17 @@ import pytest
 from sklearn.linear_model import Lasso as ScikitLasso
 
 from benchmarks.__main__ import main
-from benchmarks.matrix import measure, page, picture, tables
-from benchmarks.matrix.methods import METHODS, facts, methods_of
-from benchmarks.matrix.problems import CERTIFIED, NODES, PROBLEMS, experiment, optimum
-from benchmarks.matrix.runs import Cost, Trace
+from benchmarks.matrix import compressed, measure, page, picture, tables
+from benchmarks.matrix.methods import METHODS, STEPS, Method, facts, methods_of
+from benchmarks.matrix.problems import (
+    CERTIFIED,
+    NODES,
+    PROBLEMS,
+    Problem,
+    experiment,
+    optimum,
+)
+from benchmarks.matrix.runs import Cost, Trace, play
 from benchmarks.matrix.tuning import MORE, TUNING_SEED, VALUES, choose
 from reproduce.common import load_results
 from reproduce.provenance import KEYS
@@ -32,7 +39,7 @@ def between(text: str, name: str) -> str:
 
 def test_the_pages_are_made_of_the_stored_results() -> None:
     text = page.PAGE.read_text("utf-8")
-    for name, part in page.parts(RESULTS).items():
+    for name, part in (page.parts(RESULTS) | page.equal_bytes()).items():
         assert between(text, name) == part
     assert page.DETAILS.read_text("utf-8") == page.detail_page(RESULTS)
     # a line a method at the top of the page, on one screen
@@ -107,7 +114,6 @@ def test_what_chooses_sees_training_losses_of_its_own_seed(
 
     for task in (Lasso, LinearRegression, KernelPCA):
         monkeypatch.setattr(task, "metrics", refuse)
-    play = measure.play
 
     def noted(problem: Any, method: Any, settings: Any, seed: int, budget: int) -> Any:
         seeds.append((method.name, seed))
@@ -127,6 +133,50 @@ def test_what_chooses_sees_training_losses_of_its_own_seed(
     count = len(seeds)
     assert measure.measure(PROBLEMS["lasso-l1"], sizes, tmp_path, said.append)
     assert len(seeds) == count
+
+
+def counted(problem: Problem, method: Method, rounds: int) -> float:
+    """What all clients compute in so many rounds, in gradients, by counting calls."""
+    known = facts(problem, TUNING_SEED)
+    value = method.centre(known) if method.tuned else None
+    made = experiment(problem, 0, method.config(value, known), rounds)
+    weights = {"gradient": 1.0, "value": 0.5, "curvature": 0.5, "values": 0.5}
+    weights["stochastic_gradient"] = 1.0 / STEPS
+    total, depth = 0.0, 0
+
+    def counting(name: str, plain: Any) -> Any:
+        def call(self: Any, *arguments: Any, **options: Any) -> Any:
+            nonlocal total, depth
+            if depth == 0:
+                count = len(arguments[0]) if name == "values" else 1
+                total += weights[name] * count
+            depth += 1
+            try:
+                return plain(self, *arguments, **options)
+            finally:
+                depth -= 1
+
+        return call
+
+    kind = type(made.task.client_objective(0))
+    with pytest.MonkeyPatch.context() as patch:
+        for name in weights:
+            if hasattr(kind, name):
+                patch.setattr(kind, name, counting(name, getattr(kind, name)))
+        # one by one: a cohort computes many clients' at once
+        made.start(made.strategy(), made.grid(), evaluate_fn=lambda *_: None)
+    return total
+
+
+@pytest.mark.parametrize("name", ["lasso-l1", "least-squares", "digits-l1", "pca"])
+def test_what_a_round_costs_is_what_clients_compute(name: str) -> None:
+    """Without round 1, in which some methods ask for more once."""
+    problem = PROBLEMS[name]
+    for method in methods_of(problem):
+        if not problem.quadratic and not method.search:
+            continue  # nothing depends on the loss
+        more = counted(problem, method, 3) - counted(problem, method, 1)
+        assert more / (2 * NODES) == pytest.approx(method.cost(problem)), method.name
 
 
 def test_a_grid_is_extended_once_beyond_an_end_that_is_best() -> None:
@@ -171,6 +221,35 @@ def test_the_optimum_is_scikit_learns() -> None:
     assert facts(problem, 3).lipschitz == pytest.approx(
         max(np.linalg.eigvalsh(f.hessian_bound())[-1] for f in losses), rel=1e-6
     )
+
+
+def test_support_found_is_of_as_many_entries_as_there_are() -> None:
+    made = experiment(PROBLEMS["lasso-l1"], 0, {"method": "fedfw"})
+    truth = made.task.solution()
+    judge = compressed.CASES["support"].judge
+    x = np.where(truth != 0.0, 1.0, 0.0)
+    assert judge(PROBLEMS["lasso-l1"], 0, made, x) == 1.0
+    x[np.flatnonzero(truth)[:5]] = 0.0
+    x[np.flatnonzero(truth == 0.0)[:5]] = -2.0
+    assert judge(PROBLEMS["lasso-l1"], 0, made, x) == 0.75
+
+
+def test_the_table_at_equal_bytes_is_of_medians() -> None:
+    results = load_results(compressed.FILE)
+    lines = compressed.table(results).splitlines()[2:]
+    for case in compressed.CASES.values():
+        for place in (0, 1):
+            last = lines.pop(0).split("|")[-2].strip()
+            runs = results["cases"][
+                next(n for n, c in compressed.CASES.items() if c is case)
+            ]
+            values = [run["values"][place] for run in runs["sign, majority"]["runs"]]
+            shown = float(last.removesuffix(" %")) / (100 if case.percent else 1)
+            assert shown == pytest.approx(np.median(values), rel=0.06, abs=0.005)
+            # nobody had more rounds than its bytes allow
+            for row in runs.values():
+                assert [run["seed"] for run in row["runs"]] == [0, 1, 2, 3, 4]
+                assert len(row["tried"]) == 5
 
 
 def test_profiles_and_places_by_hand() -> None:
