@@ -20,24 +20,32 @@ from benchmarks.networks.comparison import (
 from benchmarks.networks.images import Runs, TimeUpError
 from benchmarks.networks.picture import SHOWN, draw, padded
 
+ADAM = "`fedopt`, Adam, server step 0.03"
 RUNS = Path(__file__).parents[2] / "benchmarks/networks/runs"
 PAGE = Path(__file__).parents[2] / "docs/fedlmo.md"
 
 
 @pytest.mark.parametrize(
-    ("contender", "method"),
+    ("problem", "contender", "method"),
     [
-        ("FedAvg", "`local-sgd` (FedAvg)"),
-        ("FedAdam, server step 0.03", "`fedopt`, Adam, server step 0.03"),
-        ("error feedback, top 5 %", "`compressed-sgd`, top 5 %"),
-        ("fedlmo, corrected", "`fedlmo`, corrected"),
-        ("fedlmo, ef21, natural", "`fedlmo`, ef21, natural"),
-        ("fedlmo, ef21, top 5 %", "`fedlmo`, ef21, top 5 %"),
+        ("mnist-labels", "FedAvg", "`local-sgd` (FedAvg)"),
+        (
+            "mnist-labels",
+            "FedAdam, server step 0.03",
+            "`fedopt`, Adam, server step 0.03",
+        ),
+        ("mnist-labels", "error feedback, top 5 %", "`compressed-sgd`, top 5 %"),
+        ("mnist-labels", "fedlmo, corrected", "`fedlmo`, corrected"),
+        ("mnist-labels", "fedlmo, ef21, natural", "`fedlmo`, ef21, natural"),
+        ("mnist-labels", "fedlmo, ef21, top 5 %", "`fedlmo`, ef21, top 5 %"),
+        ("mnist-iid", "FedAdam, server step 0.03", ADAM),
+        ("mnist-iid", "fedlmo, corrected", "`fedlmo`, corrected"),
     ],
 )
-def test_the_page_has_the_kept_runs(contender: str, method: str) -> None:
-    row = Runs("mnist-labels", 0.0).row(contender)
-    _, section = PAGE.read_text("utf-8").split("### MNIST by a CNN")
+def test_the_page_has_the_kept_runs(problem: str, contender: str, method: str) -> None:
+    row = Runs(problem, 0.0).row(contender)
+    title = {"mnist-labels": "### MNIST by a CNN\n", "mnist-iid": "IID shares\n"}
+    section = PAGE.read_text("utf-8").split(title[problem])[1].split("\n### ")[0]
     [line] = [e for e in section.splitlines() if e.startswith(f"| {method} |")]
     cells = [cell.strip() for cell in line.strip("|").split("|")]
     assert cells[2] == row["arrived"]
