@@ -29,11 +29,7 @@ PAGE = Path(__file__).parents[2] / "docs/fedlmo.md"
     ("problem", "contender", "method"),
     [
         ("mnist-labels", "FedAvg", "`local-sgd` (FedAvg)"),
-        (
-            "mnist-labels",
-            "FedAdam, server step 0.03",
-            "`fedopt`, Adam, server step 0.03",
-        ),
+        ("mnist-labels", "FedAdam, server step 0.03", ADAM),
         ("mnist-labels", "error feedback, top 5 %", "`compressed-sgd`, top 5 %"),
         ("mnist-labels", "fedlmo, corrected", "`fedlmo`, corrected"),
         ("mnist-labels", "fedlmo, ef21, natural", "`fedlmo`, ef21, natural"),
