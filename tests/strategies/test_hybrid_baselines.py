@@ -20,10 +20,10 @@ from clients import HybridFedAvgClient, HyFEMClient
 from fedtrellis import Callback
 from fedtrellis.random import generator
 from fedtrellis.server.conversation import Conversation
+from fedtrellis.server.everyone import refusal
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import decode
 from strategies import HybridFedAvg, HyFEM
-from strategies import hybrid as hybrid_module
 from tasks import HybridSVM
 from tests.harness import Array, contexts, grid_of, memory_of, number_of, play
 
@@ -829,4 +829,4 @@ def test_neither_reaches_the_central_optimum_of_digits(
     ],
 )
 def test_refusals_are_known_in_the_words_of_every_engine(reason: str, why: str) -> None:
-    assert hybrid_module.refusal(reason) == why
+    assert refusal(reason) == why
