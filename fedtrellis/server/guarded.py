@@ -210,11 +210,10 @@ class GuardedMethod(Method):
         """The norm of what answers are compared with; of the model once a version."""
         if reference is not self.broadcast.model:
             return _norm(reference)
-        # a model that is replaced is another array, one that advances has its version
-        version, (known, of, size) = self.broadcast.version, self._model_size
-        if known is not reference or of != version:
+        broadcast, (known, version, size) = self.broadcast, self._model_size
+        if known is not broadcast or version != broadcast.version:
             size = _norm(reference)
-            self._model_size = reference, version, size
+            self._model_size = broadcast, broadcast.version, size
         return size
 
     @property
