@@ -9,14 +9,16 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 # products are small, and several runs share the cores; NumPy reads it as it is loaded
 os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = "1"
 
-from reproduce import fedfw, fedgia, hyfdca, index, zeroth_order
+from reproduce import again, fedfw, fedgia, hyfdca, index, zeroth_order
 from reproduce.claims import Paper
 from reproduce.common import (
     LEDGER,
+    Item,
     Options,
     SkippedError,
     load_results,
@@ -77,6 +79,51 @@ def processor_seconds() -> float:
     return now.user + now.system + now.children_user + now.children_system
 
 
+def measure(definition: Item, settings: Options) -> dict[str, Any]:
+    """Compute an item; its results with time, machine and provenance."""
+    LEDGER.clear()
+    began, busy = time.monotonic(), processor_seconds()
+    results = definition.compute(settings)
+    results["minutes"] = (time.monotonic() - began) / 60.0
+    # what other programs take on the machine does not lengthen this
+    results["processor-minutes"] = (processor_seconds() - busy) / 60.0
+    results["jobs"] = settings.jobs
+    results["machine"] = machine()
+    results["provenance"] = LEDGER.describe(definition.compute.__module__)
+    return results
+
+
+def run_again(jobs: int) -> int:
+    """Two items with other seeds; 1 where what is stored does not predict them."""
+    settings = Options(
+        Path(tempfile.gettempdir()), None, again.SEEDS, jobs, False, again.FIRST
+    )
+    items = []
+    for (paper, item), name in again.AGAIN.items():
+        stored = load_results(folder_of(paper) / "results" / f"{item}.json")
+        fresh = measure(PAPERS[paper].ITEMS[item], settings)
+        (claim,) = (
+            claim
+            for one in PAPERS[paper].claims.PAPERS
+            for claim in one.claims
+            if claim.name == name
+        )
+        facts = ("minutes", "processor-minutes", "jobs", "machine", "provenance")
+        items.append(
+            {
+                "paper": paper,
+                "item": item,
+                "claim": name,
+                "rows": again.compare(claim, stored, fresh),
+                **{key: fresh[key] for key in facts},
+            }
+        )
+    save_results(again.STORED, {"items": items})
+    print(again.table(load_results(again.STORED)))
+    write_index()
+    return int(not all(row["inside"] for one in items for row in one["rows"]))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 0, or 1 if an item failed; a skipped one does not fail."""
     parser = argparse.ArgumentParser(
@@ -97,7 +144,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--index", action="store_true", help="write reproduce/README.md again"
     )
+    parser.add_argument(
+        "--again",
+        action="store_true",
+        help="two items with other seeds; whether what is stored predicts them",
+    )
     options = parser.parse_args(arguments)
+    if options.again:
+        if options.quick or options.paper:
+            print("--again compares whole items: without --quick, and without a paper")
+            return 1
+        return run_again(options.jobs)
     if options.index:
         write_index()
         return 0
@@ -141,16 +198,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     raise SkippedError(f"there is no {saved}")
                 results = load_results(saved)
             else:
-                LEDGER.clear()
-                began, busy = time.monotonic(), processor_seconds()
-                results = definition.compute(settings)
-                results["minutes"] = (time.monotonic() - began) / 60.0
-                # what other programs take on the machine does not lengthen this
-                results["processor-minutes"] = (processor_seconds() - busy) / 60.0
-                results["jobs"] = options.jobs
-                results["machine"] = machine()
-                module = definition.compute.__module__
-                results["provenance"] = LEDGER.describe(module)
+                results = measure(definition, settings)
                 save_results(saved, results)
                 results = load_results(saved)
             text = definition.render(results, out)

@@ -73,6 +73,8 @@ class Options:
         Processes at once.
     quick : bool
         A size for continuous integration.
+    first : int
+        The first seed of those items that take :meth:`numbers`.
     """
 
     out: Path
@@ -80,6 +82,13 @@ class Options:
     seeds: int
     jobs: int
     quick: bool
+    first: int = 0
+
+    def numbers(self, most: int) -> range:
+        """Seeds from the first on: as many as wanted, at most ``most``."""
+        return range(
+            self.first, self.first + (2 if self.quick else min(self.seeds, most))
+        )
 
     def file(self, name: str) -> Path:
         """A data file; SkippedError names it if it is missing."""

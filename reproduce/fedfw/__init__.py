@@ -17,6 +17,7 @@ from . import (
     own_steps,
     penalty,
     qaplib,
+    rates,
     statements,
     traffic,
 )
@@ -40,5 +41,6 @@ ITEMS: dict[str, Item] = {
     **own_steps.ITEMS,
     **penalty.ITEMS,
     **traffic.ITEMS,
+    **rates.ITEMS,
     **statements.ITEMS,
 }

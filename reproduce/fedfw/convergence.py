@@ -11,8 +11,9 @@ import sim
 from fedtrellis.objectives.reference import certified_minimum
 from reproduce.common import Item, Options, Run, app_config, execute, read_config
 from reproduce.drawing import measured, new_figure, save
+from reproduce.rates import slope
 
-__all__ = ["ITEMS", "slope"]
+__all__ = ["ITEMS"]
 
 HERE = Path(__file__).parent
 NODES = 10
@@ -27,15 +28,6 @@ RUNS: dict[str, dict[str, dict[str, Any]]] = {
         "FedFW+, λ_0 = 4e-4": {"penalty": 4e-4, "variant": "augmented"},
     },
 }
-
-
-def slope(rounds: list[int], residuals: list[float]) -> float:
-    """Exponent of a power law over the last two decades of rounds."""
-    t, r = np.array(rounds, dtype=float), np.array(residuals)
-    late = (t >= t[-1] / 100) & (t > 0) & (r > 0)
-    if late.sum() < 2:
-        return float("nan")
-    return float(np.polyfit(np.log(t[late]), np.log(r[late]), 1)[0])
 
 
 def compute(options: Options, name: str) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from reproduce.common import Item
 
-from . import claims, figures, tables, tuned
+from . import claims, figures, tables, theory, tuned
 
 __all__ = ["ITEMS", "TITLE", "claims"]
 
@@ -53,5 +53,10 @@ ITEMS = {
         "objective over rounds, four algorithms",
         figures.compute_figure_4,
         figures.render_figure_4,
+    ),
+    "rate": Item(
+        "theorem IV.3: the smallest gradient over rounds, five seeds",
+        theory.compute_rate,
+        theory.render_rate,
     ),
 }

@@ -3,6 +3,7 @@
 from reproduce.common import Item
 
 from . import (
+    central,
     chosen_w,
     claims,
     figures,
@@ -43,6 +44,11 @@ ITEMS = {
         "figure 3's runs over round trips and over time",
         latency.compute_figure_5,
         latency.render_figure_5,
+    ),
+    "central": Item(
+        "theorems 4.5, 4.8 and 4.11: the paper's step against a central solver",
+        central.compute_central,
+        central.render_central,
     ),
     "steps": Item(
         "steps compared, by iteration and by round trip; not in the paper",

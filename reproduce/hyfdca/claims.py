@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -165,6 +166,29 @@ def _worse_than_central(found: Results) -> list[Effect]:
     ]
 
 
+#: How near is near, in the loss and in w: ours.
+NEAR = {"loss": 0.01, "distance": 0.1}
+
+
+def _at_the_optimum(*theorems: str) -> Callable[[Results], list[Effect]]:
+    """How much nearer than asked for the runs end, and how fast the loss falls."""
+
+    def effects(found: Results) -> list[Effect]:
+        measured = []
+        for row in found["central"]["rows"]:
+            if row["theorem"] not in theorems:
+                continue
+            name = row["setting"]
+            for what, title in (("loss", "P"), ("distance", "w")):
+                ends = [100 * (NEAR[what] - own[-1]) for own in row[what]]
+                measured.append(Effect(f"{name}: {title}", ends, form="{:+.2f} %"))
+            powers = [-value for value in row["exponents"]]
+            measured.append(Effect(f"{name}: falls", powers, form="{:+.2f}"))
+        return measured
+
+    return effects
+
+
 CLAIMS = (
     Claim(
         "iterations",
@@ -242,7 +266,12 @@ CLAIMS = (
         "solution "
         "as if all of the data are collected on a centralized device",
         "section 4, theorems 4.5 to 4.11",
-        theirs="a theorem",
+        ("central",),
+        _at_the_optimum("4.5", "4.8", "4.11"),
+        "a theorem",
+        "400 digits, rows of norm 1 as in the proofs; 2 000 iterations",
+        "1 % minus the relative loss, 10 % minus ‖w − w*‖/‖w*‖ (both bounds are ours), "
+        "minus the exponent of the relative loss",
     ),
     Claim(
         "cyclic-vertical",
@@ -250,7 +279,11 @@ CLAIMS = (
         "converge "
         "to the optimal solution when only a subset of clients participate",
         "section 4, theorems 4.8 and 4.11",
-        theirs="a theorem",
+        ("central",),
+        _at_the_optimum("4.8", "4.11"),
+        "a theorem",
+        "400 digits, rows of norm 1 as in the proofs; 2 000 iterations",
+        "as above",
     ),
 )
 

@@ -327,11 +327,14 @@ def paper_step(
     samples: int = 0,
     seed: int = 0,
     available: Available | None = None,
+    weight: float | None = None,
+    gamma: Callable[[int], float] = lambda t: 1.0,
 ) -> Iterator[State]:
     """The paper's steps, ``practical`` or ``theoretical``, with stale values.
 
     H = ``samples`` of each client move, all of them where it is 0. Clients that are
-    away count with the inner products and the ŵ_k that they last sent.
+    away count with the inner products and the ŵ_k that they last sent. c_k of the
+    theoretical step is ``weight``, N_k/N where it is None, and γ_t is ``gamma``.
     """
     rng = np.random.default_rng(seed)
     N, Q, λ, trips = len(table.y), len(table.blocks), table.regularization, 0
@@ -369,10 +372,11 @@ def paper_step(
             if rule == "practical":
                 step = HINGE.coordinate_step(own, z, 1.0, y, table.scale)
             else:
-                step = HINGE.theoretical_step(own, z, y, len(rows) / N, 1.0, λ)
+                c = len(rows) / N if weight is None else weight
+                step = HINGE.theoretical_step(own, z, y, c, gamma(t), λ)
             H = min(samples or len(rows), len(rows))
             drawn = rng.choice(len(rows), size=H, replace=False)
-            move[rows[drawn]] += step[drawn] / Q
+            move[rows[drawn]] += gamma(t) * step[drawn] / Q
         alpha = alpha + move
         w, current, trips = aggregated(here), set(here), trips + 3
 
