@@ -105,8 +105,9 @@ class MultinomialLogistic(LinearModel):
         """The unit vector of each example's class, in columns, where these are few."""
         if self.num_examples * self.shape[1] > _MOST_KEPT:
             return None
-        vectors: Array = np.eye(self.shape[1], dtype=self.dtype)
-        return vectors.take(self._labels, axis=1)
+        every = np.eye(self.shape[1], dtype=self.dtype)
+        own: Array = every.take(self._labels, axis=1)
+        return own
 
     def _slopes(self, scores: Array, rows: IntArray | None) -> Array:
         if rows is not None or self._unit_vectors is None:
