@@ -194,6 +194,8 @@ def app_config(config: Mapping[str, Any]) -> dict[str, Any]:
     ------
     KeyError
         No method has such a setting.
+    ValueError
+        A setting is there by two names.
     """
     registry = sim.app.registry
     known, methods = registry.fields, registry.methods
@@ -209,7 +211,10 @@ def app_config(config: Mapping[str, Any]) -> dict[str, Any]:
         elif own in known and (key != "local-steps" or gradients):
             whole[own] = value
         elif key in local and f"{method}.{local[key]}" in known:
-            whole[f"{method}.{local[key]}"] = value
+            if key in config and local[key] in config:
+                raise ValueError(f"{key!r} and {local[key]!r} are one setting")
+            if local[key] not in config:
+                whole[f"{method}.{local[key]}"] = value
         elif key not in _LOCAL and not any(f"{m}.{key}" in known for m in methods):
             raise KeyError(f"no such setting: {key!r}")
     return registry.without_foreign(whole)

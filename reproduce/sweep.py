@@ -11,7 +11,7 @@ import numpy as np
 from reproduce.common import Options, Run, execute
 from reproduce.drawing import MOST_LINES, measured, new_figure, save, style_of
 
-__all__ = ["Point", "rounds_until", "sweep", "sweep_picture"]
+__all__ = ["Point", "sweep", "sweep_picture", "until"]
 
 
 class Point(NamedTuple):
@@ -52,9 +52,10 @@ def sweep(
     -------
     dict
         ``seeds``, ``metrics`` and ``rows``, one a point: means and extremes of the
-        metrics by round; and lists over the seeds of the last metrics, ``seconds``,
-        ``evaluations``, ``bytes``, ``bytes-up`` and ``reached``, the first round
-        evaluated that meets the goal, -1 for none.
+        metrics by round, and medians; and lists over the seeds of the last metrics,
+        ``seconds``, ``evaluations``, ``bytes``, ``bytes-up`` and, with a goal,
+        ``reached`` and ``reached-bytes``: the first round evaluated that meets it, and
+        what was moved until then, up and down; -1 for none.
     """
     runs = [
         Run(
@@ -95,6 +96,7 @@ def _summary(
         by_round = np.array([run["curve"][metric] for run in runs])
         curves[metric] = {
             "mean": by_round.mean(axis=0).tolist(),
+            "median": np.median(by_round, axis=0).tolist(),
             "lowest": by_round.min(axis=0).tolist(),
             "highest": by_round.max(axis=0).tolist(),
         }
@@ -105,13 +107,16 @@ def _summary(
         if what in runs[0]
     }
     if goal:
-        row["reached"] = [rounds_until(run["curve"], *goal) for run in runs]
+        row["reached"] = [until(run["curve"], *goal) for run in runs]
+        row["reached-bytes"] = [until(run["curve"], *goal, "bytes") for run in runs]
     return {"curves": curves, **row}
 
 
-def rounds_until(curve: Mapping[str, Sequence[float]], metric: str, goal: float) -> int:
-    """Return the first round evaluated with at least the goal; -1: none."""
-    pairs = zip(curve["round"], curve[metric], strict=True)
+def until(
+    curve: Mapping[str, Sequence[float]], metric: str, goal: float, what: str = "round"
+) -> int:
+    """Return the first evaluated round that meets the goal, or its bytes; -1: none."""
+    pairs = zip(curve[what], curve[metric], strict=True)
     return next((int(t) for t, value in pairs if value >= goal), -1)
 
 
@@ -123,10 +128,12 @@ def sweep_picture(
     title: str,
     labels: Mapping[str, str],
     logarithmic: Sequence[str] = (),
+    chance: Mapping[str, float],
 ) -> str:
-    """Draw the metrics over rounds: means over the seeds, extremes shaded.
+    """Draw the metrics over rounds: medians over the seeds, extremes shaded.
 
-    ``labels`` are the metrics' names on the axes. More than six lines are dealt to
+    ``labels`` are the metrics' names on the axes, ``chance`` what they are without
+    learning. More than six lines are dealt to
     several rows of panels, by what follows the first comma in their labels, or by what
     stands before it.
     """
@@ -138,7 +145,7 @@ def sweep_picture(
             for k, row in enumerate(group):
                 curve = row["curves"][metric]
                 rounds, style = row["curves"]["round"], style_of(k)
-                one.plot(rounds, curve["mean"], label=row["label"], **style)
+                one.plot(rounds, curve["median"], label=row["label"], **style)
                 one.fill_between(
                     rounds,
                     curve["lowest"],
@@ -151,6 +158,8 @@ def sweep_picture(
             one.set_ylabel(text)
             if metric in logarithmic:
                 one.set_yscale("log")
+            if metric in chance:
+                one.axhline(chance[metric], color="gray", linestyle=":")
             one.legend(title=title, fontsize="small")
     return save(figure, out, name)
 

@@ -181,7 +181,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     import torch
 
-    from tasks.networks.cifar_cnn import ConvolutionalClassifier, fold, save_weights
+    from tasks.networks.cifar_cnn import (
+        ConvolutionalClassifier,
+        fold,
+        load_weights,
+        save_weights,
+    )
 
     torch.set_num_threads(given.threads)
     examples = examples._replace(
@@ -189,11 +194,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         labels=examples.labels[: given.limit],
     )
     print(f"{len(examples.labels)} training images, {len(examples.test_labels)} others")
-    weights = fold(train(examples, given.epochs, given.seed))
-    classifier = ConvolutionalClassifier(weights)
+    save_weights(out, fold(train(examples, given.epochs, given.seed)))
+    classifier = ConvolutionalClassifier(load_weights(out))
     scores = classifier.logits(examples.test_features / np.float32(255))
     accuracy = float(np.mean(scores.argmax(axis=1) == examples.test_labels))
-    save_weights(out, weights)
     print(f"accuracy {accuracy:.4f} on the test batch; weights in {out}")
     return 0
 

@@ -83,18 +83,14 @@ class Attack(Task):
 
     With ``cifar10`` the classifier is a convolutional network in PyTorch, from a file
     of weights that ``scripts/train_cifar_cnn.py`` makes
-    (:class:`~.networks.cifar_cnn.ConvolutionalClassifier`). The images of the class in
+    (:class:`~.networks.cifar_cnn.ConvolutionalClassifier`);
+    ``reproduce/zeroth_order/cifar-cnn.npz`` is one. The images of the class in
     the training batches that it gets right are dealt to the clients; those of the test
     batch are for the metric. The default ε = 2 is a thirteenth of the length of the
-    deer (26.1 on average): random perturbations of this length make 5 to 7 % of the
-    held-out deer misclassified; 10 clients with 5 local steps each, 20 directions a
-    step, mini-batches of 25 and step size 0.02 make it 92 % after 6 rounds, with 630
-    values of every f_i (seeds 0 and 1; a network of accuracy 0.768 trained on two of
-    the five batches), and 98 % after 20.
+    deer. ``python -m reproduce zeroth-order figure-3`` measures an attack.
 
-    Its scores are computed in single precision, 4 times as fast as in double. At
-    smoothing μ = 1e-4 rounding is 2 % of the differences of values, at 1e-3 it does
-    not show beside the curvature of 1 %, and at 1e-1 that is 18 %.
+    Its scores are computed in single precision: a smoothing μ of 1e-3 keeps rounding
+    out of the differences of values.
 
     Notes
     -----

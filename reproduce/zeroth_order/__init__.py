@@ -52,6 +52,11 @@ ITEMS = {
         low_rank.compute_figure_9,
         low_rank.render_figure_9,
     ),
+    "theorem": Item(
+        "rate of the squared gradient map: values beside gradients",
+        pca.compute_theorem,
+        pca.render_theorem,
+    ),
     "federated-pca": Item(
         "principal components of data dealt by label; not in the paper",
         pca.compute_pca,

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from reproduce.claims import Claim, Effect, Exhibit, Paper, Results, paired
+
+from .pca import slopes
 
 __all__ = ["PAPERS"]
 
@@ -24,13 +28,20 @@ def _cheaper(found: Results) -> list[Effect]:
     return measured
 
 
+def _reached(row: dict[str, Any], what: str) -> list[float]:
+    """What a goal took, by seed; a KeyError where a seed has not met it."""
+    if min(row[what]) < 0:
+        raise KeyError(f"{row['label']} has not met its goal with every seed")
+    return list(row[what])
+
+
 def _rounds(found: Results, item: str, few: str, many: str) -> list[Effect]:
     rows = {row["label"]: row for row in found[item]["rows"]}
     return [
         paired(
             f"{many} instead of {few}",
-            rows[few]["reached"],
-            rows[many]["reached"],
+            _reached(rows[few], "reached"),
+            _reached(rows[many], "reached"),
             ratio=True,
             form="×{:.3g}",
         )
@@ -38,39 +49,35 @@ def _rounds(found: Results, item: str, few: str, many: str) -> list[Effect]:
 
 
 def _local_steps(found: Results) -> list[Effect]:
-    return _rounds(found, "figure-4", "1", "5") + _rounds(found, "figure-4", "5", "20")
+    return _rounds(found, "figure-4", "2", "5") + _rounds(found, "figure-4", "5", "10")
 
 
 def _speedup(found: Results) -> list[Effect]:
     """Rounds saved by four times the clients, and how far that is from a fourth."""
-    faster = [
-        effect
-        for few, many in (("5", "20"), ("10", "40"))
-        for effect in _rounds(found, "figure-5", few, many)
-    ]
+    (faster,) = _rounds(found, "figure-5", "5", "20")
     # in proportion: three times as fast at least with four times as many
-    return faster + [
+    return [
+        faster,
         Effect(
-            f"{effect.case}, in proportion",
-            (np.asarray(effect.values) - np.log(3.0)).tolist(),
+            f"{faster.case}, in proportion",
+            (np.asarray(faster.values) - np.log(3.0)).tolist(),
             ratio=True,
             form="×{:.3g} of 3",
-        )
-        for effect in faster
+        ),
     ]
 
 
 def _directions(found: Results) -> list[Effect]:
-    """Misclassified with 100 directions minus with 2."""
+    """Misclassified with 10 directions minus with 2."""
     rows = {row["label"]: row for row in found["figure-6"]["rows"]}
     return [
         paired(
             f"η = {step}",
-            100 * np.array(rows[f"100, η = {step}"]["misclassified"]),
+            100 * np.array(rows[f"10, η = {step}"]["misclassified"]),
             100 * np.array(rows[f"2, η = {step}"]["misclassified"]),
             form="{:+.1f} points",
         )
-        for step in ("0.1", "0.001")
+        for step in ("0.02", "0.005")
     ]
 
 
@@ -87,7 +94,7 @@ def _accuracy(found: Results, item: str, more: str, less: str) -> list[Effect]:
 
 
 def _rank(found: Results) -> list[Effect]:
-    """Two points minus what rank 8 loses of full rank's accuracy."""
+    """Two points minus what rank 8 loses of full rank's accuracy; bytes to a goal."""
     (loss,) = _accuracy(found, "figure-9", "values, full rank", "values, R = 8")
     kept = Effect(
         "R = 8 keeps the accuracy to 2 points",
@@ -96,14 +103,40 @@ def _rank(found: Results) -> list[Effect]:
     )
     rows = {row["label"]: row for row in found["figure-9"]["rows"]}
     sent = paired(
-        "R = 8 sends less than full rank",
-        rows["values, full rank"]["bytes"],
-        rows["values, R = 8"]["bytes"],
+        "R = 8 moves less until 45 %",
+        _reached(rows["values, full rank"], "reached-bytes"),
+        _reached(rows["values, R = 8"], "reached-bytes"),
         ratio=True,
         form="×{:.3g}",
     )
     return [kept, sent]
 
+
+def _theorem(found: Results) -> list[Effect]:
+    """How much faster than K^−0.9 the mean falls, and twice the gradients' mean."""
+    results = found["theorem"]
+    means = {name: np.array(runs)[:, -1] for name, runs in results["means"].items()}
+    return [
+        Effect(
+            "at least as fast as 1/K, to 0.1 in the power",
+            [-0.9 - slope for slope in slopes(results, "values")],
+        ),
+        paired(
+            "at most twice the gradients' mean",
+            2.0 * means["gradients"],
+            means["values"],
+            ratio=True,
+            form="×{:.3g}",
+        ),
+    ]
+
+
+# what is smaller than in the paper, and why
+_CIFAR = (
+    "CIFAR-10, its class and batch; two of five training batches, a CNN of 71.7 %, at "
+    "most 20 clients, to save hours"
+)
+_MNIST = "MNIST, 32 hidden units (the paper gives none), at most 12 rounds"
 
 CLAIMS = (
     Claim(
@@ -126,8 +159,8 @@ CLAIMS = (
         ("figure-4",),
         _local_steps,
         "pictures",
-        "8 × 8 digits and a perceptron instead of CIFAR-10",
-        "rounds until 90 % are misclassified, fewer over more local steps",
+        _CIFAR,
+        "rounds until 40 % are misclassified, fewer over more local steps",
     ),
     Claim(
         "speedup",
@@ -137,7 +170,7 @@ CLAIMS = (
         ("figure-5",),
         _speedup,
         "in proportion",
-        "8 × 8 digits and a perceptron instead of CIFAR-10",
+        _CIFAR,
         "rounds with few clients over rounds with four times as many; 3 is ours",
     ),
     Claim(
@@ -147,8 +180,8 @@ CLAIMS = (
         ("figure-6",),
         _directions,
         "pictures",
-        "8 × 8 digits and a perceptron instead of CIFAR-10",
-        "misclassified with 100 directions minus with 2",
+        _CIFAR,
+        "misclassified after 4 rounds with 10 directions minus with 2",
     ),
     Claim(
         "more-clients",
@@ -158,7 +191,7 @@ CLAIMS = (
         ("figure-7",),
         lambda found: _accuracy(found, "figure-7", "30", "10"),
         "pictures",
-        "digits instead of MNIST",
+        _MNIST,
         "test accuracy with 30 clients minus with 10",
     ),
     Claim(
@@ -166,10 +199,10 @@ CLAIMS = (
         "increasing the batch size from 5 to 100 reduces gradient bias",
         "section 5.3, figure 8",
         ("figure-8",),
-        lambda found: _accuracy(found, "figure-8", "100", "5"),
+        lambda found: _accuracy(found, "figure-8", "50", "5"),
         "pictures",
-        "digits instead of MNIST",
-        "test accuracy with 100 directions minus with 5",
+        _MNIST,
+        "test accuracy with 50 directions minus with 5",
     ),
     Claim(
         "rank",
@@ -179,8 +212,9 @@ CLAIMS = (
         ("figure-9",),
         _rank,
         "pictures",
-        "digits instead of MNIST",
-        "two points (ours) minus the accuracy lost; bytes of full rank over rank 8's",
+        _MNIST,
+        "two points (ours) minus the accuracy lost; bytes until 45 % of full rank over "
+        "those of rank 8",
     ),
     Claim(
         "theorem",
@@ -189,7 +223,12 @@ CLAIMS = (
         "first-order "
         "counterpart",
         "section 1.2, theorem 4.1",
-        theirs="a theorem",
+        ("theorem",),
+        _theorem,
+        "a theorem",
+        "PCA of 1 797 digits, sorted by label over 10 clients; 300 rounds",
+        "mean squared gradient map over K rounds, K from 100 to 300, after a plateau; "
+        "0.1 and twice are ours",
     ),
 )
 

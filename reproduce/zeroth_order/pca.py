@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from reproduce.common import Options, Run, execute, read_config
-from reproduce.drawing import measured, new_figure, save, style_of
+from reproduce.drawing import band, measured, new_figure, save, style_of
 
-__all__ = ["compute_pca", "render_pca"]
+__all__ = ["compute_pca", "compute_theorem", "render_pca", "render_theorem"]
 
 HERE = Path(__file__).parent
 CLIENTS = 10
@@ -30,6 +30,13 @@ RUNS: dict[str, dict[str, Any]] = {
     | {"local-step-size": 0.02},
     "FedAvg, gradients, η = 0.02": GRADIENTS | FEDAVG | {"local-step-size": 0.02},
     "FedAvg, values, η = 0.02": VALUES | FEDAVG | {"local-step-size": 0.02},
+}
+
+
+# Theorem 4.1: both methods with one step size, so that only the estimate differs.
+RATES: dict[str, dict[str, Any]] = {
+    "gradients": GRADIENTS | {"local-step-size": 0.005},
+    "values": VALUES | {"local-step-size": 0.005},
 }
 
 
@@ -108,3 +115,75 @@ def render_pca(results: dict[str, Any], out: Path) -> str:
         f"{measured(results)}",
     ]
     return f"{save(figure, out, 'federated-pca')}\n\n" + "\n".join(lines)
+
+
+def compute_theorem(options: Options) -> dict[str, Any]:
+    """Means of ‖G_η̃(P_M(x^k))‖² over the rounds so far, by seed; at most five."""
+    base = read_config(HERE / "pca.toml") | {"evaluate-gap": True}
+    if options.quick:
+        base["rounds"] = 30
+    seeds = min(options.seeds, 5)
+    runs = [
+        Run((name, seed), base | settings | {"seed": seed}, CLIENTS, curve=True)
+        for name, settings in RATES.items()
+        for seed in range(seeds)
+    ]
+    results = execute(runs, options.jobs)
+    means = {}
+    for name in RATES:
+        norms = np.array(
+            [results[name, seed]["curve"]["gradient-map-norm"] for seed in range(seeds)]
+        )
+        # (1/K) Σ_k ‖G_η̃(P_M(x^k))‖², K from 1
+        squares = norms[:, :-1] ** 2
+        counts = np.arange(1, squares.shape[1] + 1)
+        means[name] = (np.cumsum(squares, axis=1) / counts).tolist()
+    return {"means": means, "seeds": seeds, "rounds": base["rounds"]}
+
+
+def slopes(results: dict[str, Any], name: str, share: int = 3) -> list[float]:
+    """Powers of K by which a mean falls over the last rounds, by seed.
+
+    From round ``rounds // share`` to the last.
+    """
+    last = results["rounds"]
+    since = last // share
+    means = np.array(results["means"][name])
+    fall = np.log(means[:, last - 1] / means[:, since - 1])
+    return list(fall / np.log(last / since))
+
+
+def render_theorem(results: dict[str, Any], out: Path) -> str:
+    """The means over the rounds, beside 1/K; slopes and last values in a table."""
+    figure, ((axes,),) = new_figure(1)
+    rounds = results["rounds"]
+    counts = list(range(1, rounds + 1))
+    lines = [
+        f"| method | slope from K = {rounds // 10} to {rounds} "
+        f"| from {rounds // 3} to {rounds} | mean over {rounds} rounds |",
+        "| --- | --- | --- | --- |",
+    ]
+    last = 0.0
+    for k, (name, means) in enumerate(results["means"].items()):
+        band(axes, counts, means, name, **style_of(k))
+        last = float(np.median(means, axis=0)[-1])
+        cells = []
+        for share in (10, 3):
+            found = slopes(results, name, share)
+            cells.append(f"{np.mean(found):.2f} ({min(found):.2f} to {max(found):.2f})")
+        lines.append(
+            f"| {name} | {' | '.join(cells)} "
+            f"| {np.mean([run[-1] for run in means]):.3g} |"
+        )
+    since = counts[rounds // 10 :]
+    axes.plot(since, [last * rounds / k for k in since], ":", color="gray", label="1/K")
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("communication rounds K")
+    axes.set_ylabel(r"$\frac{1}{K}\sum_k\|G(x^k)\|^2$")
+    axes.legend()
+    lines += [
+        "",
+        f"{results['seeds']} seeds; the lines are medians. {measured(results)}",
+    ]
+    return f"{save(figure, out, 'theorem')}\n\n" + "\n".join(lines)
