@@ -532,8 +532,9 @@ def test_contents_in_common_change_nothing(method: str, encode: bool) -> None:
         )
 
     runs, grids = [], []
+    options: Any = {"seed": 3, "encode": encode, **FAULTS}
     for kind in (LocalGrid, Unshared):
-        grid = kind(client_app(client_fn), len(each), seed=3, encode=encode, **FAULTS)
+        grid = kind(client_app(client_fn), len(each), **options)
         runs.append(play(made[method](), grid, np.zeros(4), rounds=12))
         grids.append(grid)
     assert [grid.shares_contents() for grid in grids] == [True, False]
