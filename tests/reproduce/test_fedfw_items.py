@@ -30,7 +30,6 @@ from reproduce.common import (
 from reproduce.fedfw import (
     accuracy,
     beyond,
-    convergence,
     leakage,
     movielens,
     own_steps,
@@ -39,6 +38,7 @@ from reproduce.fedfw import (
 )
 from reproduce.fedfw.assignment import random_start
 from reproduce.fedfw.traffic import bytes_a_round
+from reproduce.rates import slope
 
 HERE = folder_of("fedfw")
 #: Items without a picture.
@@ -382,9 +382,7 @@ def test_psnr_and_a_leak() -> None:
 
 def test_slopes_and_rounds() -> None:
     rounds = [0, *(10**k for k in range(6))]
-    assert convergence.slope(rounds, [9.0, *(t**-0.5 for t in rounds[1:])]) == (
-        pytest.approx(-0.5)
-    )
+    assert slope(rounds, [9.0, *(t**-0.5 for t in rounds[1:])]) == (pytest.approx(-0.5))
     wanted = evaluated_rounds(1000)
     assert {0, 1, 10, 100, 1000} <= wanted
     assert len(wanted) < 40
