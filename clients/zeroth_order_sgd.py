@@ -81,6 +81,7 @@ class ZerothOrderSGDClient(StatefulClient):
     restorable = frozenset((START,))
 
     def __init__(self, context: Context, objective: Loss) -> None:
+        self._told: Mapping[str, Any] = {}
         super().__init__(context)
         # it may have more: stacked losses, bounds, mini-batches
         self.objective: Any = objective
@@ -89,7 +90,12 @@ class ZerothOrderSGDClient(StatefulClient):
     def announcement(self) -> Mapping[str, Any]:  # type: ignore[override]
         """Which model the objective begins at, so that nobody has to send it."""
         begin = getattr(self.objective, "initial_point", None)
-        return {} if begin is None else {START: mark_of(begin())}
+        start = {} if begin is None else {START: mark_of(begin())}
+        return {**self._told, **start}
+
+    @announcement.setter
+    def announcement(self, told: Mapping[str, Any]) -> None:
+        self._told = told  # of a node's file
 
     def fit(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]

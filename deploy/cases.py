@@ -57,7 +57,8 @@ METHODS: dict[str, tuple[Files, str]] = {
     "compressed-sgd": ("rows", _ROWS),
     "scaffold": ("rows", _ROWS),
     "fedlmo": ("rows", _ROWS),
-    "zeroth-order-sgd": ("rows", _ROWS),
+    # its nodes have keys, and refuse scalars in the clear
+    "zeroth-order-sgd": ("rows", f"{_ROWS} zeroth-order-sgd.secure-sum=true"),
     "first-order-rfl": ("rows", _COMPONENTS),
     "zeroth-order-rfl": ("rows", f"{_COMPONENTS} zeroth-order-rfl.samples=10"),
     "hyfdca": ("blocks", _BLOCKS),

@@ -76,7 +76,10 @@ NAMES = ",".join(f"x{j}" for j in range(30))
 
 @pytest.mark.parametrize(
     ("method", "ending"),
-    [("fedfw", ".csv"), ("fedgia", ".csv"), ("fedfw", ".npz"), ("fedgia", ".svm")],
+    [
+        *(("fedfw", ".csv"), ("fedgia", ".csv"), ("fedfw", ".npz"), ("fedgia", ".svm")),
+        ("zeroth-order-sgd", ".csv"),
+    ],
 )
 def test_files_cut_from_breast_cancer_give_its_model(
     tmp_path: Path, method: str, ending: str
