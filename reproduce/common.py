@@ -195,7 +195,7 @@ def app_config(config: Mapping[str, Any]) -> dict[str, Any]:
     KeyError
         No method has such a setting.
     ValueError
-        A setting is there by two names.
+        A setting is there by two names, with two values.
     """
     registry = sim.app.registry
     known, methods = registry.fields, registry.methods
@@ -211,7 +211,7 @@ def app_config(config: Mapping[str, Any]) -> dict[str, Any]:
         elif own in known and (key != "local-steps" or gradients):
             whole[own] = value
         elif key in local and f"{method}.{local[key]}" in known:
-            if key in config and local[key] in config:
+            if key in config and config.get(local[key], value) != value:
                 raise ValueError(f"{key!r} and {local[key]!r} are one setting")
             if local[key] not in config:
                 whole[f"{method}.{local[key]}"] = value

@@ -131,7 +131,9 @@ class QuasiNewton:
         fall = promised + 0.5 * curvature
         # F(x) − F(best) ≤ ∇f(x)ᵀ(x − best) + h(x) − h(best) for a convex f
         above = self._above + promised + curvature
-        if fall <= _ENOUGH * promised <= 0.0 and above <= 0.0:
+        # the lowest point along a step has above = 0 but for rounding
+        rounding = self._smallest * (abs(promised) + abs(curvature))
+        if fall <= _ENOUGH * promised <= 0.0 and above <= rounding:
             self.best, self.gradient, self._above = x, gradient, above
             self._failures, self._was_plain = 0, False
             return True

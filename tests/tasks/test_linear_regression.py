@@ -186,7 +186,7 @@ def test_the_paper_s_example() -> None:
 def test_the_data_is_shared_and_read_only() -> None:
     task = make()
     data = _data(task)
-    objective = task.client_objective(3)
+    objective = task._build_client_objective(3)
     assert isinstance(objective, LeastSquares)
     assert np.shares_memory(objective.hessian_factor()[0], data.A)
     for array in (data.A, data.b, task.solution()):
