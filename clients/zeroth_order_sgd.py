@@ -87,7 +87,7 @@ class ZerothOrderSGDClient(StatefulClient):
         self.objective: Any = objective
 
     @property
-    def announcement(self) -> Mapping[str, Any]:  # type: ignore[override]
+    def announcement(self) -> Mapping[str, Any]:
         """Which model the objective begins at, so that nobody has to send it."""
         begin = getattr(self.objective, "initial_point", None)
         start = {} if begin is None else {START: mark_of(begin())}
