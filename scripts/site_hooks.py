@@ -135,8 +135,11 @@ def _source_page(path: str) -> str:
         listed = "\n".join(f"- `{n}`" for n in names if not n.startswith(("_", ".")))
         where = "In the repository, not on this site:"
         return f"{_UNSEARCHED}# {path}/\n\n{where}\n\n{listed}\n"
-    text = full.read_text(encoding="utf-8")
-    if len(text) > _MOST_CHARACTERS:
+    try:
+        text: str | None = full.read_text(encoding="utf-8")
+    except UnicodeDecodeError:  # not text
+        text = None
+    if text is None or len(text) > _MOST_CHARACTERS:
         return f"{_UNSEARCHED}# {path}\n\nIn the repository, not on this site.\n"
     language = _LANGUAGES.get(full.suffix, "text")
     return f"{_UNSEARCHED}# {path}\n\n`````{language}\n{text}\n`````\n"
