@@ -38,7 +38,7 @@ def parts(results: Results) -> dict[str, str]:
 def _lacking(results: Results) -> str:
     """The problems that nobody has stored results of."""
     names = ", ".join(f"`{name}`" for name in PROBLEMS if name not in results)
-    return f"Defined, and without stored results: {names}." if names else ""
+    return f"Defined but not measured yet: {names}." if names else ""
 
 
 def equal_bytes() -> dict[str, str]:
@@ -55,10 +55,11 @@ def equal_bytes() -> dict[str, str]:
 def detail_page(results: Results) -> str:
     """The page of all numbers."""
     blocks = [
-        "# The matrix in full\n\nMade of `benchmarks/matrix/results` by `python -m "
-        "benchmarks matrix --page`; [the page](matrix.md) says what was measured. "
-        "Medians over five seeds; `value` is that of the tuned setting, `edge` one "
-        "with nothing tried beyond it; bytes are those of all clients together."
+        "# The matrix in full\n\n`python -m benchmarks matrix --page` writes this page "
+        "from `benchmarks/matrix/results`; [the matrix](matrix.md) explains the "
+        "measurement. Costs are medians over five seeds, and bytes are those of all "
+        "clients together. `value` is the tuned setting; nothing beyond an `edge` was "
+        "tried."
     ]
     for name, stored in results.items():
         one, provenance = PROBLEMS[name], stored["provenance"]
@@ -66,8 +67,8 @@ def detail_page(results: Results) -> str:
         how = next(iter(stored["optimum"].values()))["how"]
         blocks.append(
             f"## {one.title}, {one.over if one.over != 'none' else 'no set'}\n\n"
-            f"`python -m benchmarks matrix --only {name}`. At most "
-            f"{provenance['settings']['budget']} gradients a client. F\\* is known to "
+            f"`python -m benchmarks matrix --only {name}`. Each client spends at most "
+            f"{provenance['settings']['budget']} gradients. F\\* is known to "
             f"{worst:.0e} of F(x¹) − F\\* ({how}).\n\n{details(results, name)}"
         )
     return "\n\n".join(blocks) + "\n"

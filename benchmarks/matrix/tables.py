@@ -148,9 +148,9 @@ def _best(found: Iterable[Place]) -> str:
     best = min(found, key=lambda place: place.typical)
     if not math.isfinite(best.typical):
         nearest = min(found, key=lambda place: place.gap)
-        return f"never at 10⁻³; nearest {_where(nearest.problem)}: {nearest.gap:.1g}"
+        return f"never at 10⁻³; closest on {_where(nearest.problem)}: {nearest.gap:.1g}"
     if best.ahead and best.typical == 0.0:
-        return f"{_where(best.problem)}: arrives, no other kind of method does"
+        return f"{_where(best.problem)}: the only kind of method that gets there"
     rival = METHODS[best.rival].title
     if best.ahead:
         factor = times(1.0 / best.typical)
@@ -171,7 +171,7 @@ def _worst(found: Sequence[Place]) -> str:
     worst = max(found, key=lambda place: place.typical)
     rival, factor = METHODS[worst.rival].title, times(worst.typical)
     if worst.typical <= 1.0:
-        return f"none: never behind {rival}, the next"
+        return f"none: never behind {rival}, the next best"
     return f"{_where(worst.problem)}: {factor} times the {worst.what} of {rival}"
 
 
@@ -183,7 +183,7 @@ def _markdown(rows: Sequence[Sequence[str]]) -> str:
 
 def places_table(results: Results) -> str:
     """Every method's best and worst place, a line each."""
-    rows = [["method", "best place", "worst place"]]
+    rows = [["method", "best on", "worst on"]]
     for name, method in METHODS.items():
         found = places(results, name)
         if found:
@@ -192,7 +192,7 @@ def places_table(results: Results) -> str:
 
 
 def first_table(results: Results, target: float = TARGET) -> str:
-    """By problem, the method with the least of each cost, and how much that is."""
+    """By problem, the method with the least of each cost, and that amount."""
     rows = [["problem", "set", *(f"fewest {what}" for what in COSTS)]]
     for name, stored in results.items():
         one, row = PROBLEMS[name], []
