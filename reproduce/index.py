@@ -8,27 +8,39 @@ from pathlib import Path
 from typing import Any
 
 from .again import FIRST, STORED, table
-from .claims import Effect, Exhibit, Paper, Results, Verdict, counted, judge
+from .claims import (
+    VERDICTS,
+    Effect,
+    Exhibit,
+    Paper,
+    Results,
+    Verdict,
+    counted,
+    judge,
+)
 from .common import load_results
 
 __all__ = ["case_table", "page", "short_table", "stored", "verdicts"]
 
 _HEAD = """# Five papers, what they claim and what holds
 
-Written by `python -m reproduce --index` from the stored results; nobody writes a
-verdict. Each claim is in the paper's words. Its **effect** is measured in several
-cases; positive (above 1 for ratios, ×) is as the paper has it, in brackets stands a
-95 % interval of the mean over seeds, or over what the row names. A claim
-
-- **holds** where every case's interval lies on the paper's side,
-- holds **partly** where some do: the row names up to three, the paper's page has all,
-- **does not** hold where none does: an interval that crosses zero is no support,
-- is **not tested** where nothing measured it with at least three seeds.
-
-What an effect is, and any threshold of ours, stands on the paper's page. Minutes are
-of one processor.
+Look up a claim here to see whether it holds. `python -m reproduce --index` computes
+this page, verdicts included, from the stored results.
 
 {count}
+
+Each claim is in the paper's words. Its **effect** is measured in several cases, of
+which the table shows the best and the worst for the paper. A positive effect (for a
+ratio, one above ×1) is as the paper says. Brackets have its 95 % interval, over seeds
+or what the column "over" names. A claim
+
+- **holds** if every case's interval lies on the paper's side,
+- holds **partly** if some do: the row names up to three, the paper's page has all,
+- **does not** hold if none does: an interval that crosses zero is no support,
+- is **not tested** if no experiment had at least three seeds.
+
+The paper's page defines each effect and any threshold of ours. Minutes are of one
+processor.
 
 ## Claims
 
@@ -37,16 +49,16 @@ of one processor.
 _AGAIN = """
 ## Run again
 
-`python -m reproduce --again` runs two items with three other seeds, from {first} on.
-The stored values predict each new mean: Student's interval, wide enough that all cases
-of an item together lie inside with 95 %.
+`python -m reproduce --again` repeats two items with three other seeds, from {first} on.
+The stored values predict each new mean by Student's interval, wide enough to hold all
+cases of an item together with a probability of 95 %.
 
 """
 
 _RUN = """
 ## Figures and tables
 
-What reproduces each of them, `python -m reproduce PAPER ITEM --data DIR`.
+Reproduce an item with `python -m reproduce PAPER ITEM --data DIR`.
 
 """
 
@@ -89,7 +101,7 @@ def word(verdict: Verdict) -> str:
     if verdict.word == "does not":
         refuted = sum(effect.refuted() for effect in verdict.effects)
         still = len(verdict.effects) - refuted
-        return f"**does not**: {refuted} cases the other way round, {still} open"
+        return f"**does not**: {refuted} cases contradict it, {still} are open"
     if verdict.word != "partly":
         return f"**{verdict.word}**"
     held = verdict.cases(True)
@@ -142,7 +154,7 @@ def exhibit_row(exhibit: Exhibit, paper: str, link: str, results: Results) -> st
     if missing:
         text += ("; " if text else "") + "not run: " + ", ".join(missing)
     if exhibit.note:
-        text += (": " if text else "nothing: ") + exhibit.note
+        text += (": " if text else "none: ") + exhibit.note
     return f"| {exhibit.name} | {exhibit.shows} | {text} | [page]({link}) |"
 
 
@@ -202,16 +214,11 @@ def page(papers: dict[str, tuple[tuple[Paper, ...], Path]]) -> str:
                 "",
             ]
     total = sum(counts.values())
-    text = ", ".join(
-        f"{counts.get(name, 0)} {say}"
-        for name, say in (
-            ("holds", "hold"),
-            ("partly", "hold partly"),
-            ("does not", "do not"),
-            ("not tested", "are not tested"),
-        )
+    told = " | ".join(str(counts.get(word, 0)) for word in VERDICTS)
+    head = _HEAD.format(
+        count="| claims | hold | hold partly | do not hold | not tested |\n"
+        f"| --- | --- | --- | --- | --- |\n| {total} | {told} |"
     )
-    head = _HEAD.format(count=f"Of {total} claims {text}.")
     tables = _RUN + "\n".join(exhibits).rstrip() + "\n"
     repeated = ""
     if STORED.is_file():
