@@ -107,7 +107,8 @@ def percent(values: Sequence[float]) -> str:
 def measured(results: dict[str, Any], *, jobs: bool = True) -> str:
     """How long an item took, and on what."""
     facts = results["machine"]
-    processes = f", {results['jobs']} processes" if jobs else ""
+    count = results["jobs"]
+    processes = f", {count} process{'es' * (count != 1)}" if jobs else ""
     busy = results.get("processor-minutes")
     of_processors = f" ({busy:.1f} of processor time)" if busy is not None else ""
     return (
