@@ -203,13 +203,14 @@ def cohort_steps(
             if moved is not None:
                 check_cohort(moved, x, config, key)
                 return moved
-        points, farthest = x.copy(), None
+        points, farthest = x.copy(order="C"), None
+        flat = points.reshape(-1)  # of the same memory
         for gamma in sizes:
             step = gradients(points)
             step *= gamma
             points -= step
             # Σ ‖x_i‖² ≤ b² leaves none beyond b
-            if each and not float(np.vdot(points, points)) <= bound**2:
+            if each and not float(flat.dot(flat)) <= bound**2:
                 # what is not a number stays none
                 squares = _squares(points)
                 farthest = (

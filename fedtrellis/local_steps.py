@@ -181,8 +181,9 @@ def check_steps(
         They have diverged.
     """
     bound = float(config.get("answer-bound", ANSWER_BOUND))
+    flat = point.reshape(-1)
     # a product of vectors warns of nothing
-    square = float(np.vdot(point, point))
+    square = float(flat.dot(flat))
     # ‖x_i‖ ≤ b · max(1, ‖x‖);  NaN is no less either
     if square <= bound**2:
         return

@@ -145,15 +145,19 @@ class LinearModel(FiniteSum):
         self, x: Array, rows: IntArray | None, *, value: bool, gradient: bool
     ) -> tuple[float, Array]:
         design = self._design.rows(rows)
-        factor = self.weight * self._factor * inverse_fraction(rows, self.num_examples)
-        scores, labels = design.apply(x), self._labels_of(rows)
+        factor = self.weight * self._factor
+        if rows is not None:
+            factor *= inverse_fraction(rows, self.num_examples)
+        scores = design.apply(x)
         total, result, slopes = 0.0, x, scores
-        if not gradient:
-            losses_sum = self._pointwise.total(scores, labels)
-        elif value:
-            losses_sum, slopes = self._pointwise.total_and_slope(scores, labels)
-        else:
+        if not value:
             slopes = self._slopes(scores, rows)
+        elif gradient:
+            losses_sum, slopes = self._pointwise.total_and_slope(
+                scores, self._labels_of(rows)
+            )
+        else:
+            losses_sum = self._pointwise.total(scores, self._labels_of(rows))
         if value:
             # weight (factor Σ l(a_kᵀx; y_k) + (l2/2)‖x‖²)
             total = factor * float(losses_sum)

@@ -19,10 +19,11 @@ from flwr.serverapp import Grid
 
 from fedtrellis.server.answers import Answer, open_answer
 from fedtrellis.server.callbacks import listed
-from fedtrellis.server.in_process import hear_together, own_method
+from fedtrellis.server.in_process import hear_together
 from fedtrellis.server.requests import Requests
 from fedtrellis.wire.exchange import NO_ANSWER, Client, Registry, Traffic, exchange
 from fedtrellis.wire.flower_internals import log
+from fedtrellis.wire.grids import own_method
 from fedtrellis.wire.protocol import identity_order
 
 __all__ = ["Conversation", "Policy"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from flwr.app import Message
@@ -12,26 +12,14 @@ from fedtrellis.server.answers import Answer
 from fedtrellis.server.requests import Requests
 from fedtrellis.signals import window
 from fedtrellis.wire.flower_internals import alike_to, envelope_bytes
+from fedtrellis.wire.grids import own_method
 from fedtrellis.wire.message_size import content_bytes, framed_bytes
 from fedtrellis.wire.together import Asked, Heard
 
 if TYPE_CHECKING:
     from fedtrellis.server.conversation import Conversation
 
-__all__ = ["hear_together", "own_method"]
-
-
-def own_method(grid: Any, name: str) -> Callable[..., Any] | None:
-    """A grid's method, if it is not that of a grid within it, which sees no messages.
-
-    Parameters
-    ----------
-    grid : Grid
-        Any.
-    name : str
-    """
-    found = getattr(grid, name, None)
-    return found if getattr(found, "__self__", None) is grid else None
+__all__ = ["hear_together"]
 
 
 @window()

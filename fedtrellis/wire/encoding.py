@@ -142,8 +142,8 @@ def _read_json(body: bytes) -> Any:
 
 def _put(objects: Objects, kind: str, children: Any, body: bytes) -> str:
     """Add an object: its kind, its children's names, its length, and its body."""
-    names = ",".join(dict.fromkeys(children))
-    content = b"".join((f"{kind} {names} {len(body)}\0".encode(), body))
+    names = ",".join(dict.fromkeys(children)) if children else ""
+    content = f"{kind} {names} {len(body)}\0".encode() + body
     name = sha256(content).hexdigest()
     objects[name] = content
     return name

@@ -7,14 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from logging import WARNING
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedtrellis.settings import SettingsError
 from fedtrellis.signals import window
-from fedtrellis.wire.flower_internals import ErrorCode, alike_to, log
+from fedtrellis.wire.arrays import contents
+from fedtrellis.wire.flower_internals import ErrorCode, advice_on, alike_to, log
+from fedtrellis.wire.grids import own_method
 from fedtrellis.wire.message_size import message_bytes
 from fedtrellis.wire.protocol import (
     CONFIG,
@@ -86,7 +88,7 @@ def exchange(
     grid : Grid
         One that has a method ``settled(message_ids)`` is asked whether waiting for
         the rest makes sense at all (a message that was lost in this process will not
-        come).
+        come), and one with ``bytes_of(reply)`` what a reply took.
     requests : sequence of Message
         At most one to a node.
     timeout : float
@@ -103,7 +105,7 @@ def exchange(
     dict
         For each node its reply, or the reason why there is none.
     """
-    settled = getattr(grid, "settled", None)
+    settled, measured = getattr(grid, "settled", None), own_method(grid, "bytes_of")
     # in this process there is nobody in between who could keep an answer back
     behind = [] if settled else _still_behind(grid, clients)
     sizes: dict[int, Any] = {}
@@ -131,7 +133,8 @@ def exchange(
             if reply_to not in waiting:
                 continue  # late, or a copy of one that was taken
             node_id = waiting.pop(reply_to)
-            traffic.up += message_bytes(reply)
+            size = measured(reply) if measured else None
+            traffic.up += message_bytes(reply) if size is None else size
             if reply.has_error():
                 reason = (reply.error.reason or "no reason given").strip()
                 result[node_id] = (
@@ -302,8 +305,12 @@ class Registry:
             if node.node_id in strangers:
                 strangers[node.node_id].key = Key.of(node)
         hello = _hello(new[0])
-        others = [alike_to(hello, node_id, RecordDict()) for node_id in new[1:]]
-        requests = [hello, *others]
+        shares = own_method(grid, "shares_contents")
+        shared = shares is not None and shares()
+        requests = [
+            alike_to(hello, node_id, hello.content if shared else RecordDict())
+            for node_id in new
+        ]
         replies = exchange(grid, requests, timeout, traffic, list(strangers.values()))
         reasons = []
         for node_id, reply in replies.items():
@@ -316,7 +323,7 @@ class Registry:
                 reasons.append(why)
                 traffic.reject(f"on node {node_id}", why)
         if not self.clients:
-            first = f": {reasons[0]}{_advice(reasons[0])}" if reasons else ""
+            first = f": {reasons[0]}{advice_on(reasons[0], HELLO)}" if reasons else ""
             raise RuntimeError(f"none of {len(new)} nodes can be used{first}")
         self.names = sorted(self.clients, key=identity_order)
 
@@ -336,7 +343,8 @@ class Registry:
     ) -> str:
         """Make a node a client, or the one that it was; or say why it is refused."""
         node_id = stranger.node_id
-        name = str(cast(ConfigRecord, content[STATUS])["client-id"])
+        records = contents(content)
+        name = str(contents(records[STATUS])["client-id"])
         key = self._key_of(name, stranger.key)
         if key is None:
             # for good: a node's key does not change
@@ -364,7 +372,7 @@ class Registry:
             log(WARNING, "client %s came after the start and is left out", name)
             return ""
         else:
-            stranger.properties = dict(cast(ConfigRecord, content[CONFIG]))
+            stranger.properties = dict(contents(records[CONFIG]))
             self.clients[name] = stranger
         self._known_nodes.add(node_id)
         return ""
@@ -372,27 +380,16 @@ class Registry:
 
 def _spoilt(content: RecordDict) -> str:
     """What is wrong with an introduction; empty if nothing is."""
-    status, properties = content.get(STATUS), content.get(CONFIG)
-    name = status.get("client-id") if isinstance(status, ConfigRecord) else None
+    records = contents(content)
+    status, properties = records.get(STATUS), records.get(CONFIG)
+    name = (
+        contents(status).get("client-id") if isinstance(status, ConfigRecord) else None
+    )
     if not isinstance(name, str) or not name:
         return f"the introduction names {name!r}, which is no client-id"
     if not isinstance(properties, ConfigRecord):
         return "the introduction has no properties"
-    examples = properties.get(EXAMPLES, 0)
+    examples = contents(properties).get(EXAMPLES, 0)
     if not is_count(examples):
         return f"the introduction declares {examples!r} examples"
-    return ""
-
-
-def _advice(reason: str) -> str:
-    """What to do about a ClientApp that Flower says has nothing for the introduction.
-
-    Flower words it in one way for ``ClientApp(client_fn=...)`` and in another for an
-    app of functions.
-    """
-    if f"Invalid message type: {HELLO}" in reason or "No query function" in reason:
-        return (
-            " (the nodes' ClientApp was not made by fedtrellis; make it with "
-            "app = fedtrellis.client_app(client_fn))"
-        )
     return ""

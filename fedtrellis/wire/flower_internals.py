@@ -66,6 +66,7 @@ __all__ = [
     "TESTED_FLOWER",
     "ConsoleHandler",
     "ErrorCode",
+    "advice_on",
     "alike_to",
     "empty_run",
     "encode_message",
@@ -143,8 +144,8 @@ def envelope_to_bytes(message: Message) -> bytes:
 def envelope_from_bytes(data: bytes, content: RecordDict, message_id: str) -> Message:
     """A message of its own object, its content and its id."""
     proto = _ProtoMessage.FromString(data).metadata
-    made = Message.__new__(Message)
-    if _keeps_metadata_as_known():
+    made, known = Message.__new__(Message), _keeps_metadata_as_known()
+    if known:
         metadata = Metadata.__new__(Metadata)
         kept = {name: getattr(proto, field) for name, field in _SENT.items()}
         for name in _OPTIONAL:
@@ -155,7 +156,8 @@ def envelope_from_bytes(data: bytes, content: RecordDict, message_id: str) -> Me
         metadata = metadata_from_proto(proto)
         metadata.delivered_at = ""
     made.__dict__.update(_metadata=metadata, _content=content, _error=None)
-    name_message(made, message_id)
+    if not known:
+        name_message(made, message_id)
     return made
 
 
@@ -251,8 +253,9 @@ def name_message(message: Message, message_id: str) -> None:
     ImportError
         If Flower keeps the id somewhere else.
     """
-    message.metadata.__dict__["_message_id"] = message_id
-    if message.metadata.message_id != message_id:
+    metadata = message.metadata
+    metadata.__dict__["_message_id"] = message_id
+    if metadata.message_id != message_id:
         raise ImportError(_unfit("Metadata keeps no '_message_id'"))
 
 
@@ -299,6 +302,20 @@ def records_from_bytes(data: bytes) -> RecordDict:
         from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 
     return recorddict_from_proto(ProtoRecordDict.FromString(data))
+
+
+def advice_on(reason: str, kind: str) -> str:
+    """What to do about a ClientApp that Flower says has nothing for a type of message.
+
+    Flower words it in one way for ``ClientApp(client_fn=...)`` and in another for an
+    app of functions.
+    """
+    if f"Invalid message type: {kind}" in reason or "No query function" in reason:
+        return (
+            " (the nodes' ClientApp was not made by fedtrellis; make it with "
+            "app = fedtrellis.client_app(client_fn))"
+        )
+    return ""
 
 
 # ---------------------------------------------------------------- a grid of one's own

@@ -194,9 +194,11 @@ class Layout:
 
         In ``point_dtype``, also where the method keeps its points in float64.
         """
-        point = point.astype(self.point_dtype, copy=False)
+        if point.dtype != self.point_dtype:
+            point = point.astype(self.point_dtype)
         if len(self.shapes) == 1:
-            return point.reshape(self.shapes[0])
+            shape = self.shapes[0]
+            return point if point.shape == shape else point.reshape(shape)
         return self.layers(point)
 
     def objective_gradient(self, gradient: Any) -> FloatArray:

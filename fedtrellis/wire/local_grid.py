@@ -166,6 +166,7 @@ class LocalGrid(Grid):
         self._handled = 0  # numbers the messages, for their ids and their faults
         self._replies: dict[str, Message] = {}
         self._late: list[Message] = []
+        self._sizes: dict[str, int] = {}  # of replies, by their ids
         # what messages that are pushed together have in common
         self._encode, self._wave = Encoder(), Wave()
         self._run = empty_run(_RUN_ID)
@@ -215,7 +216,7 @@ class LocalGrid(Grid):
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Let every node handle its message; the replies wait to be pulled."""
-        late, self._late = self._late, []
+        late, self._late, self._sizes = self._late, [], {}
         message_ids, together = [], []
         one_by_one = self.workers == 1 and not self.batched
         self._encode = Encoder(sharing=self.shares_contents())
@@ -252,6 +253,10 @@ class LocalGrid(Grid):
             if reply.metadata.reply_to_message_id in asked or "late" in key
         ]
         return [self._replies.pop(key) for key in taken]
+
+    def bytes_of(self, reply: Message) -> int | None:
+        """What a reply to a message of the last wave took as bytes, if it was."""
+        return self._sizes.get(reply.metadata.message_id)
 
     def settled(self, message_ids: Iterable[str]) -> bool:
         """Whether nothing more will come for these messages."""
@@ -356,7 +361,7 @@ class LocalGrid(Grid):
 
     def _leaves(self, parcel: Parcel, answer: Message | str) -> None:
         """Take a node's reply back, with what happens to it."""
-        message, strikes = parcel.message, parcel.strikes
+        message, strikes, size = parcel.message, parcel.strikes, 0
         if "crash" in strikes and not isinstance(answer, str):
             answer = "RuntimeError: injected: the client raised after writing state"
         if isinstance(answer, str):
@@ -376,6 +381,8 @@ class LocalGrid(Grid):
             self._late.append(reply)
             return
         self._post(reply, "")
+        if self.encode:
+            self._sizes[reply.metadata.message_id] = size
         if "duplicate" in strikes:
             self._post(reply, "-again")
 
