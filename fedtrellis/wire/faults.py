@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from numpy.typing import NDArray
 
+from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import array_record, record_arrays
 from fedtrellis.wire.nodes import Delivery
 
-__all__ = ["FAULTS", "Faults", "Parcel", "spoilt"]
+__all__ = ["FAULTS", "Faults", "Parcel", "checked_faults", "spoilt"]
 
 #: Probabilities, by message, of what can go wrong, and when it strikes.
 FAULTS = {
@@ -38,6 +39,19 @@ class Faults(TypedDict, total=False):
     late_reply: float
     garbage: float
     duplicate: float
+
+
+def checked_faults(given: Faults) -> dict[str, float]:
+    """The probability of each of :data:`FAULTS`; SettingsError if one is wrong."""
+    chances = cast(dict[str, float], given)
+    for name, probability in chances.items():
+        if name not in FAULTS:
+            raise SettingsError(f"{name!r} is no fault; allowed: {', '.join(FAULTS)}")
+        if not 0.0 <= probability <= 1.0:
+            raise SettingsError(
+                f"{name} = {probability!r} must be at least 0 and at most 1"
+            )
+    return {name: float(chances.get(name, 0.0)) for name in FAULTS}
 
 
 @dataclass

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, Unpack
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -21,7 +21,7 @@ from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.client import MethodApp
 from fedtrellis.wire.encoding import Encoder
-from fedtrellis.wire.faults import FAULTS, Faults, Parcel, spoilt
+from fedtrellis.wire.faults import FAULTS, Faults, Parcel, checked_faults, spoilt
 from fedtrellis.wire.flower_internals import (
     ErrorCode,
     empty_run,
@@ -130,19 +130,10 @@ class LocalGrid(Grid):
             raise SettingsError(
                 f"node_configs has {len(node_configs)} entries for {num_nodes} nodes"
             )
-        chances = cast(dict[str, float], faults)
-        for name, probability in chances.items():
-            if name not in FAULTS:
-                raise SettingsError(
-                    f"{name!r} is no fault; allowed: {', '.join(FAULTS)}"
-                )
-            if not 0.0 <= probability <= 1.0:
-                raise SettingsError(
-                    f"{name} = {probability!r} must be at least 0 and at most 1"
-                )
+        chances = checked_faults(faults)
         self.encode = encode
         self.batched, self.workers = batched, workers
-        self.faults = {name: float(chances.get(name, 0.0)) for name in FAULTS}
+        self.faults = chances
         self.fault_counts = dict.fromkeys(FAULTS, 0)
         self.bytes_up = self.bytes_down = 0
         self._seed = seed
