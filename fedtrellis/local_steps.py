@@ -181,9 +181,8 @@ def check_steps(
         They have diverged.
     """
     bound = float(config.get("answer-bound", ANSWER_BOUND))
-    flat = point.reshape(-1)
     # a product of vectors warns of nothing
-    square = float(flat.dot(flat))
+    square = float(np.vdot(point, point))
     # ‖x_i‖ ≤ b · max(1, ‖x‖);  NaN is no less either
     if square <= bound**2:
         return
