@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["BUDGET", "SEEDS", "Search", "Space", "search"]
+__all__ = ["BUDGET", "SEEDS", "WIDER", "Search", "Space", "search"]
 
 #: Candidates that every method may try, whatever the number of its settings.
 BUDGET = 16
+#: Candidates more, at most, where a choice is at the edge of what was tried.
+WIDER = 8
 #: Of the runs that hyper-parameters are chosen on; no seed of a result is near them.
 SEEDS = (1000, 1001, 1002)
 
@@ -118,6 +120,8 @@ def search(
     spaces: Mapping[Any, Space],
     budget: int,
     evaluate: Callable[[list[tuple[Any, dict[str, float]]]], list[list[float]]],
+    wider: int = 0,
+    rivals: Callable[[Any], Any] = lambda case: None,
 ) -> dict[Any, Search]:
     """Search for several cases at once.
 
@@ -130,6 +134,11 @@ def search(
     evaluate : callable
         From pairs of a case and settings to each one's scores, one a validation seed;
         their mean counts, and a NaN among them is a run that failed.
+    wider : int
+        At most so many candidates more, four at a time, for a case whose choice is at
+        the edge, and as many for its rivals.
+    rivals : callable
+        From a case to what it has in common with those that it is compared with.
 
     Returns
     -------
@@ -140,7 +149,17 @@ def search(
     while True:
         asked = [(case, p) for case, one in searches.items() for p in one.wanted()]
         if not asked:
-            return searches
+            edges = {rivals(case) for case, one in searches.items() if not one.inside}
+            more = [
+                one
+                for case, one in searches.items()
+                if rivals(case) in edges and one.budget < budget + wider
+            ]
+            if not more:
+                return searches
+            for one in more:
+                one.budget += 4
+            continue
         scores = evaluate([(c, spaces[c].settings(point)) for c, point in asked])
         for (case, point), found in zip(asked, scores, strict=True):
             mean = float(np.mean(found))

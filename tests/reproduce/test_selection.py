@@ -12,13 +12,16 @@ import pytest
 import sim
 from reproduce.__main__ import folder_of
 from reproduce.common import Options, Run, app_config, load_results
-from reproduce.fedfw import accuracy
-from reproduce.fedfw.tuning import BUDGET, SEEDS, Search, Space, search
+from reproduce.fedfw import accuracy, tables
+from reproduce.fedfw.tuning import SEEDS, WIDER, Search, Space, search
 from tasks import classification
 
 
+@pytest.mark.parametrize(
+    "name", ["table-1-synthetic", "table-2-synthetic-20", "table-3-synthetic"]
+)
 def test_what_chooses_is_given_validation_data_only(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
     """Every run before the choice holds training examples out and sees no test data."""
     calls: list[list[Run]] = []
@@ -33,7 +36,8 @@ def test_what_chooses_is_given_validation_data_only(
 
     monkeypatch.setattr(accuracy, "execute", noted)
     options = Options(tmp_path, None, 2, 1, False)
-    results = accuracy.compute(options, "table-1-synthetic")
+    table = tables.TABLES[name]
+    results = accuracy.compute(options, name)
     *choosing, last = calls
     for run in (run for call in choosing for run in call):
         assert run.config["classification.validation-fraction"] == 0.2
@@ -41,12 +45,14 @@ def test_what_chooses_is_given_validation_data_only(
     for run in last:
         assert "classification.validation-fraction" not in run.config
         assert run.config["seed"] not in SEEDS
-    # the same local steps and the same gradients for all methods of a table
-    for steps in (1, 20):
-        rows = [row for row in results["rows"] if row["steps"] == steps]
-        assert {row["method"] for row in rows} == {"FedDR", "FedFW", "FedFW+"}
-        assert len({row["gradients"] for row in rows}) == 1
-        assert {row["tuning-gradients"] for row in rows} == {BUDGET * 3 * 100 * steps}
+    # the same local steps, and the same gradients for all methods side by side; here
+    # FedFW's best λ_0 is the largest, so that all of them get the wider search
+    rows, rounds = results["rows"], results["rounds"]
+    assert {row["method"] for row in rows} == set(table.methods)
+    assert {row["gradients"] for row in rows} == {rounds * table.steps}
+    each = len(table.choosing) * (table.trial or rounds) * table.steps
+    spent = (table.budget + WIDER) * each
+    assert {row["tuning-gradients"] for row in rows} == {spent}
     for run in last:
         method = run.config.get("method")
         whole = app_config(run.config)
@@ -80,16 +86,25 @@ def test_validation_examples_are_training_examples() -> None:
 
 
 def test_stored_tables_had_one_budget() -> None:
-    for name in accuracy.TABLES:
+    counted = 0
+    for name in tables.TABLES:
         path = folder_of("fedfw") / "results" / f"{name}.json"
-        rows = [r for r in load_results(path)["rows"] if "steps" in r]
-        for steps in {row["steps"] for row in rows}:
-            mine = [row for row in rows if row["steps"] == steps]
+        if not path.is_file():
+            continue
+        results = load_results(path)
+        rows = [row for row in results["rows"] if "steps" in row]
+        assert {row["steps"] for row in rows} <= {tables.TABLES[name].steps}
+        for cell in {(row["partition"], row["ball"]) for row in rows}:
+            mine = [row for row in rows if (row["partition"], row["ball"]) == cell]
+            assert len(mine) == len(tables.TABLES[name].methods)
             assert len({row["tuning-gradients"] for row in mine}) == 1
             assert len({row["gradients"] for row in mine}) == 1
-            for row in mine:
-                best = max(row["tried"], key=lambda one: one["score"] or -1.0)
-                assert {**row["chosen"], "score": best["score"]} == best
+        for row in rows:
+            best = max(row["tried"], key=lambda one: one["score"] or -1.0)
+            assert {**row["chosen"], "score": best["score"]} == best
+            assert len(row["accuracy"]) == results["seeds"] >= 3
+            counted += 1
+    assert counted
 
 
 def test_the_search_ends_inside_of_what_it_tried() -> None:
@@ -111,6 +126,20 @@ def test_the_search_ends_inside_of_what_it_tried() -> None:
     assert len(short.tried) == 2
     assert not short.inside
     assert not short.record()["inside"]
+    # one more walk for it and for its rival, and none for those elsewhere
+    spaces = {("here", k): space for k in "ab"} | {("there", "c"): space}
+    far = {"here": 1.5, "there": 0.0}
+
+    def away(asked: list[tuple[Any, dict[str, float]]]) -> list[list[float]]:
+        return [
+            [-((np.log10(s["a"]) - far[c[0]]) ** 2) - np.log10(s["b"]) ** 2]
+            for c, s in asked
+        ]
+
+    walked = search(spaces, 5, away, 8, lambda case: case[0])
+    tried = [len(one.tried) for one in walked.values()]
+    assert tried == [9, 9, 5]
+    assert all(one.inside for one in walked.values())
     # runs that failed are never chosen
     broken = Search(space)
     broken.tried = {(0.0, 0.0): -np.inf, (1.0, 0.0): 0.1}
