@@ -55,7 +55,6 @@ def compute(options: Options, name: str) -> dict[str, Any]:
         partitions = partitions[:1] if table.nodes > 10 else partitions[-1:]
     seeds = min(seeds, table.seeds)
     rounds = base["rounds"]
-    trial = min(table.trial or rounds, rounds)
     cases: list[Case] = [
         (partition, ball, method)
         for partition in partitions
@@ -80,7 +79,6 @@ def compute(options: Options, name: str) -> dict[str, Any]:
         held_out = {
             "classification.train-limit": choice,
             "classification.validation-fraction": VALIDATION,
-            "rounds": trial,
         }
         # the runs with the same data follow each other, so that these are read once
         runs = [
@@ -123,7 +121,7 @@ def compute(options: Options, name: str) -> dict[str, Any]:
                 "loss": [run.get("loss", float("nan")) for run in of],
                 **found[case].record(),
                 # local gradients of a client, by all runs that led to the choice
-                "tuning-gradients": trials * len(choosing) * trial * table.steps,
+                "tuning-gradients": trials * len(choosing) * rounds * table.steps,
                 "gradients": rounds * table.steps,
                 "bytes": of[0].get("bytes", 0) / rounds / table.nodes,
                 "seconds": float(np.mean([run.get("seconds", 0.0) for run in of])),
@@ -134,7 +132,6 @@ def compute(options: Options, name: str) -> dict[str, Any]:
         "seeds": seeds,
         "choice-seeds": list(choosing),
         "rounds": rounds,
-        "choice-rounds": trial,
         "nodes": table.nodes,
     }
 
@@ -270,12 +267,10 @@ def _protocol(rows: list[dict[str, Any]], results: dict[str, Any]) -> str:
         )
     count, seeds = rows[0]["steps"], len(results["choice-seeds"])
     tried = sorted({len(row["tried"]) for row in rows})
-    trial = results.get("choice-rounds", results["rounds"])
-    shorter = f", {trial} rounds" if trial < results["rounds"] else ""
     most = f" (up to {tried[-1]} where a choice was at the edge)" if tried[1:] else ""
     return (
         f"{count} local step{'s' if count > 1 else ''} of every method, which tried "
-        f"{tried[0]} candidates{most} on {seeds} validation seeds each{shorter}."
+        f"{tried[0]} candidates{most} on {seeds} validation seeds each."
     )
 
 

@@ -102,16 +102,12 @@ class Table:
         Training examples, of all nodes; 0: all there are.
     choice : int
         Training examples where hyper-parameters are chosen; a fifth is for validation.
-    trial : int
-        Rounds of the runs that they are chosen by; 0: as many as all.
     budget : int
         Settings that each method tries there.
     choosing : tuple of int
         Seeds of these runs.
     balls : tuple of str
     methods : dict
-    numbers : str
-        The table of the paper that it stands in for, if that has another name.
     """
 
     title: str
@@ -124,14 +120,12 @@ class Table:
     seeds: int = 5
     examples: int = 0
     choice: int = 5000
-    trial: int = 0
     budget: int = BUDGET
     choosing: tuple[int, ...] = SEEDS
     balls: tuple[str, ...] = ("l2-ball", "l1-ball")
     methods: dict[str, tuple[dict[str, Any], Space]] = field(
         default_factory=lambda: METHODS
     )
-    numbers: str = ""
 
     def partitions(self) -> list[str]:
         """How the examples are dealt."""
@@ -208,31 +202,13 @@ TABLES = {
         examples=1000,
         choice=500,
     ),
-    "table-2-mnist-dnn": Table(
-        "table 2, DNN instead of CNN, MNIST",
-        "table-2",
-        MNIST,
-        "mnist",
-        examples=10_000,
-        choice=2500,
-        budget=6,
-        choosing=SEEDS[:2],
-        seeds=3,
-        balls=("l2-ball",),
-        numbers="table-2-mnist",
-    ),
     "table-3-synthetic": _stochastic(
-        "table 3, synthetic data", SYNTHETIC, "", trial=100
+        "table 3, synthetic data", SYNTHETIC, "", choosing=SEEDS[:2]
     ),
     "table-3-emnist10": _stochastic(
         "table 3, EMNIST-10",
         EMNIST | {"classification.split": "mnist"},
         "emnist",
-        nodes=20,
-        rounds=150,
-        trial=100,
-        examples=10_000,
-        choice=5000,
     ),
     "table-3-emnist62": _stochastic(
         "table 3, EMNIST-62",
@@ -275,4 +251,4 @@ TABLES = {
 def published(name: str) -> dict[tuple[str, str], dict[str, float]]:
     """The paper's numbers for a table, with the steps that it took; else nothing."""
     table = TABLES[name]
-    return PAPER[table.numbers or name] if table.steps == 1 else {}
+    return PAPER[name] if table.steps == 1 else {}

@@ -386,6 +386,26 @@ def test_psnr_and_a_leak() -> None:
     assert np.isfinite(again["psnr"]).all()
 
 
+def test_a_cosine_finds_an_image_and_each_by_itself() -> None:
+    pytest.importorskip("torch")
+    ramp = np.linspace(0.0, 1.0, 32)
+    smooth = np.stack(
+        [np.outer(ramp, ramp), np.outer(1 - ramp, ramp), 0.5 + 0 * ramp[:, None] * ramp]
+    )
+    other = smooth[:, ::-1].copy()
+    both = leakage.invert([smooth, other], [3, 4], "gradient", 150, 0)
+    # the second image does not change what is found for the first
+    (first,) = leakage.invert([smooth], [3], "gradient", 150, 0)
+    assert both[0] == pytest.approx(first, abs=0.5)
+    grey = leakage.psnr(np.full(smooth.shape, 0.5), smooth)
+    assert first > grey
+    # of the ℓ2 oracle's answer it sees as much, of one entry less
+    (same,) = leakage.invert([smooth], [3], "l2", 150, 0)
+    assert same == pytest.approx(first, abs=0.5)
+    (less,) = leakage.invert([smooth], [3], "l1", 150, 0)
+    assert less < first
+
+
 def test_slopes_and_rounds() -> None:
     rounds = [0, *(10**k for k in range(6))]
     assert slope(rounds, [9.0, *(t**-0.5 for t in rounds[1:])]) == (pytest.approx(-0.5))

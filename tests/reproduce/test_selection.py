@@ -50,7 +50,7 @@ def test_what_chooses_is_given_validation_data_only(
     rows, rounds = results["rows"], results["rounds"]
     assert {row["method"] for row in rows} == set(table.methods)
     assert {row["gradients"] for row in rows} == {rounds * table.steps}
-    each = len(table.choosing) * (table.trial or rounds) * table.steps
+    each = len(table.choosing) * rounds * table.steps
     spent = (table.budget + WIDER) * each
     assert {row["tuning-gradients"] for row in rows} == {spent}
     for run in last:

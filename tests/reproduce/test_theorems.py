@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import norm, t
+from scipy.stats import linregress, norm, t
 
 import sim
 from reproduce import again
 from reproduce.__main__ import PAPERS, folder_of, main
 from reproduce.claims import Claim, Effect
 from reproduce.common import Options, app_config, load_results, read_config
+from reproduce.fedfw import rates
 from reproduce.fedgia import theory
 from reproduce.hyfdca import central
 from reproduce.hyfdca.one_place import Table, load, paper_step
@@ -28,6 +29,20 @@ def test_slopes_of_power_laws() -> None:
     # what comes before the last decade does not count
     law[: len(rounds) // 2] = [1e6] * (len(rounds) // 2)
     assert late_slope(rounds, law) == pytest.approx(-0.4)
+
+
+def test_theorem_2s_exponents_are_those_of_the_smallest_gaps() -> None:
+    results = load_results(folder_of("fedfw") / "results" / "rates-nonconvex.json")
+    assert {row["problem"] for row in results["rows"]} == set(rates.NONCONVEX)
+    for row in results["rows"]:
+        assert len(row["gaps"]) == results["seeds"] == 5
+        T = np.array(row["rounds"], dtype=float)
+        assert T[-1] >= 1000
+        late = T[-1] <= 10 * T
+        for gaps, found in zip(row["gaps"], row["exponents"], strict=True):
+            assert min(gaps) > 0.0
+            fitted = linregress(np.log(T[late]), np.log(np.array(gaps)[late])).slope
+            assert found == pytest.approx(fitted, abs=1e-6)
 
 
 def test_fedgias_bound_is_the_theorems() -> None:
