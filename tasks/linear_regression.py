@@ -55,16 +55,17 @@ class LinearRegression(NodeDataTask):
     -----
     Example V.1 of FedGiA, arXiv 2205.01438, with 100 features, d_i from 50 to 150 and
     every client counting the same. The paper does not say how large the parts of the
-    distributions are.
+    distributions are. Its features all have one variance (``condition = 1``), with
+    which ∇²F has the condition number 2.
     """
 
     name: ClassVar[str] = "linear-regression"
     summary: ClassVar[str] = "least squares on generated data of three distributions"
     not_on_nodes: ClassVar[tuple[str, ...]] = (
-        *("features", "rows_min", "rows_max", "partition", "weighting"),
+        *("features", "rows_min", "rows_max", "partition", "weighting", "condition"),
     )
     not_of_file: ClassVar[tuple[str, ...]] = (
-        *("features", "rows_min", "rows_max", "partition"),
+        *("features", "rows_min", "rows_max", "partition", "condition"),
     )
 
     dataset: str = setting(
@@ -87,6 +88,12 @@ class LinearRegression(NodeDataTask):
         "clients",
         "what counts the same: every client, or every example",
         choices=("clients", "examples"),
+    )
+    condition: float = setting(
+        1.0,
+        "the largest variance of a feature over the smallest, which makes the problem "
+        "harder: feature j of p is multiplied by condition^(−(j−1)/(2(p−1)))",
+        minimum=1.0,
     )
 
     def check(self) -> None:  # noqa: D102
@@ -214,6 +221,9 @@ def _data(task: LinearRegression) -> _Data:
         rows = np.flatnonzero(kinds == kind)
         samples = _draw(kind, rng, (len(rows), task.features + 1))
         A[rows], b[rows] = samples[:, :-1], samples[:, -1]
+    if task.condition > 1.0:
+        # column j is multiplied by κ^(−(j−1)/(2(p−1)))
+        A *= task.condition ** -np.linspace(0.0, 0.5, task.features)
     starts = np.concatenate(([0], np.cumsum(sizes))).astype(np.intp)
     for array in (A, b, starts):
         array.setflags(write=False)

@@ -70,6 +70,18 @@ def test_shuffled_clients_have_a_third_of_each() -> None:
     assert max(fractions) < 0.6
 
 
+def test_features_of_different_variances() -> None:
+    plain, hard = make(30, features=5), make(30, features=5, condition=1e4)
+    # 1, 10^-½, ... 10^-2 times as large; b is as it was
+    scales = 10.0 ** np.array([0.0, -0.5, -1.0, -1.5, -2.0])
+    np.testing.assert_allclose(_data(hard).A, _data(plain).A * scales)
+    np.testing.assert_array_equal(_data(hard).b, _data(plain).b)
+    curvature = np.asarray(hard.objective().hessian_bound())
+    assert np.linalg.cond(curvature) == pytest.approx(1e4, rel=0.5)
+    # the same fit in other units
+    np.testing.assert_allclose(hard.solution() * scales, plain.solution(), rtol=1e-9)
+
+
 def test_sizes_are_uniform_between_their_bounds() -> None:
     sizes = np.diff(_data(make(2000, features=1)).starts)
     assert sizes.min() == 50
