@@ -15,7 +15,7 @@ ITEMS = {
         tables.render_v1,
     ),
     "v1-tuned": Item(
-        "example V.1 with FedAvg's steps constant, and other t of FedGiA",
+        "example V.1 and harder ones, every method tuned with one budget",
         tuned.compute_tuned,
         tuned.render_tuned,
     ),

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from reproduce.claims import Claim, Effect, Exhibit, Paper, Results, paired
+
+from .tuned import BASELINES as TUNED
+from .tuned import CONDITIONS, STEPS
 
 __all__ = ["PAPERS"]
 
@@ -16,6 +20,23 @@ BASELINES = ("FedAvg", "LocalSGD")
 
 def _by(found: Results, item: str) -> dict[tuple[str, int], dict[str, Any]]:
     return {(row["method"], row["k0"]): row for row in found[item]["rows"]}
+
+
+def _tuned(
+    found: Results,
+) -> Iterator[tuple[str, int, dict[str, Any], dict[str, Any]]]:
+    """Condition, k_0, the best tuned baseline and a variant; none chosen by its end."""
+    rows = found["v1-tuned"]["rows"]
+    for condition, name in CONDITIONS.items():
+        for k0 in STEPS:
+            mine = {
+                row["method"]: row
+                for row in rows
+                if (row["condition"], row["k0"]) == (condition, k0)
+            }
+            best = max((mine[b] for b in TUNED), key=lambda row: float(row["score"]))
+            for variant in VARIANTS:
+                yield name, k0, best, mine[variant]
 
 
 def _fewest(found: Results) -> list[Effect]:
@@ -34,17 +55,10 @@ def _fewest(found: Results) -> list[Effect]:
                 )
                 for k0 in (1, 5, 10)
             ]
-    tuned = found["v1-tuned"]["rows"]
-    ours = min(
-        (row for row in tuned if row["method"] == "FedGiA_D" and row["k0"] == 5),
-        key=lambda row: float(np.mean(row["broadcasts"])),
-    )
-    for k0 in (1, 5):
-        good = [r for r in tuned if r["method"] == "FedAvg" and r["k0"] == k0]
-        theirs = min(good, key=lambda row: float(np.mean(row["broadcasts"])))
+    for name, k0, theirs, ours in _tuned(found):
         measured.append(
             paired(
-                f"V.1, FedAvg's tuned steps, k_0 = {k0}",
+                f"V.1, condition {name}, tuned, k_0 = {k0}: {ours['method']}",
                 theirs["broadcasts"],
                 ours["broadcasts"],
                 ratio=True,
@@ -82,7 +96,7 @@ def _better(found: Results) -> list[Effect]:
         return np.maximum(loss / optimum[: len(loss)] - 1.0, 1e-16)
 
     pairs = [("FedAvg", "LocalSGD"), *((g, "FedAvg") for g in VARIANTS)]
-    return [
+    measured = [
         paired(
             f"{better} below {worse}, k_0 = {k0}",
             excess(worse, k0),
@@ -92,6 +106,16 @@ def _better(found: Results) -> list[Effect]:
         )
         for better, worse in pairs
         for k0 in (1, 10)
+    ]
+    return measured + [
+        paired(
+            f"condition {name}, tuned, k_0 = {k0}: {ours['method']} below the best",
+            theirs["left"],
+            ours["left"],
+            ratio=True,
+            form="×{:.3g}",
+        )
+        for name, k0, theirs, ours in _tuned(found)
     ]
 
 
@@ -193,8 +217,9 @@ CLAIMS = (
         ("table-3-v1", "table-3-qot", "v1-tuned"),
         _fewest,
         "×2 to ×164",
-        "as the paper's; Santander's data are not at hand",
-        "rounds of the baseline over FedGiA_D's",
+        "as the paper's, and harder problems; Santander's data are not at hand",
+        "rounds of the baseline over FedGiA_D's; tuned: of the baseline whose settings "
+        "were best on other data, until 10⁻⁶ of f(x⁰) − f* is left, at most 200",
     ),
     Claim(
         "fastest",
@@ -211,11 +236,12 @@ CLAIMS = (
         "better",
         "FedGiA_G and FedGiA_D behave better than FedAvg which outperforms LocalSGD.",
         "section V.D, figure 4",
-        ("table-3-v1",),
+        ("table-3-v1", "v1-tuned"),
         _better,
         "pictures",
-        "as the paper's, the baselines with its steps",
-        "excess over the seed's own optimum where the runs end, one over the other",
+        "as the paper's, the baselines with its steps; harder problems, all tuned",
+        "excess over the seed's own optimum where the runs end, one over the other; "
+        "tuned: after 200 rounds",
     ),
     Claim(
         "same-value",
