@@ -10,6 +10,7 @@ from . import (
     honest_server,
     latency,
     proposals,
+    seeds,
     steps,
     tables,
 )
@@ -44,6 +45,11 @@ ITEMS = {
         "figure 3's runs over round trips and over time",
         latency.compute_figure_5,
         latency.render_figure_5,
+    ),
+    "figure-3-seeds": Item(
+        "figure 3's comparisons with several seeds",
+        seeds.compute_seeds,
+        seeds.render_seeds,
     ),
     "central": Item(
         "theorems 4.5, 4.8 and 4.11: the paper's step against a central solver",
