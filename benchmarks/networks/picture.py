@@ -82,7 +82,7 @@ def draw(problems: Sequence[str], picture: Path) -> None:
                 ax.fill_between(x, low, high, color=color, alpha=0.12, linewidth=0)
         for ax in axes:
             ax.axhline(100 * goal, color="0.5", linewidth=0.8)
-            ax.set_ylim(100 * goal - 40, 100 * goal + 3)
+            ax.set_ylim(max(0.0, 100 * goal - 40), 100 * goal + 3)
             ax.grid(alpha=0.3)
         axes[0].set_ylabel(f"{name}\ntest accuracy, %")
         axes[0].set_xlabel("rounds")
