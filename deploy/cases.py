@@ -12,7 +12,9 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.datasets import load_breast_cancer
+
+from fedtrellis.extras import need
+from fedtrellis.settings import SettingsError
 
 __all__ = [
     "FAMILIES",
@@ -94,7 +96,7 @@ def write_data(folder: Path) -> None:
     to agree on such numbers beforehand.
     """
     features, target = _scaled()
-    names = [str(name) for name in load_breast_cancer().feature_names]
+    names = [str(name) for name in _breast_cancer().feature_names]
     for index, node in enumerate(NODES):
         _write(
             folder / "rows" / f"{node}.csv",
@@ -120,8 +122,15 @@ def write_data(folder: Path) -> None:
         )
 
 
+def _breast_cancer() -> Any:
+    need("sklearn", "the breast cancer data", "sklearn")
+    from sklearn.datasets import load_breast_cancer  # nodes do not have it
+
+    return load_breast_cancer()
+
+
 def _scaled() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    data = load_breast_cancer()
+    data = _breast_cancer()
     return (data.data - data.data.mean(axis=0)) / data.data.std(axis=0), data.target
 
 
@@ -136,5 +145,10 @@ def _write(path: Path, header: list[str], rows: list[list[Any]]) -> None:
         csv.writer(file).writerows([header, *rows])
 
 
-if __name__ == "__main__":  # python -m deploy.cases FOLDER
-    write_data(Path(sys.argv[1]))
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m deploy.cases FOLDER")
+    try:
+        write_data(Path(sys.argv[1]))
+    except SettingsError as error:
+        sys.exit(f"error: {error}")

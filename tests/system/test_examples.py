@@ -72,12 +72,14 @@ def installed(
     tmp_path_factory: pytest.TempPathFactory, clean: Path
 ) -> Iterator[Flower]:
     """Flower that takes an app's packages from its own environment."""
+    home = tmp_path_factory.mktemp("home")
     flower = Flower(
-        tmp_path_factory.mktemp("home"),
-        clean,
-        FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION="1",
+        home, clean, cwd=home, FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION="1"
     )
     flower.environment.pop("PYTHONPATH", None)
+    # starts the SuperLink outside of any app: Ray's nodes look for modules first in
+    # the folder where it started, and would find the first app's for all others
+    flower("list")
     yield flower
     flower.stop()
 
