@@ -29,18 +29,20 @@ this page, verdicts included, from the stored results.
 
 {count}
 
-Each claim is in the paper's words. Its **effect** is measured in several cases, of
-which the table shows the best and the worst for the paper. A positive effect (for a
+Each claim is in the paper's words. "Our effect" says first what is measured, then the
+clearest case for the paper and the clearest against it. A positive effect (for a
 ratio, one above ×1) is as the paper says. Brackets have its 95 % interval, over seeds
-or what the column "over" names. A claim
+or what the column "over" names; an exact count has none. A claim
 
 - **holds** if every case's interval lies on the paper's side,
 - holds **partly** if some do: the row names up to three, the paper's page has all,
-- **does not** hold if none does: an interval that crosses zero is no support,
+- **does not** hold if none does,
 - is **not tested** if no experiment had at least three seeds.
 
-The paper's page defines each effect and any threshold of ours. Minutes are of one
-processor.
+A case is *against* the paper if its whole interval is, and *open* if the interval
+crosses zero. A claim with open cases alone is undecided, not refuted.
+
+The paper's page shows every case. Minutes are of one processor.
 
 ## Claims
 
@@ -88,7 +90,7 @@ def _ordered(effects: list[Effect]) -> list[Effect]:
 
 
 def effect_text(verdict: Verdict) -> str:
-    """The case that is best for the paper, and the worst."""
+    """The clearest case for the paper, and the clearest against it."""
     ordered = _ordered(verdict.effects)
     if not ordered:
         return "; ".join(f"{e.written()}, {e.case}" for e in verdict.effects[:2]) or "–"
@@ -97,16 +99,20 @@ def effect_text(verdict: Verdict) -> str:
 
 
 def word(verdict: Verdict) -> str:
-    """The verdict, and for one in part where."""
-    if verdict.word == "does not":
-        refuted = sum(effect.refuted() for effect in verdict.effects)
-        still = len(verdict.effects) - refuted
-        return f"**does not**: {refuted} cases contradict it, {still} are open"
-    if verdict.word != "partly":
+    """The verdict, where it holds, and how many cases say what."""
+    if verdict.word == "not tested":
         return f"**{verdict.word}**"
     held = verdict.cases(True)
-    shown = "; ".join(held[:3]) + ("; …" if len(held) > 3 else "")
-    return f"**partly**, {len(held)} of {len(verdict.effects)} cases: {shown}"
+    untested = len(verdict.cases(None))
+    against = sum(effect.refuted() for effect in verdict.effects)
+    still = len(verdict.effects) - len(held) - untested - against
+    of = counted(len(verdict.effects), "cases")
+    text = f"**{verdict.word}**, {len(held)} of {of}"
+    if verdict.word == "partly":
+        text += f": {'; '.join(held[:3])}{'; …' if len(held) > 3 else ''}"
+    rest = ((against, "against"), (still, "open"), (untested, "not tested"))
+    others = ", ".join(f"{count} {state}" for count, state in rest if count)
+    return f"{text} ({others})" if others else text
 
 
 def _seeds(verdict: Verdict) -> str:
@@ -138,9 +144,10 @@ def claim_rows(paper: Paper, link: str, results: Results) -> Iterator[str]:
     """Rows of the table of claims."""
     for verdict in verdicts(paper, results):
         claim = verdict.claim
+        measured = f"{claim.meaning}: " if claim.meaning and verdict.effects else ""
         yield (
             f"| “{claim.words}” ({claim.where}) | {word(verdict)} "
-            f"| {effect_text(verdict)} | {claim.theirs} | {claim.size} "
+            f"| {measured}{effect_text(verdict)} | {claim.theirs} | {claim.size} "
             f"| {_seeds(verdict)} | {_minutes(verdict, results)} "
             f"| [page]({link}) |"
         )
