@@ -80,13 +80,15 @@ def _ordered(effects: list[Effect]) -> list[Effect]:
     """The effects that have intervals, the clearest for the paper first."""
     found = [effect for effect in effects if effect.holds() is not None]
 
-    def lower(effect: Effect) -> float:
+    def clear(effect: Effect) -> tuple[int, float]:
         interval = effect.interval()
         assert interval is not None
         # in units of its own size, so that points and ratios can be ranked
-        return interval[0] / max(abs(effect.mean), 1e-300)
+        low, high = (end / max(abs(effect.mean), 1e-300) for end in interval)
+        # a case that is against the paper comes after every one that is open
+        return (-1, high) if effect.refuted() else (int(low > 0.0), low)
 
-    return sorted(found, key=lower, reverse=True)
+    return sorted(found, key=clear, reverse=True)
 
 
 def effect_text(verdict: Verdict) -> str:
