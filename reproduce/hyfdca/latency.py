@@ -21,6 +21,7 @@ __all__ = [
     "clock",
     "compute_figure_5",
     "render_figure_5",
+    "stored_panels",
 ]
 
 #: Seconds of a round trip: none, US to Singapore, a geostationary satellite (7.3).
@@ -79,16 +80,28 @@ def with_encryption(runs: dict[str, Any], times: dict[str, Any]) -> list[Panel]:
     ]
 
 
-def compute_figure_5(options: Options) -> dict[str, Any]:
-    """Read what figure 3 and tables 6 to 8 have measured; nothing is run."""
+def stored_panels(options: Options) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Figure 3's results, and its panels with what their encryption takes.
+
+    Raises
+    ------
+    SkippedError
+        Figure 3, or tables 6 to 8, have not been measured.
+    """
     folder = options.out / "results"
     paths = [folder / f"{name}.json" for name in ("figure-3", "tables-6-8")]
     for path in paths:
         if not path.is_file():
             raise SkippedError(f"needs the results of {path.stem}")
     runs, times = (load_results(path) for path in paths)
+    return runs, with_encryption(runs, times)
+
+
+def compute_figure_5(options: Options) -> dict[str, Any]:
+    """Read what figure 3 and tables 6 to 8 have measured; nothing is run."""
+    runs, panels = stored_panels(options)
     rows = []
-    for panel in with_encryption(runs, times):
+    for panel in panels:
         best = runs["optima"][panel["problem"]]["value"]
         row: dict[str, Any] = {key: panel[key] for key in ("problem", "split")}
         row |= {"available": panel["available"], "curves": {}, "ends": {}}

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from reproduce.common import Options, SkippedError, execute, load_results
+from reproduce.common import Options, execute
 from reproduce.drawing import measured
 
 from .figures import BUNDLE, figure_run, last_accuracy, last_loss
-from .latency import LATENCY, METHODS, at_equal_time, with_encryption
+from .latency import LATENCY, METHODS, at_equal_time, stored_panels
 from .problems import PROBLEMS, Split, config_of
 from .runs import optimum_of, perform_hybrid
 
@@ -25,13 +25,7 @@ Ends = dict[str, dict[str, list[float]]]
 
 def _panels(options: Options) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Figure 3's panels with their encryption, and the baselines' settings."""
-    folder = options.out / "results"
-    paths = [folder / f"{name}.json" for name in ("figure-3", "tables-6-8")]
-    for path in paths:
-        if not path.is_file():
-            raise SkippedError(f"needs the results of {path.stem}")
-    runs, times = (load_results(path) for path in paths)
-    panels = with_encryption(runs, times)
+    runs, panels = stored_panels(options)
     names = {panel["problem"] for panel in panels}
     # digits are ours; a quick run has nothing else
     kept = [p for p in panels if len(names) == 1 or p["problem"] != "digits"]
