@@ -48,13 +48,15 @@ class Search:
 
     All neighbours of the best point at the present mesh are tried, first one power of
     ten away; the best of them is the next. Where none is better the mesh is halved,
-    until the budget is spent. So what is chosen lies inside of what was tried,
-    not at its edge, unless the budget ended a walk (:attr:`inside`).
+    until the budget is spent or the mesh would be finer than ``finest``. So what is
+    chosen lies inside of what was tried, not at its edge, unless the budget ended a
+    walk (:attr:`inside`).
 
     Attributes
     ----------
     space : Space
     budget : int
+    finest : float
     tried : dict
         Scores by points, in the order of trial; −∞ for a run that failed.
     mesh : float
@@ -62,6 +64,7 @@ class Search:
 
     space: Space
     budget: int = BUDGET
+    finest: float = 1e-3
     tried: dict[Point, float] = field(default_factory=dict)
     mesh: float = 1.0
 
@@ -83,7 +86,7 @@ class Search:
         if not self.tried:
             return [self.space.start]
         left = self.budget - len(self.tried)
-        while left > 0 and self.mesh > 1e-3:
+        while left > 0 and self.mesh >= self.finest:
             new = [p for p in self._neighbours(self.mesh) if p not in self.tried]
             if new:
                 return new[:left]
@@ -122,6 +125,7 @@ def search(
     evaluate: Callable[[list[tuple[Any, dict[str, float]]]], list[list[float]]],
     wider: int = 0,
     rivals: Callable[[Any], Any] = lambda case: None,
+    finest: float = Search.finest,
 ) -> dict[Any, Search]:
     """Search for several cases at once.
 
@@ -139,13 +143,15 @@ def search(
         the edge, and as many for its rivals.
     rivals : callable
         From a case to what it has in common with those that it is compared with.
+    finest : float
+        The finest mesh.
 
     Returns
     -------
     dict
         The finished searches by case.
     """
-    searches = {case: Search(space, budget) for case, space in spaces.items()}
+    searches = {case: Search(space, budget, finest) for case, space in spaces.items()}
     while True:
         asked = [(case, p) for case, one in searches.items() for p in one.wanted()]
         if not asked:

@@ -9,6 +9,7 @@ import pytest
 
 from reproduce.__main__ import folder_of
 from reproduce.common import load_results
+from reproduce.fedfw.tuning import Search, Space
 from reproduce.fedgia import claims, tuned
 from tasks import LinearRegression
 
@@ -22,18 +23,32 @@ def test_all_methods_had_one_budget_and_the_same_seeds(stored: dict[str, Any]) -
     cases = len(tuned.CONDITIONS) * len(tuned.STEPS)
     assert len(stored["rows"]) == cases * (len(tuned.TUNED) + 1)
     seeds = stored["provenance"]["seeds"]
-    assert seeds == [*range(tuned.SEEDS), tuned.CHOICE]
+    assert seeds == [*range(tuned.SEEDS), *tuned.CHOICE]
     for row in stored["rows"]:
         assert len(row["left"]) == len(row["broadcasts"]) == tuned.SEEDS
         if row["method"] == tuned.ADAPTED:
             assert row["chosen"] == {}
             continue
-        trials = [t for one in row["searches"].values() for t in one["tried"]]
-        assert len(trials) <= stored["budget"] == tuned.BUDGET
-        # failed trials have no score
-        scores = [t["score"] for t in trials if t["score"] is not None]
-        assert row["score"] == max(scores)
-        assert {**row["chosen"], "score": row["score"]} in trials
+        assert len(row["tried"]) <= stored["budget"] == tuned.BUDGET
+        assert row["inside"]
+        (name,) = row["chosen"]
+        tried = {trial[name]: trial["score"] for trial in row["tried"]}
+        failed = [value for value, score in tried.items() if score is None]
+        # what is next to a setting that failed is not chosen, however good
+        safe = {
+            value: score
+            for value, score in tried.items()
+            if score is not None
+            and all(abs(np.log10(value / f)) > 1.1 * tuned.MESH for f in failed)
+        }
+        assert row["score"] == safe[row["chosen"][name]] == max(safe.values())
+
+
+def test_what_is_chosen_is_off_the_edge_of_divergence() -> None:
+    one = Search(Space(("t",), (0.0,)))
+    one.tried = {(0.0,): -9.0, (-0.125,): -8.0, (-0.25,): -np.inf, (0.25,): -12.0}
+    assert one.best == (-0.125,)
+    assert tuned.chosen(one) == (0.0,)
 
 
 @pytest.mark.parametrize("condition", tuned.CONDITIONS)
@@ -57,8 +72,7 @@ def test_gradient_descent_in_a_plain_loop(
         # f(x) − f* = ½ (x − x*)ᵀ H (x − x*)
         shares.append(0.5 * (x - best) @ H @ (x - best) / start)
         step = row["chosen"]["local-step-size"]
-        if row["schedule"] == "inverse-sqrt":
-            step /= np.sqrt(k + 1)
+        step /= np.sqrt(k + 1)
         x = x - step * np.asarray(f.gradient(x))
     found = row["curves"][seed]
     expected = np.array([shares[t] for t in row["round"]])
