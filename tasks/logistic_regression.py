@@ -1,4 +1,4 @@
-"""Logistic regression on tables of examples with two labels."""
+"""Logistic regression on tables of examples with two labels or more."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtrellis.extras import need
-from fedtrellis.objectives import Logistic, Objective
+from fedtrellis.objectives import Logistic, MultinomialLogistic, Objective
 from fedtrellis.objectives.mean_objective import MeanObjective
 from fedtrellis.objectives.nonconvex_logistic import NonconvexLogistic
 from fedtrellis.random import generator
@@ -24,7 +24,7 @@ from .data.partition import Indices, PartitionedTask
 from .data.scaling import divide, norms, scaled, with_constant
 from .data.settings import FILE, NODES, Schema
 from .data.table import NodeTable
-from .data.tables import Table, load_libsvm, load_qsar, load_santander, two_labels
+from .data.tables import Table, load_any, load_libsvm, load_qsar, load_santander
 
 __all__ = ["LogisticRegression"]
 
@@ -74,9 +74,12 @@ class LogisticRegression(PartitionedTask):
 
     Data sets: ``breast-cancer`` comes with scikit-learn (569 × 30), the others are the
     user's files: ``qsar`` (UCI's QSAR oral toxicity, 8 992 × 1 024, sparse),
-    ``santander`` (Kaggle's, 200 000 × 200) and ``file``, any csv or npz file with two
-    labels, or one in LIBSVM's text format, which is sparse (``libsvm``, of any name).
-    The smaller label, or the first in the alphabet, is 0.
+    ``santander`` (Kaggle's, 200 000 × 200) and ``file``, any csv or npz file with
+    ``classes`` labels, or one in LIBSVM's text format, which is sparse (``libsvm``, of
+    any name, with two). The smallest label, or the first in the alphabet, is 0.
+
+    With more than two classes the loss is the cross-entropy of a linear softmax, and
+    the model one array of shape (features, classes).
 
     Scaling: ``unit-rows`` and ``unit-columns`` divide by Euclidean norms, ``standard``
     gives every feature zero mean and unit variance; ``auto`` is ``standard`` for
@@ -103,7 +106,7 @@ class LogisticRegression(PartitionedTask):
     }
     not_on_nodes: ClassVar[tuple[str, ...]] = (
         *("path", "partition", "labels_per_client", "alpha", "test_fraction"),
-        "weighting",
+        *("weighting", "classes"),
     )
     node_metrics: ClassVar[tuple[str, ...]] = ("accuracy",)
 
@@ -113,11 +116,17 @@ class LogisticRegression(PartitionedTask):
     )
     dataset: str = setting(
         "breast-cancer",
-        "the data set; 'file': a csv, npz or LIBSVM file with two labels; 'libsvm': "
-        "the same of any name in LIBSVM's format; 'nodes': every node's own file",
+        "the data set; 'file': a csv, npz or LIBSVM file; 'libsvm': the last, of any "
+        "name and with two labels; 'nodes': every node's own file",
         choices=("breast-cancer", FILE, *_LOADERS, NODES),
     )
     path: str = setting("", "the data set's file", only={"dataset": (FILE, *_LOADERS)})
+    classes: int = setting(
+        2,
+        "labels in your file; more than two: multinomial logistic regression",
+        minimum=2,
+        only={"dataset": (FILE,)},
+    )
     partition: str = setting(
         "iid",
         "how examples are dealt to clients; 'uneven': shuffled, cut in random places",
@@ -157,6 +166,11 @@ class LogisticRegression(PartitionedTask):
 
     def check(self) -> None:  # noqa: D102
         _scaling(self)
+        if self.classes > 2 and self.regularizer != "l2":
+            raise SettingsError(
+                f"logistic-regression.regularizer = {self.regularizer!r} does not fit "
+                f"logistic-regression.classes = {self.classes}; allowed: l2"
+            )
         if self.on_nodes:
             self.check_nodes()
             return
@@ -188,7 +202,8 @@ class LogisticRegression(PartitionedTask):
     def shapes(self) -> list[tuple[int, ...]]:  # noqa: D102
         if self.on_nodes:
             return [(self.nodes.num_features() + self.intercept,)]
-        return [(_data(self).features.shape[1],)]
+        features = _data(self).features.shape[1]
+        return [(features,) if self.classes == 2 else (features, self.classes)]
 
     def domains(self) -> dict[str, float]:  # noqa: D102
         return {"l1-ball": 10.0, "l2-ball": 5.0, "linf-ball": 1.0}
@@ -223,9 +238,14 @@ class LogisticRegression(PartitionedTask):
 
     def _loss(
         self, features: Any, labels: Indices, weight: float = 1.0, examples: float = 1.0
-    ) -> Logistic:
-        kind = Logistic if self.regularizer == "l2" else NonconvexLogistic
+    ) -> Logistic | MultinomialLogistic:
         l2 = self.l2 / examples if self.l2_per_example else self.l2
+        if self.classes > 2:
+            # the data have the constant feature of an intercept already
+            return MultinomialLogistic(
+                features, labels, self.classes, intercept=False, l2=l2, weight=weight
+            )
+        kind = Logistic if self.regularizer == "l2" else NonconvexLogistic
         return kind(features, labels, l2=l2, weight=weight)
 
     def _build_objective(self) -> Objective:
@@ -237,7 +257,7 @@ class LogisticRegression(PartitionedTask):
         examples = len(data.labels) / self.num_clients
         return self._loss(data.features, data.labels, examples=examples)
 
-    def _build_client_objective(self, client: int) -> Logistic:
+    def _build_client_objective(self, client: int) -> Logistic | MultinomialLogistic:
         data = _data(self)
         features, labels = data.share(client)
         weight = 1.0
@@ -246,7 +266,7 @@ class LogisticRegression(PartitionedTask):
             weight = self.num_clients * len(labels) / len(data.labels)
         return self._loss(features, labels, weight, len(labels))
 
-    def _build_node_objective(self, table: NodeTable, weight: float) -> Logistic:
+    def _build_node_objective(self, table: NodeTable, weight: float) -> Objective:
         assert table.targets is not None
         features, labels = table.features, table.targets.astype(np.intp)
         if _scaling(self) == "unit-rows":
@@ -282,9 +302,8 @@ def _scaling(task: LogisticRegression) -> str:
 
 def _table(task: LogisticRegression) -> Table:
     if task.on_file:
-        return two_labels(
-            "logistic-regression.path", task.path, task.nodes.label_column
-        )
+        key, column = "logistic-regression.path", task.nodes.label_column
+        return load_any(key, task.path, column, task.classes)
     if task.dataset != "breast-cancer":
         path = data_path("logistic-regression.path", task.path)
         return _LOADERS[task.dataset](path)
@@ -312,11 +331,13 @@ def _split(task: LogisticRegression, labels: Indices) -> tuple[Indices, Indices]
             random_state=derived_seed(task.seed, "logistic-regression split"),
         )
     except ValueError as error:
-        counts = " and ".join(map(str, np.bincount(labels, minlength=2)))
+        counts = np.bincount(labels, minlength=2)
+        told = f"{counts[0]} and {counts[1]} examples of the labels 0 and 1"
+        if task.classes > 2:
+            told = f"{task.classes} labels, one of {counts.min()} examples"
         raise SettingsError(
             f"logistic-regression.test-fraction = {task.test_fraction:g} does not "
-            f"suit {counts} examples of the labels 0 and 1: training and test data "
-            "need some of each"
+            f"suit {told}: training and test data need some of each"
         ) from error
     return train, test
 
@@ -351,6 +372,6 @@ def _data(task: LogisticRegression) -> _Data:
 
 
 @lru_cache(maxsize=2)
-def _test_objective(task: LogisticRegression) -> Logistic:
+def _test_objective(task: LogisticRegression) -> Logistic | MultinomialLogistic:
     data = _data(task)
     return task._loss(data.test_features, data.test_labels)

@@ -1,4 +1,4 @@
-"""Tables of examples with two labels, as they come: QSAR, Santander, LIBSVM's text.
+"""Tables of labelled examples, as they come: QSAR, Santander, LIBSVM's text.
 
 Each loader returns all examples of one file, in the file's order. Messages about a file
 name the line and what is wrong, and do not show what it holds.
@@ -24,7 +24,7 @@ from .any_file import read_any_file
 from .libsvm import read_libsvm
 from .table import to_number
 
-__all__ = ["Table", "load_libsvm", "load_qsar", "load_santander", "two_labels"]
+__all__ = ["Table", "load_any", "load_libsvm", "load_qsar", "load_santander"]
 
 _QSAR_FEATURES = 1024
 _SANTANDER_FEATURES = 200
@@ -39,7 +39,7 @@ class Table(NamedTuple):
     """Examples with a label each.
 
     ``features`` has shape (d, p), float64, dense (C order) or ``scipy.sparse`` CSR;
-    ``labels`` has shape (d,) and holds 0 and 1.
+    ``labels`` has shape (d,) and counts the classes from 0.
     """
 
     features: Any
@@ -252,34 +252,35 @@ def load_libsvm(path: Path) -> Table:
     """
     matrix, targets = read_libsvm(path)
     labels, which = np.unique(targets, return_inverse=True)
-    _check_two(path, [f"{label:g}" for label in labels])
+    _check_labels(path, [f"{label:g}" for label in labels], 2)
     return Table(matrix, which.astype(np.intp))
 
 
-def _check_two(path: str | Path, labels: Sequence[str]) -> None:
-    if len(labels) != 2:
+def _check_labels(path: str | Path, labels: Sequence[str], classes: int) -> None:
+    if len(labels) != classes:
         more = "" if len(labels) <= _LISTED else f" and {len(labels) - _LISTED} more"
         raise DataFileError(
             f"{path}: the labels are {', '.join(labels[:_LISTED])}{more}; there must "
-            "be exactly two"
+            f"be exactly {'two' if classes == 2 else classes}"
         )
 
 
 # -- any format
 
 
-def two_labels(key: str, path: str, label_column: str) -> Table:
-    """Load a file with two labels, numbers or texts, in any of the formats.
+def load_any(key: str, path: str, label_column: str, classes: int = 2) -> Table:
+    """Load a file with so many labels, numbers or texts, in any of the formats.
 
-    Parameters are those of :func:`~.any_file.read_any_file`. The smaller label, or the
-    first in the alphabet, becomes 0.
+    The other parameters are those of :func:`~.any_file.read_any_file`. The smallest
+    label, or the first in the alphabet, becomes 0.
 
     Raises
     ------
     FileNotFoundError, DataFileError
-        There is none, or it holds something else; a file with other than two labels is
+        There is none, or it holds something else; a file with more or fewer labels is
         told with them.
     """
     data = read_any_file(key, path, "class", label_column)
-    _check_two(path, [f"{x:g}" if isinstance(x, float) else x for x in data.labels])
+    labels = [f"{x:g}" if isinstance(x, float) else x for x in data.labels]
+    _check_labels(path, labels, classes)
     return Table(data.features, data.targets.astype(np.intp))

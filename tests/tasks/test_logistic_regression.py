@@ -313,6 +313,47 @@ def test_sparse_data_stays_sparse(sparse_file: str) -> None:
     assert set(without.metrics(np.zeros(6))) == {"train-accuracy"}
 
 
+@pytest.mark.parametrize("intercept", [False, True])
+def test_a_file_with_several_labels(tmp_path: Path, intercept: bool) -> None:
+    """The mean cross-entropy of a softmax, by NumPy, of data that stay sparse."""
+    rng = np.random.default_rng(0)
+    X = np.where(rng.random((30, 6)) < 0.5, rng.normal(size=(30, 6)).round(3), 0.0)
+    y = np.arange(30) % 3
+    lines = []
+    for row, label in zip(X, y, strict=True):
+        pairs = " ".join(f"{j + 1}:{row[j]}" for j in np.flatnonzero(row))
+        lines.append(f"{10 * label} {pairs}\n")
+    path = tmp_path / "three.txt"
+    path.write_text("".join(lines))
+    settings: dict[str, Any] = {"dataset": "file", "path": str(path), "classes": 3}
+    task = make(4, **settings, l2=0.1, test_fraction=0.0, intercept=intercept)
+    task.check()
+    lengths = np.linalg.norm(X, axis=1, keepdims=True)
+    A = np.hstack(
+        [X / np.where(lengths > 0, lengths, 1.0), np.ones((30, int(intercept)))]
+    )
+    assert task.shapes() == [(6 + intercept, 3)]
+    w = rng.standard_normal(A.shape[1:] + (3,))
+    scores = A @ w
+    losses = np.log(np.exp(scores).sum(axis=1)) - scores[np.arange(30), y]
+    assert task.value(w) == pytest.approx(losses.mean() + 0.05 * (w**2).sum())
+    parts = [task.client_objective(i) for i in range(4)]
+    assert np.mean([f.value(w) for f in parts]) == pytest.approx(task.value(w))
+    mean = np.mean([f.gradient(w) for f in parts], axis=0)
+    np.testing.assert_allclose(task.gradient(w), mean)
+    expected = np.mean(scores.argmax(axis=1) == y)
+    assert task.metrics(w) == {"train-accuracy": pytest.approx(expected)}
+    data = _data(task)
+    assert data.features.format == data.share(1)[0].format == "csr"
+    held = make(4, **settings, intercept=intercept)
+    assert set(held.metrics(w)) == {"accuracy"}
+    refused(SettingsError, "exactly two", make(4, dataset="file", path=str(path)))
+    refused(SettingsError, "exactly 4", make(4, **settings | {"classes": 4}))
+    refused(SettingsError, "allowed: l2", make(4, **settings, regularizer="nonconvex"))
+    path.write_text("".join(lines[:4]))  # one of two labels
+    refused(SettingsError, "3 labels, one of 1 examples", make(2, **settings))
+
+
 def test_dense_data_is_shared_and_read_only() -> None:
     task = make(seed=77)  # of no other test: objectives outlive the cache of data
     data = _data(task)
