@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     names = options.only or (QUICK if options.quick else [*PROBLEMS, EQUAL_BYTES])
     until = time.monotonic() + 3600.0 * options.hours
-    whole = True
+    whole, skipped = True, []
     with tempfile.TemporaryDirectory() as temporary, threadpool_limits(1):
         folder = Path(temporary) if options.quick else RESULTS
         for name in names:
@@ -78,9 +78,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     PROBLEMS[name], sizes, folder, say, until, options.anew
                 )
             except MissingError as missing:
-                say(f"skipped: {missing}")
+                skipped.append(f"skipped: {missing}")
         if options.quick:
             print(page.tables(folder))
         else:
             page.write(RESULTS)
+    for line in skipped:
+        say(line)
     return 0 if whole else 1

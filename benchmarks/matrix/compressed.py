@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
@@ -21,9 +21,10 @@ from reproduce.common import load_results, save_results
 from reproduce.provenance import versions
 
 from .measure import FULL, RESULTS
-from .methods import RATIO, STEPS, facts
+from .methods import STEPS, facts
 from .problems import NODES, PROBLEMS, Problem, experiment, optimum
-from .tuning import TUNING_SEED
+from .runs import Cost, Trace
+from .tuning import TUNING_SEED, VALUES, choose
 
 __all__ = [
     "CASES",
@@ -38,13 +39,8 @@ __all__ = [
 ]
 
 FILE = RESULTS / "equal-bytes.json"
-#: Bytes up of all clients together that the measures are taken at.
-CHECKPOINTS = (100_000, 500_000)
-#: What a tuned setting's middle value is multiplied with.
-FACTORS = tuple(RATIO**k for k in range(-2, 3))
 #: Radii of the ℓ1 ball whose optimum on MNIST is judged.
 RADII = (10.0, 30.0, 100.0, 300.0)
-_ROUNDS = 500
 
 #: From a problem, a seed, the experiment and the model to a measure of it.
 Judge = Callable[[Problem, int, Experiment, Any], float]
@@ -93,6 +89,10 @@ class Case:
         How the measure is printed.
     problem : Problem
     entrants : tuple of Entrant
+    checkpoints : tuple of int
+        Bytes up of all clients that the measure is taken at.
+    rounds : int
+        After which a run ends.
     """
 
     title: str
@@ -101,6 +101,8 @@ class Case:
     percent: bool
     problem: Problem
     entrants: tuple[Entrant, ...]
+    checkpoints: tuple[int, ...] = (100_000, 500_000)
+    rounds: int = 500
 
 
 def _accuracy(problem: Problem, seed: int, made: Experiment, x: Any) -> float:
@@ -188,6 +190,23 @@ CASES: dict[str, Case] = {
             *_compressed(650),
         ),
     ),
+    "text": Case(
+        "News20, 1 241 220 entries",
+        "test accuracy",
+        _accuracy,
+        True,
+        replace(
+            PROBLEMS["news20-l1"],
+            name="news20-held-out",
+            config={
+                **PROBLEMS["news20-l1"].config,
+                "logistic-regression.test-fraction": 0.2,
+            },
+        ),
+        (_fedfw("FedFW, ℓ1 ball"), *_compressed(1_241_220)),
+        (100_000, 10_000_000),
+        8,
+    ),
 }
 
 
@@ -203,11 +222,11 @@ class _Stop(Callback):
 
 
 def _models(
-    problem: Problem, config: Mapping[str, Any], seed: int, checkpoints: Sequence[int]
+    case: Case, config: Mapping[str, Any], seed: int
 ) -> tuple[Experiment, list[tuple[int, Any]]]:
     """The rounds and models of the last round within each checkpoint's bytes."""
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
-    made = experiment(problem, seed, config, _ROUNDS)
+    made = experiment(case.problem, seed, config, case.rounds)
     models: list[Any] = []
 
     def note(server_round: int, arrays: ArrayRecord) -> MetricRecord:
@@ -215,11 +234,11 @@ def _models(
         models.append(np.array(made.layout.objective_point(point)))
         return MetricRecord({})
 
-    strategy = made.strategy(callbacks=[_Stop(max(checkpoints))])
+    strategy = made.strategy(callbacks=[_Stop(max(case.checkpoints))])
     made.start(strategy, made.grid(batched=True), evaluate_fn=note)
     sent = np.cumsum([record.bytes_up for record in strategy.history])
     places = [
-        int(np.searchsorted(sent, most, side="right")) - 1 for most in checkpoints
+        int(np.searchsorted(sent, most, side="right")) - 1 for most in case.checkpoints
     ]
     return made, [(place, models[place]) for place in places]
 
@@ -227,20 +246,24 @@ def _models(
 def _choose(case: Case, entrant: Entrant) -> tuple[dict[str, Any], list[Any]]:
     """The config with the value of the least training loss on the tuning seed."""
     lipschitz = facts(case.problem, TUNING_SEED).lipschitz
-    tried: list[tuple[float, float]] = []
-    for factor in FACTORS:
-        value = float(f"{entrant.centre(lipschitz) * factor:.3g}")
-        config = entrant.told(value, lipschitz)
-        try:
-            last = CHECKPOINTS[-1:]
-            made, found = _models(case.problem, config, TUNING_SEED, last)
-            loss = float(made.task.value(found[0][1]))
-        except RuntimeError:  # it diverged
-            loss = math.inf
-        tried.append((value, loss))
-    best = min(tried, key=lambda pair: pair[1])[0]
+
+    def run(value: float) -> Trace:
+        loss = _loss(case, entrant.told(value, lipschitz))
+        return Trace({}, loss, Cost(0, 0.0, 0, 0, 0.0))
+
+    found = choose(run, entrant.centre(lipschitz))
+    tried = ((value, loss) for value, (_, loss) in found.tried)
     told = [{"value": v, "loss": x if math.isfinite(x) else None} for v, x in tried]
-    return entrant.told(best, lipschitz), told
+    return entrant.told(found.value, lipschitz), told
+
+
+def _loss(case: Case, config: Mapping[str, Any]) -> float:
+    """The training loss at the last checkpoint; infinite where a run diverged."""
+    try:
+        made, found = _models(case, config, TUNING_SEED)
+        return float(made.task.value(found[-1][1]))
+    except RuntimeError:
+        return math.inf
 
 
 def whole_balls() -> list[dict[str, float]]:
@@ -289,14 +312,14 @@ def compare(
     MissingError
         A data file is not there.
     """
-    settings = {"nodes": NODES, "factors": list(FACTORS)}
+    settings = {"nodes": NODES, "values": VALUES}
     results: dict[str, Any] = {
         "provenance": {
             "seeds": {"tuning": TUNING_SEED, "measured": list(FULL.seeds)},
             "settings": settings,
             "versions": versions(),
         },
-        "checkpoints": list(CHECKPOINTS),
+        "checkpoints": {name: list(one.checkpoints) for name, one in CASES.items()},
         "cases": {},
     }
     before = load_results(FILE) if FILE.is_file() and not anew else {}
@@ -312,8 +335,8 @@ def compare(
                 return False
             config, tried = _choose(case, entrant)
             runs = []
-            for seed in FULL.seeds:
-                made, found = _models(case.problem, config, seed, CHECKPOINTS)
+            for seed in FULL.seeds[: case.problem.seeds]:
+                made, found = _models(case, config, seed)
                 values = [case.judge(case.problem, seed, made, x) for _, x in found]
                 rounds = [place for place, _ in found]
                 runs.append({"seed": seed, "values": values, "rounds": rounds})
@@ -345,7 +368,7 @@ def table(results: Mapping[str, Any]) -> str:
     for name, case in CASES.items():
         rows = results["cases"][name]
         own = [one.title for one in case.entrants if one.title not in names]
-        for place, most in enumerate(CHECKPOINTS):
+        for place, most in enumerate(case.checkpoints):
             # the larger ball beside the smaller
             mine = " / ".join(_cell(case, rows[title], place) for title in own)
             cells = [mine, *(_cell(case, rows[title], place) for title in names[1:])]
@@ -357,7 +380,9 @@ def table(results: Mapping[str, Any]) -> str:
 
 def _cell(case: Case, row: Mapping[str, Any], place: int) -> str:
     value = median(run["values"][place] for run in row["runs"])
-    return f"{100 * value:.0f} %" if case.percent else f"{value:.2g}"
+    told = f"{100 * value:.0f} %" if case.percent else f"{value:.2g}"
+    losses = [one["loss"] or math.inf for one in row["tried"]]
+    return told + "\\*" * (min(losses) in (losses[0], losses[-1]))
 
 
 def balls_table(results: Mapping[str, Any]) -> str:

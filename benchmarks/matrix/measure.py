@@ -38,7 +38,7 @@ class Sizes:
     Attributes
     ----------
     seeds : tuple of int
-        Measured, the same for all methods.
+        Measured, the same for all methods; of some problems only the first.
     values : int
         Of the tuned setting, before the grid is extended.
     budget : int
@@ -94,6 +94,7 @@ def measure(
         A data file is not there.
     """
     budget = sizes.budget or problem.budget
+    seeds = sizes.seeds[: problem.seeds]
     settings = {
         "config": dict(problem.config),
         "nodes": NODES,
@@ -105,19 +106,19 @@ def measure(
     # other sizes are other results
     same = before is not None and (
         before["provenance"]["settings"] == json.loads(json.dumps(settings))
-        and before["provenance"]["seeds"]["measured"] == list(sizes.seeds)
+        and before["provenance"]["seeds"]["measured"] == list(seeds)
     )
     results: dict[str, Any] = {
         "problem": problem.name,
         "provenance": {
-            "seeds": {"tuning": TUNING_SEED, "measured": list(sizes.seeds)},
+            "seeds": {"tuning": TUNING_SEED, "measured": list(seeds)},
             "settings": settings,
             "versions": versions(),
         },
         "optimum": {
             str(seed): asdict(optimum(problem, seed))
             | {"relative": optimum(problem, seed).relative}
-            for seed in sizes.seeds
+            for seed in seeds
         },
         "methods": dict(before["methods"]) if same and before else {},
     }
@@ -158,7 +159,7 @@ def _method(
             "seed": seed,
             **play(problem, method, entry["settings"], seed, budget).record(),
         }
-        for seed in sizes.seeds
+        for seed in sizes.seeds[: problem.seeds]
     ]
     return entry
 

@@ -10,7 +10,14 @@ from . import compressed
 from .measure import load_all
 from .picture import draw
 from .problems import PROBLEMS
-from .tables import Results, details, first_table, places_table
+from .tables import (
+    Results,
+    details,
+    first_table,
+    minutes,
+    places_table,
+    reaching,
+)
 
 __all__ = [
     "DETAILS",
@@ -31,8 +38,15 @@ def parts(results: Results) -> dict[str, str]:
     return {
         "places": places_table(results),
         "first": first_table(results),
+        "hours": _hours(results),
+        "text": reaching(results, "news20-l1", 1e-1),
         "lacking": _lacking(results),
     }
+
+
+def _hours(results: Results) -> str:
+    hours = sum(minutes(stored) for stored in results.values()) / 60.0
+    return f"All {len(results)} problems together took {hours:.1f} processor hours."
 
 
 def _lacking(results: Results) -> str:
@@ -57,7 +71,7 @@ def detail_page(results: Results) -> str:
     blocks = [
         "# The matrix in full\n\n`python -m benchmarks matrix --page` writes this page "
         "from `benchmarks/matrix/results`; [the matrix](matrix.md) explains the "
-        "measurement. Costs are medians over five seeds, and bytes are those of all "
+        "measurement. Costs are medians over the seeds, and bytes are those of all "
         "clients together. `value` is the tuned setting; nothing beyond an `edge` was "
         "tried."
     ]
@@ -68,7 +82,8 @@ def detail_page(results: Results) -> str:
         blocks.append(
             f"## {one.title}, {one.over if one.over != 'none' else 'no set'}\n\n"
             f"`python -m benchmarks matrix --only {name}`. Each client spends at most "
-            f"{provenance['settings']['budget']} gradients. F\\* is known to "
+            f"{provenance['settings']['budget']} gradients, on "
+            f"{len(provenance['seeds']['measured'])} seeds. F\\* is known to "
             f"{worst:.0e} of F(x¹) − F\\* ({how}).\n\n{details(results, name)}"
         )
     return "\n\n".join(blocks) + "\n"

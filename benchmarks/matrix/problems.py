@@ -64,6 +64,8 @@ class Problem:
     split : mapping
         The same problem's run config for methods on split data; empty: none.
     split_files : mapping
+    seeds : int
+        How many are measured at most.
     """
 
     name: str
@@ -75,6 +77,7 @@ class Problem:
     files: Mapping[str, str] = field(default_factory=dict, hash=False)
     split: Mapping[str, Any] = field(default_factory=dict, hash=False)
     split_files: Mapping[str, str] = field(default_factory=dict, hash=False)
+    seeds: int = 5
 
     @property
     def quadratic(self) -> bool:
@@ -216,6 +219,23 @@ PROBLEMS: dict[str, Problem] = {
             {"classification.path": "mnist"},
         ),
         Problem(
+            "news20-l1",
+            "multinomial, News20",
+            "ℓ1 ball",
+            "l1",
+            {
+                "task": "logistic-regression",
+                "logistic-regression.dataset": "file",
+                "logistic-regression.classes": 20,
+                "logistic-regression.test-fraction": 0.0,
+                "logistic-regression.l2": 0.0,
+                "radius": 300.0,
+            },
+            105,
+            {"logistic-regression.path": "libsvm/news20_multiclass.bz2"},
+            seeds=3,
+        ),
+        Problem(
             "completion",
             "matrix completion, 60 × 50",
             "nuclear norm",
@@ -228,7 +248,8 @@ PROBLEMS: dict[str, Problem] = {
             "matrix completion, MovieLens-100k",
             "nuclear norm",
             "set",
-            _COMPLETION,
+            # as the ratings and the radius of FedFW's figure 1c are
+            {**_COMPLETION, "matrix-completion.centred": True, "radius": 1000.0},
             60,
             {"matrix-completion.path": "ml-100k/u.data"},
         ),
@@ -296,6 +317,10 @@ def experiment(
     return sim.app.experiment(sim.app.registry.without_foreign(config), NODES)
 
 
+# The last minimum found over each problem's set.
+_SOLVED: dict[str, Any] = {}
+
+
 @lru_cache(maxsize=64)
 def optimum(problem: Problem, seed: int) -> Optimum:
     """Solve a problem in one place, and certify what comes out.
@@ -319,6 +344,8 @@ def optimum(problem: Problem, seed: int) -> Optimum:
         # of p × p eigenvalues
         return Optimum(value, 1e-12 * abs(value), start, "eigenvalues")
     F = task.objective()
+    # where a seed only deals the data, the last seed's minimum is this one's
+    x = _SOLVED.get(problem.name, x)
     if problem.kind == "none":
         lowest = unconstrained_minimum(F, x)
         gap = lowest.gradient_norm**2 / (2.0 * _strong_convexity(F))
@@ -328,6 +355,7 @@ def optimum(problem: Problem, seed: int) -> Optimum:
         aim = 0.2 * CERTIFIED * (start - rough.value) / max(1.0, abs(rough.value))
         best = certified_minimum(F, made.domain, rough.point, tolerance=aim)
         found = Optimum(best.value, best.gap, start, "FISTA, Frank-Wolfe gap")
+        _SOLVED[problem.name] = best.point
         if problem.kind == "l1":
             slope = float(np.abs(F.gradient(best.point)).max())
             radius = float(getattr(made.domain, "radius", math.nan))

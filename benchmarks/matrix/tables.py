@@ -20,10 +20,12 @@ __all__ = [
     "cost",
     "details",
     "first_table",
+    "minutes",
     "places",
     "places_table",
     "profile",
     "ratio",
+    "reaching",
 ]
 
 #: By problem, what :mod:`.measure` stores.
@@ -191,9 +193,19 @@ def places_table(results: Results) -> str:
     return _markdown(rows)
 
 
+def minutes(stored: Mapping[str, Any]) -> float:
+    """What tuning and measuring a problem's methods took of one processor."""
+    seconds = (entry["processor-seconds"] for entry in stored["methods"].values())
+    return float(sum(seconds)) / 60.0
+
+
 def first_table(results: Results, target: float = TARGET) -> str:
-    """By problem, the method with the least of each cost, and that amount."""
-    rows = [["problem", "set", *(f"fewest {what}" for what in COSTS)]]
+    """By problem, the method with the least of each cost, and that amount.
+
+    The last column is what it took to measure the problem.
+    """
+    costs = [f"fewest {what}" for what in COSTS]
+    rows = [["problem", "set", *costs, "measured in"]]
     for name, stored in results.items():
         one, row = PROBLEMS[name], []
         for what in COSTS:
@@ -204,7 +216,7 @@ def first_table(results: Results, target: float = TARGET) -> str:
             best = min(medians, key=lambda method: medians[method])
             told = _amount(medians[best], what)
             row.append(f"{METHODS[best].title}: {told}" if told else "nobody")
-        rows.append([one.title, one.over, *row])
+        rows.append([one.title, one.over, *row, f"{minutes(stored):.1f} min"])
     return _markdown(rows)
 
 
@@ -218,6 +230,8 @@ def _amount(number: float, what: Cost) -> str:
 
 def _bytes(number: float) -> str:
     unit, scale = ("MB", 1e6) if number >= 999_500 else ("kB", 1e3)
+    if number >= 999_500_000:
+        unit, scale = "GB", 1e9
     return f"{number / scale:.3g} {unit}"
 
 
@@ -245,6 +259,21 @@ def details(results: Results, problem: str) -> str:
             share = f"{len(hits)}/{len(runs)}"
             reached.append([_power(target), *_amounts(hits), share])
         rows += [[*first, *reached[0]], *(["", "", *row] for row in reached[1:])]
+    return _markdown(rows)
+
+
+def reaching(results: Results, problem: str, target: float) -> str:
+    """What each method took to a gap on a problem, and where it ended."""
+    rows = [["method", *_KEYS, "final gap"]]
+    entries = results[problem]["methods"] if problem in results else {}
+    for name in (one for one in METHODS if one in entries):
+        runs = entries[name]["runs"]
+        hits = [run["hits"].get(f"{target:g}") for run in runs]
+        reached = [hit for hit in hits if hit is not None]
+        # medians are of the seeds that arrived, where most did
+        most = 2 * len(reached) > len(runs)
+        told = _amounts(reached) if most else ["–"] * len(_KEYS)
+        rows.append([METHODS[name].title, *told, f"{end_of(entries[name]):.1g}"])
     return _markdown(rows)
 
 
