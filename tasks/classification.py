@@ -20,6 +20,7 @@ from .data.datasets import (
     DATASETS,
     EMNIST_CLASSES,
     Examples,
+    hold_out,
     load_cifar10,
     load_emnist,
     load_mnist,
@@ -304,7 +305,7 @@ def _examples(task: Classification) -> Examples:
             test_labels=examples.test_labels[chosen],
         )
     if task.validation_fraction:
-        examples = _hold_out(examples, task.validation_fraction, task.seed)
+        examples = hold_out(examples, task.validation_fraction, task.seed)
     return examples
 
 
@@ -316,23 +317,6 @@ def _loaded(task: Classification) -> Examples:
     if task.dataset == "emnist":
         return load_emnist(folder, task.split, partial=task.partial, seed=task.seed)
     return load_cifar10(folder, partial=task.partial)
-
-
-def _hold_out(examples: Examples, fraction: float, seed: int) -> Examples:
-    """Put a share of the training examples in the place of the test examples."""
-    count = len(examples.labels)
-    order = generator(seed, "validation").permutation(count)
-    # at least one on either side
-    held_out = min(max(1, round(fraction * count)), count - 1)
-    kept, validation = np.sort(order[held_out:]), np.sort(order[:held_out])
-    owners = examples.owners
-    return examples._replace(
-        features=examples.features[kept],
-        labels=examples.labels[kept],
-        test_features=examples.features[validation],
-        test_labels=examples.labels[validation],
-        owners=None if owners is None else owners[kept],
-    )
 
 
 def _some(count: int, limit: int, seed: int, part: str) -> Any:

@@ -15,7 +15,7 @@ from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, setting
 
 from .base import Array, Point, data_path
-from .data.datasets import Examples, load_mnist
+from .data.datasets import Examples, hold_out, load_mnist
 from .data.partition import LabelledData, PartitionedTask, arrange
 from .data.settings import NODES, Schema
 from .data.table import NodeTable
@@ -59,7 +59,7 @@ class LowRankNetwork(PartitionedTask):
     convex: ClassVar[bool] = False
     not_on_nodes: ClassVar[tuple[str, ...]] = (
         *("path", "partition", "labels_per_client", "alpha"),
-        *("train_limit", "test_limit"),
+        *("train_limit", "test_limit", "validation_fraction"),
     )
     node_metrics: ClassVar[tuple[str, ...]] = ("accuracy",)
 
@@ -74,6 +74,13 @@ class LowRankNetwork(PartitionedTask):
     )
     test_limit: int = setting(
         0, "the most test examples, drawn by the seed; 0 for all", minimum=0
+    )
+    validation_fraction: float = setting(
+        0.0,
+        "share of the training examples that takes the place of the test data, "
+        "to choose settings on; 0: none",
+        minimum=0.0,
+        maximum=0.9,
     )
     hidden: int = setting(32, "h, the width of the hidden layer", minimum=1)
     rank: int = setting(8, "R, the rank of the hidden weight matrix", minimum=1)
@@ -200,12 +207,15 @@ def _examples(task: LowRankNetwork) -> Examples:
         examples = load_mnist(data_path(key, task.path, folder=True), key)
     train = _some(len(examples.labels), task.train_limit, task.seed, "train")
     test = _some(len(examples.test_labels), task.test_limit, task.seed, "test")
-    return examples._replace(
+    examples = examples._replace(
         features=examples.features[train],
         labels=examples.labels[train],
         test_features=examples.test_features[test],
         test_labels=examples.test_labels[test],
     )
+    if task.validation_fraction:
+        examples = hold_out(examples, task.validation_fraction, task.seed)
+    return examples
 
 
 def _some(count: int, limit: int, seed: int, part: str) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import numpy as np
 
 from reproduce.common import Options, Run, app_config, execute, read_config
 from reproduce.drawing import new_figure, percent, save, style_of
+from reproduce.fedfw.tuning import Search, Space, search
 from reproduce.sweep import Point, seeds_and_time, sweep, sweep_picture
 from tasks import make_task
 
@@ -25,15 +26,21 @@ __all__ = [
 
 HERE = Path(__file__).parent
 CLIENTS = 10
-SEEDS = 3
-GOAL = 0.45
+SEEDS = 5
 CHANCE = {"accuracy": 0.1}
 FULL = {"low-rank-network.full-rank": True}
 GRADIENTS = {"method": "first-order-rfl"}
 #: What a quick run has instead of MNIST: no file is needed.
 DIGITS = {"rounds": 4, "low-rank-network.dataset": "digits"}
-# The seed of the runs that choose step sizes, as long as those that are measured.
-TRIAL_SEED = 100
+#: Where every case's search for its step begins, and how many steps each may try.
+STEP = Space(("step-size",), (-1.75,))
+BUDGET = 7
+#: Seeds of the runs that steps are chosen on, and what share of the training images
+#: takes the place of the test images in them.
+CHOICE = (1000, 1001)
+VALIDATION = 0.2
+#: The goal is this part of the accuracy that every case has on validation images.
+PART = 0.9
 
 
 def _base(options: Options) -> dict[str, Any]:
@@ -43,71 +50,82 @@ def _base(options: Options) -> dict[str, Any]:
     return base | {"low-rank-network.path": str(options.file("mnist"))}
 
 
-def _sweep(
-    options: Options, points: list[Point], rounds: int, *, every: int = 4
-) -> dict[str, Any]:
+def _searches(options: Options, points: Sequence[Point]) -> dict[str, Search]:
+    """Choose each case's step by its accuracy on validation images, at the end."""
+    base = _base(options) | {"low-rank-network.validation-fraction": VALIDATION}
+    seeds = CHOICE[:1] if options.quick else CHOICE
+    cases = {point.label: point for point in points}
+
+    def scores(asked: list[tuple[str, dict[str, float]]]) -> list[list[float]]:
+        runs = [
+            Run(
+                (k, seed),
+                {**base, **cases[label].settings, **step, "seed": seed},
+                cases[label].nodes,
+                every=base["rounds"],
+            )
+            for k, (label, step) in enumerate(asked)
+            for seed in seeds
+        ]
+        found = execute(runs, options.jobs)
+        # what diverged is not chosen
+        return [
+            [found[k, seed].get("accuracy", float("nan")) for seed in seeds]
+            for k in range(len(asked))
+        ]
+
+    spaces = dict.fromkeys(cases, STEP)
+    if options.quick:
+        return search(spaces, 1, scores)
+    return search(spaces, BUDGET, scores, 4)
+
+
+def _sweep(options: Options, points: Sequence[Point]) -> dict[str, Any]:
+    """Choose every case's step, then run all with the same seeds."""
     base = _base(options)
-    if not options.quick:
-        base |= {"rounds": rounds}
+    searches = _searches(options, points)
+    reached = min(one.tried[one.best] for one in searches.values())
+    goal = round(PART * reached, 2)
+    points = [
+        point._replace(settings={**point.settings, **STEP.settings(found.best)})
+        for point, found in zip(points, searches.values(), strict=True)
+    ]
     results = sweep(
         options,
         base,
         points,
         ("loss", "accuracy", "bytes"),
         seeds=min(options.seeds, SEEDS),
-        every=2 if options.quick else every,
-        goal=("accuracy", GOAL),
+        every=2,
+        goal=("accuracy", goal),
     )
     sizes = {}
     for point in points:
         config = app_config({**base, **point.settings})
         task = make_task(base["task"], config, point.nodes, 0)
         sizes[point.label] = sum(prod(shape) for shape in task.shapes())
-    return results | {"rounds": base["rounds"], "sizes": sizes}
+    return results | {
+        "rounds": base["rounds"],
+        "sizes": sizes,
+        "goal": goal,
+        "steps": {label: one.record() for label, one in searches.items()},
+    }
 
 
-def _chosen_steps(
-    options: Options, cases: Mapping[str, tuple[dict[str, Any], Sequence[float]]]
-) -> dict[str, Any]:
-    """Choose each case's step size: the least training loss with a seed of its own."""
-    base = _base(options) | {"seed": TRIAL_SEED}
-    runs = [
-        Run(
-            (name, step),
-            base | settings | {"step-size": step},
-            CLIENTS,
-            every=base["rounds"],
-        )
-        for name, (settings, steps) in cases.items()
-        for step in steps
-    ]
-    found = execute(runs, options.jobs)
-    chosen: dict[str, Any] = {}
-    for name, (_, steps) in cases.items():
-        # what diverged is not chosen
-        losses = [
-            float("inf") if "failed" in found[name, step] else found[name, step]["loss"]
-            for step in steps
-        ]
-        best = int(np.argmin(losses))
-        chosen[name] = {"tried": list(steps), "loss": losses, "step": steps[best]}
-    return chosen
-
-
-def _table(results: dict[str, Any], title: str, *, moved: bool = False) -> str:
+def _table(results: dict[str, Any], title: str) -> str:
     rounds = results["rounds"]
     lines = [
-        f"| {title} | parameters | test accuracy | F | values of each f_i "
-        "| kB up, a client and round | kB down |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        f"| {title} | parameters | step η | test accuracy | F | values of each f_i "
+        "| kB up, a client and round | kB down "
+        f"| MB until {results['goal']:.0%} |",
+        "| --- " * 9 + "|",
     ]
-    if moved:
-        lines[0] += f" MB until {GOAL:.0%} |"
-        lines[1] += " --- |"
     for row in results["rows"]:
-        head = f"| {row['label']} | {results['sizes'][row['label']]:,} "
+        label = row["label"]
+        step = results["steps"][label]["chosen"]["step-size"]
+        head = f"| {label} | {results['sizes'][label]:,} | {step:g} "
         if "curves" not in row:
-            lines.append(f"{head}| diverged | | | | |" + " |" * moved)
+            lines.append(f"{head}| diverged | | | | | |")
             continue
         each = rounds * row["nodes"]
         up = np.mean(row["bytes-up"]) / each
@@ -117,13 +135,13 @@ def _table(results: dict[str, Any], title: str, *, moved: bool = False) -> str:
             values = f"{np.mean(row['evaluations']) / row['nodes']:,.0f}"
         lines.append(
             f"{head}| {percent(row['accuracy'])} | {np.mean(row['loss']):.3f} "
-            f"| {values} | {up / 1e3:.1f} | {down / 1e3:.1f} |"
-            + (f" {_moved(row)} |" if moved else "")
+            f"| {values} | {up / 1e3:.1f} | {down / 1e3:.1f} | {_moved(row)} |"
         )
+    tried = {len(one["tried"]) for one in results["steps"].values()}
     lines += [
         "",
         f"{rounds} rounds. {seeds_and_time(results)} The lines are medians, dotted is "
-        "chance.",
+        f"chance. {'–'.join(map(str, sorted(tried)))} steps tried for each row.",
     ]
     return "\n".join(lines)
 
@@ -153,7 +171,7 @@ def _render(results: dict[str, Any], out: Path, name: str, title: str) -> str:
 def compute_figure_7(options: Options) -> dict[str, Any]:
     """N = 10, 20, 30; R = 8, m = 10, τ = 5."""
     clients = (10, 20) if options.quick else (10, 20, 30)
-    return _sweep(options, [Point(str(n), {}, n) for n in clients], 12)
+    return _sweep(options, [Point(str(n), {}, n) for n in clients])
 
 
 def render_figure_7(results: dict[str, Any], out: Path) -> str:
@@ -164,9 +182,7 @@ def render_figure_7(results: dict[str, Any], out: Path) -> str:
 def compute_figure_8(options: Options) -> dict[str, Any]:
     """M = 5, 20, 50; R = 8, n = 10, τ = 5."""
     samples = (5, 20) if options.quick else (5, 20, 50)
-    return _sweep(
-        options, [Point(str(m), {"samples": m}, CLIENTS) for m in samples], 12
-    )
+    return _sweep(options, [Point(str(m), {"samples": m}, CLIENTS) for m in samples])
 
 
 def render_figure_8(results: dict[str, Any], out: Path) -> str:
@@ -175,27 +191,21 @@ def render_figure_8(results: dict[str, Any], out: Path) -> str:
 
 
 def compute_figure_9(options: Options) -> dict[str, Any]:
-    """R = 4, 8 and full, from values; R = 8 and full, from gradients."""
-    factors: tuple[float, ...] = (0.005, 0.01, 0.02, 0.04, 0.08)
-    whole: tuple[float, ...] = (0.05, 0.1, 0.2, 0.4, 0.8)
-    if options.quick:
-        factors, whole = (0.01,), (0.3,)
-    four = {"low-rank-network.rank": 4}
-    cases: dict[str, tuple[dict[str, Any], Sequence[float]]] = {
-        "values, R = 4": (four, factors),
-        "values, R = 8": ({}, factors),
-        "values, full rank": (FULL, whole),
-        "gradients, R = 8": (GRADIENTS, factors),
-        "gradients, full rank": (GRADIENTS | FULL, whole),
+    """R = 8, 16 and full, from values and from gradients."""
+    ranks: dict[str, dict[str, Any]] = {
+        "R = 8": {},
+        "R = 16": {"low-rank-network.rank": 16},
+        "full rank": FULL,
     }
-    chosen = _chosen_steps(options, cases)
-    points = [
-        Point(name, settings | {"step-size": chosen[name]["step"]}, CLIENTS)
-        for name, (settings, _) in cases.items()
-    ]
-    return _sweep(options, points, _base(options)["rounds"], every=2) | {
-        "steps": chosen
-    }
+    kinds: dict[str, dict[str, Any]] = {"values": {}, "gradients": GRADIENTS}
+    return _sweep(
+        options,
+        [
+            Point(f"{kind}, {rank}", method | settings, CLIENTS)
+            for kind, method in kinds.items()
+            for rank, settings in ranks.items()
+        ],
+    )
 
 
 def render_figure_9(results: dict[str, Any], out: Path) -> str:
@@ -229,9 +239,5 @@ def render_figure_9(results: dict[str, Any], out: Path) -> str:
             one.set_ylabel("test accuracy (share)")
             one.axhline(CHANCE["accuracy"], color="gray", linestyle=":")
         left.legend(fontsize="small")
-    chosen = "; ".join(
-        f"{name}: {one['step']:g}" for name, one in results["steps"].items()
-    )
-    table = _table(results, "method", moved=True)
     picture = save(figure, out, "figure-9")
-    return f"{picture}\n\n{table}\n\nStep sizes chosen: {chosen}."
+    return f"{picture}\n\n{_table(results, 'method')}"

@@ -21,6 +21,7 @@ __all__ = [
     "DATASETS",
     "EMNIST_CLASSES",
     "Examples",
+    "hold_out",
     "load_cifar10",
     "load_emnist",
     "load_mnist",
@@ -63,6 +64,23 @@ class Examples(NamedTuple):
     test_labels: NDArray[Any]
     classes: int
     owners: NDArray[np.intp] | None = None
+
+
+def hold_out(examples: Examples, fraction: float, seed: int) -> Examples:
+    """Put a share of the training examples in the place of the test examples."""
+    count = len(examples.labels)
+    order = generator(seed, "validation").permutation(count)
+    # at least one on either side
+    held_out = min(max(1, round(fraction * count)), count - 1)
+    kept, validation = np.sort(order[held_out:]), np.sort(order[:held_out])
+    owners = examples.owners
+    return examples._replace(
+        features=examples.features[kept],
+        labels=examples.labels[kept],
+        test_features=examples.features[validation],
+        test_labels=examples.labels[validation],
+        owners=None if owners is None else owners[kept],
+    )
 
 
 def _find(folder: Path, names: Sequence[str], what: str, key: str = _KEY) -> Path:

@@ -12,6 +12,7 @@ from fedtrellis.manifolds import Euclidean, FixedRank, Product, Stiefel
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import Layout
 from tasks import Digits, LowRankNetwork
+from tasks.low_rank_network import _data
 
 
 def task(n: int = 5, seed: int = 0, **settings: Any) -> LowRankNetwork:
@@ -111,6 +112,17 @@ def test_limits_take_some_of_the_images() -> None:
     assert accuracy * 40 == pytest.approx(round(accuracy * 40), abs=1e-9)
     x = made.initial_point()
     assert made.value(x) != task(seed=0).value(x)
+
+
+def test_validation_takes_training_images_in_the_place_of_test_images() -> None:
+    whole, part = (_data(task(validation_fraction=share)) for share in (0.0, 0.2))
+    held_out = round(0.2 * len(whole.labels))
+    assert len(part.test_labels) == held_out
+    rows = np.concatenate([part.features, part.test_features])
+    # all of them are training images, each once
+    assert np.array_equal(
+        rows[np.lexsort(rows.T)], whole.features[np.lexsort(whole.features.T)]
+    )
 
 
 def refused(kind: type[Exception], match: str, made: LowRankNetwork) -> None:
