@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,12 +35,19 @@ LEAST = 3
 class Effect:
     """What a claim says of one case, measured: positive is as the paper has it.
 
+    What a reader is shown is the measured number itself, and the bound that it has to
+    keep: ``bound + values``, or ``bound − values`` where less is as the paper has it.
+
     Attributes
     ----------
     case : str
         For example a data set and a set.
     values : sequence of float
         One for each unit; differences are paired by it.
+    bound : float
+        What the measured number is compared with; of a ratio its logarithm.
+    below : bool
+        Whether the measured number has to be below the bound.
     unit : str
         Over what the values vary: ``"seeds"``, or ``"settings"``, ``"data sets"``.
     form : str
@@ -56,6 +64,8 @@ class Effect:
     form: str = "{:+.3g}"
     ratio: bool = False
     exact: bool = False
+    bound: float = 0.0
+    below: bool = False
 
     @property
     def mean(self) -> float:
@@ -92,17 +102,27 @@ class Effect:
         found = self.interval()
         return found is not None and found[1] < 0.0
 
+    def _shown(self, value: float) -> float:
+        """The measured number of a value."""
+        number = self.bound - value if self.below else self.bound + value
+        return math.exp(number) if self.ratio else number
+
     def written(self) -> str:
-        """The mean with its interval in brackets."""
-        transform = math.exp if self.ratio else float
-        text = self.form.format(transform(self.mean))
+        """The mean of what was measured, with its interval in brackets."""
+        text = self.form.format(self._shown(self.mean))
         found = self.interval()
         if self.exact:
             return text
         if found is None:
             return f"{text} ({counted(len(self.values), self.unit)})"
-        low, high = (f"{transform(value):.3g}" for value in found)
+        low, high = (f"{value:.3g}" for value in sorted(map(self._shown, found)))
         return f"{text} [{low}, {high}]"
+
+    def needed(self) -> str:
+        """What the number has to be for the claim, ``"below 2 points"``."""
+        before, after = re.split(r"\{.*?\}", self.form)
+        side = "below" if self.below else "above"
+        return f"{side} {before}{self._shown(0.0):.3g}{after}"
 
 
 def counted(count: int, unit: str) -> str:
@@ -147,9 +167,9 @@ class Claim:
     theirs : str
         The paper's effect.
     size : str
-        Of our experiment, and why it is reduced.
+        Of our experiment in numbers, and what is reduced.
     meaning : str
-        What the numbers are; with any threshold that is ours.
+        What the measured numbers are; with any bound that is ours.
     """
 
     name: str
@@ -210,6 +230,8 @@ class Paper:
     Attributes
     ----------
     title, link : str
+    letter : str
+        Claims are numbered by it, in their order: F1, F2. A new claim comes last.
     figures, tables : int
         How many the paper has, counted in the paper and not in ``exhibits``.
     claims : tuple of Claim
@@ -218,6 +240,7 @@ class Paper:
 
     title: str
     link: str
+    letter: str
     figures: int
     tables: int
     claims: tuple[Claim, ...]

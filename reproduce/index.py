@@ -22,6 +22,9 @@ from .common import load_results
 
 __all__ = ["case_table", "page", "short_table", "stored", "verdicts"]
 
+#: A verdict names the cases that hold if they are at most so many.
+NAMED = 3
+
 _HEAD = """# Five papers, what they claim and what holds
 
 Look up a claim here to see whether it holds. `python -m reproduce --index` computes
@@ -29,20 +32,22 @@ this page, verdicts included, from the stored results.
 
 {count}
 
-Each claim is in the paper's words. "Our effect" says first what is measured, then the
-clearest case for the paper and the clearest against it. A positive effect (for a
-ratio, one above ×1) is as the paper says. Brackets have its 95 % interval, over seeds
-or what the column "over" names; an exact count has none. A claim
+Each claim is in the paper's words, and has a number to cite and link. "Our effect" says
+what is measured, what the claim needs, the clearest case for the paper ("best") and the
+clearest against it ("worst"). ×2 means twice as much; a point is one of a hundred.
+Brackets have the 95 % interval, over seeds or what the column "over" names; an exact
+count has none. A claim
 
-- **holds** if every case's interval lies on the paper's side,
-- holds **partly** if some do: the row names up to three, the paper's page has all,
+- **holds** if every case's interval keeps what is needed,
+- holds **partly** if some do; the row names them if they are three at most,
 - **does not** hold if none does,
 - is **not tested** if no experiment had at least three seeds.
 
-A case is *against* the paper if its whole interval is, and *open* if the interval
-crosses zero. A claim with open cases alone is undecided, not refuted.
+A case is *against* the paper if its whole interval breaks what is needed, and *open* if
+only a part of it does. A claim with open cases alone is undecided, not refuted.
 
-The paper's page shows every case. Minutes are of one processor.
+A paper's page shows every case. Sizes are examples × features, and clients. Minutes are
+of one processor.
 
 ## Claims
 
@@ -91,13 +96,38 @@ def _ordered(effects: list[Effect]) -> list[Effect]:
     return sorted(found, key=clear, reverse=True)
 
 
-def effect_text(verdict: Verdict) -> str:
-    """The clearest case for the paper, and the clearest against it."""
+def effect_text(verdict: Verdict, *, needed: bool = False) -> str:
+    """The clearest case for the paper, and the clearest against it.
+
+    With ``needed``, each says what the claim needs, unless all need the same.
+    """
     ordered = _ordered(verdict.effects)
     if not ordered:
         return "; ".join(f"{e.written()}, {e.case}" for e in verdict.effects[:2]) or "–"
-    ends = ordered if len(ordered) < 3 else [ordered[0], ordered[-1]]
-    return " to ".join(f"{effect.written()} ({effect.case})" for effect in ends)
+    several = needed and _common_need(verdict) is None
+
+    def told(effect: Effect) -> str:
+        need = f", needed {effect.needed()}" if several else ""
+        return f"{effect.written()} ({effect.case}{need})"
+
+    if len(ordered) == 1:
+        return told(ordered[0])
+    return f"best {told(ordered[0])}, worst {told(ordered[-1])}"
+
+
+def _common_need(verdict: Verdict) -> str | None:
+    """What all cases need; None where they differ."""
+    needs = {effect.needed() for effect in verdict.effects}
+    return needs.pop() if len(needs) == 1 else None
+
+
+def measured_text(verdict: Verdict) -> str:
+    """What is measured, what the claim needs, and the two ends."""
+    if not verdict.effects:
+        return "–"
+    need = _common_need(verdict)
+    head = verdict.claim.meaning + (f", needed {need}" if need else "")
+    return f"{head}: {effect_text(verdict, needed=True)}"
 
 
 def word(verdict: Verdict) -> str:
@@ -111,7 +141,8 @@ def word(verdict: Verdict) -> str:
     of = counted(len(verdict.effects), "cases")
     text = f"**{verdict.word}**, {len(held)} of {of}"
     if verdict.word == "partly":
-        text += f": {'; '.join(held[:3])}{'; …' if len(held) > 3 else ''}"
+        # more of them are on the paper's page
+        text += f": {'; '.join(held)}" if len(held) <= NAMED else ""
     rest = ((against, "against"), (still, "open"), (untested, "not tested"))
     others = ", ".join(f"{count} {state}" for count, state in rest if count)
     return f"{text} ({others})" if others else text
@@ -142,20 +173,25 @@ def _minutes(verdict: Verdict, results: Results) -> str:
     return f"{math.ceil(10 * sum(map(minutes_of, found))) / 10:.1f}"
 
 
-def claim_rows(paper: Paper, link: str, results: Results) -> Iterator[str]:
+def numbered(paper: Paper, results: Results) -> list[tuple[str, Verdict]]:
+    """A paper's verdicts with the numbers of their claims."""
+    judged = verdicts(paper, results)
+    return [(f"{paper.letter}{k}", verdict) for k, verdict in enumerate(judged, 1)]
+
+
+def claim_rows(paper: Paper, results: Results) -> Iterator[str]:
     """Rows of the table of claims."""
-    for verdict in verdicts(paper, results):
-        claim = verdict.claim
-        measured = f"{claim.meaning}: " if claim.meaning and verdict.effects else ""
+    for number, verdict in numbered(paper, results):
+        claim, mark = verdict.claim, number.lower()
         yield (
-            f"| “{claim.words}” ({claim.where}) | {word(verdict)} "
-            f"| {measured}{effect_text(verdict)} | {claim.theirs} | {claim.size} "
-            f"| {_seeds(verdict)} | {_minutes(verdict, results)} "
-            f"| [page]({link}) |"
+            f'| <a id="{mark}"></a>[{number}](#{mark}) | “{claim.words}” '
+            f"({claim.where}) | {word(verdict)} | {measured_text(verdict)} "
+            f"| {claim.theirs} | {claim.size} | {_seeds(verdict)} "
+            f"| {_minutes(verdict, results)} |"
         )
 
 
-def exhibit_row(exhibit: Exhibit, paper: str, link: str, results: Results) -> str:
+def exhibit_row(exhibit: Exhibit, paper: str, results: Results) -> str:
     """A row of the table of figures and tables."""
     there = [item for item in exhibit.items if item in results]
     missing = [item for item in exhibit.items if item not in results]
@@ -164,20 +200,21 @@ def exhibit_row(exhibit: Exhibit, paper: str, link: str, results: Results) -> st
         text += ("; " if text else "") + "not run: " + ", ".join(missing)
     if exhibit.note:
         text += (": " if text else "none: ") + exhibit.note
-    return f"| {exhibit.name} | {exhibit.shows} | {text} | [page]({link}) |"
+    return f"| {exhibit.name} | {exhibit.shows} | {text} |"
 
 
 def case_table(paper: Paper, results: Results) -> str:
     """All cases of all claims, for a paper's page of details."""
     lines = [
-        "| claim | what is measured | case | effect, 95 % | holds |",
-        "| --- | --- | --- | --- | --- |",
+        "| claim | what is measured | case | effect, 95 % | needed | holds |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
     words = {True: "yes", False: "no", None: "not tested"}
-    for verdict in verdicts(paper, results):
+    for number, verdict in numbered(paper, results):
         lines += [
-            f"| {verdict.claim.name} | {verdict.claim.meaning} | {effect.case} "
-            f"| {effect.written()} | {words[effect.holds()]} |"
+            f"| {number} {verdict.claim.name} | {verdict.claim.meaning} "
+            f"| {effect.case} | {effect.written()} | {effect.needed()} "
+            f"| {words[effect.holds()]} |"
             for effect in verdict.effects
         ]
     return "\n".join(lines)
@@ -187,9 +224,9 @@ def short_table(paper: Paper, results: Results) -> str:
     """Claims and verdicts, for a paper's own page."""
     lines = ["| claim | verdict | effect, 95 % |", "| --- | --- | --- |"]
     lines += [
-        f"| {verdict.claim.name} ({verdict.claim.where}) "
-        f"| **{verdict.word}** | {effect_text(verdict)} |"
-        for verdict in verdicts(paper, results)
+        f"| [{number}](../README.md#{number.lower()}) {verdict.claim.name} "
+        f"({verdict.claim.where}) | **{verdict.word}** | {effect_text(verdict)} |"
+        for number, verdict in numbered(paper, results)
     ]
     return "\n".join(lines)
 
@@ -208,18 +245,20 @@ def page(papers: dict[str, tuple[tuple[Paper, ...], Path]]) -> str:
             claims += [
                 f"### {title}",
                 "",
-                "| claim | verdict | our effect | the paper's | size | over | minutes "
-                "| more |",
+                f"[The paper's page]({link})",
+                "",
+                "| no. | claim | verdict | our effect | the paper's | size | over "
+                "| minutes |",
                 "| --- " * 8 + "|",
-                *claim_rows(paper, link, found[name]),
+                *claim_rows(paper, found[name]),
                 "",
             ]
             exhibits += [
                 f"### {paper.title}",
                 "",
-                "| what | shows | items | more |",
-                "| --- | --- | --- | --- |",
-                *(exhibit_row(e, name, link, found[name]) for e in paper.exhibits),
+                "| what | shows | items |",
+                "| --- | --- | --- |",
+                *(exhibit_row(e, name, found[name]) for e in paper.exhibits),
                 "",
             ]
     total = sum(counts.values())

@@ -356,6 +356,7 @@ PAPERS = (
     Paper(
         "Federated Frank-Wolfe Algorithm",
         "https://arxiv.org/abs/2408.10090",
+        "F",
         4,
         3,
         CLAIMS_2024,
@@ -376,6 +377,7 @@ PAPERS = (
     Paper(
         "Federated Frank-Wolfe Algorithm, 2022 workshop paper",
         "",
+        "W",
         1,
         0,
         (

@@ -320,6 +320,7 @@ PAPERS = (
     Paper(
         "Efficient and Convergent Federated Learning (FedGiA)",
         "https://arxiv.org/abs/2205.01438",
+        "G",
         4,
         3,
         CLAIMS,

@@ -243,6 +243,7 @@ PAPERS = (
     Paper(
         "A Primal-Dual Algorithm for Hybrid Federated Learning (HyFDCA)",
         "https://arxiv.org/abs/2210.08106",
+        "H",
         8,
         8,
         CLAIMS,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -80,13 +81,14 @@ def test_a_papers_page_is_short_and_its_claims_are_todays(name: str) -> None:
 def test_every_verdict_by_another_test(name: str, paper: Paper) -> None:
     results = index.stored(folder_of(name))
     page = INDEX.read_text(encoding="utf-8").split(paper.title)[1]
-    for claim in paper.claims:
+    for k, claim in enumerate(paper.claims, 1):
         found = judge(claim, results)
+        number = f"{paper.letter}{k}"
         assert found.word == independent(found.effects)
         assert found.word in VERDICTS
-        (row,) = (
-            line for line in page.splitlines() if line.startswith(f"| “{claim.words}”")
-        )
+        (row,) = (line for line in page.splitlines() if f"| “{claim.words}” (" in line)
+        # a number to cite, and an anchor to link
+        assert row.startswith(f'| <a id="{number.lower()}"></a>[{number}](#')
         assert f"| **{found.word}**" in row
         assert row.count(" | ") == 7
 
@@ -103,6 +105,24 @@ def test_every_figure_and_table_of_every_paper_has_a_row() -> None:
             # something reproduces it, or the row says why nothing does
             assert exhibit.items or exhibit.note
             assert set(exhibit.items) <= set(PAPERS[name].ITEMS)
+
+
+def test_sizes_are_the_stored_ones() -> None:
+    def numbers(text: str) -> set[str]:
+        return set(re.findall(r"\d+", text.replace(" ", "")))
+
+    for name, paper in ALL:
+        results = index.stored(folder_of(name))
+        for claim in paper.claims:
+            for item in claim.items:
+                settings = results.get(item, {}).get("provenance", {}).get("settings")
+                if not isinstance(settings, dict):
+                    continue  # measured before results kept it
+                every = settings["varied"] | settings["shared"]
+                nodes = np.atleast_1d(every["nodes"] or ())
+                # the fewest clients and the most
+                wanted = {str(end) for end in (min(nodes), max(nodes))}
+                assert wanted <= numbers(claim.size), (claim.name, item)
 
 
 def test_claims_are_short_quotations_of_things_that_can_be_run() -> None:
@@ -136,6 +156,22 @@ def test_the_rule(values: list[list[float]], word: str) -> None:
     effects = [Effect(str(k), value) for k, value in enumerate(values)]
     claim = Claim("x", "words", "page 1", ("item",), lambda found: effects)
     assert judge(claim, {}).word == word
+
+
+def test_a_reader_is_shown_what_was_measured_and_what_is_needed() -> None:
+    plain = Effect("a", [1.0, 2.0, 3.0], form="{:+.1f} points")
+    assert plain.written() == "+2.0 points [-0.484, 4.48]"
+    assert plain.needed() == "above 0 points"
+    # 2 − 5 and so on: what was lost, and what may be
+    lost = Effect("b", [-3.0, -4.0, -5.0], form="{:.1f} %", bound=2.0, below=True)
+    assert lost.written() == "6.0 % [3.52, 8.48]"
+    assert lost.needed() == "below 2 %"
+    logs = np.log([4.0, 4.0, 4.0]) - np.log(3.0)
+    ratio = Effect(
+        "c", logs.tolist(), form="×{:.3g}", ratio=True, bound=float(np.log(3.0))
+    )
+    assert ratio.written() == "×4 [4, 4]"
+    assert ratio.needed() == "above ×3"
 
 
 def test_an_item_that_is_not_stored_is_not_tested() -> None:

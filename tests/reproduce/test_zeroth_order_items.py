@@ -24,7 +24,7 @@ from reproduce.common import (
     perform,
     read_config,
 )
-from reproduce.sweep import until
+from reproduce.sweep import Point, until
 from reproduce.zeroth_order import attack, claims, low_rank
 from reproduce.zeroth_order.estimators import DATA, STEP, variants
 from tasks import make_task
@@ -100,6 +100,7 @@ def test_sweeps_keep_curves_and_totals(quick: dict[str, Any]) -> None:
     by_rank = {row["label"]: row for row in quick["figure-9"]["rows"]}
     sizes = quick["figure-9"]["sizes"]
     # U, s and V of a 64 × 32 matrix, and 32 + 32 · 10 + 10 for the rest
+    assert sizes["values, R = 16"] == 64 * 16 + 16 + 32 * 16 + 362
     assert sizes["values, R = 8"] == 64 * 8 + 8 + 32 * 8 + 362
     assert sizes["values, full rank"] == 64 * 32 + 362
     assert "evaluations" not in by_rank["gradients, R = 8"]
@@ -204,41 +205,52 @@ def test_a_setting_by_two_names_is_refused() -> None:
         app_config(config | {"local-step-size": 0.3})
 
 
-def test_step_sizes_are_chosen_by_training_loss(
+def test_steps_are_chosen_on_training_images_held_out(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     asked: list[Run] = []
 
     def noted(runs: Any, jobs: int) -> dict[Any, Any]:
         asked.extend(runs)
-        # the best on test data is another, and the largest diverges
+        # the best is 0.05, and what is larger than 0.3 diverges
+        steps = {run.key: run.config["step-size"] for run in runs}
         return {
-            run.key: {"failed": "too long"}
-            if run.key[1] == 0.4
-            else {"loss": abs(run.key[1] - 0.2), "accuracy": run.key[1]}
-            for run in runs
+            key: {"failed": "too long"}
+            if step > 0.3
+            else {"accuracy": -abs(np.log10(step / 0.05))}
+            for key, step in steps.items()
         }
 
     monkeypatch.setattr(low_rank, "execute", noted)
-    options = Options(tmp_path, None, 3, 1, True)
-    found = low_rank._chosen_steps(options, {"a": ({}, (0.1, 0.2, 0.3, 0.4))})
-    assert found["a"]["step"] == 0.2
-    # with a seed that no measured run has
-    assert {run.config["seed"] for run in asked} == {low_rank.TRIAL_SEED}
-    assert low_rank.TRIAL_SEED >= low_rank.SEEDS
+    (tmp_path / "mnist").mkdir()
+    options = Options(tmp_path, tmp_path, 3, 1, False)
+    points = [Point("a", {}, 10), Point("b", {"samples": 5}, 20)]
+    found = low_rank._searches(options, points)
+    for one in found.values():
+        assert one.inside
+        assert len(one.tried) == low_rank.BUDGET
+        assert 10.0 ** one.best[0] == pytest.approx(0.05, rel=0.2)
+    for run in asked:
+        assert run.config["low-rank-network.validation-fraction"] == 0.2
+        # a seed that no measured run has
+        assert run.config["seed"] == low_rank.CHOICE >= low_rank.SEEDS
+    assert {run.nodes for run in asked} == {10, 20}
 
 
-def test_the_stored_steps_have_the_least_training_loss() -> None:
-    steps = load_results(HERE / "results" / "figure-9.json")["steps"]
-    for one in steps.values():
-        assert one["loss"][one["tried"].index(one["step"])] == min(one["loss"])
-    # what the page says of the edges
-    inside = {
-        name
-        for name, one in steps.items()
-        if one["tried"][0] < one["step"] < one["tried"][-1]
-    }
-    assert inside == {"values, R = 4", "values, R = 8"}
+def test_the_stored_steps_are_the_best_tried_and_inside() -> None:
+    for item in ("figure-7", "figure-8", "figure-9"):
+        results = load_results(HERE / "results" / f"{item}.json")
+        budgets = set()
+        for one in results["steps"].values():
+            scores = {t["step-size"]: t["score"] for t in one["tried"]}
+            chosen = one["chosen"]["step-size"]
+            assert scores[chosen] == max(filter(None, scores.values()))
+            assert one["inside"]
+            assert min(scores) < chosen < max(scores)
+            budgets.add(len(scores))
+        assert len(budgets) == 1
+        for row in results["rows"]:
+            assert len(row["accuracy"]) == results["seeds"] == low_rank.SEEDS
 
 
 @pytest.mark.slow
