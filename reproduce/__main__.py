@@ -119,8 +119,8 @@ def run_again(jobs: int) -> int:
             }
         )
     save_results(again.STORED, {"items": items})
-    print(again.table(load_results(again.STORED)))
     write_index()
+    print(f"Results: {INDEX}")
     return int(not all(row["inside"] for one in items for row in one["rows"]))
 
 

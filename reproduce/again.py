@@ -74,8 +74,8 @@ def compare(
     return rows
 
 
-def table(results: dict[str, Any]) -> str:
-    """What was found, as Markdown."""
+def table(results: dict[str, Any], effects: Mapping[str, Effect]) -> str:
+    """What was found, as Markdown; ``effects`` by case say how it is written."""
     lines = []
     for item in results["items"]:
         rows = item["rows"]
@@ -88,11 +88,16 @@ def table(results: dict[str, Any]) -> str:
             "| mean again | inside |",
             "| --- | --- | --- | --- | --- |",
         ]
-        lines += [
-            f"| {row['case']} | {np.mean(row['stored']):.4g} "
-            f"| [{row['low']:.4g}, {row['high']:.4g}] | {np.mean(row['again']):.4g} "
-            f"| {'yes' if row['inside'] else 'no'} |"
-            for row in rows
-        ]
+        for row in rows:
+            effect = effects[row["case"]]
+            ends = sorted(effect.shown(row[end]) for end in ("low", "high"))
+            before, after = (
+                effect.form.format(effect.shown(float(np.mean(row[which]))))
+                for which in ("stored", "again")
+            )
+            lines.append(
+                f"| {row['case']} | {before} | [{ends[0]:.4g}, {ends[1]:.4g}] "
+                f"| {after} | {'yes' if row['inside'] else 'no'} |"
+            )
         lines.append("")
     return "\n".join(lines).rstrip()

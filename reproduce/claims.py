@@ -102,27 +102,29 @@ class Effect:
         found = self.interval()
         return found is not None and found[1] < 0.0
 
-    def _shown(self, value: float) -> float:
+    def shown(self, value: float) -> float:
         """The measured number of a value."""
         number = self.bound - value if self.below else self.bound + value
         return math.exp(number) if self.ratio else number
 
     def written(self) -> str:
         """The mean of what was measured, with its interval in brackets."""
-        text = self.form.format(self._shown(self.mean))
+        text = self.form.format(self.shown(self.mean))
         found = self.interval()
         if self.exact:
             return text
         if found is None:
             return f"{text} ({counted(len(self.values), self.unit)})"
-        low, high = (f"{value:.3g}" for value in sorted(map(self._shown, found)))
+        ends = sorted(map(self.shown, found))
+        # what rounding leaves of zero is zero
+        low, high = (f"{round(value, 12) + 0.0:.3g}" for value in ends)
         return f"{text} [{low}, {high}]"
 
     def needed(self) -> str:
         """What the number has to be for the claim, ``"below 2 points"``."""
         before, after = re.split(r"\{.*?\}", self.form)
         side = "below" if self.below else "above"
-        return f"{side} {before}{self._shown(0.0):.3g}{after}"
+        return f"{side} {before}{self.shown(0.0):.3g}{after}"
 
 
 def counted(count: int, unit: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .again import FIRST, STORED, table
+from .again import AGAIN, FIRST, STORED, table
 from .claims import (
     VERDICTS,
     Effect,
@@ -270,5 +270,14 @@ def page(papers: dict[str, tuple[tuple[Paper, ...], Path]]) -> str:
     tables = _RUN + "\n".join(exhibits).rstrip() + "\n"
     repeated = ""
     if STORED.is_file():
-        repeated = _AGAIN.format(first=FIRST) + table(load_results(STORED)) + "\n"
+        effects = {
+            effect.case: effect
+            for name, item in AGAIN
+            for paper in papers[name][0]
+            for claim in paper.claims
+            if claim.name == AGAIN[name, item]
+            for effect in judge(claim, found[name]).effects
+        }
+        told = table(load_results(STORED), effects)
+        repeated = _AGAIN.format(first=FIRST) + told + "\n"
     return head + "\n".join(claims) + repeated + tables
