@@ -120,7 +120,10 @@ def run_again(jobs: int) -> int:
         )
     save_results(again.STORED, {"items": items})
     write_index()
-    print(f"Results: {INDEX}")
+    for one in items:
+        inside = sum(row["inside"] for row in one["rows"])
+        print(f"{one['paper']} {one['item']}: {inside} of {len(one['rows'])} inside")
+    print(f"Results: {again.STORED}")
     return int(not all(row["inside"] for one in items for row in one["rows"]))
 
 

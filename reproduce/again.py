@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .claims import Claim, Effect, counted
-from .drawing import measured
+from .claims import Claim, Effect
 
 __all__ = ["AGAIN", "FIRST", "SEEDS", "STORED", "compare", "predicted", "table"]
 
@@ -75,29 +74,34 @@ def compare(
 
 
 def table(results: dict[str, Any], effects: Mapping[str, Effect]) -> str:
-    """What was found, as Markdown; ``effects`` by case say how it is written."""
-    lines = []
+    """What was found, as Markdown: an item a row, and its case nearest to a limit.
+
+    ``effects`` by case say how its numbers are written.
+    """
+    lines = [
+        "| item | cases inside | nearest to a limit | stored mean | predicted "
+        "| mean again | minutes |",
+        "| --- " * 7 + "|",
+    ]
     for item in results["items"]:
         rows = item["rows"]
         inside = sum(row["inside"] for row in rows)
-        lines += [
-            f"`{item['paper']} {item['item']}`: {inside} of "
-            f"{counted(len(rows), 'cases')} inside. {measured(item)}",
-            "",
-            "| case | stored mean | predicted, 95 % for all cases together "
-            "| mean again | inside |",
-            "| --- | --- | --- | --- | --- |",
-        ]
-        for row in rows:
-            effect = effects[row["case"]]
-            ends = sorted(effect.shown(row[end]) for end in ("low", "high"))
-            before, after = (
-                effect.form.format(effect.shown(float(np.mean(row[which]))))
-                for which in ("stored", "again")
-            )
-            lines.append(
-                f"| {row['case']} | {before} | [{ends[0]:.4g}, {ends[1]:.4g}] "
-                f"| {after} | {'yes' if row['inside'] else 'no'} |"
-            )
-        lines.append("")
-    return "\n".join(lines).rstrip()
+        row = max(rows, key=_off_centre)
+        effect = effects[row["case"]]
+        ends = sorted(effect.shown(row[end]) for end in ("low", "high"))
+        before, after = (
+            effect.form.format(effect.shown(float(np.mean(row[which]))))
+            for which in ("stored", "again")
+        )
+        lines.append(
+            f"| `{item['paper']} {item['item']}` | {inside} of {len(rows)} "
+            f"| {row['case']} | {before} | [{ends[0]:.3g}, {ends[1]:.3g}] | {after} "
+            f"| {item['processor-minutes']:.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def _off_centre(row: Mapping[str, Any]) -> float:
+    """How far the new mean is from the middle of the interval; 1: at its end."""
+    middle, half = (row["low"] + row["high"]) / 2.0, (row["high"] - row["low"]) / 2.0
+    return float(abs(np.mean(row["again"]) - middle) / half)

@@ -35,7 +35,7 @@ GRADIENTS = {"method": "first-order-rfl"}
 DIGITS = {"rounds": 4, "low-rank-network.dataset": "digits"}
 #: Where every case's search for its step begins, and how many steps each may try.
 STEP = Space(("step-size",), (-1.75,))
-BUDGET = 7
+BUDGET = 8
 #: The seed of the runs that steps are chosen on, and what share of the training images
 #: takes the place of the test images in them.
 CHOICE = 1000
