@@ -286,8 +286,8 @@ CLAIMS_2024 = (
         _tables(1),
         _against_feddr(1, "FedFW"),
         "+0.3 to +6.3 points",
-        "synthetic data; MNIST with 20 000 images, for time; CIFAR-10 not yet at equal "
-        "local steps",
+        f"{_SYNTHETIC}; MNIST, 20 000 × 784, 10 clients, for time; CIFAR-10 not yet at "
+        "equal local steps",
         "accuracy of the method that the paper's table has ahead minus the other's",
     ),
     Claim(
@@ -298,7 +298,7 @@ CLAIMS_2024 = (
         _tables(2),
         _against_feddr(2, "FedFW"),
         "+1.0 to +20.9 points",
-        "DNN on synthetic data, as the paper's; CNN on MNIST not yet at equal local "
+        f"DNN on {_SYNTHETIC}, as the paper's; CNN on MNIST not yet at equal local "
         "steps, for time",
         "accuracy of the method that the paper's table has ahead minus the other's",
     ),
@@ -309,8 +309,8 @@ CLAIMS_2024 = (
         _tables(3),
         _against_feddr(3, "FedFW-sto"),
         "+1.6 to +19.4 points",
-        "synthetic data as the paper's; EMNIST and CIFAR-10 not yet at equal local "
-        "steps, for time",
+        "synthetic data, 20 000 × 60, 100 clients, as the paper's; EMNIST and CIFAR-10 "
+        "not yet at equal local steps, for time",
         "accuracy of FedFW-sto minus FedDR's",
     ),
     Claim(
@@ -343,7 +343,7 @@ CLAIMS_2024 = (
         ("early-gap",),
         _early_gap,
         "pictures",
-        "MCLR on 5 000 images of MNIST, for time; not the network",
+        "MCLR on MNIST, 5 000 × 784, 10 clients, for time; not the network",
         "mean gap of rounds 1 to 10 with λ_0 = 10⁻¹ over that with 10⁻⁵",
     ),
     Claim(
@@ -354,7 +354,7 @@ CLAIMS_2024 = (
         ("rates", *_tables(1), *_tables(2)),
         _faster,
         "pictures",
-        "2 000 rounds; tables 1 and 2 with one local step",
+        "F4's problems, 2 000 rounds; those of F7 and F8; 10 clients",
         "FedFW's loss above F* (the tables: its loss) over FedFW+'s",
     ),
     Claim(
