@@ -286,9 +286,9 @@ CLAIMS_2024 = (
         _tables(1),
         _against_feddr(1, "FedFW"),
         "+0.3 to +6.3 points",
-        "synthetic data, 4 451 to 14 039 samples by seed; MNIST, 20 000 images; "
-        "CIFAR-10, 10 000 images, for time; 10 clients each",
-        "accuracy of the method that the table has ahead minus the other's",
+        "synthetic data, 4 400 to 14 100 × 60; MNIST, 20 000 × 784; CIFAR-10, "
+        "10 000 × 3 072, for time; 10 clients",
+        "accuracy of the method that the paper's table has ahead minus the other's",
     ),
     Claim(
         "table-2",
@@ -298,9 +298,9 @@ CLAIMS_2024 = (
         _tables(2),
         _against_feddr(2, "FedFW"),
         "+1.0 to +20.9 points",
-        "DNN on synthetic data, 4 451 to 14 039 samples by seed, 10 clients; CNN on "
-        "MNIST not yet at equal local steps, for time",
-        "accuracy of the method that the table has ahead minus the other's",
+        "DNN on synthetic data, 4 400 to 14 100 × 60, 10 clients; CNN on MNIST not yet "
+        "at equal local steps, for time",
+        "accuracy of the method that the paper's table has ahead minus the other's",
     ),
     Claim(
         "table-3",
@@ -309,8 +309,8 @@ CLAIMS_2024 = (
         _tables(3),
         _against_feddr(3, "FedFW-sto"),
         "+1.6 to +19.4 points",
-        "synthetic data, 20 000 samples, 100 clients, 300 rounds; EMNIST-10, 17 368 "
-        "images, and CIFAR-10, 20 000, both with 20 clients and 100 rounds, for time; "
+        "synthetic data, 20 000 × 60, 100 clients, 300 rounds; EMNIST-10, 17 368 × "
+        "784, and CIFAR-10, 20 000 × 3 072, with 20 clients and 100 rounds, for time; "
         "EMNIST-62 not yet at equal local steps",
         "accuracy of FedFW-sto minus FedDR's",
     ),
