@@ -149,7 +149,7 @@ def _theorem(found: Results) -> list[Effect]:
 
 # sizes; what is smaller than in the paper, and why
 _IMAGES = (
-    "CIFAR-10, its class and batch: {} with 1 461 × 3 072 of its 4 992 images, "
+    "CIFAR-10, its class and batch: 1 461 × 3 072 instead of 4 992 images, {}; "
     "a CNN of 71.7 % instead of 82 %, to save hours"
 )
 _MNIST = (
