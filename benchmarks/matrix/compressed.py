@@ -335,7 +335,7 @@ def compare(
                 return False
             config, tried = _choose(case, entrant)
             runs = []
-            for seed in FULL.seeds[: case.problem.seeds]:
+            for seed in FULL.seeds:
                 made, found = _models(case, config, seed)
                 values = [case.judge(case.problem, seed, made, x) for _, x in found]
                 rounds = [place for place, _ in found]

@@ -38,7 +38,7 @@ class Sizes:
     Attributes
     ----------
     seeds : tuple of int
-        Measured, the same for all methods; of some problems only the first.
+        Measured, the same for all methods.
     values : int
         Of the tuned setting, before the grid is extended.
     budget : int
@@ -94,7 +94,6 @@ def measure(
         A data file is not there.
     """
     budget = sizes.budget or problem.budget
-    seeds = sizes.seeds[: problem.seeds]
     settings = {
         "config": dict(problem.config),
         "nodes": NODES,
@@ -106,19 +105,19 @@ def measure(
     # other sizes are other results
     same = before is not None and (
         before["provenance"]["settings"] == json.loads(json.dumps(settings))
-        and before["provenance"]["seeds"]["measured"] == list(seeds)
+        and before["provenance"]["seeds"]["measured"] == list(sizes.seeds)
     )
     results: dict[str, Any] = {
         "problem": problem.name,
         "provenance": {
-            "seeds": {"tuning": TUNING_SEED, "measured": list(seeds)},
+            "seeds": {"tuning": TUNING_SEED, "measured": list(sizes.seeds)},
             "settings": settings,
             "versions": versions(),
         },
         "optimum": {
             str(seed): asdict(optimum(problem, seed))
             | {"relative": optimum(problem, seed).relative}
-            for seed in seeds
+            for seed in sizes.seeds
         },
         "methods": dict(before["methods"]) if same and before else {},
     }
@@ -159,7 +158,7 @@ def _method(
             "seed": seed,
             **play(problem, method, entry["settings"], seed, budget).record(),
         }
-        for seed in sizes.seeds[: problem.seeds]
+        for seed in sizes.seeds
     ]
     return entry
 

@@ -46,7 +46,10 @@ def parts(results: Results) -> dict[str, str]:
 
 def _hours(results: Results) -> str:
     hours = sum(minutes(stored) for stored in results.values()) / 60.0
-    return f"All {len(results)} problems together took {hours:.1f} processor hours."
+    return (
+        f"All {len(results)} problems together took {hours:.1f} processor hours, without "
+        "the optima and the runs at equal bytes."
+    )
 
 
 def _lacking(results: Results) -> str:
@@ -71,7 +74,7 @@ def detail_page(results: Results) -> str:
     blocks = [
         "# The matrix in full\n\n`python -m benchmarks matrix --page` writes this page "
         "from `benchmarks/matrix/results`; [the matrix](matrix.md) explains the "
-        "measurement. Costs are medians over the seeds, and bytes are those of all "
+        "measurement. Costs are medians over five seeds, and bytes are those of all "
         "clients together. `value` is the tuned setting; nothing beyond an `edge` was "
         "tried."
     ]
@@ -82,8 +85,7 @@ def detail_page(results: Results) -> str:
         blocks.append(
             f"## {one.title}, {one.over if one.over != 'none' else 'no set'}\n\n"
             f"`python -m benchmarks matrix --only {name}`. Each client spends at most "
-            f"{provenance['settings']['budget']} gradients, on "
-            f"{len(provenance['seeds']['measured'])} seeds. F\\* is known to "
+            f"{provenance['settings']['budget']} gradients. F\\* is known to "
             f"{worst:.0e} of F(x¹) − F\\* ({how}).\n\n{details(results, name)}"
         )
     return "\n\n".join(blocks) + "\n"

@@ -64,8 +64,6 @@ class Problem:
     split : mapping
         The same problem's run config for methods on split data; empty: none.
     split_files : mapping
-    seeds : int
-        How many are measured at most.
     """
 
     name: str
@@ -77,7 +75,6 @@ class Problem:
     files: Mapping[str, str] = field(default_factory=dict, hash=False)
     split: Mapping[str, Any] = field(default_factory=dict, hash=False)
     split_files: Mapping[str, str] = field(default_factory=dict, hash=False)
-    seeds: int = 5
 
     @property
     def quadratic(self) -> bool:
@@ -233,7 +230,6 @@ PROBLEMS: dict[str, Problem] = {
             },
             105,
             {"logistic-regression.path": "libsvm/news20_multiclass.bz2"},
-            seeds=3,
         ),
         Problem(
             "completion",
