@@ -47,8 +47,8 @@ def parts(results: Results) -> dict[str, str]:
 def _hours(results: Results) -> str:
     hours = sum(minutes(stored) for stored in results.values()) / 60.0
     return (
-        f"All {len(results)} problems together took {hours:.1f} processor hours, without "
-        "the optima and the runs at equal bytes."
+        f"All {len(results)} problems together took {hours:.1f} processor hours, "
+        "without the optima and the runs at equal bytes."
     )
 
 
