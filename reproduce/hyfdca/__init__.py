@@ -3,6 +3,7 @@
 from reproduce.common import Item
 
 from . import (
+    at_size,
     central,
     chosen_w,
     claims,
@@ -50,6 +51,16 @@ ITEMS = {
         "figure 3's comparisons with several seeds",
         seeds.compute_seeds,
         seeds.render_seeds,
+    ),
+    "one-against-rest": Item(
+        "MNIST, each digit against the rest: P*, the paper's step and ours",
+        at_size.compute_one_against_rest,
+        at_size.render_one_against_rest,
+    ),
+    "full-data": Item(
+        "all samples of MNIST and Covtype: HyFDCA, HybridFedAvg and HyFEM",
+        at_size.compute_full_data,
+        at_size.render_full_data,
     ),
     "central": Item(
         "theorems 4.5, 4.8 and 4.11: the paper's step against a central solver",
