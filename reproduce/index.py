@@ -39,12 +39,13 @@ Brackets have the 95 % interval, over seeds or what the column "over" names; an 
 count has none. A claim
 
 - **holds** if every case's interval keeps what is needed,
-- holds **partly** if some do; the row names them if they are three at most,
+- holds **partly** if some do,
 - **does not** hold if none does,
 - is **not tested** if no experiment had at least three seeds.
 
 A case is *against* the paper if its whole interval breaks what is needed, and *open* if
-only a part of it does. A claim with open cases alone is undecided, not refuted.
+only a part of it does; the row names up to three of each. A claim with open cases alone
+is undecided, not refuted.
 
 A paper's page shows every case. Sizes are examples × features, and clients. Minutes are
 of one processor.
@@ -134,17 +135,24 @@ def word(verdict: Verdict) -> str:
     """The verdict, where it holds, and how many cases say what."""
     if verdict.word == "not tested":
         return f"**{verdict.word}**"
-    held = verdict.cases(True)
-    untested = len(verdict.cases(None))
-    against = sum(effect.refuted() for effect in verdict.effects)
-    still = len(verdict.effects) - len(held) - untested - against
+    held, untested = verdict.cases(True), verdict.cases(None)
+    against = [effect.case for effect in verdict.effects if effect.refuted()]
+    known = {*held, *untested, *against}
+    still = [e.case for e in verdict.effects if e.case not in known]
+
+    def named(cases: list[str], before: str) -> str:
+        # more of them are on the paper's page
+        some = len(cases) <= NAMED and len(verdict.effects) > 1
+        return f"{before}: {'; '.join(cases)}" if some else before
+
     of = counted(len(verdict.effects), "cases")
     text = f"**{verdict.word}**, {len(held)} of {of}"
     if verdict.word == "partly":
-        # more of them are on the paper's page
-        text += f": {'; '.join(held)}" if len(held) <= NAMED else ""
+        text = named(held, text)
     rest = ((against, "against"), (still, "open"), (untested, "not tested"))
-    others = ", ".join(f"{count} {state}" for count, state in rest if count)
+    others = "; ".join(
+        named(cases, f"{len(cases)} {state}") for cases, state in rest if cases
+    )
     return f"{text} ({others})" if others else text
 
 

@@ -339,8 +339,8 @@ CLAIMS = (
         _stationary,
         "O(k_0/k)",
         f"{_V1}, which is convex; t = 7, as the theorem has t > 6; 100 rounds",
-        "theorem IV.3's bound over the smallest ‖∇f‖² in the worst round; its exponent "
-        "of k, last decade",
+        "theorem IV.3's bound over the smallest ‖∇f‖² in the worst round; exponent of "
+        "k in the latter, last decade",
     ),
 )
 
