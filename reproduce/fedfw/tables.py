@@ -234,10 +234,9 @@ TABLES = {
             "classification.test-limit": 10_000,
         },
         "emnist",
+        rounds=100,
         seeds=3,
-        nodes=100,
         examples=40_000,
-        choice=30_000,
     ),
     "table-3-cifar10": _stochastic(
         "table 3, CIFAR-10",
