@@ -100,8 +100,9 @@ def test_stored_tables_had_one_budget() -> None:
             assert len({row["tuning-gradients"] for row in mine}) == 1
             assert len({row["gradients"] for row in mine}) == 1
         for row in rows:
-            best = max(row["tried"], key=lambda one: one["score"] or -1.0)
-            assert {**row["chosen"], "score": best["score"]} == best
+            best = max(one["score"] or -1.0 for one in row["tried"])
+            # two settings may have one score, as it is stored
+            assert {**row["chosen"], "score": best} in row["tried"]
             assert len(row["accuracy"]) == results["seeds"] >= 3
             counted += 1
     assert counted
