@@ -208,13 +208,15 @@ TABLES = {
         "table-2",
         MNIST
         | {
-            "classification.model": "cnn",
+            "classification.model": "small-cnn",
             "classification.test-limit": 2000,
         },
         "mnist",
+        rounds=50,
         seeds=3,
-        examples=1000,
-        choice=500,
+        examples=10_000,
+        choice=1000,
+        budget=8,
     ),
     "table-3-synthetic": _stochastic(
         "table 3, synthetic data", SYNTHETIC, "", nodes=100, choosing=SEEDS[:2]
