@@ -87,7 +87,7 @@ def measure(definition: Item, settings: Options) -> dict[str, Any]:
     results["minutes"] = (time.monotonic() - began) / 60.0
     # what other programs take on the machine does not lengthen this
     results["processor-minutes"] = (processor_seconds() - busy) / 60.0
-    results["jobs"] = settings.jobs
+    results["jobs"] = max(settings.jobs, 1)
     results["machine"] = machine()
     results["provenance"] = LEDGER.describe(definition.compute.__module__)
     return results
@@ -140,7 +140,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, help="folder of data files")
     parser.add_argument("--out", type=Path, help="where results and pictures go")
     parser.add_argument("--seeds", type=int, help="repetitions [the paper's 20]")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument(
+        "--jobs", type=int, help="processes [as many as cores; none with --quick]"
+    )
     parser.add_argument(
         "--render", action="store_true", help="only show saved results again"
     )
@@ -153,11 +155,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="two items with other seeds; whether what is stored predicts them",
     )
     options = parser.parse_args(arguments)
+    cores = os.cpu_count() or 1
     if options.again:
         if options.quick or options.paper:
             print("--again compares whole items: without --quick, and without a paper")
             return 1
-        return run_again(options.jobs)
+        return run_again(options.jobs or cores)
     if options.index:
         write_index()
         return 0
@@ -187,7 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         out.resolve(),
         Path(data).expanduser().resolve() if data else None,
         options.seeds or (2 if options.quick else 20),
-        options.jobs,
+        options.jobs or (0 if options.quick else cores),
         options.quick,
     )
     status = 0

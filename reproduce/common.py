@@ -11,7 +11,12 @@ import re
 import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import (
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    as_completed,
+)
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -70,7 +75,7 @@ class Options:
     seeds : int
         Repetitions; items may take fewer, and say so.
     jobs : int
-        Processes at once.
+        Processes at once; 0: this one.
     quick : bool
         A size for continuous integration.
     first : int
@@ -308,8 +313,35 @@ def perform(run: Run) -> dict[str, Any]:
     return result
 
 
-def workers(jobs: int) -> ProcessPoolExecutor:
-    """Processes that start anew; a fork copies locks that PyTorch's threads hold."""
+class _Here(Executor):
+    """Runs in the process at hand; to start another takes longer than a quick run."""
+
+    def __init__(self) -> None:
+        self._log = logging.getLogger("flwr")
+        self._level = self._log.level
+        self._log.setLevel(logging.ERROR)
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **more: Any) -> Future[Any]:
+        """Call the function at once."""
+        done: Future[Any] = Future()
+        try:
+            done.set_result(fn(*args, **more))
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Let Flower log again."""
+        self._log.setLevel(self._level)
+
+
+def workers(jobs: int) -> Executor:
+    """Processes that start anew, or with 0 jobs this one.
+
+    A fork would copy locks that PyTorch's threads hold.
+    """
+    if not jobs:
+        return _Here()
     context = multiprocessing.get_context("spawn")
     return ProcessPoolExecutor(jobs, mp_context=context, initializer=one_thread)
 

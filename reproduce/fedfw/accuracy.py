@@ -51,8 +51,6 @@ def compute(options: Options, name: str) -> dict[str, Any]:
         budget, wider = 2, 0
         # the network's sets differ by the oracle, which the other tables try
         balls = balls[:1] if base["classification.model"] != "mclr" else balls
-        # reading CIFAR-10 takes most of such a run; one process reads it once
-        jobs = 1
         # few examples cannot be dealt by label to a hundred nodes
         partitions = partitions[:1] if table.nodes > 10 else partitions[-1:]
     seeds = min(seeds, table.seeds)

@@ -57,7 +57,7 @@ def quick(
     out = tmp_path_factory.mktemp("fedfw")
     pages = pages_of(HERE)
     before = [page.read_bytes() for page in pages]
-    arguments = ["--quick", "--seeds", "1", "--jobs", "2", "--out", str(out)]
+    arguments = ["--quick", "--seeds", "1", "--out", str(out)]
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "without-data":
             patch.delenv("FEDTRELLIS_DATA", raising=False)
@@ -186,7 +186,7 @@ def test_movielens_on_ratings_made_up(tmp_path: Path) -> None:
             for cell, star in zip(cells, stars, strict=True)
         )
     )
-    arguments = ["--quick", "--jobs", "1", "--data", str(tmp_path)]
+    arguments = ["--quick", "--data", str(tmp_path)]
     out = tmp_path / "out"
     assert main(["fedfw", "workshop-movielens", *arguments, "--out", str(out)]) == 0
     results = load_results(out / "results" / "workshop-movielens.json")
@@ -208,7 +208,7 @@ def test_qaplib_on_instances_made_up(
     """Small enough for the cost of every permutation to be known."""
     monkeypatch.setattr(qaplib, "INSTANCES", ("five",))
     monkeypatch.setattr(qaplib, "NODES", 4)
-    arguments = ["--quick", "--jobs", "1", "--data", str(tmp_path)]
+    arguments = ["--quick", "--data", str(tmp_path)]
     command = ["fedfw", "qaplib", *arguments, "--out", str(tmp_path / "out")]
     assert main(command) == 0
     assert "skipped: needs qaplib/five.dat" in capsys.readouterr().out

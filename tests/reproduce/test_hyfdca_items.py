@@ -64,7 +64,7 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     out = tmp_path_factory.mktemp("hyfdca")
     page = HERE / "README.md"
     before = page.read_bytes()
-    arguments = ["--quick", "--seeds", "1", "--jobs", "2", "--out", str(out)]
+    arguments = ["--quick", "--seeds", "1", "--out", str(out)]
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("FEDTRELLIS_DATA", raising=False)
         assert main(["hyfdca", *arguments]) == 0

@@ -50,7 +50,7 @@ def test_a_quick_run_of_all_items(
     pages = pages_of(ROOT / "reproduce" / "fedgia")
     before = [page.read_bytes() for page in pages]
     assert len(pages) == 3
-    arguments = ["fedgia", "--quick", "--seeds", "1", "--jobs", "2"]
+    arguments = ["fedgia", "--quick", "--seeds", "1"]
     assert main([*arguments, "--out", str(tmp_path)]) == 0
     out, _ = capfd.readouterr()
     # what needs a file that is not there is skipped by name

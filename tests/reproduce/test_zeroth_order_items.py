@@ -38,7 +38,7 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     out = tmp_path_factory.mktemp("zeroth-order")
     page = HERE / "README.md"
     before = page.read_bytes()
-    arguments = ["--quick", "--seeds", "1", "--jobs", "2", "--out", str(out)]
+    arguments = ["--quick", "--seeds", "1", "--out", str(out)]
     assert main(["zeroth-order", *arguments]) == 0
     # only a full run changes the page
     assert page.read_bytes() == before
