@@ -75,6 +75,7 @@ _APP = '''
 """Flower's FedAvg on the rows of LASSO that each node has in a file."""
 import json
 from datetime import UTC, datetime
+from functools import lru_cache
 
 import numpy as np
 from flwr.app import ArrayRecord, MetricRecord, Message, RecordDict
@@ -86,12 +87,17 @@ server = ServerApp()
 client = ClientApp()
 
 
+@lru_cache(maxsize=1)
+def rows(path):
+    with np.load(path) as data:
+        return {name: data[name] for name in data.files}
+
+
 @client.train()
 def train(message, context):
-    config = context.run_config
-    with np.load(config["data"]) as data:
-        index = context.node_config["partition-id"]
-        A, b = data[f"A{index}"], data[f"b{index}"]
+    config, data = context.run_config, rows(context.run_config["data"])
+    index = context.node_config["partition-id"]
+    A, b = data[f"A{index}"], data[f"b{index}"]
     (x,) = message.content["arrays"].to_numpy_ndarrays()
     x = x - config["step"] * 2 * context.node_config["num-partitions"] * A.T @ (
         A @ x - b
@@ -103,10 +109,9 @@ def train(message, context):
 
 @server.main()
 def main(grid, context):
-    config = context.run_config
-    with np.load(config["data"]) as data:
-        A = np.concatenate([data[f"A{i}"] for i in range(config["nodes"])])
-        b = np.concatenate([data[f"b{i}"] for i in range(config["nodes"])])
+    config, data = context.run_config, rows(context.run_config["data"])
+    A = np.concatenate([data[f"A{i}"] for i in range(config["nodes"])])
+    b = np.concatenate([data[f"b{i}"] for i in range(config["nodes"])])
 
     def evaluate(server_round, arrays):
         (x,) = arrays.to_numpy_ndarrays()

@@ -74,6 +74,7 @@ class FedAvgGD(RoundStrategy):
     privacies = CENTRAL
 
     stateful = False
+    newcomers = True
     keep_model = False
 
     local_steps: int = setting(

@@ -64,6 +64,7 @@ class ProjectedFedAvg(RoundStrategy):
     privacies = CENTRAL
 
     stateful = False
+    newcomers = True
     keep_model = False
 
     domain: Domain = given("D", kw_only=False)

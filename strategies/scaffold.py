@@ -63,6 +63,7 @@ class Scaffold(FedAvgGD):
     privacies: ClassVar[tuple[str, ...]] = ("none",)
     flat_keys = False
     stateful = True
+    newcomers = False
     weighable = False  # its control variates count alike
 
     step_schedule: StepSchedule = setting(

@@ -37,6 +37,21 @@ def flower_logger() -> Iterator[None]:
 
 
 @pytest.fixture
+def logged(flower_logger: None) -> Iterator[list[str]]:
+    """The lines of Flower's log."""
+    lines: list[str] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(record.getMessage())
+
+    handler, logger = Keep(), logging.getLogger("flwr")
+    logger.addHandler(handler)
+    yield lines
+    logger.removeHandler(handler)
+
+
+@pytest.fixture
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Records without their pictures, which take longer than small runs."""
     monkeypatch.setattr(

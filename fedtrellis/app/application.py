@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import secrets
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from fedtrellis.app.registry import Pair, Registry
 from fedtrellis.app.settings import RunSettings
 from fedtrellis.app.setup import make_experiment
 from fedtrellis.domains import RUN_DOMAINS, Domain
-from fedtrellis.wire.client import client_app
+from fedtrellis.wire.client import by_name, client_app, name_of
 
 __all__ = ["App"]
 
@@ -90,11 +92,20 @@ class App:
         tasks: Iterable[type[Any]],
         domains: Mapping[str, type[Domain]] = RUN_DOMAINS,
     ) -> None:
-        self.registry = Registry(methods, tasks, domains)
+        self._token = secrets.token_hex(8)
+        self._made_of = tuple(methods), tuple(tasks), dict(domains)
+        self.registry = Registry(*self._made_of)
         self.client_app = client_app(self.client_fn)
         self.server_app = ServerApp()
         self.server_app.main()(self._main)
         self._configs: OrderedDict[Any, _Known] = OrderedDict()
+
+    def __reduce__(self) -> Any:
+        """By its name, or as what it was made of; never with what it caches."""
+        name = name_of(self)
+        if name is None:
+            return _remade, (self._token, type(self), *self._made_of)
+        return by_name, name
 
     def default_config(self) -> dict[str, Any]:
         """Every key of a run config with its default."""
@@ -125,11 +136,28 @@ class App:
 
     def client_fn(self, context: Context) -> NumPyClient:
         """The client of one node; its data is loaded once per process."""
+        # Flower sends the run config to a node with each message, and back: the
+        # defaults, some hundred entries, only with the first
+        context.run_config = self._changed(context.run_config)
         known = self._known(context.run_config)
         return make_client(self.experiment, known.on_nodes, context)
 
+    def _changed(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """The entries of a run config that are not the defaults."""
+        defaults = self._defaults
+        return {
+            key: value
+            for key, value in config.items()
+            if (type(value), value) != defaults.get(key)
+        }
+
+    @cached_property
+    def _defaults(self) -> dict[str, tuple[type, Any]]:
+        return {k: (type(v), v) for k, v in self.default_config().items()}
+
     def _known(self, config: Mapping[str, Any]) -> _Known:
         """A run config's translation; a node asks for it with every message."""
+        config = self._changed(config)
         key = tuple(config.items())
         found = self._configs.get(key)
         if found is None:
@@ -159,3 +187,15 @@ class App:
         from fedtrellis.app.command_line import main
 
         return main(self, arguments)
+
+
+# Of apps that no module holds, made anew in this process: one each.
+_REMADE: dict[str, App] = {}
+
+
+def _remade(token: str, kind: type[App], *made_of: Any) -> App:
+    """An app that another process has; the same one each time that it arrives."""
+    if token not in _REMADE:
+        _REMADE.clear()
+        _REMADE[token] = kind(*made_of)
+    return _REMADE[token]

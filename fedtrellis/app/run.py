@@ -26,9 +26,8 @@ from fedtrellis.server.progress import JsonLines, Progress, json_log, print_json
 from fedtrellis.server.records import RunRecord, default_results_dir, summary_rows
 from fedtrellis.settings import SettingsError, check_choice, keys, parse, parse_values
 from fedtrellis.trackers import make_trackers, tracker_names
-from fedtrellis.wire.exchange import Registry as Nodes
+from fedtrellis.wire.exchange import await_nodes
 from fedtrellis.wire.flower_internals import log
-from fedtrellis.wire.local_grid import LocalGrid
 
 __all__ = ["read_record", "run", "run_and_report"]
 
@@ -87,12 +86,17 @@ def run(
             raise SettingsError(f"{key} = {value!r} must be an absolute path")
     tracked = tracker_names(settings.track)
     options = parse_values(keys(LoopStrategy), LoopStrategy, config)
-    Nodes().wait_for(grid, options["min_nodes"], timeout=600.0)
+    for kind, name in (("method", settings.method), ("task", settings.task)):
+        registry.choose(kind, name)
     resume = None
     if settings.resume:
         resume = _checkpoint_of(registry, settings.resume, config)
-        _wait_for_all(grid, resume)
-    experiment = experiment_of(config, len(list(grid.get_node_ids())))
+        # after a SuperLink was started anew its nodes come back one by one; if there
+        # are still too few then, the strategy says so
+        with contextlib.suppress(TimeoutError):
+            await_nodes(grid, len(checkpoint_clients(resume)), timeout=90.0)
+    count = await_nodes(grid, options["min_nodes"], timeout=600.0)
+    experiment = experiment_of(config, count)
     experiment.check()
     reference = experiment.reference()
     point = experiment.start_point()
@@ -213,19 +217,6 @@ def _checkpoint_of(registry: Registry, resume: str, config: Mapping[str, Any]) -
             f"checkpoint-every = {saved.get('checkpoint-every')} rounds"
         )
     return checkpoint
-
-
-def _wait_for_all(grid: Grid, checkpoint: Path) -> None:
-    """Wait for as many nodes as a run to go on with had.
-
-    After a SuperLink was started anew its nodes come back one by one. If there are
-    still too few then, the strategy says so.
-    """
-    # nodes in this process are there or will never be
-    if not isinstance(grid, LocalGrid):
-        count = len(checkpoint_clients(checkpoint))
-        with contextlib.suppress(TimeoutError):
-            Nodes().wait_for(grid, count, timeout=90.0)
 
 
 # ------------------------------------------------------------------------------ the end

@@ -59,6 +59,9 @@ class Policy(Protocol):
     def model_version(self) -> int:
         """The version of the model that requests bring, which answers have to name."""
 
+    def refuse_newcomer(self, properties: Mapping[str, Any]) -> str:
+        """Why a client that comes after the start cannot take part; empty if it can."""
+
     def model_for(
         self, client: str, entries: dict[str, Any]
     ) -> tuple[ArrayRecord, dict[str, Any]]:
@@ -99,7 +102,7 @@ class Conversation:
     def __init__(self, grid: Grid, policy: Policy) -> None:
         self.grid = grid
         self.policy = policy
-        self.registry = Registry(policy.client_keys)
+        self.registry = Registry(policy.client_keys, policy.refuse_newcomer)
         self.session, self.epoch = secrets.token_hex(4), ""
         self.traffic = Traffic()
         # the first request of the last wave: the next one differs little
@@ -120,18 +123,17 @@ class Conversation:
         return self.registry[name]
 
     def meet(self, count: int, timeout: float) -> None:
-        """Wait for so many nodes; all that are there then are the run's clients.
+        """Wait for so many nodes, and until no more come: the run's clients.
 
         Raises
         ------
         TimeoutError, SettingsError, RuntimeError
             Too few came, two of them have one identity, or none can be used.
         """
-        self.registry.wait_for(self.grid, count, timeout)
-        self.registry.introduce(self.grid, timeout, self.traffic, started=False)
+        self.registry.gather(self.grid, count, timeout, self.traffic)
 
     def meet_again(self, timeout: float) -> None:
-        """Take in clients of the run that have come back on another node."""
+        """Take in clients that have come back on another node, or newcomers."""
         self.registry.introduce(self.grid, timeout, self.traffic, started=True)
 
     # ---------------------------------------------------------- what is noted of them

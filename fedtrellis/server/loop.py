@@ -9,7 +9,7 @@ round is, a subclass says: one wave (:class:`~fedtrellis.RoundStrategy`) or seve
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from logging import INFO, WARNING
 from pathlib import Path
@@ -39,6 +39,7 @@ from fedtrellis.signals import check_signals, deferred, signals_heard
 from fedtrellis.wire.arrays import encode, record_arrays
 from fedtrellis.wire.broadcast import ModelBroadcast
 from fedtrellis.wire.flower_internals import log
+from fedtrellis.wire.protocol import EXAMPLES
 
 __all__ = ["LoopStrategy"]
 
@@ -138,7 +139,9 @@ class LoopStrategy(PrivateMethod, options=True):
     min_nodes: int = setting(
         1,
         "nodes to wait for before the start",
-        note="all that are connected then are the clients",
+        note="the run begins once no further ones connect; all that are there then are "
+        "the clients, and with methods that keep nothing of a single one (the FedAvg "
+        "family) later ones too",
         minimum=1,
         shown=False,
     )
@@ -171,6 +174,14 @@ class LoopStrategy(PrivateMethod, options=True):
         """Log the strategy's settings."""
         for name, value in self.settings().items():
             log(INFO, "\t├── %s: %s", name, value)
+
+    def refuse_newcomer(self, properties: Mapping[str, Any]) -> str:
+        """As the method has it, and where its numbers rest on who was there."""
+        if self.privacy != "none":
+            return f"privacy = {self.privacy!r} is planned for the clients of the start"
+        if self.client_weights == "examples" and not properties.get(EXAMPLES):
+            return "client_weights = 'examples', and it declares none"
+        return super().refuse_newcomer(properties)
 
     # --------------------------------------------------------------------- the loop
 

@@ -57,6 +57,9 @@ class Method(Strategy, Declared):
     #: Whether a client that is out of step keeps what it has of the entries that
     #: :meth:`client_state` does not give back, however old; else it starts without.
     keep_old_state = True
+    #: Whether a client that comes after the start takes part from then on. For methods
+    #: whose server keeps nothing of a single client.
+    newcomers: ClassVar[bool] = False
     #: Settings (names of attributes) that decide what :meth:`state` holds and means: a
     #: checkpoint is for runs that have the same.
     state_settings: tuple[str, ...] = ()
@@ -252,7 +255,7 @@ class Method(Strategy, Declared):
 
     @property
     def num_clients(self) -> int:
-        """Number of clients n, fixed for the run."""
+        """Number of clients n; fixed for the run, unless there are newcomers."""
         return len(self.conversation.names)
 
     def client_properties(self, client: str) -> dict[str, Any]:
@@ -291,6 +294,16 @@ class Method(Strategy, Declared):
     def model_version(self) -> int:
         """The version of the model that requests bring, which answers have to name."""
         return self.broadcast.version
+
+    def refuse_newcomer(self, properties: Mapping[str, Any]) -> str:
+        """Why a client that comes after the start cannot take part; empty if it can.
+
+        Parameters
+        ----------
+        properties : mapping
+            What it answered to the introduction.
+        """
+        return "" if self.newcomers else "the method's clients are those of the start"
 
     @cached_property
     def one_model(self) -> bool:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -53,6 +56,11 @@ MAX_COUNT = 10**6
 class MethodApp(ClientApp):
     """A ``ClientApp`` whose train messages can be handled many at once.
 
+    Ray pickles the app with every message. One that a module holds, as Flower's
+    projects have it, is pickled as the module's name and its own, so that a process
+    imports it once and keeps what it caches; another one is pickled with its
+    ``client_fn``, and nothing more.
+
     Attributes
     ----------
     node : Node
@@ -70,6 +78,76 @@ class MethodApp(ClientApp):
         """Flower's, which wants every message to pass through it."""
         self.plain = False
         return super().lifespan()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        name = name_of(self)
+        return super().__reduce_ex__(protocol) if name is None else (by_name, name)
+
+
+def name_of(thing: object) -> tuple[str, str] | None:
+    """The module and the name by which another process can import an object.
+
+    None if no imported module holds it, or only ``__main__``, which is another module
+    in every process.
+    """
+    known = vars(thing)
+    if "_name" not in known:
+        places = [
+            (module, name)
+            for module, loaded in list(sys.modules.items())
+            if module != "__main__" and hasattr(loaded, "__dict__")
+            for name, held in list(vars(loaded).items())
+            if held is thing
+        ]
+        # the one that made it, rather than those that import it from there
+        known["_name"] = min(places, key=lambda place: len(place[0]), default=None)
+    name: tuple[str, str] | None = known["_name"]
+    if name and getattr(sys.modules.get(name[0]), name[1], None) is not thing:
+        return None  # it holds another by now
+    return name
+
+
+def by_name(module: str, name: str) -> Any:
+    """The object that a module holds."""
+    return getattr(import_module(module), name)
+
+
+@dataclass(frozen=True)
+class _Handler:
+    """Handles one type of message by a method of the client."""
+
+    node: Node
+    function: str
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        return self.node.answer(self.function, message, context)
+
+
+@dataclass(frozen=True)
+class _Hello:
+    """Answers who the client is, and what there is to know of it before round 1."""
+
+    node: Node
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        client = make_client(self.node.client_fn, context)
+        status = filled(ConfigRecord(), {"client-id": client_identity(context)})
+        # how many parts the node thinks that the data has, for whoever wants to check
+        properties: dict[str, Any] = {
+            key: value
+            for key, value in context.node_config.items()
+            if key == "num-partitions"
+        }
+        # what a client weighs in an evaluation is declared before there is a model
+        examples = getattr(getattr(client, "objective", None), "num_examples", None)
+        if examples is not None:
+            properties[EXAMPLES] = int(examples)
+        properties |= client.get_properties({})
+        if isinstance(client, MethodClient):
+            properties |= client.announcement
+        config = filled(ConfigRecord(), properties)
+        content = filled(RecordDict(), {STATUS: status, CONFIG: config})
+        return reply_to(message, content)
 
 
 def client_app(
@@ -128,36 +206,9 @@ def client_app(
     node = Node(client_fn, max_parameters, max_count)
     app = MethodApp(node, mods)
 
-    def handler(function: str) -> Callable[[Message, Context], Message]:
-        def handle(message: Message, context: Context) -> Message:
-            return node.answer(function, message, context)
-
-        return handle
-
-    app.train()(handler("fit"))
-    app.evaluate()(handler("evaluate"))
+    app.train()(_Handler(node, "fit"))
+    app.evaluate()(_Handler(node, "evaluate"))
     for phase in dict.fromkeys((*PHASES, *phases)):
-        app.train(phase)(handler(PHASE + phase))
-
-    def hello(message: Message, context: Context) -> Message:
-        client = make_client(client_fn, context)
-        status = filled(ConfigRecord(), {"client-id": client_identity(context)})
-        # how many parts the node thinks that the data has, for whoever wants to check
-        properties: dict[str, Any] = {
-            key: value
-            for key, value in context.node_config.items()
-            if key == "num-partitions"
-        }
-        # what a client weighs in an evaluation is declared before there is a model
-        examples = getattr(getattr(client, "objective", None), "num_examples", None)
-        if examples is not None:
-            properties[EXAMPLES] = int(examples)
-        properties |= client.get_properties({})
-        if isinstance(client, MethodClient):
-            properties |= client.announcement
-        config = filled(ConfigRecord(), properties)
-        content = filled(RecordDict(), {STATUS: status, CONFIG: config})
-        return reply_to(message, content)
-
-    app.query("hello")(hello)
+        app.train(phase)(_Handler(node, PHASE + phase))
+    app.query("hello")(_Hello(node))
     return app

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
-from logging import WARNING
+from logging import INFO, WARNING
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -15,7 +15,13 @@ from flwr.serverapp import Grid
 from fedtrellis.settings import SettingsError
 from fedtrellis.signals import window
 from fedtrellis.wire.arrays import contents
-from fedtrellis.wire.flower_internals import ErrorCode, advice_on, alike_to, log
+from fedtrellis.wire.flower_internals import (
+    ErrorCode,
+    advice_on,
+    alike_to,
+    is_simulation,
+    log,
+)
 from fedtrellis.wire.grids import own_method
 from fedtrellis.wire.message_size import message_bytes
 from fedtrellis.wire.protocol import (
@@ -30,7 +36,15 @@ from fedtrellis.wire.protocol import (
 if TYPE_CHECKING:
     from fedtrellis.wire.flower_internals import NodeInfo
 
-__all__ = ["CLIENT_KEYS", "Client", "Key", "Registry", "Traffic", "exchange"]
+__all__ = [
+    "CLIENT_KEYS",
+    "Client",
+    "Key",
+    "Registry",
+    "Traffic",
+    "await_nodes",
+    "exchange",
+]
 
 #: Whether a client's name belongs to one key for good.
 ClientKeys = Literal["bound", "free"]
@@ -43,6 +57,8 @@ _SHORTEST_WAIT, _LONGEST_WAIT = 0.005, 0.25
 # long as n messages take, so at a fixed wait it would cost n times n; at a share of the
 # wave's time so far it costs n log n.
 _WAIT_SHARE = 0.05
+# Seconds without a new node after which a run goes on with those that are there.
+_STILL = 3.0
 _REASON_LENGTH = 500
 NO_ANSWER = "no answer"
 # Seconds without any answer until a client that may be behind is nudged: by then it
@@ -199,6 +215,61 @@ def _still_behind(grid: Grid, clients: Sequence[Client]) -> list[Client]:
     return [client for client in clients if client.behind]
 
 
+def _in_this_process(grid: Grid) -> bool:
+    """Whether a grid's nodes are there from the beginning, or never will be."""
+    return hasattr(grid, "settled")
+
+
+def _wait_for(grid: Grid, count: int, timeout: float) -> None:
+    """Wait until ``count`` nodes are connected; TimeoutError if they are not."""
+    deadline = time.monotonic() + timeout
+    wait = _SHORTEST_WAIT
+    while len(found := list(grid.get_node_ids())) < count:
+        if _in_this_process(grid) or time.monotonic() > deadline:
+            raise TimeoutError(
+                f"{len(found)} of {count} nodes connected within {timeout:g} s"
+            )
+        time.sleep(wait)
+        wait = min(2 * wait, _LONGEST_WAIT)
+
+
+def _others_come(grid: Grid, there: set[int], since: float) -> bool:
+    """Whether a node connects that is not there yet, before all is still."""
+    while there.issuperset(grid.get_node_ids()):
+        if time.monotonic() - since >= _STILL:
+            return False
+        time.sleep(_LONGEST_WAIT)
+    return True
+
+
+def await_nodes(grid: Grid, count: int, timeout: float) -> int:
+    """Wait for the nodes before anything is computed for them.
+
+    In a simulation until one has answered. By then all are registered, and Ray is up,
+    whose processes are forked from this one: a fork while another thread computes ends
+    the threads of OpenBLAS, and that thread never returns (or the fork does not).
+
+    Returns
+    -------
+    int
+        How many there are.
+
+    Raises
+    ------
+    TimeoutError
+        Fewer than ``count`` are connected after ``timeout`` seconds.
+    """
+    if is_simulation(grid):
+        _wait_for(grid, 1, timeout)
+        exchange(grid, [_hello(next(iter(grid.get_node_ids())))], timeout, Traffic())
+        timeout = 0.0
+    _wait_for(grid, count, timeout)
+    while not (is_simulation(grid) or _in_this_process(grid)):
+        if not _others_come(grid, set(grid.get_node_ids()), time.monotonic()):
+            break
+    return len(list(grid.get_node_ids()))
+
+
 @dataclass(frozen=True)
 class Key:
     """What a SuperLink knows a node by.
@@ -247,10 +318,17 @@ class Registry:
     client_keys : {"bound", "free"}, optional
         Whether a client has to keep the key of the node that first answered for it;
         None: if that key is a lasting one.
+    refuse : callable
+        Why a client that comes after the start, of such properties, cannot take part;
+        empty if it can.
     """
 
-    def __init__(self, client_keys: str | None = None) -> None:
-        self.client_keys = client_keys
+    def __init__(
+        self,
+        client_keys: str | None = None,
+        refuse: Callable[[Mapping[str, Any]], str] = lambda properties: "",
+    ) -> None:
+        self.client_keys, self.refuse = client_keys, refuse
         self.clients: dict[str, Client] = {}
         self._keys: dict[str, Key] = {}  # remembered from an earlier part of the run
         self.names: list[str] = []
@@ -264,26 +342,37 @@ class Registry:
         """Take over which keys the run's clients have, before they are introduced."""
         self._keys = dict(keys)
 
-    def wait_for(self, grid: Grid, count: int, timeout: float) -> None:
-        """Wait until ``count`` nodes are connected; TimeoutError if they are not."""
-        deadline = time.monotonic() + timeout
-        wait = _SHORTEST_WAIT
-        while len(found := list(grid.get_node_ids())) < count:
-            if time.monotonic() > deadline:
-                raise TimeoutError(
-                    f"{len(found)} of {count} nodes connected within {timeout:g} s"
-                )
-            time.sleep(wait)
-            wait = min(2 * wait, _LONGEST_WAIT)
+    def gather(self, grid: Grid, count: int, timeout: float, traffic: Traffic) -> None:
+        """Take in the nodes before the start, until no further ones come.
+
+        Raises
+        ------
+        TimeoutError, SettingsError, RuntimeError
+            Fewer than ``count`` came, or as :meth:`introduce` has it.
+        """
+        _wait_for(grid, count, timeout)
+        while True:
+            since, there = time.monotonic(), set(grid.get_node_ids())
+            self.introduce(grid, timeout, traffic, started=False)
+            if _in_this_process(grid):
+                return
+            properties = [client.properties for client in self.clients.values()]
+            parts = {known.get("num-partitions") for known in properties}
+            if parts == {len(there)}:
+                why = "the whole federation"
+                break
+            if not _others_come(grid, there, since):
+                why = f"no other one has connected for {_STILL:g} s"
+                break
+        log(INFO, "The run goes with %d nodes: %s", len(self.clients), why)
 
     def introduce(
         self, grid: Grid, timeout: float, traffic: Traffic, started: bool
     ) -> None:
         """Ask nodes that are not known yet who they are.
 
-        Before the start every node becomes a client. Afterwards the number of clients
-        and each one's part of F are fixed: only a known client that comes back on
-        another node is taken in.
+        Before the start every node becomes a client. Afterwards a known client that
+        comes back on another node is taken in, and a new one unless it is refused.
 
         Raises
         ------
@@ -367,12 +456,15 @@ class Registry:
             known.node_id = node_id
             known.behind, known.nudge = stranger.behind, stranger.nudge
             known.key = key
-        elif started:
-            self._left_out.add(node_id)
-            log(WARNING, "client %s came after the start and is left out", name)
-            return ""
         else:
             stranger.properties = dict(contents(records[CONFIG]))
+            why = self.refuse(stranger.properties) if started else ""
+            if why:
+                self._left_out.add(node_id)
+                log(WARNING, "client %s came after the start, left out: %s", name, why)
+                return ""
+            if started:
+                log(INFO, "client %s came after the start and takes part", name)
             self.clients[name] = stranger
         self._known_nodes.add(node_id)
         return ""

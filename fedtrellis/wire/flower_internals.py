@@ -73,6 +73,7 @@ __all__ = [
     "envelope_bytes",
     "envelope_from_bytes",
     "envelope_to_bytes",
+    "is_simulation",
     "join_run",
     "log",
     "name_message",
@@ -344,6 +345,14 @@ def join_run(run_id: int) -> None:
         TaskIdentity.run_id = run_id
         TaskIdentity.node_id = SUPERLINK_NODE_ID
         TaskIdentity.task_id = 1
+
+
+def is_simulation(grid: Any) -> bool:
+    """Whether a grid is that of Flower's simulation, whose nodes Ray's actors are."""
+    with _flower():
+        from flwr.superlink.grid import InMemoryGrid
+
+    return isinstance(grid, InMemoryGrid)
 
 
 def node_infos(node_ids: Iterable[int]) -> list[NodeInfo]:

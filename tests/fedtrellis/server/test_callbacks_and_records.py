@@ -4,7 +4,6 @@ import io
 import json
 import logging
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -368,20 +367,6 @@ def test_a_function_can_stop_a_run() -> None:
 
 
 # -------------------------------------------------------------------------- progress
-
-
-@pytest.fixture
-def logged() -> Iterator[list[str]]:
-    lines: list[str] = []
-
-    class Keep(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            lines.append(record.getMessage())
-
-    handler = Keep()
-    logging.getLogger("flwr").addHandler(handler)
-    yield lines
-    logging.getLogger("flwr").removeHandler(handler)
 
 
 def test_without_a_terminal_every_round_is_a_line(logged: list[str]) -> None:

@@ -1,0 +1,123 @@
+"""Seconds a round under ``flwr run`` on Ray, beside Flower's own FedAvg."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import sim
+from fedtrellis.objectives import LeastSquares
+
+from .deployed import write_fedavg
+from .ray import ROOT, RayRun, run_on_ray
+from .report import Aim, Comparison, Row, Spread, ratios
+
+__all__ = ["FULL", "QUICK", "Case", "compare"]
+
+_AIM = 1.3
+#: Rows a client, and p: the gradient is cheap, what is measured is everything else.
+_ROWS, _FEATURES = 5, 400
+_TASK: dict[str, Any] = {
+    "task": "linear-regression",
+    "linear-regression.features": _FEATURES,
+    "linear-regression.rows-min": _ROWS,
+    "linear-regression.rows-max": _ROWS,
+    "evaluate-every": 10**6,
+    "checkpoint-every": 10**6,
+    "picture": False,
+}
+# One gradient a client and round, as FedAvg has it. No client's step is longer than
+# 1/r_i, so that no run diverges.
+_METHODS: dict[str, dict[str, Any]] = {
+    "FedAvgGD": {
+        "method": "fedavg-gd",
+        "fedavg-gd.local-steps": 1,
+        "fedavg-gd.step-size": 1e-4,
+        "fedavg-gd.step-schedule": "constant",
+    },
+    "FedFW": {"method": "fedfw", "fedfw.variant": "plain"},
+    "FedGiA": {"method": "fedgia", "fedgia.tolerance": 0.0},
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """So many clients, all in every round; runs of so many rounds, in turns."""
+
+    clients: int
+    rounds: int
+    runs: int
+
+
+QUICK = (Case(10, 4, 1),)
+FULL = (Case(100, 12, 3), Case(600, 6, 3), Case(1_000, 4, 3))
+
+
+def _rows(clients: int) -> list[LeastSquares]:
+    config = sim.app.default_config() | _TASK
+    task = sim.app.experiment(config, clients).task
+    found = [task.client_objective(index) for index in range(clients)]
+    rows = [objective for objective in found if isinstance(objective, LeastSquares)]
+    assert len(rows) == clients
+    return rows
+
+
+def _measure(case: Case, result: Comparison) -> None:
+    runs: dict[str, list[RayRun]] = {"Flower's FedAvg": [], **{m: [] for m in _METHODS}}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "fedavg"
+        data = write_fedavg(folder, _rows(case.clients))
+        flower = {"nodes": case.clients, "data": str(data), "step": 1e-9}
+        for turn in range(case.runs):
+            for side in list(runs)[:: -1 if turn % 2 else 1]:
+                config = {"rounds": case.rounds + 1}
+                config |= {**_TASK, **_METHODS[side]} if side in _METHODS else flower
+                app = ROOT if side in _METHODS else folder
+                run = run_on_ray(
+                    case.clients, config, timeout=1800, app=app, one_thread=False
+                )
+                runs[side].append(run)
+    seconds = {
+        side: Spread(tuple(median(run.round_seconds()) for run in there), "ms")
+        for side, there in runs.items()
+    }
+    flower_seconds = seconds["Flower's FedAvg"]
+    for side, there in runs.items():
+        row: Row = {
+            "clients": case.clients,
+            "method": side,
+            "a round": seconds[side],
+            "CPU a round": Spread(tuple(run.cpu_seconds for run in there), "ms"),
+            "the whole command": Spread(tuple(run.wall_seconds for run in there), "s"),
+        }
+        result.rows.append(row)
+        if side not in _METHODS:
+            continue
+        row["times FedAvg"] = times = ratios(seconds[side], flower_seconds)
+        result.aims.append(
+            Aim(
+                f"{side}, {case.clients} clients: at most {_AIM} times FedAvg's round",
+                f"{times.median:.2f}",
+                times.median <= _AIM,
+            )
+        )
+
+
+def compare(cases: Sequence[Case]) -> Comparison:
+    """A row a method and number of clients."""
+    result = Comparison(
+        "ray",
+        "`flwr run` on Ray against Flower's FedAvg: seconds a round",
+        f"Least squares, {_ROWS} rows a client, p = {_FEATURES}, all clients in every "
+        "round, one gradient each; no evaluation in between. A Ray of its own for each "
+        "run, an actor a core, BLAS threads as a user has them. From one round's end "
+        "to the next one's, round 1 left out: the median of a run's rounds, the median "
+        "of runs in turns (min – max). CPU time is that of all processes.",
+    )
+    for case in cases:
+        _measure(case, result)
+    return result

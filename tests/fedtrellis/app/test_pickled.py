@@ -1,0 +1,224 @@
+"""What Ray is handed of an app with every message, and what an actor makes of it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, Context, Message
+from flwr.clientapp import ClientApp
+from ray import cloudpickle
+
+import sim
+from fedtrellis import LocalGrid, client_app
+from fedtrellis.app import App
+from fedtrellis.clients import FedAvgGDClient
+from fedtrellis.objectives import LeastSquares
+from fedtrellis.strategies import FedAvgGD
+
+ROOT = Path(sim.__file__).parent
+#: Bytes of an app, whatever it caches. A closure's own variables come on top.
+MOST = 1_000
+CONFIG = {"task": "lasso", "lasso.rows": 40, "lasso.columns": 30, "rounds": 2}
+
+# A project's module with an app of its own, and a plug-in's method and task in it.
+OWN = """
+from dataclasses import dataclass
+from fedtrellis.app import App, Plugin
+from clients import FedProxClient
+from strategies import FedProx
+from tasks import Lasso
+
+class Harder(FedProx):
+    name = "harder"
+    about = "one more"
+
+class HarderClient(FedProxClient):
+    pass
+
+@dataclass(frozen=True)
+class Shorter(Lasso):
+    name = "shorter"
+    summary = "a short lasso"
+
+plugin = Plugin(methods=[(Harder, HarderClient)], tasks=[Shorter])
+app = App([(Harder, HarderClient)], [Shorter])
+client_app = app.client_app
+"""
+# A process like an actor's: each message, context and app arrives pickled.
+ACTOR = """
+import pickle, sys
+from fedtrellis.app import App, application
+made, experiments = [], []
+init, make = App.__init__, application.make_experiment
+def noted(self, *a, **k):
+    made.append(1)
+    init(self, *a, **k)
+def counted(*a):
+    experiments.append(1)
+    return make(*a)
+App.__init__, application.make_experiment = noted, counted
+context = None
+for app, message, first in pickle.load(open(sys.argv[1], "rb")):
+    context = pickle.loads(first if context is None else context)
+    reply = pickle.loads(app)(pickle.loads(message), context)
+    assert not reply.has_error()
+    context = pickle.dumps(context)
+print(len(made), len(experiments), len(pickle.loads(context).run_config))
+"""
+
+
+class Recording(LocalGrid):
+    """Keeps what one node was sent, with its context from before."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.sent: list[tuple[Message, bytes]] = []
+
+    def _deliver_all(self, messages: Any) -> None:
+        node = next(iter(self._contexts))
+        for message in messages:
+            if message.metadata.dst_node_id == node:
+                given = self._contexts[node]
+                config = self.whole_config
+                plain = Context(
+                    given.run_id, node, given.node_config, given.state, dict(config)
+                )
+                self.sent.append((message, cloudpickle.dumps(plain)))
+        super()._deliver_all(messages)
+
+    whole_config: Mapping[str, Any] = {}
+
+
+def run(app: App, config: dict[str, Any]) -> Recording:
+    """A run in this process, which fills what the app caches."""
+    whole = app.default_config() | config
+    experiment = app.experiment(whole, 3)
+    grid = Recording(app.client_app, 3, run_config=whole)
+    grid.whole_config = whole
+    experiment.start(experiment.strategy(), grid)
+    return grid
+
+
+def own_module(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str = "own_project"
+) -> Any:
+    (folder / f"{name}.py").write_text(OWN)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    return __import__(name)
+
+
+@pytest.mark.parametrize("kind", ["sim", "own", "plug-in"])
+def test_an_app_is_its_name_and_an_actor_makes_one_of_it(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, config = sim.app, dict(CONFIG)
+    if kind != "sim":
+        module = own_module(tmp_path, monkeypatch)
+        config = {"method": "harder", "task": "shorter", "rounds": 2}
+        config["harder.step-size"] = 1e-5
+        if kind == "own":
+            app = module.app
+        else:
+            installed = tmp_path / "own_project-1.dist-info"
+            installed.mkdir()
+            (installed / "METADATA").write_text("Name: own-project\nVersion: 1\n")
+            (installed / "entry_points.txt").write_text(
+                "[fedtrellis.plugins]\nown = own_project:plugin\n"
+            )
+            (tmp_path / "with_plugin.py").write_text(
+                "from fedtrellis.app import App, pairs\n"
+                "import clients, strategies\nfrom tasks import TASKS\n"
+                "app = App(pairs(strategies, clients), TASKS.values())\n"
+                "client_app = app.client_app\n"
+            )
+            app = __import__("with_plugin").app
+    grid = run(app, config)
+    pickled = cloudpickle.dumps(app.client_app)
+    assert len(pickled) <= MOST
+    assert len(cloudpickle.dumps(app)) <= MOST
+    assert pickle.loads(pickled) is app.client_app
+    calls = [
+        (pickled, cloudpickle.dumps(message), context) for message, context in grid.sent
+    ]
+    assert len(calls) >= 3
+    (tmp_path / "calls").write_bytes(pickle.dumps(calls))
+    done = subprocess.run(
+        [sys.executable, "-c", ACTOR, str(tmp_path / "calls")],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    apps, experiments, entries = map(int, done.stdout.split())
+    # the own module has an app, and so has the plug-in's beside the one in use
+    assert apps == (2 if kind == "plug-in" else 1)
+    assert experiments == 1
+    # the defaults were sent once
+    assert entries == len(config)
+
+
+def closure(rows: np.ndarray[Any, Any]) -> ClientApp:
+    def client_fn(context: Context) -> FedAvgGDClient:
+        return FedAvgGDClient(context, LeastSquares(rows, np.ones(len(rows))))
+
+    return client_app(client_fn)
+
+
+def test_an_app_that_nobody_can_import_is_pickled_with_its_closure_alone() -> None:
+    small, large = closure(np.eye(2)), closure(np.eye(200))
+    for app in (small, large):
+        LocalGrid(app, 2)
+        FedAvgGD().start(
+            LocalGrid(app, 2),
+            ArrayRecord([np.zeros(2 if app is small else 200)]),
+            num_rounds=2,
+        )
+    sizes = [len(cloudpickle.dumps(app)) for app in (small, large)]
+    data = 8 * (200 * 200 - 2 * 2)
+    # of the function itself there is its code; of the app a few names
+    assert sizes[0] <= 4 * MOST
+    assert 0 <= sizes[1] - sizes[0] - data <= 100
+    again = pickle.loads(cloudpickle.dumps(small))
+    result = FedAvgGD(step_size=0.5).start(
+        LocalGrid(again, 2), ArrayRecord([np.zeros(2)]), num_rounds=80
+    )
+    np.testing.assert_allclose(result.arrays.to_numpy_ndarrays()[0], 1.0, atol=1e-3)
+
+
+def test_an_app_in_a_notebook_is_made_once_in_each_process() -> None:
+    app = App([(FedAvgGD, FedAvgGDClient)], list(sim.app.registry.tasks.values()))
+    again = pickle.loads(cloudpickle.dumps(app.client_app))
+    assert again is not app.client_app
+    bound = again.node.client_fn.__self__
+    assert pickle.loads(cloudpickle.dumps(app)) is bound
+    assert list(bound.registry.methods) == list(app.registry.methods)
+
+
+def test_a_name_that_now_means_another_app_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = own_module(tmp_path, monkeypatch, "replaced_project")
+    app = module.client_app
+    assert pickle.loads(cloudpickle.dumps(app)) is app
+    module.client_app = None
+    again = pickle.loads(cloudpickle.dumps(app))
+    assert again is not app
+    assert again.node.client_fn.__self__ is module.app
+
+
+def test_a_mistyped_value_that_equals_a_default_is_still_refused() -> None:
+    grid = LocalGrid(sim.client_app, 1, run_config={**CONFIG, "rounds": True})
+    context = next(iter(grid._contexts.values()))
+    with pytest.raises(ValueError, match="rounds"):
+        sim.app.client_fn(context)
