@@ -29,6 +29,7 @@ from . import (
     networks,
     oracles,
     overhead,
+    ray_rounds,
     round_trips,
     scalar_memory,
     scale,
@@ -76,6 +77,10 @@ COMPARISONS: dict[str, Callable[[bool], Iterable[Comparison]]] = {
         deployed.compare(deployed.QUICK if quick else deployed.FULL)
     ],
     "bundle": lambda quick: [bundle.compare(bundle.QUICK if quick else bundle.FULL)],
+    "ray": lambda quick: [
+        ray_rounds.compare(ray_rounds.QUICK if quick else ray_rounds.FULL),
+        *([] if quick else [ray_rounds.every(100, 4)]),
+    ],
     "round-trips": lambda quick: [
         round_trips.compare(round_trips.CASES, 5 if quick else 20)
     ],
@@ -111,7 +116,9 @@ COMPARISONS: dict[str, Callable[[bool], Iterable[Comparison]]] = {
 
 #: Those that are measured only if they are named: minutes each, of SuperNodes, Ray
 #: or tuning.
-BY_NAME = ("cohorts", "deployed", "engines", "fine-tuning", "networks", "scale")
+BY_NAME = (
+    *("cohorts", "deployed", "engines", "fine-tuning", "networks", "ray", "scale"),
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

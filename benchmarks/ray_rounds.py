@@ -16,7 +16,7 @@ from .deployed import write_fedavg
 from .ray import ROOT, RayRun, run_on_ray
 from .report import Aim, Comparison, Row, Spread, ratios
 
-__all__ = ["FULL", "QUICK", "Case", "compare"]
+__all__ = ["FULL", "QUICK", "Case", "compare", "every"]
 
 _AIM = 1.3
 #: Rows a client, and p: the gradient is cheap, what is measured is everything else.
@@ -41,6 +41,26 @@ _METHODS: dict[str, dict[str, Any]] = {
     },
     "FedFW": {"method": "fedfw", "fedfw.variant": "plain"},
     "FedGiA": {"method": "fedgia", "fedgia.tolerance": 0.0},
+}
+
+
+# Every method once, on a task that fits it, with steps that are short enough there.
+_SPACES: dict[str, dict[str, Any]] = {
+    "whole": _TASK,
+    "domain": {"task": "lasso"},
+    "manifold": {"task": "kernel-pca"},
+    "split": {
+        "task": "hybrid-svm",
+        "hybrid-svm.dataset": "breast-cancer",
+        "hybrid-svm.partition": "horizontal",
+    },
+}
+_STEPS: dict[str, dict[str, Any]] = {
+    "compressed-sgd": {"compressed-sgd.step-size": 1e-5},
+    "fedopt": {"fedopt.step-size": 1e-5},
+    "scaffold": {"scaffold.step-size": 1e-4},
+    "feddr": {"feddr.local-step-size": 1e-4},
+    "projected-fedavg": {"projected-fedavg.local-step-size": 1e-4},
 }
 
 
@@ -105,6 +125,38 @@ def _measure(case: Case, result: Comparison) -> None:
                 times.median <= _AIM,
             )
         )
+
+
+def every(clients: int, rounds: int) -> Comparison:
+    """A row a method."""
+    result = Comparison(
+        "ray, every method",
+        f"`flwr run` on Ray: every method with {clients} clients, once",
+        "A task that fits the method, all clients in every round, which methods use as "
+        "they do by default; median seconds of the rounds after the first.",
+    )
+    for name, method in sim.app.registry.methods.items():
+        task = _SPACES[method.strategy.space]
+        config = {
+            **task,
+            **_STEPS.get(name, {}),
+            "method": name,
+            "rounds": rounds + 1,
+            "evaluate-every": 10**6,
+            "picture": False,
+        }
+        run = run_on_ray(clients, config, timeout=1800, one_thread=False)
+        waves = max(line["round_trips"] for line in run.history[2:])
+        result.rows.append(
+            {
+                "method": name,
+                "task": task["task"],
+                "a round": Spread((median(run.round_seconds()),), "ms"),
+                "waves": waves,
+                "CPU a round": Spread((run.cpu_seconds,), "ms"),
+            }
+        )
+    return result
 
 
 def compare(cases: Sequence[Case]) -> Comparison:

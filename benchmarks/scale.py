@@ -1,9 +1,9 @@
-"""What a round costs as nodes and parameters grow: LocalGrid, and Ray."""
+"""What a round costs as nodes and parameters grow."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -16,11 +16,10 @@ from fedtrellis.server.callbacks import Call, RoundRecord
 from fedtrellis.wire.local_grid import LocalGrid
 from strategies import FedFW
 
-from .ray import run_on_ray
 from .report import Comparison, Row, Spread
 from .runs import Problem, fedfw_app
 
-__all__ = ["FULL", "QUICK", "Case", "Cases", "RayCase", "compare", "local_round"]
+__all__ = ["FULL", "QUICK", "Case", "compare", "local_round"]
 
 
 @dataclass(frozen=True)
@@ -32,32 +31,13 @@ class Case:
     rounds: int = 3
 
 
-@dataclass(frozen=True)
-class RayCase:
-    """A simulation on Ray of so many nodes and rounds."""
-
-    nodes: int
-    rounds: int
-
-
-@dataclass(frozen=True)
-class Cases:
-    """What is measured on either grid."""
-
-    local: tuple[Case, ...]
-    ray: tuple[RayCase, ...]
-
-
-QUICK = Cases((Case(10, 1_000), Case(100, 1_000), Case(10, 100_000)), ())
+QUICK = (Case(10, 1_000), Case(100, 1_000), Case(10, 100_000))
 # a node's state is 24 bytes a parameter: n · p is what memory allows
-FULL = Cases(
-    (
-        *(Case(n, 1_000) for n in (10, 100, 1_000, 10_000)),
-        *(Case(n, 10_000) for n in (10, 100, 1_000, 10_000)),
-        *(Case(n, 100_000) for n in (10, 100, 1_000)),
-        *(Case(n, 1_000_000) for n in (10, 100)),
-    ),
-    (RayCase(10, 20), RayCase(100, 10), RayCase(1_000, 4)),
+FULL = (
+    *(Case(n, 1_000) for n in (10, 100, 1_000, 10_000)),
+    *(Case(n, 10_000) for n in (10, 100, 1_000, 10_000)),
+    *(Case(n, 100_000) for n in (10, 100, 1_000)),
+    *(Case(n, 1_000_000) for n in (10, 100)),
 )
 
 
@@ -116,7 +96,6 @@ def _local(case: Case) -> Row:
     seconds, strategy, grid = _timed(case)
     last = strategy.history[-1]
     row: Row = {
-        "grid": "LocalGrid",
         "nodes": case.nodes,
         "p": f"{case.parameters:,}",
         "rounds": case.rounds,
@@ -132,47 +111,13 @@ def _local(case: Case) -> Row:
     return row
 
 
-def _ray(case: RayCase) -> Row:
-    config = {
-        "task": "lasso",
-        "fedfw.variant": "plain",
-        "rounds": case.rounds,
-        "lasso.rows": max(200, case.nodes),
-        "evaluate-every": 10**6,
-        "checkpoint-every": 10**6,
-    }
-    run = run_on_ray(case.nodes, config, timeout=1800)
-    lines = [line for line in run.history if line["round"] > 1]
-    if any(line["used"] != case.nodes for line in lines):
-        raise RuntimeError("answers were lost; the seconds would mean nothing")
-    fastest = min(line["seconds"] for line in lines)
-    return {
-        "grid": "Ray",
-        "nodes": case.nodes,
-        "p": "400",
-        "rounds": len(lines),
-        "a round": Spread((fastest,), "ms"),
-        "a node": Spread((fastest / case.nodes,), "ms"),
-        "bytes down, a node": f"{lines[-1]['bytes_down'] / case.nodes:,.0f}",
-        "bytes up, a node": f"{lines[-1]['bytes_up'] / case.nodes:,.0f}",
-    }
-
-
-def _rows(cases: Cases) -> Iterator[Row]:
-    for case in cases.local:
-        yield _local(case)
-    for ray in cases.ray:
-        yield _ray(ray)
-
-
-def compare(cases: Cases) -> Comparison:
-    """Seconds a round, a row a case."""
+def compare(cases: Sequence[Case]) -> Comparison:
+    """CPU seconds a round, a row a case."""
     return Comparison(
         "scale",
         "What a round of FedFW costs as nodes and parameters grow",
         "l1 ball, everybody in every round, the cheapest of losses, each node with an "
-        "atom of its own: what is measured is client, server and grid. LocalGrid: CPU "
-        "seconds of the process, which has one thread; Ray: wall seconds of `flwr run` "
-        "with one client process a core, LASSO. The fastest round, the first left out.",
-        list(_rows(cases)),
+        "atom of its own: what is measured is client, server and grid. CPU seconds of "
+        "the process, which has one thread. The fastest round, the first left out.",
+        [_local(case) for case in cases],
     )

@@ -6,7 +6,6 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -136,28 +135,11 @@ class App:
 
     def client_fn(self, context: Context) -> NumPyClient:
         """The client of one node; its data is loaded once per process."""
-        # Flower sends the run config to a node with each message, and back: the
-        # defaults, some hundred entries, only with the first
-        context.run_config = self._changed(context.run_config)
         known = self._known(context.run_config)
         return make_client(self.experiment, known.on_nodes, context)
 
-    def _changed(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """The entries of a run config that are not the defaults."""
-        defaults = self._defaults
-        return {
-            key: value
-            for key, value in config.items()
-            if (type(value), value) != defaults.get(key)
-        }
-
-    @cached_property
-    def _defaults(self) -> dict[str, tuple[type, Any]]:
-        return {k: (type(v), v) for k, v in self.default_config().items()}
-
     def _known(self, config: Mapping[str, Any]) -> _Known:
         """A run config's translation; a node asks for it with every message."""
-        config = self._changed(config)
         key = tuple(config.items())
         found = self._configs.get(key)
         if found is None:

@@ -95,7 +95,8 @@ def name_of(thing: object) -> tuple[str, str] | None:
         places = [
             (module, name)
             for module, loaded in list(sys.modules.items())
-            if module != "__main__" and hasattr(loaded, "__dict__")
+            # under its own name: that of the program is found under others, too
+            if module != "__main__" and getattr(loaded, "__name__", "") == module
             for name, held in list(vars(loaded).items())
             if held is thing
         ]

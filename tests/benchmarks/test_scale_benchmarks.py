@@ -84,7 +84,7 @@ def test_round_trips_are_those_of_the_history() -> None:
 
 
 def test_a_round_of_few_nodes() -> None:
-    result = scale.compare(scale.Cases((scale.Case(3, 50, 2),), ()))
+    result = scale.compare((scale.Case(3, 50, 2),))
     (row,) = result.rows
     whole, share = row["a round"], row["a node"]
     assert isinstance(whole, Spread)
