@@ -23,10 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["SENSES", "grey_relational_grades", "pareto_front", "ranked"]
-
-#: What may be said of an objective: smaller is better, or larger is better.
-SENSES = ("min", "max")
+__all__ = ["grey_relational_grades", "pareto_front", "ranked"]
 
 
 def _oriented(metrics: ArrayLike, senses: Sequence[str]) -> NDArray[np.float64]:
@@ -38,7 +35,7 @@ def _oriented(metrics: ArrayLike, senses: Sequence[str]) -> NDArray[np.float64]:
             f"objectives, and as many columns as there are senses, {len(senses)}"
         )
     for index, sense in enumerate(senses):
-        if sense not in SENSES:
+        if sense not in ("min", "max"):
             raise ValueError(f"senses[{index}] = {sense!r}; allowed: min, max")
         if sense == "min":
             values[:, index] *= -1.0

@@ -179,11 +179,10 @@ def _work(search: Search, lock: AbstractContextManager[Any]) -> None:
 
 
 def _tell(study: optuna.Study, number: int, outcome: dict[str, Any]) -> None:
-    """End a trial; samplers and pruners go by its loss."""
-    states = {"failed": TrialState.FAIL, "pruned": TrialState.PRUNED}
-    if state := states.get(outcome["status"]):
-        study.tell(number, state=state)
-    else:  # what diverged may have no finite loss: nothing is worse
+    """End a trial; samplers go by its loss."""
+    if outcome["status"] == "pruned":
+        study.tell(number, state=TrialState.PRUNED)
+    else:  # what failed, or diverged, may have no finite loss: nothing is worse
         study.tell(number, outcome.get("loss", math.inf))
 
 

@@ -556,11 +556,11 @@ def test_diverged_and_failed_trials_are_reported(
     assert states[0.1, 0.5].user_attrs["status"] == "completed"
     diverged, failed = states[1e3, 0.5], states[0.1, 3.0]
     assert diverged.user_attrs["status"] == "diverged"
-    # a sampler is told how bad it was
-    assert diverged.state == TrialState.COMPLETE
+    # a sampler sees how bad it was
     assert diverged.value is not None
     assert diverged.value > states[0.1, 0.5].user_attrs["loss"]
-    assert failed.state == TrialState.FAIL
+    assert failed.user_attrs["status"] == "failed"
+    assert failed.value == math.inf
     assert "fedavg-gd.batch-fraction = 3.0 must be" in failed.user_attrs["reason"]
     shown = capsys.readouterr().out
     assert "diverged: " in shown
