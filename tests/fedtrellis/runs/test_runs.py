@@ -141,6 +141,7 @@ def test_curves_are_the_runs_over_what_was_asked_for(
     # all know F* of the one problem
     assert figures[1].axes[0].get_ylabel() == "loss − F*"
     losses = figures[1].axes[0].lines[1].get_ydata()
+    assert runs[1].reference is not None
     assert np.allclose(losses, columns["loss"] - runs[1].reference)
 
 

@@ -335,7 +335,7 @@ def table_in(out: Path) -> pd.DataFrame:
 
 
 def test_a_trial_is_run_and_measured(app: Path, tmp_path: Path) -> None:
-    at = {"x": FloatDistribution(0.0, 100.0)}
+    at: dict[str, Any] = {"x": FloatDistribution(0.0, 100.0)}
     search = made(tmp_path, at, 3, app=app, config={"wait": 0.0})
     study = optuna.create_study()
     for x in (2.0, 95.0, 85.0):
