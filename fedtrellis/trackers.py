@@ -423,6 +423,12 @@ def tracker_names(track: str) -> list[str]:
     ------
     SettingsError
         One is not known, or its library is not installed.
+
+    Examples
+    --------
+    >>> from fedtrellis.trackers import tracker_names
+    >>> tracker_names("")
+    []
     """
     names = [name.strip() for name in track.split(",") if name.strip()]
     trackers: list[type[Tracker]] = [TensorBoard, MLflow, WeightsAndBiases, OpenMetrics]
@@ -443,6 +449,12 @@ def make_trackers(names: list[str], directory: Path) -> list[Tracker]:
     directory : Path
         The record: ``tensorboard`` and ``wandb`` are folders in it, ``metrics.prom`` a
         file. MLflow writes where ``MLFLOW_TRACKING_URI`` says.
+
+    Examples
+    --------
+    >>> from fedtrellis.trackers import make_trackers
+    >>> make_trackers([], None)
+    []
     """
     make: dict[str, Callable[[], Tracker]] = {
         "tensorboard": lambda: TensorBoard(directory / "tensorboard"),
