@@ -260,7 +260,7 @@ def test_accuracy_is_left_out_where_a_run_has_none() -> None:
 # ---------------------------------------------------------------------------- an app
 
 APP = """
-import json, time
+import json, os, time
 from pathlib import Path
 import fedtrellis
 from flwr.serverapp import ServerApp
@@ -274,6 +274,8 @@ def main(grid, context):
         raise SystemExit("enough")
     if config["x"] > 80:
         return
+    if config["x"] > 70:
+        os._exit(9)
     time.sleep(config["wait"])
     folder = Path(config["results-dir"]) / "mine"
     folder.mkdir()
@@ -456,6 +458,18 @@ def test_an_interrupted_search_goes_on_where_it_was(
     assert main(command(app, "--trials", 8, "--out", whole)) == 0
     assert drawn_in(out) == drawn_in(whole)
     assert [t.value for t in after] == [t.value for t in study_in(whole).trials]
+
+
+def test_a_process_that_ends_by_itself_is_one_line_and_costs_one_trial(
+    app: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "search.toml").write_text("x.values = [1.0, 2.0, 3.0, 75.0]")
+    assert main(command(app, "--jobs", 2)) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "--jobs 2: a process ended by itself" in error
+    states = {t.params["x"]: t.state for t in study_in(tmp_path / "out").trials}
+    assert states.pop(75.0) == TrialState.RUNNING  # the next command tries it again
+    assert set(states.values()) == {TrialState.COMPLETE}
 
 
 # -------------------------------------------------------------------------- command
