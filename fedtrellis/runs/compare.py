@@ -37,7 +37,6 @@ AXES = {
     "bytes": "bytes up and down, all nodes",
     "seconds": "seconds of the rounds",
 }
-_PICTURES = (".png", ".svg", ".pdf")
 # what the name says anyway, and where a run's files and lines went
 _UNTOLD = ("method", "resume", "results-dir", "log-format")
 
@@ -203,7 +202,7 @@ def compare(
     runs : sequence of Run
         At least one.
     out : path
-        ``.png``, ``.svg`` or ``.pdf``.
+        ``.png``, ``.svg``, ``.pdf`` or what else Matplotlib writes.
     x : {"rounds", "bytes", "seconds"}
         What the curves are drawn over; bytes and seconds add up over the rounds.
     metric : str
@@ -213,8 +212,11 @@ def compare(
     Raises
     ------
     SettingsError
-        No run, runs of different tasks, no such metric, no such folder, an ending that
-        is not known, or no Matplotlib.
+        Runs of different tasks, no such metric, or no Matplotlib.
+    ValueError
+        An ending that Matplotlib does not know.
+    OSError
+        The file cannot be written.
     """
     need("matplotlib", f"--out = {str(out)!r}", "report")
     # the object interface: no global state, no display
@@ -225,14 +227,6 @@ def compare(
     check_choice("metric", metric, {name for run in runs for name in run.columns()})
     if not different_tasks:
         check_tasks(runs)
-    if path.suffix not in _PICTURES:
-        raise SettingsError(
-            f"--out = {str(out)!r} must end with one of {', '.join(_PICTURES)}"
-        )
-    if not path.absolute().parent.is_dir():
-        raise SettingsError(
-            f"--out = {str(out)!r}: there is no folder {path.absolute().parent}"
-        )
     figure = Figure(layout="constrained")
     axes = figure.subplots()
     optima = {run.reference for run in runs}
