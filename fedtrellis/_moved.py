@@ -20,7 +20,6 @@ _MOVED = {
     "dual_bundle": "dual.bundle",
     "enclosing": "domains.enclosing",
     "factor_file": "admm.factor_file",
-    "grey_relational": "tune.grey_relational",
     "local": "wire.local_grid",
     "local_dual_passes": "dual.local_passes",
     "loop": "server.rounds",
@@ -37,13 +36,9 @@ _MOVED = {
     "records": "server.records",
     "reference": "objectives.reference",
     "regularized_loss": "dual.regularized_loss",
-    "search_space": "tune.search_space",
     "shifted_systems": "admm.shifted_systems",
     "sizes": "wire.message_size",
     "torch_objective": "objectives.torch_objective",
-    "trials": "tune.trials",
-    "tuning": "tune.ranking",
-    "tuning_report": "tune.report",
     "universal_perturbation": "objectives.universal_perturbation",
 }
 

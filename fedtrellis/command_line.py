@@ -14,7 +14,7 @@ from fedtrellis.app.command_line import (
 )
 from fedtrellis.app.listing import print_list
 from fedtrellis.builtin import installed_app
-from fedtrellis.runs.command_line import (
+from fedtrellis.runs.compare import (
     add_compare_options,
     add_runs_options,
     compare_runs,
@@ -23,7 +23,7 @@ from fedtrellis.runs.command_line import (
 from fedtrellis.server.interruption import fedtrellis_command
 from fedtrellis.settings import SettingsError
 from fedtrellis.signals import signals_interrupt
-from fedtrellis.tune.search import add_options, search
+from fedtrellis.tune.command_line import add_options, search
 
 __all__ = ["main"]
 
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tune = commands.add_parser(
         "tune",
         help="search for an app's settings",
-        description="Run trials of a Flower app with settings drawn at random, and "
+        description="Run trials of a Flower app as an Optuna study, and "
         "recommend one of them by grey relational analysis over seven metrics.",
     )
     add_options(tune)

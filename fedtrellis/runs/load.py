@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtrellis.app.directory import flatten
+from fedtrellis.extras import need
 from fedtrellis.server.callbacks import RoundRecord
 from fedtrellis.server.records import default_results_dir
 from fedtrellis.settings import SettingsError
@@ -119,16 +120,12 @@ class Run:
 
         Raises
         ------
-        ModuleNotFoundError
-            pandas is not installed.
+        SettingsError
+            pandas is not installed; :meth:`columns` needs none.
         """
-        try:
-            import pandas as pd
-        except ModuleNotFoundError:
-            raise ModuleNotFoundError(
-                "Run.frame() needs pandas: pip install pandas; Run.columns() has the "
-                "same numbers without it"
-            ) from None
+        need("pandas", "Run.frame()", "report")
+        import pandas as pd
+
         frame = pd.DataFrame(self.columns())
         return frame.astype({"round": int}).set_index("round")
 

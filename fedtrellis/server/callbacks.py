@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -125,6 +127,24 @@ class Callback:
 
     def on_failure(self, strategy: LoopStrategy, error: BaseException) -> None:
         """When the run ends with an error, which is raised afterwards."""
+
+
+_observers: ContextVar[tuple[Callback, ...]] = ContextVar("observers", default=())
+
+
+@contextmanager
+def observed_by(callback: Callback) -> Iterator[None]:
+    """Give a callback to every strategy that is made inside, after its own."""
+    token = _observers.set((*_observers.get(), callback))
+    try:
+        yield
+    finally:
+        _observers.reset(token)
+
+
+def observers() -> tuple[Callback, ...]:
+    """The callbacks of :func:`observed_by` around this line."""
+    return _observers.get()
 
 
 class EarlyStop(Callback):

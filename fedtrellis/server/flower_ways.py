@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from logging import INFO
 from typing import TYPE_CHECKING, Any
 
-from fedtrellis.server.callbacks import Callback, RoundRecord
+from fedtrellis.server.callbacks import Callback, RoundRecord, observers
 from fedtrellis.wire.flower_internals import log
 
 if TYPE_CHECKING:
@@ -54,9 +54,9 @@ def advise(cls: type[Any], options: Mapping[str, Any]) -> None:
 
 
 def with_a_log(callbacks: Sequence[Callback]) -> list[Callback]:
-    """The callbacks, and a :class:`RoundLog` if none of them tells of the rounds."""
+    """The callbacks, observers, and a :class:`RoundLog` if none tells of the rounds."""
     told = any(callback.tells_of_rounds for callback in callbacks)
-    return [*callbacks] if told else [*callbacks, RoundLog()]
+    return [*callbacks, *observers(), *([] if told else [RoundLog()])]
 
 
 class RoundLog(Callback):

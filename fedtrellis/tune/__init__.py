@@ -1,1 +1,1 @@
-"""``fedtrellis tune``: a search for settings, judged by grey relational analysis."""
+"""``fedtrellis tune``: an Optuna study, ranked by grey relational analysis."""

@@ -14,15 +14,16 @@ Industrial & Engineering Chemistry Research 56 (2017). The n objectives of m poi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["SENSES", "grey_relational_grades", "pareto_front", "recommended"]
+if TYPE_CHECKING:
+    import pandas as pd
 
-#: What may be said of an objective: smaller is better, or larger is better.
-SENSES = ("min", "max")
+__all__ = ["grey_relational_grades", "pareto_front", "ranked"]
 
 
 def _oriented(metrics: ArrayLike, senses: Sequence[str]) -> NDArray[np.float64]:
@@ -34,7 +35,7 @@ def _oriented(metrics: ArrayLike, senses: Sequence[str]) -> NDArray[np.float64]:
             f"objectives, and as many columns as there are senses, {len(senses)}"
         )
     for index, sense in enumerate(senses):
-        if sense not in SENSES:
+        if sense not in ("min", "max"):
             raise ValueError(f"senses[{index}] = {sense!r}; allowed: min, max")
         if sense == "min":
             values[:, index] *= -1.0
@@ -128,32 +129,46 @@ def grey_relational_grades(
     return grades
 
 
-def recommended(metrics: ArrayLike, senses: Sequence[str]) -> int:
-    """Return the point of the Pareto front with the largest grade on that front.
+def ranked(table: pd.DataFrame, senses: Mapping[str, str]) -> pd.DataFrame:
+    """Put points in order: the Pareto front by falling grade, then the others.
 
-    The dominated points are taken away first, as the method is for a front: what the
-    scaling makes of the others does not depend on how bad the worst trial was. Of
-    equal grades the first wins.
+    Only points of the front have a grade, as the method is for a front: what the
+    scaling makes of them does not depend on how bad the worst trial was.
 
     Parameters
     ----------
-    metrics : array_like, shape (m, n)
-        A row a point, a column an objective.
-    senses : sequence of str, length n
-        ``"min"`` or ``"max"`` for each objective.
+    table : pandas.DataFrame
+        A row a point; an Optuna study's ``trials_dataframe()``, for example.
+    senses : mapping of str to str
+        Its columns that are objectives, and ``"min"`` or ``"max"`` for each.
 
     Returns
     -------
-    int
-        The row.
+    pandas.DataFrame
+        The same rows and one more column, ``grade``, which is NaN off the front. The
+        first row is the recommended one; of equals the one that came first.
 
     Raises
     ------
     ValueError
-        If no point is finite, shapes do not fit or a sense is not known.
+        If a sense is not known, or there is none.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> from fedtrellis.tune.grey_relational import ranked
+    >>> table = pd.DataFrame({"cost": [10, 20, 30, 35], "yield": [1, 4.6, 5, 3]})
+    >>> ranked(table, {"cost": "min", "yield": "max"}).round(3)
+       cost  yield  grade
+    1    20    4.6  0.788
+    0    10    1.0  0.750
+    2    30    5.0  0.750
+    3    35    3.0    NaN
     """
-    rows = np.flatnonzero(pareto_front(metrics, senses))
-    if not len(rows):
-        raise ValueError("no point has finite values only")
-    grades = grey_relational_grades(np.asarray(metrics, dtype=float)[rows], senses)
-    return int(rows[np.argmax(grades)])
+    metrics, wanted = table[list(senses)].to_numpy(dtype=float), list(senses.values())
+    front = pareto_front(metrics, wanted)
+    grades = np.full(len(metrics), np.nan)
+    grades[front] = grey_relational_grades(metrics[front], wanted)
+    graded = table.assign(grade=grades)
+    # a stable order, NaN last
+    return graded.sort_values("grade", ascending=False, kind="stable")

@@ -23,7 +23,6 @@ PUBLIC = {
     "dual_bundle": "DualBundle Mixture maximise_over_simplices",
     "enclosing": "ENCLOSING enclosing_ball",
     "factor_file": "FactorFile fingerprint",
-    "grey_relational": "SENSES grey_relational_grades pareto_front recommended",
     "local": "FAULTS LocalGrid encode_message",
     "local_dual_passes": "local_dual_passes",
     "loop": "SAMPLINGS RoundStrategy",
@@ -41,15 +40,11 @@ PUBLIC = {
     "records": "RunRecord default_results_dir summarise summary_rows to_toml",
     "reference": "Certified Stationary certified_minimum unconstrained_minimum",
     "regularized_loss": "Optimum RegularizedLoss central_optimum",
-    "search_space": "Dimension SearchSpace check_key",
     "shifted_systems": "HESSIANS CholeskySystem ConjugateGradientSystem DiagonalSystem "
     "ShiftedSystem SpectralSystem UserSystem WideCholeskySystem WideSpectralSystem "
     "cached_system lipschitz_of make_system",
     "sizes": "message_bytes",
     "torch_objective": "TorchObjective",
-    "trials": "Job perform perform_all",
-    "tuning": "LATENCIES METRICS Ranking Trial divergence measure rank",
-    "tuning_report": "plot_front show write_best",
     "universal_perturbation": "Classifier DifferentiableClassifier "
     "PerceptronClassifier UniversalPerturbation",
 }

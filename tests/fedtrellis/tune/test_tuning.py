@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -14,19 +13,27 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import optuna
+import pandas as pd
 import pytest
-from rich.console import Console
+from optuna.distributions import (
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+from optuna.trial import TrialState
 
 import sim
 from fedtrellis.app.directory import read_config
 from fedtrellis.command_line import main
+from fedtrellis.runs.load import load_run
 from fedtrellis.server.callbacks import RoundRecord
 from fedtrellis.settings import SettingsError
-from fedtrellis.tune.ranking import METRICS, Ranking, Trial, divergence, measure, rank
-from fedtrellis.tune.report import plot_front, show
-from fedtrellis.tune.search_space import Dimension, SearchSpace
-from fedtrellis.tune.trials import Job, perform
+from fedtrellis.tune.metrics import METRICS, divergence, measure
+from fedtrellis.tune.report import ranked_trials
+from fedtrellis.tune.space import read_space
+from fedtrellis.tune.study import Search
+from fedtrellis.tune.trial import perform
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -111,83 +118,43 @@ def test_a_run_without_losses_is_refused() -> None:
 CONFIG = {"steps": 5, "size": 0.1, "name": "a", "flag": True, "deep.size": 1.0}
 
 
-def space(tmp_path: Path, text: str) -> SearchSpace:
+def space(tmp_path: Path, text: str) -> tuple[dict[str, Any], int | None]:
     path = tmp_path / "search.toml"
     path.write_text(text, encoding="utf-8")
-    return SearchSpace.read(path, CONFIG)
+    return read_space(path, CONFIG | {"own": "auto"})
 
 
-def test_a_search_file_gives_settings_of_the_types_of_the_defaults(
+def test_a_search_file_gives_distributions_of_the_types_of_the_defaults(
     tmp_path: Path,
 ) -> None:
-    search = space(
+    found, trials = space(
         tmp_path,
         """
         trials = 7
         name = { values = ["a", "b"] }
-        flag = { values = [true, false] }
+        size = { values = [1, 2.5] }
+        own = { values = ["auto", 2] }
         [steps]
         low = 1
         high = 9
-        [size]
-        low = 1
-        high = 1000
         [deep.size]
         low = -1
-        high = 1.0
+        high = 1
         scale = "linear"
         """,
     )
-    assert search.trials == 7
-    drawn = search.draw(400, seed=3)
-    assert len(drawn) == 400
-    assert drawn[:50] == search.draw(50, seed=3)
-    assert drawn[:50] != search.draw(50, seed=4)
-    assert {type(one["steps"]) for one in drawn} == {int}
-    assert {type(one["size"]) for one in drawn} == {float}
-    assert {one["name"] for one in drawn} == {"a", "b"}
-    assert {one["flag"] for one in drawn} == {True, False}
-    sizes = np.array([one["size"] for one in drawn])
-    assert 1 <= sizes.min() < sizes.max() <= 1000
-    # a third of log-uniform values in each decade: 133 of 400, standard deviation 9.4
-    counts, _ = np.histogram(np.log10(sizes), bins=[0, 1, 2, 3])
-    assert (np.abs(counts - 400 / 3) < 5 * 9.5).all()
-    deep = np.array([one["deep.size"] for one in drawn])
-    # uniform on [−1, 1]: standard deviation of the mean 0.58/20
-    assert abs(deep.mean()) < 5 * 0.03
-    steps = {one["steps"] for one in drawn}
-    assert steps == set(range(1, 10))
-
-
-def test_a_small_space_is_gone_through_once(tmp_path: Path) -> None:
-    search = space(tmp_path, 'name.values = ["a", "b"]\nsteps.values = [1, 2, 3]')
-    drawn = search.draw(100, seed=0)
-    assert sorted((one["name"], one["steps"]) for one in drawn) == [
-        (name, steps) for name in "ab" for steps in (1, 2, 3)
-    ]
-    whole = Dimension("steps", (), 1, 4, "linear", True)
-    assert sorted(one["steps"] for one in SearchSpace((whole,)).draw(100, seed=0)) == [
-        1,
-        2,
-        3,
-        4,
-    ]
-
-
-def test_a_setting_that_finds_itself_is_searched_like_others(tmp_path: Path) -> None:
-    """Its default, "auto", says nothing of its kind."""
-    path = tmp_path / "search.toml"
-    path.write_text(
-        "fedfw.penalty = {low = 1, high = 10}\n"
-        'fedfw.schedule.values = ["auto", "constant"]\n'
-        'fedfw.dual-penalty.values = ["auto", 2]\n'
-    )
-    search = SearchSpace.read(path, sim.app.default_config())
-    drawn = search.draw(50, seed=0)
-    assert all(1.0 <= one["fedfw.penalty"] <= 10.0 for one in drawn)
-    assert {type(one["fedfw.penalty"]) for one in drawn} == {float}
-    assert {one["fedfw.schedule"] for one in drawn} == {"auto", "constant"}
-    assert {one["fedfw.dual-penalty"] for one in drawn} == {"auto", 2}
+    assert trials == 7
+    assert found == {
+        "name": CategoricalDistribution(["a", "b"]),
+        "size": CategoricalDistribution([1.0, 2.5]),
+        "own": CategoricalDistribution(["auto", 2]),
+        "steps": IntDistribution(1, 9, log=True),
+        "deep.size": FloatDistribution(-1.0, 1.0),
+    }
+    assert type(found["size"].choices[0]) is float
+    # what finds itself says nothing of its kind
+    auto = {"own": FloatDistribution(1.0, 10.0, log=True)}
+    assert space(tmp_path, "own = {low = 1, high = 10}") == (auto, None)
 
 
 @pytest.mark.parametrize(
@@ -196,19 +163,19 @@ def test_a_setting_that_finds_itself_is_searched_like_others(tmp_path: Path) -> 
         ("step.values = [1]", r"'step' is not known to the app \(did you mean 'steps'"),
         ("deep.sise.values = [1]", "'deep.sise' is not known .* 'deep.size'"),
         ("steps = 3", "steps = 3 must be a table"),
-        ("steps.values = []", r"steps: values = \[\] must be a list with an entry"),
+        ("steps.values = []", r"steps: values = \[\] must be a list"),
         ("steps.values = [1.5]", "steps = 1.5 must be a whole number"),
         ("steps.values = [true]", "steps = True must be a whole number"),
         ("name.values = [1]", "name = 1 must be a text"),
         ("size.values = [nan]", "size = nan must be a number"),
         ("name.low = 1", "name: its default 'a' is no number; give values"),
         ("flag.low = 1", "flag: its default True is no number; give values"),
-        ("size.low = 1", "size: high is missing"),
-        ("size = {low = 2, high = 1}", r"size: low = 2.0 must be below high = 1.0"),
-        ("size = {low = 0, high = 1}", "low = 0.0 must be above 0 for scale = 'log'"),
+        ("size.low = 1", "size needs low and high, or values"),
+        ("size = {low = 2, high = 1}", "size: .*low=2.0, high=1.0"),
+        ("size = {low = 0, high = 1}", "size: `low > 0` must hold for `log=True`"),
         ("size = {low = 1, hihg = 2}", r"'hihg' is not known \(did you mean 'high'"),
         ("size = {low = 1, high = 2, scale = 'lin'}", "scale = 'lin' .* log"),
-        ("size = {low = 1, values = [2]}", "values goes without low"),
+        ("size = {low = 1, values = [2]}", "entry = 'low' is not known; .* values"),
         ("trials = 0\nsize.values = [1]", "trials = 0 must be .* at least 1"),
         ("trials = 5", "names no key"),
         ("size = ", "Invalid value"),
@@ -222,14 +189,41 @@ def test_a_bad_search_file_is_one_clear_error(
     assert "\n" not in str(caught.value)
 
 
-# --------------------------------------------------------------------------- choice
+def made(out: Path, searched: dict[str, Any], trials: int, **more: Any) -> Search:
+    config = more.pop("config", {})
+    return Search(more.pop("app", None), config, searched, 2, out, trials, **more)
 
 
-def trial(number: int, status: str = "completed", **metrics: float) -> Trial:
+def test_no_settings_are_drawn_twice_and_the_first_are_always_the_same(
+    tmp_path: Path,
+) -> None:
+    wide = {"size": FloatDistribution(1.0, 1e3, log=True)}
+    drawn = made(tmp_path, wide, 50, seed=3).drawn()
+    assert len(drawn) == 50
+    assert drawn[:20] == made(tmp_path, wide, 20, seed=3).drawn()
+    assert drawn != made(tmp_path, wide, 50, seed=4).drawn()
+    small = {"a": CategoricalDistribution("xy"), "b": IntDistribution(1, 3)}
+    drawn = made(tmp_path, small, 100).drawn()
+    assert sorted((one["a"], one["b"]) for one in drawn) == [
+        (a, b) for a in "xy" for b in (1, 2, 3)
+    ]
+
+
+# -------------------------------------------------------------------------- ranking
+
+
+def ended(number: int, status: str = "completed", **metrics: float) -> Any:
     values = dict.fromkeys(METRICS, 1.0) | {
         key.replace("_", "-"): value for key, value in metrics.items()
     }
-    return Trial(number, {"size": number / 10}, status, "so", values)
+    trial = optuna.trial.create_trial(
+        value=0.0,
+        params={"size": 0.1},
+        distributions={"size": FloatDistribution(0.0, 1.0)},
+        user_attrs={**values, "reason": "so", "status": status},
+    )
+    trial.number = number
+    return trial
 
 
 def test_the_front_comes_first_by_grade_then_the_others_by_loss() -> None:
@@ -239,55 +233,243 @@ def test_the_front_comes_first_by_grade_then_the_others_by_loss() -> None:
     other five metrics have coefficient 1 and trial 4 the largest sum.
     """
     trials = [
-        trial(5, loss=1.0, volatility=6.0),
-        trial(2, loss=4.0, volatility=6.0),
-        trial(1, loss=3.0, volatility=1.0),
-        trial(7, "failed"),
-        trial(4, loss=2.0, volatility=1.5),
-        trial(3, loss=3.5, volatility=6.0),
+        ended(0, loss=4.0, volatility=6.0),
+        ended(1, loss=3.0, volatility=1.0),
+        ended(2, "failed"),
+        ended(3, loss=3.5, volatility=6.0),
+        ended(4, loss=2.0, volatility=1.5),
+        ended(5, loss=1.0, volatility=6.0),
     ]
-    ranking = rank(trials)
-    assert [one.number for one in ranking.trials] == [4, 1, 5, 3, 2]
-    assert ranking.front == [True, True, True, False, False]
-    assert ranking.grades[:3] == pytest.approx(
+    table, metrics = ranked_trials(trials)
+    assert table["trial"].tolist() == [4, 5, 1, 3, 0, 2]
+    assert table["grade"].tolist()[:3] == pytest.approx(
         [(5 + 1 / 1.5 + 1 / 1.1) / 7, (5 + 1.5) / 7, (5 + 1.5) / 7]
     )
-    assert ranking.metrics == list(METRICS)
+    assert table["grade"].isna().tolist() == [False] * 3 + [True] * 3
+    assert metrics == list(METRICS)
 
 
 def test_accuracy_is_left_out_where_a_run_has_none() -> None:
-    without = trial(2)
-    del without.metrics["accuracy"]
-    assert "accuracy" not in rank([trial(1), without]).metrics
-    with pytest.raises(SettingsError, match="none of 2 trials is left; trial 1 failed"):
-        rank([trial(2, "diverged"), trial(1, "failed")])
+    without = ended(1)
+    del without.user_attrs["accuracy"]
+    assert "accuracy" not in ranked_trials([ended(0), without])[1]
+    with pytest.raises(SettingsError, match="none of 2 trials is left; trial 0 failed"):
+        ranked_trials([ended(0, "failed"), ended(1, "diverged")])
 
 
-@pytest.mark.parametrize("width", [80, 160])
-def test_the_table_fits_the_terminal(width: int) -> None:
-    trials = [trial(1), trial(2, loss=2.0), trial(3, "diverged")]
-    console = Console(width=width, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    show(console, rank(trials), trials)
-    text = console.export_text()
-    assert max(map(len, text.splitlines())) <= width
-    assert ("at 0.8 s" in text) == (width == 160)
-    assert "at 0.2575 s" in text
-    assert "left out: trial 3 diverged: so" in text
-    assert text.index("1.000") < text.index("│     2 │")
+# ---------------------------------------------------------------------------- an app
+
+APP = """
+import json, os, time
+from pathlib import Path
+import fedtrellis
+from flwr.serverapp import ServerApp
+client_app = fedtrellis.client_app(lambda context: None)
+server_app = ServerApp()
+
+@server_app.main()
+def main(grid, context):
+    config = context.run_config
+    if config["x"] > 90:
+        raise SystemExit("enough")
+    if config["x"] > 80:
+        return
+    if config["x"] > 70:
+        os._exit(9)
+    time.sleep(config["wait"])
+    folder = Path(config["results-dir"]) / "mine"
+    folder.mkdir()
+    print("hello from the app")
+    with (folder / "history.jsonl").open("w") as file:
+        for i in range(4):
+            loss = (config["x"] - 3.0) ** 2 + 400.0 * 0.1**i
+            line = {"round": i, "seconds": 0.5, "evaluation": {"loss": loss}}
+            file.write(json.dumps(line | {"weather": "fair"}) + "\\n")
+    (folder / "summary.json").write_text('{"status": "completed"}')
+"""
 
 
-@pytest.mark.parametrize("count", [1, 2, 30])
-def test_the_picture_is_drawn_for_any_number_of_trials(
-    tmp_path: Path, count: int
+@pytest.fixture
+def app(tmp_path: Path) -> Path:
+    """An app that writes its own record: its loss tends to (x − 3)²."""
+    # every test has a module of its own
+    name = f"app_{re.sub(r'[^a-z0-9]', '_', tmp_path.name.lower())}"
+    folder = tmp_path / "app"
+    folder.mkdir()
+    (folder / f"{name}.py").write_text(APP, encoding="utf-8")
+    (folder / "pyproject.toml").write_text(
+        f"""
+        [project]
+        name = "parabola"
+        [tool.flwr.app.components]
+        serverapp = "{name}:server_app"
+        clientapp = "{name}:client_app"
+        [tool.flwr.app.config]
+        x = 0.0
+        wait = 0.0
+        results-dir = ""
+        """
+    )
+    (tmp_path / "search.toml").write_text(
+        '[x]\nlow = -50.0\nhigh = 50.0\nscale = "linear"\n'
+    )
+    return folder
+
+
+def command(app: Path, *more: Any) -> list[str]:
+    """The arguments of a search in the app's parent folder."""
+    search, out = app.parent / "search.toml", app.parent / "out"
+    common = ["tune", app, "--search", search, "--out", out, "--nodes", 2, *more]
+    return [str(word) for word in common]
+
+
+def study_in(out: Path) -> optuna.Study:
+    storage = f"sqlite:///{out / 'study.db'}"
+    return optuna.load_study(study_name="fedtrellis", storage=storage)
+
+
+def drawn_in(out: Path) -> list[dict[str, Any]]:
+    return [trial.params for trial in study_in(out).trials]
+
+
+def table_in(out: Path) -> pd.DataFrame:
+    return pd.read_csv(out / "trials.csv")
+
+
+def test_a_trial_is_run_and_measured(app: Path, tmp_path: Path) -> None:
+    at: dict[str, Any] = {"x": FloatDistribution(0.0, 100.0)}
+    search = made(tmp_path, at, 3, app=app, config={"wait": 0.0})
+    study = optuna.create_study()
+    for x in (2.0, 95.0, 85.0):
+        study.enqueue_trial({"x": x})
+    outcomes = [perform(search, study.ask(at)) for _ in range(3)]
+    assert outcomes[0]["status"] == "completed"
+    assert outcomes[0]["record"] == "runs/000/mine"
+    assert outcomes[0]["seconds-0.8"] == pytest.approx(1.3)
+    # of rounds 1 to 3: 1 + 400 (1/10 + 1/100 + 1/1000)/3
+    assert outcomes[0]["loss"] == pytest.approx(1.0 + 44.4 / 3.0)
+    assert (tmp_path / "runs/000/log.txt").read_text() == "hello from the app\n"
+    assert [one["status"] for one in outcomes[1:]] == ["failed", "failed"]
+    assert outcomes[1]["reason"] == "SystemExit: enough"
+    assert "left no history.jsonl" in outcomes[2]["reason"]
+
+
+def test_a_known_optimum_is_found(
+    app: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rng = np.random.default_rng(count)
-    trials = [
-        trial(i, loss=10 ** rng.uniform(-3, 1), seconds_0=rng.uniform())
-        for i in range(1, count + 1)
-    ]
-    ranking: Ranking = rank(trials)
-    plot_front(tmp_path / "pareto.png", ranking, "a title")
-    assert (tmp_path / "pareto.png").read_bytes()[:4] == b"\x89PNG"
+    """TPE of 30 trials gets closer to x = 3 than random trials do, on [−50, 50]."""
+    assert main(command(app, "--trials", 30, "--sampler", "tpe")) == 0
+    best = study_in(tmp_path / "out").best_trial
+    assert abs(best.params["x"] - 3.0) < 1.0
+    (tmp_path / "search.toml").write_text("x.values = [1.0, 2.0, 3.0, 4.0]")
+    out = tmp_path / "values"
+    assert main(command(app, "--out", out)) == 0
+    # the metrics differ in the loss only, once the start's share is taken off
+    assert tomllib.loads((out / "best.toml").read_text()) == {"x": 3.0}
+    assert table_in(out)["x"].tolist()[0] == 3.0
+    assert sorted(table_in(out)["x"]) == [1.0, 2.0, 3.0, 4.0]
+    assert (out / "pareto.png").read_bytes()[:4] == b"\x89PNG"
+    shown = capsys.readouterr()
+    assert "Recommended first" in shown.out
+    assert re.search(r"trial 3: loss [0-9.]+$", shown.err, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("sampler", ["random", "tpe"])
+def test_the_same_seed_gives_the_same_trials(
+    app: Path, tmp_path: Path, sampler: str
+) -> None:
+    def search(out: str, trials: int, seed: int = 0, jobs: int = 1) -> list[Any]:
+        more = ("--sampler", sampler, "--out", tmp_path / out, "--trials", trials)
+        assert main(command(app, *more, "--seed", seed, "--jobs", jobs)) == 0
+        return drawn_in(tmp_path / out)
+
+    whole = search("whole", 13)
+    assert len(whole) == 13
+    search("parts", 6)
+    # it goes on, with more trials
+    assert search("parts", 13) == whole
+    assert search("other", 3, seed=1) != whole[:3]
+    if sampler == "random":  # TPE in two processes depends on which is faster
+        assert search("jobs", 13, jobs=2) == whole
+
+
+@pytest.mark.parametrize(
+    ("number", "jobs"),
+    [
+        (signal.SIGINT, 1),
+        (signal.SIGTERM, 2),
+        (signal.SIGKILL, 2),
+        pytest.param(signal.SIGINT, 2, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, 1, marks=pytest.mark.slow),
+        pytest.param(signal.SIGKILL, 1, marks=pytest.mark.slow),
+    ],
+)
+def test_an_interrupted_search_goes_on_where_it_was(
+    app: Path, tmp_path: Path, number: int, jobs: int
+) -> None:
+    out = tmp_path / "out"
+    words = command(app, "--jobs", jobs, "--trials", 8)
+    slow = [*words, "-c", "wait=0.4"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedtrellis", *slow],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # a shell's background jobs ignore it, and so would this one
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert process.stderr is not None
+    said = [process.stderr.readline() for _ in range(2)]
+    assert [line.split()[0] for line in said] == ["trial", "trial"]
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)  # as a terminal does
+    else:
+        process.send_signal(number)
+    _, stderr = process.communicate(timeout=60)
+    if number == signal.SIGKILL:
+        assert process.returncode == -number
+    else:
+        assert process.returncode == 128 + number, stderr
+        assert "are kept" in stderr
+    assert "Traceback" not in stderr
+    # its workers have gone too: nobody is left in its process group
+    for _ in range(100):
+        try:
+            os.killpg(process.pid, 0)
+        except ProcessLookupError:
+            break
+        time.sleep(0.1)
+    else:
+        pytest.fail("a worker is still there")
+    assert not (out / "best.toml").exists()
+
+    done = {t.number: t for t in study_in(out).trials if t.state.is_finished()}
+    assert 2 <= len(done) < 8
+    assert main(slow) == 0
+    after = study_in(out).trials
+    assert [trial.number for trial in after] == list(range(8))
+    assert {trial.state for trial in after} == {TrialState.COMPLETE}
+    # what was complete was not run again
+    for i, trial in done.items():
+        assert after[i] == trial
+    whole = tmp_path / "whole"
+    assert main(command(app, "--trials", 8, "--out", whole)) == 0
+    assert drawn_in(out) == drawn_in(whole)
+    assert [t.value for t in after] == [t.value for t in study_in(whole).trials]
+
+
+def test_a_process_that_ends_by_itself_is_one_line_and_costs_one_trial(
+    app: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "search.toml").write_text("x.values = [1.0, 2.0, 3.0, 75.0]")
+    assert main(command(app, "--jobs", 2)) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "--jobs 2: a process ended by itself" in error
+    states = {t.params["x"]: t.state for t in study_in(tmp_path / "out").trials}
+    assert states.pop(75.0) == TrialState.RUNNING  # the next command tries it again
+    assert set(states.values()) == {TrialState.COMPLETE}
 
 
 # -------------------------------------------------------------------------- command
@@ -303,15 +485,6 @@ values = [1, 5]
 FIXED = 'method="fedgia" task="logistic-regression" rounds=8'
 
 
-def tune(*arguments: str | int | Path) -> list[str]:
-    return [sys.executable, "-m", "fedtrellis", "tune", *map(str, arguments)]
-
-
-def lines(out: Path) -> list[dict[str, Any]]:
-    text = (out / "trials.jsonl").read_text(encoding="utf-8")
-    return [json.loads(line) for line in text.splitlines()]
-
-
 @pytest.fixture
 def search(tmp_path: Path) -> Path:
     path = tmp_path / "search.toml"
@@ -324,155 +497,91 @@ def test_a_search_on_this_repository_from_end_to_end(
 ) -> None:
     out = tmp_path / "out"
     options = ("--search", search, "--nodes", "4", "-c", FIXED, "--out", out)
-    done = subprocess.run(
-        tune(*options, "--trials", "3"), cwd=ROOT, capture_output=True, text=True
-    )
+    words = [sys.executable, "-m", "fedtrellis", "tune", *map(str, options)]
+    words += ["--trials", "3"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "Recommended first" in done.stdout
-    first = lines(out)
-    assert [line["trial"] for line in first] == [1, 2, 3]
-    for line in first:
-        assert line["status"] == "completed"
-        assert set(line["metrics"]) == set(METRICS)
-        record = out / line["record"]
-        config = read_config([str(record / "config.toml")])
-        assert config["rounds"] == 8
-        for key, value in line["settings"].items():
-            assert config[key] == value
-        summary = json.loads((record / "summary.json").read_text(encoding="utf-8"))
-        assert len(list(record.glob("history.jsonl"))) == 1
-        assert summary["rounds"] == 8
-    assert (out / "pareto.png").read_bytes()[:4] == b"\x89PNG"
+    for trial in study_in(out).trials:
+        attributes = trial.user_attrs
+        assert attributes["status"] == "completed"
+        assert set(METRICS) < attributes.keys()
+        assert trial.value == attributes["loss"]
+        run = load_run(out / attributes["record"])
+        assert run.summary["rounds"] == 8
+        assert trial.params.items() <= run.settings.items()
 
     # the recommended settings are a run config
     best = read_config([str(out / "best.toml")])
     assert best["method"] == "fedgia"
-    searched = ("fedgia.selected-fraction", "fedgia.local-steps")
-    settings = {key: best[key] for key in searched}
-    (chosen,) = [line for line in first if line["settings"] == settings]
-    assert (
-        sim.app.command_line(
-            [
-                "--nodes",
-                "4",
-                "-c",
-                str(out / "best.toml"),
-                "--out",
-                str(tmp_path / "again"),
-            ]
-        )
-        == 0
-    )
-    (again,) = (tmp_path / "again").iterdir()
+    chosen = study_in(out).trials[table_in(out)["trial"][0]]
+    assert chosen.params.items() <= best.items()
+    words = ["--nodes", "4", "-c", str(out / "best.toml"), "--out", str(tmp_path / "2")]
+    assert sim.app.command_line(words) == 0
+    (again,) = (tmp_path / "2").iterdir()
     losses = [
-        [json.loads(line)["evaluation"]["loss"] for line in path.open()]
-        for path in (again / "history.jsonl", out / chosen["record"] / "history.jsonl")
+        load_run(path).columns()["loss"].tolist()
+        for path in (again, out / chosen.user_attrs["record"])
     ]
     assert losses[0] == losses[1]
 
-    # it goes on, in two processes, after a line that was cut off
-    text = (out / "trials.jsonl").read_text(encoding="utf-8")
-    (out / "trials.jsonl").write_text(text[:-40], encoding="utf-8")
-    done = subprocess.run(
-        tune(*options, "--trials", "5", "--jobs", "2"),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "2 trials are already in" in done.stderr
-    after = lines(out)
-    assert after[:2] == first[:2]
-    assert sorted(line["trial"] for line in after) == [1, 2, 3, 4, 5]
-    (third,) = [line for line in after if line["trial"] == 3]
-    # the same run again, in another process: equal but for its times and its name
-    assert third["settings"] == first[2]["settings"]
-    assert third["metrics"]["loss"] == first[2]["metrics"]["loss"]
 
-
-@pytest.mark.parametrize(
-    ("number", "jobs"),
-    [
-        (signal.SIGINT, 1),
-        (signal.SIGTERM, 2),
-        pytest.param(signal.SIGINT, 2, marks=pytest.mark.slow),
-        pytest.param(signal.SIGTERM, 1, marks=pytest.mark.slow),
-    ],
-)
-def test_an_interrupted_search_keeps_what_was_done(
-    tmp_path: Path, search: Path, number: int, jobs: int
+def test_a_pruner_ends_trials_whose_rounds_are_worse_than_the_median(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "out"
-    command = tune("--search", search, "--out", out, "--jobs", jobs, "--nodes", "4")
-    command += ["-c", FIXED.replace("rounds=8", "rounds=60"), "--trials", "500"]
-    process = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        # a shell's background jobs ignore it, and so would this one
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    """Steps of 1e-6 learn nothing: pruned as soon as five others are there."""
+    search, out = tmp_path / "search.toml", tmp_path / "out"
+    search.write_text("fedavg-gd.step-size.values = [0.1, 0.2, 0.3, 0.4, 0.5, 1e-6]")
+    config = 'method="fedavg-gd" task="logistic-regression" rounds=6'
+    common = ["tune", str(ROOT), "--search", str(search), "--nodes", "3"]
+    common += ["--out", str(out), "--pruner", "median", "-c", config]
+    # a seed whose last trial is the one of 1e-6
+    space = {"fedavg-gd.step-size": CategoricalDistribution([0, 1, 2, 3, 4, 5])}
+    seed = next(
+        seed
+        for seed in range(100)
+        if made(out, space, 6, seed=seed).drawn()[-1] == {"fedavg-gd.step-size": 5}
     )
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and process.poll() is None:
-        if (out / "trials.jsonl").exists() and len(lines_so_far(out)) >= 2:
-            break
-        time.sleep(0.05)
-    if number == signal.SIGINT:
-        os.killpg(process.pid, number)  # as a terminal does
-    else:
-        process.send_signal(number)
-    _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 128 + number, stderr
-    assert "are kept" in stderr
-    assert "Traceback" not in stderr
-    assert 2 <= len(lines(out)) < 500
-    assert not (out / "best.toml").exists()
-    # its workers have gone too: nobody is left in its process group
-    for _ in range(100):
-        try:
-            os.killpg(process.pid, 0)
-        except ProcessLookupError:
-            break
-        time.sleep(0.1)
-    else:
-        pytest.fail("a worker is still there")
-
-
-def lines_so_far(out: Path) -> list[str]:
-    return (out / "trials.jsonl").read_text(encoding="utf-8").splitlines()
+    assert main([*common, "--seed", str(seed)]) == 0
+    *others, last = study_in(out).trials
+    assert {trial.state for trial in others} == {TrialState.COMPLETE}
+    run = load_run(out / others[0].user_attrs["record"])
+    assert others[0].intermediate_values == {
+        round.round: round.metrics["loss"] for round in run.history if round.round
+    }
+    assert last.state == TrialState.PRUNED
+    assert last.user_attrs["reason"] == "in round 1"
+    assert load_run(out / last.user_attrs["record"]).summary["rounds"] == 1
+    assert "left out: trial 5 pruned: in round 1" in capsys.readouterr().out
 
 
 def test_diverged_and_failed_trials_are_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Steps of 1 000 diverge, and a batch fraction of 3 is refused by the app."""
-    search = tmp_path / "search.toml"
+    search, out = tmp_path / "search.toml", tmp_path / "out"
     search.write_text(
         "fedavg-gd.step-size.values = [0.1, 1e3]\n"
         "fedavg-gd.batch-fraction.values = [0.5, 3.0]"
     )
     arguments = ["tune", str(ROOT), "--search", str(search), "--nodes", "3"]
-    arguments += ["--out", str(tmp_path / "out"), "-c"]
     config = 'method="fedavg-gd" task="logistic-regression" rounds=6'
-    assert main([*arguments, config]) == 0
-    status = {
-        tuple(line["settings"].values()): (line["status"], line["reason"])
-        for line in lines(tmp_path / "out")
-    }
-    assert status[0.1, 0.5] == ("completed", "")
-    assert status[1e3, 0.5][0] == "diverged"
-    failed, reason = status[0.1, 3.0]
-    assert failed == "failed"
-    assert "fedavg-gd.batch-fraction = 3.0 must be" in reason
+    assert main([*arguments, "--out", str(out), "-c", config]) == 0
+    states = {tuple(t.params.values()): t for t in study_in(out).trials}
+    assert states[0.1, 0.5].user_attrs["status"] == "completed"
+    diverged, failed = states[1e3, 0.5], states[0.1, 3.0]
+    assert diverged.user_attrs["status"] == "diverged"
+    # a sampler sees how bad it was
+    assert diverged.value is not None
+    assert diverged.value > states[0.1, 0.5].user_attrs["loss"]
+    assert failed.user_attrs["status"] == "failed"
+    assert failed.value == math.inf
+    assert "fedavg-gd.batch-fraction = 3.0 must be" in failed.user_attrs["reason"]
     shown = capsys.readouterr().out
-    assert "left out: trial" in shown
     assert "diverged: " in shown
     assert "fedavg-gd.batch-fraction = 3.0 must be" in shown
-    logs = [path.read_text() for path in (tmp_path / "out").glob("runs/*/log.txt")]
+    logs = [path.read_text() for path in out.glob("runs/*/log.txt")]
     assert sum("SettingsError" in log for log in logs) == 2
+    assert math.isnan(table_in(out)["grade"].tolist()[-1])
 
 
 @pytest.mark.parametrize(
@@ -486,6 +595,8 @@ def test_diverged_and_failed_trials_are_reported(
         (["--trials", "0"], "--trials 0 must be at least 1"),
         (["--nodes", "0"], "--nodes 0 must be at least 1"),
         (["--jobs", "0"], "--jobs 0 must be at least 1"),
+        (["--sampler", "grid"], "--sampler = 'grid' is not known; .* random, tpe"),
+        (["--pruner", "mean"], r"--pruner = 'mean' is not known \(did you .* 'median'"),
         (["--search", "nowhere.toml"], "--search 'nowhere.toml': .*No such file"),
         (["-c", 'method="fedgai"'], "none of 2 trials is left; .* 'fedgia'"),
     ],
@@ -502,6 +613,15 @@ def test_what_is_wrong_is_one_line(
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("fedtrellis tune: error: ")
     assert re.search(message, error)
+
+
+def test_a_missing_library_is_named_with_its_extra(
+    search: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedtrellis.extras.find_spec", lambda name: None)
+    assert main(["tune", "--search", str(search)]) == 1
+    (error,) = capsys.readouterr().err.splitlines()
+    assert error.endswith('tune needs optuna: pip install "fedtrellis[tune]"')
 
 
 @pytest.mark.parametrize(
@@ -541,141 +661,62 @@ def test_a_directory_that_cannot_be_tuned_is_named(
 
 
 def test_another_search_is_not_mixed_into_an_old_one(
-    tmp_path: Path, search: Path, capsys: pytest.CaptureFixture[str]
+    app: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    common = ["tune", str(ROOT), "--search", str(search), "--out", str(out)]
-    common += ["--nodes", "3", "--trials", "1", "-c", FIXED]
-    assert main(common) == 0
-    before = (out / "trials.jsonl").read_text()
+    assert main(command(app, "--trials", 1)) == 0
+    before = study_in(out).trials
     for more, message in (
-        (["--nodes", "2"], "nodes = 3 instead of 2"),
+        (["--nodes", "3"], "nodes = 2 instead of 3"),
         (["--seed", "7"], "seed = 0 instead of 7"),
-        (["-c", "fedgia.sigma-scale=2.0"], "config = "),
+        (["--sampler", "tpe"], "sampler = 'random' instead of 'tpe'"),
+        (["-c", "wait=1.0"], "config = "),
     ):
-        assert main([*common, *more]) == 1
+        assert main(command(app, "--trials", 2, *more)) == 1
         assert message in capsys.readouterr().err.splitlines()[-1]
-    search.write_text(SEARCH.replace("low = 0.1", "low = 0.2"))
-    assert main(common) == 1
+    (tmp_path / "search.toml").write_text("x.values = [1.0]")
+    assert main(command(app, "--trials", 2)) == 1
     assert "another search" in capsys.readouterr().err
-    assert (out / "trials.jsonl").read_text() == before
+    assert study_in(out).trials == before
 
 
-@pytest.mark.parametrize(
-    ("found", "message"),
-    [
-        (None, "out cannot be written: .*File exists"),
-        ("[1]", "search.json cannot be read: it says nothing of a search"),
-        ("{", "search.json cannot be read"),
-    ],
-)
+@pytest.mark.parametrize("found", [None, "no database"])
 def test_what_lies_in_the_way_of_a_search_is_named(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    found: str | None,
-    message: str,
+    app: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], found: str | None
 ) -> None:
-    out, search = tmp_path / "out", tmp_path / "search.toml"
-    search.write_text("[rounds]\nvalues = [1]\n")
+    out = tmp_path / "out"
     if found is None:
         out.touch()
     else:
         out.mkdir()
-        (out / "search.json").write_text(found)
-    assert main(["tune", str(ROOT), "--search", str(search), "--out", str(out)]) == 1
+        (out / "study.db").write_text(found * 100)
+    assert main(command(app)) == 1
     (error,) = capsys.readouterr().err.splitlines()
-    assert re.search(message, error)
+    assert re.search("out cannot be used: ", error)
 
 
-# ------------------------------------------------------------------ an app of one's own
+# ------------------------------------------------------------- the documentation's app
 
 
-def blocks() -> dict[str, str]:
-    """The files of the documentation's app, by the names in their first lines."""
+def test_the_documentations_own_app_is_tuned(tmp_path: Path) -> None:
     page = (ROOT / "docs/tuning.md").read_text(encoding="utf-8")
     found = re.findall(r"```\w+\n# (\S+)\n(.*?)```", page, flags=re.DOTALL)
-    # as it is written from inside the repository
-    return {
-        name: re.sub(r"from fedtrellis\.(strategies|clients) ", r"from \1 ", text)
-        for name, text in found
-    }
-
-
-@pytest.fixture
-def own_app(tmp_path: Path) -> Path:
-    app = tmp_path / "my-app"
+    app, out = tmp_path / "my-app", tmp_path / "out"
     app.mkdir()
-    for name, text in blocks().items():
-        (app / name).write_text(text, encoding="utf-8")
-    # every test has a module of its own
-    unique = f"my_app_{tmp_path.name.replace('-', '_')}"
-    (app / "my_app.py").rename(app / f"{unique}.py")
-    project = app / "pyproject.toml"
-    project.write_text(project.read_text().replace("my_app:", f"{unique}:"))
-    return app
-
-
-def test_the_documentations_own_app_is_tuned(own_app: Path, tmp_path: Path) -> None:
-    assert {path.name for path in own_app.iterdir()} >= {
+    for name, text in found:
+        # as it is written from inside the repository
+        own = re.sub(r"from fedtrellis\.(strategies|clients) ", r"from \1 ", text)
+        (app / name).write_text(own, encoding="utf-8")
+    assert {path.name for path in app.iterdir()} == {
         "pyproject.toml",
+        "my_app.py",
         "search.toml",
     }
-    out = tmp_path / "out"
-    search = str(own_app / "search.toml")
+    search = str(app / "search.toml")
     options = ["--search", search, "--out", str(out), "-c", "rounds=30"]
-    assert main(["tune", str(own_app), *options]) == 0
-    assert len(lines(out)) == 8
-    assert {"completed"} <= {line["status"] for line in lines(out)}
+    assert main(["tune", str(app), *options, "--pruner", "median"]) == 0
+    assert len(study_in(out).trials) == 8
+    # its strategy reports its rounds
+    assert study_in(out).trials[0].last_step == 30
     best = tomllib.loads((out / "best.toml").read_text(encoding="utf-8"))
     assert set(best) == {"penalty", "rounds"}
-
-
-def test_an_app_that_exits_or_leaves_no_record_fails_its_trial(
-    own_app: Path, tmp_path: Path
-) -> None:
-    (source,) = own_app.glob("my_app_*.py")
-    text = source.read_text(encoding="utf-8")
-    body = "    config = context.run_config\n"
-    assert body in text
-    quitting = '    if config["rounds"] == 1:\n        raise SystemExit("enough")\n'
-    silent = '    if config["rounds"] == 2:\n        return\n'
-    source.write_text(text.replace(body, body + quitting + silent), encoding="utf-8")
-    reasons = [
-        perform(Job(own_app, rounds, {}, {"rounds": rounds}, 2, tmp_path)).reason
-        for rounds in (1, 2)
-    ]
-    assert reasons[0] == "SystemExit: enough"
-    assert "left no history.jsonl" in reasons[1]
-
-
-def test_records_of_other_strategies_may_say_more_or_less(
-    own_app: Path, tmp_path: Path
-) -> None:
-    (source,) = own_app.glob("my_app_*.py")
-    source.write_text(
-        """
-import json
-from pathlib import Path
-import fedtrellis
-from flwr.serverapp import ServerApp
-client_app = fedtrellis.client_app(lambda context: None)
-server_app = ServerApp()
-
-@server_app.main()
-def main(grid, context):
-    folder = Path(context.run_config["results-dir"]) / "mine"
-    folder.mkdir()
-    print("hello from the app")
-    with (folder / "history.jsonl").open("w") as file:
-        for i in range(4):
-            line = {"round": i, "seconds": 0.5, "evaluation": {"loss": 4.0 - i}}
-            file.write(json.dumps(line | {"weather": "fair"}) + "\\n")
-    (folder / "summary.json").write_text('{"status": "completed"}')
-""",
-        encoding="utf-8",
-    )
-    done = perform(Job(own_app, 1, {"penalty": 1.0}, {}, 2, tmp_path))
-    assert done.status == "completed"
-    assert done.record == "runs/001/mine"
-    assert done.metrics["seconds-0.8"] == pytest.approx(1.3)
-    assert (tmp_path / "runs/001/log.txt").read_text() == "hello from the app\n"

@@ -1,32 +1,16 @@
-"""Choosing settings: the metrics of a run, and the best of several trials.
-
-The seven metrics and the choice by grey relational analysis are those of the HyFDCA
-paper (section 7.3), and so is the random search of :mod:`fedtrellis.tune.search_space`.
-``fedtrellis tune`` puts them to work; see :mod:`fedtrellis.command_line`.
-"""
+"""The seven metrics by which the HyFDCA paper (section 7.3) compares settings."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from fedtrellis.server.callbacks import RoundRecord
 from fedtrellis.settings import SettingsError
-from fedtrellis.tune.grey_relational import grey_relational_grades, pareto_front
 
-__all__ = [
-    "LATENCIES",
-    "METRICS",
-    "Ranking",
-    "Trial",
-    "divergence",
-    "measure",
-    "rank",
-]
+__all__ = ["LATENCIES", "METRICS", "divergence", "measure"]
 
 #: Seconds of a round trip: none, from the USA to Singapore, a geostationary satellite.
 LATENCIES = (0.0, 0.2575, 0.8)
@@ -118,91 +102,3 @@ def measure(history: Sequence[RoundRecord]) -> dict[str, float]:
     reached = next(i for i, loss in enumerate(losses) if loss <= goal)
     metrics["rounds-to-90"] = float(numbers[reached])
     return metrics
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One run of the search.
-
-    Attributes
-    ----------
-    number : int
-        From 1.
-    settings : dict
-        What was drawn for it.
-    status : {"completed", "diverged", "failed"}
-    reason : str
-        Why it diverged or failed.
-    metrics : dict
-        See :func:`measure`; empty if it failed.
-    record : str
-        The run's record, relative to the search's directory; empty if there is none.
-    """
-
-    number: int
-    settings: dict[str, Any]
-    status: str
-    reason: str = ""
-    metrics: dict[str, float] = field(default_factory=dict)
-    record: str = ""
-
-    @property
-    def counts(self) -> bool:
-        """Whether it takes part in the comparison."""
-        return self.status == "completed"
-
-
-@dataclass(frozen=True)
-class Ranking:
-    """Trials that neither failed nor diverged, best first.
-
-    Attributes
-    ----------
-    trials : list of Trial
-        The Pareto front by falling grade, then the others by rising loss.
-    grades : list of float
-        Of the front; NaN for the others.
-    metrics : list of str
-        Those that all of the trials have.
-    """
-
-    trials: list[Trial]
-    grades: list[float]
-    metrics: list[str]
-
-    @property
-    def front(self) -> list[bool]:
-        """Which trials no other one dominates."""
-        return [not math.isnan(grade) for grade in self.grades]
-
-
-def rank(trials: Sequence[Trial]) -> Ranking:
-    """Put the trials that count in order, by grey relational analysis of their front.
-
-    Raises
-    ------
-    SettingsError
-        If none counts.
-    """
-    left = sorted((t for t in trials if t.counts), key=lambda t: t.number)
-    if not left:
-        first = min(trials, key=lambda t: t.number)
-        raise SettingsError(
-            f"none of {len(trials)} trials is left; trial {first.number} "
-            f"{first.status}: {first.reason}"
-        )
-    metrics = [name for name in METRICS if all(name in t.metrics for t in left)]
-    senses = [METRICS[name] for name in metrics]
-    table = np.array([[t.metrics[name] for name in metrics] for t in left])
-    front = pareto_front(table, senses)
-    grades = np.full(len(left), np.nan)
-    # the method is for points of a front; how bad the others are has no say
-    grades[front] = grey_relational_grades(table[front], senses)
-    order = sorted(
-        range(len(left)),
-        key=lambda i: (
-            not front[i],
-            -grades[i] if front[i] else left[i].metrics["loss"],
-        ),
-    )
-    return Ranking([left[i] for i in order], [float(grades[i]) for i in order], metrics)

@@ -1,0 +1,465 @@
+"""Rounds passed on to the tools that people watch runs with.
+
+Each is a callback, given to a strategy or, by its name in the run config's ``track``,
+to the app::
+
+    FedFW(domain, callbacks=[TensorBoard("logs")])
+    python sim.py -c 'track="tensorboard, openmetrics"'
+
+All get the same: every metric of a round under its own name, and beside them how the
+round went (``round/used``, ``round/bytes-up`` and so on). The libraries are imported
+when a run starts. A tool that fails while the run goes on costs the run nothing: one
+warning, and no more is tracked with it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from logging import WARNING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from flwr.serverapp.strategy import Result
+
+from fedtrellis.extras import need
+from fedtrellis.server.callbacks import Callback, RoundRecord
+from fedtrellis.server.records import how_it_ended
+from fedtrellis.settings import AUTO, SettingsError, check_choice
+from fedtrellis.wire.flower_internals import log
+
+if TYPE_CHECKING:
+    from fedtrellis.server.loop import LoopStrategy
+
+__all__ = [
+    "MLflow",
+    "OpenMetrics",
+    "TensorBoard",
+    "Tracker",
+    "WeightsAndBiases",
+    "make_trackers",
+    "tracker_names",
+]
+
+
+def _round_values(record: RoundRecord) -> dict[str, float]:
+    """A round's finite numbers by name."""
+    values = dict(record.metrics)
+    # round 0 is the start's evaluation: nobody was asked anything
+    if record.round:
+        values |= {
+            "round/sampled": record.sampled,
+            "round/used": record.used,
+            "round/dropped": len(record.rejected),
+            "round/bytes-up": record.bytes_up,
+            "round/bytes-down": record.bytes_down,
+            "round/seconds": record.seconds,
+        }
+    return {name: float(v) for name, v in values.items() if math.isfinite(v)}
+
+
+def _settings_of(strategy: LoopStrategy) -> dict[str, Any]:
+    """What a strategy's log begins with, under the names of run configs."""
+    return {
+        field.name.replace("_", "-"): AUTO if value is None else value
+        for field in dataclasses.fields(strategy)
+        if field.metadata.get("shown", "help" in field.metadata)
+        for value in [getattr(strategy, field.name)]
+    }
+
+
+class Tracker(Callback):
+    """Base class: one run passed on to one tool.
+
+    A subclass has ``name`` (of run configs), ``library`` (what it imports) and
+    ``extra`` (what installs it), and the three methods below.
+
+    Raises
+    ------
+    SettingsError
+        When it is made: the library is not installed. When a run starts: the tool
+        cannot be written to.
+
+    Examples
+    --------
+    A tool of your own:
+
+    >>> from fedtrellis import RoundRecord
+    >>> from fedtrellis.trackers import Tracker
+    >>> class Printed(Tracker):
+    ...     name = library = extra = "json"
+    ...     def open(self, settings): ...
+    ...     def write(self, step, values): print(step, values)
+    ...     def close(self, status): ...
+    >>> Printed().on_round(None, RoundRecord(round=0, evaluation={"loss": 0.5}))
+    0 {'loss': 0.5}
+    """
+
+    name: ClassVar[str]
+    library: ClassVar[str]
+    extra: ClassVar[str]
+
+    def __init__(self) -> None:
+        need(self.library, type(self).__name__, self.extra)
+        self._broken = False
+        self._planned = 0
+
+    @abstractmethod
+    def open(self, settings: Mapping[str, Any]) -> None:
+        """Begin a run; ``settings`` are the strategy's, by name."""
+
+    @abstractmethod
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Pass on a round, ``step``, by its finite numbers."""
+
+    @abstractmethod
+    def close(self, status: str) -> None:
+        """End the run: ``completed``, ``interrupted`` or ``failed``."""
+
+    def on_start(
+        self, strategy: LoopStrategy, first_round: int, num_rounds: int
+    ) -> None:
+        """Open it."""
+        self._planned = num_rounds
+        settings = {"strategy": type(strategy).__name__, **_settings_of(strategy)}
+        try:
+            self.open(settings)
+        except Exception as error:
+            raise SettingsError(
+                f"{type(self).__name__} cannot start: {error}"
+            ) from error
+
+    def on_round(self, strategy: LoopStrategy, record: RoundRecord) -> bool | None:
+        """Write the round."""
+        self._pass_on(self.write, record.round, _round_values(record))
+        return None
+
+    def on_end(self, strategy: LoopStrategy, result: Result) -> None:
+        """Close it."""
+        self._pass_on(self.close, "completed")
+
+    def on_failure(self, strategy: LoopStrategy, error: BaseException) -> None:
+        """Close it, with how the run ended."""
+        self._pass_on(self.close, how_it_ended(error))
+
+    def _pass_on(self, call: Callable[..., None], *arguments: Any) -> None:
+        """Call it; after the first error nothing more is passed on."""
+        if self._broken:
+            return
+        try:
+            call(*arguments)
+        except Exception as error:
+            self._broken = True
+            who = type(self).__name__
+            log(WARNING, "%s: %s; nothing more is tracked with it", who, error)
+
+
+class TensorBoard(Tracker):
+    """Event files for ``tensorboard --logdir DIRECTORY``.
+
+    Parameters
+    ----------
+    directory : path
+        Where they go; one of its own for each run.
+
+    Examples
+    --------
+    >>> from fedtrellis.trackers import TensorBoard
+    >>> callback = TensorBoard("logs/run-1")      # doctest: +SKIP
+    >>> strategy = FedFW(domain, callbacks=[callback])      # doctest: +SKIP
+    """
+
+    name, library, extra = "tensorboard", "tensorboard", "tensorboard"
+
+    def __init__(self, directory: str | Path) -> None:
+        super().__init__()
+        self.directory = Path(directory)
+
+    def open(self, settings: Mapping[str, Any]) -> None:
+        """Make the file."""
+        from tensorboard.summary import Writer
+
+        self._writer = Writer(str(self.directory))
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """A scalar a number."""
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def close(self, status: str) -> None:
+        """Close the file."""
+        self._writer.close()
+
+
+class MLflow(Tracker):
+    """A run of MLflow, with the settings as its parameters.
+
+    Parameters
+    ----------
+    run_name, experiment : str, optional
+        As MLflow calls them.
+    tracking_uri : str, optional
+        A server or a database; by default what ``MLFLOW_TRACKING_URI`` says.
+
+    Examples
+    --------
+    >>> from fedtrellis.trackers import MLflow
+    >>> address = "sqlite:///runs.db"
+    >>> callback = MLflow("first try", tracking_uri=address)    # doctest: +SKIP
+    """
+
+    name, library, extra = "mlflow", "mlflow", "mlflow"
+
+    def __init__(
+        self,
+        run_name: str | None = None,
+        experiment: str = "fedtrellis",
+        tracking_uri: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.run_name, self.experiment = run_name, experiment
+        self.tracking_uri = tracking_uri
+
+    def open(self, settings: Mapping[str, Any]) -> None:
+        """Make the run; a client of its own leaves MLflow's global run alone."""
+        from mlflow import MlflowClient
+        from mlflow.entities import Param
+
+        self._client = MlflowClient(self.tracking_uri)
+        known = self._client.get_experiment_by_name(self.experiment)
+        home = (
+            self._client.create_experiment(self.experiment)
+            if known is None
+            else known.experiment_id
+        )
+        run = self._client.create_run(home, run_name=self.run_name)
+        self.run_id: str = run.info.run_id
+        # a value of MLflow's has an end
+        params = [Param(name, str(value)[:500]) for name, value in settings.items()]
+        self._client.log_batch(self.run_id, params=params)
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """One request a round."""
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        metrics = [Metric(name, value, now, step) for name, value in values.items()]
+        self._client.log_batch(self.run_id, metrics=metrics)
+
+    def close(self, status: str) -> None:
+        """Say how it ended."""
+        ended = {"completed": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
+        self._client.set_terminated(self.run_id, ended[status])
+
+
+class WeightsAndBiases(Tracker):
+    """A run of Weights & Biases, with the settings as its config.
+
+    Parameters
+    ----------
+    project, run_name : str, optional
+        As Weights & Biases calls them.
+    directory : path, optional
+        Where its folder ``wandb`` goes; by default where ``WANDB_DIR`` says, or here.
+    mode : str, optional
+        ``"offline"`` keeps everything there, and ``wandb sync`` uploads it later; by
+        default what ``WANDB_MODE`` says.
+
+    Examples
+    --------
+    >>> from fedtrellis.trackers import WeightsAndBiases
+    >>> callback = WeightsAndBiases("lasso", mode="offline")      # doctest: +SKIP
+    """
+
+    name, library, extra = "wandb", "wandb", "wandb"
+
+    def __init__(
+        self,
+        project: str = "fedtrellis",
+        run_name: str | None = None,
+        directory: str | Path | None = None,
+        mode: Literal["online", "offline", "disabled"] | None = None,
+    ) -> None:
+        super().__init__()
+        self.project, self.run_name = project, run_name
+        self.directory, self.mode = directory, mode
+
+    def open(self, settings: Mapping[str, Any]) -> None:
+        """Make the run."""
+        import wandb
+
+        plain = (bool, int, float, str)
+        self._run = wandb.init(
+            project=self.project,
+            name=self.run_name,
+            dir=None if self.directory is None else str(self.directory),
+            mode=self.mode,
+            config={
+                k: v if isinstance(v, plain) else f"{v}" for k, v in settings.items()
+            },
+            reinit="create_new",
+            settings=wandb.Settings(silent=True, console="off", x_disable_stats=True),
+        )
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """One row a round."""
+        self._run.log(dict(values), step=step)
+
+    def close(self, status: str) -> None:
+        """Say how it ended."""
+        self._run.summary["status"] = status
+        self._run.finish(exit_code=0 if status == "completed" else 1)
+
+
+class OpenMetrics(Tracker):
+    """A file that Prometheus collects, replaced in one step after every round.
+
+    Point the textfile collector of a node exporter at its folder (the name must end
+    with ``.prom``), or serve it. It has the round and the rounds planned, the totals of
+    bytes, of answers used and dropped, the last value of each metric, when the last
+    round ended, and the run's status.
+
+    Parameters
+    ----------
+    path : path
+        The file; its folder has to be there.
+    labels : mapping, optional
+        Of every sample, such as ``{"run": "nightly"}``.
+
+    Examples
+    --------
+    >>> from fedtrellis.trackers import OpenMetrics
+    >>> callback = OpenMetrics("/var/lib/node_exporter/run.prom")      # doctest: +SKIP
+    """
+
+    name, library, extra = "openmetrics", "prometheus_client", "metrics"
+
+    def __init__(
+        self, path: str | Path, labels: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__()
+        self.path, self.labels = Path(path), dict(labels or {})
+
+    def on_start(
+        self, strategy: LoopStrategy, first_round: int, num_rounds: int
+    ) -> None:
+        """Begin to count, in a resumed run with the rounds so far."""
+        super().on_start(strategy, first_round, num_rounds)
+        for record in strategy.history:
+            self.on_round(strategy, record)
+
+    def open(self, settings: Mapping[str, Any]) -> None:
+        """The first file says that the run is running."""
+        self._labels = {**self.labels, "strategy": str(settings["strategy"])}
+        self._last: dict[str, float] = {}
+        self._sums: dict[str, float] = {}
+        self._round = 0
+        self.close("running")
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Add the round to the totals."""
+        self._round = step
+        for name, value in values.items():
+            if name.startswith("round/"):
+                self._sums[name] = self._sums.get(name, 0.0) + value
+            else:
+                self._last[name] = value
+        self.close("running")
+
+    def close(self, status: str) -> None:
+        """Write the file."""
+        from prometheus_client import CollectorRegistry
+        from prometheus_client.openmetrics import exposition
+
+        self._status = status
+        registry = CollectorRegistry()
+        registry.register(self)
+        part = self.path.with_name(f".{self.path.name}.part")
+        latest: Any = exposition.generate_latest
+        part.write_bytes(latest(registry))
+        os.replace(part, self.path)
+
+    def collect(self) -> Iterator[Any]:
+        """What prometheus_client asks for."""
+        from prometheus_client.core import CounterMetricFamily as Counter
+        from prometheus_client.core import GaugeMetricFamily as Gauge
+
+        def family(kind: Any, name: str, text: str, key: str, samples: Any) -> Any:
+            labels = [*self._labels, *([key] if key else [])]
+            found = kind(f"fedtrellis_{name}", text, labels=labels)
+            for which, value in samples.items():
+                own = [which] if key else []
+                found.add_metric([*self._labels.values(), *own], value)
+            return found
+
+        def totals(pattern: str, *kinds: str) -> dict[str, float]:
+            return {k: self._sums.get(f"round/{pattern.format(k)}", 0.0) for k in kinds}
+
+        yield family(Gauge, "round", "The last finished round.", "", {"": self._round})
+        yield family(
+            Gauge, "rounds_planned", "Rounds planned.", "", {"": self._planned}
+        )
+        name, now = "last_round_timestamp_seconds", {"": time.time()}
+        yield family(Gauge, name, "When it ended.", "", now)
+        sent = totals("bytes-{}", "up", "down")
+        yield family(Counter, "bytes", "Bytes of messages.", "direction", sent)
+        answers = totals("{}", "used", "dropped")
+        yield family(Counter, "answers", "Clients' answers.", "fate", answers)
+        yield family(Gauge, "metric", "The last value.", "name", self._last)
+        every = ("running", "completed", "interrupted", "failed")
+        status = {name: float(name == self._status) for name in every}
+        yield family(Gauge, "run_status", "1: it is this.", "status", status)
+
+
+def tracker_names(track: str) -> list[str]:
+    """The trackers that a run config's ``track`` names, with commas between.
+
+    Raises
+    ------
+    SettingsError
+        One is not known, or its library is not installed.
+
+    Examples
+    --------
+    >>> from fedtrellis.trackers import tracker_names
+    >>> tracker_names("")
+    []
+    """
+    names = [name.strip() for name in track.split(",") if name.strip()]
+    trackers: list[type[Tracker]] = [TensorBoard, MLflow, WeightsAndBiases, OpenMetrics]
+    known = {cls.name: cls for cls in trackers}
+    for name in names:
+        check_choice("track", name, known)
+        need(known[name].library, f"track = {track!r}", known[name].extra)
+    return names
+
+
+def make_trackers(names: list[str], directory: Path) -> list[Tracker]:
+    """Trackers by name, for a run with a record.
+
+    Parameters
+    ----------
+    names : list of str
+        As :func:`tracker_names` returns them.
+    directory : Path
+        The record: ``tensorboard`` and ``wandb`` are folders in it, ``metrics.prom`` a
+        file. MLflow writes where ``MLFLOW_TRACKING_URI`` says.
+
+    Examples
+    --------
+    >>> from fedtrellis.trackers import make_trackers
+    >>> make_trackers([], None)
+    []
+    """
+    make: dict[str, Callable[[], Tracker]] = {
+        "tensorboard": lambda: TensorBoard(directory / "tensorboard"),
+        "mlflow": lambda: MLflow(directory.name),
+        "wandb": lambda: WeightsAndBiases(run_name=directory.name, directory=directory),
+        "openmetrics": lambda: OpenMetrics(directory / "metrics.prom"),
+    }
+    return [make[name]() for name in names]
