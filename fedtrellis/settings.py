@@ -75,7 +75,6 @@ def setting(
     above: float | None = None,
     below: float | None = None,
     shown: bool = True,
-    formerly: str | None = None,
     only: Mapping[str, Sequence[str]] | None = None,
 ) -> Any:
     """Declare a setting: a field that Python and run configs can set.
@@ -103,9 +102,6 @@ def setting(
         Exclusive bounds.
     shown : bool
         Whether :meth:`Declared.described` has it.
-    formerly : str, optional
-        The flat run-config key of version 0.1, where it is not this field's name;
-        empty: there was none.
     only : mapping, optional
         Values of other settings, by their names, that this one applies to; beside
         others it is refused, and no task's suggestion counts.
@@ -131,7 +127,6 @@ def setting(
         above=above,
         below=below,
         shown=shown,
-        formerly=formerly,
         only=only,
     )
 

@@ -175,7 +175,7 @@ def test_without_a_constraint_the_minimum_is_that_of_least_squares(
 @pytest.mark.parametrize("task", ["kernel-pca", "low-rank-network", "attack"])
 @pytest.mark.parametrize("method", ["first-order-rfl", "zeroth-order-rfl"])
 def test_tasks_on_manifolds(tmp_path: Path, method: str, task: str) -> None:
-    config = f'method="{method}" task="{task}" rounds=15 local-step-size=0.01'
+    config = f'method="{method}" task="{task}" rounds=15 {method}.step-size=0.01'
     status, record = run(tmp_path, config, nodes=3)
     assert status == 0
     assert record is not None
@@ -342,7 +342,7 @@ def test_hyfdca_ends_at_the_certified_optimum(
 
 @pytest.mark.parametrize("method", ["hyfem", "hybrid-fedavg"])
 def test_baselines_for_split_data(tmp_path: Path, method: str) -> None:
-    config = f'method="{method}" task="hybrid-svm" rounds=20 local-step-size=0.01'
+    config = f'method="{method}" task="hybrid-svm" rounds=20 {method}.step-size=0.01'
     status, record = run(tmp_path, config, nodes=4)
     assert status == 0
     assert record is not None
@@ -423,6 +423,17 @@ BAD = [
     ('rounds="many"', "rounds = 'many' must be a whole number"),
     ("rounds=0", "rounds = 0 must be at least 1"),
     ("roundz=3", "-c key = 'roundz' is not known (did you mean 'rounds'?)"),
+    # a setting without its owner
+    ("penalty=0.1", "-c key = 'penalty' is not known (did you mean 'fedfw.penalty'?)"),
+    ('method="fedprox" local-steps=3', "(did you mean 'fedprox.local-steps'?)"),
+    (
+        "retries=3",
+        "-c key = 'retries' is not known (did you mean 'hyfdca.retries'?)",
+    ),
+    (
+        "k=3",
+        "-c key = 'k' is not known (did you mean 'k-support-ball.k'?)",
+    ),
     ("rounds", "'rounds' is no key=value"),
     ("rounds=3 5", "'5' is no key=value"),
     ("rounds=3 method=fedgia", "all of it in single ones: 'method=\"fedgia\"'"),

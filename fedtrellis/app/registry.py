@@ -306,11 +306,16 @@ class Registry:
         return found
 
     def check_known(self, overrides: Mapping[str, Any], where: str) -> None:
-        """Refuse keys that there are not, with a hint."""
+        """Refuse keys that there are not, with the closest ones."""
         for key in overrides:
             if key not in self.fields:
-                close = difflib.get_close_matches(key, self.fields, n=1)
-                hint = f" (did you mean {close[0]!r}?)" if close else ""
+                # a setting without its owner, first of all the run's own method
+                same = [known for known in self.fields if known.endswith(f".{key}")]
+                method = overrides.get("method", RunSettings.method)
+                close = [known for known in same if known == f"{method}.{key}"]
+                close = close or same or difflib.get_close_matches(key, self.fields, 1)
+                named = " or ".join(map(repr, close))
+                hint = f" (did you mean {named}?)" if close else ""
                 raise SettingsError(
                     f"{where} key = {key!r} is not known{hint}; "
                     "python sim.py --list NAME prints those of a method or task"
