@@ -32,7 +32,6 @@ __all__ = [
     "AUTO",
     "SettingsError",
     "check_choice",
-    "describe",
     "describe_fields",
     "given",
     "keys",
@@ -383,15 +382,16 @@ def parse(cls: type[T], config: Mapping[str, Any], prefix: str = "", **fixed: An
     return cls(**fixed, **parse_values(fields, cls, config))
 
 
-def describe(cls: type[Any], prefix: str = "") -> list[tuple[str, str, str]]:
-    """Rows of (key, default, help with what is allowed) for a listing."""
-    return describe_fields(keys(cls, prefix))
-
-
 def describe_fields(
     fields: Mapping[str, dataclasses.Field[Any]],
 ) -> list[tuple[str, str, str]]:
-    """As :func:`describe`, of settings by run-config key."""
+    """Rows of (key, default, help with what is allowed) for a listing.
+
+    Parameters
+    ----------
+    fields : mapping
+        Settings by run-config key, as :func:`keys` gives them.
+    """
     return [(key, shown_default(f), described_line(f)) for key, f in fields.items()]
 
 
