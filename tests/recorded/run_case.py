@@ -88,7 +88,8 @@ def run_case(case: Mapping[str, Any]) -> dict[str, Any]:
     Returns
     -------
     dict
-        Either ``error``, its type and its text, or ``model`` (see :func:`fingerprint`),
+        Either ``error``, its type and its text, and whether it left a ``record``; or
+        ``model`` (see :func:`fingerprint`),
         ``metrics`` (the last of each), and lists with an entry a round: ``up`` and
         ``down`` in bytes, ``sampled``, ``used``, ``trips``; ``rejected`` has reasons
         and how often.
@@ -103,7 +104,7 @@ def run_case(case: Mapping[str, Any]) -> dict[str, Any]:
                 )
             except Exception as error:
                 text = f"{type(error).__name__}: {error}".replace(scratch, "{scratch}")
-                return {"error": text}
+                return {"error": text, "record": any(Path(scratch).glob("runs/*"))}
         return read_record(record)
 
 
