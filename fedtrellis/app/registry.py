@@ -16,14 +16,7 @@ from fedtrellis._alias import unify_roots
 from fedtrellis.app.settings import RunSettings
 from fedtrellis.domains import RUN_DOMAINS, Domain
 from fedtrellis.server.loop import LoopStrategy
-from fedtrellis.settings import (
-    AUTO,
-    SettingsError,
-    check_choice,
-    checked,
-    hints_of,
-    keys,
-)
+from fedtrellis.settings import AUTO, SettingsError, check_choice, keys, parse_values
 
 __all__ = ["Group", "MethodEntry", "Plugin", "Registry", "pairs"]
 
@@ -86,8 +79,8 @@ class Group:
         """Whether a run config's value of a setting is the default, once checked."""
         (part,) = (part for part, fields in self.parts if key in fields)
         field = self.fields[key]
-        hint = hints_of(part)[field.name]
-        return bool(checked(key, value, field, hint) == field.default)
+        value = parse_values({key: field}, part, {key: value})[field.name]
+        return bool(value == field.default)
 
     @property
     def title(self) -> str:
