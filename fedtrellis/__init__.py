@@ -3,8 +3,6 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fedtrellis import _moved
-
 if TYPE_CHECKING:
     from fedtrellis.runs.load import load_run
     from fedtrellis.server.answers import Answer
@@ -17,8 +15,6 @@ if TYPE_CHECKING:
     from fedtrellis.wire.local_grid import LocalGrid
 
 __version__ = "0.2.0"
-
-_moved.install()
 
 __all__ = [
     "Answer",

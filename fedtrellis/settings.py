@@ -32,7 +32,6 @@ __all__ = [
     "AUTO",
     "SettingsError",
     "check_choice",
-    "describe",
     "describe_fields",
     "given",
     "keys",
@@ -75,7 +74,6 @@ def setting(
     above: float | None = None,
     below: float | None = None,
     shown: bool = True,
-    formerly: str | None = None,
     only: Mapping[str, Sequence[str]] | None = None,
 ) -> Any:
     """Declare a setting: a field that Python and run configs can set.
@@ -103,9 +101,6 @@ def setting(
         Exclusive bounds.
     shown : bool
         Whether :meth:`Declared.described` has it.
-    formerly : str, optional
-        The flat run-config key of version 0.1, where it is not this field's name;
-        empty: there was none.
     only : mapping, optional
         Values of other settings, by their names, that this one applies to; beside
         others it is refused, and no task's suggestion counts.
@@ -131,7 +126,6 @@ def setting(
         above=above,
         below=below,
         shown=shown,
-        formerly=formerly,
         only=only,
     )
 
@@ -388,15 +382,16 @@ def parse(cls: type[T], config: Mapping[str, Any], prefix: str = "", **fixed: An
     return cls(**fixed, **parse_values(fields, cls, config))
 
 
-def describe(cls: type[Any], prefix: str = "") -> list[tuple[str, str, str]]:
-    """Rows of (key, default, help with what is allowed) for a listing."""
-    return describe_fields(keys(cls, prefix))
-
-
 def describe_fields(
     fields: Mapping[str, dataclasses.Field[Any]],
 ) -> list[tuple[str, str, str]]:
-    """As :func:`describe`, of settings by run-config key."""
+    """Rows of (key, default, help with what is allowed) for a listing.
+
+    Parameters
+    ----------
+    fields : mapping
+        Settings by run-config key, as :func:`keys` gives them.
+    """
     return [(key, shown_default(f), described_line(f)) for key, f in fields.items()]
 
 

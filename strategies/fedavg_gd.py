@@ -88,7 +88,6 @@ class FedAvgGD(RoundStrategy):
         "that are too long end the run with an error that says so",
         symbol="a",
         above=0.0,
-        formerly="local-step-size",
     )
     step_schedule: StepSchedule = setting(
         "log",
@@ -104,7 +103,6 @@ class FedAvgGD(RoundStrategy):
         "1: the full gradient",
         above=0.0,
         maximum=1.0,
-        formerly="",
     )
 
     @property

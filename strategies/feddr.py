@@ -96,7 +96,6 @@ class FedDR(RoundStrategy):
         0,
         "examples in a local mini-batch; 0: all",
         minimum=0,
-        formerly="local-batch-size",
     )
 
     @property

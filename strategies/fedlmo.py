@@ -107,7 +107,6 @@ class FedLMO(RoundStrategy):
     rules = RULES
     dtypes = DTYPES
     privacies = CENTRAL
-    flat_keys = False
 
     keep_model = False
     state_settings = ("variant", "compressor", "kept_fraction", "rank")

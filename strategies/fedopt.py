@@ -63,7 +63,6 @@ class FedOpt(LocalSGD):
     name = "fedopt"
     about = "FedAvg with momentum, Adam or Yogi on the server"
     privacies = CENTRAL
-    flat_keys = False
 
     state_settings: tuple[str, ...] = ("optimizer",)
 

@@ -90,9 +90,7 @@ class FirstOrderRFL(RoundStrategy):
         "array, else the vector of all entries, layer after layer (``Product``)",
         kw_only=False,
     )
-    step_size: float = setting(
-        0.01, "of a local step", symbol="η", above=0.0, formerly="local-step-size"
-    )
+    step_size: float = setting(0.01, "of a local step", symbol="η", above=0.0)
     server_step_size: float | None = setting(
         None,
         "of the server's step; auto: √n, n the clients averaged in the round",
@@ -106,7 +104,6 @@ class FirstOrderRFL(RoundStrategy):
         0,
         "examples in a local mini-batch; 0: all",
         minimum=0,
-        formerly="local-batch-size",
     )
     correction: bool = setting(
         True, "whether the clients have correction terms", symbol="c_i"
@@ -118,7 +115,6 @@ class FirstOrderRFL(RoundStrategy):
         note="it is the paper's measure ‖G_η̃(P_M(x^k))‖ with the round's mean estimate "
         "instead of the gradient",
         minimum=0.0,
-        formerly="step-tolerance",
     )
 
     @property
@@ -242,8 +238,7 @@ class FirstOrderRFL(RoundStrategy):
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Inverse of :meth:`state`."""
         self._x_round = int(state["x-round"])
-        # checkpoints that do not say so are of a time when η_g was √n for all n clients
-        self._averaged = int(state.get("averaged", self.num_clients))
+        self._averaged = int(state["averaged"])
         self._z = self.manifold.project(self.broadcast.model)
         if self._carried is not None:
             self._carried = np.array(state["carried"])

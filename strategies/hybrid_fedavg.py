@@ -119,7 +119,6 @@ class HybridFedAvg(HybridStrategy, RoundStrategy):
         "run with an error that says so",
         symbol="a",
         above=0.0,
-        formerly="local-step-size",
     )
     step_offset: float = setting(
         1.0,

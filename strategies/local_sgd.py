@@ -56,7 +56,6 @@ class LocalSGD(FedAvgGD):
         "size of the first local step",
         symbol="a",
         above=0.0,
-        formerly="local-step-size",
     )
     batch_fraction: float = setting(
         0.05,

@@ -76,7 +76,6 @@ class ProjectedFedAvg(RoundStrategy):
         0,
         "examples in a local mini-batch; 0: all",
         minimum=0,
-        formerly="local-batch-size",
     )
 
     @property

@@ -61,7 +61,6 @@ class Scaffold(FedAvgGD):
     about = "FedAvg with control variates, without a constraint"
     # c_i travels beside x_i
     privacies: ClassVar[tuple[str, ...]] = ("none",)
-    flat_keys = False
     stateful = True
     newcomers = False
     weighable = False  # its control variates count alike

@@ -109,7 +109,6 @@ class ZerothOrderSGD(RoundStrategy):
     about = "zeroth-order FedAvg, scalars both ways (DeComFL)"
     values_only = True
     space = "whole"
-    flat_keys = False
     rules = RULES
     dtypes = DTYPES
     privacies = PRIVACIES

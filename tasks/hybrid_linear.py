@@ -69,7 +69,6 @@ class HybridLinear(HybridTask):
         "",
         "what samples of a class count: 'balanced', or labels with their weights, as "
         "'no:1, yes:5', where others count 1; empty: all alike",
-        formerly="",
     )
     smoothing: float = setting(1.0, "width of the smoothed hinge's parabola", above=0.0)
 

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # those of one line do not know one another.
 ORDER = (
     ("_alias", "settings", "random", "signals"),
-    ("_moved", "declared", "extras", "layer_steps", "schedules"),
+    ("declared", "extras", "layer_steps", "schedules"),
     ("domains",),
     ("manifolds",),
     ("objectives",),

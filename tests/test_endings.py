@@ -127,7 +127,7 @@ def test_a_signal_leaves_the_last_finished_round(
     where: tuple[type[Any], str],
     last: int,
 ) -> None:
-    settings = {"rounds": 5, "variant": "augmented", "stop-metric": ""}
+    settings = {"rounds": 5, "fedfw.variant": "augmented", "stop-metric": ""}
     whole = run(tmp_path / "whole", loss=0.0, **settings)
     kind, name = where
     function, calls = getattr(kind, name), 0

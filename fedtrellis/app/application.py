@@ -15,7 +15,6 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedtrellis.app.experiment import Experiment
 from fedtrellis.app.nodes import make_client
-from fedtrellis.app.old_keys import translate
 from fedtrellis.app.registry import Pair, Registry
 from fedtrellis.app.settings import RunSettings
 from fedtrellis.app.setup import make_experiment
@@ -35,7 +34,6 @@ class _Known:
     Attributes
     ----------
     config : dict
-        With today's keys.
     on_nodes : bool
         Whether every node has its own data.
     experiments : dict
@@ -139,14 +137,13 @@ class App:
         return make_client(self.experiment, known.on_nodes, context)
 
     def _known(self, config: Mapping[str, Any]) -> _Known:
-        """A run config's translation; a node asks for it with every message."""
+        """What has been read of a run config; a node asks for it with every message."""
         key = tuple(config.items())
         found = self._configs.get(key)
         if found is None:
-            new = translate(self.registry, config)
-            self.registry.check_known(new, "run config:")
-            kind = self.registry.choose("task", new.get("task", RunSettings.task))
-            found = _Known(new, kind.from_config(new, 1, 0).on_nodes)
+            self.registry.check_known(config, "run config:")
+            kind = self.registry.choose("task", config.get("task", RunSettings.task))
+            found = _Known(dict(config), kind.from_config(config, 1, 0).on_nodes)
             self._configs[key] = found
             while len(self._configs) > _KEPT:
                 self._configs.popitem(last=False)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from fedtrellis.app.directory import read_config
 from fedtrellis.app.listing import print_list, write_config_block
-from fedtrellis.app.old_keys import translate
 from fedtrellis.app.run import read_record, run_and_report
 from fedtrellis.server.interruption import DEFAULT_NODES, sim_command
 from fedtrellis.server.loop import LoopStrategy
@@ -148,9 +147,7 @@ def run_in_process(
     if overrides.get("resume"):
         # a record knows its own settings; what is given here comes on top
         config |= read_record(registry, Path(str(overrides["resume"])).expanduser())
-    chosen = {"method": config["method"]} | overrides
-    overrides = translate(registry, chosen)
-    registry.check_known(overrides, "-c")
+    registry.check_known({"method": config["method"]} | overrides, "-c")
     config |= overrides
     if options.format is not None:
         config["log-format"] = options.format

@@ -145,7 +145,7 @@ def _print_one(registry: Registry, console: Any, group: Group) -> None:
     elif group.kind == "task":
         summary = registry.tasks[group.owner].summary
         console.print(f"[bold]{group.owner}[/]: {summary}", soft_wrap=True)
-    _print_settings(console, group)
+    _print_table(console, f"Settings of {group.title}", group.fields)
     if group.kind == "method":
         fields = registry.methods[group.owner].node_fields
         _print_table(console, f"A node's own rules, of {group.owner}", fields)
@@ -166,10 +166,6 @@ def _suggestions(registry: Registry, group: Group) -> dict[str, str]:
                     )
                 )
     return told
-
-
-def _print_settings(console: Any, group: Group) -> None:
-    _print_table(console, f"Settings of {group.title}", group.fields)
 
 
 def _print_table(console: Any, title: str, fields: dict[str, Field]) -> None:

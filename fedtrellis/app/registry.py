@@ -16,7 +16,7 @@ from fedtrellis._alias import unify_roots
 from fedtrellis.app.settings import RunSettings
 from fedtrellis.domains import RUN_DOMAINS, Domain
 from fedtrellis.server.loop import LoopStrategy
-from fedtrellis.settings import AUTO, SettingsError, check_choice, keys
+from fedtrellis.settings import AUTO, SettingsError, check_choice, keys, parse_values
 
 __all__ = ["Group", "MethodEntry", "Plugin", "Registry", "pairs"]
 
@@ -74,6 +74,13 @@ class Group:
     def fields(self) -> dict[str, Field]:
         """All settings of the group by run-config key."""
         return {key: value for _, part in self.parts for key, value in part.items()}
+
+    def is_default(self, key: str, value: Any) -> bool:
+        """Whether a run config's value of a setting is the default, once checked."""
+        (part,) = (part for part, fields in self.parts if key in fields)
+        field = self.fields[key]
+        value = parse_values({key: field}, part, {key: value})[field.name]
+        return bool(value == field.default)
 
     @property
     def title(self) -> str:
@@ -277,40 +284,55 @@ class Registry:
             for key, field in self.fields.items()
         }
 
+    @cached_property
+    def _owners(self) -> dict[str, Group]:
+        # nodes ask for every key with every message
+        return {key: group for group in self.groups for key in group.fields}
+
+    def foreign(
+        self, config: Mapping[str, Any], used: Mapping[str, str]
+    ) -> dict[str, Group]:
+        """The keys of a run config that belong to what the run does not use.
+
+        Parameters
+        ----------
+        config : mapping
+        used : mapping
+            By "method", "task" or "domain", the run's own; keys of other kinds count
+            as used.
+
+        Returns
+        -------
+        dict
+            Whose setting each of these keys is.
+        """
+        owners = {key: self._owners[key] for key in config if key in self._owners}
+        return {
+            key: group
+            for key, group in owners.items()
+            if group.owner != used.get(group.kind, group.owner)
+        }
+
     def without_foreign(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Leave out settings of methods and tasks that the run does not use."""
         used = {
             "method": str(config.get("method", RunSettings.method)),
             "task": str(config.get("task", RunSettings.task)),
         }
-        return {
-            key: value
-            for key, value in config.items()
-            if all(
-                group.kind not in used or group.owner == used[group.kind]
-                for group in self.owners(key)
-            )
-        }
-
-    def owners(self, key: str) -> list[Group]:
-        """Whose setting a key is."""
-        return self._owners.get(key, [])
-
-    @cached_property
-    def _owners(self) -> dict[str, list[Group]]:
-        # nodes ask for every key with every message
-        found: dict[str, list[Group]] = {}
-        for group in self.groups:
-            for key in group.fields:
-                found.setdefault(key, []).append(group)
-        return found
+        foreign = self.foreign(config, used)
+        return {key: value for key, value in config.items() if key not in foreign}
 
     def check_known(self, overrides: Mapping[str, Any], where: str) -> None:
-        """Refuse keys that there are not, with a hint."""
+        """Refuse keys that there are not, with the closest ones."""
         for key in overrides:
             if key not in self.fields:
-                close = difflib.get_close_matches(key, self.fields, n=1)
-                hint = f" (did you mean {close[0]!r}?)" if close else ""
+                # a setting without its owner, first of all the run's own method
+                same = [known for known in self.fields if known.endswith(f".{key}")]
+                method = overrides.get("method", RunSettings.method)
+                close = [known for known in same if known == f"{method}.{key}"]
+                close = close or same or difflib.get_close_matches(key, self.fields, 1)
+                named = " or ".join(map(repr, close))
+                hint = f" (did you mean {named}?)" if close else ""
                 raise SettingsError(
                     f"{where} key = {key!r} is not known{hint}; "
                     "python sim.py --list NAME prints those of a method or task"

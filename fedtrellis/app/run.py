@@ -15,7 +15,6 @@ from flwr.serverapp import Grid
 from fedtrellis.app.directory import flatten
 from fedtrellis.app.experiment import Experiment
 from fedtrellis.app.nodes import CheckNodeData, CheckPartitions
-from fedtrellis.app.old_keys import translate
 from fedtrellis.app.registry import Registry
 from fedtrellis.app.settings import RunSettings
 from fedtrellis.server.callbacks import Callback, EarlyStop
@@ -74,7 +73,7 @@ def run(
     resume_command : callable
         Makes what an interrupted run tells of how to go on.
     """
-    config = {**registry.default_config(), **translate(registry, config)}
+    config = {**registry.default_config(), **config}
     settings = parse(RunSettings, config)
     for key, value in (
         ("results-dir", settings.results_dir),
@@ -179,7 +178,7 @@ _FREE = {
 
 
 def read_record(registry: Registry, directory: Path) -> dict[str, Any]:
-    """The settings of a record; those of version 0.1 by their new names.
+    """The settings of a record, but for those of other methods and tasks.
 
     Raises
     ------
@@ -193,7 +192,7 @@ def read_record(registry: Registry, directory: Path) -> dict[str, Any]:
         raise SettingsError(
             f"resume = {str(directory)!r} is not the record of a run"
         ) from None
-    return translate(registry, saved, drop=True)
+    return registry.without_foreign(saved)
 
 
 def _checkpoint_of(registry: Registry, resume: str, config: Mapping[str, Any]) -> Path:

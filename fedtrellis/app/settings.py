@@ -57,7 +57,6 @@ class RunSettings:
         "",
         "model to start from, as an absolute path: the record of a run, or a .npz of "
         "arrays; empty: the task's own",
-        formerly="",
     )
     results_dir: str = setting(
         "", "where records go, an absolute path; empty: ~/.fedtrellis/runs"

@@ -9,7 +9,7 @@ from typing import Any
 from flwr.clientapp import ClientApp
 
 from fedtrellis.app.experiment import Experiment
-from fedtrellis.app.registry import Group, MethodEntry, Registry
+from fedtrellis.app.registry import MethodEntry, Registry
 from fedtrellis.app.settings import RunSettings
 from fedtrellis.declared import refuse_misplaced
 from fedtrellis.domains import Domain, Product, WholeSpace, fitting_domains
@@ -90,30 +90,17 @@ def make_experiment(
 def _refuse_foreign(
     registry: Registry, config: Mapping[str, Any], used: Mapping[str, str]
 ) -> None:
-    """Refuse settings of methods and tasks that the run does not use.
+    """Refuse settings of methods, tasks and sets that the run does not use.
 
     ``flwr run`` passes every key of pyproject.toml, so a key counts as set where its
     value is not the default.
     """
-    for group in registry.groups:
-        if group.kind not in used or group.owner == used[group.kind]:
-            continue
-        for key in changed(group, config):
+    for key, group in registry.foreign(config, used).items():
+        if not group.is_default(key, config[key]):
             raise SettingsError(
                 f"{key} = {config[key]!r} is a setting of {group.kind} "
-                f"{group.owner!r}, and "
-                f"this run's {group.kind} is {used[group.kind]!r}"
+                f"{group.owner!r}, and this run's {group.kind} is {used[group.kind]!r}"
             )
-
-
-def changed(group: Group, config: Mapping[str, Any]) -> list[str]:
-    """The keys of a group whose values are not the defaults."""
-    return [
-        key
-        for part, fields in group.parts
-        for key, f in fields.items()
-        if key in config and parse_values({key: f}, part, config)[f.name] != f.default
-    ]
 
 
 def _check_for_nodes(run: RunSettings, entry: MethodEntry, task: Any) -> None:
@@ -152,8 +139,12 @@ def _make_domain(
 ) -> Domain:
     """The set that the model lives in."""
     chosen = _chosen_domain(registry, run, entry, task)
+    if run.radius and not chosen.has_radius():
+        raise SettingsError(
+            f"radius = {run.radius}: {chosen.name} has none; allowed: 0"
+        )
+    _refuse_foreign(registry, config, {"domain": chosen.name})
     if issubclass(chosen, WholeSpace):
-        _refuse_foreign(registry, config, {"domain": chosen.name})
         return _whole_space(run, entry, task)
     allowed = fitting_domains(task.domains(), registry.domains)
     if chosen.name not in allowed:
@@ -167,11 +158,6 @@ def _make_domain(
             f"radius = {run.radius}: task {task.name!r} has none of its own for domain "
             f"{chosen.name!r}; set one above 0"
         )
-    if run.radius and not chosen.has_radius():
-        raise SettingsError(
-            f"radius = {run.radius}: {chosen.name} has none; allowed: 0"
-        )
-    _refuse_foreign(registry, config, {"domain": chosen.name})
     try:
         domain = chosen.from_config(config, radius)
         if run.layers == "product" and len(layout.shapes) > 1:
@@ -207,10 +193,6 @@ def _whole_space(run: RunSettings, entry: MethodEntry, task: Any) -> WholeSpace:
         raise SettingsError(
             f"domain = {run.domain!r} does not fit method {run.method!r}, which needs "
             "a bounded set"
-        )
-    if run.radius:
-        raise SettingsError(
-            f"radius = {run.radius}: {WholeSpace.name} has none; allowed: 0"
         )
     on_manifold = entry.strategy.space == "manifold" and task.manifold() is not None
     if not task.bounded_below and not on_manifold:

@@ -14,6 +14,12 @@ from fedtrellis.settings import SettingsError
 
 __all__ = ["read_model"]
 
+# what numpy.load and its archive raise where a file is something else
+_UNREADABLE = (
+    *(OSError, EOFError, TypeError, ValueError, AttributeError),
+    zipfile.BadZipFile,
+)
+
 
 def read_model(path: str, shapes: Sequence[tuple[int, ...]]) -> list[NDArray[Any]]:
     """The arrays of a ``.npz`` file, or of a record's ``model.npz``, in their order.
@@ -45,10 +51,11 @@ def read_model(path: str, shapes: Sequence[tuple[int, ...]]) -> list[NDArray[Any
     try:
         with np.load(file, allow_pickle=False) as archive:
             arrays = [np.asarray(archive[name], np.float64) for name in archive.files]
-    except (OSError, EOFError, TypeError, ValueError, AttributeError) as error:
-        raise _no_model(path, str(error)) from None
-    except zipfile.BadZipFile as error:
-        raise _no_model(path, str(error)) from None
+    except _UNREADABLE as error:
+        why = " ".join(str(error).split())
+        raise SettingsError(
+            f"initial-model = {path!r} is no .npz of arrays: {why}"
+        ) from None
     found = [array.shape for array in arrays]
     if found != list(shapes):
         raise SettingsError(
@@ -58,8 +65,3 @@ def read_model(path: str, shapes: Sequence[tuple[int, ...]]) -> list[NDArray[Any
     if not all(np.isfinite(array).all() for array in arrays):
         raise SettingsError(f"initial-model = {path!r} is not finite")
     return arrays
-
-
-def _no_model(path: str, why: str) -> SettingsError:
-    said = " ".join(why.split())
-    return SettingsError(f"initial-model = {path!r} is no .npz of arrays: {said}")

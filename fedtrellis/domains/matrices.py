@@ -80,7 +80,6 @@ class NuclearNormBall(_MatrixBall):
             "largest residual of the oracle's singular pair",
             above=0.0,
             below=1.0,
-            formerly="",
         )
     }
     radius: float

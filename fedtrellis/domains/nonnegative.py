@@ -113,7 +113,7 @@ class CappedSimplex(Domain):
 
     name: ClassVar[str] = "capped-simplex"
     parameters: ClassVar[Mapping[str, Any]] = {
-        "cap": setting(1.0, "largest entry", above=0.0, formerly="")
+        "cap": setting(1.0, "largest entry", above=0.0)
     }
     cap: float
     radius: float = 1.0

@@ -70,7 +70,7 @@ class SortedL1Ball(_BySortedVector):
     parameters: ClassVar[Mapping[str, Any]] = {
         "weights": setting(
             0.5, "weight of the smallest entry; it falls evenly from the largest's 1",
-            minimum=0.0, maximum=1.0, formerly="",
+            minimum=0.0, maximum=1.0,
         )
     }  # fmt: skip
     _parameter: ClassVar[str] = "weights"
@@ -215,9 +215,7 @@ class Permutahedron(_BySortedVector):
 
     name: ClassVar[str] = "permutahedron"
     parameters: ClassVar[Mapping[str, Any]] = {
-        "vector": setting(
-            1.0, "largest entry; the others fall evenly to 0", above=0.0, formerly=""
-        )
+        "vector": setting(1.0, "largest entry; the others fall evenly to 0", above=0.0)
     }
     _parameter: ClassVar[str] = "vector"
     vector: float | FloatArray

@@ -50,9 +50,7 @@ class KSupportBall(Domain):
     name: ClassVar[str] = "k-support-ball"
     sparse_atoms: ClassVar[bool] = True
     parameters: ClassVar[Mapping[str, Any]] = {
-        "k": setting(
-            10, "non-zeros of an extreme point", minimum=1, formerly="sparsity"
-        )
+        "k": setting(10, "non-zeros of an extreme point", minimum=1)
     }
     k: int
     radius: float
@@ -218,7 +216,7 @@ class GroupL1Ball(Domain):
     name: ClassVar[str] = "group-l1-ball"
     sparse_atoms: ClassVar[bool] = True
     parameters: ClassVar[Mapping[str, Any]] = {
-        "groups": setting(10, "entries in a group", minimum=1, formerly="group-size")
+        "groups": setting(10, "entries in a group", minimum=1)
     }
     radius: float
     groups: int | Sequence[Sequence[int]]

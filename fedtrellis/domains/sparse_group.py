@@ -52,10 +52,10 @@ class SparseGroupBall(GroupL1Ball):
 
     name: ClassVar[str] = "sparse-group-ball"
     parameters: ClassVar[Mapping[str, Any]] = {
-        "groups": setting(10, "entries in a group", minimum=1, formerly=""),
+        "groups": setting(10, "entries in a group", minimum=1),
         "share": setting(
             0.5, "part of the l1 norm; the other part is the groups'", minimum=0.0,
-            below=1.0, formerly="",
+            below=1.0,
         ),
     }  # fmt: skip
     share: float = 0.5

@@ -93,7 +93,6 @@ class WeightedL1Ball(ByVector):
     parameters: ClassVar[Mapping[str, Any]] = {
         "weights": setting(
             0.5, "s of the weights j^s of the entries j = 1, …, p", minimum=0.0,
-            formerly="",
         )
     }  # fmt: skip
     weights: float | FloatArray

@@ -150,13 +150,11 @@ class Alignment:
     def from_state(cls, state: Mapping[str, NDArray[Any]]) -> Alignment:
         """Inverse of :meth:`state`."""
         names = [str(name) for name in state["clients"]]
-        # a checkpoint of before has none
-        digests = state.get("digests", np.full(len(state["sizes"]), ""))
         groups = [
             Group(
                 tuple(names[i] for i in state[f"holders/{index}"]),
                 int(size),
-                str(digests[index]),
+                str(state["digests"][index]),
             )
             for index, size in enumerate(state["sizes"])
         ]

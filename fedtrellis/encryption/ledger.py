@@ -292,10 +292,7 @@ class Ledger:
         if (content["session"], content["client"]) != (self.session, self.client):
             raise ValueError("of another client or session")
         for name in _PLAIN:
-            # one of before has no scales
-            setattr(
-                self, name, content.get(name, "") if name == "scales" else content[name]
-            )
+            setattr(self, name, content[name])
         self.nonce = bytes.fromhex(content["nonce"])
         question = content["question"]
         if question is not None:

@@ -9,11 +9,9 @@ machines keep theirs, or are given back what the server can replay.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import secrets
-import tomllib
 import zipfile
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -47,8 +45,11 @@ __all__ = [
 ]
 
 _FORMAT = 1
-# What is said of every checkpoint, since there are any.
-_META = ("format", "strategy", "round", "session", "seed", "version", "clients")
+# What a checkpoint says of itself.
+_META = (
+    *("format", "strategy", "round", "session", "epoch", "seed", "version"),
+    *("layout", "dtype", "planned-rounds", "settings", "clients", "shapes"),
+)
 
 
 def _history_path(path: Path) -> Path:
@@ -174,19 +175,16 @@ def _said(error: Exception) -> str:
 
 
 def _layout(meta: Mapping[str, Any]) -> Layout:
-    """The model's; ValueError or KeyError if a checkpoint does not say it rightly."""
-    # older checkpoints are all of float64
-    return Layout.from_list(meta["layout"], meta.get("dtype", "float64"))
+    """The model's; ValueError if a checkpoint does not say it rightly."""
+    return Layout.from_list(meta["layout"], meta["dtype"])
 
 
 def _check_whole(meta: dict[str, Any], arrays: dict[str, Any]) -> None:
     """Raise ValueError or KeyError unless all that was saved is there."""
-    layout = _layout(meta)
     for name in _META:
         meta[name]  # a KeyError says which is missing
-    # older checkpoints do not say what they hold
-    shapes = meta.get("shapes", {"model": list(layout.point_shape)})
-    for name, shape in shapes.items():
+    _layout(meta)
+    for name, shape in meta["shapes"].items():
         if list(arrays[name].shape) != shape:
             raise ValueError(
                 f"its entry {name!r} has shape {arrays[name].shape}, expected "
@@ -208,8 +206,6 @@ def checkpoint_clients(path: Path) -> list[str]:
 def read_client_keys(path: Path) -> dict[str, Key]:
     """The keys of the clients of the run that a checkpoint is of, by identity.
 
-    Those of an older checkpoint are not known: whoever comes first has the name.
-
     Raises
     ------
     SettingsError
@@ -218,27 +214,18 @@ def read_client_keys(path: Path) -> dict[str, Key]:
     return {
         name: Key(str(client["digest"]), bool(client["lasting"]))
         for name, client in _read(path)[1]["clients"].items()
-        if "digest" in client
     }
 
 
-def read_planned_rounds(path: Path) -> int | None:
+def read_planned_rounds(path: Path) -> int:
     """The rounds that a checkpoint's run was planned with when it began.
-
-    An older checkpoint does not say; then its record's settings do, if it has one.
 
     Raises
     ------
     SettingsError
         If the file is none.
     """
-    planned = _read(path)[1].get("planned-rounds")
-    settings = path.with_name("config.toml")
-    if planned is None and settings.is_file():
-        with contextlib.suppress(tomllib.TOMLDecodeError, UnicodeDecodeError):
-            text = settings.read_text(encoding="utf-8")
-            planned = tomllib.loads(text).get("rounds")
-    return planned if isinstance(planned, int) else None
+    return int(_read(path)[1]["planned-rounds"])
 
 
 def load_checkpoint(
@@ -285,7 +272,7 @@ def load_checkpoint(
 def _check_same_run(path: Path, meta: dict[str, Any], strategy: LoopStrategy) -> None:
     """Raise SettingsError where the checkpoint is of another run."""
     layout = _layout(meta)
-    bound = meta.get("settings", {})  # older checkpoints do not say
+    bound = meta["settings"]
     for what, saved, now in (
         ("format", meta["format"], _FORMAT),
         ("strategy", meta["strategy"], type(strategy).__name__),
@@ -353,7 +340,7 @@ def _load_clients(
     for name, saved_client in meta["clients"].items():
         # its version of the model is left open: whoever has one, has it whole anyway
         strategy.conversation.client(name).used_round = saved_client["used-round"]
-        strategy.conversation.client(name).epoch = saved_client.get("epoch", "")
+        strategy.conversation.client(name).epoch = saved_client["epoch"]
     # clients that are not set back too may have been through the rounds to come
     # already, with a server that got further: those are to be told apart from these
     strategy.conversation.epoch = secrets.token_hex(4)
@@ -371,4 +358,4 @@ def _load_clients(
                 client = strategy.conversation.client(name)
                 client.ready = meta["clients"][name]["ready"]
         if all(name in states for name in strategy.clients):
-            strategy.conversation.epoch = str(meta.get("epoch", ""))
+            strategy.conversation.epoch = meta["epoch"]

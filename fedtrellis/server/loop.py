@@ -324,15 +324,7 @@ class LoopStrategy(PrivateMethod, options=True):
         if self._resume is None or not self.needs_planned_rounds:
             return self.num_rounds
         planned = read_planned_rounds(self._resume)
-        if planned is None:
-            log(
-                WARNING,
-                "%s does not say how many rounds were planned; the schedule goes on "
-                "as if it had been the %d of now",
-                self.resume,
-                self.num_rounds,
-            )
-        elif planned != self.num_rounds:
+        if planned != self.num_rounds:
             log(
                 INFO,
                 "The schedule goes on with T = %d, the rounds planned when the run "
@@ -340,7 +332,7 @@ class LoopStrategy(PrivateMethod, options=True):
                 planned,
                 self.num_rounds,
             )
-        return planned or self.num_rounds
+        return planned
 
     @contextmanager
     def _ending_in_order(self, grid: Grid) -> Iterator[None]:

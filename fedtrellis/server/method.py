@@ -80,9 +80,6 @@ class Method(Strategy, Declared):
     #: Settings that a run may go on from a checkpoint without.
     free_to_change: ClassVar[tuple[str, ...]] = ()
 
-    #: Whether version 0.1 had the method, and so its settings' keys without an owner.
-    flat_keys: ClassVar[bool] = True
-
     #: What a model may be made of; float64 always.
     dtypes: ClassVar[tuple[str, ...]] = ("float64",)
 

@@ -71,7 +71,6 @@ class PrivateMethod(GuardedMethod):
         "trusted server; or local, noise by each client",
         choices=Privacy,
         shown=False,
-        formerly="",
     )
     privacy_clip: float = setting(
         0.1,
@@ -81,7 +80,6 @@ class PrivateMethod(GuardedMethod):
         above=0.0,
         shown=False,
         only={"privacy": _ON},
-        formerly="",
     )
     privacy_noise_multiplier: float = setting(
         None,
@@ -92,7 +90,6 @@ class PrivateMethod(GuardedMethod):
         minimum=0.0,
         shown=False,
         only={"privacy": _ON},
-        formerly="",
     )
     privacy_epsilon: float = setting(
         None,
@@ -102,7 +99,6 @@ class PrivateMethod(GuardedMethod):
         above=0.0,
         shown=False,
         only={"privacy": _ON},
-        formerly="",
     )
     privacy_delta: float = setting(
         1e-5,
@@ -112,7 +108,6 @@ class PrivateMethod(GuardedMethod):
         below=1.0,
         shown=False,
         only={"privacy": _ON},
-        formerly="",
     )
     privacy_test_seed: int | None = given(
         "for tests: noise that can be drawn again, which voids the guarantee, so that "

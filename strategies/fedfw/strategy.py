@@ -132,7 +132,6 @@ class FedFW(FrankWolfeStrategy):
         "the corrective variant's steps: on x_i itself, within a face that the oracle "
         "widens, or pairwise, on the weights of atoms",
         choices=Correction,
-        formerly="",
         only=_CORRECTIVE,
     )
     schedule: Schedule | Literal["auto"] = setting(
@@ -149,7 +148,6 @@ class FedFW(FrankWolfeStrategy):
         "used (own), or the rounds (round), as the paper does; auto: own with that "
         "schedule",
         choices=StepCount,
-        formerly="",
         only=_PAPERS,
     )
     local_steps: int = setting(
@@ -158,7 +156,6 @@ class FedFW(FrankWolfeStrategy):
         "papers'",
         symbol="k",
         minimum=1,
-        formerly="",
     )
     step_size: float = setting(
         0.01,
@@ -190,14 +187,12 @@ class FedFW(FrankWolfeStrategy):
         "relative size of the corrective variant's residuals, and of the certificate "
         "if there is one, that ends the run; 0: never",
         minimum=0.0,
-        formerly="",
         only=_CORRECTIVE,
     )
     certificate: bool = setting(
         False,
         "bound F* from below, for convex f_i: every client of the corrective variant "
         "also sends f_i(x_i) and a Frank-Wolfe gap",
-        formerly="",
         only=_CORRECTIVE,
     )
     lmo_noise: float = setting(
@@ -212,7 +207,6 @@ class FedFW(FrankWolfeStrategy):
         True,
         "whether that deviation is σ √η_t; without this F stays above F*, by more the "
         "larger σ is",
-        formerly="",
         only=_PAPERS,
     )
 

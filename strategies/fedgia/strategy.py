@@ -160,21 +160,15 @@ class FedGiA(RoundStrategy):
         note="then x ← argmin over x of h(x) + (mσ/2)‖x − (1/m) Σ z_i‖², not (12)",
         symbol="λ",
         minimum=0.0,
-        formerly="",
     )
     l2: float = setting(
         0.0,
         "of h: an elastic net with l1, ridge alone",
         symbol="ρ",
         minimum=0.0,
-        formerly="",
     )
-    lower: float | None = setting(
-        None, "least value of every parameter; auto: none", formerly=""
-    )
-    upper: float | None = setting(
-        None, "largest value of every parameter; auto: none", formerly=""
-    )
+    lower: float | None = setting(None, "least value of every parameter; auto: none")
+    upper: float | None = setting(None, "largest value of every parameter; auto: none")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -398,8 +392,7 @@ class FedGiA(RoundStrategy):
                 f"sigma = {self.sigma}, but the run to go on with had {sigma}"
             )
         self.settled_sigma = sigma
-        # older checkpoints do not say
-        self._first_residual = float(state.get("first-residual", inf))
+        self._first_residual = float(state["first-residual"])
         for name, i in self._index.items():
             self._z[i] = state[f"{name}/z"]
             self._changes[i] = state[f"{name}/change"]

@@ -58,7 +58,7 @@ class Certificate:
         return float(self.primals.sum())
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """All of it as arrays; of one class as older checkpoints have it."""
+        """All of it as arrays; those of one class without its axis."""
         arrays = {"best-dual": _short(self.duals)}
         if self.w is not None:
             arrays |= {"best-primal": _short(self.primals), "best-w": _short(self.w)}

@@ -77,7 +77,6 @@ class HyFDCASettings(HybridStrategy):
         "that are away. With everybody there ``theoretical`` never lowers D if "
         "‖x_i‖ ≤ 1 for all samples; with longer ones it may",
         choices=Step,
-        formerly="dual-step",
     )
     local_fraction: float = setting(
         1.0,
@@ -95,14 +94,12 @@ class HyFDCASettings(HybridStrategy):
         "MiB that the bundle may take on the server: where ``memory`` proposals need "
         "more, fewer are remembered",
         minimum=1,
-        formerly="",
     )
     standardize: bool | None = setting(
         None,
         "whether columns are brought to one scale first: the penalty is then on the "
         "weights of standardised columns, and the model is in the columns' own units; "
         "auto: for nodes' own files, and otherwise not",
-        formerly="",
     )
     slots: Slots = setting(
         "all",
@@ -137,20 +134,17 @@ class HyFDCASettings(HybridStrategy):
         "refuse, leave out a node's rare entries, or accept; real nodes say so "
         "themselves",
         choices=Exposed,
-        formerly="",
     )
     least: int = setting(
         3,
         "in a simulation, the nodes' least number of holders of a feature, of samples "
         "of a group, and of non-zero entries of a feature on a node",
         minimum=2,
-        formerly="",
     )
     noise: float = setting(
         0.0,
         "in a simulation, the nodes' noise on v_k, in units of what one sample adds",
         minimum=0.0,
-        formerly="",
     )
     cyclic_groups: int = setting(
         0,
@@ -162,7 +156,6 @@ class HyFDCASettings(HybridStrategy):
         1e-6,
         "stop when (P − D)/P is at most this; 0: never",
         minimum=0.0,
-        formerly="gap-tolerance",
     )
     encryption: Encryption = setting(
         "stream",
@@ -176,7 +169,6 @@ class HyFDCASettings(HybridStrategy):
         "for the run, and send its context",
         note="Python takes its bytes, too",
         shown=False,
-        formerly="context-file",
     )
     backup_every: int = setting(
         10,

@@ -588,11 +588,6 @@ class HyFDCA(HyFDCASettings):
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Inverse of :meth:`state`."""
-        if "agreement" not in state:
-            raise SettingsError(
-                "this checkpoint of HyFDCA is of an older version, whose clients had "
-                "not agreed on what their run is about: start a new run"
-            )
         self.cipher = load_evaluation(state["context"].tobytes())
         self._fingerprint = str(state["fingerprint"])
         self._own_keys = bool(state["own-keys"])
@@ -616,8 +611,7 @@ class HyFDCA(HyFDCASettings):
             )
         self._best.load_state(state)
         self._uncertified = int(state["uncertified"])
-        # a checkpoint of before has none
-        self._moves = int(state.get("moves", np.array(2 * _CERTIFIED_MOVES)))
+        self._moves = int(state["moves"])
         self._alignment = Alignment.from_state(_under(state, "alignment/"))
         if "columns/means" in state:
             self._scales = ColumnScales(

@@ -43,7 +43,6 @@ class DataSettings:
         "",
         "the csv column with what each sample counts, in hybrid tasks; of npz files "
         "the array weights; empty: all alike",
-        formerly="",
     )
     examples: int = setting(
         0,

@@ -19,7 +19,7 @@ from fedtrellis.settings import (
     AUTO,
     SettingsError,
     check_choice,
-    describe,
+    describe_fields,
     given,
     keys,
     parse,
@@ -144,7 +144,8 @@ def test_fixed_fields_do_not_come_from_the_config() -> None:
 
 
 def test_describe_gives_key_default_and_what_is_allowed() -> None:
-    rows = {key: (default, text) for key, default, text in describe(Example, "a.")}
+    described = describe_fields(keys(Example, "a."))
+    rows = {key: (default, text) for key, default, text in described}
     assert rows["a.step-size"] == ("0.5", "the step (greater than 0 and at most 1)")
     assert rows["a.local-steps"] == ("3", "steps a round (at least 1)")
     assert rows["a.exact"] == ("True", "whether it is exact")

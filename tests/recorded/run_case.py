@@ -13,11 +13,10 @@ import itertools
 import json
 import logging
 import secrets
-import shutil
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -26,37 +25,15 @@ import numpy as np
 from matplotlib.figure import Figure
 from threadpoolctl import threadpool_info, threadpool_limits
 
-__all__ = ["machine", "read_record", "read_table", "run_case", "start"]
+__all__ = ["machine", "read_table", "run_case"]
 
 HERE = Path(__file__).parent
 TABLE = HERE / "runs.json"
 PROBES = 2
-#: What later defaults of FedFW were then, of settings that there were not.
-OLD_FEDFW: dict[str, Any] = {
-    "fedfw.step-count": "round",
-    "fedfw.lmo-noise-decay": False,
-}
-#: Nodes took what was asked of them.
-OLD_HYFDCA: dict[str, Any] = {"hyfdca.exposed": "accept"}
-#: λ_0 as the tasks suggested it.
-OLD_PENALTIES = {
-    "digits": 1e-5,
-    "lasso": 5.0,
-    "quadratic-assignment": 1000.0,
-    "matrix-completion": 1e-4,
-    "classification": 1e-4,
-    "linear-regression": 0.1,
-    "logistic-regression": 1e-3,
-    "kernel-pca": 1e-2,
-    "low-rank-network": 1e-4,
-    "attack": 1e-4,
-}
-#: How the name of a case ends that goes on from an old record.
-RESUMED = "-resumed"
 
 
 def read_table() -> dict[str, Any]:
-    """The recorded runs: ``about``, ``defaults`` and ``cases``."""
+    """The recorded runs: ``about`` and ``cases``."""
     table: dict[str, Any] = json.loads(TABLE.read_text(encoding="utf-8"))
     return table
 
@@ -67,12 +44,12 @@ def start(
     node_configs: Sequence[Mapping[str, Any]] | None = None,
     **faults: Any,
 ) -> Path:
-    """Run a whole, flat run config of the version that was recorded.
+    """Run a run config.
 
     Parameters
     ----------
     config : mapping
-        All keys of ``runs.json``'s ``defaults``, some with other values.
+        Keys that differ from the defaults.
     nodes : int
     node_configs : sequence of mapping, optional
         More entries for each node's config.
@@ -85,91 +62,63 @@ def start(
         The run's record.
     """
     from fedtrellis import LocalGrid
-    from fedtrellis.app.old_keys import translate
-    from fedtrellis.settings import AUTO
     from sim import app
 
-    # as of a record of that version: keys of other methods are there, and left out
-    new = translate(app.registry, config, drop=True)
-    if config["method"] == "hyfdca":
-        new |= OLD_HYFDCA
-    if config["method"] == "fedfw":
-        new |= OLD_FEDFW
-        if new["fedfw.penalty"] == AUTO:
-            new["fedfw.penalty"] = OLD_PENALTIES.get(str(config["task"]), 1e-3)
     grid = LocalGrid(
         app.client_app,
         nodes,
-        seed=config["seed"],
-        run_config=new,
+        seed=config.get("seed", 0),
+        run_config=config,
         node_configs=node_configs,
         **faults,
     )
-    return app.run(grid, new)
+    return app.run(grid, config)
 
 
-def run_case(
-    case: Mapping[str, Any],
-    defaults: Mapping[str, Any],
-    start: Callable[..., Path] = start,
-) -> dict[str, Any]:
+def run_case(case: Mapping[str, Any]) -> dict[str, Any]:
     """Run a case and return what is recorded of it.
 
     Parameters
     ----------
     case : mapping
-        ``name``; ``config``, the keys that differ from ``defaults``; ``nodes``; and if
-        there are any, ``node_configs``, ``faults``, ``files`` (texts by names, written
-        before the run; ``{files}`` in a setting stands for their folder) and ``resume``
-        (a record beside this file; a copy of it is gone on from).
-    defaults : mapping
-        All settings of the version that was recorded.
-    start : callable
-        :func:`start`, or that of the version recorded.
+        ``name``; ``config``, the keys that differ from the defaults; ``nodes``; and if
+        there are any, ``node_configs``, ``faults`` and ``files`` (texts by names,
+        written before the run; ``{files}`` in a setting stands for their folder).
 
     Returns
     -------
     dict
-        Either ``error``, its type and its text, or ``model`` (see :func:`fingerprint`),
+        Either ``error``, its type and its text, and whether it left a ``record``; or
+        ``model`` (see :func:`fingerprint`),
         ``metrics`` (the last of each), and lists with an entry a round: ``up`` and
         ``down`` in bytes, ``sampled``, ``used``, ``trips``; ``rejected`` has reasons
         and how often.
     """
-    with (
-        quiet(case["name"].removesuffix(RESUMED)),
-        tempfile.TemporaryDirectory() as scratch,
-    ):
-        config, node_configs = prepared(case, defaults, Path(scratch))
+    with quiet(case["name"]), tempfile.TemporaryDirectory() as scratch:
+        config, node_configs = prepared(case, Path(scratch))
         # keys of a simulation's clients lie among the temporary files
         with mock.patch.object(tempfile, "tempdir", scratch):
             try:
                 record = start(
-                    config,
-                    case["nodes"],
-                    node_configs or None,
-                    **case.get("faults", {}),
+                    config, case["nodes"], node_configs, **case.get("faults", {})
                 )
             except Exception as error:
                 text = f"{type(error).__name__}: {error}".replace(scratch, "{scratch}")
-                return {"error": text}
+                return {"error": text, "record": any(Path(scratch).glob("runs/*"))}
         return read_record(record)
 
 
 def prepared(
-    case: Mapping[str, Any], defaults: Mapping[str, Any], scratch: Path
+    case: Mapping[str, Any], scratch: Path
 ) -> tuple[dict[str, Any], list[dict[str, Any]] | None]:
     """Lay out a case's files in a folder; return its run config and node configs."""
     folder = scratch / "files"
-    shutil.copytree(HERE / "keys", folder)
-    (folder / "clients.key").chmod(0o600)
+    folder.mkdir()
     for name, text in case.get("files", {}).items():
         (folder / name).write_text(text, encoding="utf-8")
-    config = {**defaults, **_placed(case["config"], folder)}
+    config = _placed(case["config"], folder)
     config["results-dir"] = str(scratch / "runs")
-    if "resume" in case:
-        config["resume"] = str(scratch / "old")
-        shutil.copytree(HERE / case["resume"], config["resume"])
-    if config["classification.model"] != "mclr":
+    if "classification.model" in config:
         import torch
 
         torch.set_num_threads(1)

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
-from typing import Any
-
 import pytest
 
-from sim import app
-from tests.recorded.comparison import TIES, compare, reason_to_accept
-from tests.recorded.run_case import (
-    HERE,
-    machine,
-    quiet,
-    read_record,
-    read_table,
-    run_case,
+from tests.recorded.comparison import (
+    ACCEPTED,
+    TIES,
+    Accepted,
+    Difference,
+    compare,
+    reason_to_accept,
 )
+from tests.recorded.run_case import machine, read_table, run_case
 
 TABLE = read_table()
 CASES = {case["name"]: case for case in TABLE["cases"]}
@@ -25,7 +20,7 @@ CASES = {case["name"]: case for case in TABLE["cases"]}
 SAME_MACHINE = machine().items() <= TABLE["about"].items()
 TOLERANCE = 0.0 if SAME_MACHINE else 1e-7
 
-# each method, its kinds of state and messages, losses, nodes' own data, old records
+# each method, its kinds of state and messages, losses, nodes' own data
 EVERY_DAY = [
     "fedfw/lasso/as-it-is",
     "fedfw/lasso/half-fixed",
@@ -50,7 +45,6 @@ EVERY_DAY = [
     "hyfdca/hybrid-svm/encrypted",
     "hyfem/hybrid-svm/half-fixed",
     "hybrid-fedavg/hybrid-svm/as-it-is",
-    *(name for name in CASES if name.endswith("-resumed")),
 ]
 ERRORS = [name for name, case in CASES.items() if "error" in case["result"]]
 METHODS = sorted({name.split("/")[0] for name in CASES if name not in ERRORS})
@@ -61,21 +55,20 @@ def differences(name: str) -> list[str]:
     case = CASES[name]
     if not SAME_MACHINE and name in TIES:
         return []
-    if case["config"].get("encryption") == "tenseal-bfv":
+    if case["config"].get("hyfdca.encryption") == "tenseal-bfv":
         pytest.importorskip("tenseal")
     if "classification.model" in case["config"]:
         pytest.importorskip("torch")
-    now = run_case(case, TABLE["defaults"])
     found = compare(
         case["result"],
-        now,
+        run_case(case),
         tolerance=TOLERANCE,
         ciphertexts=case.get("ciphertexts", False),
     )
     return [
-        f"{name}: {part}: {text}"
-        for part, text in found.parts.items()
-        if reason_to_accept(name, part, now.get(part)) is None
+        f"{name}: {part}: {difference}"
+        for part, difference in found.items()
+        if reason_to_accept(name, part, difference) is None
     ]
 
 
@@ -100,26 +93,39 @@ def test_all_runs_of_a_method_are_as_they_were_recorded(method: str) -> None:
     assert not [text for name in names for text in differences(name)]
 
 
-def test_the_command_line_goes_on_from_an_old_record(tmp_path: Path) -> None:
-    case = CASES["fedgia/linear-regression/old-resumed"]
-    old = tmp_path / "old"
-    shutil.copytree(HERE / case["resume"], old)
-    runs = tmp_path / "runs"
-    command = ["--nodes", str(case["nodes"]), "--out", str(runs)]
-    with quiet(case["name"]):
-        status = app.command_line([*command, "-c", f'resume="{old}"'])
-    assert status == 0
-    (record,) = runs.iterdir()
-    result: dict[str, Any] = read_record(record)
-    found = compare(case["result"], result, tolerance=TOLERANCE).parts
-    assert [p for p in found if not reason_to_accept(case["name"], p, found[p])] == []
-
-
 def test_a_difference_is_noticed() -> None:
     case = CASES["fedprox/linear-regression/as-it-is"]
-    changed = {**case, "config": {**case["config"], "proximal-weight": 0.01 + 1e-9}}
-    found = compare(case["result"], run_case(changed, TABLE["defaults"]))
-    # the last bits of the model and of what is measured on it, and nothing else but
-    # what an introduction says now
-    assert set(found.parts) == {"model", "metrics", "up"}
-    assert 0.0 < found.model < 1e-8
+    changed = {**case, "config": {**case["config"], "fedprox.proximal-weight": 0.01001}}
+    found = compare(case["result"], run_case(changed))
+    # the model and what is measured on it, and nothing else but what an introduction
+    # says now
+    assert {part.partition(".")[0] for part in found} == {"model", "metrics", "up"}
+    assert 0.0 < found["model"].size < 1e-5
+    accepted = {p for p, d in found.items() if reason_to_accept(case["name"], p, d)}
+    assert accepted == {"up"}
+
+
+@pytest.mark.parametrize("entry", ACCEPTED, ids=lambda entry: entry.cases)
+def test_what_is_accepted_has_a_bound(entry: Accepted) -> None:
+    name = entry.cases.replace("*", "x")
+    for pattern, bound in entry.bounds.items():
+        part = pattern.replace("*", "loss")
+        if isinstance(bound, str):
+            within, beyond = Difference(1.0, {}, {bound: 1}), Difference(1.0, {}, {})
+        else:
+            within, beyond = (Difference(f * bound, 0, 0) for f in (1.0, 1.01))
+        assert reason_to_accept(name, part, within, [entry]) == entry.reason
+        assert reason_to_accept(name, part, beyond, [entry]) is None
+    assert reason_to_accept(name, "trips", Difference(0.0, 0, 0), [entry]) is None
+
+
+def test_a_run_beyond_its_bound_is_a_failure() -> None:
+    """The bytes of a client's introduction are accepted, more are not."""
+    name = "fedfw/lasso/as-it-is"
+    was = CASES[name]["result"]
+    for factor, may in ((1.04, True), (1.05, False)):
+        now = {**was, "up": [factor * up for up in was["up"]]}
+        ((part, difference),) = compare(was, now).items()
+        assert (reason_to_accept(name, part, difference) is not None) == may
+    (missing,) = compare(was, {**was, "metrics": {**was["metrics"], "new": 1.0}})
+    assert missing == "metrics.new"

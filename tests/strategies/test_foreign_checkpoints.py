@@ -4,7 +4,6 @@ For every method, as ``python sim.py`` runs it; what a single strategy checks st
 the tests of checkpoints.
 """
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -85,25 +84,18 @@ def test_no_entry_may_be_missing_or_have_another_shape(
     run_app(config, 3, tmp_path)
 
 
-def older(arrays: Arrays) -> Arrays:
-    """As versions wrote them that did not say what a checkpoint holds."""
-    meta = json.loads(arrays["meta"].tobytes())
-    del meta["shapes"], meta["settings"]
-    return arrays | {"meta": np.frombuffer(json.dumps(meta).encode(), dtype=np.uint8)}
-
-
 @pytest.mark.parametrize(
-    ("first", "second", "key", "told"),
+    ("first", "second", "key"),
     [
-        ("plain", "augmented", "fedfw.variant", "it has no entry '0/y'"),
-        ("augmented", "plain", "fedfw.variant", "it has an entry 'state/0/y' too many"),
-        ("plain", "stochastic", "fedfw.variant", None),
-        ("bundle", "practical", "hyfdca.step", "it has no entry"),
-        ("practical", "bundle", "hyfdca.step", "it has no entry"),
+        ("plain", "augmented", "fedfw.variant"),
+        ("augmented", "plain", "fedfw.variant"),
+        ("plain", "stochastic", "fedfw.variant"),
+        ("bundle", "practical", "hyfdca.step"),
+        ("practical", "bundle", "hyfdca.step"),
     ],
 )
 def test_another_variant_is_refused(
-    first: str, second: str, key: str, told: str | None, tmp_path: Path
+    first: str, second: str, key: str, tmp_path: Path
 ) -> None:
     case = LASSO if key == "fedfw.variant" else HYFDCA
     config = {**case, "rounds": 2, key: first}
@@ -117,12 +109,3 @@ def test_another_variant_is_refused(
     name = key.partition(".")[2]
     expected = f"its {name} is {first}, this run's is {second}"
     assert refusal(tmp_path, config).endswith(expected)
-    path = record / "checkpoint.npz"
-    write(path, older(read(path)))
-    if told is not None:
-        assert told in refusal(tmp_path, config)
-    # with the settings that it has, an older one is as good as ever
-    settings.write_text(
-        settings.read_text().replace(f'{key} = "{second}"', f'{key} = "{first}"')
-    )
-    run_app(config | {key: first}, 3, tmp_path)

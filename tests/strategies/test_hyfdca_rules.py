@@ -11,7 +11,7 @@ import pytest
 import sim
 from clients.hyfdca.rules import NodeRules
 from fedtrellis.objectives.losses import make_loss
-from fedtrellis.settings import SettingsError, describe
+from fedtrellis.settings import SettingsError, describe_fields, keys
 from tests.harness import run_app
 
 ROOT = Path(sim.__file__).parent
@@ -64,7 +64,7 @@ def test_the_page_on_deployments_lists_the_rules() -> None:
     page = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
     rows = [
         f"| `{key}` | {default} | {text} |"
-        for key, default, text in describe(NodeRules)
+        for key, default, text in describe_fields(keys(NodeRules))
     ]
     assert "\n".join(rows) in page, "the table of rules should be:\n" + "\n".join(rows)
 
@@ -74,7 +74,7 @@ def test_a_listing_has_them_beside_the_settings(
 ) -> None:
     assert sim.app.command_line(["--list", "hyfdca"]) == 0
     _, rules = capsys.readouterr().out.split("A node's own rules, of hyfdca")
-    assert all(key in rules for key, _, _ in describe(NodeRules))
+    assert all(key in rules for key, _, _ in describe_fields(keys(NodeRules)))
 
 
 def test_two_holders_are_too_few_for_the_app(

@@ -306,9 +306,10 @@ def test_an_attack_on_cifar_from_values(
     status = sim.app.command_line(
         [
             *("--out", str(tmp_path), "--nodes", "3", "-c", config),
-            *("-c", 'method="zeroth-order-rfl" task="attack" rounds=2 samples=10'),
-            *("-c", "local-steps=2 local-step-size=0.001 smoothing=1e-3"),
-            *("-c", "local-batch-size=5"),
+            *("-c", 'method="zeroth-order-rfl" task="attack" rounds=2'),
+            *("-c", "zeroth-order-rfl.samples=10 zeroth-order-rfl.local-steps=2"),
+            *("-c", "zeroth-order-rfl.step-size=0.001"),
+            *("-c", "zeroth-order-rfl.smoothing=1e-3 zeroth-order-rfl.batch-size=5"),
         ]
     )
     assert status == 0

@@ -8,7 +8,7 @@ import pytest
 
 from clients import HyFDCAClient
 from fedtrellis.domains import L1Ball, make_domain
-from fedtrellis.settings import SettingsError, describe, keys
+from fedtrellis.settings import SettingsError, describe_fields, keys
 from fedtrellis.wire.arrays import Layout
 from strategies import FedFW, FedGiA, HybridFedAvg, HyFDCA, HyFEM, NaiveFrankWolfe
 from tasks import TASKS, Task, make_task
@@ -283,7 +283,7 @@ def test_tasks_describe_themselves(name: str) -> None:
     assert task.name == name
     assert task.summary
     assert "\n" not in task.summary
-    rows = describe(task, prefix=f"{name}.")
+    rows = describe_fields(keys(task, f"{name}."))
     assert {row[0] for row in rows} == set(keys(task, f"{name}."))
     assert not {"num-clients", "seed"} & {row[0].split(".")[1] for row in rows}
 

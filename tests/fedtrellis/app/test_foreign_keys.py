@@ -125,8 +125,8 @@ def test_defaults_of_others_are_no_settings_of_the_run() -> None:
         ),
         (
             "penalty=3.0",
-            "penalty = 3.0 is a setting of method 'fedfw', and this run's method is "
-            "'fedgia'",
+            "-c key = 'penalty' is not known (did you mean 'fedfw.penalty'?); python "
+            "sim.py --list NAME prints those of a method or task",
         ),
         (
             "box.lower=-2.0",

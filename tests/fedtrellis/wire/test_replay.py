@@ -1,7 +1,5 @@
 """A mirror against a plain dense replay of the same steps."""
 
-import importlib
-import sys
 from collections.abc import Callable
 
 import numpy as np
@@ -239,10 +237,3 @@ def test_any_sequence_of_steps_and_questions(
             state = replay.mirror.state()
             replay.mirror = ReplayedIterate.from_state(replay.base, state)
     replay.check()
-
-
-def test_the_name_of_version_0_1_works_for_one_version_more() -> None:
-    sys.modules.pop("fedtrellis.mirror", None)
-    with pytest.warns(FutureWarning, match=r"now fedtrellis\.wire\.replay"):
-        mirror = importlib.import_module("fedtrellis.mirror")
-    assert mirror.Mirror is ReplayedIterate

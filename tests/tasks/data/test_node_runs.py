@@ -85,7 +85,7 @@ def test_files_cut_from_breast_cancer_give_its_model(
     tmp_path: Path, method: str, ending: str
 ) -> None:
     config = {"task": "logistic-regression", "method": method, "rounds": 8}
-    config |= {"sigma-scale": 0.02} if method == "fedgia" else {}
+    config |= {"fedgia.sigma-scale": 0.02} if method == "fedgia" else {}
     expected = run(tmp_path, config, [{}] * N)
     total = make_task("logistic-regression", {}, N, 0).num_examples()
     columns = {"data.feature-names": NAMES} if ending == ".csv" else {}
