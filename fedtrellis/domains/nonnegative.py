@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedtrellis.domains.atoms import Atom, SparseAtom
-from fedtrellis.domains.base import Domain, FloatArray, Norm, Shape
+from fedtrellis.domains.base import NORMS, Domain, FloatArray, Norm, Shape
 from fedtrellis.domains.numerics import positive, project_simplex
 from fedtrellis.settings import setting
 
@@ -70,10 +70,9 @@ class NonNegativeL1Ball(Domain):
         with np.errstate(over="ignore"):
             return bool(x.min() >= -t and x.sum() <= self.radius + t)
 
-    def largest_norm(self, norm: Norm, shape: Shape) -> float:
-        """Return radius, the norm of every vertex but zero."""
-        self.check_norm(norm, shape)
-        return self.radius
+    def _largest_norms(self, shape: Shape) -> Mapping[Norm, float]:
+        # every vertex but zero has the norm radius
+        return dict.fromkeys(NORMS, self.radius)
 
     def diameter(self, shape: Shape) -> float:
         """Return √2 radius, the distance of two vertices; radius if p = 1."""
