@@ -209,15 +209,14 @@ class CappedSimplex(Domain):
             return self._holds(atom.values, tolerance)  # zeros change nothing
         return super()._contains_atom(atom, tolerance)
 
-    def largest_norm(self, norm: Norm, shape: Shape) -> float | None:
-        """Return the norm of an extreme point; their nuclear norms differ."""
-        self.check_norm(norm, shape)
-        if norm == "nuclear":
-            return None
-        if norm == "l1":
-            return self.radius
+    def _largest_norms(self, shape: Shape) -> Mapping[Norm, float]:
+        # of an extreme point; their nuclear norms differ
         levels = self._levels(math.prod(shape))
-        return float(levels[0] if norm == "linf" else np.linalg.norm(levels))
+        return {
+            "l1": self.radius,
+            "l2": float(np.linalg.norm(levels)),
+            "linf": float(levels[0]),
+        }
 
     def diameter(self, shape: Shape) -> float:
         """Return the distance of two extreme points that share as little as they can.

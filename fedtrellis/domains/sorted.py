@@ -254,12 +254,10 @@ class Permutahedron(_BySortedVector):
             excess = np.cumsum(np.sort(x.reshape(-1))[::-1] - v)
         return bool((excess <= t).all() and abs(excess[-1]) <= t)
 
-    def largest_norm(self, norm: Norm, shape: Shape) -> float | None:
-        """Return the norm of v; the nuclear norm differs among its permutations."""
-        self.check_norm(norm, shape)
+    def _largest_norms(self, shape: Shape) -> Mapping[Norm, float]:
+        # of v; the nuclear norm differs among its permutations
         v = np.abs(self._vector(shape))
-        known = {"l1": float(v.sum()), "l2": unit(v)[1], "linf": float(v.max())}
-        return known.get(norm)
+        return {"l1": float(v.sum()), "l2": unit(v)[1], "linf": float(v.max())}
 
     def diameter(self, shape: Shape) -> float:
         """Return ‖v − v reversed‖₂, the distance of opposite orders."""

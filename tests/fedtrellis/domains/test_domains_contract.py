@@ -264,6 +264,14 @@ def test_box_does_not_follow_the_array_it_was_made_from() -> None:
     assert Box(np.zeros(2), 1.0) != Box(0.0, 1.0)
 
 
+def test_a_product_of_products_is_one_of_all_their_sets() -> None:
+    inner = Product([L1Ball(1.0), NuclearNormBall(2.0)], [(2,), (2, 3)])
+    flat = Product(
+        [L1Ball(1.0), NuclearNormBall(2.0), L2Ball(1.0)], [(2,), (2, 3), (4,)]
+    )
+    assert Product([inner, L2Ball(1.0)], [(8,), (4,)]) == flat
+
+
 def test_ties_go_to_the_lowest_index() -> None:
     g = np.array([0.0, -2.0, 2.0, -2.0, 2.0, 1.0])
     assert L1Ball(1.0).lmo(g).indices.tolist() == [1]
