@@ -151,14 +151,10 @@ class SpectralSystem(FactoredSystem):
 
     def solve(self, u: Array) -> Array:
         """Return d = Q (weight Λ + σ I)⁻¹ Qᵀ u."""
-        scaled = (self._vectors.T @ u) / (self.weight * self._values + self.shift)
-        d: Array = self._vectors @ scaled
-        return d
+        return self.admm_steps(u, 1)[1]
 
     def admm_steps(self, u: Array, steps: int) -> tuple[Array, Array]:
         """Return w = Q ρ^{k−1} Qᵀ u and d = Q [ρ^{k−1}/(weight Λ + σ)] Qᵀ u."""
-        if steps == 1:
-            return u.copy(), self.solve(u)
         coordinates = self._vectors.T @ u
         power, power_over = self._closed_form(self._values, steps)
         w: Array = self._vectors @ (power * coordinates)
@@ -206,9 +202,6 @@ class WideSpectralSystem(FactoredSystem):
             np.where(self._present, (value - base) / self._values, 0.0)
             for value, base in zip(at_values, at_c, strict=True)
         ]
-        if steps == 1:
-            d = self._adjoint @ (self._vectors @ (quotients[1] * coordinates))
-            return u.copy(), d + at_c[1] * u
         columns = np.stack(quotients, axis=1) * coordinates[:, None]
         both = self._adjoint @ (self._vectors @ columns)
         return both[:, 0] + at_c[0] * u, both[:, 1] + at_c[1] * u

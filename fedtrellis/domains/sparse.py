@@ -198,29 +198,19 @@ class GroupL1Ball(NormBall):
     }
     radius: float
     groups: int | Sequence[Sequence[int]]
+    # of listed groups, each entry's
     _labels: NDArray[np.intp] = field(init=False, repr=False, compare=False)
-    # of consecutive groups that are all of one size; else 0
-    _size: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        labels = np.empty(0, dtype=np.intp)
         if isinstance(self.groups, int | np.integer):
             size = positive_integer(self.name, "groups", self.groups)
             object.__setattr__(self, "groups", size)
         else:
-            labels = self._label()
-            size = len(self.groups[0])
-            # a shorter last group would not show in the labels alone
-            if {len(group) for group in self.groups} != {size} or not np.array_equal(
-                labels, np.arange(labels.size) // size
-            ):
-                size = 0
-        object.__setattr__(self, "_labels", labels)
-        object.__setattr__(self, "_size", size)
+            self._label()
 
-    def _label(self) -> NDArray[np.intp]:
-        """Normalise the groups to tuples and return each entry's group."""
+    def _label(self) -> None:
+        """Normalise the groups to tuples and number each entry's."""
         error = ValueError(
             f"{self.name}: groups must be a size or put every index from 0 on into "
             f"exactly one group, got {str(self.groups)[:80]}"
@@ -241,7 +231,7 @@ class GroupL1Ball(NormBall):
         labels[indices] = np.repeat(np.arange(len(parts)), [p.size for p in parts])
         groups = tuple(tuple(part.tolist()) for part in parts)
         object.__setattr__(self, "groups", groups)
-        return labels
+        object.__setattr__(self, "_labels", labels)
 
     def check_shape(self, shape: Shape) -> None:
         """Raise a one-line ValueError unless the groups partition the entries."""
@@ -269,9 +259,9 @@ class GroupL1Ball(NormBall):
         self, values: FloatArray, labels: NDArray[np.intp] | None = None
     ) -> FloatArray:
         """Return the groups' l2 norms, of the labels' groups or of a whole array."""
-        if labels is not None or not self._size:
+        if labels is not None or not isinstance(self.groups, int):
             return group_norms(values, self._labels if labels is None else labels)
-        rows = values.reshape(-1, self._size)
+        rows = values.reshape(-1, self.groups)
         squares: FloatArray = np.einsum("gi,gi->g", rows, rows)
         scale = 1.0
         if not 1e-200 < squares.max() < 1e200:  # they have left the range of floats
@@ -301,8 +291,8 @@ class GroupL1Ball(NormBall):
         g = self._input(gradient, "gradient")
         flat = g.reshape(-1)
         best = int(self._norms(flat).argmax())
-        if self._size:
-            support = np.arange(best * self._size, (best + 1) * self._size)
+        if isinstance(self.groups, int):
+            support = np.arange(best * self.groups, (best + 1) * self.groups)
         else:
             support = np.flatnonzero(self._labels == best)
         direction, _ = unit(flat[support])
@@ -316,8 +306,8 @@ class GroupL1Ball(NormBall):
         # x_G ← x_G · n'_G / n_G  with n' the l1 projection of the norms n
         shrunk = project_l1(norms, self.radius)
         factors = np.divide(shrunk, norms, out=np.ones_like(norms), where=norms > 0.0)
-        if self._size:
-            rows = flat.reshape(-1, self._size)
+        if isinstance(self.groups, int):
+            rows = flat.reshape(-1, self.groups)
             return (rows * factors[:, None]).reshape(x.shape)
         return (flat * factors[self._labels]).reshape(x.shape)
 
