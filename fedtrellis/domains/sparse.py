@@ -279,7 +279,8 @@ class GroupL1Ball(NormBall):
 
     def _norm(self, x: FloatArray, shape: Shape, places: Places = None) -> float:
         if places is None:
-            return self._gauge(x)
+            with np.errstate(over="ignore"):
+                return self._gauge(x)
         if isinstance(self.groups, int):
             groups = places // self.groups
         else:

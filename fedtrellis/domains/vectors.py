@@ -80,7 +80,8 @@ class L1Ball(NormBall):
         return project_l1(x.reshape(-1), self.radius).reshape(x.shape)
 
     def _norm(self, x: FloatArray, shape: Shape, places: Places = None) -> float:
-        return float(np.abs(x).sum())
+        with np.errstate(over="ignore"):
+            return float(np.abs(x).sum())
 
     def _largest_norms(self, shape: Shape) -> Mapping[Norm, float]:
         # every vertex has the norm radius

@@ -106,7 +106,8 @@ class WeightedL1Ball(ByVector, NormBall):
         weights = self._weights(shape)
         if places is not None:
             weights = weights[places]
-        return float((weights * np.abs(x)).sum())
+        with np.errstate(over="ignore"):
+            return float((weights * np.abs(x)).sum())
 
     def _largest_norms(self, shape: Shape) -> Mapping[Norm, float]:
         # of the longest vertex

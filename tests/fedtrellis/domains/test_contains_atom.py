@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import ArrayLike
 
 from fedtrellis.domains import (
     Box,
     Domain,
     GroupL1Ball,
     L1Ball,
+    L2Ball,
     LInfBall,
     Permutahedron,
     Product,
@@ -93,6 +95,16 @@ def test_parts_that_are_cut_otherwise_are_judged_by_their_entries() -> None:
     outside = ProductAtom((one, SparseAtom(np.array([0]), np.array([1.0]), (3,))))
     assert domain.contains_atom(inside)  # (1, 0 | 1, 0) after the cut
     assert not domain.contains_atom(outside)  # (1, 1 | 0, 0)
+
+
+def test_a_ball_that_says_more_is_asked_for_all_entries() -> None:
+    class Half(L2Ball):
+        def contains(self, point: ArrayLike, tolerance: float = 1e-9) -> bool:
+            return super().contains(point, tolerance) and np.min(point) >= 0.0
+
+    for value in (1.0, -1.0):
+        atom = SparseAtom(np.array([1]), np.array([value]), (3,))
+        assert Half(2.0).contains_atom(atom) == (value > 0.0)
 
 
 def test_a_value_that_no_entry_has_does_not_count() -> None:
