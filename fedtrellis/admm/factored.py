@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 import scipy  # its parts are loaded when first used
 
-from fedtrellis.admm.hessians import Hessian
+from fedtrellis.admm.hessians import KnownHessian
 from fedtrellis.admm.solvers import ShiftedSystem
 from fedtrellis.objectives.checks import Array, is_sparse
 
@@ -25,7 +25,7 @@ class FactoredSystem(ShiftedSystem):
 
     Parameters
     ----------
-    H : Hessian
+    H : KnownHessian
     parts : mapping
         What :meth:`factorise` returns.
     weight, shift : float
@@ -56,7 +56,7 @@ class CholeskySystem(FactoredSystem):
     any_shift = False
 
     @staticmethod
-    def factorise(H: Hessian, weight: float, shift: float) -> dict[str, Array]:
+    def factorise(H: KnownHessian, weight: float, shift: float) -> dict[str, Array]:
         """Return the Cholesky factor, of order p."""
         M = weight * H.matrix()
         M[np.diag_indices(len(M))] += shift
@@ -135,7 +135,7 @@ class SpectralSystem(FactoredSystem):
     any_shift = True
 
     def __init__(
-        self, H: Hessian, parts: Mapping[str, Array], weight: float, shift: float
+        self, H: KnownHessian, parts: Mapping[str, Array], weight: float, shift: float
     ) -> None:
         super().__init__(H, parts, weight, shift)
         self._values, self._vectors = parts["values"], parts["vectors"]
@@ -144,7 +144,7 @@ class SpectralSystem(FactoredSystem):
             raise np.linalg.LinAlgError(f"it has the eigenvalue {self._values[0]:g}")
 
     @staticmethod
-    def factorise(H: Hessian, weight: float, shift: float) -> dict[str, Array]:
+    def factorise(H: KnownHessian, weight: float, shift: float) -> dict[str, Array]:
         """Return the eigenvalues and eigenvectors, of order p."""
         values, vectors = _eigh(H.matrix())
         return {"values": values, "vectors": vectors}

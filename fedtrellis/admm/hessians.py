@@ -19,7 +19,7 @@ from fedtrellis.objectives.symmetric import largest_eigenvalue, symmetric_operat
 __all__ = [
     "BoundHessian",
     "FactorHessian",
-    "Hessian",
+    "KnownHessian",
     "call_method",
     "hessian_of",
     "lipschitz_of",
@@ -131,7 +131,7 @@ class BoundHessian:
 
 
 #: A symmetric positive semi-definite p × p matrix that majorises a loss.
-Hessian = FactorHessian | BoundHessian
+KnownHessian = FactorHessian | BoundHessian
 
 
 def name_of(objective: Any) -> str:
@@ -168,7 +168,7 @@ def _required(objective: Any, method: str) -> Any:
     return value
 
 
-def hessian_of(objective: Any) -> Hessian:
+def hessian_of(objective: Any) -> KnownHessian:
     """Return H of an objective: by ``hessian_factor()`` or else ``hessian_bound()``.
 
     Raises
@@ -344,7 +344,7 @@ def majoriser_of(
     return _majorisers.get(objective, None, make)
 
 
-def _times_largest(hessian: Hessian, D: Array) -> Array:
+def _times_largest(hessian: KnownHessian, D: Array) -> Array:
     """Return c·D, with c the largest eigenvalue of D^(−1/2) H D^(−1/2)."""
     # 0 where D is 0: a positive semi-definite H has zeros there
     present = D > 0.0

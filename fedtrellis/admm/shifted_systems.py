@@ -25,6 +25,7 @@ from fedtrellis.admm.factored import (
 )
 from fedtrellis.admm.hessians import (
     FactorHessian,
+    KnownHessian,
     hessian_of,
     lipschitz_of,
     majoriser_of,
@@ -33,7 +34,6 @@ from fedtrellis.admm.hessians import (
     size_of,
     user_diagonal,
 )
-from fedtrellis.admm.hessians import Hessian as KnownHessian
 from fedtrellis.admm.kept import KeptFor
 from fedtrellis.admm.solvers import (
     ConjugateGradientSystem,
