@@ -11,7 +11,7 @@ import numpy as np
 from flwr.app import ArrayRecord, Context
 
 from clients import FedGiAClient
-from fedtrellis.admm.majorisers import majoriser_of
+from fedtrellis.admm.hessians import majoriser_of
 from fedtrellis.random import generator
 from fedtrellis.server.callbacks import Callback, RoundRecord
 from fedtrellis.server.loop import LoopStrategy

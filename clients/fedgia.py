@@ -10,9 +10,8 @@ import numpy as np
 from flwr.app import Context
 from numpy.typing import NDArray
 
-from fedtrellis.admm.hessians import call_method
-from fedtrellis.admm.majorisers import majoriser_of, scaled_steps
-from fedtrellis.admm.shifted_systems import cached_system, lipschitz_of
+from fedtrellis.admm.hessians import call_method, lipschitz_of, majoriser_of
+from fedtrellis.admm.shifted_systems import cached_system
 from fedtrellis.cohorts import CohortGradient, Result, points_of
 from fedtrellis.local_steps import gradient_at
 from fedtrellis.objectives import DifferentiableLoss
@@ -159,24 +158,17 @@ class FedGiAClient(StatefulClient):
             #     x_i ← x − d
             #     π_i ← π_i + σ (x_i − x), that is u ← u − σ d
             u = (g if pi is None else g + pi).reshape(-1)
-            options: dict[str, Any] = {
-                "weight": 1.0 / m,
-                "shift": number,
-                "steps": steps,
-                "user_hessian": self.hessian,
-                "factor_file": self.factor_file,
-            }
-            if scale is None:
-                system = cached_system(self.objective, config["hessian"], **options)
-                u, d = system.admm_steps(u, steps)
-            else:
-                u, d = scaled_steps(
-                    self.objective,
-                    config["hessian"],
-                    u,
-                    scale=scale.reshape(-1),
-                    **options,
-                )
+            system = cached_system(
+                self.objective,
+                config["hessian"],
+                weight=1.0 / m,
+                shift=number,
+                steps=steps,
+                scale=None if scale is None else scale.reshape(-1),
+                user_hessian=self.hessian,
+                factor_file=self.factor_file,
+            )
+            u, d = system.admm_steps(u, steps)
             d = d.reshape(x.shape)
             x_i = x - d
             pi = u.reshape(x.shape) - sigma * d - g

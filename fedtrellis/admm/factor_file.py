@@ -27,13 +27,13 @@ from fedtrellis.objectives.checks import is_sparse
 __all__ = ["FactorFile", "fingerprint"]
 
 _LOGGER = getLogger("flwr")  # Flower's, by its name: this lies below the wire
-_FORMAT = 1
+_FORMAT = 2
 _FINGERPRINT = "fingerprint"
 # What reading a truncated, damaged or foreign file may raise.
 _UNREADABLE = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)
 
 
-def fingerprint(kind: str, data: Any, *numbers: float) -> bytes:
+def fingerprint(kind: str, data: Any, *numbers: Any) -> bytes:
     """Return a hash of a matrix and of what else a result depends on.
 
     Parameters
@@ -42,7 +42,7 @@ def fingerprint(kind: str, data: Any, *numbers: float) -> bytes:
         What is computed.
     data : ndarray or scipy.sparse.csr_array
         All its bytes, shapes and dtypes count.
-    *numbers : float
+    *numbers : float or ndarray of float64
 
     Returns
     -------
@@ -50,13 +50,16 @@ def fingerprint(kind: str, data: Any, *numbers: float) -> bytes:
         32 bytes, equal in every process.
     """
     parts = [data.data, data.indices, data.indptr] if is_sparse(data) else [data]
+    parts += [np.asarray(number, dtype=np.float64) for number in numbers]
     arrays = [np.ascontiguousarray(part) for part in parts]
     header = (
         _FORMAT,
         kind,
         tuple(map(int, data.shape)),
-        [(array.dtype.str, array.shape) for array in arrays],
-        [float(number) for number in numbers],
+        [
+            (array.dtype.str, np.shape(part))
+            for array, part in zip(arrays, parts, strict=True)
+        ],
     )
     digest = hashlib.blake2b(repr(header).encode(), digest_size=32)
     for array in arrays:
@@ -69,8 +72,9 @@ class FactorFile:
 
     Parameters
     ----------
-    path : str
-        An ``.npz`` file, made where there is none, in a folder that there is.
+    path : str or None
+        An ``.npz`` file, made where there is none, in a folder that there is. None or
+        empty: nothing is kept.
 
     Raises
     ------
@@ -78,10 +82,12 @@ class FactorFile:
         The path is not a text, its folder does not exist, or it is a folder.
     """
 
-    def __init__(self, path: str) -> None:
-        if not isinstance(path, str) or not path:
-            raise ValueError(f"factor-file = {path!r} must be the path of a file")
+    def __init__(self, path: str | None) -> None:
         self._name = path
+        if path is None or path == "":
+            return
+        if not isinstance(path, str):
+            raise ValueError(f"factor-file = {path!r} must be the path of a file")
         self._path = Path(path).expanduser()
         if not self._path.parent.is_dir():
             raise ValueError(f"factor-file = {path!r}: its folder does not exist")
@@ -89,24 +95,32 @@ class FactorFile:
             raise ValueError(f"factor-file = {path!r} is a folder; it must be a file")
 
     def get(
-        self, entry: str, key: bytes, compute: Callable[[], Mapping[str, Any]]
-    ) -> dict[str, Any]:
+        self,
+        entry: str,
+        compute: Callable[[], Mapping[str, Any]],
+        kind: str,
+        data: Any,
+        *numbers: Any,
+    ) -> Mapping[str, Any]:
         """Return the arrays of an entry, computed and kept where they are not there.
 
         Parameters
         ----------
         entry : str
             ``"lipschitz"``, ``"majoriser"`` or ``"factor"``.
-        key : bytes
-            The :func:`fingerprint` that the entry must have.
         compute : callable
-            Returns the arrays by name, from what the fingerprint was taken of.
+            Returns the arrays by name.
+        kind, data, *numbers
+            All that they depend on, as :func:`fingerprint` takes it.
 
         Raises
         ------
         ValueError
             The file cannot be written.
         """
+        if not self._name:
+            return compute()
+        key = fingerprint(kind, data, *numbers)
         try:
             arrays = self._read(entry)
             if arrays.pop(_FINGERPRINT).tobytes() == key:
@@ -120,7 +134,8 @@ class FactorFile:
             "factor-file %r: the %s %s, computing it", self._name, entry, reason
         )
         computed = {name: np.asarray(array) for name, array in compute().items()}
-        self._write(entry, key, computed)
+        mark = np.frombuffer(key, dtype=np.uint8)
+        self._write(entry, {**computed, _FINGERPRINT: mark})
         return computed
 
     def _read(self, entry: str) -> dict[str, Any]:
@@ -135,8 +150,8 @@ class FactorFile:
                 if name.startswith(prefix)
             }
 
-    def _write(self, entry: str, key: bytes, arrays: Mapping[str, Any]) -> None:
-        entries = {entry: {**arrays, _FINGERPRINT: np.frombuffer(key, dtype=np.uint8)}}
+    def _write(self, entry: str, arrays: Mapping[str, Any]) -> None:
+        entries = {entry: arrays}
         for other in {"lipschitz", "majoriser", "factor"} - {entry}:
             with contextlib.suppress(*_UNREADABLE):
                 entries[other] = self._read(other)

@@ -6,80 +6,90 @@ what another process made will do as well.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import scipy  # its parts are loaded when first used
 
+from fedtrellis.admm.hessians import KnownHessian
 from fedtrellis.admm.solvers import ShiftedSystem
 from fedtrellis.objectives.checks import Array, is_sparse
 
 _EPSILON = float(np.finfo(np.float64).eps)
 
 
-class CholeskySystem(ShiftedSystem):
-    """A dense H, from the Cholesky factor of weight · H + shift · I."""
+class FactoredSystem(ShiftedSystem):
+    """A system that a factor solves.
 
-    def __init__(self, parts: Mapping[str, Array], weight: float, shift: float) -> None:
+    Parameters
+    ----------
+    H : KnownHessian
+    parts : mapping
+        What :meth:`factorise` returns.
+    weight, shift : float
+
+    Attributes
+    ----------
+    any_shift : bool
+        Whether the parts depend on H only.
+    """
+
+    any_shift: ClassVar[bool]
+
+    def __init__(
+        self, H: Any, parts: Mapping[str, Array], weight: float, shift: float
+    ) -> None:
         super().__init__(weight, shift)
-        self._factor = parts["factor"]
+        self._H, self._parts = H, parts
 
     @staticmethod
-    def factorise(H: Array, weight: float, shift: float) -> dict[str, Array]:
-        """Return the parts of an H of shape (p, p).
+    @abstractmethod
+    def factorise(H: Any, weight: float, shift: float) -> dict[str, Array]:
+        """Return the factor, arrays by name; LinAlgError if H is indefinite."""
 
-        Raises
-        ------
-        numpy.linalg.LinAlgError
-            The matrix is not positive definite.
-        """
-        M = weight * H
+
+class CholeskySystem(FactoredSystem):
+    """Any H, from the Cholesky factor of weight · H + shift · I."""
+
+    any_shift = False
+
+    @staticmethod
+    def factorise(H: KnownHessian, weight: float, shift: float) -> dict[str, Array]:
+        """Return the Cholesky factor, of order p."""
+        M = weight * H.matrix()
         M[np.diag_indices(len(M))] += shift
         return {"factor": _cholesky(M)}
 
     def solve(self, u: Array) -> Array:
         """Return d by two triangular solves."""
-        return _cholesky_solve(self._factor, u)
+        return _cholesky_solve(self._parts["factor"], u)
 
 
-class WideCholeskySystem(ShiftedSystem):
+class WideCholeskySystem(FactoredSystem):
     """H = s AᵀA + c I with A of shape (d, p), d < p, in O(dp) a solve.
 
     With a = weight c + σ, t = weight s/a and G = I + t AAᵀ, of order d, Woodbury's
-    identity is M⁻¹ = (I − t Aᵀ G⁻¹ A)/a.
-
-    Parameters
-    ----------
-    A : ndarray or scipy.sparse.csr_array of shape (d, p)
-    s, c : float
-    parts : mapping
-        Of :meth:`factorise`.
-    weight, shift : float
+    identity is M⁻¹ = (I − t Aᵀ G⁻¹ A)/a. H is a FactorHessian.
     """
 
+    any_shift = False
+
     def __init__(
-        self,
-        A: Any,
-        s: float,
-        c: float,
-        parts: Mapping[str, Array],
-        weight: float,
-        shift: float,
+        self, H: Any, parts: Mapping[str, Array], weight: float, shift: float
     ) -> None:
-        super().__init__(weight, shift)
-        self._A, self._adjoint = A, A.T
-        self._a = weight * c + shift
-        self._t = weight * s / self._a
+        super().__init__(H, parts, weight, shift)
+        self._A, self._adjoint = H.A, H.A.T
+        self._a = weight * H.c + shift
+        self._t = weight * H.s / self._a
         self._factor = parts["factor"]
 
     @staticmethod
-    def factorise(
-        A: Any, s: float, c: float, weight: float, shift: float
-    ) -> dict[str, Array]:
-        """Return the parts: the Cholesky factor of G."""
-        G = _outer_gram(A)
-        G *= weight * s / (weight * c + shift)
+    def factorise(H: Any, weight: float, shift: float) -> dict[str, Array]:
+        """Return the Cholesky factor of G."""
+        G = _outer_gram(H.A)
+        G *= weight * H.s / (weight * H.c + shift)
         G[np.diag_indices(len(G))] += 1.0
         return {"factor": _cholesky(G)}
 
@@ -119,32 +129,32 @@ class WideCholeskySystem(ShiftedSystem):
         return w, d
 
 
-class SpectralSystem(ShiftedSystem):
-    """A dense H = QΛQᵀ; any number of steps costs one. Parts depend on H only."""
+class SpectralSystem(FactoredSystem):
+    """Any H = QΛQᵀ; any number of steps costs one."""
 
-    def __init__(self, parts: Mapping[str, Array], weight: float, shift: float) -> None:
-        super().__init__(weight, shift)
+    any_shift = True
+
+    def __init__(
+        self, H: KnownHessian, parts: Mapping[str, Array], weight: float, shift: float
+    ) -> None:
+        super().__init__(H, parts, weight, shift)
         self._values, self._vectors = parts["values"], parts["vectors"]
         lowest = weight * self._values[0] + shift
         if not lowest > 0.0:
             raise np.linalg.LinAlgError(f"it has the eigenvalue {self._values[0]:g}")
 
     @staticmethod
-    def factorise(H: Array) -> dict[str, Array]:
-        """Return the parts of an H of shape (p, p)."""
-        values, vectors = _eigh(H)
+    def factorise(H: KnownHessian, weight: float, shift: float) -> dict[str, Array]:
+        """Return the eigenvalues and eigenvectors, of order p."""
+        values, vectors = _eigh(H.matrix())
         return {"values": values, "vectors": vectors}
 
     def solve(self, u: Array) -> Array:
         """Return d = Q (weight Λ + σ I)⁻¹ Qᵀ u."""
-        scaled = (self._vectors.T @ u) / (self.weight * self._values + self.shift)
-        d: Array = self._vectors @ scaled
-        return d
+        return self.admm_steps(u, 1)[1]
 
     def admm_steps(self, u: Array, steps: int) -> tuple[Array, Array]:
         """Return w = Q ρ^{k−1} Qᵀ u and d = Q [ρ^{k−1}/(weight Λ + σ)] Qᵀ u."""
-        if steps == 1:
-            return u.copy(), self.solve(u)
         coordinates = self._vectors.T @ u
         power, power_over = self._closed_form(self._values, steps)
         w: Array = self._vectors @ (power * coordinates)
@@ -152,42 +162,30 @@ class SpectralSystem(ShiftedSystem):
         return w, d
 
 
-class WideSpectralSystem(ShiftedSystem):
+class WideSpectralSystem(FactoredSystem):
     """H = s AᵀA + c I with A of shape (d, p), d < p; any number of steps costs one.
 
     With AAᵀ = UΛUᵀ, of order d, a function f of H is
-    f(H) = f(c) I + Aᵀ U [(f(c + sΛ) − f(c))/Λ] Uᵀ A. Parts depend on A only.
-
-    Parameters
-    ----------
-    A : ndarray or scipy.sparse.csr_array of shape (d, p)
-    s, c : float
-    parts : mapping
-        Of :meth:`factorise`.
-    weight, shift : float
+    f(H) = f(c) I + Aᵀ U [(f(c + sΛ) − f(c))/Λ] Uᵀ A. H is a FactorHessian.
     """
 
+    any_shift = True
+
     def __init__(
-        self,
-        A: Any,
-        s: float,
-        c: float,
-        parts: Mapping[str, Array],
-        weight: float,
-        shift: float,
+        self, H: Any, parts: Mapping[str, Array], weight: float, shift: float
     ) -> None:
-        super().__init__(weight, shift)
-        self._A, self._adjoint = A, A.T
-        self._s, self._c = s, c
+        super().__init__(H, parts, weight, shift)
+        self._A, self._adjoint = H.A, H.A.T
+        self._s, self._c = H.s, H.c
         values, self._vectors = parts["values"], parts["vectors"]
         # Eigenvalues that are 0 but for rounding: A has no such direction.
         self._present = values > _EPSILON * len(values) * values[-1]
         self._values = np.where(self._present, values, 1.0)
 
     @staticmethod
-    def factorise(A: Any) -> dict[str, Array]:
-        """Return the parts: the eigenvalues and eigenvectors of AAᵀ."""
-        values, vectors = _eigh(_outer_gram(A))
+    def factorise(H: Any, weight: float, shift: float) -> dict[str, Array]:
+        """Return the eigenvalues and eigenvectors of AAᵀ."""
+        values, vectors = _eigh(_outer_gram(H.A))
         return {"values": values, "vectors": vectors}
 
     def solve(self, u: Array) -> Array:
@@ -204,9 +202,6 @@ class WideSpectralSystem(ShiftedSystem):
             np.where(self._present, (value - base) / self._values, 0.0)
             for value, base in zip(at_values, at_c, strict=True)
         ]
-        if steps == 1:
-            d = self._adjoint @ (self._vectors @ (quotients[1] * coordinates))
-            return u.copy(), d + at_c[1] * u
         columns = np.stack(quotients, axis=1) * coordinates[:, None]
         both = self._adjoint @ (self._vectors @ columns)
         return both[:, 0] + at_c[0] * u, both[:, 1] + at_c[1] * u

@@ -1,4 +1,8 @@
-"""What FedGiA's client takes H and r_i from: an objective, or the user; checked."""
+"""H_i and r_i of FedGiA's client, and a diagonal above H_i: from an objective or user.
+
+An objective knows its H by a factor, or as a matrix or its products: one class each,
+with the same methods.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,205 @@ from typing import Any
 import numpy as np
 import scipy  # its parts are loaded when first used
 
-from fedtrellis.admm.factor_file import FactorFile, fingerprint
+from fedtrellis.admm.factor_file import FactorFile
+from fedtrellis.admm.kept import KeptFor
 from fedtrellis.objectives.checks import Array, check_array, check_number, is_sparse
+from fedtrellis.objectives.symmetric import largest_eigenvalue, symmetric_operator
+
+__all__ = [
+    "BoundHessian",
+    "FactorHessian",
+    "KnownHessian",
+    "call_method",
+    "hessian_of",
+    "lipschitz_of",
+    "majoriser_of",
+    "name_of",
+    "objective_lipschitz",
+    "user_diagonal",
+]
+
+
+class FactorHessian:
+    """H = s AᵀA + diag(c) with A of shape (d, p), c one number or p of them.
+
+    Attributes
+    ----------
+    order : int
+        Of the smallest matrix whose factor solves systems with H.
+    data_bytes : int
+        What is in memory anyway.
+    """
+
+    def __init__(self, A: Any, s: float, c: float | Array) -> None:
+        self.A, self.s, self.c = A, s, c
+        # Woodbury's identity takes a multiple of the identity
+        self.wide = np.ndim(c) == 0 and A.shape[0] < A.shape[1]
+        self.order = A.shape[0] if self.wide else A.shape[1]
+        arrays = [A.data, A.indices, A.indptr] if is_sparse(A) else [A]
+        self.data_bytes = sum(array.nbytes for array in arrays)
+        if np.ndim(c):
+            self.data_bytes = max(self.data_bytes, 8 * self.order**2)
+
+    def product(self, v: Array) -> Array:
+        """Return s Aᵀ(A v) + c v, a new array."""
+        result: Array = self.A.T @ (self.A @ v)
+        result *= self.s
+        if np.any(self.c):
+            result += self.c * v
+        return result
+
+    def matrix(self) -> Array:
+        """Return H, a new array."""
+        product = self.A.T @ self.A
+        H: Array = product.toarray() if is_sparse(product) else product
+        H *= self.s
+        H[np.diag_indices(len(H))] += self.c
+        return H
+
+    def diagonal(self) -> Array:
+        """Return s times the columns' squared lengths, plus c."""
+        squares = self.A.multiply(self.A) if is_sparse(self.A) else self.A * self.A
+        return self.s * np.asarray(squares.sum(axis=0)).reshape(-1) + self.c
+
+    def scaled(self, q: Array) -> FactorHessian:
+        """Return diag(q) H diag(q), for q above 0."""
+        A: Any = self.A * q
+        if is_sparse(self.A):
+            A = scipy.sparse.csr_array(self.A @ scipy.sparse.diags_array(q))
+        alike = not np.any(self.c) or np.ptp(q) == 0.0
+        return FactorHessian(
+            A, self.s, self.c * float(q[0] ** 2) if alike else self.c * q * q
+        )
+
+    def identity(self) -> tuple[Any, ...]:
+        """Return the matrix and the numbers that all of H depends on."""
+        return self.A, self.s, self.c
+
+
+class BoundHessian:
+    """H as an ndarray, or by its products; its methods are those of FactorHessian.
+
+    Parameters
+    ----------
+    bound : ndarray or LinearOperator of shape (p, p)
+    diagonal : ndarray of shape (p,), optional
+        That of an operator, where it is known.
+    """
+
+    def __init__(self, bound: Any, diagonal: Array | None = None) -> None:
+        self._bound, self._diagonal = bound, diagonal
+        self._dense = isinstance(bound, np.ndarray)
+        self.order = int(bound.shape[0])
+        self.data_bytes = int(bound.nbytes) if self._dense else 0
+
+    def product(self, v: Array) -> Array:
+        """Return H v, a new array."""
+        return np.asarray(self._bound @ v)
+
+    def matrix(self) -> Array:
+        """Return H, by a product for each column of an operator."""
+        return np.asarray(
+            self._bound if self._dense else self._bound @ np.eye(self.order)
+        )
+
+    def diagonal(self) -> Array | None:
+        """Return the diagonal, or None where it is not known."""
+        return np.array(self._bound.diagonal()) if self._dense else self._diagonal
+
+    def scaled(self, q: Array) -> BoundHessian:
+        """Return diag(q) H diag(q), for q above 0."""
+        if self._dense:
+            return BoundHessian(self._bound * q * q[:, None])
+        return BoundHessian(
+            symmetric_operator(self.order, lambda v: q * self.product(q * v))
+        )
+
+    def identity(self) -> tuple[Any, ...]:
+        """Return H: nothing else tells all that it depends on."""
+        return (self.matrix(),)
+
+
+#: A symmetric positive semi-definite p × p matrix that majorises a loss.
+KnownHessian = FactorHessian | BoundHessian
+
+
+def name_of(objective: Any) -> str:
+    """Return the name of its class."""
+    return type(objective).__name__
+
+
+def size_of(objective: Any) -> int | None:
+    """Return p, or None for an objective that does not say."""
+    shape = getattr(objective, "shape", None)
+    return None if shape is None else int(np.prod(shape))
+
+
+def call_method(objective: Any, method: str) -> Any:
+    """Return what a method without arguments returns, None where there is none."""
+    function = getattr(objective, method, None)
+    if function is None:
+        return None
+    try:
+        return function()
+    except NotImplementedError:
+        return None
+
+
+def _required(objective: Any, method: str) -> Any:
+    """Return what a method returns; ValueError where there is none."""
+    value = call_method(objective, method)
+    if value is None:
+        raise ValueError(
+            f"objective {name_of(objective)} has no {method}(); give "
+            "FedGiAClient(hessian=...) a number, a diagonal, or an object with "
+            "solve(vector, shift)"
+        )
+    return value
+
+
+def hessian_of(objective: Any) -> KnownHessian:
+    """Return H of an objective: by ``hessian_factor()`` or else ``hessian_bound()``.
+
+    Raises
+    ------
+    ValueError
+        It has neither, or what it returns is no such matrix.
+    """
+    factor = _factor_of(objective)
+    if factor is not None:
+        return factor
+    bound = _required(objective, "hessian_bound")
+    name = f"hessian_bound() of objective {name_of(objective)}"
+    order = int(bound.shape[0])
+    if bound.shape != (order, order) or size_of(objective) not in (None, order):
+        raise ValueError(
+            f"{name} has shape {bound.shape}; it must be square, with as many rows as "
+            "x has entries"
+        )
+    if isinstance(bound, np.ndarray):
+        return BoundHessian(check_array(name, bound, 2))
+    known = call_method(objective, "hessian_diagonal")
+    if known is not None:
+        known = np.asarray(known, dtype=np.float64).reshape(-1)
+    return BoundHessian(bound, known)
+
+
+def _factor_of(objective: Any) -> FactorHessian | None:
+    """Return H = s AᵀA + c I of ``hessian_factor()``, None where there is none."""
+    factor = call_method(objective, "hessian_factor")
+    if factor is None:
+        return None
+    A, s, c = factor
+    if is_sparse(A):
+        matrix: Any = scipy.sparse.csr_array(A, dtype=np.float64)
+    else:
+        matrix = np.asarray(A, dtype=np.float64)
+    name = f"hessian_factor() of objective {name_of(objective)}"
+    if matrix.ndim != 2 or 0 in matrix.shape:
+        raise ValueError(f"{name} has A of shape {matrix.shape}; it must be a matrix")
+    s, c = check_number(f"s of {name}", s), check_number(f"c of {name}", c)
+    return FactorHessian(matrix, s, c)
 
 
 def lipschitz_of(
@@ -53,74 +254,20 @@ def lipschitz_of(
     return number
 
 
-def name_of(objective: Any) -> str:
-    """Return the name of its class."""
-    return type(objective).__name__
-
-
-def size_of(objective: Any) -> int | None:
-    """Return p, or None for an objective that does not say."""
-    shape = getattr(objective, "shape", None)
-    return None if shape is None else int(np.prod(shape))
-
-
-def call_method(objective: Any, method: str) -> Any:
-    """Return what a method without arguments returns, None where there is none."""
-    function = getattr(objective, method, None)
-    if function is None:
-        return None
-    try:
-        return function()
-    except NotImplementedError:
-        return None
-
-
-def missing(objective: Any, method: str) -> ValueError:
-    """Return the error of an objective that lacks a method."""
-    return ValueError(
-        f"objective {name_of(objective)} has no {method}(); give "
-        "FedGiAClient(hessian=...) a number, a diagonal, or an object with "
-        "solve(vector, shift)"
-    )
-
-
-def hessian_factor_of(objective: Any) -> tuple[Any, float, float] | None:
-    """Return (A, s, c) with H = s AᵀA + c I, A float64, None where there is none."""
-    factor = call_method(objective, "hessian_factor")
-    if factor is None:
-        return None
-    A, s, c = factor
-    if is_sparse(A):
-        matrix: Any = scipy.sparse.csr_array(A, dtype=np.float64)
-    else:
-        matrix = np.asarray(A, dtype=np.float64)
-    name = f"hessian_factor() of objective {name_of(objective)}"
-    if matrix.ndim != 2 or 0 in matrix.shape:
-        raise ValueError(f"{name} has A of shape {matrix.shape}; it must be a matrix")
-    return matrix, check_number(f"s of {name}", s), check_number(f"c of {name}", c)
-
-
 def objective_lipschitz(objective: Any, factor_file: str | None) -> Any:
     """Return ``objective.lipschitz()``, from the file where it is kept."""
 
     def compute() -> Any:
-        value = call_method(objective, "lipschitz")
-        if value is None:
-            raise missing(objective, "lipschitz")
-        return value
+        return {"value": _required(objective, "lipschitz")}
 
-    if not factor_file:
-        return compute()
     file = FactorFile(factor_file)
-    factor = hessian_factor_of(objective)
+    factor = _factor_of(objective) if factor_file else None
     if factor is None:
         # There is nothing to take a fingerprint of that costs less than the constant.
-        return compute()
+        return compute()["value"]
     # A subclass may know a better constant of the same matrix, so its name counts.
-    kind = type(objective)
-    key = fingerprint(f"lipschitz {kind.__module__}.{kind.__qualname__}", *factor)
-    kept = file.get("lipschitz", key, lambda: {"value": np.float64(compute())})
-    return float(kept["value"])
+    kind = f"{type(objective).__module__}.{type(objective).__qualname__}"
+    return float(file.get("lipschitz", compute, kind, *factor.identity())["value"])
 
 
 def user_diagonal(given: Any, size: int | None) -> float | Array:
@@ -144,3 +291,66 @@ def user_diagonal(given: Any, size: int | None) -> float | Array:
             f"hessian has the entry {diagonal.min():g}; all must be at least 0"
         )
     return diagonal
+
+
+_majorisers: KeptFor[float | Array] = KeptFor(most=1)
+
+
+def majoriser_of(
+    objective: Any, user_hessian: Any = None, factor_file: str | None = None
+) -> float | Array:
+    """Return d with diag(d) ⪰ H: a vector, or one number where no diagonal is known.
+
+    With D = diag(H) and c = λ_max(D^(−1/2) H D^(−1/2)) it is c·D: a column that is a
+    thousand times as large as the others has a curvature of its own, where the multiple
+    of the identity that majorises H gives all columns the largest.
+
+    Parameters are those of :func:`lipschitz_of`. An objective tells by
+    ``hessian_factor()``, by a ``hessian_bound()`` that is an ndarray, or by a
+    ``hessian_bound()`` of another kind with ``hessian_diagonal()``; else its
+    ``lipschitz()`` counts.
+
+    Returns
+    -------
+    float or ndarray of float64 of shape (p,)
+        At least 0, and somewhere above; 0 in a column of zeros.
+
+    Raises
+    ------
+    ValueError
+        What :func:`lipschitz_of` raises.
+    """
+    largest = lipschitz_of(objective, user_hessian, factor_file)
+    if isinstance(user_hessian, np.ndarray):
+        return user_diagonal(user_hessian, None)
+    if user_hessian is not None:
+        return largest
+
+    def make() -> float | Array:
+        if call_method(objective, "hessian_factor") is None and (
+            call_method(objective, "hessian_bound") is None
+        ):
+            return largest
+        H = hessian_of(objective)
+        D = H.diagonal()
+        if D is None:
+            return largest
+        keep = factor_file if isinstance(H, FactorHessian) else None
+        made: Array = FactorFile(keep).get(
+            "majoriser", lambda: {"value": _times_largest(H, D)}, "", *H.identity()
+        )["value"]
+        return made
+
+    return _majorisers.get(objective, None, make)
+
+
+def _times_largest(hessian: KnownHessian, D: Array) -> Array:
+    """Return c·D, with c the largest eigenvalue of D^(−1/2) H D^(−1/2)."""
+    # 0 where D is 0: a positive semi-definite H has zeros there
+    present = D > 0.0
+    q = np.where(present, 1.0 / np.sqrt(np.where(present, D, 1.0)), 0.0)
+    c = largest_eigenvalue(
+        symmetric_operator(len(D), lambda v: q * hessian.product(q * v))
+    )
+    # rounding must not put it below H; nine digits are the same in every process
+    return D * float(f"{c * (1.0 + 1e-9):.9e}")

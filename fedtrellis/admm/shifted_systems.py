@@ -1,48 +1,48 @@
-"""The linear systems (weight · H + shift · I) d = u of FedGiA's clients.
+"""The linear systems (weight · H + shift · S) d = u of FedGiA's clients.
 
 H is a symmetric positive semi-definite p × p matrix that majorises a client's loss:
 its Hessian bound ("gram"), the largest eigenvalue of that times I ("diagonal"), or one
-of the user's own. :func:`make_system` chooses how to solve with it, and
-:func:`cached_system` keeps what that takes from round to round.
+of the user's own. S is I, or a diagonal scale. :func:`make_system` chooses how to solve
+with them, and :func:`cached_system` keeps what that takes from round to round.
 
 Vectors are float64 of shape (p,): the entries of x in C order.
 """
 
 from __future__ import annotations
 
-import threading
-import weakref
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
 
-from fedtrellis.admm.factor_file import FactorFile, fingerprint
+from fedtrellis.admm.factor_file import FactorFile
 from fedtrellis.admm.factored import (
     CholeskySystem,
+    FactoredSystem,
     SpectralSystem,
     WideCholeskySystem,
     WideSpectralSystem,
 )
 from fedtrellis.admm.hessians import (
-    call_method,
-    hessian_factor_of,
+    FactorHessian,
+    KnownHessian,
+    hessian_of,
     lipschitz_of,
-    missing,
+    majoriser_of,
     name_of,
     objective_lipschitz,
     size_of,
     user_diagonal,
 )
+from fedtrellis.admm.kept import KeptFor
 from fedtrellis.admm.solvers import (
     ConjugateGradientSystem,
     DiagonalSystem,
+    ScaledSystem,
     ShiftedSystem,
     UserSystem,
 )
-from fedtrellis.objectives.checks import Array, check_array, check_number, is_sparse
+from fedtrellis.objectives.checks import Array, check_number
 from fedtrellis.objectives.symmetric import DENSE_ORDER
 
 __all__ = [
@@ -50,6 +50,7 @@ __all__ = [
     "CholeskySystem",
     "ConjugateGradientSystem",
     "DiagonalSystem",
+    "ScaledSystem",
     "ShiftedSystem",
     "SpectralSystem",
     "UserSystem",
@@ -89,12 +90,14 @@ def make_system(
     weight: float,
     shift: float,
     steps: int,
+    scale: Array | None = None,
     user_hessian: Any = None,
     factor_file: str | None = None,
 ) -> ShiftedSystem:
-    """Return the solver for weight · H + shift · I that suits H.
+    """Return the solver for weight · H + shift · S that suits H.
 
-    "diagonal" is H = ``objective.lipschitz()`` · I. "gram" is ``hessian_factor()``,
+    "diagonal" is H = ``objective.lipschitz()`` · I, or with a scale the diagonal of
+    :func:`~fedtrellis.admm.hessians.majoriser_of`. "gram" is ``hessian_factor()``,
     H = s AᵀA + c I with A of shape (d, p), or else ``hessian_bound()``. With order =
     min(p, d), or p where there is no A, the matrix of that order is factorised if
 
@@ -116,6 +119,8 @@ def make_system(
     steps : int
         How many ADMM steps a round takes, at least 1; decides only on the kind of
         factor.
+    scale : ndarray of float64 of shape (p,), optional
+        The diagonal of S, above 0; None for S = I.
     user_hessian : float, ndarray of shape (p,) or object, optional
         In place of the objective's: h of H = h I, the diagonal of H (both at least 0),
         or an object whose ``solve(vector, shift)`` returns (H + shift · I)⁻¹ vector.
@@ -127,53 +132,9 @@ def make_system(
     ------
     ValueError
         An argument is not allowed, the objective has no such H, H is not positive
-        semi-definite, or the file cannot be used.
+        semi-definite, or the file cannot be used; or the Hessian is a user's object,
+        which knows shifts by multiples of the identity only, and S is none.
     """
-    _check(hessian, weight, shift, steps)
-    if user_hessian is not None:
-        if hasattr(user_hessian, "solve"):
-            return UserSystem(user_hessian, weight, shift)
-        diagonal = user_diagonal(user_hessian, size_of(objective))
-        return DiagonalSystem(diagonal, weight, shift)
-    if hessian == "diagonal":
-        value = check_number(
-            f"lipschitz() of objective {name_of(objective)}",
-            objective_lipschitz(objective, factor_file),
-        )
-        return DiagonalSystem(value, weight, shift)
-    closed = _wants_closed_form(objective, hessian, steps)
-    factor = hessian_factor_of(objective)
-    if factor is None:
-        return _system_of_bound(objective, weight, shift, closed, factor_file)
-    A, s, c = factor
-    examples, features = A.shape
-    if not _factorises(min(examples, features), _bytes(A)):
-        return ConjugateGradientSystem.of_factor(A, s, c, weight, shift)
-    if features <= examples:
-
-        def matrix() -> Array:
-            # H = s AᵀA + c I
-            product = A.T @ A
-            H: Array = product.toarray() if is_sparse(product) else product
-            H *= s
-            H[np.diag_indices(features)] += c
-            return H
-
-        return _dense_system(
-            objective, matrix, A, (s, c), weight, shift, closed, factor_file
-        )
-    if closed:
-        key = _key(factor_file, "wide spectral", A, s, c)
-        parts = _kept(factor_file, key, lambda: WideSpectralSystem.factorise(A))
-        return WideSpectralSystem(A, s, c, parts, weight, shift)
-    key = _key(factor_file, "wide Cholesky", A, s, c, weight, shift)
-    parts = _kept(
-        factor_file, key, lambda: WideCholeskySystem.factorise(A, s, c, weight, shift)
-    )
-    return WideCholeskySystem(A, s, c, parts, weight, shift)
-
-
-def _check(hessian: str, weight: float, shift: float, steps: int) -> None:
     if hessian not in HESSIANS:
         allowed = ", ".join(map(repr, HESSIANS))
         raise ValueError(f"hessian is {hessian!r}; allowed: {allowed}")
@@ -181,123 +142,74 @@ def _check(hessian: str, weight: float, shift: float, steps: int) -> None:
     check_number("shift", shift, positive=True)
     if not isinstance(steps, int | np.integer) or steps < 1:
         raise ValueError(f"steps is {steps!r}; it must be a whole number of at least 1")
-
-
-def _bytes(A: Any) -> int:
-    if is_sparse(A):
-        return int(A.data.nbytes + A.indices.nbytes + A.indptr.nbytes)
-    return int(A.nbytes)
-
-
-def _factorises(order: int, data_bytes: int) -> bool:
-    allowed = max(8 * _SMALL_ORDER**2, data_bytes)
-    return order <= DENSE_ORDER and 8 * order**2 <= allowed
-
-
-def _wants_closed_form(objective: Any, hessian: str, steps: int) -> bool:
-    """Whether make_system would choose an eigendecomposition, if a factor at all."""
-    if hessian != "gram":
-        return False
-    factor = hessian_factor_of(objective)
-    order = size_of(objective) if factor is None else min(factor[0].shape)
-    return order is not None and _closed_form_pays(order, steps)
-
-
-def _system_of_bound(
-    objective: Any, weight: float, shift: float, closed: bool, factor_file: str | None
-) -> ShiftedSystem:
-    """Return the system of an objective that has a hessian_bound() only."""
-    bound = call_method(objective, "hessian_bound")
-    if bound is None:
-        raise missing(objective, "hessian_bound")
-    name = f"hessian_bound() of objective {name_of(objective)}"
-    order = int(bound.shape[0])
-    if bound.shape != (order, order) or size_of(objective) not in (None, order):
-        raise ValueError(
-            f"{name} has shape {bound.shape}; it must be square, with as many rows as "
-            "x has entries"
-        )
-    if isinstance(bound, np.ndarray):
-        bound = check_array(name, bound, 2)
-        size = bound.nbytes
+    if hasattr(user_hessian, "solve"):
+        if scale is not None:
+            if np.ptp(scale) != 0.0:
+                raise ValueError("hessian.solve(vector, shift) needs one σ for all")
+            shift = shift * float(scale[0])
+        return UserSystem(user_hessian, weight, shift)
+    system: ShiftedSystem
+    if user_hessian is not None or hessian == "diagonal":
+        h: float | Array
+        if scale is not None:
+            h = majoriser_of(objective, user_hessian, factor_file) / scale
+        elif user_hessian is not None:
+            h = user_diagonal(user_hessian, size_of(objective))
+        else:
+            h = check_number(
+                f"lipschitz() of objective {name_of(objective)}",
+                objective_lipschitz(objective, factor_file),
+            )
+        system = DiagonalSystem(h, weight, shift)
     else:
-        size = 0
-    if not _factorises(order, size):
-        return ConjugateGradientSystem(lambda v: bound @ v, weight, shift)
-    H: Array = bound if isinstance(bound, np.ndarray) else bound @ np.eye(order)
-    return _dense_system(
-        objective, lambda: H, H, (), weight, shift, closed, factor_file
-    )
+        # H′ = S^(−1/2) H S^(−1/2), see ScaledSystem
+        H = hessian_of(objective)
+        if scale is not None:
+            H = H.scaled(1.0 / np.sqrt(scale))
+        try:
+            system = _system_of(H, weight, shift, steps, FactorFile(factor_file))
+        except np.linalg.LinAlgError as error:
+            raise ValueError(
+                f"H of objective {name_of(objective)} is not positive semi-definite: "
+                f"{error}"
+            ) from error
+    return system if scale is None else ScaledSystem(system, scale)
 
 
-def _dense_system(
-    objective: Any,
-    matrix: Callable[[], Array],
-    data: Any,
-    numbers: tuple[float, ...],
-    weight: float,
-    shift: float,
-    closed: bool,
-    factor_file: str | None,
+def _system_of(
+    H: KnownHessian, weight: float, shift: float, steps: int, file: FactorFile
 ) -> ShiftedSystem:
-    """Return the system of a p × p matrix, formed only if no factor of it is kept."""
-    try:
-        if closed:
-            key = _key(factor_file, "spectral", data, *numbers)
-            parts = _kept(factor_file, key, lambda: SpectralSystem.factorise(matrix()))
-            return SpectralSystem(parts, weight, shift)
-        key = _key(factor_file, "Cholesky", data, *numbers, weight, shift)
-        parts = _kept(
-            factor_file,
-            key,
-            lambda: CholeskySystem.factorise(matrix(), weight, shift),
-        )
-        return CholeskySystem(parts, weight, shift)
-    except np.linalg.LinAlgError as error:
-        raise ValueError(
-            f"H of objective {name_of(objective)} is not positive semi-definite: "
-            f"{error}"
-        ) from error
-
-
-def _key(factor_file: str | None, kind: str, data: Any, *numbers: float) -> bytes:
-    return fingerprint(kind, data, *numbers) if factor_file else b""
-
-
-def _kept(
-    factor_file: str | None, key: bytes, compute: Callable[[], Mapping[str, Array]]
-) -> Mapping[str, Array]:
-    if not factor_file:
-        return compute()
-    return FactorFile(factor_file).get("factor", key, compute)
-
-
-@dataclass
-class _Entry:
-    """The systems of one objective, the last used at the end."""
-
-    reference: weakref.ref[Any]
-    systems: OrderedDict[tuple[Any, ...], ShiftedSystem]
-    #: From what was asked for, as it was asked, to the keys of ``systems``.
-    requests: dict[tuple[Any, ...], tuple[Any, ...]] = field(default_factory=dict)
+    """Return the system of an H, from a factor if that is small enough."""
+    allowed = max(8 * _SMALL_ORDER**2, H.data_bytes)
+    if H.order > DENSE_ORDER or 8 * H.order**2 > allowed:
+        return ConjugateGradientSystem(H.product, weight, shift)
+    closed = _closed_form_pays(H.order, steps)
+    kind: type[FactoredSystem]
+    if isinstance(H, FactorHessian) and H.wide:
+        kind = WideSpectralSystem if closed else WideCholeskySystem
+    else:
+        kind = SpectralSystem if closed else CholeskySystem
+    parts = file.get(
+        "factor",
+        lambda: kind.factorise(H, weight, shift),
+        kind.__name__,
+        *H.identity(),
+        *(() if kind.any_shift else (weight, shift)),
+    )
+    return kind(H, parts, weight, shift)
 
 
 # Two, so that one change of σ back and forth costs nothing.
-_SYSTEMS_PER_OBJECTIVE = 2
-_entries: dict[int, _Entry] = {}
-# Re-entrant: collecting garbage may drop an entry in a thread that holds it.
-_lock = threading.RLock()
+_systems: KeptFor[ShiftedSystem] = KeptFor(most=2)
 
 
 def cached_system(
     objective: Any,
     hessian: str,
     *,
-    weight: float,
-    shift: float,
-    steps: int,
+    scale: Array | None = None,
     user_hessian: Any = None,
-    factor_file: str | None = None,
+    **options: Any,
 ) -> ShiftedSystem:
     """Return what :func:`make_system` does, made once while the objective lives.
 
@@ -307,74 +219,16 @@ def cached_system(
     refer to the objective and keep it alive; and those of objectives that cannot be
     weakly referenced. Parameters and errors are those of :func:`make_system`.
     """
-
-    def make() -> ShiftedSystem:
-        return make_system(
-            objective,
-            hessian,
-            weight=weight,
-            shift=shift,
-            steps=steps,
-            user_hessian=user_hessian,
-            factor_file=factor_file,
-        )
-
+    make = partial(
+        make_system,
+        objective,
+        hessian,
+        scale=scale,
+        user_hessian=user_hessian,
+        **options,
+    )
     if user_hessian is not None:
         return make()
-    # every round asks the same; what follows costs as much as a small client's step
-    request = (hessian, weight, shift, steps)
-    with _lock:
-        entry = _entry_of(objective, new=False)
-        if entry is not None and request in entry.requests:
-            key = entry.requests[request]
-            entry.systems.move_to_end(key)
-            return entry.systems[key]
-    _check(hessian, weight, shift, steps)
-    closed = _wants_closed_form(objective, hessian, steps)
-    key = (hessian, float(weight), float(shift), closed)
-    with _lock:
-        entry = _entry_of(objective, new=False)
-        if entry is not None and key in entry.systems:
-            entry.systems.move_to_end(key)
-            entry.requests[request] = key
-            return entry.systems[key]
-    # Other threads go on meanwhile; two that ask for the same one may both make it.
-    system = make()
-    if isinstance(system, ConjugateGradientSystem):
-        return system
-    with _lock:
-        entry = _entry_of(objective, new=True)
-        if entry is None:
-            return system
-        system = entry.systems.setdefault(key, system)
-        entry.systems.move_to_end(key)
-        while len(entry.systems) > _SYSTEMS_PER_OBJECTIVE:
-            entry.systems.popitem(last=False)
-            entry.requests.clear()
-        entry.requests[request] = key
-        return system
-
-
-def _entry_of(objective: Any, *, new: bool) -> _Entry | None:
-    """Return the objective's entry, or a ``new`` one; the lock must be held."""
-    number = id(objective)
-    entry = _entries.get(number)
-    # the number may have been that of an object whose entry is still to be dropped
-    if entry is not None and entry.reference() is objective:
-        return entry
-    if not new:
-        return None
-
-    def drop(reference: weakref.ref[Any]) -> None:
-        with _lock:
-            # the number may be another object's by now
-            found = _entries.get(number)
-            if found is not None and found.reference is reference:
-                del _entries[number]
-
-    try:
-        reference = weakref.ref(objective, drop)
-    except TypeError:
-        return None
-    entry = _entries[number] = _Entry(reference, OrderedDict())
-    return entry
+    # every round asks the same
+    key = hessian, scale is not None and scale.tobytes(), *options.items()
+    return _systems.get(objective, key, make, lambda system: not system.by_products)

@@ -23,7 +23,11 @@ class ShiftedSystem(ABC):
     ----------
     weight, shift : float
         1/m and σ of FedGiA, arXiv 2205.01438; both above 0.
+    by_products : bool
+        Whether all that it has of H are products, which take nothing to keep.
     """
+
+    by_products: bool = False
 
     def __init__(self, weight: float, shift: float) -> None:
         self.weight = float(weight)
@@ -127,6 +131,8 @@ class ConjugateGradientSystem(ShiftedSystem):
         The most products a solve may take.
     """
 
+    by_products = True
+
     def __init__(
         self,
         product: Callable[[Array], Array],
@@ -140,22 +146,6 @@ class ConjugateGradientSystem(ShiftedSystem):
         self._product = product
         self._rtol = rtol
         self._maxiter = maxiter
-
-    @classmethod
-    def of_factor(
-        cls, A: Any, s: float, c: float, weight: float, shift: float, **options: Any
-    ) -> ConjugateGradientSystem:
-        """Return the system of H = s AᵀA + c I."""
-        adjoint = A.T
-
-        def product(v: Array) -> Array:
-            result: Array = adjoint @ (A @ v)
-            result *= s
-            if c:
-                result += c * v
-            return result
-
-        return cls(product, weight, shift, **options)
 
     def solve(self, u: Array) -> Array:
         """Return d.
@@ -179,6 +169,35 @@ class ConjugateGradientSystem(ShiftedSystem):
             )
         # For u = 0 SciPy returns u itself.
         return np.array(d, dtype=np.float64)
+
+
+class ScaledSystem(ShiftedSystem):
+    """The system with shift · S in place of shift · I, S = diag(scale).
+
+    With H′ = S^(−1/2) H S^(−1/2), u′ = S^(−1/2) u and d′ = √S d the steps
+    d = (weight·H + shift·S)⁻¹ u, u ← u − shift·S d are those of H′ and shift·I.
+
+    Parameters
+    ----------
+    inner : ShiftedSystem
+        That of H′.
+    scale : ndarray of float64 of shape (p,)
+        Above 0.
+    """
+
+    def __init__(self, inner: ShiftedSystem, scale: Array) -> None:
+        super().__init__(inner.weight, inner.shift)
+        self._inner, self._root = inner, np.sqrt(scale)
+        self.by_products = inner.by_products
+
+    def solve(self, u: Array) -> Array:
+        """Return d = (weight · H + shift · S)⁻¹ u."""
+        return self._inner.solve(u / self._root) / self._root
+
+    def admm_steps(self, u: Array, steps: int) -> tuple[Array, Array]:
+        """Take the steps in the coordinates √S x."""
+        w, d = self._inner.admm_steps(u / self._root, steps)
+        return w * self._root, d / self._root
 
 
 class UserSystem(ShiftedSystem):

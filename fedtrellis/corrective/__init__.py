@@ -10,6 +10,7 @@ from fedtrellis.corrective.entries import Entries
 from fedtrellis.corrective.iterate import (
     CORRECTIONS,
     Correction,
+    Form,
     Iterate,
     start_at,
     unpack,
@@ -23,6 +24,7 @@ __all__ = [
     "CORRECTIONS",
     "Correction",
     "Entries",
+    "Form",
     "Iterate",
     "LocalProblem",
     "LowRank",

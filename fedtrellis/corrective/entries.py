@@ -8,10 +8,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtrellis.corrective.iterate import Arrays, Iterate
+from fedtrellis.corrective.iterate import Arrays, Changes, Form, Iterate
 from fedtrellis.corrective.problem import LocalProblem
 from fedtrellis.corrective.projected import projected_steps
-from fedtrellis.domains.atoms import FLOAT64
 from fedtrellis.domains.base import Domain, FloatArray, Shape
 
 __all__ = ["Entries"]
@@ -41,13 +40,7 @@ class Entries(Iterate, form="entries"):
         self._point, self.shape = point, point.shape
 
     @classmethod
-    def at(
-        cls,
-        point: FloatArray,
-        domain: Domain,
-        correction: str | None = None,
-        dtype: np.dtype[Any] = FLOAT64,
-    ) -> Self:
+    def at(cls, point: FloatArray, form: Form) -> Self:
         """The point itself."""
         return cls(point.astype(np.float64))
 
@@ -55,9 +48,7 @@ class Entries(Iterate, form="entries"):
         """A copy of the entries."""
         return self._point.copy()
 
-    def corrections(
-        self, problem: LocalProblem, domain: Domain, steps: int
-    ) -> list[NDArray[Any]]:
+    def corrections(self, problem: LocalProblem, domain: Domain, steps: int) -> Changes:
         """Projected steps, see :func:`projected_steps`, and what they change.
 
         A change travels as a float16 share of the largest one. What rounding takes from
@@ -141,14 +132,7 @@ class Entries(Iterate, form="entries"):
         return [self._point.reshape(-1)]
 
     @classmethod
-    def of_arrays(
-        cls,
-        arrays: Arrays,
-        shape: Shape,
-        domain: Domain,
-        correction: str | None = None,
-        dtype: np.dtype[Any] = FLOAT64,
-    ) -> Self:
+    def of_arrays(cls, arrays: Arrays, shape: Shape, form: Form) -> Self:
         """Inverse of :meth:`arrays`."""
         if len(arrays) != 1 or arrays[0].size != math.prod(shape):
             raise ValueError(f"the entries are not those of a point of shape {shape}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,13 +13,39 @@ from fedtrellis.corrective.problem import LocalProblem
 from fedtrellis.domains.atoms import FLOAT64
 from fedtrellis.domains.base import Domain, FloatArray, Shape
 
-__all__ = ["CORRECTIONS", "Iterate", "start_at", "unpack"]
+__all__ = ["CORRECTIONS", "Form", "Iterate", "start_at", "unpack"]
 
 #: Kinds of corrective steps.
 Correction = Literal["projected", "pairwise"]
 CORRECTIONS: tuple[Correction, ...] = get_args(Correction)
 
 Arrays = Sequence[NDArray[Any]]
+Changes = list[NDArray[Any]]
+
+
+class Form(NamedTuple):
+    """What decides on the form of an iterate.
+
+    Attributes
+    ----------
+    domain : Domain
+    correction : {"pairwise", "projected"} or None
+        Weights over atoms, or projected steps, whatever the set's own form is.
+    dtype : dtype
+        Of the model.
+    """
+
+    domain: Domain
+    correction: str | None = None
+    dtype: np.dtype[Any] = FLOAT64
+
+    @property
+    def kind(self) -> type[Iterate]:
+        """The class of such iterates."""
+        name = self.domain.form
+        if self.correction == "pairwise" and name != "parts":
+            name = "vertices"
+        return Iterate.forms[name]
 
 
 class Iterate(ABC):
@@ -57,9 +83,7 @@ class Iterate(ABC):
         """x_i as a new array, always computed in the same order."""
 
     @abstractmethod
-    def corrections(
-        self, problem: LocalProblem, domain: Domain, steps: int
-    ) -> list[NDArray[Any]]:
+    def corrections(self, problem: LocalProblem, domain: Domain, steps: int) -> Changes:
         """What so many corrective steps on L_i over the set change, as it travels.
 
         Each step takes one gradient of f_i.
@@ -90,33 +114,13 @@ class Iterate(ABC):
 
     @classmethod
     @abstractmethod
-    def of_arrays(
-        cls,
-        arrays: Arrays,
-        shape: Shape,
-        domain: Domain,
-        correction: str | None,
-        dtype: np.dtype[Any] = FLOAT64,
-    ) -> Self:
+    def of_arrays(cls, arrays: Arrays, shape: Shape, form: Form) -> Self:
         """Inverse of :meth:`arrays`; ValueError if they are malformed."""
 
     @classmethod
     @abstractmethod
-    def at(
-        cls,
-        point: FloatArray,
-        domain: Domain,
-        correction: str | None,
-        dtype: np.dtype[Any] = FLOAT64,
-    ) -> Self:
+    def at(cls, point: FloatArray, form: Form) -> Self:
         """The iterate that is a point of the set, before any step."""
-
-
-def _form(domain: Domain, correction: str | None) -> type[Iterate]:
-    form = domain.form
-    if correction == "pairwise" and form != "parts":
-        form = "vertices"
-    return Iterate.forms[form]
 
 
 def start_at(
@@ -129,15 +133,13 @@ def start_at(
 
     Parameters
     ----------
-    domain : Domain
+    domain, correction, dtype
+        See :class:`Form`.
     point : ndarray
         Of numbers that the model's dtype can hold.
-    correction : {"pairwise", "projected"}, optional
-        Weights over atoms, or projected steps, whatever the set's own form is.
-    dtype : dtype, optional
-        Of the model.
     """
-    return _form(domain, correction).at(point, domain, correction, dtype)
+    form = Form(domain, correction, dtype)
+    return form.kind.at(point, form)
 
 
 def unpack(
@@ -148,5 +150,5 @@ def unpack(
     dtype: np.dtype[Any] = FLOAT64,
 ) -> Iterate:
     """The iterate of :func:`start_at`'s form that :meth:`Iterate.arrays` describe."""
-    form = _form(domain, correction)
-    return form.of_arrays(arrays, shape, domain, correction, dtype)
+    form = Form(domain, correction, dtype)
+    return form.kind.of_arrays(arrays, shape, form)

@@ -7,10 +7,10 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtrellis.corrective.iterate import Arrays, Iterate
+from fedtrellis.corrective.iterate import Arrays, Changes, Form, Iterate
 from fedtrellis.corrective.problem import LocalProblem
 from fedtrellis.corrective.projected import projected_steps
-from fedtrellis.domains.atoms import FLOAT64, rounding
+from fedtrellis.domains.atoms import rounding
 from fedtrellis.domains.base import Domain, FloatArray, Shape
 
 __all__ = ["LowRank"]
@@ -39,19 +39,14 @@ class LowRank(Iterate, form="low-rank"):
         self.shape: Shape = (left.shape[0], right.shape[0])
 
     @classmethod
-    def at(
-        cls,
-        point: FloatArray,
-        domain: Domain,
-        correction: str | None = None,
-        dtype: np.dtype[Any] = FLOAT64,
-    ) -> Self:
+    def at(cls, point: FloatArray, form: Form) -> Self:
         """A matrix by its singular value decomposition, U √Σ and V √Σ."""
         point = point.astype(np.float64, copy=False)
         left, values, right = np.linalg.svd(point, full_matrices=False)
         rank = int((values > _RANK_TOLERANCE * values[0]).sum())
         root = np.sqrt(values[:rank])
         a, b = left[:, :rank] * root, right[:rank].T * root
+        dtype = form.dtype
         return cls(a.astype(dtype, copy=False), b.astype(dtype, copy=False))
 
     def dense(self) -> FloatArray:
@@ -60,9 +55,7 @@ class LowRank(Iterate, form="low-rank"):
         right = self.right.astype(np.float64, copy=False)
         return np.asarray(left @ right.T)
 
-    def corrections(
-        self, problem: LocalProblem, domain: Domain, steps: int
-    ) -> list[NDArray[Any]]:
+    def corrections(self, problem: LocalProblem, domain: Domain, steps: int) -> Changes:
         """Projected steps, see :func:`projected_steps`.
 
         Returns
@@ -71,12 +64,13 @@ class LowRank(Iterate, form="low-rank"):
             A and B, C-contiguous, of the model's dtype.
         """
         x = projected_steps(problem, domain, self.dense(), steps)
-        found = type(self).at(x, domain, dtype=self.dtype)
+        found = type(self).at(x, Form(domain, dtype=self.dtype))
         return [np.ascontiguousarray(array) for array in found.arrays()]
 
     def changed(self, arrays: Arrays, domain: Domain, steps: int) -> Self:
         """The factors that arrived, in place of those before."""
-        made = type(self).of_arrays(arrays, self.shape, domain, dtype=self.dtype)
+        form = Form(domain, dtype=self.dtype)
+        made = type(self).of_arrays(arrays, self.shape, form)
         tolerance = rounding(self.dtype)
         if not domain.contains_product(made.left, made.right, tolerance):
             raise ValueError(f"the matrix lies outside {domain!r}")
@@ -87,20 +81,13 @@ class LowRank(Iterate, form="low-rank"):
         return [self.left, self.right]
 
     @classmethod
-    def of_arrays(
-        cls,
-        arrays: Arrays,
-        shape: Shape,
-        domain: Domain,
-        correction: str | None = None,
-        dtype: np.dtype[Any] = FLOAT64,
-    ) -> Self:
+    def of_arrays(cls, arrays: Arrays, shape: Shape, form: Form) -> Self:
         """Inverse of :meth:`arrays`."""
         if len(arrays) != 2:
             raise ValueError(f"a product of two factors came in {len(arrays)} arrays")
         for factor, rows in zip(arrays, shape, strict=True):
             if (
-                factor.dtype != dtype
+                factor.dtype != form.dtype
                 or factor.ndim != 2
                 or factor.shape != (rows, min(arrays[0].shape[-1], *shape))
             ):

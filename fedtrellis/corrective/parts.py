@@ -9,9 +9,8 @@ from typing import Any, Self, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtrellis.corrective.iterate import Arrays, Iterate, start_at, unpack
+from fedtrellis.corrective.iterate import Arrays, Changes, Form, Iterate
 from fedtrellis.corrective.problem import LocalProblem
-from fedtrellis.domains.atoms import FLOAT64
 from fedtrellis.domains.base import Domain, FloatArray, Shape
 from fedtrellis.domains.product import Product
 
@@ -33,24 +32,19 @@ class Parts(Iterate, form="parts"):
         self.balance = max(piece.balance for piece in pieces)
 
     @classmethod
-    def at(
-        cls,
-        point: FloatArray,
-        domain: Domain,
-        correction: str | None,
-        dtype: np.dtype[Any] = FLOAT64,
-    ) -> Self:
+    def at(cls, point: FloatArray, form: Form) -> Self:
         """Every piece of a flat vector in its own form."""
-        pairs = cast(Product, domain).pieces(point)
-        return cls([start_at(part, piece, correction, dtype) for part, piece in pairs])
+        pieces = []
+        for domain, piece in cast(Product, form.domain).pieces(point):
+            own = form._replace(domain=domain)
+            pieces.append(own.kind.at(piece, own))
+        return cls(pieces)
 
     def dense(self) -> FloatArray:
         """The pieces, ravelled, one after the other."""
         return np.concatenate([piece.dense().reshape(-1) for piece in self.pieces])
 
-    def corrections(
-        self, problem: LocalProblem, domain: Domain, steps: int
-    ) -> list[NDArray[Any]]:
+    def corrections(self, problem: LocalProblem, domain: Domain, steps: int) -> Changes:
         """The steps are shared out: piece after piece, each after the others.
 
         Returns
@@ -96,25 +90,17 @@ class Parts(Iterate, form="parts"):
         return [counts, *(array for part in parts for array in part)]
 
     @classmethod
-    def of_arrays(
-        cls,
-        arrays: Arrays,
-        shape: Shape,
-        domain: Domain,
-        correction: str | None,
-        dtype: np.dtype[Any] = FLOAT64,
-    ) -> Self:
+    def of_arrays(cls, arrays: Arrays, shape: Shape, form: Form) -> Self:
         """Inverse of :meth:`arrays`."""
-        product = cast(Product, domain)
+        product = cast(Product, form.domain)
         cut = _cut(arrays, len(product.domains))
-        return cls(
-            [
-                unpack(part, part_arrays, part_shape, correction, dtype)
-                for part, part_arrays, part_shape in zip(
-                    product.domains, cut, product.shapes, strict=True
-                )
-            ]
-        )
+        pieces = []
+        for domain, own_shape, own in zip(
+            product.domains, product.shapes, cut, strict=True
+        ):
+            part = form._replace(domain=domain)
+            pieces.append(part.kind.of_arrays(own, own_shape, part))
+        return cls(pieces)
 
 
 def _cut(arrays: Arrays, pieces: int) -> list[Arrays]:

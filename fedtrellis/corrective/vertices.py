@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtrellis.corrective.iterate import Arrays, Iterate
+from fedtrellis.corrective.iterate import Arrays, Changes, Form, Iterate
 from fedtrellis.corrective.problem import LocalProblem
 from fedtrellis.domains.atoms import (
     FLOAT64,
@@ -60,13 +60,7 @@ class Vertices(Iterate, form="vertices"):
         self.dtype = dtype
 
     @classmethod
-    def at(
-        cls,
-        point: FloatArray,
-        domain: Domain,
-        correction: str | None = None,
-        dtype: np.dtype[Any] = FLOAT64,
-    ) -> Self:
+    def at(cls, point: FloatArray, form: Form) -> Self:
         """A point as the only atom, of weight 1."""
         flat = point.reshape(-1)
         indices = np.flatnonzero(flat)
@@ -75,7 +69,7 @@ class Vertices(Iterate, form="vertices"):
             atom = SparseAtom(indices, flat[indices].copy(), point.shape)
         else:
             atom = DenseAtom(point.copy())
-        return cls([atom.of_dtype(dtype)], np.ones(1), point.shape, dtype)
+        return cls([atom.of_dtype(form.dtype)], np.ones(1), point.shape, form.dtype)
 
     @cached_property
     def _table(self) -> _Table:
@@ -85,9 +79,7 @@ class Vertices(Iterate, form="vertices"):
         """Σ w_a a, atom after atom."""
         return self._table.mean(self.weights)
 
-    def corrections(
-        self, problem: LocalProblem, domain: Domain, steps: int
-    ) -> list[NDArray[Any]]:
+    def corrections(self, problem: LocalProblem, domain: Domain, steps: int) -> Changes:
         """Pairwise steps: weight moves from the worst active atom to the oracle's.
 
         ::
@@ -189,19 +181,12 @@ class Vertices(Iterate, form="vertices"):
         return [self.weights, *pack_atoms(self.atoms)]
 
     @classmethod
-    def of_arrays(
-        cls,
-        arrays: Arrays,
-        shape: Shape,
-        domain: Domain,
-        correction: str | None = None,
-        dtype: np.dtype[Any] = FLOAT64,
-    ) -> Self:
+    def of_arrays(cls, arrays: Arrays, shape: Shape, form: Form) -> Self:
         """Inverse of :meth:`arrays`."""
-        atoms = unpack_atoms(arrays[1:], shape, dtype)
+        atoms = unpack_atoms(arrays[1:], shape, form.dtype)
         if not atoms or arrays[0].shape != (len(atoms),):
             raise ValueError(f"{arrays[0].size} weights for {len(atoms)} atoms")
-        return cls(atoms, np.array(arrays[0], dtype=np.float64), shape, dtype)
+        return cls(atoms, np.array(arrays[0], dtype=np.float64), shape, form.dtype)
 
 
 class _Table:

@@ -19,6 +19,7 @@ __all__ = ["Domain", "FloatArray", "Norm", "Shape"]
 
 #: What :meth:`Domain.largest_norm` measures: Σ |x_j|, Euclidean, max |x_j|, Σ σ_j(X).
 Norm = Literal["l1", "l2", "linf", "nuclear"]
+NORMS: tuple[Norm, ...] = get_args(Norm)
 
 
 class Domain(ABC):
@@ -50,7 +51,8 @@ class Domain(ABC):
         vectors fit it.
     by_nonzeros : bool
         Whether zeros among the entries say nothing: x is in D where the vector of its
-        other entries is. A sparse atom is then judged by its few values.
+        other entries is. A sparse atom is then judged by its few values; in a ball of a
+        norm these keep their places.
 
     Examples
     --------
@@ -236,9 +238,9 @@ class Domain(ABC):
     def largest_norm(self, norm: Norm, shape: Shape) -> float | None:
         """Return max over x in D of a norm of x, or None where it is not known.
 
-        Here the largest entry is found by 2p calls of the oracle, p the number of
-        entries, and nothing is known of other norms. A set that has a formula
-        overrides this.
+        A set that has a formula overrides this. Of one that has none the largest entry
+        is found by 2p calls of the oracle, p the number of entries, and nothing is
+        known of other norms.
 
         Parameters
         ----------
@@ -252,8 +254,9 @@ class Domain(ABC):
             D has no points of this shape, or the norm is not one of such arrays.
         """
         self.check_norm(norm, shape)
-        if norm != "linf":
-            return None
+        known = self._largest_norms(shape)
+        if known or norm != "linf":
+            return known.get(norm)
         largest = 0.0
         direction = np.zeros(shape)
         for j in range(direction.size):
@@ -264,13 +267,15 @@ class Domain(ABC):
             direction.flat[j] = 0.0
         return largest
 
+    def _largest_norms(self, shape: Shape) -> Mapping[Norm, float]:
+        """Return the norms that :meth:`largest_norm` has formulas for, with these."""
+        return {}
+
     def check_norm(self, norm: Norm, shape: Shape) -> None:
         """Raise a one-line ValueError unless the norm is one of points of D."""
         self.check_shape(shape)
-        if norm not in get_args(Norm):
-            raise ValueError(
-                f"unknown norm {norm!r}; allowed: {', '.join(get_args(Norm))}"
-            )
+        if norm not in NORMS:
+            raise ValueError(f"unknown norm {norm!r}; allowed: {', '.join(NORMS)}")
         if norm == "nuclear" and len(shape) != 2:
             raise ValueError(
                 f"the nuclear norm is for matrices, not for arrays of shape "

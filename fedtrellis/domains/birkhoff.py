@@ -1,6 +1,7 @@
 """The Birkhoff polytope: doubly stochastic matrices."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -155,11 +156,10 @@ class BirkhoffPolytope(Domain):
             return bool(abs(atom.scale - 1.0) <= tolerance)
         return super()._contains_atom(atom, tolerance)
 
-    def largest_norm(self, norm: Norm, shape: Shape) -> float:
-        """Return the norm of a permutation, which has n ones and singular values."""
-        self.check_norm(norm, shape)
-        rows = shape[0]
-        return {"linf": 1.0, "l2": math.sqrt(rows)}.get(norm, float(rows))
+    def _largest_norms(self, shape: Shape) -> Mapping[Norm, float]:
+        # of a permutation, which has n ones and n singular values of 1
+        n = float(shape[0])
+        return {"l1": n, "l2": math.sqrt(n), "linf": 1.0, "nuclear": n}
 
     def diameter(self, shape: Shape) -> float:
         """Return √(2n), the distance of two permutations that agree nowhere."""

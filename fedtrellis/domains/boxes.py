@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedtrellis.domains.atoms import Atom, DenseAtom, SignAtom
-from fedtrellis.domains.base import Domain, FloatArray, Norm, Shape
+from fedtrellis.domains.base import FloatArray, Norm, Shape
+from fedtrellis.domains.families import ByVector
 from fedtrellis.domains.numerics import unit
 from fedtrellis.settings import setting
 
@@ -16,7 +17,7 @@ __all__ = ["Box"]
 
 
 @dataclass(frozen=True, eq=False)
-class Box(Domain):
+class Box(ByVector):
     """The box lower ≤ x ≤ upper.
 
     Parameters
@@ -43,20 +44,10 @@ class Box(Domain):
     upper: float | FloatArray
 
     def __post_init__(self) -> None:
-        bounds: list[FloatArray] = []
-        for parameter in ("lower", "upper"):
-            value = getattr(self, parameter)
-            try:
-                bound = np.array(value, dtype=np.float64)
-            except (TypeError, ValueError):
-                bound = np.array(np.nan)
-            if bound.size == 0 or not np.isfinite(bound).all():
-                raise ValueError(
-                    f"{self.name}: {parameter} must be a finite number or an array of "
-                    f"them, got {value!r}"
-                )
-            bounds.append(bound)
-        lower, upper = bounds
+        lower, upper = (
+            self._freeze(name, "a finite number or an array of them", lambda _: True)
+            for name in ("lower", "upper")
+        )
         if lower.ndim and upper.ndim and lower.shape != upper.shape:
             raise ValueError(
                 f"{self.name}: lower and upper must have one shape, got {lower.shape} "
@@ -66,32 +57,6 @@ class Box(Domain):
             raise ValueError(
                 f"{self.name}: lower must not exceed upper, got {self.lower!r} and "
                 f"{self.upper!r}"
-            )
-        for parameter, bound in (("lower", lower), ("upper", upper)):
-            bound.flags.writeable = False
-            object.__setattr__(self, parameter, bound if bound.ndim else float(bound))
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Box):
-            return NotImplemented
-        return bool(
-            np.array_equal(self.lower, other.lower)
-            and np.array_equal(self.upper, other.upper)
-        )
-
-    def __hash__(self) -> int:
-        # + 0.0 makes −0.0 hash like the 0.0 it equals
-        bounds = (np.asarray(self.lower) + 0.0, np.asarray(self.upper) + 0.0)
-        return hash(tuple((b.shape, b.tobytes()) for b in bounds))
-
-    def check_shape(self, shape: Shape) -> None:
-        """Raise a one-line ValueError unless the bounds fit arrays of this shape."""
-        super().check_shape(shape)
-        allowed = np.broadcast_shapes(np.shape(self.lower), np.shape(self.upper))
-        if allowed and tuple(shape) != allowed:
-            raise ValueError(
-                f"{self.name} with bounds of shape {allowed} has no points of shape "
-                f"{tuple(shape)}: only {allowed} is allowed"
             )
 
     def lmo(self, gradient: ArrayLike) -> Atom:
@@ -123,16 +88,15 @@ class Box(Domain):
             return self.contains(atom.levels(), tolerance)
         return super()._contains_atom(atom, tolerance)
 
-    def largest_norm(self, norm: Norm, shape: Shape) -> float | None:
-        """Return the norm of the vertex with the largest entries; no nuclear one."""
-        self.check_norm(norm, shape)
+    def _largest_norms(self, shape: Shape) -> Mapping[Norm, float]:
+        # of the vertex with the largest entries; nuclear norms differ
         entries = np.maximum(np.abs(self.lower), np.abs(self.upper))
         entries = np.broadcast_to(entries, shape)
-        if norm == "l1":
-            return float(entries.sum())
-        if norm == "l2":
-            return float(np.linalg.norm(entries))
-        return float(entries.max()) if norm == "linf" else None
+        return {
+            "l1": float(entries.sum()),
+            "l2": float(np.linalg.norm(entries)),
+            "linf": float(entries.max()),
+        }
 
     def diameter(self, shape: Shape) -> float:
         """Return ‖upper − lower‖₂."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -11,10 +12,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedtrellis.domains.atoms import Atom, DenseAtom, RankOneAtom
-from fedtrellis.domains.base import Domain, FloatArray, Norm, Shape
-from fedtrellis.domains.numerics import positive, project_l1, thin_svd, unit
+from fedtrellis.domains.base import NORMS, Domain, FloatArray, Norm, Shape
+from fedtrellis.domains.families import NormBall, Places
+from fedtrellis.domains.numerics import positive, thin_svd, unit
 from fedtrellis.domains.polar import polar_factor
 from fedtrellis.domains.singular import as_matrix, top_pairs
+from fedtrellis.domains.vectors import L1Ball, LInfBall
 from fedtrellis.settings import setting
 
 if TYPE_CHECKING:
@@ -23,11 +26,16 @@ if TYPE_CHECKING:
 __all__ = ["NuclearNormBall", "SpectralNormBall"]
 
 
-class _MatrixBall(Domain):
-    """What the two balls share: only matrices, symmetric about zero."""
+class _MatrixBall(NormBall):
+    """The matrices whose singular values are in a ball of vectors."""
 
     of_vectors: ClassVar[bool] = False
-    radius: float
+    by_nonzeros: ClassVar[bool] = False
+
+    @property
+    @abstractmethod
+    def _singular_values(self) -> NormBall:
+        """The ball of the same radius that the singular values are in."""
 
     def check_shape(self, shape: Shape) -> None:
         """Raise a one-line ValueError unless the shape is a matrix's."""
@@ -38,10 +46,17 @@ class _MatrixBall(Domain):
             )
         super().check_shape(shape)
 
-    def centre(self, shape: Shape) -> FloatArray:
-        """Return zero."""
-        self.check_shape(shape)
-        return np.zeros(shape)
+    def _norm(self, x: FloatArray, shape: Shape, places: Places = None) -> float:
+        return self._singular_values.norm(thin_svd(x.reshape(shape))[1])
+
+    def project(self, point: ArrayLike) -> FloatArray:
+        """Project the singular values onto their ball."""
+        x = self._input(point, "point")
+        left, values, right = thin_svd(x)
+        projected = self._singular_values.project(values)
+        if np.array_equal(projected, values):
+            return x.copy()
+        return (left * projected) @ right
 
 
 @dataclass(frozen=True)
@@ -86,9 +101,9 @@ class NuclearNormBall(_MatrixBall):
     tolerance: float = 1e-10
 
     def __post_init__(self) -> None:
-        for parameter in ("radius", "tolerance"):
-            value = positive(self.name, parameter, getattr(self, parameter))
-            object.__setattr__(self, parameter, value)
+        super().__post_init__()
+        tolerance = positive(self.name, "tolerance", self.tolerance)
+        object.__setattr__(self, "tolerance", tolerance)
         if self.tolerance >= 1.0:
             raise ValueError(
                 f"{self.name}: tolerance must be below 1, got {self.tolerance!r}"
@@ -122,21 +137,9 @@ class NuclearNormBall(_MatrixBall):
         """Return the Frank-Wolfe gap, whatever the tolerance: a bound takes all σ₁."""
         return Domain.gap(NuclearNormBall(self.radius), gradient, point)
 
-    def project(self, point: ArrayLike) -> FloatArray:
-        """Project the singular values onto the l1 ball."""
-        x = self._input(point, "point")
-        left, values, right = thin_svd(x)
-        projected = project_l1(values, self.radius)
-        if np.array_equal(projected, values):
-            return x.copy()
-        return (left * projected) @ right
-
-    def contains(self, point: ArrayLike, tolerance: float = 1e-9) -> bool:
-        """Say whether Σ σ_i ≤ radius (1 + tolerance)."""
-        x = self._finite(point)
-        return x is not None and bool(
-            thin_svd(x)[1].sum() <= self.radius * (1.0 + tolerance)
-        )
+    @property
+    def _singular_values(self) -> L1Ball:
+        return L1Ball(self.radius)
 
     def _contains_atom(self, atom: Atom, tolerance: float) -> bool:
         if isinstance(atom, RankOneAtom):
@@ -163,17 +166,10 @@ class NuclearNormBall(_MatrixBall):
         core = np.linalg.qr(left).R @ np.linalg.qr(right).R.T
         return self.contains(core, tolerance)
 
-    def largest_norm(self, norm: Norm, shape: Shape) -> float:
-        """Return the norm of radius · u vᵀ; Σ |u_i v_j| ≤ √m √n."""
-        self.check_norm(norm, shape)
-        return (
-            self.radius * math.sqrt(math.prod(shape)) if norm == "l1" else self.radius
-        )
-
-    def diameter(self, shape: Shape) -> float:
-        """Return 2 radius."""
-        self.check_shape(shape)
-        return 2.0 * self.radius
+    def _largest_norms(self, shape: Shape) -> Mapping[Norm, float]:
+        # of radius · u vᵀ, with Σ |u_i v_j| ≤ √m √n
+        known = dict.fromkeys(NORMS, self.radius)
+        return known | {"l1": self.radius * math.sqrt(math.prod(shape))}
 
 
 @dataclass(frozen=True)
@@ -197,40 +193,19 @@ class SpectralNormBall(_MatrixBall):
     name: ClassVar[str] = "spectral-norm-ball"
     radius: float
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "radius", positive(self.name, "radius", self.radius))
-
     def lmo(self, gradient: ArrayLike) -> DenseAtom:
         """Return −radius · U Vᵀ, the gradient's polar factor, U Σ Vᵀ its thin SVD."""
         return DenseAtom(-self.radius * polar_factor(self._input(gradient, "gradient")))
 
-    def project(self, point: ArrayLike) -> FloatArray:
-        """Clip the singular values."""
-        x = self._input(point, "point")
-        left, values, right = thin_svd(x)
-        if values[0] <= self.radius:
-            return x.copy()
-        return (left * np.minimum(values, self.radius)) @ right
+    @property
+    def _singular_values(self) -> LInfBall:
+        return LInfBall(self.radius)
 
-    def contains(self, point: ArrayLike, tolerance: float = 1e-9) -> bool:
-        """Say whether σ₁ ≤ radius (1 + tolerance)."""
-        x = self._finite(point)
-        return x is not None and bool(
-            thin_svd(x)[1][0] <= self.radius * (1.0 + tolerance)
-        )
-
-    def largest_norm(self, norm: Norm, shape: Shape) -> float | None:
-        """Return the norm of radius · U Vᵀ; Σ |x_ij| is not known."""
-        self.check_norm(norm, shape)
+    def _largest_norms(self, shape: Shape) -> Mapping[Norm, float]:
+        # of radius · U Vᵀ, whose l1 norms differ
         rank = min(shape)
-        known = {
+        return {
             "l2": self.radius * math.sqrt(rank),
             "linf": self.radius,
             "nuclear": self.radius * rank,
         }
-        return known.get(norm)
-
-    def diameter(self, shape: Shape) -> float:
-        """Return 2 radius √min(m, n), the distance of U Vᵀ radius to its negative."""
-        self.check_shape(shape)
-        return 2.0 * self.radius * math.sqrt(min(shape))

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedtrellis.domains.atoms import Atom, SparseAtom
-from fedtrellis.domains.base import Domain, FloatArray, Norm, Shape
+from fedtrellis.domains.base import NORMS, Domain, FloatArray, Norm, Shape
 from fedtrellis.domains.numerics import positive, project_simplex
 from fedtrellis.settings import setting
 
@@ -70,10 +70,9 @@ class NonNegativeL1Ball(Domain):
         with np.errstate(over="ignore"):
             return bool(x.min() >= -t and x.sum() <= self.radius + t)
 
-    def largest_norm(self, norm: Norm, shape: Shape) -> float:
-        """Return radius, the norm of every vertex but zero."""
-        self.check_norm(norm, shape)
-        return self.radius
+    def _largest_norms(self, shape: Shape) -> Mapping[Norm, float]:
+        # every vertex but zero has the norm radius
+        return dict.fromkeys(NORMS, self.radius)
 
     def diameter(self, shape: Shape) -> float:
         """Return √2 radius, the distance of two vertices; radius if p = 1."""
@@ -210,15 +209,14 @@ class CappedSimplex(Domain):
             return self._holds(atom.values, tolerance)  # zeros change nothing
         return super()._contains_atom(atom, tolerance)
 
-    def largest_norm(self, norm: Norm, shape: Shape) -> float | None:
-        """Return the norm of an extreme point; their nuclear norms differ."""
-        self.check_norm(norm, shape)
-        if norm == "nuclear":
-            return None
-        if norm == "l1":
-            return self.radius
+    def _largest_norms(self, shape: Shape) -> Mapping[Norm, float]:
+        # of an extreme point; their nuclear norms differ
         levels = self._levels(math.prod(shape))
-        return float(levels[0] if norm == "linf" else np.linalg.norm(levels))
+        return {
+            "l1": self.radius,
+            "l2": float(np.linalg.norm(levels)),
+            "linf": float(levels[0]),
+        }
 
     def diameter(self, shape: Shape) -> float:
         """Return the distance of two extreme points that share as little as they can.

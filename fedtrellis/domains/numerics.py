@@ -1,6 +1,7 @@
 """The few numerics that the sets share, and the checks of their parameters."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ __all__ = [
     "positive_integer",
     "project_l1",
     "project_simplex",
+    "root",
+    "scaled",
     "thin_svd",
     "unit",
 ]
@@ -65,6 +68,25 @@ def unit(vector: FloatArray) -> tuple[FloatArray, float]:
         vector = vector / scale
     norm = math.sqrt(float(np.vdot(vector, vector)))
     return vector / norm, scale * norm
+
+
+def scaled(magnitudes: FloatArray) -> tuple[FloatArray, float]:
+    """Return the magnitudes over the largest, and that; 1 for zeros."""
+    largest = float(magnitudes.max()) or 1.0
+    return magnitudes / largest, largest
+
+
+def root(function: Callable[[float], float], largest: float) -> float:
+    """Return where a function that grows from 0 to ``largest`` is 0, to full precision.
+
+    0 where it is not below 0 there: what rounding leaves is more than was asked for.
+    """
+    if function(0.0) >= 0.0:
+        return 0.0
+    found: float = scipy.optimize.brentq(
+        function, 0.0, largest, xtol=5e-324, rtol=1e-15, maxiter=2000
+    )
+    return found
 
 
 def magnitude(array: FloatArray) -> float:

@@ -24,7 +24,7 @@ class Product(Domain):
     Parameters
     ----------
     domains : sequence of Domain
-        The sets D_i.
+        The sets D_i. Of a product among them its sets are taken.
     shapes : sequence of tuple of int
         The shape of each piece.
 
@@ -56,10 +56,15 @@ class Product(Domain):
                 f"{self.name}: domains must be one or more, with a shape for each, got "
                 f"{len(domains)} domains and {len(shapes)} shapes"
             )
+        parts: list[tuple[Domain, Shape]] = []
         for domain, shape in zip(domains, shapes, strict=True):
             domain.check_shape(shape)
-        object.__setattr__(self, "domains", domains)
-        object.__setattr__(self, "shapes", shapes)
+            if isinstance(domain, Product):
+                parts += zip(domain.domains, domain.shapes, strict=True)
+            else:
+                parts.append((domain, shape))
+        object.__setattr__(self, "domains", tuple(domain for domain, _ in parts))
+        object.__setattr__(self, "shapes", tuple(shape for _, shape in parts))
 
     @property
     def size(self) -> int:

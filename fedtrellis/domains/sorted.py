@@ -11,9 +11,9 @@ import scipy  # its parts are loaded when first used
 from numpy.typing import ArrayLike
 
 from fedtrellis.domains.atoms import Atom, DenseAtom, SparseAtom
-from fedtrellis.domains.base import FloatArray, Norm, Shape
-from fedtrellis.domains.numerics import positive, unit
-from fedtrellis.domains.weighted import ByVector, scaled
+from fedtrellis.domains.base import Domain, FloatArray, Norm, Shape
+from fedtrellis.domains.families import ByVector, NormBall, Places
+from fedtrellis.domains.numerics import root, scaled, unit
 from fedtrellis.settings import setting
 
 __all__ = ["Permutahedron", "SortedL1Ball"]
@@ -22,21 +22,20 @@ __all__ = ["Permutahedron", "SortedL1Ball"]
 class _BySortedVector(ByVector):
     """A set given by a vector in falling order, for arrays of as many entries."""
 
-    _parameter: ClassVar[str]
-
     def check_shape(self, shape: Shape) -> None:
         """Raise a one-line ValueError unless there are as many entries as given."""
-        super().check_shape(shape)
-        given = np.shape(getattr(self, self._parameter))
+        Domain.check_shape(self, shape)
+        (parameter,) = self.parameters
+        given = np.shape(getattr(self, parameter))
         if given and math.prod(shape) != given[0]:
             raise ValueError(
-                f"{self.name} with {self._parameter} of {given[0]} entries does not "
+                f"{self.name} with {parameter} of {given[0]} entries does not "
                 f"fit shape {tuple(shape)}, which has {math.prod(shape)}"
             )
 
 
 @dataclass(frozen=True, eq=False)
-class SortedL1Ball(_BySortedVector):
+class SortedL1Ball(_BySortedVector, NormBall):
     """The ball of the sorted l1 (OWL) norm, Σ w_k |x|_[k] ≤ radius.
 
     |x|_[1] ≥ |x|_[2] ≥ … are the sorted magnitudes. The largest pays most, so that
@@ -73,7 +72,6 @@ class SortedL1Ball(_BySortedVector):
             minimum=0.0, maximum=1.0,
         )
     }  # fmt: skip
-    _parameter: ClassVar[str] = "weights"
     weights: float | FloatArray
     radius: float
 
@@ -83,7 +81,7 @@ class SortedL1Ball(_BySortedVector):
             "a number from 0 to 1 or a vector of numbers that do not grow",
             lambda w: 0.0 <= w <= 1.0 if w.ndim == 0 else _falls(w),
         )
-        object.__setattr__(self, "radius", positive(self.name, "radius", self.radius))
+        super().__post_init__()
 
     def _weights(self, size: int) -> FloatArray:
         if isinstance(self.weights, float):
@@ -92,14 +90,12 @@ class SortedL1Ball(_BySortedVector):
 
     def norm(self, point: ArrayLike) -> float:
         """Return Σ w_k |x|_[k]."""
-        x = self._input(point, "point")
-        return self._norm(x.reshape(-1), x.size)
+        return super().norm(point)
 
-    def _norm(self, entries: FloatArray, size: int) -> float:
-        """Return the norm of a point of so many entries, from those not zero."""
-        descending = np.sort(np.abs(entries))[::-1]
+    def _norm(self, x: FloatArray, shape: Shape, places: Places = None) -> float:
+        descending = np.sort(np.abs(x))[::-1]
         with np.errstate(over="ignore"):
-            return float((self._weights(size)[: entries.size] * descending).sum())
+            return float((self._weights(math.prod(shape))[: x.size] * descending).sum())
 
     def _levels(self, size: int) -> FloatArray:
         """Return the magnitude of the k entries of an extreme point, k = 1, …, p."""
@@ -130,7 +126,7 @@ class SortedL1Ball(_BySortedVector):
         of Σ_{i≤k} |x|_[i] / Σ_{i≤k} w_i, the dual norm.
         """
         x = self._input(point, "point")
-        if self._norm(x.reshape(-1), x.size) <= self.radius:
+        if self._norm(x.reshape(-1), x.shape) <= self.radius:
             return x.copy()
         magnitudes, scale = scaled(np.abs(x.reshape(-1)))
         radius, weights = self.radius / scale, self._weights(x.size)
@@ -149,43 +145,21 @@ class SortedL1Ball(_BySortedVector):
         def excess(delta: float) -> float:
             return float(weights @ shrunk(delta)) - radius
 
-        delta = 0.0
-        if excess(0.0) < 0.0:  # else what rounding leaves is more than the radius
-            delta = scipy.optimize.brentq(
-                excess, 0.0, largest, xtol=5e-324, rtol=1e-15, maxiter=2000
-            )
-        nearest = shrunk(delta)
+        nearest = shrunk(root(excess, largest))
         nearest *= min(1.0, radius / float(weights @ nearest))
         result = np.empty(x.size)
         result[order] = scale * nearest
         return np.copysign(result, x.reshape(-1)).reshape(x.shape)
 
-    def contains(self, point: ArrayLike, tolerance: float = 1e-9) -> bool:
-        """Say whether Σ w_k |x|_[k] ≤ radius (1 + tolerance)."""
-        x = self._finite(point)
-        if x is None:
-            return False
-        return self._norm(x.reshape(-1), x.size) <= self.radius * (1.0 + tolerance)
-
-    def _contains_atom(self, atom: Atom, tolerance: float) -> bool:
-        if isinstance(atom, SparseAtom):
-            norm = self._norm(atom.values, math.prod(atom.shape))
-            return norm <= self.radius * (1.0 + tolerance)
-        return super()._contains_atom(atom, tolerance)
-
-    def largest_norm(self, norm: Norm, shape: Shape) -> float | None:
-        """Return the norm of the extreme points where it is largest; no nuclear one."""
-        self.check_norm(norm, shape)
+    def _largest_norms(self, shape: Shape) -> Mapping[Norm, float]:
+        # of the extreme points, where it is largest; their nuclear norms differ
         levels = self._levels(math.prod(shape))
         k = np.arange(1, levels.size + 1)
-        known = {"l1": k * levels, "l2": np.sqrt(k) * levels, "linf": levels}
-        return float(known[norm].max()) if norm in known else None
-
-    def diameter(self, shape: Shape) -> float:
-        """Return twice the length of the longest extreme point."""
-        length = self.largest_norm("l2", shape)
-        assert length is not None
-        return 2.0 * length
+        return {
+            "l1": float((k * levels).max()),
+            "l2": float((np.sqrt(k) * levels).max()),
+            "linf": float(levels.max()),
+        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,7 +191,6 @@ class Permutahedron(_BySortedVector):
     parameters: ClassVar[Mapping[str, Any]] = {
         "vector": setting(1.0, "largest entry; the others fall evenly to 0", above=0.0)
     }
-    _parameter: ClassVar[str] = "vector"
     vector: float | FloatArray
 
     def __post_init__(self) -> None:
@@ -279,12 +252,10 @@ class Permutahedron(_BySortedVector):
             excess = np.cumsum(np.sort(x.reshape(-1))[::-1] - v)
         return bool((excess <= t).all() and abs(excess[-1]) <= t)
 
-    def largest_norm(self, norm: Norm, shape: Shape) -> float | None:
-        """Return the norm of v; the nuclear norm differs among its permutations."""
-        self.check_norm(norm, shape)
+    def _largest_norms(self, shape: Shape) -> Mapping[Norm, float]:
+        # of v; the nuclear norm differs among its permutations
         v = np.abs(self._vector(shape))
-        known = {"l1": float(v.sum()), "l2": unit(v)[1], "linf": float(v.max())}
-        return known.get(norm)
+        return {"l1": float(v.sum()), "l2": unit(v)[1], "linf": float(v.max())}
 
     def diameter(self, shape: Shape) -> float:
         """Return ‖v − v reversed‖₂, the distance of opposite orders."""

@@ -6,16 +6,17 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
-import scipy  # its parts are loaded when first used
 from numpy.typing import ArrayLike, NDArray
 
-from fedtrellis.domains.atoms import Atom, SparseAtom
-from fedtrellis.domains.base import Domain, FloatArray, Norm, Shape
+from fedtrellis.domains.atoms import SparseAtom
+from fedtrellis.domains.base import FloatArray, Norm, Shape
+from fedtrellis.domains.families import NormBall, Places
 from fedtrellis.domains.numerics import (
     magnitude,
-    positive,
     positive_integer,
     project_l1,
+    root,
+    scaled,
     unit,
 )
 from fedtrellis.settings import setting
@@ -24,7 +25,7 @@ __all__ = ["GroupL1Ball", "KSupportBall", "group_norms"]
 
 
 @dataclass(frozen=True)
-class KSupportBall(Domain):
+class KSupportBall(NormBall):
     """The k-support ball: convex hull of the x with ‖x‖₀ ≤ k and ‖x‖₂ ≤ radius.
 
     Its gauge is the k-support norm (Argyriou, Foygel, Srebro, "Sparse prediction with
@@ -56,8 +57,8 @@ class KSupportBall(Domain):
     radius: float
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "k", positive_integer(self.name, "k", self.k))
-        object.__setattr__(self, "radius", positive(self.name, "radius", self.radius))
 
     def check_shape(self, shape: Shape) -> None:
         """Raise a one-line ValueError if there are fewer than k entries."""
@@ -84,11 +85,13 @@ class KSupportBall(Domain):
 
     def norm(self, point: ArrayLike) -> float:
         """Return the k-support norm, ‖x‖ = max of <x, u> over the dual unit ball."""
-        x = self._input(point, "point")
-        scale = float(np.abs(x).max())
-        if scale == 0.0:
-            return 0.0
-        descending = np.sort(np.abs(x.reshape(-1)) / scale)[::-1]
+        return super().norm(point)
+
+    def _norm(self, x: FloatArray, shape: Shape, places: Places = None) -> float:
+        magnitudes, scale = scaled(np.abs(x))
+        if magnitudes.size < self.k:  # zeros do not change it, but there must be k
+            magnitudes = np.pad(magnitudes, (0, self.k - magnitudes.size))
+        descending = np.sort(magnitudes)[::-1]
         j, s = _heads(descending, self.k)
         # ‖x‖² = Σ_{i≤j} x_i² + s² (k − j)  with  s = Σ_{i>j} |x_i| / (k − j)
         heads = descending[:j]
@@ -110,12 +113,10 @@ class KSupportBall(Domain):
         k − #heads) falls as τ grows.
         """
         x = self._input(point, "point")
-        norm = self.norm(x)
-        if norm <= self.radius:
+        if self._norm(x.reshape(-1), x.shape) <= self.radius:
             return x.copy()
-        scale = float(np.abs(x).max())
+        magnitudes, scale = scaled(np.abs(x.reshape(-1)))
         radius = self.radius / scale
-        magnitudes = np.abs(x.reshape(-1)) / scale
         descending = np.sort(magnitudes)[::-1]
         last = float(descending[self.k - 1])
         tail = float(descending[self.k]) if self.k < descending.size else 0.0
@@ -134,9 +135,7 @@ class KSupportBall(Domain):
                 heads = descending[:j] * (s / (s + tail - delta))
                 return float(heads @ heads) + s * s * (self.k - j) - radius * radius
 
-            delta = scipy.optimize.brentq(
-                excess, 0.0, tail, xtol=5e-324, rtol=1e-15, maxiter=2000
-            )
+            delta = root(excess, tail)
             _, s = _heads(np.maximum(above + delta, 0.0), self.k)
             # the smaller of the two is the branch that applies
             w = np.minimum(
@@ -145,38 +144,15 @@ class KSupportBall(Domain):
             w = np.maximum(w, 0.0)
         return np.copysign(scale * w, x.reshape(-1)).reshape(x.shape)
 
-    def contains(self, point: ArrayLike, tolerance: float = 1e-9) -> bool:
-        """Say whether the k-support norm is at most radius (1 + tolerance)."""
-        x = self._finite(point)
-        return x is not None and self.norm(x) <= self.radius * (1.0 + tolerance)
-
-    def _contains_atom(self, atom: Atom, tolerance: float) -> bool:
-        if isinstance(atom, SparseAtom):
-            # zeros do not change the norm, but there must be k entries
-            entries = np.zeros(max(self.k, atom.values.size))
-            entries[: atom.values.size] = atom.values
-            return self.contains(entries, tolerance)
-        return super()._contains_atom(atom, tolerance)
-
-    def largest_norm(self, norm: Norm, shape: Shape) -> float:
-        """Return the norm of an extreme point whose k entries are equal."""
-        self.check_norm(norm, shape)
-        if norm == "l1":
-            return self.radius * math.sqrt(self.k)
-        if norm == "nuclear":
-            # of a matrix of the highest rank that k entries can have
-            return self.radius * math.sqrt(min(self.k, *shape))
-        return self.radius
-
-    def diameter(self, shape: Shape) -> float:
-        """Return 2 radius: the ball lies in the l2 ball and touches it."""
-        self.check_shape(shape)
-        return 2.0 * self.radius
-
-    def centre(self, shape: Shape) -> FloatArray:
-        """Return zero."""
-        self.check_shape(shape)
-        return np.zeros(shape)
+    def _largest_norms(self, shape: Shape) -> Mapping[Norm, float]:
+        # of an extreme point whose k entries are equal, or of a matrix of them with the
+        # highest rank that they can have
+        return {
+            "l1": self.radius * math.sqrt(self.k),
+            "l2": self.radius,
+            "linf": self.radius,
+            "nuclear": self.radius * math.sqrt(min(self.k, *shape)),
+        }
 
 
 def _heads(descending: FloatArray, k: int) -> tuple[int, float]:
@@ -192,7 +168,7 @@ def _heads(descending: FloatArray, k: int) -> tuple[int, float]:
 
 
 @dataclass(frozen=True)
-class GroupL1Ball(Domain):
+class GroupL1Ball(NormBall):
     """The group l1 ball, Σ over groups G of ‖x_G‖₂ ≤ radius.
 
     Parameters
@@ -220,29 +196,19 @@ class GroupL1Ball(Domain):
     }
     radius: float
     groups: int | Sequence[Sequence[int]]
+    # of listed groups, each entry's
     _labels: NDArray[np.intp] = field(init=False, repr=False, compare=False)
-    # of consecutive groups that are all of one size; else 0
-    _size: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "radius", positive(self.name, "radius", self.radius))
-        labels = np.empty(0, dtype=np.intp)
+        super().__post_init__()
         if isinstance(self.groups, int | np.integer):
             size = positive_integer(self.name, "groups", self.groups)
             object.__setattr__(self, "groups", size)
         else:
-            labels = self._label()
-            size = len(self.groups[0])
-            # a shorter last group would not show in the labels alone
-            if {len(group) for group in self.groups} != {size} or not np.array_equal(
-                labels, np.arange(labels.size) // size
-            ):
-                size = 0
-        object.__setattr__(self, "_labels", labels)
-        object.__setattr__(self, "_size", size)
+            self._label()
 
-    def _label(self) -> NDArray[np.intp]:
-        """Normalise the groups to tuples and return each entry's group."""
+    def _label(self) -> None:
+        """Normalise the groups to tuples and number each entry's."""
         error = ValueError(
             f"{self.name}: groups must be a size or put every index from 0 on into "
             f"exactly one group, got {str(self.groups)[:80]}"
@@ -263,7 +229,7 @@ class GroupL1Ball(Domain):
         labels[indices] = np.repeat(np.arange(len(parts)), [p.size for p in parts])
         groups = tuple(tuple(part.tolist()) for part in parts)
         object.__setattr__(self, "groups", groups)
-        return labels
+        object.__setattr__(self, "_labels", labels)
 
     def check_shape(self, shape: Shape) -> None:
         """Raise a one-line ValueError unless the groups partition the entries."""
@@ -291,9 +257,9 @@ class GroupL1Ball(Domain):
         self, values: FloatArray, labels: NDArray[np.intp] | None = None
     ) -> FloatArray:
         """Return the groups' l2 norms, of the labels' groups or of a whole array."""
-        if labels is not None or not self._size:
+        if labels is not None or not isinstance(self.groups, int):
             return group_norms(values, self._labels if labels is None else labels)
-        rows = values.reshape(-1, self._size)
+        rows = values.reshape(-1, self.groups)
         squares: FloatArray = np.einsum("gi,gi->g", rows, rows)
         scale = 1.0
         if not 1e-200 < squares.max() < 1e200:  # they have left the range of floats
@@ -309,13 +275,23 @@ class GroupL1Ball(Domain):
         """Return the norm of the values, their groups numbered from 0 on."""
         return float(self._norms(values, labels).sum())
 
+    def _norm(self, x: FloatArray, shape: Shape, places: Places = None) -> float:
+        if places is None:
+            with np.errstate(over="ignore"):
+                return self._gauge(x)
+        if isinstance(self.groups, int):
+            groups = places // self.groups
+        else:
+            groups = self._labels[places]
+        return self._gauge(x, np.unique(groups, return_inverse=True)[1])
+
     def lmo(self, gradient: ArrayLike) -> SparseAtom:
         """Return −radius · g_G / ‖g_G‖₂ on the group whose ‖g_G‖₂ is largest."""
         g = self._input(gradient, "gradient")
         flat = g.reshape(-1)
         best = int(self._norms(flat).argmax())
-        if self._size:
-            support = np.arange(best * self._size, (best + 1) * self._size)
+        if isinstance(self.groups, int):
+            support = np.arange(best * self.groups, (best + 1) * self.groups)
         else:
             support = np.flatnonzero(self._labels == best)
         direction, _ = unit(flat[support])
@@ -329,53 +305,22 @@ class GroupL1Ball(Domain):
         # x_G ← x_G · n'_G / n_G  with n' the l1 projection of the norms n
         shrunk = project_l1(norms, self.radius)
         factors = np.divide(shrunk, norms, out=np.ones_like(norms), where=norms > 0.0)
-        if self._size:
-            rows = flat.reshape(-1, self._size)
+        if isinstance(self.groups, int):
+            rows = flat.reshape(-1, self.groups)
             return (rows * factors[:, None]).reshape(x.shape)
         return (flat * factors[self._labels]).reshape(x.shape)
 
-    def contains(self, point: ArrayLike, tolerance: float = 1e-9) -> bool:
-        """Say whether Σ ‖x_G‖₂ ≤ radius (1 + tolerance)."""
-        x = self._finite(point)
-        if x is None:
-            return False
-        with np.errstate(over="ignore"):
-            norm = self._gauge(x.reshape(-1))
-        return norm <= self.radius * (1.0 + tolerance)
-
-    def _contains_atom(self, atom: Atom, tolerance: float) -> bool:
-        if isinstance(atom, SparseAtom) and atom.values.size:
-            if not np.isfinite(atom.values).all():
-                return False
-            if isinstance(self.groups, int):
-                groups = atom.indices // self.groups
-            else:
-                groups = self._labels[atom.indices]
-            _, labels = np.unique(groups, return_inverse=True)
-            norm = self._gauge(atom.values, labels)
-            return norm <= self.radius * (1.0 + tolerance)
-        return super()._contains_atom(atom, tolerance)
-
-    def largest_norm(self, norm: Norm, shape: Shape) -> float | None:
-        """Return the norm of an extreme point, which fills a group; no nuclear one."""
-        self.check_norm(norm, shape)
-        if norm == "l1":
-            if isinstance(self.groups, int):
-                sizes = [self.groups]
-            else:
-                sizes = [len(group) for group in self.groups]
-            return self.radius * math.sqrt(max(sizes))
-        return None if norm == "nuclear" else self.radius
-
-    def diameter(self, shape: Shape) -> float:
-        """Return 2 radius: the ball lies in the l2 ball and touches it."""
-        self.check_shape(shape)
-        return 2.0 * self.radius
-
-    def centre(self, shape: Shape) -> FloatArray:
-        """Return zero."""
-        self.check_shape(shape)
-        return np.zeros(shape)
+    def _largest_norms(self, shape: Shape) -> Mapping[Norm, float]:
+        # of an extreme point, which fills a group; their nuclear norms differ
+        if isinstance(self.groups, int):
+            largest = self.groups
+        else:
+            largest = max(len(group) for group in self.groups)
+        return {
+            "l1": self.radius * math.sqrt(largest),
+            "l2": self.radius,
+            "linf": self.radius,
+        }
 
 
 def group_norms(values: FloatArray, labels: NDArray[np.intp]) -> FloatArray:

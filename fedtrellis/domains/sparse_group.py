@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-import scipy  # its parts are loaded when first used
 from numpy.typing import ArrayLike, NDArray
 
 from fedtrellis.domains.atoms import SparseAtom
 from fedtrellis.domains.base import FloatArray, Norm, Shape
+from fedtrellis.domains.numerics import root, scaled
 from fedtrellis.domains.sparse import GroupL1Ball, group_norms
 from fedtrellis.settings import setting
 
@@ -107,10 +107,10 @@ class SparseGroupBall(GroupL1Ball):
         """
         g = self._input(gradient, "gradient")
         flat = g.reshape(-1)
-        largest = float(np.abs(flat).max())
-        if largest == 0.0:
+        magnitudes, _ = scaled(np.abs(flat))
+        if not magnitudes.any():
             return SparseAtom(np.array([0]), np.array([self.radius]), g.shape)
-        magnitudes, labels = np.abs(flat) / largest, self._labels_of(flat.size)
+        labels = self._labels_of(flat.size)
         duals = self._duals(magnitudes, labels)
         best = int(duals.argmax())
         support = np.flatnonzero(labels == best)
@@ -133,8 +133,8 @@ class SparseGroupBall(GroupL1Ball):
         labels = self._labels_of(flat.size)
         if self.contains(x, 0.0):
             return x.copy()
-        scale = float(np.abs(flat).max())
-        magnitudes, radius = np.abs(flat) / scale, self.radius / scale
+        magnitudes, scale = scaled(np.abs(flat))
+        radius = self.radius / scale
         largest = float(self._duals(magnitudes, labels).max())
         # with δ = λ_max − λ:  |x_i| − λ share = (|x_i| − λ_max share) + δ share
         base = magnitudes - largest * self.share
@@ -150,22 +150,16 @@ class SparseGroupBall(GroupL1Ball):
         def excess(delta: float) -> float:
             return self._gauge(shrunk(delta), labels) - radius
 
-        delta = 0.0
-        if excess(0.0) < 0.0:  # else what rounding leaves is more than the radius
-            delta = scipy.optimize.brentq(
-                excess, 0.0, largest, xtol=5e-324, rtol=1e-15, maxiter=2000
-            )
-        nearest = shrunk(delta)
+        nearest = shrunk(root(excess, largest))
         norm = self._gauge(nearest, labels)
         if norm == 0.0:  # so far away that only the direction counts
             return self.lmo(-x).dense()
         return np.copysign(self.radius / norm * nearest, flat).reshape(x.shape)
 
-    def largest_norm(self, norm: Norm, shape: Shape) -> float | None:
-        """Return the norm of an extreme point: single, or for l1 a whole group."""
-        largest = super().largest_norm(norm, shape)
-        if norm != "l1" or largest is None:
-            return largest
-        # of d equal entries 1: ‖·‖₁ = d and N = (1 − share) √d + share d
-        root = largest / self.radius
-        return self.radius * root / (1.0 - self.share + self.share * root)
+    def _largest_norms(self, shape: Shape) -> Mapping[Norm, float]:
+        # of a single entry, or for l1 of a whole group: of d equal entries 1
+        #     ‖·‖₁ = d  and  N = (1 − share) √d + share d
+        known = dict(super()._largest_norms(shape))
+        size = known["l1"] / self.radius
+        known["l1"] = self.radius * size / (1.0 - self.share + self.share * size)
+        return known

@@ -1,6 +1,7 @@
 """The spectrahedron: positive semidefinite matrices of a given trace."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,7 +10,7 @@ import scipy  # its parts are loaded when first used
 from numpy.typing import ArrayLike
 
 from fedtrellis.domains.atoms import Atom, RankOneAtom
-from fedtrellis.domains.base import Domain, FloatArray, Norm, Shape
+from fedtrellis.domains.base import NORMS, Domain, FloatArray, Norm, Shape
 from fedtrellis.domains.numerics import magnitude, positive, project_simplex, unit
 
 __all__ = ["Spectrahedron"]
@@ -108,10 +109,9 @@ class Spectrahedron(Domain):
             and lowest >= -t
         )
 
-    def largest_norm(self, norm: Norm, shape: Shape) -> float:
-        """Return the norm of radius · v vᵀ; Σ |v_i v_j| ≤ n."""
-        self.check_norm(norm, shape)
-        return self.radius * shape[0] if norm == "l1" else self.radius
+    def _largest_norms(self, shape: Shape) -> Mapping[Norm, float]:
+        # of radius · v vᵀ, with Σ |v_i v_j| ≤ n
+        return dict.fromkeys(NORMS, self.radius) | {"l1": self.radius * shape[0]}
 
     def diameter(self, shape: Shape) -> float:
         """Return √2 radius, the distance of v vᵀ and w wᵀ with <v, w> = 0."""

@@ -3,6 +3,7 @@
 import heapq
 import itertools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,14 +11,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedtrellis.domains.atoms import Atom, SignAtom
-from fedtrellis.domains.base import Domain, FloatArray, Norm, Shape
-from fedtrellis.domains.numerics import positive
+from fedtrellis.domains.base import FloatArray, Norm, Shape
+from fedtrellis.domains.families import NormBall, Places
 
 __all__ = ["TotalVariationBall"]
 
 
 @dataclass(frozen=True)
-class TotalVariationBall(Domain):
+class TotalVariationBall(NormBall):
     """The ball |x_1| + Σ_j |x_{j+1} − x_j| ≤ radius of sequences.
 
     The total variation of (0, x_1, …, x_p). Without |x_1| the constant sequences would
@@ -39,15 +40,15 @@ class TotalVariationBall(Domain):
     """
 
     name: ClassVar[str] = "total-variation-ball"
+    by_nonzeros: ClassVar[bool] = False
     radius: float
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "radius", positive(self.name, "radius", self.radius))
 
     def norm(self, point: ArrayLike) -> float:
         """Return |x_1| + Σ |x_{j+1} − x_j|."""
-        x = self._input(point, "point")
-        return _variation(x.reshape(-1))
+        return super().norm(point)
+
+    def _norm(self, x: FloatArray, shape: Shape, places: Places = None) -> float:
+        return _variation(x)
 
     def lmo(self, gradient: ArrayLike) -> SignAtom:
         """Return the step −radius · sign(h_k) from k on, k = argmax |h_k|.
@@ -90,13 +91,6 @@ class TotalVariationBall(Domain):
             nearest *= self.radius / variation
         return nearest.reshape(x.shape)
 
-    def contains(self, point: ArrayLike, tolerance: float = 1e-9) -> bool:
-        """Say whether |x_1| + Σ |x_{j+1} − x_j| ≤ radius (1 + tolerance)."""
-        x = self._finite(point)
-        if x is None:
-            return False
-        return _variation(x.reshape(-1)) <= self.radius * (1.0 + tolerance)
-
     def _contains_atom(self, atom: Atom, tolerance: float) -> bool:
         if isinstance(atom, SignAtom):
             bits = atom.bits.reshape(-1)
@@ -108,22 +102,14 @@ class TotalVariationBall(Domain):
             return bool(norm <= self.radius * (1.0 + tolerance))
         return super()._contains_atom(atom, tolerance)
 
-    def largest_norm(self, norm: Norm, shape: Shape) -> float | None:
-        """Return the norm of the step that starts at once; no nuclear one."""
-        self.check_norm(norm, shape)
+    def _largest_norms(self, shape: Shape) -> Mapping[Norm, float]:
+        # of the step that starts at once; nuclear norms differ
         size = math.prod(shape)
-        known = {"l1": size, "l2": math.sqrt(size), "linf": 1.0}
-        return self.radius * known[norm] if norm in known else None
-
-    def diameter(self, shape: Shape) -> float:
-        """Return 2 radius √p, the distance of the constants ±radius."""
-        self.check_shape(shape)
-        return 2.0 * self.radius * math.sqrt(math.prod(shape))
-
-    def centre(self, shape: Shape) -> FloatArray:
-        """Return zero."""
-        self.check_shape(shape)
-        return np.zeros(shape)
+        return {
+            "l1": self.radius * size,
+            "l2": self.radius * math.sqrt(size),
+            "linf": self.radius,
+        }
 
 
 def _variation(x: FloatArray) -> float:

@@ -1,6 +1,7 @@
 """Norm balls and the simplex: sets given coordinate by coordinate."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -8,14 +9,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedtrellis.domains.atoms import Atom, DenseAtom, SignAtom, SparseAtom
-from fedtrellis.domains.base import Domain, FloatArray, Norm, Shape
+from fedtrellis.domains.base import NORMS, Domain, FloatArray, Norm, Shape
+from fedtrellis.domains.families import NormBall, Places
 from fedtrellis.domains.numerics import positive, project_l1, project_simplex, unit
 
 __all__ = ["L1Ball", "L2Ball", "LInfBall", "Simplex"]
 
 
 @dataclass(frozen=True)
-class L1Ball(Domain):
+class L1Ball(NormBall):
     """The l1 ball, ‖x‖₁ = Σ |x_i| ≤ radius.
 
     Its extreme points are ±radius in one coordinate. LMO O(p), projection O(p log p).
@@ -33,12 +35,8 @@ class L1Ball(Domain):
 
     name: ClassVar[str] = "l1-ball"
     sparse_atoms: ClassVar[bool] = True
-    by_nonzeros: ClassVar[bool] = True
     any_vector: ClassVar[bool] = True
     radius: float
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "radius", positive(self.name, "radius", self.radius))
 
     def lmo(self, gradient: ArrayLike) -> SparseAtom:
         """Return −radius · sign(g_j) · e_j with j = argmax |g_j|."""
@@ -81,32 +79,17 @@ class L1Ball(Domain):
         x = self._input(point, "point")
         return project_l1(x.reshape(-1), self.radius).reshape(x.shape)
 
-    def contains(self, point: ArrayLike, tolerance: float = 1e-9) -> bool:
-        """Say whether ‖x‖₁ ≤ radius (1 + tolerance)."""
-        x = self._finite(point)
-        if x is None:
-            return False
+    def _norm(self, x: FloatArray, shape: Shape, places: Places = None) -> float:
         with np.errstate(over="ignore"):
-            return bool(np.abs(x).sum() <= self.radius * (1.0 + tolerance))
+            return float(np.abs(x).sum())
 
-    def largest_norm(self, norm: Norm, shape: Shape) -> float:
-        """Return radius, the norm of every vertex."""
-        self.check_norm(norm, shape)
-        return self.radius
-
-    def diameter(self, shape: Shape) -> float:
-        """Return 2 radius, the distance of opposite vertices."""
-        self.check_shape(shape)
-        return 2.0 * self.radius
-
-    def centre(self, shape: Shape) -> FloatArray:
-        """Return zero."""
-        self.check_shape(shape)
-        return np.zeros(shape)
+    def _largest_norms(self, shape: Shape) -> Mapping[Norm, float]:
+        # every vertex has the norm radius
+        return dict.fromkeys(NORMS, self.radius)
 
 
 @dataclass(frozen=True)
-class L2Ball(Domain):
+class L2Ball(NormBall):
     """The l2 ball, ‖x‖₂ ≤ radius.
 
     Examples
@@ -119,11 +102,7 @@ class L2Ball(Domain):
     """
 
     name: ClassVar[str] = "l2-ball"
-    by_nonzeros: ClassVar[bool] = True
     radius: float
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "radius", positive(self.name, "radius", self.radius))
 
     def lmo(self, gradient: ArrayLike) -> DenseAtom:
         """Return −radius · g / ‖g‖₂."""
@@ -136,31 +115,21 @@ class L2Ball(Domain):
         direction, norm = unit(x)
         return x.copy() if norm <= self.radius else self.radius * direction
 
-    def contains(self, point: ArrayLike, tolerance: float = 1e-9) -> bool:
-        """Say whether ‖x‖₂ ≤ radius (1 + tolerance)."""
-        x = self._finite(point)
-        return x is not None and unit(x)[1] <= self.radius * (1.0 + tolerance)
+    def _norm(self, x: FloatArray, shape: Shape, places: Places = None) -> float:
+        return unit(x)[1]
 
-    def largest_norm(self, norm: Norm, shape: Shape) -> float:
-        """Return radius times what equal entries or singular values make of it."""
-        self.check_norm(norm, shape)
-        if norm == "l1":
-            return self.radius * math.sqrt(math.prod(shape))
-        return self.radius * math.sqrt(min(shape)) if norm == "nuclear" else self.radius
-
-    def diameter(self, shape: Shape) -> float:
-        """Return 2 radius."""
-        self.check_shape(shape)
-        return 2.0 * self.radius
-
-    def centre(self, shape: Shape) -> FloatArray:
-        """Return zero."""
-        self.check_shape(shape)
-        return np.zeros(shape)
+    def _largest_norms(self, shape: Shape) -> Mapping[Norm, float]:
+        # ‖x‖₁ of equal entries, and ‖X‖_* of equal singular values
+        return {
+            "l1": self.radius * math.sqrt(math.prod(shape)),
+            "l2": self.radius,
+            "linf": self.radius,
+            "nuclear": self.radius * math.sqrt(min(shape)),
+        }
 
 
 @dataclass(frozen=True)
-class LInfBall(Domain):
+class LInfBall(NormBall):
     """The l∞ ball, |x_i| ≤ radius for every i; its vertices are vectors of signs.
 
     Examples
@@ -173,11 +142,7 @@ class LInfBall(Domain):
     """
 
     name: ClassVar[str] = "linf-ball"
-    by_nonzeros: ClassVar[bool] = True
     radius: float
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "radius", positive(self.name, "radius", self.radius))
 
     def lmo(self, gradient: ArrayLike) -> SignAtom:
         """Return −radius · sign(g); +radius where g_i = 0."""
@@ -195,38 +160,22 @@ class LInfBall(Domain):
         """Clip every coordinate."""
         return np.clip(self._input(point, "point"), -self.radius, self.radius)
 
-    def contains(self, point: ArrayLike, tolerance: float = 1e-9) -> bool:
-        """Say whether max |x_i| ≤ radius (1 + tolerance)."""
-        x = self._finite(point)
-        if x is None:
-            return False
-        return bool(np.abs(x).max() <= self.radius * (1.0 + tolerance))
+    def _norm(self, x: FloatArray, shape: Shape, places: Places = None) -> float:
+        return float(np.abs(x).max())
 
     def _contains_atom(self, atom: Atom, tolerance: float) -> bool:
         if isinstance(atom, SignAtom):
             return self.contains(atom.levels(), tolerance)
         return super()._contains_atom(atom, tolerance)
 
-    def largest_norm(self, norm: Norm, shape: Shape) -> float | None:
-        """Return the norm of a vertex; their nuclear norms differ."""
-        self.check_norm(norm, shape)
+    def _largest_norms(self, shape: Shape) -> Mapping[Norm, float]:
+        # of a vertex; their nuclear norms differ
         size = math.prod(shape)
-        known = {
+        return {
             "l1": self.radius * size,
             "l2": self.radius * math.sqrt(size),
             "linf": self.radius,
         }
-        return known.get(norm)
-
-    def diameter(self, shape: Shape) -> float:
-        """Return 2 radius √p."""
-        self.check_shape(shape)
-        return 2.0 * self.radius * math.sqrt(math.prod(shape))
-
-    def centre(self, shape: Shape) -> FloatArray:
-        """Return zero."""
-        self.check_shape(shape)
-        return np.zeros(shape)
 
 
 @dataclass(frozen=True)
@@ -283,10 +232,9 @@ class Simplex(Domain):
         with np.errstate(over="ignore"):
             return bool(x.min() >= -t and abs(x.sum() - self.radius) <= t)
 
-    def largest_norm(self, norm: Norm, shape: Shape) -> float:
-        """Return radius, the norm of every vertex."""
-        self.check_norm(norm, shape)
-        return self.radius
+    def _largest_norms(self, shape: Shape) -> Mapping[Norm, float]:
+        # every vertex has the norm radius
+        return dict.fromkeys(NORMS, self.radius)
 
     def diameter(self, shape: Shape) -> float:
         """Return √2 radius, the distance of any two vertices; 0 if there is one."""

@@ -1,68 +1,25 @@
-"""Sets given by a vector, and the first of them: the l1 ball with a weight an entry."""
+"""The l1 ball with a weight an entry."""
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from fedtrellis.domains.atoms import Atom, SparseAtom
-from fedtrellis.domains.base import Domain, FloatArray, Norm, Shape
-from fedtrellis.domains.numerics import positive
+from fedtrellis.domains.atoms import SparseAtom
+from fedtrellis.domains.base import NORMS, FloatArray, Norm, Shape
+from fedtrellis.domains.families import ByVector, NormBall, Places
+from fedtrellis.domains.numerics import scaled
 from fedtrellis.settings import setting
 
-__all__ = ["ByVector", "WeightedL1Ball", "scaled"]
-
-
-class ByVector(Domain):
-    """A set with a parameter that is a number or an array; arrays compare by value."""
-
-    def __eq__(self, other: object) -> bool:
-        if type(other) is not type(self):
-            return NotImplemented
-        return bool(self._key() == other._key())
-
-    def __hash__(self) -> int:
-        return hash(self._key())
-
-    def _key(self) -> tuple[Any, ...]:
-        # + 0.0 makes −0.0 the 0.0 that it equals
-        values = [np.asarray(getattr(self, f.name)) + 0.0 for f in fields(self)]  # type: ignore[arg-type]
-        return tuple((value.shape, value.tobytes()) for value in values)
-
-    def _freeze(
-        self, parameter: str, allowed: str, good: Callable[[FloatArray], Any]
-    ) -> FloatArray:
-        """Make a parameter a float, or an array of its own that nobody writes to.
-
-        ValueError unless finite numbers that are ``good``, which is asked for finite
-        ones only.
-        """
-        value = getattr(self, parameter)
-        try:
-            array = np.array(value, dtype=np.float64)
-        except (TypeError, ValueError):
-            array = np.array(np.nan)
-        finite = array.size > 0 and bool(np.isfinite(array).all())
-        if isinstance(value, bool | str) or not finite or not good(array):
-            raise ValueError(
-                f"{self.name}: {parameter} must be {allowed}, got {str(value)[:80]}"
-            )
-        array.flags.writeable = False
-        object.__setattr__(self, parameter, array if array.ndim else float(array))
-        return array
-
-    def centre(self, shape: Shape) -> FloatArray:
-        """Return zero."""
-        self.check_shape(shape)
-        return np.zeros(shape)
+__all__ = ["WeightedL1Ball"]
 
 
 @dataclass(frozen=True, eq=False)
-class WeightedL1Ball(ByVector):
+class WeightedL1Ball(ByVector, NormBall):
     """The weighted l1 ball, Σ w_j |x_j| ≤ radius, all w_j > 0.
 
     Its extreme points are ±(radius / w_j) e_j. Weights that grow with j favour the
@@ -104,17 +61,7 @@ class WeightedL1Ball(ByVector):
             "a number of at least 0 or an array of positive ones",
             lambda w: (w > 0.0).all() or (w.ndim == 0 and w == 0.0),
         )
-        object.__setattr__(self, "radius", positive(self.name, "radius", self.radius))
-
-    def check_shape(self, shape: Shape) -> None:
-        """Raise a one-line ValueError unless there is a weight for each entry."""
-        super().check_shape(shape)
-        allowed = np.shape(self.weights)
-        if allowed and tuple(shape) != allowed:
-            raise ValueError(
-                f"{self.name} with weights of shape {allowed} has no points of shape "
-                f"{tuple(shape)}: only {allowed} is allowed"
-            )
+        super().__post_init__()
 
     def _weights(self, shape: Shape) -> FloatArray:
         if isinstance(self.weights, float):
@@ -154,38 +101,16 @@ class WeightedL1Ball(ByVector):
         shrunk: FloatArray = scale * weights * np.maximum(v + deltas[k], 0.0)
         return np.copysign(shrunk, flat).reshape(x.shape)
 
-    def contains(self, point: ArrayLike, tolerance: float = 1e-9) -> bool:
-        """Say whether Σ w_j |x_j| ≤ radius (1 + tolerance)."""
-        x = self._finite(point)
-        return x is not None and self._holds(
-            x.reshape(-1), self._weights(x.shape), tolerance
-        )
-
-    def _holds(self, x: NDArray[Any], weights: FloatArray, tolerance: float) -> bool:
+    def _norm(self, x: FloatArray, shape: Shape, places: Places = None) -> float:
+        weights = self._weights(shape)
+        if places is not None:
+            weights = weights[places]
         with np.errstate(over="ignore"):
-            return bool((weights * np.abs(x)).sum() <= self.radius * (1.0 + tolerance))
+            return float((weights * np.abs(x)).sum())
 
-    def _contains_atom(self, atom: Atom, tolerance: float) -> bool:
-        if isinstance(atom, SparseAtom):
-            weights = self._weights(atom.shape)[atom.indices]
-            return self._holds(atom.values, weights, tolerance)
-        return super()._contains_atom(atom, tolerance)
-
-    def largest_norm(self, norm: Norm, shape: Shape) -> float:
-        """Return radius / min w_j, the norm of the longest vertex."""
-        self.check_norm(norm, shape)
-        return self.radius / float(self._weights(shape).min())
-
-    def diameter(self, shape: Shape) -> float:
-        """Return 2 radius / min w_j, the distance of the two longest vertices."""
-        self.check_shape(shape)
-        return 2.0 * self.radius / float(self._weights(shape).min())
-
-
-def scaled(magnitudes: FloatArray) -> tuple[FloatArray, float]:
-    """Return the magnitudes over the largest, and that; 1 for zeros."""
-    largest = float(magnitudes.max()) or 1.0
-    return magnitudes / largest, largest
+    def _largest_norms(self, shape: Shape) -> Mapping[Norm, float]:
+        # of the longest vertex
+        return dict.fromkeys(NORMS, self.radius / float(self._weights(shape).min()))
 
 
 @lru_cache(maxsize=8)

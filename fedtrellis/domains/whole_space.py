@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
 from typing import ClassVar, NoReturn
@@ -9,7 +10,7 @@ from typing import ClassVar, NoReturn
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedtrellis.domains.base import Domain, FloatArray, Norm, Shape
+from fedtrellis.domains.base import NORMS, Domain, FloatArray, Norm, Shape
 
 __all__ = ["WholeSpace"]
 
@@ -46,10 +47,8 @@ class WholeSpace(Domain):
         """Say whether the point is finite."""
         return self._finite(point) is not None
 
-    def largest_norm(self, norm: Norm, shape: Shape) -> float:
-        """Return infinity."""
-        self.check_norm(norm, shape)
-        return inf
+    def _largest_norms(self, shape: Shape) -> Mapping[Norm, float]:
+        return dict.fromkeys(NORMS, inf)
 
     def diameter(self, shape: Shape) -> float:
         """Return infinity."""

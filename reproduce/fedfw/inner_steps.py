@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtrellis.corrective import Entries, Iterate, LocalProblem, Vertices
+from fedtrellis.corrective import Entries, Form, Iterate, LocalProblem, Vertices
 from fedtrellis.corrective.penalty import Balance
 from fedtrellis.domains.atoms import Atom
 from fedtrellis.domains.base import Domain
@@ -183,7 +183,7 @@ def converge(
     """Run the variant with everybody there; errors, and bytes of an answer's arrays."""
     domain, start, n = problem.domain, problem.start, len(problem.objectives)
     layout = Layout.of([start])
-    iterates = [form.at(start, domain, None) for _ in range(n)]
+    iterates = [form.at(start, Form(domain)) for _ in range(n)]
     duals = [np.zeros(start.shape) for _ in range(n)]
     balance, z = Balance(None, target=form.balance), start
     errors, sent = [problem.error(start)], 0

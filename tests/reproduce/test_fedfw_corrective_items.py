@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedtrellis.corrective import Entries, LocalProblem, Vertices
+from fedtrellis.corrective import Entries, Form, LocalProblem, Vertices
 from fedtrellis.domains import L1Ball, Simplex
 from fedtrellis.objectives import LeastSquares
 from fedtrellis.objectives.reference import certified_minimum
@@ -108,7 +108,7 @@ def test_other_kinds_of_steps_find_the_local_minimiser(kind: str) -> None:
     objective = LeastSquares(A, A @ rng.standard_normal(9))
     domain = L1Ball(1.5)
     local = LocalProblem(objective, Layout.of([z]), 3, y, z, 0.7)
-    iterate = inner_steps.FORMS[kind].at(z, domain, None)
+    iterate = inner_steps.FORMS[kind].at(z, Form(domain))
     arrays = iterate.corrections(local, domain, 200)
     x = iterate.changed(arrays, domain, 200).dense()
     best = problems.central(local, domain, z)

@@ -74,9 +74,10 @@ class Atom(ABC):
             The array has another shape or is not C-contiguous.
         """
 
-    @abstractmethod
     def dot(self, array: NDArray[Any]) -> float:
         """Return the inner product <atom, array>, the sum over all entries."""
+        self._check_operand(array)
+        return float(np.vdot(self.dense(), array))
 
     def of_dtype(self, dtype: np.dtype[Any]) -> Self:
         """Return the atom with its entries rounded to float32, or as float64."""

@@ -3,8 +3,9 @@
 The two are one module: a product travels as its parts, packed.
 """
 
+import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
@@ -31,12 +32,6 @@ from fedtrellis.domains.atoms.base import (
     check_count,
     index_dtype,
 )
-from fedtrellis.domains.atoms.layouts import (
-    MAX_DEPTH,
-    ProductLayout,
-    parse_layouts,
-    shapes_of_parts,
-)
 from fedtrellis.domains.atoms.matrices import PermutationAtom, RankOneAtom
 from fedtrellis.domains.atoms.random_signs import RandomSigns
 from fedtrellis.domains.atoms.vectors import DenseAtom, SignAtom, SparseAtom
@@ -51,7 +46,7 @@ class ProductAtom(Atom):
     Parameters
     ----------
     parts : tuple of Atom
-        At least one, none of them empty; products may be nested.
+        At least one, none of them empty. Of a product among them its parts are taken.
 
     Examples
     --------
@@ -66,8 +61,11 @@ class ProductAtom(Atom):
     shape: Shape = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "parts", tuple(self.parts))
-        sizes = [math.prod(part.shape) for part in self.parts]
+        parts: list[Atom] = []
+        for part in self.parts:
+            parts += part.parts if isinstance(part, ProductAtom) else [part]
+        object.__setattr__(self, "parts", tuple(parts))
+        sizes = [math.prod(part.shape) for part in parts]
         if not sizes or 0 in sizes:
             raise ValueError("a product atom needs parts, none of them empty")
         object.__setattr__(self, "shape", (sum(sizes),))
@@ -239,9 +237,12 @@ def pack_atoms(atoms: Sequence[Atom]) -> list[NDArray[Any]]:
             )
         leaves = [atom]
         if isinstance(atom, ProductAtom):
-            layout: list[int] = []
-            leaves = list(_flatten(atom, layout))
-            codes.append(PRODUCT + layouts.setdefault(tuple(layout), len(layouts)))
+            leaves = list(atom.parts)
+            layout = (
+                -len(leaves),
+                *(n for a in leaves for n in (len(a.shape), *a.shape)),
+            )
+            codes.append(PRODUCT + layouts.setdefault(layout, len(layouts)))
         for leaf in leaves:
             code = leaf._code
             codes.append(code)
@@ -306,11 +307,11 @@ def unpack_atoms(
     if RANDOM in codes and not drawn:
         raise ValueError("random atoms are not taken here")
     used = 1
-    layouts: list[ProductLayout] = []
+    layouts: list[list[Shape]] = []
     if max(codes, default=0) >= PRODUCT:
         if len(arrays) < 2:
             raise ValueError("the layouts of the product atoms are missing")
-        layouts = parse_layouts(arrays[1], shape)
+        layouts = _parse_layouts(arrays[1], shape)
         used = 2
 
     # First pass: which shapes does each kind of leaf have, in order?
@@ -321,7 +322,7 @@ def unpack_atoms(
         if codes[position] >= PRODUCT:
             if codes[position] - PRODUCT >= len(layouts):
                 raise ValueError(f"layout {codes[position] - PRODUCT} does not exist")
-            leaf_shapes = list(shapes_of_parts(layouts[codes[position] - PRODUCT]))
+            leaf_shapes = layouts[codes[position] - PRODUCT]
             position += 1
         leaf_codes = codes[position : position + len(leaf_shapes)]
         if len(leaf_codes) < len(leaf_shapes) or max(leaf_codes) >= PRODUCT:
@@ -345,36 +346,32 @@ def unpack_atoms(
     stream = iter(codes)
     atoms: list[Atom] = []
     for code in stream:
-        whole = code >= PRODUCT
-        atoms.append(
-            _rebuild(layouts[code - PRODUCT], leaves, stream)
-            if whole
-            else next(leaves[code])
-        )
+        if code >= PRODUCT:
+            parts = [next(leaves[next(stream)]) for _ in layouts[code - PRODUCT]]
+            atoms.append(ProductAtom(tuple(parts)))
+        else:
+            atoms.append(next(leaves[code]))
     return atoms
 
 
-def _rebuild(
-    layout: ProductLayout, leaves: Mapping[int, Iterator[Atom]], stream: Iterator[int]
-) -> Atom:
-    """Take an atom's leaves from the streams and put them into its products.
+def _parse_layouts(numbers: NDArray[Any], shape: Shape) -> list[list[Shape]]:
+    """Read how products are cut up: (−number of parts, then (ndim, *shape) of each).
 
-    A function of its own: a closure that calls itself would be a reference cycle, and
-    keep every round's atoms in memory until the garbage collector comes by.
+    Each must be a product of as many entries as ``shape``.
     """
-    if isinstance(layout, list):
-        return ProductAtom(tuple(_rebuild(part, leaves, stream) for part in layout))
-    return next(leaves[next(stream)])
-
-
-def _flatten(atom: Atom, layout: list[int], depth: int = 0) -> Iterator[Atom]:
-    """Yield the leaves of an atom in order, appending its layout to ``layout``."""
-    if not isinstance(atom, ProductAtom):
-        layout += [len(atom.shape), *atom.shape]
-        yield atom
-        return
-    if depth >= MAX_DEPTH:
-        raise ValueError(f"product atoms nested deeper than {MAX_DEPTH}")
-    layout.append(-len(atom.parts))
-    for part in atom.parts:
-        yield from _flatten(part, layout, depth + 1)
+    check("product layouts", numbers, np.dtype(np.int64), None)
+    stream = iter(numbers.tolist())
+    layouts: list[list[Shape]] = []
+    for head in stream:
+        parts: list[Shape] = []
+        while len(parts) < -head:
+            ndim = next(stream, -1)  # ends when the stream does, whatever head says
+            dims = tuple(itertools.islice(stream, max(ndim, 0)))
+            if not 0 <= ndim <= 32 or len(dims) < ndim or min(dims, default=1) < 1:
+                raise ValueError(f"a product layout has a part of invalid shape {dims}")
+            parts.append(dims)
+        size = sum(map(math.prod, parts))
+        if head >= 0 or (size,) != shape:
+            raise ValueError(f"a product layout of {size} entries for shape {shape}")
+        layouts.append(parts)
+    return layouts

@@ -145,11 +145,6 @@ class RandomSigns(Atom):
         for s, bits in zip(scalars, drawn, strict=True):
             signed(bits, weight * s, array)
 
-    def dot(self, array: NDArray[Any]) -> float:
-        """Return <atom, array>."""
-        self._check_operand(array)
-        return float(np.vdot(self.dense(), array))
-
     @property
     def _modulus(self) -> float | None:
         """|s_j| where it is the same for several scalars: then their signs suffice."""

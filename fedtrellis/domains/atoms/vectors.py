@@ -217,11 +217,6 @@ class SignAtom(Atom):
         high, low = np.float64(weight * self.high), np.float64(weight * self.low)
         array += np.where(self.bits, high, low)
 
-    def dot(self, array: NDArray[Any]) -> float:
-        """Return <atom, array>."""
-        self._check_operand(array)
-        return float(np.vdot(self.dense(), array))
-
     @property
     def _code(self) -> int:
         return SIGN

@@ -9,6 +9,7 @@ import numpy as np
 import scipy.sparse
 from numpy.typing import NDArray
 
+from fedtrellis.admm.hessians import FactorHessian
 from fedtrellis.admm.shifted_systems import (
     ShiftedSystem,
     cached_system,
@@ -60,6 +61,12 @@ def dense(A: Any) -> Array:
 
 def hessian(A: Any, s: float, c: float) -> Array:
     return np.asarray(s * dense(A).T @ dense(A) + c * np.eye(A.shape[1]))
+
+
+def factored(cls: Any, A: Any, s: float, c: float, shift: float) -> Any:
+    """A system of s AᵀA + c I by a factor of this kind."""
+    H = FactorHessian(A, s, c)
+    return cls(H, cls.factorise(H, WEIGHT, shift), WEIGHT, shift)
 
 
 def close(actual: Array, expected: Array, scale: Array, tolerance: float) -> bool:

@@ -298,6 +298,7 @@ def test_fingerprints_tell_everything_apart() -> None:
         fingerprint("a", A, 1.0),
         fingerprint("a", A, 1.0, 0.0),
         fingerprint("a", A, 0.0, 1.0),
+        fingerprint("a", A, np.array([0.0, 1.0])),
         fingerprint("a", A.reshape(3, 2)),
         fingerprint("a", A.astype(np.float32)),
         fingerprint("a", sparse),
@@ -310,16 +311,16 @@ def test_fingerprints_tell_everything_apart() -> None:
 
 
 def test_entries_are_apart(tmp_path: Path) -> None:
-    file = FactorFile(str(tmp_path / "f.npz"))
+    file, data = FactorFile(str(tmp_path / "f.npz")), np.arange(4.0)
     one = {"factor": np.asfortranarray(np.arange(6.0).reshape(2, 3))}
-    file.get("factor", b"1", lambda: one)
-    file.get("lipschitz", b"2", lambda: {"value": np.float64(3.0)})
+    file.get("factor", lambda: one, "a", data)
+    file.get("lipschitz", lambda: {"value": np.float64(3.0)}, "b", data)
 
     def never() -> Any:
         raise AssertionError("it is in the file")
 
-    kept = file.get("factor", b"1", never)
+    kept = file.get("factor", never, "a", data)
     assert set(kept) == {"factor"}
     np.testing.assert_array_equal(kept["factor"], one["factor"])
     assert kept["factor"].flags.f_contiguous
-    assert file.get("lipschitz", b"2", never)["value"] == 3.0
+    assert file.get("lipschitz", never, "b", data)["value"] == 3.0

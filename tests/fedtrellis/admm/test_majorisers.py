@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import scipy.sparse
 
-from fedtrellis.admm.majorisers import majoriser_of, scaled_steps
+from fedtrellis.admm.hessians import majoriser_of
+from fedtrellis.admm.shifted_systems import cached_system, make_system
 from fedtrellis.objectives import LeastSquares, Logistic, MultinomialLogistic
 from tests.harness import Array
 
@@ -69,7 +70,7 @@ def test_a_file_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     path = str(tmp_path / "factor.npz")
     first = majoriser_of(losses()["logistic"], None, path)
     monkeypatch.setattr(
-        "fedtrellis.admm.majorisers.largest_eigenvalue",
+        "fedtrellis.admm.hessians.largest_eigenvalue",
         lambda *_: pytest.fail("it was computed again"),
     )
     again = majoriser_of(losses()["logistic"], None, path)
@@ -94,12 +95,15 @@ def test_steps_are_those_with_a_diagonal_sigma(
     for _ in range(steps - 1):
         w = w - sigma * np.linalg.solve(weight * H + np.diag(sigma), w)
     d = np.linalg.solve(weight * H + np.diag(sigma), w)
-    found = scaled_steps(
-        objective, hessian, u, scale=scale, weight=weight, shift=shift, steps=steps
-    )
+    options: Any = {"scale": scale, "weight": weight, "shift": shift, "steps": steps}
+    system = cached_system(objective, hessian, **options)
+    assert cached_system(objective, hessian, **options) is system
+    found = system.admm_steps(u, steps)
     root = np.sqrt(scale)
     # in the coordinates that are scaled, where all entries count alike
-    for got, expected in ((found[0] / root, w / root), (found[1] * root, d * root)):
+    solved = system.solve(w)
+    pairs = ((found[0] / root, w / root), (found[1] * root, d * root))
+    for got, expected in (*pairs, (solved * root, d * root)):
         assert np.abs(got - expected).max() <= 1e-9 * np.abs(u / root).max()
 
 
@@ -110,26 +114,10 @@ def test_a_solver_of_ones_own_has_one_sigma() -> None:
 
     objective = losses()["least squares"]
     u = np.arange(6.0)
-    w, d = scaled_steps(
-        objective,
-        "gram",
-        u,
-        scale=np.full(6, 3.0),
-        weight=0.5,
-        shift=0.1,
-        steps=1,
-        user_hessian=Solver(),
-    )
+    options: Any = {"weight": 0.5, "shift": 0.1, "steps": 1, "user_hessian": Solver()}
+    system = make_system(objective, "gram", scale=np.full(6, 3.0), **options)
+    w, d = system.admm_steps(u, 1)
     np.testing.assert_allclose(w, u)
     np.testing.assert_allclose(d, u / (1.0 + 0.3))
     with pytest.raises(ValueError, match="one σ for all"):
-        scaled_steps(
-            objective,
-            "gram",
-            u,
-            scale=np.arange(1.0, 7.0),
-            weight=0.5,
-            shift=0.1,
-            steps=1,
-            user_hessian=Solver(),
-        )
+        make_system(objective, "gram", scale=np.arange(1.0, 7.0), **options)

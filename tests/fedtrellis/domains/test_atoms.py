@@ -397,13 +397,14 @@ def test_packing_needs_one_shape() -> None:
         pack_atoms([DenseAtom(np.ones(2)), DenseAtom(np.ones(3))])
 
 
-def test_nesting_has_a_limit() -> None:
-    atom: Atom = DenseAtom(np.ones(2))
-    for _ in range(16):
-        atom = ProductAtom((atom,))
-    assert_same(atom, unpack_atoms(pack_atoms([atom]), (2,))[0])
-    with pytest.raises(ValueError, match="nested"):
-        pack_atoms([ProductAtom((atom,))])
+def test_a_product_of_products_is_one_of_all_their_parts() -> None:
+    one, two, three = (DenseAtom(np.full(n, float(n))) for n in (1, 2, 3))
+    nested = ProductAtom((ProductAtom((one, ProductAtom((two,)))), three))
+    flat = ProductAtom((one, two, three))
+    assert nested.parts == flat.parts
+    for array, other in zip(pack_atoms([nested]), pack_atoms([flat]), strict=True):
+        assert_same_array(array, other)
+    assert_same(nested, unpack_atoms(pack_atoms([nested]), (6,))[0])
 
 
 def test_layouts_have_a_limit() -> None:

@@ -6,25 +6,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import ArrayLike
 
 from fedtrellis.domains import (
-    BirkhoffPolytope,
     Box,
-    CappedSimplex,
     Domain,
     GroupL1Ball,
-    KSupportBall,
     L1Ball,
+    L2Ball,
     LInfBall,
-    NonNegativeL1Ball,
-    NuclearNormBall,
+    Permutahedron,
     Product,
     Simplex,
-    SortedL1Ball,
-    SparseGroupBall,
-    Spectrahedron,
-    TotalVariationBall,
-    WeightedL1Ball,
 )
 from fedtrellis.domains.atoms import (
     Atom,
@@ -35,8 +28,8 @@ from fedtrellis.domains.atoms import (
     SignAtom,
     SparseAtom,
 )
+from tests.fedtrellis.domains.cases import CASES, EXAMPLES, Shape, all_cases
 from tests.fedtrellis.domains.test_atoms import random_atom
-from tests.fedtrellis.domains.test_domains_properties import CASES, Shape, all_cases
 
 few = settings(max_examples=60, deadline=None)
 
@@ -104,6 +97,16 @@ def test_parts_that_are_cut_otherwise_are_judged_by_their_entries() -> None:
     assert not domain.contains_atom(outside)  # (1, 1 | 0, 0)
 
 
+def test_a_ball_that_says_more_is_asked_for_all_entries() -> None:
+    class Half(L2Ball):
+        def contains(self, point: ArrayLike, tolerance: float = 1e-9) -> bool:
+            return super().contains(point, tolerance) and np.min(point) >= 0.0
+
+    for value in (1.0, -1.0):
+        atom = SparseAtom(np.array([1]), np.array([value]), (3,))
+        assert Half(2.0).contains_atom(atom) == (value > 0.0)
+
+
 def test_a_value_that_no_entry_has_does_not_count() -> None:
     bits = np.ones(3, dtype=bool)
     for domain in (LInfBall(1.0), Box(-1.0, 1.0)):
@@ -112,24 +115,11 @@ def test_a_value_that_no_entry_has_does_not_count() -> None:
         assert not domain.contains_atom(SignAtom(bits, -1.0, 7.0))
 
 
-SMALL: list[tuple[Domain, Shape]] = [
-    (L1Ball(2.0), (6,)),
-    (Simplex(2.0), (6,)),
-    (KSupportBall(2, 2.0), (6,)),
-    (GroupL1Ball(2.0, 2), (6,)),
-    (GroupL1Ball(2.0, [[0, 3], [1, 2, 4, 5]]), (6,)),
-    (LInfBall(2.0), (6,)),
-    (Box(-1.0, 2.0), (6,)),
-    (NuclearNormBall(2.0), (4, 5)),
-    (BirkhoffPolytope(), (4, 4)),
-    (Product([L1Ball(1.0), NuclearNormBall(1.0)], [(3,), (2, 2)]), (7,)),
-    (NonNegativeL1Ball(2.0), (6,)),
-    (CappedSimplex(0.75, 2.0), (6,)),
-    (WeightedL1Ball(0.5, 2.0), (6,)),
-    (SortedL1Ball(0.5, 2.0), (6,)),
-    (SparseGroupBall(2.0, 2, 0.5), (6,)),
-    (TotalVariationBall(2.0), (6,)),
-    (Spectrahedron(2.0), (4, 4)),
+# of the others an atom is all entries, or all have to be sorted
+SMALL = [
+    (domain, shape)
+    for domain, shape, atom in EXAMPLES
+    if atom is not DenseAtom and not isinstance(domain, Permutahedron)
 ]
 
 
@@ -137,15 +127,15 @@ SMALL: list[tuple[Domain, Shape]] = [
 def test_no_dense_array_is_made(
     domain: Domain, shape: Shape, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    atom = domain.lmo(np.random.default_rng(0).standard_normal(shape))
+    extreme = domain.lmo(np.random.default_rng(0).standard_normal(shape))
 
     def dense(self: Any) -> Any:
         raise AssertionError("made dense")
 
     for kind in (SparseAtom, RankOneAtom, PermutationAtom, SignAtom, ProductAtom):
         monkeypatch.setattr(kind, "dense", dense)
-    assert domain.contains_atom(atom)
-    assert not domain.contains_atom(scaled(atom, 1e6))
+    assert domain.contains_atom(extreme)
+    assert not domain.contains_atom(scaled(extreme, 1e6))
 
 
 def test_few_values_are_added_up_by_group() -> None:

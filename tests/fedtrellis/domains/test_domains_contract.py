@@ -38,49 +38,11 @@ from fedtrellis.domains import (
 )
 from fedtrellis.domains.atoms import (
     Atom,
-    DenseAtom,
-    PermutationAtom,
-    ProductAtom,
-    RankOneAtom,
-    SignAtom,
-    SparseAtom,
     pack_atoms,
     unpack_atoms,
 )
 from fedtrellis.settings import SettingsError, keys
-
-EXAMPLES: list[tuple[Domain, tuple[int, ...], type[Atom]]] = [
-    (L1Ball(2.0), (5,), SparseAtom),
-    (L2Ball(2.0), (5,), DenseAtom),
-    (LInfBall(2.0), (5,), SignAtom),
-    (Box(-1, 2), (5,), SignAtom),
-    (Box(-1, np.ones(5)), (5,), DenseAtom),
-    (Simplex(2.0), (5,), SparseAtom),
-    (KSupportBall(2, 2.0), (5,), SparseAtom),
-    (NuclearNormBall(2.0), (4, 5), RankOneAtom),
-    (SpectralNormBall(2.0), (4, 5), DenseAtom),
-    (BirkhoffPolytope(), (5, 5), PermutationAtom),
-    (GroupL1Ball(2.0, 5), (10,), SparseAtom),
-    (GroupL1Ball(2.0, [[1], [0, 2]]), (3,), SparseAtom),
-    (Product([L1Ball(1.0), L2Ball(1.0)], [(2,), (2, 2)]), (6,), ProductAtom),
-    (NonNegativeL1Ball(2.0), (5,), SparseAtom),
-    (CappedSimplex(0.7, 2.0), (5,), SparseAtom),
-    (WeightedL1Ball(0.5, 2.0), (5,), SparseAtom),
-    (WeightedL1Ball(np.arange(1.0, 7.0).reshape(2, 3), 2.0), (2, 3), SparseAtom),
-    (SortedL1Ball(0.5, 2.0), (5,), SparseAtom),
-    (SortedL1Ball(np.array([3.0, 2, 2, 1, 0]), 2.0), (5,), SparseAtom),
-    (SparseGroupBall(2.0, 5, 0.3), (10,), SparseAtom),
-    (SparseGroupBall(2.0, [[1], [0, 2]], 0.0), (3,), SparseAtom),
-    (TotalVariationBall(2.0), (5,), SignAtom),
-    (Permutahedron(2.0), (5,), DenseAtom),
-    (Permutahedron(np.array([1.0, 0, 0, -1, 0])), (5,), SparseAtom),
-    (Spectrahedron(2.0), (4, 4), RankOneAtom),
-]
-examples = pytest.mark.parametrize(
-    ("domain", "shape", "atom"),
-    EXAMPLES,
-    ids=[f"{domain.name}-{i}" for i, (domain, _, _) in enumerate(EXAMPLES)],
-)
+from tests.fedtrellis.domains.cases import EXAMPLES, examples
 
 
 @examples
@@ -262,6 +224,14 @@ def test_box_does_not_follow_the_array_it_was_made_from() -> None:
     upper[:] = 5.0
     assert not box.contains([3.0, 3.0])
     assert Box(np.zeros(2), 1.0) != Box(0.0, 1.0)
+
+
+def test_a_product_of_products_is_one_of_all_their_sets() -> None:
+    inner = Product([L1Ball(1.0), NuclearNormBall(2.0)], [(2,), (2, 3)])
+    flat = Product(
+        [L1Ball(1.0), NuclearNormBall(2.0), L2Ball(1.0)], [(2,), (2, 3), (4,)]
+    )
+    assert Product([inner, L2Ball(1.0)], [(8,), (4,)]) == flat
 
 
 def test_ties_go_to_the_lowest_index() -> None:

@@ -14,18 +14,14 @@ from scipy.sparse.linalg import ArpackNoConvergence
 
 from fedtrellis.domains import (
     BirkhoffPolytope,
-    Box,
     CappedSimplex,
     Domain,
     GroupL1Ball,
     KSupportBall,
     L1Ball,
-    L2Ball,
-    LInfBall,
     NonNegativeL1Ball,
     NuclearNormBall,
     Permutahedron,
-    Product,
     Simplex,
     SortedL1Ball,
     SparseGroupBall,
@@ -34,41 +30,10 @@ from fedtrellis.domains import (
     TotalVariationBall,
     WeightedL1Ball,
 )
+from tests.fedtrellis.domains.cases import Shape, all_cases
 
 Array = NDArray[np.float64]
-Shape = tuple[int, ...]
 
-CASES: list[tuple[Domain, Shape]] = [
-    (L1Ball(2.5), (3, 3)),
-    (L2Ball(0.7), (9,)),
-    (LInfBall(1.5), (9,)),
-    (Box(-0.5, 2.0), (9,)),
-    (Box(-np.arange(9.0), 1.0), (9,)),
-    (Simplex(), (9,)),
-    (KSupportBall(3, 2.0), (9,)),
-    (NuclearNormBall(2.0), (3, 4)),
-    (SpectralNormBall(1.3), (4, 3)),
-    (BirkhoffPolytope(), (4, 4)),
-    (GroupL1Ball(2.0, 3), (9,)),
-    (GroupL1Ball(2.0, [[0, 8], [1, 3, 5], [2, 4], [6, 7]]), (3, 3)),
-    (Product([L1Ball(1.0), NuclearNormBall(2.0)], [(3,), (2, 3)]), (9,)),
-    (NonNegativeL1Ball(2.5), (9,)),
-    (CappedSimplex(0.4, 2.5), (9,)),
-    (CappedSimplex(0.3, 0.9), (3, 3)),
-    (WeightedL1Ball(1.5, 2.5), (3, 3)),
-    (WeightedL1Ball(np.linspace(0.2, 3.0, 9), 2.5), (9,)),
-    (SortedL1Ball(0.3, 2.5), (9,)),
-    (SortedL1Ball(np.array([2.0, 1, 1, 0.5, 0, 0, 0, 0, 0]), 2.5), (3, 3)),
-    (SparseGroupBall(2.0, 3, 0.0), (9,)),
-    (SparseGroupBall(2.0, [[0, 8], [1, 3, 5], [2, 4], [6, 7]], 0.6), (3, 3)),
-    (TotalVariationBall(2.5), (9,)),
-    (Permutahedron(2.5), (9,)),
-    (Permutahedron(np.array([2.0, 0, 0, -1, 0, 0, 0, 1, 0])), (3, 3)),
-    (Spectrahedron(2.0), (4, 4)),
-]
-all_cases = pytest.mark.parametrize(
-    ("domain", "shape"), CASES, ids=[f"{d.name}-{i}" for i, (d, _) in enumerate(CASES)]
-)
 few = settings(max_examples=40, deadline=None)
 
 
