@@ -49,6 +49,7 @@ def _reworded(number: int, now: str, reason: str) -> Accepted:
     return Accepted(f"*/wrong-{number}", ("error",), reason, now)
 
 
+_PATH = "all tasks' data sets with a path have one message"
 _SETS = "there are more sets to choose from"
 _AUTO = "what a method or its task chooses is 'auto', no longer an empty text or -1"
 _SHORTER = "a key does not repeat what its owner's prefix says"
@@ -73,6 +74,9 @@ _RARE = "columns with fewer than three non-zero entries are left out"
 #: What was changed on purpose since the table was recorded. That a setting has its
 #: owner's prefix now is not in the list: :func:`compare` leaves it out.
 ACCEPTED: list[Accepted] = [
+    _reworded(49, "'mnist' it must name the data's file or folder", _PATH),
+    _reworded(53, "'qsar' it must name the data's file or folder", _PATH),
+    _reworded(56, "'file' it must name the data's file or folder", _PATH),
     _reworded(10, "k-support-ball, l1-ball, l2-ball, linf-ball, non-negative", _SETS),
     _reworded(11, "group-l1-ball, non-negative-l1-ball, capped-simplex", _SETS),
     _reworded(12, "group-l1-ball, non-negative-l1-ball, capped-simplex", _SETS),
