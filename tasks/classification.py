@@ -166,11 +166,10 @@ class Classification(PartitionedTask):
 
     def _load(self) -> Dealt:
         natural = self.partition == "natural"
-        limits = self.train_limit, self.test_limit, self.validation_fraction
+        limit = self.train_limit
         if self.dataset == "synthetic":
-            n, (limit, *others) = self.num_clients, limits
-            examples = synthetic(n, limit, self.seed, iid=not natural)
-            limits = (0, *others)  # the clients' sizes shrink alike
+            examples = synthetic(self.num_clients, limit, self.seed, iid=not natural)
+            limit = 0  # the clients' sizes shrink alike
         elif self.dataset == "digits":
             examples = split_digits(self.seed)
         else:
@@ -178,12 +177,13 @@ class Classification(PartitionedTask):
             if self.dataset == "mnist":
                 examples = load_mnist(folder)
             elif self.dataset == "emnist":
-                partly = {"partial": self.partial, "seed": self.seed}
-                examples = load_emnist(folder, self.split, **partly)
+                examples = load_emnist(
+                    folder, self.split, partial=self.partial, seed=self.seed
+                )
             else:
                 examples = load_cifar10(folder, partial=self.partial)
-        examples = limited(examples, *limits, self.seed)
-        return self.deal_examples(examples, self._inputs)
+        others = self.test_limit, self.validation_fraction, self.seed
+        return self.deal_examples(limited(examples, limit, *others), self._inputs)
 
     def shares(self, examples: Examples) -> list[Indices]:  # noqa: D102
         if self.partition != "natural":

@@ -13,15 +13,15 @@ from fedtrellis.objectives import LeastSquares
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, setting
 
-from .base import Array, Point
-from .data.settings import FILE, NODES
-from .data.task import Dealt, NodeDataTask, balls_through, data_of, starts_of
+from .base import Array
+from .data.regression import RegressionTask
+from .data.task import Dealt, starts_of
 
 __all__ = ["Lasso"]
 
 
 @dataclass(frozen=True)
-class Lasso(NodeDataTask):
+class Lasso(RegressionTask):
     """F(x) = ‖Ax − b‖² with b = Ax* + noise, x* sparse.
 
     A is Gaussian with a diagonal covariance drawn from U[1, 2], x* has standard normal
@@ -38,15 +38,8 @@ class Lasso(NodeDataTask):
     summary: ClassVar[str] = "sparse linear regression on generated data"
     not_on_nodes: ClassVar[tuple[str, ...]] = ("rows", "columns", "nonzeros", "noise")
     not_of_file: ClassVar[tuple[str, ...]] = not_on_nodes
+    width_field: ClassVar[str] = "columns"
 
-    dataset: str = setting(
-        "generated",
-        "the data set; 'file': a csv, npz or LIBSVM file; 'nodes': every node's own",
-        choices=("generated", FILE, NODES),
-    )
-    path: str = setting(
-        "", "the file, with dataset = 'file'", only={"dataset": (FILE,)}
-    )
     rows: int = setting(200, "examples, the rows of A", minimum=1)
     columns: int = setting(400, "unknowns, the columns of A", minimum=1)
     nonzeros: int = setting(20, "non-zero entries of the true x*", minimum=1)
@@ -67,38 +60,18 @@ class Lasso(NodeDataTask):
         super().node_weight(examples)
         return float(self.num_clients) if self.nodes.examples else 1.0
 
-    def shapes(self) -> list[tuple[int, ...]]:  # noqa: D102
-        if self.on_file:
-            return [(data_of(self).features.shape[1],)]
-        return [(self.nodes.num_features() if self.on_nodes else self.columns,)]
-
-    def domains(self) -> dict[str, float]:
-        """Return balls with x* on their boundary; the default is ‖x‖₁ ≤ ‖x*‖₁.
-
-        Without radii for a file or nodes' own data, whose x* nobody knows.
-        """
-        known = self.dataset == "generated"
-        return balls_through(self.solution() if known else None)
-
     def solution(self) -> Array:
         """Return the true x* (read-only)."""
         return _generated(self)[1]
 
-    def _load(self) -> Dealt:
-        return self._own_rows() if self.on_file else _generated(self)[0]
+    def _generate(self) -> Dealt:
+        return _generated(self)[0]
 
     def _loss(self, features: Any, targets: Any, weight: float) -> LeastSquares:
         return LeastSquares(features, targets, weight=weight)
 
     def _client_weight(self, client: int) -> float:
         return float(self.num_clients)
-
-    def metrics(self, x: Point) -> dict[str, float]:
-        """Return ``{"solution-error": ‖x − x*‖₂}``; nothing where nobody knows x*."""
-        if self.on_file:
-            return {}
-        error = self.argument(x) - self.solution()
-        return {"solution-error": float(np.linalg.norm(error))}
 
     def reference_optimum(self, domain: Domain) -> float | None:
         """Return 0 where b has no noise and the domain contains x*."""

@@ -8,21 +8,20 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedtrellis.domains import Domain
 from fedtrellis.objectives import LeastSquares
 from fedtrellis.objectives.checks import is_sparse
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, setting
 
-from .base import Array, Point
-from .data.settings import FILE, NODES
-from .data.task import Dealt, NodeDataTask, balls_through, data_of
+from .base import Array
+from .data.regression import RegressionTask
+from .data.task import Dealt, data_of
 
 __all__ = ["LinearRegression"]
 
 
 @dataclass(frozen=True)
-class LinearRegression(NodeDataTask):
+class LinearRegression(RegressionTask):
     """F(x) = (1/n) Σ f_i(x), least squares on generated samples.
 
     Client i has d_i samples (a, b), d_i uniform among the whole numbers from
@@ -55,15 +54,8 @@ class LinearRegression(NodeDataTask):
     not_of_file: ClassVar[tuple[str, ...]] = (
         *("features", "rows_min", "rows_max", "partition", "condition"),
     )
+    width_field: ClassVar[str] = "features"
 
-    dataset: str = setting(
-        "generated",
-        "the data set; 'file': a csv, npz or LIBSVM file; 'nodes': every node's own",
-        choices=("generated", FILE, NODES),
-    )
-    path: str = setting(
-        "", "the file, with dataset = 'file'", only={"dataset": (FILE,)}
-    )
     features: int = setting(100, "unknowns, the features of a sample", minimum=1)
     rows_min: int = setting(50, "the fewest examples of a client", minimum=1)
     rows_max: int = setting(150, "the most examples of a client", minimum=1)
@@ -91,19 +83,6 @@ class LinearRegression(NodeDataTask):
                 f"linear-regression.rows-max = {self.rows_max}"
             )
 
-    def shapes(self) -> list[tuple[int, ...]]:  # noqa: D102
-        if self.on_file:
-            return [(data_of(self).features.shape[1],)]
-        return [(self.nodes.num_features() if self.on_nodes else self.features,)]
-
-    def domains(self) -> dict[str, float]:
-        """Return balls with the minimiser x* on their boundary; ‖x‖₁ ≤ ‖x*‖₁ first.
-
-        Without radii for a file or nodes' own data, whose minimiser nobody knows.
-        """
-        known = self.dataset == "generated"
-        return balls_through(self.solution() if known else None)
-
     def solution(self) -> Array:
         """Return x*, where F has its minimum without a constraint (read-only).
 
@@ -127,16 +106,7 @@ class LinearRegression(NodeDataTask):
         # (1/n) Σ_i (1/2d_i) ‖A_i x − b_i‖² = ‖W^½ (Ax − b)‖², one product for all
         return LeastSquares(*_weighted(self))
 
-    def metrics(self, x: Point) -> dict[str, float]:
-        """Return ``{"solution-error": ‖x − x*‖₂}``; nothing where nobody knows x*."""
-        if self.on_file:
-            return {}
-        error = self.argument(x) - self.solution()
-        return {"solution-error": float(np.linalg.norm(error))}
-
-    def _load(self) -> Dealt:
-        if self.on_file:
-            return self._own_rows()
+    def _generate(self) -> Dealt:
         rng = generator(self.seed, "linear-regression sizes")
         sizes = rng.integers(self.rows_min, self.rows_max + 1, self.num_clients)
         rng = generator(self.seed, "linear-regression")
@@ -155,12 +125,6 @@ class LinearRegression(NodeDataTask):
             A *= self.condition ** -np.linspace(0.0, 0.5, self.features)
         starts = np.concatenate(([0], np.cumsum(sizes))).astype(np.intp)
         return Dealt(A, b, starts).read_only()
-
-    def reference_optimum(self, domain: Domain) -> float | None:
-        """Return F(x*) where the domain contains x*, as all of space does."""
-        if self.dataset != "generated":
-            return None
-        return self.value(self.solution()) if domain.contains(self.solution()) else None
 
 
 def _draw(kind: int, rng: np.random.Generator, shape: tuple[int, int]) -> Array:

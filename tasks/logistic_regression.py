@@ -225,7 +225,6 @@ class LogisticRegression(PartitionedTask):
 
     def _load(self) -> Dealt:
         table = _table(self)
-        assert table.targets is not None
         labels = table.targets.astype(np.intp)
         train, test = _split(self, labels)
         shares = self.deal(labels[train])

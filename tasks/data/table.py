@@ -87,7 +87,7 @@ class Table(NamedTuple):
     """
 
     features: Any
-    targets: Array | None
+    targets: Any
     names: tuple[str, ...] = ()
     ids: tuple[str, ...] = ()
     labels: tuple[str | float, ...] = ()
@@ -175,7 +175,7 @@ def make_table(
     schema: Schema,
     features: Any,
     *,
-    labels: Sequence[Any] | None = None,
+    labels: Sequence[Any] | Array | None = None,
     names: tuple[str, ...] = (),
     ids: Sequence[str] = (),
     weights: Sequence[Any] | None = None,
@@ -200,7 +200,8 @@ def make_table(
     DataFileError
     """
     check_width(path, features.shape[1], schema)
-    targets, found = None, ()
+    targets = None
+    found: tuple[str | float, ...] = ()
     if schema.target != "none" and labels is not None:
         targets, found = _targets(path, labels, schema, columns[0])
     counts = None
@@ -260,7 +261,7 @@ def in_order(
 
 
 def _targets(
-    path: Path, entries: Sequence[Any], schema: Schema, column: str
+    path: Path, entries: Sequence[Any] | Array, schema: Schema, column: str
 ) -> tuple[Array, tuple[str | float, ...]]:
     """Return the targets, and the labels that were found where all are allowed."""
     codes = _codes(schema)

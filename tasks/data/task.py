@@ -18,11 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtrellis.objectives import Objective
-from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, parse
 
 from ..base import Array, Point, Task, in_dtype
-from .readers import file_stamp, node_path, read_own_file, read_table
+from .readers import file_stamp, node_path, read_table
 from .settings import FILE, NODES, DataSettings
 from .table import Schema, Table
 
@@ -31,7 +30,6 @@ __all__ = [
     "Indices",
     "NodeDataTask",
     "arrange",
-    "balls_through",
     "data_of",
     "dense",
     "starts_of",
@@ -103,18 +101,7 @@ def arrange(
 
 def dense(features: Any) -> Array:
     """Return features as an ndarray."""
-    return features if isinstance(features, np.ndarray) else features.toarray()  # type: ignore[no-any-return]
-
-
-def balls_through(x: Array | None) -> dict[str, float]:
-    """Return balls with x on their boundary; None: their radii are not known."""
-    if x is None:
-        return dict.fromkeys(("l1-ball", "l2-ball", "linf-ball"), 0.0)
-    return {
-        "l1-ball": float(np.abs(x).sum()),
-        "l2-ball": float(np.linalg.norm(x)),
-        "linf-ball": float(np.abs(x).max()),
-    }
+    return features if isinstance(features, np.ndarray) else features.toarray()
 
 
 @dataclass(frozen=True)
@@ -305,24 +292,6 @@ class NodeDataTask(Task):
         """Return the loss's own measures, as ``accuracy``, on the test examples."""
         found: dict[str, float] = self.test_objective().metrics(self.argument(x))
         return found
-
-    # -- a regression's file
-
-    def _own_rows(self) -> Dealt:
-        """Return the rows of a file of numbers, shuffled and dealt evenly.
-
-        Raises
-        ------
-        FileNotFoundError, DataFileError
-            There is none, or it holds something else.
-        """
-        path = getattr(self, "path", "")
-        column = self.nodes.label_column
-        table = read_own_file(f"{self.name}.path", path, "number", column)
-        assert table.targets is not None
-        order = generator(self.seed, "partition").permutation(len(table.targets))
-        shares = np.array_split(order, self.num_clients)
-        return arrange(table.features, table.targets, shares)
 
     # -- nodes' own files
 

@@ -148,7 +148,6 @@ def load_rows(
         # labels that are numbers are classes of these numbers
         values = [x if isinstance(x, float) else i for i, x in enumerate(data.labels)]
         classes = np.array(values, dtype=np.float64)
-        assert data.targets is not None
         known = classes[data.targets.astype(np.intp)] if values else data.targets
         return Rows(data.features, known, data.names, weights=data.weights)
     return _LOADERS[dataset](path, key)
