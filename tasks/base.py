@@ -307,7 +307,7 @@ class Task(ABC):
         """
         return {"objective": _client_part(self, self._existing(client))}
 
-    # -- where nodes have data of their own: :class:`tasks.data.node_task.NodeDataTask`
+    # -- where nodes have data of their own: :class:`tasks.data.task.NodeDataTask`
 
     @property
     def on_nodes(self) -> bool:
