@@ -15,7 +15,8 @@ import argparse
 import importlib.util
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,12 +31,14 @@ from tasks.data.datasets import Examples, load_cifar10
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["augment", "main", "train"]
+__all__ = ["augment", "fold", "main", "make_network", "save_weights", "train"]
 
 _BATCH = 128
 # Images are cut from themselves with so many black pixels on each side.
 _BORDER = 4
 _LARGEST_RATE = 0.2
+_CHANNELS = (3, 32, 64, 64)
+_KERNELS = (5, 3, 3)
 
 
 def augment(pixels: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
@@ -69,6 +72,77 @@ def augment(pixels: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.u
     return result
 
 
+def make_network() -> nn.Sequential:
+    """Make the network as it is trained, from PyTorch's global random state.
+
+    Three convolutions of stride 2, 5 × 5, 3 × 3 and 3 × 3 with 32, 64 and 64 channels,
+    each with batch normalisation and ReLU, then a dense layer from 64 · 4 · 4 features
+    to 10 scores. :func:`fold` turns the normalisation into weights. An attack asks for
+    millions of outputs: with strides in the place of maxima they cost a third.
+
+    Returns
+    -------
+    torch.nn.Sequential
+        Maps float32 (d, 3, 32, 32), pixels in [0, 1], to scores (d, 10).
+    """
+    from torch import nn
+
+    layers: list[nn.Module] = []
+    for (before, after), size in zip(pairwise(_CHANNELS), _KERNELS, strict=True):
+        layers += [
+            nn.Conv2d(before, after, size, 2, size // 2, bias=False),
+            nn.BatchNorm2d(after),
+            nn.ReLU(),
+        ]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * 4 * 4, 10))
+
+
+def fold(network: nn.Sequential) -> dict[str, NDArray[np.float32]]:
+    """Return the weights, as ``cifar_cnn.SHAPES`` has them, of a trained network.
+
+    In inference batch normalisation is an affine map of each channel, which is as well
+    a part of the convolution before it.
+    """
+    import torch
+    from torch import nn
+
+    from tasks.networks.cifar_cnn import SHAPES
+
+    convolutions = [layer for layer in network if isinstance(layer, nn.Conv2d)]
+    norms = [layer for layer in network if isinstance(layer, nn.BatchNorm2d)]
+    dense = network[-1]
+    assert isinstance(dense, nn.Linear)
+    tensors: list[torch.Tensor] = []
+    for convolution, norm in zip(convolutions, norms, strict=True):
+        assert norm.running_var is not None
+        assert norm.running_mean is not None
+        # γ (W x − m)/√(v + ε) + β = (s W) x + β − s m with s = γ/√(v + ε)
+        scale = norm.weight / torch.sqrt(norm.running_var + norm.eps)
+        tensors.append(convolution.weight * scale[:, None, None, None])
+        tensors.append(norm.bias - scale * norm.running_mean)
+    tensors += [dense.weight, dense.bias]
+    return {
+        name: np.ascontiguousarray(tensor.detach().numpy(), dtype=np.float32)
+        for name, tensor in zip(SHAPES, tensors, strict=True)
+    }
+
+
+def save_weights(path: Path, weights: Mapping[str, NDArray[np.float32]]) -> None:
+    """Write a file that ``load_weights`` reads, under exactly this name.
+
+    Weights are rounded to half precision, and what is then zero in them is packed: the
+    file is half as large, and the scores' order hardly ever another.
+    """
+    from tasks.networks.cifar_cnn import SHAPES
+
+    rounded = {name: weights[name].astype(np.float16) for name in SHAPES}
+    with path.open("wb") as stream:
+        np.savez_compressed(
+            stream,
+            **{name: array.astype(np.float32) for name, array in rounded.items()},  # type: ignore[arg-type]
+        )
+
+
 def train(examples: Examples, epochs: int, seed: int) -> nn.Sequential:
     """Train by stochastic gradients with momentum, the rate up and down once.
 
@@ -87,8 +161,6 @@ def train(examples: Examples, epochs: int, seed: int) -> nn.Sequential:
     """
     import torch
     from torch.nn import functional
-
-    from tasks.networks.cifar_cnn import make_network
 
     rng = generator(seed, "training")
     with torch.random.fork_rng(devices=[]):
@@ -181,12 +253,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     import torch
 
-    from tasks.networks.cifar_cnn import (
-        ConvolutionalClassifier,
-        fold,
-        load_weights,
-        save_weights,
-    )
+    from tasks.networks.cifar_cnn import ConvolutionalClassifier, load_weights
 
     torch.set_num_threads(given.threads)
     examples = examples._replace(

@@ -9,9 +9,9 @@ from .attack import Attack
 from .base import DataFileError, Depending, Task
 from .characters import Characters
 from .classification import Classification
-from .data.node_file import node_path
-from .data.node_task import NodeDataTask
+from .data.readers import node_path
 from .data.settings import NODES, DataSettings
+from .data.task import NodeDataTask
 from .digits import Digits
 from .hybrid import ClientData, HybridTask
 from .hybrid_linear import HybridLinear

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from fedtrellis.domains import Domain
 from fedtrellis.dual.regularized_loss import Optimum
+from fedtrellis.extras import need
 from fedtrellis.manifolds import Manifold
 from fedtrellis.objectives import Objective
 from fedtrellis.random import generator
@@ -29,6 +30,7 @@ from fedtrellis.settings import SettingsError, keys, parse
 from .data.settings import NODES, DataSettings
 
 __all__ = [
+    "NONCONVEX",
     "Array",
     "DataFileError",
     "Depending",
@@ -40,6 +42,15 @@ __all__ = [
 
 Array = NDArray[np.float64]
 Point = Array | Sequence[Array]
+
+
+#: What suits Frank-Wolfe where F is not convex, for a task's ``suggested``.
+NONCONVEX: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "fedfw": {"schedule": "nonconvex"},
+        "naive-frank-wolfe": {"schedule": "nonconvex"},
+    }
+)
 
 
 class DataFileError(SettingsError):
@@ -296,7 +307,7 @@ class Task(ABC):
         """
         return {"objective": _client_part(self, self._existing(client))}
 
-    # -- where nodes have data of their own: :class:`tasks.data.node_task.NodeDataTask`
+    # -- where nodes have data of their own: :class:`tasks.data.task.NodeDataTask`
 
     @property
     def on_nodes(self) -> bool:
@@ -437,6 +448,23 @@ def even_share(total: int, parts: int, index: int) -> slice:
 def derived_seed(seed: int, purpose: str) -> int:
     """Return a seed in [0, 2³¹) for libraries that want an integer."""
     return int(generator(seed, purpose).integers(2**31))
+
+
+def check_torch(task: str, what: str, device: str) -> None:
+    """Find out whether PyTorch is there, and the device of a task's setting.
+
+    Raises
+    ------
+    SettingsError
+        In one line; ``what`` is what needs PyTorch.
+    """
+    need("torch", what, "torch")
+    from fedtrellis.objectives.torch_module import choose_device
+
+    try:
+        choose_device(device)
+    except ValueError as error:
+        raise SettingsError(f"{task}.{error}") from None
 
 
 def data_path(key: str, value: str, *, folder: bool = False) -> Path:

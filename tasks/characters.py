@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -10,11 +9,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedtrellis.objectives import Objective
 from fedtrellis.settings import SettingsError, setting
 
-from .base import Array, Point, derived_seed
-from .data.partition import LabelledData, PartitionedTask, arrange
+from .base import NONCONVEX, Array, check_torch, derived_seed
+from .data.partition import PartitionedTask
+from .data.task import Dealt, arrange
 from .data.text import ALPHABET, LETTERS, SOURCES, passages
 
 __all__ = ["Characters"]
@@ -43,10 +42,7 @@ class Characters(PartitionedTask):
 
     name: ClassVar[str] = "characters"
     summary: ClassVar[str] = "generated text by characters, a small transformer"
-    suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "fedfw": {"schedule": "nonconvex"},
-        "naive-frank-wolfe": {"schedule": "nonconvex"},
-    }
+    suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = NONCONVEX
     convex: ClassVar[bool] = False
 
     partition: str = setting(
@@ -76,13 +72,8 @@ class Characters(PartitionedTask):
         "where there is one",
     )
 
-    def check(self) -> None:  # noqa: D102
-        if importlib.util.find_spec("torch") is None:
-            raise SettingsError(
-                "task = 'characters' needs PyTorch: pip install \"fedtrellis[torch]\""
-            )
-        from fedtrellis.objectives.torch_module import choose_device
-
+    def check_settings(self) -> None:  # noqa: D102
+        check_torch(self.name, "task = 'characters'", self.device)
         from .networks.characters import HEADS
 
         if self.width % HEADS:
@@ -90,10 +81,8 @@ class Characters(PartitionedTask):
                 f"characters.width = {self.width} must be a multiple of {HEADS}, the "
                 "number of attention heads"
             )
-        try:
-            choose_device(self.device)
-        except ValueError as error:
-            raise SettingsError(f"characters.{error}") from None
+
+    def check(self) -> None:  # noqa: D102
         super().check()
         self.deal(_labels(self.train_passages))
 
@@ -112,10 +101,6 @@ class Characters(PartitionedTask):
         """Return the balls that the task ``classification`` has for its networks."""
         return {"l2-ball": 10.0, "l1-ball": 10.0, "linf-ball": 1.0}
 
-    def metrics(self, x: Point) -> dict[str, float]:
-        """Return ``{"accuracy": ...}``, of the next characters of the test passages."""
-        return _test_objective(self).metrics(self.argument(x))
-
     def _make_model(self) -> Any:
         from .networks.characters import make_transformer
 
@@ -123,28 +108,28 @@ class Characters(PartitionedTask):
         sizes = (self.context, self.width, self.blocks)
         return make_transformer(len(ALPHABET), *sizes, seed)
 
-    def _build_objective(self) -> Objective:
-        data = _data(self)
-        return self._torch_objective(data.features, 1.0)
+    def _load(self) -> Dealt:
+        counts = self.train_passages, self.test_passages
+        train, test = (_labels(count) for count in counts)
+        texts = _text(train, self, "training"), _text(test, self, "test")
+        return arrange(texts[0], train, self.deal(train), texts[1], test)
 
-    def _build_client_objective(self, client: int) -> Objective:
-        data = _data(self)
-        return self._torch_objective(
-            data.share(client)[0], data.weight(client), self.values_only
-        )
-
-    def _torch_objective(
-        self, text: Any, weight: float, values_only: bool = False
-    ) -> Objective:
+    def _loss(
+        self, features: Any, targets: Any, weight: float, values_only: bool = False
+    ) -> Any:
         from .networks.objective import network_loss
 
+        # what is to be learnt is the text itself, and not its source
         return network_loss(
             self._make_model,
-            (text[:, :-1], text[:, 1:]),
+            (features[:, :-1], features[:, 1:]),
             weight=weight,
             device=self.device,
             values_only=values_only,
         )
+
+    def _client_loss(self, features: Any, targets: Any, weight: float) -> Any:
+        return self._loss(features, targets, weight, self.values_only)
 
 
 def _labels(count: int) -> Any:
@@ -152,33 +137,15 @@ def _labels(count: int) -> Any:
     return np.sort(np.arange(count) % len(SOURCES))
 
 
-def _text(count: int, task: Characters, part: str) -> Any:
-    counts = np.bincount(_labels(count), minlength=len(SOURCES))
+def _text(labels: Any, task: Characters, part: str) -> Any:
+    """Passages of the sources that the labels name."""
+    counts = np.bincount(labels, minlength=len(SOURCES)).tolist()
     length = task.context + 1
-    return np.concatenate(
-        [
-            passages(source, int(many), length, task.seed, part)
-            for source, many in zip(SOURCES, counts, strict=True)
-        ]
-    )
-
-
-@lru_cache(maxsize=2)
-def _data(task: Characters) -> LabelledData:
-    labels = _labels(task.train_passages)
-    return arrange(
-        _text(task.train_passages, task, "training"),
-        labels,
-        task.deal(labels),
-        _text(task.test_passages, task, "test"),
-        _labels(task.test_passages),
-        len(SOURCES),
-    )
-
-
-@lru_cache(maxsize=2)
-def _test_objective(task: Characters) -> Objective:
-    return task._torch_objective(_data(task).test_features, 1.0)
+    texts = [
+        passages(source, count, length, task.seed, part)
+        for source, count in zip(SOURCES, counts, strict=True)
+    ]
+    return np.concatenate(texts)
 
 
 @lru_cache(maxsize=4)

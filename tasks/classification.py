@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -10,26 +9,25 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedtrellis.objectives import MultinomialLogistic, Objective
-from fedtrellis.random import generator
+from fedtrellis.objectives import MultinomialLogistic
 from fedtrellis.settings import SettingsError, setting
 
-from .base import Array, Point, data_path, derived_seed
+from .base import Array, check_torch, data_path, derived_seed
 from .data.datasets import (
     BUILT_IN,
     DATASETS,
     EMNIST_CLASSES,
     Examples,
-    hold_out,
+    limited,
     load_cifar10,
     load_emnist,
     load_mnist,
+    split_digits,
     synthetic,
 )
-from .data.partition import LabelledData, PartitionedTask, arrange
-from .data.settings import NODES, Schema
-from .data.table import NodeTable
-from .digits import split_digits
+from .data.partition import PartitionedTask, limit_setting, validation_setting
+from .data.settings import NODES
+from .data.task import Dealt, Indices, dense
 
 __all__ = ["Classification"]
 
@@ -66,7 +64,6 @@ class Classification(PartitionedTask):
         *("path", "split", "partition", "labels_per_client", "alpha", "train_limit"),
         *("test_limit", "validation_fraction", "partial"),
     )
-    node_metrics: ClassVar[tuple[str, ...]] = ("accuracy",)
 
     dataset: str = setting(
         "synthetic",
@@ -85,19 +82,9 @@ class Classification(PartitionedTask):
         "how examples are dealt to clients; 'natural' with synthetic data only",
         choices=("iid", "natural", "labels", "dirichlet"),
     )
-    train_limit: int = setting(
-        0, "the most training examples, drawn by the seed; 0 for all", minimum=0
-    )
-    test_limit: int = setting(
-        0, "the most test examples, drawn by the seed; 0 for all", minimum=0
-    )
-    validation_fraction: float = setting(
-        0.0,
-        "share of the training examples that takes the place of the test data, "
-        "to choose settings on; 0: none",
-        minimum=0.0,
-        maximum=0.9,
-    )
+    train_limit: int = limit_setting("training")
+    test_limit: int = limit_setting("test")
+    validation_fraction: float = validation_setting()
     device: str = setting(
         "auto",
         "where PyTorch's models are computed: 'cpu', 'cuda', 'cuda:1'; auto: a GPU "
@@ -112,17 +99,12 @@ class Classification(PartitionedTask):
         """Whether F is convex, as that of no network is."""
         return self.model == "mclr"
 
-    def check(self) -> None:  # noqa: D102
-        if self.model != "mclr" and importlib.util.find_spec("torch") is None:
-            raise SettingsError(
-                f"classification.model = {self.model!r} needs PyTorch: "
-                'pip install "fedtrellis[torch]"'
-            )
+    def check_settings(self) -> None:  # noqa: D102
         if self.model != "mclr":
-            self._check_device()
+            check_torch(
+                self.name, f"classification.model = {self.model!r}", self.device
+            )
         if self.on_nodes:
-            self.check_nodes()
-            self._shape()
             return
         if self.dataset in BUILT_IN and self.model in _CNNS:
             raise SettingsError(
@@ -135,36 +117,10 @@ class Classification(PartitionedTask):
                 "classification.partition = 'natural' is for synthetic data, not for "
                 f"{self.dataset!r}; allowed: dirichlet, iid, labels"
             )
-        if not self.path and self.dataset not in BUILT_IN:
-            raise SettingsError(
-                f"classification.path is empty; for {self.dataset!r} it must name the "
-                "folder of its files"
-            )
-        # Nothing can be generated for none, so this comes before the data.
-        self.check_clients(max(self.num_clients, 1), "examples")
-        super().check()
 
-    def _check_device(self) -> None:
-        from fedtrellis.objectives.torch_module import choose_device
-
-        try:
-            choose_device(self.device)
-        except ValueError as error:
-            raise SettingsError(f"classification.{error}") from None
-
-    def num_examples(self) -> int:  # noqa: D102
-        if self.on_nodes:
-            return self.nodes.examples
-        return len(_data(self).labels)
-
-    def node_schema(self) -> Schema:  # noqa: D102
-        return Schema(
-            self.nodes.num_features(),
-            self.nodes.names(),
-            "class",
-            self.nodes.class_labels(),
-            self.nodes.label_column,
-        )
+    def check_nodes(self) -> None:  # noqa: D102
+        super().check_nodes()
+        self._shape()
 
     def shapes(self) -> list[tuple[int, ...]]:  # noqa: D102
         return [array.shape for array in self._initial()]
@@ -179,10 +135,6 @@ class Classification(PartitionedTask):
         if self.model == "mclr":
             balls["nuclear-norm-ball"] = 10.0
         return balls
-
-    def metrics(self, x: Point) -> dict[str, float]:
-        """Return ``{"accuracy": ...}`` on the test examples."""
-        return _test_objective(self).metrics(self.argument(x))
 
     def _initial(self) -> list[Array]:
         return _initial_point(self.model, self._shape(), self._classes(), self.seed)
@@ -212,54 +164,62 @@ class Classification(PartitionedTask):
             return len(self.nodes.class_labels())
         return EMNIST_CLASSES[self.split] if self.dataset == "emnist" else 10
 
-    def _build_objective(self) -> Objective:
-        data = _data(self)
-        if self.model == "mclr":
-            return data.objective()
-        return self._torch_objective(data.features, data.labels, 1.0)
+    def _load(self) -> Dealt:
+        natural = self.partition == "natural"
+        limit = self.train_limit
+        if self.dataset == "synthetic":
+            examples = synthetic(self.num_clients, limit, self.seed, iid=not natural)
+            limit = 0  # the clients' sizes shrink alike
+        elif self.dataset == "digits":
+            examples = split_digits(self.seed)
+        else:
+            folder = data_path("classification.path", self.path, folder=True)
+            if self.dataset == "mnist":
+                examples = load_mnist(folder)
+            elif self.dataset == "emnist":
+                examples = load_emnist(
+                    folder, self.split, partial=self.partial, seed=self.seed
+                )
+            else:
+                examples = load_cifar10(folder, partial=self.partial)
+        others = self.test_limit, self.validation_fraction, self.seed
+        return self.deal_examples(limited(examples, limit, *others), self._inputs)
 
-    def _build_client_objective(self, client: int) -> Objective:
-        data = _data(self)
-        if self.model == "mclr":
-            return data.client_objective(client)
-        features, labels = data.share(client)
-        return self._torch_objective(
-            features, labels, data.weight(client), self.values_only
-        )
+    def shares(self, examples: Examples) -> list[Indices]:  # noqa: D102
+        if self.partition != "natural":
+            return super().shares(examples)
+        return [np.flatnonzero(examples.owners == i) for i in range(self.num_clients)]
 
-    def _build_node_objective(self, table: NodeTable, weight: float) -> Objective:
-        assert table.targets is not None
-        labels = table.targets.astype(np.intp)
+    def _inputs(self, features: Any) -> Any:
+        """Return rows of float64 for mclr, else float32 of the examples' shape."""
+        scale = 255.0 if features.dtype == np.uint8 else 1.0
         if self.model == "mclr":
-            classes = self._classes()
-            features = _dense(table)
-            return MultinomialLogistic(features, labels, classes, weight=weight)
-        inputs = _dense(table).astype(np.float32).reshape(-1, *self._shape())
-        return self._torch_objective(inputs, labels, weight, self.values_only)
+            return features.reshape(len(features), -1) / scale
+        inputs = np.asarray(features / np.float32(scale), dtype=np.float32)
+        return inputs.reshape(-1, *self._shape())
 
-    def _build_test_objective(self) -> Objective:
-        data = _data(self)
+    def _node_inputs(self, features: Any) -> Any:
+        return self._inputs(dense(features))
+
+    def _loss(
+        self, features: Any, targets: Any, weight: float, values_only: bool = False
+    ) -> Any:
         if self.model == "mclr":
-            return data.test_objective()
-        return self._torch_objective(data.test_features, data.test_labels, 1.0)
-
-    def _torch_objective(
-        self, features: Any, labels: Any, weight: float, values_only: bool = False
-    ) -> Objective:
+            return MultinomialLogistic(
+                features, targets, self._classes(), weight=weight
+            )
         from .networks.objective import network_loss
 
         return network_loss(
             partial(_make_model, self.model, self._shape(), self._classes(), self.seed),
-            (features, labels),
+            (features, targets),
             weight=weight,
             device=self.device,
             values_only=values_only,
         )
 
-
-def _dense(table: NodeTable) -> Array:
-    features = table.features
-    return features if isinstance(features, np.ndarray) else features.toarray()
+    def _client_loss(self, features: Any, targets: Any, weight: float) -> Any:
+        return self._loss(features, targets, weight, self.values_only)
 
 
 def _make_model(name: str, shape: tuple[int, ...], classes: int, seed: int) -> Any:
@@ -276,79 +236,3 @@ def _initial_point(
         return [np.zeros((int(np.prod(shape)) + 1, classes))]
     model = _make_model(name, shape, classes, seed)
     return [p.detach().numpy().astype(np.float64) for p in model.parameters()]
-
-
-def _examples(task: Classification) -> Examples:
-    """Load or generate, with the limits applied."""
-    if task.dataset == "synthetic":
-        clients, limit = task.num_clients, task.train_limit
-        iid = task.partition != "natural"
-        examples = synthetic(clients, limit, task.seed, iid=iid)
-    elif task.dataset == "digits":
-        examples = split_digits(task.seed)
-        shape = (-1, *DATASETS["digits"])
-        examples = examples._replace(
-            features=examples.features.reshape(shape),
-            test_features=examples.test_features.reshape(shape),
-        )
-    else:
-        examples = _loaded(task)
-    if 0 < task.train_limit < len(examples.labels) and task.dataset != "synthetic":
-        chosen = _some(len(examples.labels), task.train_limit, task.seed, "train")
-        examples = examples._replace(
-            features=examples.features[chosen], labels=examples.labels[chosen]
-        )
-    if 0 < task.test_limit < len(examples.test_labels):
-        chosen = _some(len(examples.test_labels), task.test_limit, task.seed, "test")
-        examples = examples._replace(
-            test_features=examples.test_features[chosen],
-            test_labels=examples.test_labels[chosen],
-        )
-    if task.validation_fraction:
-        examples = hold_out(examples, task.validation_fraction, task.seed)
-    return examples
-
-
-def _loaded(task: Classification) -> Examples:
-    """Load from the files of the path."""
-    folder = data_path("classification.path", task.path, folder=True)
-    if task.dataset == "mnist":
-        return load_mnist(folder)
-    if task.dataset == "emnist":
-        return load_emnist(folder, task.split, partial=task.partial, seed=task.seed)
-    return load_cifar10(folder, partial=task.partial)
-
-
-def _some(count: int, limit: int, seed: int, part: str) -> Any:
-    return np.sort(generator(seed, "limit", part).permutation(count)[:limit])
-
-
-@lru_cache(maxsize=2)
-def _data(task: Classification) -> LabelledData:
-    examples = _examples(task)
-    if examples.owners is not None and task.partition == "natural":
-        shares = [np.flatnonzero(examples.owners == i) for i in range(task.num_clients)]
-    else:
-        shares = task.deal(examples.labels)
-    return arrange(
-        examples.features,
-        examples.labels,
-        shares,
-        examples.test_features,
-        examples.test_labels,
-        examples.classes,
-        prepare=partial(_as_inputs, model=task.model),
-    )
-
-
-def _as_inputs(features: Any, model: str) -> Any:
-    """Return rows of float64 for mclr, else float32 of the examples' shape."""
-    scale = 255.0 if features.dtype == np.uint8 else 1.0
-    if model == "mclr":
-        return features.reshape(len(features), -1) / scale
-    return np.asarray(features / np.float32(scale), dtype=np.float32)
-
-
-@lru_cache(maxsize=2)
-def _test_objective(task: Classification) -> Objective:
-    return task._build_test_objective()

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import ClassVar
+from typing import Any, ClassVar
 
-import numpy as np
-
-from fedtrellis.extras import need
 from fedtrellis.objectives import MultinomialLogistic
 
-from .base import Point, derived_seed
-from .data.datasets import Examples
-from .data.partition import LabelledData, PartitionedTask, arrange
+from .data.datasets import split_digits
+from .data.partition import PartitionedTask
+from .data.task import Dealt
 
-__all__ = ["Digits", "split_digits"]
+__all__ = ["Digits"]
 
 
 @dataclass(frozen=True)
@@ -37,9 +33,6 @@ class Digits(PartitionedTask):
     name: ClassVar[str] = "digits"
     summary: ClassVar[str] = "hand-written digits (scikit-learn), logistic regression"
 
-    def num_examples(self) -> int:  # noqa: D102
-        return len(_data(self).labels)
-
     def shapes(self) -> list[tuple[int, ...]]:  # noqa: D102
         return [(65, 10)]
 
@@ -58,50 +51,8 @@ class Digits(PartitionedTask):
             "spectral-norm-ball": 5.0,
         }
 
-    def _build_objective(self) -> MultinomialLogistic:
-        return _data(self).objective()
+    def _load(self) -> Dealt:
+        return self.deal_examples(split_digits(self.seed))
 
-    def _build_client_objective(self, client: int) -> MultinomialLogistic:
-        return _data(self).client_objective(client)
-
-    def metrics(self, x: Point) -> dict[str, float]:
-        """Return ``{"accuracy": ...}`` on the test images."""
-        return _test_objective(self).metrics(self.argument(x))
-
-
-def split_digits(seed: int) -> Examples:
-    """Return the images, pixels from 0 to 1, split as the class above says."""
-    need("sklearn", "task = 'digits'", "sklearn")
-    # half a second that other tasks' nodes need not spend
-    from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
-
-    pixels, labels = load_digits(return_X_y=True)
-    train, test = train_test_split(
-        np.arange(len(labels)),
-        test_size=0.2,
-        stratify=labels,
-        random_state=derived_seed(seed, "digits split"),
-    )
-    features = pixels / 16.0
-    return Examples(
-        features[train], labels[train], features[test], labels[test], classes=10
-    )
-
-
-@lru_cache(maxsize=4)
-def _data(task: Digits) -> LabelledData:
-    examples = split_digits(task.seed)
-    return arrange(
-        examples.features,
-        examples.labels,
-        task.deal(examples.labels),
-        examples.test_features,
-        examples.test_labels,
-        examples.classes,
-    )
-
-
-@lru_cache(maxsize=4)
-def _test_objective(task: Digits) -> MultinomialLogistic:
-    return _data(task).test_objective()
+    def _loss(self, features: Any, targets: Any, weight: float) -> MultinomialLogistic:
+        return MultinomialLogistic(features, targets, 10, weight=weight)

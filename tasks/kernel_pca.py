@@ -6,10 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedtrellis.domains import Domain, L2Ball, SpectralNormBall
 from fedtrellis.extras import need
@@ -18,23 +17,12 @@ from fedtrellis.objectives.principal_components import PrincipalComponents
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, setting
 
-from .base import Array, Point, data_path
-from .data.matrix import read_matrix
-from .data.node_task import NodeDataTask
-from .data.settings import NODES, Schema
-from .data.table import NodeTable
+from .base import NONCONVEX, Array, Point, data_path
+from .data.readers import read_matrix
+from .data.settings import FILE, NODES
+from .data.task import Dealt, Indices, NodeDataTask, dense, starts_of
 
 __all__ = ["KernelPCA"]
-
-
-class _Data(NamedTuple):
-    """Examples in the order of the clients that hold them, read-only.
-
-    Client i holds the rows ``starts[i]:starts[i + 1]``; its share is a view.
-    """
-
-    rows: Array
-    starts: NDArray[np.intp]
 
 
 @dataclass(frozen=True)
@@ -62,21 +50,19 @@ class KernelPCA(NodeDataTask):
 
     name: ClassVar[str] = "kernel-pca"
     summary: ClassVar[str] = "principal components of digits, iris or a file's matrix"
-    suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "fedfw": {"schedule": "nonconvex"},
-        "naive-frank-wolfe": {"schedule": "nonconvex"},
-    }
+    suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = NONCONVEX
     convex: ClassVar[bool] = False
     bounded_below: ClassVar[bool] = False
 
     not_on_nodes: ClassVar[tuple[str, ...]] = ("path", "samples", "partition")
+    label_kind: ClassVar[Any] = "none"
 
     dataset: str = setting(
         "digits",
         "the data set; 'nodes': every node's own file",
-        choices=("digits", "iris", "file", NODES),
+        choices=("digits", "iris", FILE, NODES),
     )
-    path: str = setting("", "a matrix, .npy, .npz or .csv", only={"dataset": ("file",)})
+    path: str = setting("", "a matrix, .npy, .npz or .csv", only={"dataset": (FILE,)})
     components: int = setting(4, "r, the number of components", minimum=1)
     samples: int = setting(0, "take the first examples only; 0 for all", minimum=0)
     scale: bool = setting(True, "divide the examples so that the covariance has norm 1")
@@ -85,39 +71,22 @@ class KernelPCA(NodeDataTask):
     )
 
     def check(self) -> None:  # noqa: D102
-        if self.on_nodes:
-            self.check_nodes()
-            if self.scale:
-                raise SettingsError(
-                    "kernel-pca.scale = true does not fit kernel-pca.dataset = "
-                    f"{NODES!r}: ‖C‖₂ is that of the examples of all nodes; allowed: "
-                    "false"
-                )
-        if self.dataset == "file" and not self.path:
-            raise SettingsError(
-                "kernel-pca.path is empty; for kernel-pca.dataset = 'file' it must "
-                "name a file"
-            )
+        self.check_path()
         features = self.shapes()[0][0]
         if self.components > features:
             raise SettingsError(
                 f"kernel-pca.components = {self.components} is too many: "
                 f"the examples have {features} features"
             )
-        if self.on_nodes:
-            return
         super().check()
-        _data(self)
 
-    def node_schema(self) -> Schema:
-        """Return the schema: features, centred by whoever made the files."""
-        label = self.nodes.label_column
-        return Schema(self.nodes.num_features(), self.nodes.names(), label_column=label)
-
-    def num_examples(self) -> int:  # noqa: D102
-        if self.on_nodes:
-            return self.nodes.examples
-        return len(_examples(self)[0])
+    def check_nodes(self) -> None:  # noqa: D102
+        super().check_nodes()
+        if self.scale:
+            raise SettingsError(
+                "kernel-pca.scale = true does not fit kernel-pca.dataset = "
+                f"{NODES!r}: ‖C‖₂ is that of the examples of all nodes; allowed: false"
+            )
 
     def shapes(self) -> list[tuple[int, ...]]:  # noqa: D102
         if self.on_nodes:
@@ -158,36 +127,45 @@ class KernelPCA(NodeDataTask):
         See :class:`fedtrellis.objectives.principal_components.PrincipalComponents`;
         both are meant for points of the manifold.
         """
-        return self.objective().metrics(self.argument(x))
+        return self._whole().metrics(self.argument(x))
 
     def _whole(self) -> PrincipalComponents:
         objective = self.objective()
         assert isinstance(objective, PrincipalComponents)
         return objective
 
-    def _build_objective(self) -> PrincipalComponents:
-        return PrincipalComponents(_data(self).rows, self.components)
+    def _node_inputs(self, features: Any) -> Any:
+        return dense(features)
 
-    def _build_client_objective(self, client: int) -> PrincipalComponents:
-        rows, starts = _data(self)
-        share = rows[starts[client] : starts[client + 1]]
-        # n d_i/N times the mean over the client's rows
-        weight = self.num_clients * len(share) / len(rows)
-        return PrincipalComponents(share, self.components, weight=weight)
-
-    def _build_node_objective(
-        self, table: NodeTable, weight: float
-    ) -> PrincipalComponents:
-        features = table.features
-        if not isinstance(features, np.ndarray):
-            features = features.toarray()
+    def _loss(self, features: Any, targets: Any, weight: float) -> PrincipalComponents:
         return PrincipalComponents(features, self.components, weight=weight)
+
+    def _load(self) -> Dealt:
+        rows, labels = _examples(self)
+        self.check_clients(len(rows), "examples")
+        if self.partition == "sorted":
+            order = np.argsort(labels, kind="stable")
+        else:
+            order = generator(self.seed, "partition").permutation(len(rows))
+        centred = rows[order] - rows.mean(axis=0)
+        if self.scale:
+            # √‖C‖₂
+            norm = math.sqrt(max(0.0, PrincipalComponents(centred, 1).lipschitz()))
+            # what centring equal rows leaves is rounding
+            if norm <= 1e-12 * np.abs(rows).max():
+                raise SettingsError(
+                    f"kernel-pca.dataset = {self.dataset!r}: all {len(rows)} examples "
+                    "are the same, so that there is no covariance to scale"
+                )
+            centred /= norm
+        starts = starts_of(np.array_split(order, self.num_clients))
+        return Dealt(centred, labels[order], starts).read_only()
 
 
 @lru_cache(maxsize=4)
-def _examples(task: KernelPCA) -> tuple[Array, NDArray[np.intp]]:
+def _examples(task: KernelPCA) -> tuple[Array, Indices]:
     """Return the examples as they come, and their labels."""
-    if task.dataset == "file":
+    if task.on_file:
         rows = read_matrix(data_path("kernel-pca.path", task.path))
         labels = np.zeros(len(rows), dtype=np.intp)
     else:
@@ -199,29 +177,3 @@ def _examples(task: KernelPCA) -> tuple[Array, NDArray[np.intp]]:
         rows, labels = load(return_X_y=True)
     limit = task.samples or len(rows)
     return rows[:limit].astype(np.float64), labels[:limit].astype(np.intp)
-
-
-@lru_cache(maxsize=4)
-def _data(task: KernelPCA) -> _Data:
-    rows, labels = _examples(task)
-    task.check_clients(len(rows), "examples")
-    if task.partition == "sorted":
-        order = np.argsort(labels, kind="stable")
-    else:
-        order = generator(task.seed, "partition").permutation(len(rows))
-    shares = np.array_split(order, task.num_clients)
-    centred = rows[order] - rows.mean(axis=0)
-    if task.scale:
-        # √‖C‖₂
-        norm = math.sqrt(max(0.0, PrincipalComponents(centred, 1).lipschitz()))
-        # what centring equal rows leaves is rounding
-        if norm <= 1e-12 * np.abs(rows).max():
-            raise SettingsError(
-                f"kernel-pca.dataset = {task.dataset!r}: all {len(rows)} examples are "
-                "the same, so that there is no covariance to scale"
-            )
-        centred /= norm
-    starts = np.cumsum([0, *(len(share) for share in shares)]).astype(np.intp)
-    centred.setflags(write=False)
-    starts.setflags(write=False)
-    return _Data(centred, starts)

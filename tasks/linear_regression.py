@@ -4,37 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fedtrellis.domains import Domain
 from fedtrellis.objectives import LeastSquares
 from fedtrellis.objectives.checks import is_sparse
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, setting
 
-from .base import Array, Point
-from .data.node_task import NodeDataTask
-from .data.settings import FILE, NODES, Schema
-from .data.table import NodeTable
+from .base import Array
+from .data.regression import RegressionTask
+from .data.task import Dealt, data_of
 
 __all__ = ["LinearRegression"]
 
-Indices = NDArray[np.intp]
-
-
-class _Data(NamedTuple):
-    """Client i holds the rows ``starts[i]:starts[i + 1]`` of A and b."""
-
-    A: Any
-    b: Array
-    starts: Indices
-
 
 @dataclass(frozen=True)
-class LinearRegression(NodeDataTask):
+class LinearRegression(RegressionTask):
     """F(x) = (1/n) Σ f_i(x), least squares on generated samples.
 
     Client i has d_i samples (a, b), d_i uniform among the whole numbers from
@@ -67,15 +54,8 @@ class LinearRegression(NodeDataTask):
     not_of_file: ClassVar[tuple[str, ...]] = (
         *("features", "rows_min", "rows_max", "partition", "condition"),
     )
+    width_field: ClassVar[str] = "features"
 
-    dataset: str = setting(
-        "generated",
-        "the data set; 'file': a csv, npz or LIBSVM file; 'nodes': every node's own",
-        choices=("generated", FILE, NODES),
-    )
-    path: str = setting(
-        "", "the file, with dataset = 'file'", only={"dataset": (FILE,)}
-    )
     features: int = setting(100, "unknowns, the features of a sample", minimum=1)
     rows_min: int = setting(50, "the fewest examples of a client", minimum=1)
     rows_max: int = setting(150, "the most examples of a client", minimum=1)
@@ -96,52 +76,12 @@ class LinearRegression(NodeDataTask):
         minimum=1.0,
     )
 
-    def check(self) -> None:  # noqa: D102
-        if self.on_nodes:
-            self.check_nodes()
-            return
-        if self.on_file:
-            self.check_file()
-        elif self.rows_min > self.rows_max:
+    def check_settings(self) -> None:  # noqa: D102
+        if self.rows_min > self.rows_max:
             raise SettingsError(
                 f"linear-regression.rows-min = {self.rows_min} must be at most "
                 f"linear-regression.rows-max = {self.rows_max}"
             )
-        super().check()
-
-    def num_examples(self) -> int:  # noqa: D102
-        if self.on_nodes:
-            return self.nodes.examples
-        if self.on_file:
-            return len(self.dealt_file(self.path).targets)
-        return int(_sizes(self).sum())
-
-    def node_schema(self) -> Schema:  # noqa: D102
-        return Schema(
-            self.nodes.num_features(),
-            self.nodes.names(),
-            "number",
-            label_column=self.nodes.label_column,
-        )
-
-    def shapes(self) -> list[tuple[int, ...]]:  # noqa: D102
-        if self.on_file:
-            return [(self.dealt_file(self.path).features.shape[1],)]
-        return [(self.nodes.num_features() if self.on_nodes else self.features,)]
-
-    def domains(self) -> dict[str, float]:
-        """Return balls with the minimiser x* on their boundary; ‖x‖₁ ≤ ‖x*‖₁ first.
-
-        Without radii for a file or nodes' own data, whose minimiser nobody knows.
-        """
-        if self.on_nodes or self.on_file:
-            return dict.fromkeys(("l1-ball", "l2-ball", "linf-ball"), 0.0)
-        solution = self.solution()
-        return {
-            "l1-ball": float(np.abs(solution).sum()),
-            "l2-ball": float(np.linalg.norm(solution)),
-            "linf-ball": float(np.abs(solution).max()),
-        }
 
     def solution(self) -> Array:
         """Return x*, where F has its minimum without a constraint (read-only).
@@ -150,43 +90,41 @@ class LinearRegression(NodeDataTask):
         """
         return _solution(self)
 
+    def _loss(self, features: Any, targets: Any, weight: float) -> LeastSquares:
+        return LeastSquares(features, targets, weight=weight, scale="half-mean")
+
+    def _client_weight(self, client: int) -> float:
+        # n d_i/d
+        examples = self.weighting == "examples"
+        return super()._client_weight(client) if examples else 1.0
+
     def _build_objective(self) -> LeastSquares:
-        data = _data(self)
         if self.weighting == "examples":
             # (1/2d) ‖Ax − b‖²
-            return LeastSquares(data.A, data.b, scale="half-mean")
+            data = data_of(self)
+            return LeastSquares(data.features, data.targets, scale="half-mean")
         # (1/n) Σ_i (1/2d_i) ‖A_i x − b_i‖² = ‖W^½ (Ax − b)‖², one product for all
         return LeastSquares(*_weighted(self))
 
-    def _build_client_objective(self, client: int) -> LeastSquares:
-        self.check()
-        data = _data(self)
-        own = slice(data.starts[client], data.starts[client + 1])  # views, not copies
-        weight = 1.0
-        if self.weighting == "examples":
-            # n d_i/d
-            size = data.starts[client + 1] - data.starts[client]
-            weight = float(self.num_clients * size / len(data.b))
-        return LeastSquares(data.A[own], data.b[own], weight=weight, scale="half-mean")
-
-    def _build_node_objective(self, table: NodeTable, weight: float) -> LeastSquares:
-        assert table.targets is not None
-        return LeastSquares(
-            table.features, table.targets, weight=weight, scale="half-mean"
-        )
-
-    def metrics(self, x: Point) -> dict[str, float]:
-        """Return ``{"solution-error": ‖x − x*‖₂}``; nothing where nobody knows x*."""
-        if self.on_file:
-            return {}
-        error = self.argument(x) - self.solution()
-        return {"solution-error": float(np.linalg.norm(error))}
-
-    def reference_optimum(self, domain: Domain) -> float | None:
-        """Return F(x*) where the domain contains x*, as all of space does."""
-        if self.on_nodes or self.on_file:
-            return None
-        return self.value(self.solution()) if domain.contains(self.solution()) else None
+    def _generate(self) -> Dealt:
+        rng = generator(self.seed, "linear-regression sizes")
+        sizes = rng.integers(self.rows_min, self.rows_max + 1, self.num_clients)
+        rng = generator(self.seed, "linear-regression")
+        count = int(sizes.sum())
+        if self.partition == "shuffled":
+            kinds = rng.permutation(np.arange(count) % 3)
+        else:
+            kinds = np.repeat(np.arange(len(sizes)) % 3, sizes)
+        A, b = np.empty((count, self.features)), np.empty(count)
+        for kind in range(3):
+            rows = np.flatnonzero(kinds == kind)
+            samples = _draw(kind, rng, (len(rows), self.features + 1))
+            A[rows], b[rows] = samples[:, :-1], samples[:, -1]
+        if self.condition > 1.0:
+            # column j is multiplied by κ^(−(j−1)/(2(p−1)))
+            A *= self.condition ** -np.linspace(0.0, 0.5, self.features)
+        starts = np.concatenate(([0], np.cumsum(sizes))).astype(np.intp)
+        return Dealt(A, b, starts).read_only()
 
 
 def _draw(kind: int, rng: np.random.Generator, shape: tuple[int, int]) -> Array:
@@ -198,54 +136,18 @@ def _draw(kind: int, rng: np.random.Generator, shape: tuple[int, int]) -> Array:
     return rng.uniform(-5.0, 5.0, shape)
 
 
-@lru_cache(maxsize=4)
-def _sizes(task: LinearRegression) -> NDArray[Any]:
-    """Return d_i of every client."""
-    rng = generator(task.seed, "linear-regression sizes")
-    return rng.integers(task.rows_min, task.rows_max + 1, max(task.num_clients, 0))
-
-
-@lru_cache(maxsize=4)
-def _data(task: LinearRegression) -> _Data:
-    if task.on_file:
-        return _Data(*task.dealt_file(task.path))
-    sizes = _sizes(task)
-    rng = generator(task.seed, "linear-regression")
-    count = int(sizes.sum())
-    if task.partition == "shuffled":
-        kinds = rng.permutation(np.arange(count) % 3)
-    else:
-        kinds = np.repeat(np.arange(len(sizes)) % 3, sizes)
-    A, b = np.empty((count, task.features)), np.empty(count)
-    for kind in range(3):
-        rows = np.flatnonzero(kinds == kind)
-        samples = _draw(kind, rng, (len(rows), task.features + 1))
-        A[rows], b[rows] = samples[:, :-1], samples[:, -1]
-    if task.condition > 1.0:
-        # column j is multiplied by κ^(−(j−1)/(2(p−1)))
-        A *= task.condition ** -np.linspace(0.0, 0.5, task.features)
-    starts = np.concatenate(([0], np.cumsum(sizes))).astype(np.intp)
-    for array in (A, b, starts):
-        array.setflags(write=False)
-    return _Data(A, b, starts)
-
-
 def _weighted(task: LinearRegression) -> tuple[Array, Array]:
     """Return W^½ A and W^½ b with F(x) = ‖W^½ (Ax − b)‖²."""
-    data = _data(task)
-    sizes = np.diff(data.starts)
+    data = data_of(task)
+    A, b, sizes = data.features, data.targets, np.diff(data.starts)
     if task.weighting == "examples":
-        weights = np.full(len(data.b), 0.5 / len(data.b))
+        weights = np.full(len(b), 0.5 / len(b))
     else:
         # 1/(2 n d_i) for each of client i's rows
         weights = np.repeat(0.5 / (len(sizes) * sizes), sizes)
     roots = np.sqrt(weights)
-    A = (
-        data.A.multiply(roots[:, None])
-        if is_sparse(data.A)
-        else data.A * roots[:, None]
-    )
-    return A, data.b * roots
+    column = roots[:, None]
+    return A.multiply(column) if is_sparse(A) else A * column, b * roots
 
 
 @lru_cache(maxsize=4)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,38 +18,19 @@ from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, setting
 
 from .base import Depending, Point, data_path, derived_seed
-from .data.any_file import is_dense
-from .data.partition import Indices, PartitionedTask
+from .data.datasets import load_file, load_libsvm, load_qsar, load_santander
+from .data.partition import PartitionedTask
+from .data.readers import is_dense
 from .data.scaling import divide, norms, scaled, with_constant
-from .data.settings import FILE, NODES, Schema
-from .data.table import NodeTable
-from .data.tables import Table, load_any, load_libsvm, load_qsar, load_santander
+from .data.settings import FILE, NODES
+from .data.table import Table
+from .data.task import Dealt, Indices, data_of, starts_of
 
 __all__ = ["LogisticRegression"]
 
 _LOADERS = {"qsar": load_qsar, "santander": load_santander, "libsvm": load_libsvm}
 # Sets that stay sparse, beside a file in LIBSVM's format.
 _SPARSE = ("qsar", "libsvm")
-
-
-class _Data(NamedTuple):
-    """Training examples in the order of the clients that hold them, and test data.
-
-    Client i holds the rows ``starts[i]:starts[i + 1]``; its share is a view of dense
-    features and a copy of CSR ones, for SciPy does not keep small views of arrays.
-    Dense arrays are read-only.
-    """
-
-    features: Any
-    labels: Indices
-    starts: Indices
-    test_features: Any
-    test_labels: Indices
-
-    def share(self, client: int) -> tuple[Any, Indices]:
-        """Return a client's features and labels."""
-        own = slice(self.starts[client], self.starts[client + 1])
-        return self.features[own], self.labels[own]
 
 
 def _schedule(task: LogisticRegression, given: Collection[str]) -> str | None:
@@ -108,7 +88,7 @@ class LogisticRegression(PartitionedTask):
         *("path", "partition", "labels_per_client", "alpha", "test_fraction"),
         *("weighting", "classes"),
     )
-    node_metrics: ClassVar[tuple[str, ...]] = ("accuracy",)
+    node_labels: ClassVar[tuple[str, ...]] = ("0", "1")
 
     # There are two labels: a base class's 3 would never do.
     labels_per_client: int = setting(
@@ -164,45 +144,18 @@ class LogisticRegression(PartitionedTask):
         """Whether F is convex, which its regulariser decides."""
         return self.regularizer == "l2" or self.l2 == 0.0
 
-    def check(self) -> None:  # noqa: D102
+    def check_settings(self) -> None:  # noqa: D102
         _scaling(self)
         if self.classes > 2 and self.regularizer != "l2":
             raise SettingsError(
                 f"logistic-regression.regularizer = {self.regularizer!r} does not fit "
                 f"logistic-regression.classes = {self.classes}; allowed: l2"
             )
-        if self.on_nodes:
-            self.check_nodes()
-            return
-        if self.on_file:
-            self.check_file()
-        if self.dataset in _LOADERS and not self.path:
-            raise SettingsError(
-                f"logistic-regression.path is empty; for {self.dataset!r} it must name "
-                "the data set's file"
-            )
-        # Nothing can be dealt to none, so this comes before the data.
-        self.check_clients(max(self.num_clients, 1), "examples")
-        super().check()
-
-    def num_examples(self) -> int:  # noqa: D102
-        if self.on_nodes:
-            return self.nodes.examples
-        return len(_data(self).labels)
-
-    def node_schema(self) -> Schema:  # noqa: D102
-        return Schema(
-            self.nodes.num_features(),
-            self.nodes.names(),
-            "class",
-            self.nodes.class_labels(("0", "1")),
-            self.nodes.label_column,
-        )
 
     def shapes(self) -> list[tuple[int, ...]]:  # noqa: D102
         if self.on_nodes:
             return [(self.nodes.num_features() + self.intercept,)]
-        features = _data(self).features.shape[1]
+        features = data_of(self).features.shape[1]
         return [(features,) if self.classes == 2 else (features, self.classes)]
 
     def domains(self) -> dict[str, float]:  # noqa: D102
@@ -213,8 +166,8 @@ class LogisticRegression(PartitionedTask):
 
         Without any, ``"train-accuracy"`` on the training examples.
         """
-        if len(_data(self).test_labels):
-            return _test_objective(self).metrics(self.argument(x))
+        if len(data_of(self).test_targets):
+            return super().metrics(x)
         measures = self.objective().metrics(self.argument(x))
         return {"train-accuracy": measures["accuracy"]}
 
@@ -237,43 +190,54 @@ class LogisticRegression(PartitionedTask):
         return np.split(order, np.cumsum(sizes)[:-1])
 
     def _loss(
-        self, features: Any, labels: Indices, weight: float = 1.0, examples: float = 1.0
+        self, features: Any, targets: Any, weight: float, examples: float = 1.0
     ) -> Logistic | MultinomialLogistic:
         l2 = self.l2 / examples if self.l2_per_example else self.l2
         if self.classes > 2:
             # the data have the constant feature of an intercept already
             return MultinomialLogistic(
-                features, labels, self.classes, intercept=False, l2=l2, weight=weight
+                features, targets, self.classes, intercept=False, l2=l2, weight=weight
             )
         kind = Logistic if self.regularizer == "l2" else NonconvexLogistic
-        return kind(features, labels, l2=l2, weight=weight)
+        return kind(features, targets, l2=l2, weight=weight)
+
+    def _client_loss(self, features: Any, targets: Any, weight: float) -> Any:
+        return self._loss(features, targets, weight, len(targets))
+
+    def _client_weight(self, client: int) -> float:
+        # n d_i/d
+        examples = self.weighting == "examples"
+        return super()._client_weight(client) if examples else 1.0
 
     def _build_objective(self) -> Objective:
         if self.weighting == "clients":
             clients = range(self.num_clients)
             return MeanObjective([self.client_objective(i) for i in clients])
-        data = _data(self)
+        data = data_of(self)
         # (1/n) Σ (n d_i/d) (μ/d_i) = n μ/d
-        examples = len(data.labels) / self.num_clients
-        return self._loss(data.features, data.labels, examples=examples)
+        examples = len(data.targets) / self.num_clients
+        return self._loss(data.features, data.targets, 1.0, examples)
 
-    def _build_client_objective(self, client: int) -> Logistic | MultinomialLogistic:
-        data = _data(self)
-        features, labels = data.share(client)
-        weight = 1.0
-        if self.weighting == "examples":
-            # n d_i/d
-            weight = self.num_clients * len(labels) / len(data.labels)
-        return self._loss(features, labels, weight, len(labels))
-
-    def _build_node_objective(self, table: NodeTable, weight: float) -> Objective:
-        assert table.targets is not None
-        features, labels = table.features, table.targets.astype(np.intp)
+    def _node_inputs(self, features: Any) -> Any:
         if _scaling(self) == "unit-rows":
             features = divide(features.copy(), norms(features, 0), 0)
-        if self.intercept:
-            features = with_constant(features)
-        return self._loss(features, labels, weight, len(labels))
+        return with_constant(features) if self.intercept else features
+
+    def _load(self) -> Dealt:
+        table = _table(self)
+        labels = table.targets.astype(np.intp)
+        train, test = _split(self, labels)
+        shares = self.deal(labels[train])
+        order, starts = train[np.concatenate(shares)], starts_of(shares)
+        # copies, so that they can be scaled in place
+        features, test_features = (
+            with_constant(part) if self.intercept else part
+            for part in scaled(
+                table.features[order], table.features[test], _scaling(self)
+            )
+        )
+        dealt = Dealt(features, labels[order], starts, test_features, labels[test])
+        return dealt.read_only()
 
 
 def _scaling(task: LogisticRegression) -> str:
@@ -303,7 +267,7 @@ def _scaling(task: LogisticRegression) -> str:
 def _table(task: LogisticRegression) -> Table:
     if task.on_file:
         key, column = "logistic-regression.path", task.nodes.label_column
-        return load_any(key, task.path, column, task.classes)
+        return load_file(key, task.path, column, task.classes)
     if task.dataset != "breast-cancer":
         path = data_path("logistic-regression.path", task.path)
         return _LOADERS[task.dataset](path)
@@ -312,7 +276,7 @@ def _table(task: LogisticRegression) -> Table:
     from sklearn.datasets import load_breast_cancer
 
     features, labels = load_breast_cancer(return_X_y=True)
-    return Table(features, labels.astype(np.intp))
+    return Table(features, labels.astype(np.float64))
 
 
 def _split(task: LogisticRegression, labels: Indices) -> tuple[Indices, Indices]:
@@ -332,46 +296,11 @@ def _split(task: LogisticRegression, labels: Indices) -> tuple[Indices, Indices]
         )
     except ValueError as error:
         counts = np.bincount(labels, minlength=2)
-        told = f"{counts[0]} and {counts[1]} examples of the labels 0 and 1"
+        found = f"{counts[0]} and {counts[1]} examples of the labels 0 and 1"
         if task.classes > 2:
-            told = f"{task.classes} labels, one of {counts.min()} examples"
+            found = f"{task.classes} labels, one of {counts.min()} examples"
         raise SettingsError(
             f"logistic-regression.test-fraction = {task.test_fraction:g} does not "
-            f"suit {told}: training and test data need some of each"
+            f"suit {found}: training and test data need some of each"
         ) from error
     return train, test
-
-
-@lru_cache(maxsize=2)
-def _data(task: LogisticRegression) -> _Data:
-    scaling = _scaling(task)
-    table = _table(task)
-    train, test = _split(task, table.labels)
-    shares = task.deal(table.labels[train])
-    order = train[np.concatenate(shares)]
-    starts = np.concatenate(([0], np.cumsum([len(share) for share in shares])))
-    # copies, so that they can be scaled in place
-    features, test_features = scaled(
-        table.features[order], table.features[test], scaling
-    )
-    if task.intercept:
-        features, test_features = (
-            with_constant(part) for part in (features, test_features)
-        )
-    data = _Data(
-        features,
-        table.labels[order],
-        starts.astype(np.intp),
-        test_features,
-        table.labels[test],
-    )
-    for array in data:
-        if isinstance(array, np.ndarray):
-            array.setflags(write=False)
-    return data
-
-
-@lru_cache(maxsize=2)
-def _test_objective(task: LogisticRegression) -> Logistic | MultinomialLogistic:
-    data = _data(task)
-    return task._loss(data.test_features, data.test_labels)

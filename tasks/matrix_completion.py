@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -14,16 +14,18 @@ from fedtrellis.objectives import MatrixCompletion as MeanSquaredError
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, setting
 
-from .base import Point, data_path, even_share
-from .data.node_task import NodeDataTask
-from .data.ratings import Ratings, read_node_ratings, read_ratings
-from .data.settings import NODES, DataSettings, Schema
-from .data.table import NodeTable
+from .base import Array, Point, data_path
+from .data.readers import file_stamp, read_ratings
+from .data.settings import NODES, DataSettings
+from .data.table import Schema, Table, fault
+from .data.task import Dealt, NodeDataTask, starts_of
 
 __all__ = ["MatrixCompletion", "synthetic_ratings"]
 
 # The generated set, small enough for an LMO in milliseconds.
 _USERS, _ITEMS, _RANK, _OBSERVED, _NOISE = 60, 50, 3, 0.5, 0.1
+# The radius that the paper takes for MovieLens-100k.
+_RADIUS = 7000.0
 
 
 @dataclass(frozen=True)
@@ -77,17 +79,6 @@ class MatrixCompletion(NodeDataTask):
     users: int = setting(0, "users, with dataset = 'nodes' only", minimum=0)
     items: int = setting(0, "items, with dataset = 'nodes' only", minimum=0)
 
-    def check(self) -> None:  # noqa: D102
-        if self.on_nodes:
-            self.check_nodes()
-            return
-        self.check_clients(self.num_examples(), "training ratings")
-
-    def num_examples(self) -> int:  # noqa: D102
-        if self.on_nodes:
-            return self.nodes.examples
-        return len(_data(self)[0].values)
-
     def check_nodes(self) -> None:  # noqa: D102
         for name, count in (("users", self.users), ("items", self.items)):
             if not count:
@@ -106,21 +97,16 @@ class MatrixCompletion(NodeDataTask):
         """Return the schema of one rating: a user and an item, and the rating."""
         return Schema(2, ("user", "item"), "number")
 
-    def _read_node_file(self, path: Path) -> NodeTable:
-        return read_node_ratings(path, self.users, self.items)
-
-    def _build_node_objective(
-        self, table: NodeTable, weight: float
-    ) -> MeanSquaredError:
-        assert table.targets is not None
-        rows, columns = table.features.astype(np.intp).T
-        shape = (self.users, self.items)
-        return MeanSquaredError(rows, columns, table.targets, shape, weight=weight)
+    def _read_node_file(self, path: Path) -> Table:
+        return read_ratings(path, self.users, self.items)
 
     def shapes(self) -> list[tuple[int, ...]]:  # noqa: D102
+        return [self._shape()]
+
+    def _shape(self) -> tuple[int, int]:
         if self.on_nodes:
-            return [(self.users, self.items)]
-        return [_data(self)[0].shape]
+            return self.users, self.items
+        return _ratings(self)[2]
 
     def domains(self) -> dict[str, float]:
         """Return the nuclear norm ball.
@@ -128,74 +114,76 @@ class MatrixCompletion(NodeDataTask):
         Its radius is 7000 for a file, the nuclear norm of the noiseless matrix for
         generated ratings; nodes' own have none.
         """
-        if self.on_nodes:
-            return {"nuclear-norm-ball": 0.0}
-        return {"nuclear-norm-ball": _data(self)[0].radius}
+        return {"nuclear-norm-ball": 0.0 if self.on_nodes else _ratings(self)[3]}
 
-    def _build_objective(self) -> MeanSquaredError:
-        return _mean_squared_error(_data(self)[0])
-
-    def _build_client_objective(self, client: int) -> MeanSquaredError:
-        self.check()
-        train = _data(self)[0]
-        # The ratings are shuffled already: equal consecutive shares are random.
-        share = even_share(len(train.values), self.num_clients, client)
-        own = np.arange(share.start, share.stop)
-        weight = self.num_clients * len(own) / len(train.values)
-        return _mean_squared_error(train.select(own), weight)
+    def _loss(self, features: Any, targets: Any, weight: float) -> MeanSquaredError:
+        rows, columns = features.astype(np.intp).T
+        return MeanSquaredError(rows, columns, targets, self._shape(), weight=weight)
 
     def metrics(self, x: Point) -> dict[str, float]:
         """Return ``"rmse"`` on the test ratings and ``"rmse-train"``."""
-        point = self.argument(x)
-        return {
-            "rmse": _test_objective(self).metrics(point)["rmse"],
-            "rmse-train": math.sqrt(self.value(point)),
-        }
+        train = math.sqrt(self.value(self.argument(x)))
+        return {**super().metrics(x), "rmse-train": train}
+
+    def _load(self) -> Dealt:
+        cells, values = _ratings(self)[:2]
+        count = len(values)
+        order = generator(self.seed, "matrix-completion split").permutation(count)
+        # At least one on either side.
+        held_out = min(max(1, round(self.test_fraction * count)), count - 1)
+        held, kept = order[:held_out], order[held_out:]
+        if self.validation_fraction:
+            # the order is random: any share of it will do
+            share = round(self.validation_fraction * len(kept))
+            count = min(max(1, share), len(kept) - 1)
+            held, kept = kept[:count], kept[count:]
+        if self.centred:
+            values = values - values[kept].mean()
+        # The ratings are shuffled already: equal consecutive shares are random.
+        starts = starts_of(np.array_split(kept, self.num_clients))
+        dealt = Dealt(cells[kept], values[kept], starts, cells[held], values[held])
+        return dealt.read_only()
 
 
-def _mean_squared_error(ratings: Ratings, weight: float = 1.0) -> MeanSquaredError:
-    rows, columns, values, shape, _ = ratings
-    return MeanSquaredError(rows, columns, values, shape, weight=weight)
+def _ratings(task: MatrixCompletion) -> tuple[Any, Array, tuple[int, int], float]:
+    """Return users and items of all ratings, these, the matrix's shape and a radius."""
+    if not task.path:
+        return synthetic_ratings(task.seed)
+    path = data_path("matrix-completion.path", task.path)
+    return _ratings_of_file(path, file_stamp(path))
+
+
+@lru_cache(maxsize=2)
+def _ratings_of_file(
+    path: Path, stamp: tuple[int, ...]
+) -> tuple[Any, Array, tuple[int, int], float]:
+    cells, values = read_ratings(path)[:2]
+    assert values is not None
+    if len(values) < 2:
+        fault(path, f"{len(values)} ratings; at least 2 are needed")
+    users, items = (int(number) + 1 for number in cells.max(axis=0))
+    return cells, values, (users, items), _RADIUS
 
 
 @lru_cache(maxsize=4)
-def _data(task: MatrixCompletion) -> tuple[Ratings, Ratings]:
-    """Return the training ratings, and the test or validation ratings."""
-    if task.path:
-        ratings = read_ratings(data_path("matrix-completion.path", task.path))
-    else:
-        ratings = synthetic_ratings(generator(task.seed, "matrix-completion"))
-    count = len(ratings.values)
-    order = generator(task.seed, "matrix-completion split").permutation(count)
-    # At least one on either side.
-    held_out = min(max(1, round(task.test_fraction * count)), count - 1)
-    held, kept = order[:held_out], order[held_out:]
-    if task.validation_fraction:
-        # the order is random: any share of it will do
-        count = min(max(1, round(task.validation_fraction * len(kept))), len(kept) - 1)
-        held, kept = kept[:count], kept[count:]
-    if task.centred:
-        mean = ratings.values[kept].mean()
-        ratings = ratings._replace(values=ratings.values - mean)
-    parts = ratings.select(kept), ratings.select(held)
-    for part in parts:
-        for array in part[:3]:
-            array.setflags(write=False)
-    return parts
+def synthetic_ratings(seed: int) -> tuple[Any, Array, tuple[int, int], float]:
+    """Generate noisy ratings of random entries of a 60 × 50 matrix of rank 3.
 
-
-@lru_cache(maxsize=4)
-def _test_objective(task: MatrixCompletion) -> MeanSquaredError:
-    return _mean_squared_error(_data(task)[1])
-
-
-def synthetic_ratings(rng: np.random.Generator) -> Ratings:
-    """Generate noisy ratings of random entries of a 60 × 50 matrix of rank 3."""
+    Returns
+    -------
+    cells : ndarray of int of shape (1500, 2)
+        User and item, counted from 0.
+    values : ndarray of shape (1500,)
+    shape : tuple of int
+    radius : float
+        The nuclear norm of the matrix without noise.
+    """
+    rng = generator(seed, "matrix-completion")
     factors = [rng.standard_normal((size, _RANK)) for size in (_USERS, _ITEMS)]
     truth = factors[0] @ factors[1].T
     count = round(_OBSERVED * truth.size)
     entries = np.sort(rng.choice(truth.size, count, replace=False))
     values = truth.flat[entries] + _NOISE * rng.standard_normal(count)
-    rows, columns = np.divmod(entries, _ITEMS)
+    cells = np.column_stack(np.divmod(entries, _ITEMS))
     radius = float(np.linalg.norm(truth, "nuc"))
-    return Ratings(rows, columns, values, truth.shape, radius)
+    return cells, values, (_USERS, _ITEMS), radius

@@ -1,6 +1,6 @@
-"""Data for the tasks: readers of files, named data sets, and how they are dealt.
+"""Data for the tasks: how settings become a table, and a table the clients' shares.
 
-A reader makes arrays of one format's files. ``libsvm`` and ``idx`` serve both the data
-sets that a setting names and nodes' own files; ``csv_file``, ``npz_file`` and
-``ratings`` check a node's file against a :class:`~.settings.Schema`.
+``settings`` and ``table`` say what a file must hold and what it holds; ``readers`` and
+``images`` read one format each; ``datasets``, ``qaplib`` and ``text`` are the data sets
+with a name; ``task``, ``regression`` and ``partition`` are the tasks' base classes.
 """

@@ -1,4 +1,7 @@
-"""The data sets of the task ``classification``, found in the user's folder or made."""
+"""The data sets that settings name: found in the user's folder, or made.
+
+Images and synthetic examples for networks, and tables with two labels.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +10,32 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy  # its parts are loaded when first used
 from numpy.typing import NDArray
 
+from fedtrellis.extras import need
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError
 
-from ..base import DataFileError
-from .cifar import read_cifar
-from .idx import Images, read_idx_pair
+from ..base import DataFileError, derived_seed
+from .images import Images, read_cifar, read_idx_pair
+from .readers import read_csv, read_libsvm, read_own_file
+from .table import Schema, Table, fault
 
 __all__ = [
     "BUILT_IN",
     "DATASETS",
     "EMNIST_CLASSES",
     "Examples",
-    "hold_out",
+    "limited",
     "load_cifar10",
     "load_emnist",
+    "load_file",
+    "load_libsvm",
     "load_mnist",
+    "load_qsar",
+    "load_santander",
+    "split_digits",
     "synthetic",
 ]
 
@@ -47,8 +58,11 @@ EMNIST_CLASSES = {"mnist": 10, "digits": 10, "balanced": 47, "byclass": 62}
 # the clients but most of the examples, is cut here.
 _SIZE_CAP = 1000
 _TRAIN_SHARE = 0.75
-# The setting that messages name unless told another.
+# The setting that messages name unless another is given.
 _KEY = "classification.path"
+_QSAR_FEATURES, _SANTANDER_FEATURES = 1024, 200
+# How many labels a message lists.
+_LISTED = 10
 
 
 class Examples(NamedTuple):
@@ -65,21 +79,80 @@ class Examples(NamedTuple):
     classes: int
     owners: NDArray[np.intp] | None = None
 
+    def train(self, rows: Any) -> Examples:
+        """Return these with some of the training examples."""
+        return self._replace(
+            features=self.features[rows],
+            labels=self.labels[rows],
+            owners=None if self.owners is None else self.owners[rows],
+        )
 
-def hold_out(examples: Examples, fraction: float, seed: int) -> Examples:
-    """Put a share of the training examples in the place of the test examples."""
+    def test(self, features: Any, labels: Any) -> Examples:
+        """Return these with other test examples."""
+        return self._replace(test_features=features, test_labels=labels)
+
+
+def limited(
+    examples: Examples, train: int, test: int, validation: float, seed: int
+) -> Examples:
+    """Draw some of the examples by the seed.
+
+    Parameters
+    ----------
+    examples : Examples
+    train, test : int
+        The most training and test examples; 0 for all.
+    validation : float
+        The share of the training examples that takes the place of the test examples;
+        0: none.
+    seed : int
+    """
+    chosen = _drawn(len(examples.labels), train, seed, "train")
+    examples = examples.train(chosen)
+    chosen = _drawn(len(examples.test_labels), test, seed, "test")
+    examples = examples.test(
+        examples.test_features[chosen], examples.test_labels[chosen]
+    )
+    if not validation:
+        return examples
     count = len(examples.labels)
     order = generator(seed, "validation").permutation(count)
     # at least one on either side
-    held_out = min(max(1, round(fraction * count)), count - 1)
-    kept, validation = np.sort(order[held_out:]), np.sort(order[:held_out])
-    owners = examples.owners
-    return examples._replace(
-        features=examples.features[kept],
-        labels=examples.labels[kept],
-        test_features=examples.features[validation],
-        test_labels=examples.labels[validation],
-        owners=None if owners is None else owners[kept],
+    held_out = min(max(1, round(validation * count)), count - 1)
+    own, held = np.sort(order[held_out:]), np.sort(order[:held_out])
+    return examples.train(own).test(examples.features[held], examples.labels[held])
+
+
+def _drawn(count: int, limit: int, seed: int, part: str) -> Any:
+    """Return which examples are kept: a slice for all, else drawn indices."""
+    if not 0 < limit < count:
+        return slice(None)
+    return np.sort(generator(seed, "limit", part).permutation(count)[:limit])
+
+
+# -- images
+
+
+def split_digits(seed: int) -> Examples:
+    """Return scikit-learn's digits, rows of pixels from 0 to 1.
+
+    80 % of them, drawn by the seed and stratified by label, are for training.
+    """
+    need("sklearn", "task = 'digits'", "sklearn")
+    # half a second that other tasks' nodes need not spend
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    pixels, labels = load_digits(return_X_y=True)
+    train, test = train_test_split(
+        np.arange(len(labels)),
+        test_size=0.2,
+        stratify=labels,
+        random_state=derived_seed(seed, "digits split"),
+    )
+    features = pixels / 16.0
+    return Examples(
+        features[train], labels[train], features[test], labels[test], classes=10
     )
 
 
@@ -308,3 +381,119 @@ def synthetic(clients: int, limit: int, seed: int, *, iid: bool) -> Examples:
     joined = [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
     features, labels, test_features, test_labels, owners = joined
     return Examples(features, labels, test_features, test_labels, classes, owners)
+
+
+# -- tables with a label for each row
+
+
+def load_qsar(path: Path) -> Table:
+    """Load UCI's QSAR oral toxicity: 1 024 binary features, positive or negative.
+
+    Parameters
+    ----------
+    path : Path
+        UCI's zip archive or the csv file in it: lines of 0 or 1 with ``;`` between and
+        the label at their end, without a header.
+
+    Returns
+    -------
+    Table
+        CSR features; class 1 for positive.
+
+    Raises
+    ------
+    DataFileError
+        The file holds something else; names file, row and column.
+
+    Notes
+    -----
+    D. Ballabio, F. Grisoni, V. Consonni, R. Todeschini, "Integrated QSAR models to
+    predict acute oral systemic toxicity", 2019.
+    """
+    names = tuple(f"bit-{j}" for j in range(1, _QSAR_FEATURES + 1))
+    schema = Schema(0, names, "class", ("negative", "positive"))
+    table = read_csv(path, schema, separator=";", header=(*names, "label"))
+    wrong = np.argwhere((table.features != 0.0) & (table.features != 1.0))
+    if len(wrong):
+        row, column = (int(i) for i in wrong[0])
+        fault(path, "must be 0 or 1", row + 1, names[column])
+    return table._replace(features=scipy.sparse.csr_array(table.features))
+
+
+def load_santander(path: Path) -> Table:
+    """Load ``train.csv`` of Kaggle's Santander customer transaction prediction.
+
+    Parameters
+    ----------
+    path : Path
+        The csv file or Kaggle's zip archive of it: a header
+        ``ID_code,target,var_0,…,var_199`` and lines of an identifier, which is not
+        used, the label 0 or 1 and 200 numbers.
+
+    Returns
+    -------
+    Table
+        Dense features.
+
+    Raises
+    ------
+    DataFileError
+        The file holds something else; names file, row and column.
+    """
+    names = tuple(f"var_{j}" for j in range(_SANTANDER_FEATURES))
+    return read_csv(
+        path, Schema(0, names, "class", ("0", "1"), "target", ignored=("ID_code",))
+    )
+
+
+def load_libsvm(path: Path) -> Table:
+    """Load examples with two labels in LIBSVM's text format.
+
+    The smaller of the two labels becomes 0, the larger 1.
+
+    Parameters
+    ----------
+    path : Path
+        As :func:`~.readers.read_libsvm` takes it.
+
+    Returns
+    -------
+    Table
+        CSR features, as many as the largest index says.
+
+    Raises
+    ------
+    DataFileError
+        The file holds something else, or its labels are not two.
+    """
+    matrix, targets = read_libsvm(path)
+    labels, which = np.unique(targets, return_inverse=True)
+    _check_labels(path, [f"{label:g}" for label in labels], 2)
+    return Table(matrix, which.astype(np.float64))
+
+
+def load_file(key: str, path: str, label_column: str, classes: int = 2) -> Table:
+    """Load a file with so many labels, numbers or texts, in any of the formats.
+
+    The other parameters are those of :func:`~.readers.read_own_file`. The smallest
+    label, or the first in the alphabet, becomes 0.
+
+    Raises
+    ------
+    FileNotFoundError, DataFileError
+        There is none, or it holds something else; the message for more or fewer labels
+        lists them.
+    """
+    table = read_own_file(key, path, "class", label_column)
+    labels = [f"{x:g}" if isinstance(x, float) else x for x in table.labels]
+    _check_labels(path, labels, classes)
+    return table
+
+
+def _check_labels(path: str | Path, labels: Sequence[str], classes: int) -> None:
+    if len(labels) != classes:
+        more = "" if len(labels) <= _LISTED else f" and {len(labels) - _LISTED} more"
+        raise DataFileError(
+            f"{path}: the labels are {', '.join(labels[:_LISTED])}{more}; there must "
+            f"be exactly {'two' if classes == 2 else classes}"
+        )

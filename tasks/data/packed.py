@@ -1,18 +1,21 @@
-"""Files that may be packed, as the ends of their names say: .gz, .bz2 and .xz."""
+"""Files that may be packed, as the ends of their names say, and zip archives of one."""
 
 from __future__ import annotations
 
 import bz2
 import gzip
 import lzma
+import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
-from ..base import DataFileError
+import numpy as np
 
-__all__ = ["UNPACKING_ERRORS", "UnpackingError", "open_packed", "read_at_most"]
+from .table import fault
+
+__all__ = ["UNPACKING_ERRORS", "load_arrays", "open_packed", "read_at_most"]
 
 _OPENERS: dict[str, Callable[..., Any]] = {
     ".gz": gzip.open,
@@ -20,25 +23,39 @@ _OPENERS: dict[str, Callable[..., Any]] = {
     ".xz": lzma.open,
 }
 
-#: What reading a damaged packed file may raise, or one that is not packed at all.
-UNPACKING_ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError)
-
-
-class UnpackingError(DataFileError):
-    """A packed file cannot be decompressed."""
+#: What reading a damaged packed file may raise, or one that is not packed at all;
+#: RuntimeError is how zipfile asks for a password.
+UNPACKING_ERRORS = (
+    OSError,
+    EOFError,
+    zlib.error,
+    lzma.LZMAError,
+    zipfile.BadZipFile,
+    NotImplementedError,
+    RuntimeError,
+)
 
 
 def open_packed(path: Path) -> BinaryIO:
     """Open a file for reading bytes, decompressed as its name's end says.
+
+    Of a zip archive, whatever its name, the one csv file in it.
 
     Raises
     ------
     OSError
         There is no such file, or it may not be read. What is wrong with its content
         shows while reading, as one of :data:`UNPACKING_ERRORS`.
+    DataFileError
+        A zip archive has not exactly one csv file.
     """
-    file: BinaryIO = _OPENERS.get(path.suffix, open)(path, "rb")
-    return file
+    if not zipfile.is_zipfile(path):
+        return cast(BinaryIO, _OPENERS.get(path.suffix, open)(path, "rb"))
+    archive = zipfile.ZipFile(path)
+    names = [name for name in archive.namelist() if name.lower().endswith(".csv")]
+    if len(names) != 1:
+        fault(path, f"the archive has {len(names)} csv files; it must have exactly one")
+    return cast(BinaryIO, archive.open(names[0]))
 
 
 def read_at_most(path: Path, limit: int) -> bytes:
@@ -46,8 +63,8 @@ def read_at_most(path: Path, limit: int) -> bytes:
 
     Raises
     ------
-    UnpackingError
-        Its message may quote the first bytes.
+    DataFileError
+        It cannot be decompressed.
     OSError
         As of :func:`open_packed`.
     """
@@ -58,4 +75,21 @@ def read_at_most(path: Path, limit: int) -> bytes:
             # a disk's error has a number; bz2's and gzip's of a file's content have not
             if isinstance(error, OSError) and error.errno is not None:
                 raise
-            raise UnpackingError(f"{path}: cannot be decompressed: {error}") from error
+    fault(path, "cannot be decompressed")
+
+
+def load_arrays(path: Path, wanted: Collection[str] = ()) -> dict[str, Any]:
+    """Return the arrays of an ``.npz`` archive, all or those of some names.
+
+    Raises
+    ------
+    DataFileError
+        It is no archive of plain arrays; one with Python objects is not read.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            names = [name for name in archive.files if not wanted or name in wanted]
+            return {name: archive[name] for name in names}
+    except (ValueError, AttributeError, TypeError, *UNPACKING_ERRORS):
+        pass
+    fault(path, "cannot be read as an archive of arrays of numbers and texts")

@@ -10,100 +10,36 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtrellis.objectives import MultinomialLogistic
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, setting
 
 from ..base import derived_seed
-from .node_task import NodeDataTask
+from .datasets import Examples
+from .task import Dealt, Indices, NodeDataTask, arrange
 
-__all__ = ["LabelledData", "PartitionedTask", "arrange"]
-
-Indices = NDArray[np.intp]
-
-
-class LabelledData(NamedTuple):
-    """Training examples in the order of the clients that hold them, and test data.
-
-    Client i holds the rows ``starts[i]:starts[i + 1]``: its share is a view, and the
-    data is in memory once however many clients a process serves. Arrays are read-only.
-    """
-
-    features: NDArray[Any]
-    labels: Indices
-    starts: Indices
-    test_features: NDArray[Any]
-    test_labels: Indices
-    classes: int
-
-    def share(self, client: int) -> tuple[NDArray[Any], Indices]:
-        """Return a client's features and labels."""
-        own = slice(self.starts[client], self.starts[client + 1])
-        return self.features[own], self.labels[own]
-
-    def weight(self, client: int) -> float:
-        """Return n·d_i/d: f_i is so many times the mean loss of the client's share."""
-        sizes = np.diff(self.starts)
-        return float(len(sizes) * sizes[client] / len(self.labels))
-
-    def objective(self) -> MultinomialLogistic:
-        """Return F of logistic regression, the mean over all training examples."""
-        return MultinomialLogistic(self.features, self.labels, self.classes)
-
-    def client_objective(self, client: int) -> MultinomialLogistic:
-        """Return f_i of logistic regression."""
-        features, labels = self.share(client)
-        weight = self.weight(client)
-        return MultinomialLogistic(features, labels, self.classes, weight=weight)
-
-    def test_objective(self) -> MultinomialLogistic:
-        """Return the mean loss of logistic regression on the test examples."""
-        return MultinomialLogistic(self.test_features, self.test_labels, self.classes)
+__all__ = ["PartitionedTask", "limit_setting", "validation_setting"]
 
 
-def arrange(
-    features: NDArray[Any],
-    labels: NDArray[Any],
-    shares: list[Indices],
-    test_features: NDArray[Any],
-    test_labels: NDArray[Any],
-    classes: int,
-    prepare: Callable[[NDArray[Any]], NDArray[Any]] = np.asarray,
-) -> LabelledData:
-    """Put training examples in the order of their clients.
+def limit_setting(part: str) -> int:
+    """Return the setting of the most examples of a part, training or test."""
+    text = f"the most {part} examples, drawn by the seed; 0 for all"
+    return setting(0, text, minimum=0)  # type: ignore[no-any-return]
 
-    Parameters
-    ----------
-    features : ndarray of shape (d, ...)
-    labels : ndarray of int of shape (d,)
-    shares : list of ndarray of int
-        The examples of each client, each example in one share exactly.
-    test_features, test_labels : ndarray
-    classes : int
-    prepare : callable, optional
-        Makes what the model takes of the features. It comes last, so that what is
-        put in order are the bytes of images and not eight times as many.
-    """
-    order = np.concatenate(shares)
-    if not np.array_equal(np.sort(order), np.arange(len(labels))):
-        raise ValueError("shares leave out an example or name one twice")
-    starts = np.concatenate(([0], np.cumsum([len(share) for share in shares])))
-    data = LabelledData(
-        prepare(features[order]),
-        labels[order].astype(np.intp),
-        starts.astype(np.intp),
-        prepare(test_features),
-        test_labels.astype(np.intp),
-        classes,
+
+def validation_setting() -> float:
+    """Return the setting of the share of training examples to choose settings on."""
+    return setting(  # type: ignore[no-any-return]
+        0.0,
+        "share of the training examples that takes the place of the test data, "
+        "to choose settings on; 0: none",
+        minimum=0.0,
+        maximum=0.9,
     )
-    for array in data[:5]:
-        array.setflags(write=False)
-    return data
 
 
 @dataclass(frozen=True)
@@ -131,6 +67,32 @@ class PartitionedTask(NodeDataTask):
     alpha: float = setting(
         0.5, "concentration α, with partition = 'dirichlet'", above=0.0
     )
+
+    label_kind: ClassVar[Any] = "class"
+    node_metrics: ClassVar[tuple[str, ...]] = ("accuracy",)
+
+    def deal_examples(
+        self, examples: Examples, prepare: Callable[[Any], Any] = np.asarray
+    ) -> Dealt:
+        """Deal labelled examples to the clients.
+
+        ``prepare`` makes what the model takes of the features. It comes last, so that
+        what is put in order are the bytes of images and not eight times as many.
+        """
+        dealt = arrange(
+            examples.features,
+            examples.labels.astype(np.intp),
+            self.shares(examples),
+            test_targets=examples.test_labels.astype(np.intp),
+        )
+        features = prepare(dealt.features)
+        return dealt._replace(
+            features=features, test_features=prepare(examples.test_features)
+        ).read_only()
+
+    def shares(self, examples: Examples) -> list[Indices]:
+        """Return the examples of each client; here :meth:`deal`, by their labels."""
+        return self.deal(examples.labels)
 
     def deal(self, labels: NDArray[Any]) -> list[Indices]:
         """Deal examples to the clients.

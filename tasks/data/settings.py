@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from fedtrellis.settings import SettingsError, setting
 
-__all__ = ["FILE", "NODES", "DataSettings", "Schema"]
+__all__ = ["FILE", "NODES", "DataSettings"]
 
 #: The value of a task's ``dataset`` with which every node has a file of its own.
 NODES = "nodes"
@@ -133,34 +132,3 @@ def _listed(key: str, text: str) -> tuple[str, ...]:
         twice = next(part for part in parts if parts.count(part) > 1)
         raise SettingsError(f"{key} has {twice!r} twice")
     return parts
-
-
-@dataclass(frozen=True)
-class Schema:
-    """What a node's file must hold.
-
-    Attributes
-    ----------
-    features : int
-        p; of all nodes together where ``split``. 0: as many as there are.
-    names : tuple of str
-        The features' names in the model's order; none: by their number.
-    target : {"class", "number", "none"}
-        What the label column holds; ``"none"``: it is not needed, and not read.
-    labels : tuple of str
-        Those allowed, for ``"class"``; the first is class 0. None: all that come.
-    label_column : str
-    split : bool
-        Whether the nodes have some of the features and some of the samples: then
-        examples have ids, and the label may be missing.
-    weight_column : str
-        What each sample counts; empty: all alike.
-    """
-
-    features: int
-    names: tuple[str, ...] = ()
-    target: Literal["class", "number", "none"] = "none"
-    labels: tuple[str, ...] = ()
-    label_column: str = "label"
-    split: bool = False
-    weight_column: str = ""

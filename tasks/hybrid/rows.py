@@ -19,10 +19,9 @@ from numpy.typing import NDArray
 from fedtrellis.extras import need
 
 from ..base import DataFileError, data_path
-from ..data.any_file import read_any_file
 from ..data.datasets import load_mnist
-from ..data.libsvm import read_libsvm
 from ..data.packed import UNPACKING_ERRORS, open_packed
+from ..data.readers import read_libsvm, read_own_file
 from ..data.settings import FILE
 
 __all__ = ["BY_PATH", "DATASETS", "TARGETS", "Rows", "load_rows"]
@@ -145,7 +144,7 @@ def load_rows(
             "folder with it"
         )
     if dataset == FILE:
-        data = read_any_file(key, path, target, label_column, weight_column)
+        data = read_own_file(key, path, target, label_column, weight_column)
         # labels that are numbers are classes of these numbers
         values = [x if isinstance(x, float) else i for i, x in enumerate(data.labels)]
         classes = np.array(values, dtype=np.float64)

@@ -23,9 +23,10 @@ from fedtrellis.objectives.losses import Loss
 from fedtrellis.settings import SettingsError, setting
 
 from ..base import Depending, Point
-from ..data.node_file import node_path
-from ..data.node_task import NodeDataTask
-from ..data.settings import NODES, Schema
+from ..data.readers import node_path
+from ..data.settings import NODES
+from ..data.table import Schema
+from ..data.task import NodeDataTask
 from .rows import BY_PATH, DATASETS
 from .shares import ClientData, client_data, samples_of, shares_of
 

@@ -5,31 +5,21 @@ from __future__ import annotations
 import math
 import zipfile
 from collections.abc import Mapping
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from ..base import Array, DataFileError
 
-__all__ = [
-    "SHAPES",
-    "ConvolutionalClassifier",
-    "fold",
-    "load_weights",
-    "make_network",
-    "save_weights",
-]
+__all__ = ["SHAPES", "ConvolutionalClassifier", "load_weights"]
 
 Weights = Mapping[str, NDArray[np.float32]]
 
-_CHANNELS = (3, 32, 64, 64)
-_KERNELS = (5, 3, 3)
 _CLASSES = 10
 
 #: The arrays of a file of weights, in the order of the layers.
@@ -46,69 +36,6 @@ SHAPES: dict[str, tuple[int, ...]] = {
 
 # Images that pass through the network together.
 _SLICE = 128
-
-
-def make_network() -> nn.Sequential:
-    """Make the network as it is trained, from PyTorch's global random state.
-
-    Three convolutions of stride 2, 5 × 5, 3 × 3 and 3 × 3 with 32, 64 and 64 channels,
-    each with batch normalisation and ReLU, then a dense layer from 64 · 4 · 4 features
-    to 10 scores. :func:`fold` turns the normalisation into weights. An attack asks for
-    millions of outputs: with strides in the place of maxima they cost a third.
-
-    Returns
-    -------
-    torch.nn.Sequential
-        Maps float32 (d, 3, 32, 32), pixels in [0, 1], to scores (d, 10).
-    """
-    layers: list[nn.Module] = []
-    for (before, after), size in zip(pairwise(_CHANNELS), _KERNELS, strict=True):
-        layers += [
-            nn.Conv2d(before, after, size, 2, size // 2, bias=False),
-            nn.BatchNorm2d(after),
-            nn.ReLU(),
-        ]
-    features = SHAPES["dense.weight"][1]
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(features, _CLASSES))
-
-
-def fold(network: nn.Sequential) -> dict[str, NDArray[np.float32]]:
-    """Return the weights of :data:`SHAPES` that do what a trained network does.
-
-    In inference batch normalisation is an affine map of each channel, which is as well
-    a part of the convolution before it.
-    """
-    convolutions = [layer for layer in network if isinstance(layer, nn.Conv2d)]
-    norms = [layer for layer in network if isinstance(layer, nn.BatchNorm2d)]
-    dense = network[-1]
-    assert isinstance(dense, nn.Linear)
-    tensors: list[Tensor] = []
-    for convolution, norm in zip(convolutions, norms, strict=True):
-        assert norm.running_var is not None
-        assert norm.running_mean is not None
-        # γ (W x − m)/√(v + ε) + β = (s W) x + β − s m with s = γ/√(v + ε)
-        scale = norm.weight / torch.sqrt(norm.running_var + norm.eps)
-        tensors.append(convolution.weight * scale[:, None, None, None])
-        tensors.append(norm.bias - scale * norm.running_mean)
-    tensors += [dense.weight, dense.bias]
-    return {
-        name: np.ascontiguousarray(tensor.detach().numpy(), dtype=np.float32)
-        for name, tensor in zip(SHAPES, tensors, strict=True)
-    }
-
-
-def save_weights(path: Path, weights: Weights) -> None:
-    """Write a file that :func:`load_weights` reads, under exactly this name.
-
-    Weights are rounded to half precision, and what is then zero in them is packed: the
-    file is half as large, and the scores' order hardly ever another.
-    """
-    rounded = {name: weights[name].astype(np.float16) for name in SHAPES}
-    with path.open("wb") as stream:
-        np.savez_compressed(
-            stream,
-            **{name: array.astype(np.float32) for name, array in rounded.items()},  # type: ignore[arg-type]
-        )
 
 
 def load_weights(path: Path) -> dict[str, NDArray[np.float32]]:
@@ -150,7 +77,9 @@ def load_weights(path: Path) -> dict[str, NDArray[np.float32]]:
 
 
 class ConvolutionalClassifier:
-    """The network of :func:`make_network` in inference, from its folded weights.
+    """The network of ``scripts/train_cifar_cnn.py`` in inference.
+
+    Three convolutions of stride 2, each with ReLU, and a dense layer.
 
     Parameters
     ----------
@@ -165,7 +94,7 @@ class ConvolutionalClassifier:
         tensors = {name: torch.tensor(weights[name], dtype=dtype) for name in SHAPES}
         self._convolutions = [
             (_channels_last(tensors[f"conv{i}.weight"]), tensors[f"conv{i}.bias"])
-            for i in range(1, len(_CHANNELS))
+            for i in (1, 2, 3)
         ]
         self._dense = tensors["dense.weight"], tensors["dense.bias"]
 

@@ -14,7 +14,7 @@ from reproduce.__main__ import folder_of
 from reproduce.common import Options, Run, app_config, load_results
 from reproduce.fedfw import accuracy, tables
 from reproduce.fedfw.tuning import SEEDS, WIDER, Search, Space, search
-from tasks import classification
+from tasks.data.task import data_of
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_validation_examples_are_training_examples() -> None:
     def rows(features: Any) -> set[bytes]:
         return {np.asarray(row).tobytes() for row in features}
 
-    before, after = (classification._examples(task) for task in (whole, held))
+    before, after = (data_of(task) for task in (whole, held))
     training, test = rows(before.features), rows(before.test_features)
     validation = rows(after.test_features)
     assert validation

@@ -231,7 +231,8 @@ def test_the_network_s_pullback_is_the_derivative() -> None:
 
 def test_folding_keeps_the_scores() -> None:
     torch = pytest.importorskip("torch")
-    from tasks.networks.cifar_cnn import ConvolutionalClassifier, fold, make_network
+    from scripts.train_cifar_cnn import fold, make_network
+    from tasks.networks.cifar_cnn import ConvolutionalClassifier
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -413,7 +414,7 @@ def test_without_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_deer_of_cifar(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    from tasks.networks.cifar_cnn import save_weights
+    from scripts.train_cifar_cnn import save_weights
 
     folder = Path(os.environ.get("FEDTRELLIS_DATA", "")) / "cifar10"
     for file in ("data_batch_1", "test_batch"):

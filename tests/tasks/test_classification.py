@@ -11,8 +11,8 @@ import pytest
 
 from fedtrellis.settings import SettingsError
 from tasks import Classification, Digits
-from tasks.classification import _data
 from tasks.data.datasets import EMNIST_CLASSES, synthetic
+from tasks.data.task import data_of
 
 
 def classification(n: int = 4, seed: int = 0, **settings: Any) -> Classification:
@@ -71,15 +71,15 @@ def test_synthetic_data_is_that_of_pfedme() -> None:
 
 
 @pytest.mark.parametrize("partition", ["iid", "natural"])
-def test_validation_takes_training_examples_in_the_place_of_test_data(
+def test_validation_takes_training_examples_in_the_place_of_testdata_of(
     partition: str,
 ) -> None:
-    whole = _data(classification(partition=partition))
-    part = _data(classification(partition=partition, validation_fraction=0.2))
-    count = len(whole.labels)
+    whole = data_of(classification(partition=partition))
+    part = data_of(classification(partition=partition, validation_fraction=0.2))
+    count = len(whole.targets)
     held_out = round(0.2 * count)
-    assert len(part.test_labels) == held_out
-    assert len(part.labels) == count - held_out
+    assert len(part.test_targets) == held_out
+    assert len(part.targets) == count - held_out
     # all of them are training examples, each once; no test example is among them
     rows = np.concatenate([part.features, part.test_features])
     assert np.array_equal(
@@ -90,7 +90,9 @@ def test_validation_takes_training_examples_in_the_place_of_test_data(
         # a client's examples are its own, still
         own = {row.tobytes() for row in whole.share(1)[0]}
         assert {row.tobytes() for row in part.share(1)[0]} <= own
-    other = _data(classification(partition=partition, validation_fraction=0.2, seed=1))
+    other = data_of(
+        classification(partition=partition, validation_fraction=0.2, seed=1)
+    )
     assert other.test_features.shape != part.test_features.shape or not np.array_equal(
         other.test_features, part.test_features
     )
@@ -109,7 +111,7 @@ def test_iid_synthetic_data_has_one_distribution() -> None:
 
 
 def test_natural_clients_keep_their_own_examples() -> None:
-    data = _data(classification(5, partition="natural"))
+    data = data_of(classification(5, partition="natural"))
     raw = synthetic(5, 0, 0, iid=False)
     assert raw.owners is not None
     for i in range(5):
@@ -117,12 +119,12 @@ def test_natural_clients_keep_their_own_examples() -> None:
 
 
 @pytest.mark.parametrize("limit", [12, 100, 1000])
-def test_limits_of_synthetic_data(limit: int) -> None:
+def test_limits_of_syntheticdata_of(limit: int) -> None:
     task = classification(12, partition="natural", train_limit=limit, test_limit=10)
-    data = _data(task)
-    assert limit - 12 <= len(data.labels) <= limit
+    data = data_of(task)
+    assert limit - 12 <= len(data.targets) <= limit
     assert np.diff(data.starts).min() >= 1
-    assert len(data.test_labels) == 10
+    assert len(data.test_targets) == 10
 
 
 # -- files
@@ -138,7 +140,7 @@ def mnist(tmp_path: Path) -> Path:
 def test_mnist(mnist: Path) -> None:
     task = classification(dataset="mnist", path=str(mnist))
     task.check()
-    data = _data(task)
+    data = data_of(task)
     assert data.features.shape == (60, 784)
     assert data.features.max() == 1.0
     assert task.shapes() == [(785, 10)]
@@ -150,13 +152,13 @@ def test_mnist(mnist: Path) -> None:
 
 def test_limits_of_files(mnist: Path) -> None:
     settings: dict[str, Any] = {"dataset": "mnist", "path": str(mnist)}
-    data = _data(classification(train_limit=30, test_limit=7, **settings))
-    assert (len(data.labels), len(data.test_labels)) == (30, 7)
-    again = _data(classification(train_limit=30, seed=1, **settings))
+    data = data_of(classification(train_limit=30, test_limit=7, **settings))
+    assert (len(data.targets), len(data.test_targets)) == (30, 7)
+    again = data_of(classification(train_limit=30, seed=1, **settings))
     assert not np.array_equal(
         np.sort(data.features.sum(1)), np.sort(again.features.sum(1))
     )
-    assert len(_data(classification(train_limit=99, **settings)).labels) == 60
+    assert len(data_of(classification(train_limit=99, **settings)).targets) == 60
     refused(SettingsError, "31 clients", classification(31, train_limit=30, **settings))
 
 
@@ -170,10 +172,10 @@ def test_emnist(tmp_path: Path, split: str) -> None:
     assert task.shapes() == [(785, classes)]
     # upright: rows and columns are swapped in the file
     upright = images.transpose(0, 2, 1).reshape(70, 784) / 255
-    ours = _data(task).features
+    ours = data_of(task).features
     np.testing.assert_array_equal(np.unique(ours, axis=0), np.unique(upright, axis=0))
     upright = test_images.transpose(0, 2, 1).reshape(20, 784) / 255
-    np.testing.assert_array_equal(_data(task).test_features, upright)
+    np.testing.assert_array_equal(data_of(task).test_features, upright)
 
 
 def test_a_part_of_emnist(tmp_path: Path) -> None:
@@ -185,13 +187,13 @@ def test_a_part_of_emnist(tmp_path: Path) -> None:
     }
     refused(FileNotFoundError, r"classification\.partial", classification(**settings))
     # of the test files alone, 80 % are for training
-    data = _data(classification(partial=True, **settings))
-    assert (len(data.labels), len(data.test_labels)) == (16, 4)
+    data = data_of(classification(partial=True, **settings))
+    assert (len(data.targets), len(data.test_targets)) == (16, 4)
     assert len(np.unique(np.vstack([data.features, data.test_features]), axis=0)) == 20
     # but a slice of the training files is preferred
     write_idx(tmp_path, "emnist-digits-train-idx5-34-", 30)
-    data = _data(classification(partial=True, seed=1, **settings))
-    assert (len(data.labels), len(data.test_labels)) == (30, 20)
+    data = data_of(classification(partial=True, seed=1, **settings))
+    assert (len(data.targets), len(data.test_targets)) == (30, 20)
 
 
 def test_cifar10(tmp_path: Path) -> None:
@@ -340,19 +342,17 @@ def folder_of(name: str, *files: str) -> str:
 
 def accuracy(task: Classification) -> float:
     """Test accuracy of the nearest class mean."""
-    data = _data(task)
-    means = np.array(
-        [data.features[data.labels == c].mean(axis=0) for c in range(data.classes)]
-    )
+    data = data_of(task)
+    means = np.array([data.features[data.targets == c].mean(axis=0) for c in range(10)])
     distances = ((data.test_features[:, None] - means[None]) ** 2).sum(axis=2)
-    return float(np.mean(distances.argmin(axis=1) == data.test_labels))
+    return float(np.mean(distances.argmin(axis=1) == data.test_targets))
 
 
 def test_real_mnist() -> None:
     path = folder_of("mnist", "train-images-idx3-ubyte.gz")
     task = classification(10, dataset="mnist", path=path, test_limit=1000)
     task.check()
-    assert np.bincount(_data(task).labels).tolist() == [
+    assert np.bincount(data_of(task).targets).tolist() == [
         *(5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949)
     ]
     assert accuracy(task) > 0.75
@@ -365,13 +365,13 @@ def test_real_emnist_is_upright() -> None:
     settings: dict[str, Any] = {"split": "mnist", "partial": True, "test_limit": 1000}
     task = classification(10, dataset="emnist", path=path, **settings)
     task.check()
-    mnist = _data(classification(10, dataset="mnist", path=digits, train_limit=5000))
-    means = np.array([mnist.features[mnist.labels == c].mean(0) for c in range(10)])
-    data = _data(task)
+    mnist = data_of(classification(10, dataset="mnist", path=digits, train_limit=5000))
+    means = np.array([mnist.features[mnist.targets == c].mean(0) for c in range(10)])
+    data = data_of(task)
 
     def score(images: np.ndarray) -> float:
         distances = ((images[:, None] - means[None]) ** 2).sum(axis=2)
-        return float(np.mean(distances.argmin(axis=1) == data.test_labels))
+        return float(np.mean(distances.argmin(axis=1) == data.test_targets))
 
     upright = data.test_features
     transposed = upright.reshape(-1, 28, 28).transpose(0, 2, 1).reshape(-1, 784)

@@ -6,11 +6,11 @@ from sklearn.datasets import load_digits
 
 from fedtrellis.domains import L1Ball, make_domain
 from tasks import Digits
-from tasks.digits import _data
+from tasks.data.task import data_of
 
 
 def test_every_image_is_in_training_or_test_data_once() -> None:
-    data = _data(Digits(num_clients=9, seed=0))
+    data = data_of(Digits(num_clients=9, seed=0))
     assert data.features.shape == (1437, 64)
     assert data.test_features.shape == (360, 64)
     ours = np.vstack([data.features, data.test_features]) * 16
@@ -18,20 +18,20 @@ def test_every_image_is_in_training_or_test_data_once() -> None:
     np.testing.assert_array_equal(np.sort(ours.sum(axis=1)), np.sort(theirs.sum(1)))
     np.testing.assert_array_equal(np.unique(ours, axis=0), np.unique(theirs, axis=0))
     # stratified: every label has its share of the test images
-    counts = np.bincount(data.test_labels)
+    counts = np.bincount(data.test_targets)
     assert counts.min() >= 34
     assert counts.max() <= 37
 
 
 def test_the_split_does_not_depend_on_the_number_of_clients() -> None:
-    few, many = (_data(Digits(num_clients=n, seed=0)) for n in (2, 50))
+    few, many = (data_of(Digits(num_clients=n, seed=0)) for n in (2, 50))
     np.testing.assert_array_equal(few.test_features, many.test_features)
-    other = _data(Digits(num_clients=2, seed=1))
-    assert not np.array_equal(few.test_labels, other.test_labels)
+    other = data_of(Digits(num_clients=2, seed=1))
+    assert not np.array_equal(few.test_targets, other.test_targets)
 
 
 def test_the_data_is_shared_and_read_only() -> None:
-    data = _data(Digits(num_clients=4, seed=0))
+    data = data_of(Digits(num_clients=4, seed=0))
     share = data.share(1)[0]
     assert np.shares_memory(share, data.features)
     with pytest.raises(ValueError, match="read-only"):
@@ -46,7 +46,7 @@ def test_values_that_are_known() -> None:
     # only the bias of class 3: log(9 + e) − share of class 3
     bias = zero.copy()
     bias[64, 3] = 1.0
-    share = np.mean(_data(task).labels == 3)
+    share = np.mean(data_of(task).targets == 3)
     assert task.value(bias) == pytest.approx(np.log(9 + np.e) - share)
 
 
@@ -72,11 +72,11 @@ def test_the_optimum_is_that_of_cvxpy() -> None:
     for t in range(1, 121):  # accelerated projected gradient
         before, x = x, domain.project(z - step * task.gradient(z))
         z = x + (t - 1) / (t + 2) * (x - before)
-    data = _data(task)
-    features = np.hstack([data.features, np.ones((len(data.labels), 1))])
+    data = data_of(task)
+    features = np.hstack([data.features, np.ones((len(data.targets), 1))])
     W = cvxpy.Variable((65, 10))
     scores = features @ W
-    chosen = cvxpy.sum(cvxpy.multiply(np.eye(10)[data.labels], scores))
+    chosen = cvxpy.sum(cvxpy.multiply(np.eye(10)[data.targets], scores))
     loss = cvxpy.sum(cvxpy.log_sum_exp(scores, axis=1)) - chosen
     problem = cvxpy.Problem(
         cvxpy.Minimize(loss / len(features)), [cvxpy.sum(cvxpy.abs(W)) <= 5.0]

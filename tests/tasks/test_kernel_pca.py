@@ -13,7 +13,7 @@ from fedtrellis.manifolds import Stiefel
 from fedtrellis.settings import SettingsError
 from tasks import KernelPCA
 from tasks.base import DataFileError
-from tasks.data.matrix import read_matrix
+from tasks.data.readers import read_matrix
 
 
 def task(n: int = 5, seed: int = 0, **settings: Any) -> KernelPCA:
@@ -181,14 +181,14 @@ def test_files_that_are_refused(tmp_path: Path) -> None:
         ("vector.npy", "shape \\(3,\\)"),
         ("text.npy", "dtype <U1"),
         ("pickle.npy", "cannot be read"),
-        ("nan.npy", "NaN"),
+        ("nan.npy", "row 1, column '1': must be a finite number"),
         ("short.npy", "cannot be read"),
         ("short.npz", "cannot be read"),
         ("raw.npz", "cannot be read"),
-        ("words.csv", "not a matrix of numbers"),
-        ("ragged.csv", "not a matrix of numbers"),
-        ("empty.csv", "shape"),
-        ("bytes.csv", "UTF-8"),
+        ("words.csv", "row 2, column '2': must be a number"),
+        ("ragged.csv", "row 2: 1 fields; 2 are expected"),
+        ("empty.csv", "the file is empty"),
+        ("bytes.csv", "the first line: column 1 has no name"),
         ("matrix.txt", "must end in .npy, .npz or .csv"),
     ]:
         made = task(1, dataset="file", path=str(tmp_path / name), components=1)

@@ -7,11 +7,12 @@ from fedtrellis.domains import L1Ball, L2Ball
 from fedtrellis.objectives import LeastSquares
 from fedtrellis.settings import SettingsError
 from tasks import Lasso
-from tasks.lasso import _data
+from tasks.data.task import data_of
 
 
 def test_the_data_is_what_the_paper_describes() -> None:
-    A, b, solution = _data(Lasso(num_clients=3, seed=0))
+    task = Lasso(num_clients=3, seed=0)
+    A, b, solution = *data_of(task)[:2], task.solution()
     assert A.shape == (200, 400)
     assert np.count_nonzero(solution) == 20
     np.testing.assert_allclose(b, A @ solution)
@@ -25,7 +26,7 @@ def test_the_data_is_what_the_paper_describes() -> None:
 @pytest.mark.parametrize("n", [1, 7, 200])
 def test_rows_are_dealt_evenly_in_order(n: int) -> None:
     task = Lasso(num_clients=n, seed=0)
-    data = _data(task)
+    data = data_of(task)
     x = np.random.default_rng(0).standard_normal(400)
     start = 0
     for i in range(n):
@@ -33,7 +34,7 @@ def test_rows_are_dealt_evenly_in_order(n: int) -> None:
         assert isinstance(objective, LeastSquares)
         rows = slice(start, start + objective.num_examples)
         start = rows.stop
-        residual = data.A[rows] @ x - data.b[rows]
+        residual = data.features[rows] @ x - data.targets[rows]
         assert objective.value(x) == pytest.approx(n * residual @ residual)
         assert objective.num_examples in (200 // n, 200 // n + 1)
     assert start == 200

@@ -10,7 +10,7 @@ from fedtrellis.domains.whole_space import WholeSpace
 from fedtrellis.objectives import LeastSquares
 from fedtrellis.settings import SettingsError
 from tasks import LinearRegression
-from tasks.linear_regression import _data
+from tasks.data.task import data_of
 
 MODES = [
     (partition, weighting)
@@ -25,9 +25,9 @@ def make(n: int = 8, seed: int = 0, **settings: Any) -> LinearRegression:
 
 
 def shares(task: LinearRegression) -> list[tuple[np.ndarray, np.ndarray]]:
-    data = _data(task)
+    data = data_of(task)
     return [
-        (data.A[start:stop], data.b[start:stop])
+        (data.features[start:stop], data.targets[start:stop])
         for start, stop in zip(data.starts[:-1], data.starts[1:], strict=True)
     ]
 
@@ -62,7 +62,7 @@ def test_every_client_has_one_of_the_three_distributions() -> None:
 def test_shuffled_clients_have_a_third_of_each() -> None:
     task = make(60)
     expected = (1 + 5 / 3 + 25 / 3) / 3
-    assert _data(task).A.var() == pytest.approx(expected, rel=0.02)
+    assert data_of(task).features.var() == pytest.approx(expected, rel=0.02)
     # rows with the variance of the uniform distribution, in every client
     fractions = [np.mean(A.var(axis=1) > 4.5) for A, _ in shares(task)]
     assert np.mean(fractions) == pytest.approx(1 / 3, abs=0.02)
@@ -74,8 +74,8 @@ def test_features_of_different_variances() -> None:
     plain, hard = make(30, features=5), make(30, features=5, condition=1e4)
     # 1, 10^-½, ... 10^-2 times as large; b is as it was
     scales = 10.0 ** np.array([0.0, -0.5, -1.0, -1.5, -2.0])
-    np.testing.assert_allclose(_data(hard).A, _data(plain).A * scales)
-    np.testing.assert_array_equal(_data(hard).b, _data(plain).b)
+    np.testing.assert_allclose(data_of(hard).features, data_of(plain).features * scales)
+    np.testing.assert_array_equal(data_of(hard).targets, data_of(plain).targets)
     curvature = np.asarray(hard.objective().hessian_bound())
     assert np.linalg.cond(curvature) == pytest.approx(1e4, rel=0.5)
     # the same fit in other units
@@ -83,17 +83,17 @@ def test_features_of_different_variances() -> None:
 
 
 def test_sizes_are_uniform_between_their_bounds() -> None:
-    sizes = np.diff(_data(make(2000, features=1)).starts)
+    sizes = np.diff(data_of(make(2000, features=1)).starts)
     assert sizes.min() == 50
     assert sizes.max() == 150
     assert sizes.mean() == pytest.approx(100, abs=2)
     assert sizes.std() == pytest.approx(np.sqrt((101**2 - 1) / 12), rel=0.05)
     fixed = make(5, rows_min=7, rows_max=7)
-    assert np.diff(_data(fixed).starts).tolist() == [7] * 5
+    assert np.diff(data_of(fixed).starts).tolist() == [7] * 5
     assert fixed.num_examples() == 35
     # the same for both partitions
     other = make(2000, features=1, partition="by-distribution")
-    np.testing.assert_array_equal(np.diff(_data(other).starts), sizes)
+    np.testing.assert_array_equal(np.diff(data_of(other).starts), sizes)
 
 
 @every_mode
@@ -180,7 +180,7 @@ def test_fewer_examples_than_features() -> None:
     task.check()
     assert task.reference_optimum(WholeSpace()) == pytest.approx(0.0, abs=1e-20)
     # of all minimisers the shortest: in the span of the rows
-    A = _data(task).A
+    A = data_of(task).features
     inside = A.T @ np.linalg.lstsq(A.T, task.solution(), rcond=None)[0]
     np.testing.assert_allclose(inside, task.solution(), atol=1e-12)
 
@@ -197,17 +197,17 @@ def test_the_paper_s_example() -> None:
 
 def test_the_data_is_shared_and_read_only() -> None:
     task = make()
-    data = _data(task)
+    data = data_of(task)
     objective = task._build_client_objective(3)
     assert isinstance(objective, LeastSquares)
-    assert np.shares_memory(objective.hessian_factor()[0], data.A)
-    for array in (data.A, data.b, task.solution()):
+    assert np.shares_memory(objective.hessian_factor()[0], data.features)
+    for array in (data.features, data.targets, task.solution()):
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 1.0
-    again = _data.__wrapped__(task)
-    np.testing.assert_array_equal(again.A, data.A)
-    np.testing.assert_array_equal(again.b, data.b)
-    assert not np.array_equal(_data(make(seed=1)).starts, data.starts)
+    again = data_of.__wrapped__(task)
+    np.testing.assert_array_equal(again.features, data.features)
+    np.testing.assert_array_equal(again.targets, data.targets)
+    assert not np.array_equal(data_of(make(seed=1)).starts, data.starts)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from fedtrellis.objectives.mean_objective import MeanObjective
 from fedtrellis.objectives.nonconvex_logistic import NonconvexLogistic
 from fedtrellis.settings import SettingsError, parse
 from tasks import LogisticRegression
-from tasks.logistic_regression import _data
+from tasks.data.task import data_of
 
 
 def make(n: int = 4, seed: int = 0, **settings: Any) -> LogisticRegression:
@@ -63,37 +63,37 @@ def sorted_rows(matrix: np.ndarray) -> np.ndarray:
 
 
 def test_every_example_is_in_training_or_test_data_once() -> None:
-    data = _data(make(7, scaling="none"))
+    data = data_of(make(7, scaling="none"))
     assert data.features.shape == (455, 30)
     assert data.test_features.shape == (114, 30)
     raw, labels = load_breast_cancer(return_X_y=True)
     ours = np.column_stack(
         [
             np.vstack([data.features, data.test_features]),
-            np.concatenate([data.labels, data.test_labels]),
+            np.concatenate([data.targets, data.test_targets]),
         ]
     )
     theirs = np.column_stack([raw, labels])
     np.testing.assert_array_equal(sorted_rows(ours), sorted_rows(theirs))
     # stratified
-    assert abs(data.test_labels.mean() - labels.mean()) < 0.01
+    assert abs(data.test_targets.mean() - labels.mean()) < 0.01
 
 
 def test_the_split_depends_on_the_seed_and_not_on_the_number_of_clients() -> None:
-    few, many = (_data(make(n, scaling="none")) for n in (2, 50))
+    few, many = (data_of(make(n, scaling="none")) for n in (2, 50))
     np.testing.assert_array_equal(few.test_features, many.test_features)
-    other = _data(make(2, seed=1, scaling="none"))
+    other = data_of(make(2, seed=1, scaling="none"))
     assert not np.array_equal(few.test_features, other.test_features)
 
 
-def test_without_test_data() -> None:
+def test_without_testdata_of() -> None:
     task = make(test_fraction=0.0)
     assert task.num_examples() == 569
-    assert _data(task).test_features.shape == (0, 30)
+    assert data_of(task).test_features.shape == (0, 30)
     x = minimum(task)[1]
     metrics = task.metrics(x)
-    data = _data(task)
-    expected = np.mean((data.features @ x > 0) == data.labels)
+    data = data_of(task)
+    expected = np.mean((data.features @ x > 0) == data.targets)
     assert metrics == {"train-accuracy": expected}
     assert expected > 0.97
     clients = make(test_fraction=0.0, weighting="clients")
@@ -103,8 +103,8 @@ def test_without_test_data() -> None:
 def test_the_minimum_classifies_test_examples() -> None:
     task = make()
     x = minimum(task)[1]
-    data = _data(task)
-    expected = np.mean((data.test_features @ x > 0) == data.test_labels)
+    data = data_of(task)
+    expected = np.mean((data.test_features @ x > 0) == data.test_targets)
     assert task.metrics(x) == {"accuracy": expected}
     assert expected > 0.95
 
@@ -113,15 +113,15 @@ def test_the_minimum_classifies_test_examples() -> None:
 @pytest.mark.parametrize("intercept", [False, True])
 def test_the_minimum_is_scikit_learns(l2: float, intercept: bool) -> None:
     task = make(l2=l2, intercept=intercept)
-    data = _data(task)
-    features, d = np.asarray(data.features), len(data.labels)
+    data = data_of(task)
+    features, d = np.asarray(data.features), len(data.targets)
     model = SklearnLogistic(
         C=1 / (d * l2), fit_intercept=False, tol=1e-10, max_iter=10000
     )
-    model.fit(features, data.labels)
+    model.fit(features, data.targets)
     theirs = model.coef_[0]
     scores = features @ theirs
-    loss = np.mean(np.logaddexp(0, scores) - data.labels * scores)
+    loss = np.mean(np.logaddexp(0, scores) - data.targets * scores)
     value, x = minimum(task)
     assert value == pytest.approx(loss + l2 / 2 * theirs @ theirs, abs=1e-9)
     np.testing.assert_allclose(x, theirs, atol=1e-3)
@@ -142,11 +142,11 @@ def test_the_losses_are_the_formulas(
     task = make(
         n, l2=l2, regularizer=regularizer, weighting=weighting, partition=partition
     )
-    data = _data(task)
+    data = data_of(task)
     x = np.random.default_rng(0).standard_normal(30)
     penalty = np.sum(x**2 if regularizer == "l2" else x**2 / (1 + x**2)) * l2 / 2
     scores = data.features @ x
-    losses = np.logaddexp(0, scores) - data.labels * scores
+    losses = np.logaddexp(0, scores) - data.targets * scores
     expected = []
     for i in range(n):
         own = slice(data.starts[i], data.starts[i + 1])
@@ -169,7 +169,7 @@ def test_one_label_a_client_by_default() -> None:
     pytest.importorskip("flwr_datasets")
     task = make(5, partition="labels")
     for i in range(5):
-        assert len(set(_data(task).share(i)[1])) == 1
+        assert len(set(data_of(task).share(i)[1])) == 1
     refused(
         SettingsError,
         "labels-per-client = 3",
@@ -193,14 +193,14 @@ def test_the_schedule_is_that_of_the_loss(method: str) -> None:
 
 def test_uneven_shares_hold_every_example_once() -> None:
     task = make(partition="uneven", n=20, test_fraction=0.0)
-    shares = task.deal(_data(task).labels)
+    shares = task.deal(data_of(task).targets)
     sizes = [len(share) for share in shares]
     assert np.array_equal(np.sort(np.concatenate(shares)), np.arange(569))
     # as in the authors' code, none below a fortieth of the mean
     assert min(sizes) >= 0.025 * 569 / 20
     assert max(sizes) > 3 * min(sizes)
     other = make(partition="uneven", n=20, test_fraction=0.0, seed=1)
-    assert [len(share) for share in other.deal(_data(other).labels)] != sizes
+    assert [len(share) for share in other.deal(data_of(other).targets)] != sizes
 
 
 @pytest.mark.parametrize("weighting", ["examples", "clients"])
@@ -223,8 +223,8 @@ def test_the_regulariser_over_the_examples(weighting: str) -> None:
 # -- scaling
 
 
-def test_standard_scaling_is_measured_on_training_data() -> None:
-    raw, scaled = _data(make(scaling="none")), _data(make())
+def test_standard_scaling_is_measured_on_trainingdata_of() -> None:
+    raw, scaled = data_of(make(scaling="none")), data_of(make())
     mean, deviation = raw.features.mean(axis=0), raw.features.std(axis=0)
     np.testing.assert_allclose(scaled.features, (raw.features - mean) / deviation)
     expected = (raw.test_features - mean) / deviation
@@ -236,14 +236,14 @@ def test_constant_features_become_zero(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tasks import logistic_regression
-    from tasks.data.tables import Table
+    from tasks.data.table import Table
 
     rng = np.random.default_rng(0)
     features = rng.standard_normal((40, 3))
     features[:, 1] = 0.1
     table = Table(features, np.arange(40) % 2)
     monkeypatch.setattr(logistic_regression, "_table", lambda task: table)
-    data = _data.__wrapped__(make(scaling="standard"))
+    data = data_of.__wrapped__(make(scaling="standard"))
     np.testing.assert_array_equal(data.features[:, 1], 0.0)
     np.testing.assert_array_equal(data.test_features[:, 1], 0.0)
     assert np.isfinite(data.features).all()
@@ -258,7 +258,7 @@ def test_unit_rows_and_columns(sparse_file: str, dataset: str, intercept: bool) 
         settings["path"] = sparse_file
 
     def dense(scaling: str) -> tuple[np.ndarray, np.ndarray]:
-        data = _data(make(scaling=scaling, **settings))
+        data = data_of(make(scaling=scaling, **settings))
         parts = [data.features, data.test_features]
         arrays = [p if dataset != "libsvm" else p.toarray() for p in parts]
         if intercept:
@@ -292,14 +292,14 @@ def test_sparse_data_stays_sparse(sparse_file: str) -> None:
     task.check()
     assert task.num_examples() == 40
     assert task.shapes() == [(7,)]
-    data = _data(task)
+    data = data_of(task)
     assert data.features.format == "csr"
     dense = data.features.toarray()
     for i in range(4):
         share, labels = data.share(i)
         own = slice(data.starts[i], data.starts[i + 1])
         np.testing.assert_array_equal(share.toarray(), dense[own])
-        np.testing.assert_array_equal(labels, data.labels[own])
+        np.testing.assert_array_equal(labels, data.targets[own])
         objective = task.client_objective(i)
         assert isinstance(objective, Logistic)
         matrix = objective.hessian_factor()[0]
@@ -343,7 +343,7 @@ def test_a_file_with_several_labels(tmp_path: Path, intercept: bool) -> None:
     np.testing.assert_allclose(task.gradient(w), mean)
     expected = np.mean(scores.argmax(axis=1) == y)
     assert task.metrics(w) == {"train-accuracy": pytest.approx(expected)}
-    data = _data(task)
+    data = data_of(task)
     assert data.features.format == data.share(1)[0].format == "csr"
     held = make(4, **settings, intercept=intercept)
     assert set(held.metrics(w)) == {"accuracy"}
@@ -356,7 +356,7 @@ def test_a_file_with_several_labels(tmp_path: Path, intercept: bool) -> None:
 
 def test_dense_data_is_shared_and_read_only() -> None:
     task = make(seed=77)  # of no other test: objectives outlive the cache of data
-    data = _data(task)
+    data = data_of(task)
     share = data.share(1)[0]
     assert np.shares_memory(share, data.features)
     objective = task.client_objective(1)
@@ -376,7 +376,7 @@ def test_a_dense_file(tmp_path: Path) -> None:
     task = make(3, dataset="santander", path=str(path), test_fraction=0.0)
     task.check()
     expected = numbers / np.linalg.norm(numbers, axis=1)[:, None]
-    ours = _data(task).features
+    ours = data_of(task).features
     np.testing.assert_allclose(sorted_rows(ours), sorted_rows(expected), rtol=1e-12)
     make(3, dataset="santander", path=str(path), scaling="standard").check()
 
@@ -393,7 +393,12 @@ def test_missing_and_malformed_files(tmp_path: Path) -> None:
     (tmp_path / "bad").write_text("a,b\n1,2\n")
     for dataset in ("qsar", "santander", "libsvm"):
         task = make(dataset=dataset, path=str(tmp_path / "bad"))
-        refused(SettingsError, "bad, line 1", task)
+        where = {
+            "qsar": "bad, row 1: 1 fields",
+            "santander": "bad: the first line has no column 'ID_code'",
+            "libsvm": "bad, line 1: must be",
+        }
+        refused(SettingsError, where[dataset], task)
 
 
 def test_settings_that_do_not_fit(sparse_file: str) -> None:

@@ -12,7 +12,7 @@ from fedtrellis.manifolds import Euclidean, FixedRank, Product, Stiefel
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import Layout
 from tasks import Digits, LowRankNetwork
-from tasks.low_rank_network import _data
+from tasks.data.task import data_of
 
 
 def task(n: int = 5, seed: int = 0, **settings: Any) -> LowRankNetwork:
@@ -115,9 +115,9 @@ def test_limits_take_some_of_the_images() -> None:
 
 
 def test_validation_takes_training_images_in_the_place_of_test_images() -> None:
-    whole, part = (_data(task(validation_fraction=share)) for share in (0.0, 0.2))
-    held_out = round(0.2 * len(whole.labels))
-    assert len(part.test_labels) == held_out
+    whole, part = (data_of(task(validation_fraction=share)) for share in (0.0, 0.2))
+    held_out = round(0.2 * len(whole.targets))
+    assert len(part.test_targets) == held_out
     rows = np.concatenate([part.features, part.test_features])
     # all of them are training images, each once
     assert np.array_equal(

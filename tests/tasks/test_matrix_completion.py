@@ -9,8 +9,9 @@ import pytest
 from fedtrellis.domains import NuclearNormBall
 from fedtrellis.settings import SettingsError
 from tasks import MatrixCompletion
-from tasks.data.ratings import read_ratings
-from tasks.matrix_completion import _data, synthetic_ratings
+from tasks.data.readers import read_ratings
+from tasks.data.task import data_of
+from tasks.matrix_completion import synthetic_ratings
 
 RATINGS = "196\t242\t3\t881250949\n186\t302\t3\t891717742\n22\t377\t1\t878887116\n"
 
@@ -29,13 +30,12 @@ def ratings_file(path: Path, count: int) -> str:
     return write(path, "".join(lines))
 
 
-def test_reading_u_data(tmp_path: Path) -> None:
+def test_reading_udata_of(tmp_path: Path) -> None:
     path = write(tmp_path / "u.data", RATINGS)
     ratings = read_ratings(Path(path))
-    assert ratings.rows.tolist() == [195, 185, 21]
-    assert ratings.columns.tolist() == [241, 301, 376]
-    assert ratings.values.tolist() == [3.0, 3.0, 1.0]
-    assert ratings.shape == (196, 377)
+    assert ratings.features.T.tolist() == [[195, 185, 21], [241, 301, 376]]
+    assert ratings.targets is not None
+    assert ratings.targets.tolist() == [3.0, 3.0, 1.0]
     task = MatrixCompletion(num_clients=2, seed=0, path=path)
     task.check()
     assert task.shapes() == [(196, 377)]
@@ -46,18 +46,17 @@ def test_reading_u_data(tmp_path: Path) -> None:
 def test_every_rating_is_used_once(tmp_path: Path, n: int) -> None:
     path = ratings_file(tmp_path / "u.data", 203)
     task = MatrixCompletion(num_clients=n, seed=0, path=path)
-    train, test = _data(task)
-    assert len(test.values) == 41  # 20 % of 203, rounded
+    data = data_of(task)
+    assert len(data.test_targets) == 41  # 20 % of 203, rounded
     whole = read_ratings(Path(path))
-    cells = np.concatenate([part.rows * 20 + part.columns for part in (train, test)])
-    np.testing.assert_array_equal(
-        np.sort(cells), np.sort(whole.rows * 20 + whole.columns)
-    )
+    cells = np.concatenate([data.features @ [20, 1], data.test_features @ [20, 1]])
+    np.testing.assert_array_equal(np.sort(cells), np.sort(whole.features @ [20, 1]))
     # each client's gradient is non-zero where its ratings are
-    x = np.full(train.shape, 100.0)
+    [shape] = task.shapes()
+    x = np.full(shape, 100.0)
     held = [task.client_objective(i).gradient(x) != 0 for i in range(n)]
-    observed = np.zeros(train.shape, dtype=int)
-    observed[train.rows, train.columns] = 1
+    observed = np.zeros(shape, dtype=int)
+    observed[tuple(data.features.T.astype(int))] = 1
     np.testing.assert_array_equal(np.sum(held, axis=0), observed)
     assert {int(h.sum()) for h in held} <= {162 // n, 162 // n + 1}
 
@@ -65,29 +64,34 @@ def test_every_rating_is_used_once(tmp_path: Path, n: int) -> None:
 def test_centred_ratings_and_a_share_for_validation(tmp_path: Path) -> None:
     path = ratings_file(tmp_path / "u.data", 200)
     plain = MatrixCompletion(num_clients=4, seed=0, path=path)
-    train, test = _data(plain)
-    centred, tested = _data(replace(plain, centred=True))
-    mean = train.values.mean()
+    data, centred = data_of(plain), data_of(replace(plain, centred=True))
+    mean = data.targets.mean()
     # the test ratings' mean is not looked at
-    np.testing.assert_allclose(centred.values, train.values - mean)
-    np.testing.assert_allclose(tested.values, test.values - mean)
-    constant = np.full(train.shape, mean)
+    np.testing.assert_allclose(centred.targets, data.targets - mean)
+    np.testing.assert_allclose(centred.test_targets, data.test_targets - mean)
+    constant = np.full(plain.shapes()[0], mean)
     assert replace(plain, centred=True).metrics(0.0 * constant)["rmse"] == (
         pytest.approx(plain.metrics(constant)["rmse"])
     )
-    kept, validation = _data(replace(plain, validation_fraction=0.25))
-    assert (len(kept.values), len(validation.values)) == (120, 40)
-    cells = [part.rows * 20 + part.columns for part in (kept, validation, train)]
+    part = data_of(replace(plain, validation_fraction=0.25))
+    assert (len(part.targets), len(part.test_targets)) == (120, 40)
+    cells = np.concatenate([part.features, part.test_features]) @ [20, 1]
     # both are of the training ratings
-    np.testing.assert_array_equal(np.sort(np.concatenate(cells[:2])), np.sort(cells[2]))
+    np.testing.assert_array_equal(np.sort(cells), np.sort(data.features @ [20, 1]))
 
 
 def test_metrics_are_root_mean_squares(tmp_path: Path) -> None:
     path = ratings_file(tmp_path / "u.data", 100)
     task = MatrixCompletion(num_clients=4, seed=0, path=path)
-    train, test = _data(task)
-    x = np.random.default_rng(0).standard_normal(train.shape)
-    errors = [x[part.rows, part.columns] - part.values for part in (train, test)]
+    data = data_of(task)
+    x = np.random.default_rng(0).standard_normal(task.shapes()[0])
+    errors = [
+        x[tuple(cells.T.astype(int))] - values
+        for cells, values in (
+            (data.features, data.targets),
+            (data.test_features, data.test_targets),
+        )
+    ]
     metrics = task.metrics(x)
     assert task.value(x) == pytest.approx(np.mean(errors[0] ** 2))
     assert metrics["rmse-train"] == pytest.approx(np.sqrt(np.mean(errors[0] ** 2)))
@@ -95,11 +99,10 @@ def test_metrics_are_root_mean_squares(tmp_path: Path) -> None:
 
 
 def test_generated_ratings() -> None:
-    ratings = synthetic_ratings(np.random.default_rng(0))
-    assert ratings.shape == (60, 50)
-    assert len(ratings.values) == 1500
-    cells = ratings.rows * 50 + ratings.columns
-    assert len(np.unique(cells)) == 1500
+    cells, values, shape, _ = synthetic_ratings(0)
+    assert shape == (60, 50)
+    assert len(values) == 1500
+    assert len(np.unique(cells @ [50, 1])) == 1500
     task = MatrixCompletion(num_clients=4, seed=0)
     radius = task.domains()["nuclear-norm-ball"]
     domain, x = NuclearNormBall(radius), np.zeros((60, 50))
@@ -117,17 +120,16 @@ def test_generated_ratings() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (RATINGS + "1\t2\t3\n", "line 4"),
-        (RATINGS + "\n" + RATINGS, "line 4"),
-        ("1\t2\t3\t4\t5\n" + RATINGS, "line 1"),
-        (RATINGS + "0\t2\t3\t4\n", "line 4"),
-        (RATINGS + "1.5\t2\t3\t4\n", "line 4"),
-        (RATINGS + "1\t2\tnan\t4\n", "line 4"),
-        (RATINGS + "1\t2\tgood\t4\n", "line 4"),
-        (RATINGS + "1\t2\t3\tnoon\n", "line 4"),
-        (RATINGS + "1\t99999999999\t3\t4\n", "line 4"),
-        ("1::2::3::4\n", "line 1"),
-        ("", "0 ratings"),
+        (RATINGS + "1\t2\t3\n", "row 4: 3 fields; 4 are expected"),
+        (RATINGS + "\n" + RATINGS, "row 4: the line is empty"),
+        ("1\t2\t3\t4\t5\n" + RATINGS, "fields; user, item and rating"),
+        (RATINGS + "0\t2\t3\t4\n", "row 4, column 'user': must be a whole"),
+        (RATINGS + "1.5\t2\t3\t4\n", "row 4, column 'user': must be a whole"),
+        (RATINGS + "1\t2\tnan\t4\n", "row 4, column 'rating': must be a finite"),
+        (RATINGS + "1\t2\tgood\t4\n", "row 4, column 'rating': must be a number"),
+        (RATINGS + "1\t99999999999\t3\t4\n", "row 4, column 'item': must be a whole"),
+        ("1::2::3::4\n", "fields; user, item and rating"),
+        ("", "there are no ratings"),
         ("1\t2\t3\t4\n", "1 ratings"),
     ],
 )

@@ -12,10 +12,9 @@ import pytest
 from numpy.typing import NDArray
 
 import sim
-import tasks.kernel_pca
-import tasks.logistic_regression
 from fedtrellis.settings import SettingsError
 from tasks import HybridTask, KernelPCA, LogisticRegression, make_task
+from tasks.data.task import data_of
 from tests.harness import run_app
 from tests.tasks.data.node_files import write_csv, write_libsvm
 
@@ -43,7 +42,7 @@ def history(record: Path) -> list[dict[str, Any]]:
 def breast_cancer(folder: Path, ending: str) -> list[dict[str, Any]]:
     task = make_task("logistic-regression", {}, N, 0)
     assert isinstance(task, LogisticRegression)
-    data = tasks.logistic_regression._data(task)
+    data = data_of(task)
     configs = []
     for i in range(N):
         rows, labels = data.share(i)
@@ -124,7 +123,7 @@ def test_principal_components_of_the_nodes_digits(tmp_path: Path) -> None:
     expected = run(tmp_path, config, [{}] * N)
     task = make_task("kernel-pca", {}, N, 0)
     assert isinstance(task, KernelPCA)
-    rows, starts = tasks.kernel_pca._data(task)
+    rows, _, starts, *_ = data_of(task)
     configs = []
     for i in range(N):
         path = tmp_path / f"{i}.csv"

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from tasks import DataFileError
-from tasks.data.tables import Table, load_libsvm, load_qsar, load_santander
+from tasks.data.datasets import load_libsvm, load_qsar, load_santander
+from tasks.data.table import Table
 
 # What no message may show.
 SECRET = "48151623"
@@ -61,20 +62,26 @@ def test_qsar(tmp_path: Path, newline: str, end: bool, zipped: bool) -> None:
     assert table.features.dtype == np.float64
     np.testing.assert_array_equal(table.features.toarray(), bits)
     assert table.features.nnz == bits.sum()
-    assert table.labels.tolist() == [1, 0, 0, 1, 0, 0]
+    assert table.targets.tolist() == [1, 0, 0, 1, 0, 0]
 
 
 @pytest.mark.parametrize(
     ("line", "match"),
     [
-        ("1;" * 1023 + "negative", r"line 3: 1024 fields"),
-        ("1;" * 1025 + "negative", r"line 3: 1026 fields"),
-        ("", r"line 3: 1 fields"),
-        ("1;" * 1000 + "2;" + "0;" * 23 + "negative", r"line 3, field 1001: .* 0 or 1"),
-        ("1;" * 5 + SECRET + ";" + "0;" * 1018 + "negative", r"line 3, field 6: "),
-        ("1;" * 1024 + "NEGATIVE", r"line 3: the label must be"),
-        ("1;" * 1024 + SECRET, r"line 3: the label must be"),
-        ("1," * 1024 + "negative", r"line 3: 1 fields"),
+        ("1;" * 1023 + "negative", r"row 3: 1024 fields"),
+        ("1;" * 1025 + "negative", r"row 3: 1026 fields"),
+        ("", r"row 3: the line is empty"),
+        (
+            "1;" * 1000 + "2;" + "0;" * 23 + "negative",
+            r"row 3, column 'bit-1001': .* 0 or 1",
+        ),
+        (
+            "1;" * 5 + SECRET + ";" + "0;" * 1018 + "negative",
+            r"row 3, column 'bit-6': .* 0 or 1",
+        ),
+        ("1;" * 1024 + "NEGATIVE", r"row 3, column 'label': is not among the labels"),
+        ("1;" * 1024 + SECRET, r"row 3, column 'label': is not among the labels"),
+        ("1," * 1024 + "negative", r"row 3: 1 fields"),
     ],
 )
 def test_malformed_qsar(tmp_path: Path, line: str, match: str) -> None:
@@ -137,7 +144,7 @@ def test_santander(tmp_path: Path, newline: str, zipped: bool) -> None:
     np.testing.assert_array_equal(table.features, expected)
     assert table.features.flags.c_contiguous
     assert table.features.dtype == np.float64
-    assert table.labels.tolist() == [0, 1, 0, 1, 0]
+    assert table.targets.tolist() == [0, 1, 0, 1, 0]
 
 
 def replaced(column: int, value: str) -> Callable[[str], str]:
@@ -152,17 +159,17 @@ def replaced(column: int, value: str) -> Callable[[str], str]:
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        (lambda line: line + ",1.0", r"line 4: 203 fields"),
-        (lambda line: line.rpartition(",")[0], r"line 4: 201 fields"),
-        (lambda line: "train_2", r"line 4: 1 fields"),
-        (replaced(2, "nan"), r"line 4, column var_0: .* finite"),
-        (replaced(9, "inf"), r"line 4, column var_7: .* finite"),
-        (replaced(201, "1e999"), r"line 4, column var_199: .* finite"),
-        (replaced(100, SECRET + "x"), r"line 4, column var_98: "),
-        (replaced(100, ""), r"line 4, column var_98: "),
-        (replaced(100, "1_0"), r"line 4, column var_98: "),
-        (replaced(1, "2"), r"line 4, column target: .* 0 or 1"),
-        (replaced(1, "yes"), r"line 4, column target: "),
+        (lambda line: line + ",1.0", r"row 3: 203 fields"),
+        (lambda line: line.rpartition(",")[0], r"row 3: 201 fields"),
+        (lambda line: "train_2", r"row 3: 1 fields"),
+        (replaced(2, "nan"), r"row 3, column 'var_0': .* finite"),
+        (replaced(9, "inf"), r"row 3, column 'var_7': .* finite"),
+        (replaced(201, "1e999"), r"row 3, column 'var_199': .* finite"),
+        (replaced(100, SECRET + "x"), r"row 3, column 'var_98': "),
+        (replaced(100, ""), r"row 3, column 'var_98': "),
+        (replaced(100, "1_0"), r"row 3, column 'var_98': "),
+        (replaced(1, "2"), r"row 3, column 'target': is not among the labels"),
+        (replaced(1, "yes"), r"row 3, column 'target': is not among the labels"),
     ],
 )
 def test_malformed_santander(
@@ -178,13 +185,18 @@ def test_malformed_santander(
 def test_a_file_that_is_not_santander(tmp_path: Path) -> None:
     path = tmp_path / "train.csv"
     lines = santander_lines()
-    for header in ("", lines[0].replace("target,", ""), lines[1]):
+    for header, match in (
+        ("", "its first line must hold the columns' names"),
+        (lines[0].replace("target,", ""), "row 1: 202 fields; the first line has 201"),
+        (lines[0].replace("target,", "aim,"), "the first line has no column 'target'"),
+        (lines[1], "the first line"),
+    ):
         path.write_text("\n".join([header, *lines[1:]]))
-        refused(load_santander, path, "line 1: the header")
+        refused(load_santander, path, match)
     path.write_text(lines[0] + "\n")
     refused(load_santander, path, "no rows")
     path.write_bytes(bytes(range(256)) * 10)
-    refused(load_santander, path, "line 1: the header")
+    refused(load_santander, path, "the first line")
 
 
 # -- LIBSVM
@@ -205,7 +217,7 @@ def test_libsvm(tmp_path: Path, end: str) -> None:
     expected[0, 0], expected[0, 3], expected[1, 1], expected[2, 2] = 0.5, -2, 1e3, 1
     assert table.features.format == "csr"
     np.testing.assert_array_equal(table.features.toarray(), expected)
-    assert table.labels.tolist() == [1, 0, 1, 0]
+    assert table.targets.tolist() == [1, 0, 1, 0]
 
 
 @pytest.mark.parametrize(
@@ -215,7 +227,7 @@ def test_libsvm(tmp_path: Path, end: str) -> None:
 def test_any_two_labels(tmp_path: Path, labels: Any, expected: list[int]) -> None:
     path = tmp_path / "data"
     path.write_text("".join(f"{label} 1:1\n" for label in labels))
-    assert load_libsvm(path).labels.tolist() == expected
+    assert load_libsvm(path).targets.tolist() == expected
 
 
 def test_not_two_labels(tmp_path: Path) -> None:
@@ -282,7 +294,7 @@ def test_real_qsar() -> None:
     table = load_qsar(real("qsar_oral_toxicity/qsar_oral_toxicity.zip"))
     assert table.features.shape == (8992, 1024)
     assert table.features.nnz == table.features.sum() == 856863
-    assert np.bincount(table.labels).tolist() == [8251, 741]
+    assert np.bincount(table.targets.astype(int)).tolist() == [8251, 741]
 
 
 @pytest.mark.parametrize(
@@ -298,7 +310,7 @@ def test_real_libsvm(
     table = load_libsvm(real(f"libsvm/{name}.bz2"))
     assert table.features.shape == shape
     assert table.features.nnz == nonzeros
-    assert np.bincount(table.labels).tolist() == counts
+    assert np.bincount(table.targets.astype(int)).tolist() == counts
 
 
 def test_real_libsvm_of_many_classes() -> None:

@@ -15,9 +15,8 @@ from sklearn.preprocessing import StandardScaler
 from fedtrellis.settings import SettingsError
 from tasks import make_task
 from tasks.base import DataFileError
-from tasks.data.csv_file import read_csv
-from tasks.data.npz_file import read_npz
-from tasks.data.settings import Schema
+from tasks.data.readers import read_csv, read_npz
+from tasks.data.table import Schema
 from tests.harness import run_app
 from tests.tasks.data.node_files import write_csv
 

@@ -1,0 +1,455 @@
+"""Tasks that learn from a data set: how settings become data, and data losses.
+
+A task says what it reads (:meth:`NodeDataTask._load`, one data set dealt to the
+clients) and what is learnt from rows (:meth:`NodeDataTask._loss`); with
+``dataset = "nodes"`` the rows are those of each node's own file instead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtrellis.objectives import Objective
+from fedtrellis.settings import SettingsError, parse
+
+from ..base import Array, Point, Task, in_dtype
+from .readers import file_stamp, node_path, read_table
+from .settings import FILE, NODES, DataSettings
+from .table import Schema, Table
+
+__all__ = [
+    "Dealt",
+    "Indices",
+    "NodeDataTask",
+    "arrange",
+    "data_of",
+    "dense",
+    "starts_of",
+]
+
+Indices = NDArray[np.intp]
+
+
+class Dealt(NamedTuple):
+    """Training examples in the order of the clients that hold them, and test data.
+
+    Client i holds the rows ``starts[i]:starts[i + 1]``: its share is a view of dense
+    features (a copy of CSR ones, as SciPy keeps no views), and the data is in memory
+    once however many clients a process serves. Arrays are read-only.
+    """
+
+    features: Any
+    targets: NDArray[Any]
+    starts: Indices
+    test_features: Any = None
+    test_targets: Any = None
+
+    def share(self, client: int) -> tuple[Any, NDArray[Any]]:
+        """Return a client's features and targets."""
+        own = slice(self.starts[client], self.starts[client + 1])
+        return self.features[own], self.targets[own]
+
+    def weight(self, client: int) -> float:
+        """Return n·d_i/d: f_i is so many times the mean loss of the client's share."""
+        sizes = np.diff(self.starts)
+        return float(len(sizes) * sizes[client] / len(self.targets))
+
+    def read_only(self) -> Dealt:
+        """Return these, with arrays that nobody can write to."""
+        for array in self:
+            if isinstance(array, np.ndarray):
+                array.setflags(write=False)
+        return self
+
+
+def starts_of(shares: Sequence[Sequence[Any] | Indices]) -> Indices:
+    """Return where each client's rows start, and how many there are."""
+    return np.cumsum([0, *(len(share) for share in shares)]).astype(np.intp)
+
+
+def arrange(
+    features: Any,
+    targets: NDArray[Any],
+    shares: list[Indices],
+    test_features: Any = None,
+    test_targets: Any = None,
+) -> Dealt:
+    """Put training examples in the order of their clients.
+
+    Parameters
+    ----------
+    features : ndarray or scipy.sparse.csr_array of shape (d, ...)
+    targets : ndarray of shape (d,)
+    shares : list of ndarray of int
+        The examples of each client, each example in one share exactly.
+    test_features, test_targets : ndarray, optional
+    """
+    order = np.concatenate(shares)
+    if not np.array_equal(np.sort(order), np.arange(len(targets))):
+        raise ValueError("shares leave out an example or name one twice")
+    rows = features[order], targets[order], starts_of(shares)
+    return Dealt(*rows, test_features, test_targets).read_only()
+
+
+def dense(features: Any) -> Array:
+    """Return features as an ndarray."""
+    return features if isinstance(features, np.ndarray) else features.toarray()
+
+
+@dataclass(frozen=True)
+class NodeDataTask(Task):
+    """A task that learns from examples, with a setting ``dataset``.
+
+    F = (1/n) Σ f_i with f_i a weight times the mean loss over the client's examples.
+
+    - A named data set is loaded and dealt to the clients.
+    - ``"file"``, where a task has it, is one file of the user's, in any format.
+    - ``"nodes"``: every node reads its own file, the server has none, and what it has
+      to know of the data is in the run config, :class:`DataSettings`. A file is taken
+      as it is: settings that deal, limit or hold out examples must be as they are by
+      default. With ``data.examples`` = d the weight is n·d_i/d, so that every example
+      of all nodes together counts the same, and F is that of the same data on one
+      computer; else it is 1.
+
+    Attributes
+    ----------
+    not_on_nodes : tuple of str
+        Fields that have no meaning with nodes' own data.
+    not_of_file : tuple of str
+        Fields that have none with ``dataset = "file"``.
+    weighs : bool
+        Whether samples may have weights.
+    label_kind : {"number", "class", "none"}
+        What a node's label column holds.
+    node_labels : tuple of str
+        The classes' labels by default, for a task that has a fixed number of them.
+    """
+
+    nodes: DataSettings = field(default=DataSettings(), kw_only=True)
+
+    not_on_nodes: ClassVar[tuple[str, ...]] = ()
+    not_of_file: ClassVar[tuple[str, ...]] = ()
+    weighs: ClassVar[bool] = False
+    label_kind: ClassVar[Literal["class", "number", "none"]] = "number"
+    node_labels: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def from_config(
+        cls, config: Mapping[str, Any], num_clients: int, seed: int, **more: Any
+    ) -> Self:
+        """As of every task; what nodes' files are like comes from keys ``data.``."""
+        nodes = parse(DataSettings, config, "data.")
+        return super().from_config(config, num_clients, seed, nodes=nodes, **more)
+
+    # -- which data
+
+    @property
+    def on_nodes(self) -> bool:
+        """Whether every node has its own data."""
+        return getattr(self, "dataset", "") == NODES
+
+    @property
+    def on_file(self) -> bool:
+        """Whether the data is in a file of the user's, in any of the formats."""
+        return getattr(self, "dataset", "") == FILE
+
+    @property
+    def of_file(self) -> tuple[str, ...]:
+        """Which column of a csv file has the label, and which the weights."""
+        columns = ("label_column", *["weight_column"] * self.weighs)
+        return columns if self.on_file else ()
+
+    @property
+    def node_examples(self) -> int:
+        """The setting ``data.examples``."""
+        return self.nodes.examples
+
+    def check(self) -> None:
+        """As of every task: first what needs no data, then that there is enough."""
+        self.check_settings()
+        if self.on_nodes:
+            self.check_nodes()
+            return
+        self.check_path()
+        if self.on_file:
+            why = "it is for the data that is built in"
+            self._refuse(self.not_of_file, FILE, why)
+        # Nothing can be made or dealt for no client, so this comes before the data.
+        self.check_clients(max(self.num_clients, 1), "examples")
+        super().check()
+
+    def check_settings(self) -> None:
+        """Find out whether the settings suit each other, whatever the data.
+
+        Raises
+        ------
+        SettingsError
+        """
+
+    def check_path(self) -> None:
+        """Find out whether there is a path where the data set needs one.
+
+        Raises
+        ------
+        SettingsError
+        """
+        path = next((f for f in dataclasses.fields(self) if f.name == "path"), None)
+        dataset = getattr(self, "dataset", None)
+        only = {} if path is None else path.metadata.get("only") or {}
+        if dataset in only.get("dataset", ()) and not getattr(self, "path", ""):
+            raise SettingsError(
+                f"{self.name}.path is empty; for {dataset!r} it must name the data's "
+                "file or folder"
+            )
+
+    def check_nodes(self) -> None:
+        """Find out whether the settings suit nodes' own data, and say enough of it.
+
+        Raises
+        ------
+        SettingsError
+        """
+        if self.nodes.weight_column and not self.weighs:
+            raise SettingsError(
+                f"data.weight-column = {self.nodes.weight_column!r} is not for task "
+                f"{self.name!r}, whose examples all count alike; allowed: empty"
+            )
+        why = "every node's file is taken as it is"
+        self._refuse(self.not_on_nodes, NODES, why)
+        self.node_schema()
+
+    def _refuse(self, names: tuple[str, ...], dataset: str, why: str) -> None:
+        """Raise a SettingsError where one of some settings is not as by default."""
+        for entry in dataclasses.fields(self):
+            value = getattr(self, entry.name)
+            # what is switched off does no harm
+            if entry.name in names and value not in (entry.default, 0):
+                key = f"{self.name}.{entry.name.replace('_', '-')}"
+                raise SettingsError(
+                    f"{key} = {value!r} has no meaning with {self.name}.dataset = "
+                    f"{dataset!r}: {why}; allowed: {entry.default!r}"
+                )
+
+    def num_examples(self) -> int:  # noqa: D102
+        return self.nodes.examples if self.on_nodes else len(data_of(self).targets)
+
+    # -- what a task supplies: the data set, and the loss of some of its rows
+
+    def _load(self) -> Dealt:
+        """Load or generate the data set, dealt to the clients."""
+        raise NotImplementedError
+
+    def _loss(self, features: Any, targets: Any, weight: float) -> Any:
+        """Make ``weight`` times the mean loss of some rows."""
+        raise NotImplementedError
+
+    def _client_loss(self, features: Any, targets: Any, weight: float) -> Any:
+        """Make the like of a client, which may need less of it."""
+        return self._loss(features, targets, weight)
+
+    def _client_weight(self, client: int) -> float:
+        """Return n·d_i/d, with which every example counts the same."""
+        return data_of(self).weight(client)
+
+    def _node_inputs(self, features: Any) -> Any:
+        """Return a node's features as the loss takes them."""
+        return features
+
+    # -- what follows from it
+
+    def _build_objective(self) -> Any:
+        data = data_of(self)
+        return self._loss(data.features, data.targets, 1.0)
+
+    def _build_client_objective(self, client: int) -> Any:
+        self.check_settings()
+        self.check_clients(self.num_examples(), "examples")
+        share = data_of(self).share(client)
+        return self._client_loss(*share, self._client_weight(client))
+
+    def _build_node_objective(self, table: Table, weight: float) -> Objective:
+        targets: Any = table.targets
+        if self.label_kind == "class":
+            targets = targets.astype(np.intp)
+        objective: Objective = self._client_loss(
+            self._node_inputs(table.features), targets, weight
+        )
+        return objective
+
+    def test_objective(self) -> Any:
+        """Return the mean loss on the test examples, made once per process."""
+        return _test_objective(self)
+
+    def metrics(self, x: Point) -> dict[str, float]:
+        """Return the loss's own measures, as ``accuracy``, on the test examples."""
+        found: dict[str, float] = self.test_objective().metrics(self.argument(x))
+        return found
+
+    # -- nodes' own files
+
+    def node_schema(self) -> Schema:
+        """Return what a node's file must hold.
+
+        Raises
+        ------
+        SettingsError
+            The run config does not say enough, or contradicts itself.
+        """
+        classes = self.label_kind == "class"
+        return Schema(
+            self.nodes.num_features(),
+            self.nodes.names(),
+            self.label_kind,
+            self.nodes.class_labels(self.node_labels) if classes else (),
+            self.nodes.label_column,
+        )
+
+    def _read_node_file(self, path: Path) -> Table:
+        return read_table(path, self.node_schema())
+
+    def node_table(self, path: Path) -> Table:
+        """Return a node's file, read and checked once per process.
+
+        Raises
+        ------
+        DataFileError
+            Its message names file, row and column, and shows nothing of what is there.
+        """
+        return _node_table(self, path, file_stamp(path))
+
+    def node_objective(self, path: Path) -> Objective:
+        """Return f_i of a node with its own file, made once per process.
+
+        Raises
+        ------
+        DataFileError
+            As of :meth:`node_table`.
+        """
+        objective: Objective = _node_objective(self, path, file_stamp(path))
+        return objective
+
+    def node_parts(self, node_config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return ``objective``, made of the file that ``data`` names."""
+        path = node_path(node_config)
+        if "test-data" in node_config:
+            raise SettingsError("node config: test-data is for hybrid tasks")
+        return {"objective": self.node_objective(path)}
+
+    def node_attributes(self, node_config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return ``announcement`` and ``told_evaluation``.
+
+        See :class:`fedtrellis.wire.client.MethodClient`.
+        """
+        return {
+            "announcement": self.announcement(node_path(node_config)),
+            "told_evaluation": self.told_evaluation,
+        }
+
+    def method_options(self) -> dict[str, Any]:
+        """Return what a node's evaluation weighs: its examples, or 1 like any other's.
+
+        Where every node counts the same, F is the plain mean of the nodes' losses.
+        """
+        equal = self.on_nodes and not self.nodes.examples
+        return {"evaluation_weights": "equal"} if equal else {}
+
+    def node_weight(self, examples: int) -> float:
+        """Return n·d_i/d, or 1 where every node counts the same.
+
+        Raises
+        ------
+        SettingsError
+            The node alone has more examples than ``data.examples`` says.
+        """
+        total = self.nodes.examples
+        if not total:
+            return 1.0
+        if examples > total:
+            raise SettingsError(
+                f"data.examples = {total}, and one node alone has {examples} examples"
+            )
+        return self.num_clients * examples / total
+
+    def announcement(self, path: Path) -> dict[str, Any]:
+        """Return what a node says of its file before round 1.
+
+        A digest of its columns' names and the number of examples.
+        """
+        table = self.node_table(path)
+        entries: dict[str, Any] = {"num-examples": int(table.features.shape[0])}
+        if table.names:
+            entries["data-columns"] = table.columns_digest()
+        return entries
+
+    def told_evaluation(
+        self, loss: float, examples: int, metrics: dict[str, Any]
+    ) -> tuple[float, dict[str, Any]]:
+        """Return what a node's evaluation sends to the server.
+
+        The server's mean of the nodes' losses, weighted as
+        :meth:`method_options` say, is F.
+
+        Parameters
+        ----------
+        loss : float
+            f_i.
+        examples : int
+            d_i.
+        metrics : dict
+            The objective's.
+        """
+        kept = {name: metrics[name] for name in self.node_metrics}
+        total = self.nodes.examples
+        if not total:
+            return loss, kept
+        # Σ (d_i/d) (d/(n·d_i)) f_i = (1/n) Σ f_i
+        return loss * total / (self.num_clients * examples), kept
+
+    def objective(self) -> Objective:  # noqa: D102
+        self._need_central_data()
+        return super().objective()
+
+    def client_objective(self, client: int) -> Objective:  # noqa: D102
+        self._need_central_data()
+        return super().client_objective(client)
+
+    def _need_central_data(self) -> None:
+        if self.on_nodes:
+            raise SettingsError(
+                f"{self.name}.dataset = {NODES!r}: the data lies on the nodes, and "
+                "there is none here to measure anything on"
+            )
+
+
+# More tasks than one are alive in a process only in tests and sweeps.
+@lru_cache(maxsize=2)
+def data_of(task: NodeDataTask) -> Dealt:
+    """Return a task's data set, loaded or generated once per process."""
+    return task._load()
+
+
+@lru_cache(maxsize=2)
+def _test_objective(task: NodeDataTask) -> Any:
+    data = data_of(task)
+    return task._loss(data.test_features, data.test_targets, 1.0)
+
+
+# A simulation has many nodes in one process, a deployed node's process has one.
+@lru_cache(maxsize=1024)
+def _node_table(task: NodeDataTask, path: Path, stamp: tuple[int, ...]) -> Table:
+    return task._read_node_file(path)
+
+
+@lru_cache(maxsize=1024)
+def _node_objective(task: NodeDataTask, path: Path, stamp: tuple[int, ...]) -> Any:
+    table = task.node_table(path)
+    weight = task.node_weight(table.features.shape[0])
+    return in_dtype(task._build_node_objective(table, weight), task.dtype)
