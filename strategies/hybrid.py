@@ -13,7 +13,7 @@ from fedtrellis.dual.alignment import HASH_BYTES, Alignment, align
 from fedtrellis.encryption import Cipher, EncryptionError, add_vectors
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.conversation import Conversation
-from fedtrellis.server.everyone import ask_everyone, refusal, said_by
+from fedtrellis.server.everyone import ask_everyone, raise_refusal
 from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.settings import SettingsError, given, setting
 from fedtrellis.wire.arrays import FloatArray, Layout, array_record, encode, filled
@@ -166,10 +166,7 @@ class HybridStrategy(LoopStrategy):
             wave = {name: entries(name) for name in missing}
             before = len(rejected)
             answers = conversation.ask(server_round, kind, wave, timeout)
-            for name, reason in rejected[before:]:
-                why = refusal(reason, "Settings")
-                if why:
-                    raise SettingsError(said_by(name, why))
+            raise_refusal(rejected[before:], SettingsError.code)
             for answer in answers:
                 try:
                     take(answer)

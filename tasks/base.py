@@ -45,6 +45,8 @@ Point = Array | Sequence[Array]
 class DataFileError(SettingsError):
     """A data file is not what its setting says; the message names the file."""
 
+    code = "data-file"
+
 
 @dataclass(frozen=True)
 class Depending:

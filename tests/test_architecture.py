@@ -1,9 +1,8 @@
-"""Which module of ``fedtrellis/`` may import which, and how long it may be."""
+"""Which module of ``fedtrellis/`` may import which."""
 
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -35,7 +34,6 @@ ORDER = (
     ("__init__", "__main__"),
 )
 HEIGHT = {wing: height for height, wings in enumerate(ORDER) for wing in wings}
-LONGEST = 400
 
 
 @lru_cache(maxsize=1)
@@ -114,16 +112,3 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     while top := set(left) - {other for others in left.values() for other in others}:
         left = {m: others for m, others in left.items() if m not in top}
     assert not left, "\n".join(f"{m} imports {sorted(o)}" for m, o in left.items())
-
-
-def test_a_long_module_says_why() -> None:
-    unexplained = []
-    for module, path in modules().items():
-        text = path.read_text(encoding="utf-8")
-        docstring = ast.get_docstring(ast.parse(text)) or ""
-        # what an example shows is no code of the module
-        rest = re.sub(r'\n *Examples\n *-+\n.*?(?=""")', "", text, flags=re.DOTALL)
-        lines = len(rest.splitlines())
-        if lines > LONGEST and "\nLong because" not in f"\n{docstring}":
-            unexplained.append(f"{module} has {lines} lines")
-    assert not unexplained, "\n".join(unexplained)

@@ -9,6 +9,7 @@ from typing import Any
 
 from fedtrellis.app.registry import Field, Group, Registry
 from fedtrellis.domains import fitting_domains
+from fedtrellis.server.guarded import AGGREGATIONS
 from fedtrellis.server.records import to_toml
 from fedtrellis.settings import SettingsError, check_choice, describe_fields, parse
 
@@ -88,8 +89,13 @@ def _print_overview(registry: Registry) -> None:
     """A line a method and task; names of the rest."""
     methods = {name: m.strategy.about for name, m in registry.methods.items()}
     tasks = {name: task.summary for name, task in registry.tasks.items()}
+    rules = {kind.name: kind.about for kind in AGGREGATIONS}
     width = max(map(len, (*methods, *tasks)))
-    for title, rows in (("Methods (method)", methods), ("Tasks (task)", tasks)):
+    for title, rows in (
+        ("Methods (method)", methods),
+        ("Tasks (task)", tasks),
+        ("Aggregations (aggregation)", rules),
+    ):
         print(title)
         for name, about in rows.items():
             print(f"  {name:{width}}  {about}")
@@ -145,6 +151,10 @@ def _print_one(registry: Registry, console: Any, group: Group) -> None:
     elif group.kind == "task":
         summary = registry.tasks[group.owner].summary
         console.print(f"[bold]{group.owner}[/]: {summary}", soft_wrap=True)
+    elif group.kind == "aggregation":
+        kind = group.parts[0][0]
+        console.print(f"[bold]{group.owner}[/]: {kind.about}", soft_wrap=True)
+        print(f"fedtrellis.{kind.__qualname__}: help() explains it")
     _print_settings(console, group)
     if group.kind == "method":
         fields = registry.methods[group.owner].node_fields

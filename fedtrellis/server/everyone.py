@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.conversation import Conversation
 from fedtrellis.settings import SettingsError
+from fedtrellis.wire.exchange import Reason
 from fedtrellis.wire.protocol import identity_order
 
-__all__ = ["SETUP_ATTEMPTS", "ask_everyone", "refusal", "said_by"]
+__all__ = ["SETUP_ATTEMPTS", "ask_everyone", "raise_refusal"]
 
 #: The clients have to agree before round 1, whatever is lost on the way.
 SETUP_ATTEMPTS = 30
-
-# What a client raises when its data or its settings do not fit: asking again is no use.
-# Ray quotes the end of a traceback, "SettingsError: why"; a deployed SuperNode says
-# "<class 'fedtrellis.settings.SettingsError'>:<'why'>".
-_REFUSAL = re.compile(
-    r"(?P<kind>Alignment|Encryption|Refused|Label|Settings)Error"
-    r"(?:: |'>:<')(?P<why>[^\n]*)"
-)
 
 
 def ask_everyone(
@@ -60,10 +52,7 @@ def ask_everyone(
         before = len(conversation.traffic.rejected)
         wave = {name: entries(name) for name in waiting}
         answers = conversation.ask(0, kind, wave, timeout)
-        for name, reason in conversation.traffic.rejected[before:]:
-            refused = refusal(reason)
-            if refused:
-                raise SettingsError(said_by(name, refused))
+        raise_refusal(conversation.traffic.rejected[before:])
         for answer in answers:
             try:
                 take(answer)
@@ -77,18 +66,22 @@ def ask_everyone(
     raise TimeoutError(f"client {names} did not answer before round 1 ({kind})")
 
 
-def said_by(name: str, why: str) -> str:
-    """A refusal with the name of the client, once."""
-    who = f"client {name}"
-    return why if why.startswith(who) else f"{who}: {why}"
+def raise_refusal(rejected: Iterable[tuple[str, Reason]], code: str = "") -> None:
+    """Raise the first refusal among dropped answers, in the client's words.
 
+    Parameters
+    ----------
+    rejected : iterable of (str, Reason)
+        Of :class:`~fedtrellis.wire.exchange.Traffic`.
+    code : str
+        Refusals of this code only; empty: any.
 
-def refusal(reason: str, kind: str = "") -> str:
-    """The message of a client's refusal in an error's reason; empty if it is none.
-
-    ``kind``, where it is given, is the error's name without ``Error``.
+    Raises
+    ------
+    SettingsError
+        Naming the client, once.
     """
-    found = list(_REFUSAL.finditer(reason))
-    if not found or kind not in ("", found[-1]["kind"]):
-        return ""
-    return found[-1]["why"].strip().removesuffix("'>")
+    for name, why in rejected:
+        if why.refusal and code in ("", why.refusal):
+            who = f"client {name}"
+            raise SettingsError(why if why.startswith(who) else f"{who}: {why}")

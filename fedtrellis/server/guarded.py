@@ -1,72 +1,79 @@
-"""What every method does about clients that lie within the wire's rules.
+"""What every method makes of answers: what it checks, and how they become one vector.
 
-Who answers must be who answered before (:mod:`fedtrellis.wire.exchange`), an answer
-must not be out of all proportion to the model, nobody weighs more in an evaluation than
-was declared before round 1, and where a method averages answers, the average can be one
-that no few of them choose.
+Against clients that lie within the wire's rules: who answers must be who answered
+before (:mod:`fedtrellis.wire.exchange`), an answer must not be out of all proportion to
+the model, nobody weighs more in an evaluation than was declared before round 1. How
+answers are aggregated is the user's choice among what fits the method
+(:mod:`fedtrellis.server.aggregation`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 from flwr.app import ConfigRecord, MetricRecord
 
+from fedtrellis.server.aggregation import (
+    LEAST,
+    Aggregation,
+    Clipping,
+    Cohorts,
+    Mean,
+    Median,
+    Points,
+    Sealed,
+    TrimmedMean,
+)
 from fedtrellis.server.answers import Answer, one_point
 from fedtrellis.server.checkpoint import read_client_keys
 from fedtrellis.server.conversation import Conversation
 from fedtrellis.server.method import Method
 from fedtrellis.server.metrics import mean_metrics
-from fedtrellis.server.robust import LEAST, Average, Rule
+from fedtrellis.server.private import Private
+from fedtrellis.server.secure_sum import SecureSum
 from fedtrellis.settings import SettingsError, given, setting
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.exchange import ClientKeys
 from fedtrellis.wire.protocol import ANSWER_BOUND, EXAMPLES, is_count
 
-__all__ = ["GuardedMethod"]
+__all__ = ["AGGREGATIONS", "GuardedMethod", "Name", "Needs"]
 
 Weights = Literal["equal", "examples"]
+Needs = Literal["sum", "each"]
+Name = Literal["mean", "median", "trimmed-mean", "clipping", "private", "secure-sum"]
+
+#: What ``aggregation`` may name.
+AGGREGATIONS: tuple[type[Aggregation], ...] = (
+    *(Mean, Median, TrimmedMean, Clipping),
+    *(Private, SecureSum),
+)
 
 
 class GuardedMethod(Method):
-    """The settings against liars, and what methods make of them."""
+    """How answers are checked and aggregated: the settings, and what methods use."""
 
-    #: The rules of ``robust`` that the method can average by.
-    rules: ClassVar[tuple[str, ...]] = ("none",)
-    #: Whether its mean over answers may weigh them by their clients' examples.
-    weighable: ClassVar[bool] = False
-    #: Answers that such an average of a round needs; 1 where those who sat out count
+    #: What the server uses of a round's answers: "sum", nothing but the vector that
+    #: :meth:`average` or :meth:`mean_of` makes of them; "each", single answers, too;
+    #: None: it makes something else of them, so that no aggregation but the mean fits.
+    needs: Needs | None = None
+    #: Answers that a robust average of a round needs; 1 where those who sat out count
     #: with what they last sent, or the method looks after itself.
     least_answers: ClassVar[int] = LEAST
+    #: What there is to choose from.
+    aggregations: ClassVar[tuple[type[Aggregation], ...]] = AGGREGATIONS
 
-    robust: Rule = setting(
-        "none",
-        "how answers are averaged, so that a few of them cannot choose the average; "
-        "none: the mean",
-        note="see :class:`~fedtrellis.server.robust.Average`",
-        choices=Rule,
+    aggregation: Name | Aggregation = setting(
+        "mean",
+        "how a round's answers become one vector: the mean, an average that a few of "
+        "them cannot choose, one with noise and an ε, or sums of what clients hide",
+        note="In Python also an object, such as ``TrimmedMean(fraction=0.3)``; in a "
+        "run config its settings are ``trimmed-mean.fraction`` and so on",
+        choices=Name,
         shown=False,
-    )
-    trimmed_fraction: float = setting(
-        0.2,
-        "part of the values that the trimmed mean leaves out at either end",
-        symbol="β",
-        above=0.0,
-        below=0.5,
-        shown=False,
-        only={"robust": ("trimmed-mean",)},
-    )
-    clipping_radius: float = setting(
-        None,
-        "how far from the centre an answer counts whole in centred clipping; auto: the "
-        "median of the distances",
-        symbol="τ",
-        above=0.0,
-        shown=False,
-        only={"robust": ("centred-clipping",)},
     )
     answer_bound: float = setting(
         ANSWER_BOUND,
@@ -103,27 +110,79 @@ class GuardedMethod(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._model_size: tuple[Any, int, float] = None, 0, 0.0
-        if self.robust not in self.rules:
+        chosen = self.aggregation
+        if isinstance(chosen, str):
+            chosen = next(kind for kind in self.aggregations if kind.name == chosen)()
+        #: The run's own aggregation.
+        self.aggregator: Aggregation = copy(chosen)
+        self.check_aggregation()
+
+    def admits(self, kind: type[Aggregation]) -> bool:
+        """Whether the method can go on from what an aggregation gives it.
+
+        By what it :attr:`needs`; a method that knows more of itself says it here.
+        """
+        if issubclass(kind, Mean):
+            return True
+        if kind.hides:  # takes clients that can hide what they send
+            return False
+        return self.needs == "sum" or (self.needs == "each" and not kind.sums_only)
+
+    def check_aggregation(self) -> None:
+        """Refuse an aggregation that does not fit the method or other settings.
+
+        Raises
+        ------
+        SettingsError
+            One line, with what is allowed.
+        """
+        kind, said = type(self.aggregator), f"aggregation = {self.aggregator.name!r}"
+        if not self.admits(kind):
+            allowed = [k.name for k in self.aggregations if self.admits(k)]
+            variant: str = getattr(self, "variant", "")
+            beside = f" with variant = {variant!r}" if variant else ""
             raise SettingsError(
-                f"robust = {self.robust!r} does not apply to {self.described_name}; "
-                f"allowed: {', '.join(self.rules)}"
+                f"{said} does not apply to {self.described_name}{beside}; allowed: "
+                f"{', '.join(allowed)}"
             )
-        if self.client_weights != "equal" and not self.weighable:
+        if self.client_weights != "equal" and self.needs != "sum":
             raise SettingsError(
                 f"client_weights = {self.client_weights!r} does not apply to "
                 f"{self.described_name}; allowed: equal (scale each client's f_i by "
                 "its examples)"
             )
-        if self.client_weights != "equal" and self.robust != "none":
+        if self.client_weights != "equal" and not kind.weighs:
             raise SettingsError(
-                f"client_weights = {self.client_weights!r} needs robust = 'none': with "
-                f"{self.robust!r} all clients count alike"
+                f"client_weights = {self.client_weights!r} does not apply beside "
+                f"{said}, with which all clients count alike; allowed: equal"
             )
+        if kind.no_resume and getattr(self, "resume", None) is not None:
+            why = kind.no_resume
+            raise SettingsError(f"resume does not apply beside {said}: {why}")
 
     def settings(self) -> dict[str, Any]:
-        """The settings that :meth:`summary` logs; a robust average is one of them."""
-        rule = {} if self.robust == "none" else {"robust": self.robust}
-        return {**super().settings(), **rule}
+        """The settings that :meth:`summary` logs, those of the aggregation among them.
+
+        The mean goes without saying.
+        """
+        used = self.aggregator
+        if isinstance(used, Mean):
+            return super().settings()
+        own = {f"{used.name} {name}": v for name, v in used.described().items()}
+        return {**super().settings(), "aggregation": used.name, **own}
+
+    def warnings(self) -> list[str]:
+        """What a reader of a run's record must not overlook."""
+        return [*super().warnings(), *filter(None, [self.aggregator.warning()])]
+
+    @property
+    def descends(self) -> bool:
+        """With noise a run has to come to something: it has cost its ε."""
+        return isinstance(self.aggregator, Private) or super().descends
+
+    def blame(self) -> str:
+        """What a run that ended above its start is put down to, where it is known."""
+        return self.aggregator.blame() or super().blame()
 
     @property
     def described_name(self) -> str:
@@ -144,19 +203,14 @@ class GuardedMethod(Method):
         Raises
         ------
         SettingsError
-            There are too few for a robust average; or what
+            There are too few for the aggregation; or what
             :meth:`~fedtrellis.server.conversation.Conversation.meet` raises.
         """
         self.check_hooks()
         if resume is not None:
             conversation.registry.remember(read_client_keys(resume))
         conversation.meet(count, timeout)
-        n = self.num_clients
-        if self.robust != "none" and n < LEAST:
-            raise SettingsError(
-                f"robust = {self.robust!r} needs at least {LEAST} clients; there are "
-                f"{n}"
-            )
+        self.begin_aggregation()
         if self.client_weights == "examples":
             for client in self.clients:
                 if not self.client_properties(client).get(EXAMPLES):
@@ -164,6 +218,25 @@ class GuardedMethod(Method):
                         f"client_weights = 'examples': client {client} declared none; "
                         "its objective needs num_examples"
                     )
+
+    def begin_aggregation(self) -> None:
+        """Get the aggregation ready, now that the clients are known."""
+        self.aggregator.begin(
+            Cohorts(
+                self.clients,
+                self.participation,
+                self._fixed_count() if self.sampling == "fixed" else None,
+                self.expected_participation,
+                self.num_rounds,
+            )
+        )
+
+    def sample(self, server_round: int) -> list[str]:
+        """The clients of a round; depends on the seed and the round alone.
+
+        Unless the aggregation says otherwise: by secret coins, or without some.
+        """
+        return self.aggregator.cohort(server_round, super().sample(server_round))
 
     # ---------------------------------------------------------------------- answers
 
@@ -216,22 +289,41 @@ class GuardedMethod(Method):
             self._model_size = broadcast, broadcast.version, size
         return size
 
-    @property
-    def average(self) -> Average:
-        """The rule that answers are averaged by."""
-        return Average(self.robust, self.trimmed_fraction, self.clipping_radius)
+    def sealed(self, answers: dict[str, Any]) -> dict[str, Any]:
+        """A round's checked answers as ``aggregate`` may have them."""
+        if not self.aggregator.sums_only:
+            return answers
+        return {name: Sealed(answer) for name, answer in answers.items()}
+
+    def average(self, points: Points, centre: FloatArray) -> FloatArray:
+        r"""What some points come to, by the run's aggregation.
+
+        Parameters
+        ----------
+        points : sequence of n ndarrays of shape S, or ndarray of shape (n, \*S)
+            A round's answers, or vectors made of them.
+        centre : ndarray of shape S
+            Their last average, or what they changed: the model, or zero.
+
+        Returns
+        -------
+        ndarray of float64, of shape S
+        """
+        if self.aggregator.sums_only:
+            points = [cast(Sealed, point).value for point in points]
+        return self.aggregator.combine(points, centre)
 
     def mean_of(
         self, answers: Mapping[str, FloatArray], centre: FloatArray
     ) -> FloatArray:
-        r"""The average of a round's answers.
+        r"""What a round's answers come to, weighted if ``client_weights`` says so.
 
         Parameters
         ----------
         answers : mapping of str to ndarray of shape S
-            By client; at least one.
+            By client; at least one, but for noise that a round without any has, too.
         centre : ndarray of shape S
-            As :class:`~fedtrellis.server.robust.Average` takes it.
+            As :meth:`average` takes it.
         """
         points = list(answers.values())
         if self.client_weights == "equal":
@@ -243,14 +335,15 @@ class GuardedMethod(Method):
         )
         return mean
 
-    def too_few(self, count: int) -> str:
-        """Why so many answers cannot be averaged; empty if they can."""
-        if self.robust == "none" or count >= self.least_answers:
-            return ""
-        return (
-            f"robust = {self.robust!r} needs at least {self.least_answers} answers in "
-            f"a round, and this one had {count}"
-        )
+    def unusable(self, server_round: int, answers: Mapping[str, Any]) -> str:
+        """Why a round's checked answers come to nothing; empty if they do not."""
+        if self.aggregator.robust and len(answers) < self.least_answers:
+            return (
+                f"aggregation = {self.aggregator.name!r} needs at least "
+                f"{self.least_answers} answers in a round, and this one had "
+                f"{len(answers)}"
+            )
+        return self.aggregator.lost(server_round, self._sampled, answers)
 
     # ------------------------------------------------------------------ evaluations
 
@@ -274,7 +367,7 @@ class GuardedMethod(Method):
         return self.mean_evaluation(answers)
 
     def mean_evaluation(self, answers: Sequence[Answer]) -> MetricRecord | None:
-        """The clients' metrics in the mean; with a robust average in the median.
+        """The clients' metrics in the mean; with a robust aggregation in the median.
 
         A client weighs by the examples that it declared before round 1, whatever its
         evaluation says. What one that did not says first, it has declared by that.
@@ -292,7 +385,7 @@ class GuardedMethod(Method):
             metrics.append({**answer.metrics, EXAMPLES: examples})
             equal = self.evaluation_weights == "equal"
             weights.append(float(examples > 0) if equal else float(examples))
-        return mean_metrics(metrics, weights, median=self.robust != "none")
+        return mean_metrics(metrics, weights, median=self.aggregator.robust)
 
 
 def _norm(point: FloatArray) -> float:

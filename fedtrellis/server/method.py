@@ -48,6 +48,8 @@ class Method(Strategy, Declared):
         The model, and how it gets to the clients; from :meth:`setup` on.
     conversation : Conversation
         With the clients; from the beginning of ``start`` on.
+    num_rounds : int
+        Rounds planned; from the beginning of ``start`` on.
     """
 
     #: Whether the method's clients keep state (and so take part in the protocol).
@@ -118,6 +120,8 @@ class Method(Strategy, Declared):
         super().__post_init__()
         self.broadcast: ModelBroadcast
         self.conversation: Conversation
+        self.num_rounds = 0
+        self._sampled: list[str] = []
         if self.dtype is not None and self.dtype not in self.dtypes:
             raise SettingsError(
                 f"dtype = {self.dtype!r} does not fit "
