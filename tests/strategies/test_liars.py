@@ -41,7 +41,7 @@ def test_there_are_a_dozen_kinds() -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_what_is_malformed_or_of_another_is_refused_and_named(name: str) -> None:
-    rule = "median" if name in AVERAGING else "none"
+    rule = "median" if name in AVERAGING else "mean"
     outcome = run(name, EACH_REFUSED, rule)
     assert outcome.refused == outcome.rounds
     assert distance(name, outcome.model) < (BOUND if rule == "median" else 0.5)
