@@ -89,13 +89,8 @@ def _print_overview(registry: Registry) -> None:
     """A line a method and task; names of the rest."""
     methods = {name: m.strategy.about for name, m in registry.methods.items()}
     tasks = {name: task.summary for name, task in registry.tasks.items()}
-    rules = {kind.name: kind.about for kind in AGGREGATIONS}
     width = max(map(len, (*methods, *tasks)))
-    for title, rows in (
-        ("Methods (method)", methods),
-        ("Tasks (task)", tasks),
-        ("Aggregations (aggregation)", rules),
-    ):
+    for title, rows in (("Methods (method)", methods), ("Tasks (task)", tasks)):
         print(title)
         for name, about in rows.items():
             print(f"  {name:{width}}  {about}")
@@ -103,7 +98,7 @@ def _print_overview(registry: Registry) -> None:
     run = next(group for group in registry.groups if not group.owner)
     for title, names in (
         ("Sets (domain)", registry.domains),
-        ("Settings of nodes' data", others),
+        ("How answers are aggregated (aggregation)", [k.name for k in AGGREGATIONS]),
         ("Settings of the run", run.fields),
     ):
         print(title)
@@ -117,6 +112,7 @@ def _print_overview(registry: Registry) -> None:
                 break_on_hyphens=False,
             )
         )
+    print(f"Settings of nodes' data: {', '.join(others)}")
     print(f"Details of one: its name after list; {_RUN}: the run's settings.")
 
 

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
+from dataclasses import field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 from flwr.app import ConfigRecord, MetricRecord
 
+from fedtrellis.privacy.accountant import Mechanism
 from fedtrellis.server.aggregation import (
     LEAST,
     Aggregation,
@@ -33,17 +35,18 @@ from fedtrellis.server.checkpoint import read_client_keys
 from fedtrellis.server.conversation import Conversation
 from fedtrellis.server.method import Method
 from fedtrellis.server.metrics import mean_metrics
-from fedtrellis.server.private import Private
+from fedtrellis.server.private import Budget, LocalPrivacy, Private
 from fedtrellis.server.secure_sum import SecureSum
 from fedtrellis.settings import SettingsError, given, setting
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.exchange import ClientKeys
 from fedtrellis.wire.protocol import ANSWER_BOUND, EXAMPLES, is_count
 
-__all__ = ["AGGREGATIONS", "GuardedMethod", "Name", "Needs"]
+__all__ = ["AGGREGATIONS", "GuardedMethod", "Name", "Needs", "Privacy"]
 
 Weights = Literal["equal", "examples"]
 Needs = Literal["sum", "each"]
+Privacy = Literal["none", "local"]
 Name = Literal["mean", "median", "trimmed-mean", "clipping", "private", "secure-sum"]
 
 #: What ``aggregation`` may name.
@@ -51,6 +54,13 @@ AGGREGATIONS: tuple[type[Aggregation], ...] = (
     *(Mean, Median, TrimmedMean, Clipping),
     *(Private, SecureSum),
 )
+
+
+def _of_noise(name: str) -> Any:
+    """A setting of noise's budget, for noise by the clients."""
+    (declared,) = (one for one in fields(Budget) if one.name == name)
+    meta = {"shown": False, "formerly": "", "only": {"privacy": ("local",)}}
+    return field(default=declared.default, metadata={**declared.metadata, **meta})
 
 
 class GuardedMethod(Method):
@@ -63,6 +73,11 @@ class GuardedMethod(Method):
     #: Answers that a robust average of a round needs; 1 where those who sat out count
     #: with what they last sent, or the method looks after itself.
     least_answers: ClassVar[int] = LEAST
+    #: What a client releases with ``privacy="local"``: "gaussian" noise on a vector, or
+    #: vertices drawn by the "exponential" mechanism too; None: it adds no noise.
+    private_mechanism: ClassVar[Mechanism | None] = None
+    #: How often it does so in a round.
+    private_releases = 1
     #: What there is to choose from.
     aggregations: ClassVar[tuple[type[Aggregation], ...]] = AGGREGATIONS
 
@@ -107,6 +122,19 @@ class GuardedMethod(Method):
         shown=False,
     )
 
+    privacy: Privacy = setting(
+        "none",
+        "whether clients add noise to all that they send: differential privacy of each "
+        "client's whole data, from the server too",
+        choices=Privacy,
+        shown=False,
+        formerly="",
+    )
+    privacy_clip: float = _of_noise("clip")
+    privacy_noise_multiplier: float = _of_noise("noise_multiplier")
+    privacy_epsilon: float = _of_noise("epsilon")
+    privacy_delta: float = _of_noise("delta")
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self._model_size: tuple[Any, int, float] = None, 0, 0.0
@@ -116,6 +144,8 @@ class GuardedMethod(Method):
         #: The run's own aggregation.
         self.aggregator: Aggregation = copy(chosen)
         self.check_aggregation()
+        #: The noise that clients add, if they do.
+        self.local_noise = None if self.privacy == "none" else self._make_noise()
 
     def admits(self, kind: type[Aggregation]) -> bool:
         """Whether the method can go on from what an aggregation gives it.
@@ -156,33 +186,81 @@ class GuardedMethod(Method):
                 f"client_weights = {self.client_weights!r} does not apply beside "
                 f"{said}, with which all clients count alike; allowed: equal"
             )
-        if kind.no_resume and getattr(self, "resume", None) is not None:
-            why = kind.no_resume
+        self._refuse_resume(said, kind.no_resume)
+
+    def _refuse_resume(self, said: str, why: str) -> None:
+        if why and getattr(self, "resume", None) is not None:
             raise SettingsError(f"resume does not apply beside {said}: {why}")
 
-    def settings(self) -> dict[str, Any]:
-        """The settings that :meth:`summary` logs, those of the aggregation among them.
+    def _make_noise(self) -> LocalPrivacy:
+        """Noise by the clients; SettingsError where it would leave no guarantee."""
+        said = LocalPrivacy.wanted
+        if self.private_mechanism is None:
+            raise SettingsError(
+                f"{said} does not apply to {self.described_name}; allowed: none"
+            )
+        means = [kind.name for kind in self.aggregations if kind.bears_noise]
+        beside = (
+            ("aggregation", self.aggregator.name, means, "the noise is for a mean"),
+            ("client_weights", self.client_weights, ["equal"], "it is for equal ones"),
+            (
+                "client-evaluate-every",
+                getattr(self, "client_evaluate_every", 0),
+                [0],
+                "evaluations have no noise",
+            ),
+        )
+        for name, value, allowed, why in beside:
+            if value not in allowed:
+                raise SettingsError(
+                    f"{name} = {value!r} does not apply beside {said}: {why}; allowed: "
+                    f"{', '.join(map(str, allowed))}"
+                )
+        self._refuse_resume(said, LocalPrivacy.no_resume)
+        return LocalPrivacy(
+            clip=self.privacy_clip,
+            noise_multiplier=self.privacy_noise_multiplier,
+            epsilon=self.privacy_epsilon,
+            delta=self.privacy_delta,
+            mechanism=self.private_mechanism,
+            each=self.private_releases,
+        )
 
-        The mean goes without saying.
-        """
-        used = self.aggregator
-        if isinstance(used, Mean):
-            return super().settings()
-        own = {f"{used.name} {name}": v for name, v in used.described().items()}
-        return {**super().settings(), "aggregation": used.name, **own}
+    @property
+    def _parts(self) -> list[Aggregation | LocalPrivacy]:
+        return [
+            self.aggregator,
+            *([] if self.local_noise is None else [self.local_noise]),
+        ]
+
+    def settings(self) -> dict[str, Any]:
+        """The settings that :meth:`summary` logs; the mean goes without saying."""
+        chosen: dict[str, Any] = {}
+        if not isinstance(self.aggregator, Mean):
+            chosen |= {"aggregation": self.aggregator.name}
+            own = self.aggregator.described()
+            chosen |= {f"{self.aggregator.name} {name}": own[name] for name in own}
+        if self.local_noise is not None:
+            own = self.local_noise.described()
+            chosen |= {"privacy": self.privacy}
+            chosen |= {f"privacy {name}": own[name] for name in own}
+        return {**super().settings(), **chosen}
 
     def warnings(self) -> list[str]:
         """What a reader of a run's record must not overlook."""
-        return [*super().warnings(), *filter(None, [self.aggregator.warning()])]
+        own = [part.warning() for part in self._parts]
+        return [*super().warnings(), *filter(None, own)]
 
     @property
     def descends(self) -> bool:
         """With noise a run has to come to something: it has cost its ε."""
-        return isinstance(self.aggregator, Private) or super().descends
+        noisy = any(isinstance(part, Budget) for part in self._parts)
+        return noisy or super().descends
 
     def blame(self) -> str:
         """What a run that ended above its start is put down to, where it is known."""
-        return self.aggregator.blame() or super().blame()
+        own = [part.blame() for part in self._parts]
+        return next(filter(None, own), super().blame())
 
     @property
     def described_name(self) -> str:
@@ -221,15 +299,15 @@ class GuardedMethod(Method):
 
     def begin_aggregation(self) -> None:
         """Get the aggregation ready, now that the clients are known."""
-        self.aggregator.begin(
-            Cohorts(
-                self.clients,
-                self.participation,
-                self._fixed_count() if self.sampling == "fixed" else None,
-                self.expected_participation,
-                self.num_rounds,
-            )
+        cohorts = Cohorts(
+            self.clients,
+            self.participation,
+            self._fixed_count() if self.sampling == "fixed" else None,
+            self.expected_participation,
+            self.num_rounds,
         )
+        for part in self._parts:
+            part.begin(cohorts)
 
     def sample(self, server_round: int) -> list[str]:
         """The clients of a round; depends on the seed and the round alone.

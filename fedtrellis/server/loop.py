@@ -31,7 +31,7 @@ from fedtrellis.server.checkpoint import (
 from fedtrellis.server.conversation import Conversation
 from fedtrellis.server.endings import check_ended, unanswered
 from fedtrellis.server.flower_ways import with_a_log
-from fedtrellis.server.local_privacy import LocallyPrivateMethod
+from fedtrellis.server.guarded import GuardedMethod
 from fedtrellis.server.metrics import plain_metrics
 from fedtrellis.server.same_code import check_same_code
 from fedtrellis.settings import SettingsError, given, setting
@@ -45,7 +45,7 @@ __all__ = ["LoopStrategy"]
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
-class LoopStrategy(LocallyPrivateMethod, options=True):
+class LoopStrategy(GuardedMethod, options=True):
     """Base class: the loop, callbacks, checkpoints and evaluations of a run.
 
     A method of one wave a round is a :class:`~fedtrellis.RoundStrategy`. One of several

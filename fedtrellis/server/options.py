@@ -8,8 +8,7 @@ from typing import Literal, TypedDict
 
 from fedtrellis.server.aggregation import Aggregation
 from fedtrellis.server.callbacks import Callback
-from fedtrellis.server.guarded import Name, Weights
-from fedtrellis.server.local_privacy import Privacy
+from fedtrellis.server.guarded import Name, Privacy, Weights
 from fedtrellis.server.method import Sampling
 from fedtrellis.wire.exchange import ClientKeys
 from fedtrellis.wire.layout import DType

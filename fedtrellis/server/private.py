@@ -2,13 +2,14 @@
 
 The unit is a client with all its data. ``aggregation="private"``: the server, which is
 trusted, clips each client's answer, adds noise to the mean and shows nothing else. With
-``privacy="local"`` (:mod:`fedtrellis.server.local_privacy`) every client does so before
-it answers. ε is an accountant's, of what was released.
+``privacy="local"`` every client does so before it answers
+(:class:`~fedtrellis.privacy.LocalNoise`), so that nobody has to be trusted. ε is an
+accountant's, of what was released.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from logging import INFO
 from math import isfinite
 from typing import Any, ClassVar
@@ -21,13 +22,13 @@ from fedtrellis.privacy import (
     SecretNoise,
     noise_multiplier_for,
 )
-from fedtrellis.privacy.accountant import Releases
+from fedtrellis.privacy.accountant import Mechanism, Releases
 from fedtrellis.server.aggregation import Aggregation, Cohorts, Points
 from fedtrellis.settings import AUTO, SettingsError, given, setting
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.flower_internals import log
 
-__all__ = ["Budget", "Private"]
+__all__ = ["Budget", "LocalPrivacy", "Private"]
 
 
 class Budget(Declared):
@@ -39,8 +40,16 @@ class Budget(Declared):
         z of the run; from :meth:`open` on.
     """
 
+    #: The setting that asks for it, with its value.
+    wanted: ClassVar[str] = "aggregation = 'private'"
     #: What stands before the settings' names in a run config.
     prefix: ClassVar[str] = "private."
+    #: Why no run with it goes on from a checkpoint.
+    no_resume: ClassVar[str] = (
+        "no checkpoint knows what was released after it, so ε would be too small"
+    )
+    #: How long a round's noise is, in units of the clip, where that is known.
+    relative_noise = 0.0
 
     clip: float = setting(
         0.1,
@@ -80,6 +89,7 @@ class Budget(Declared):
                 f"{self.prefix}epsilon = {_said(self.epsilon)}: one of them must be a "
                 "number, and the other 'auto'"
             )
+        need("dp_accounting", self.wanted, "privacy")
 
     def described(self) -> dict[str, Any]:
         """Its settings' values, by name and symbol; none that is left open."""
@@ -103,7 +113,7 @@ class Budget(Declared):
             z = noise_multiplier_for(self.epsilon, self.delta, planned, **how)
             name = f"{self.prefix}noise-multiplier"
             log(INFO, "%s %.4g, for ε = %g", name, z, self.epsilon)
-        self.settled_noise_multiplier = z
+        self.settled_noise_multiplier, self._clients = z, clients
         self._accountant = Accountant(z, self.delta, **how)
         if self.delta >= 1.0 / clients:
             log(
@@ -120,26 +130,22 @@ class Budget(Declared):
         epsilon = self._accountant.epsilon(releases)
         return {"epsilon": epsilon} if isfinite(epsilon) else {}
 
-    def too_much(self, who: str, clients: int, relative_noise: float = 0.0) -> str:
-        """That the noise may be to blame; empty where there is none.
+    def warning(self) -> str:
+        """What ε is about."""
+        if self.noise_multiplier == 0.0:
+            return f"{self.wanted}, without noise that is secret: no ε"
+        return (
+            f"{self.wanted}: ε is about the models, for a client's whole data; metrics "
+            "and counts in this record have no noise"
+        )
 
-        Parameters
-        ----------
-        who : str
-            The setting that asks for the noise, with its value.
-        clients : int
-            n.
-        relative_noise : float
-            The length of a round's noise, in units of the clip, where that is known.
-        """
+    def blame(self) -> str:
+        """The noise, where there is some, for a run that came to nothing."""
         if not self.settled_noise_multiplier:
             return ""
-        said = f"the noise of {who} is too much for {clients} clients"
-        if relative_noise:
-            said += (
-                f": in a round it is {relative_noise:.2g} times as long as any change "
-                "counts"
-            )
+        said = f"the noise of {self.wanted} is too much for {self._clients} clients"
+        if times := self.relative_noise:
+            said += f": in a round it is {times:.2g} times as long as any change counts"
         return (
             f"{said}. More clients or a larger {self.prefix}epsilon make it less; so "
             f"does a {self.prefix}clip, here {self.clip:g}, near what clients change"
@@ -172,9 +178,6 @@ class Private(Budget, Aggregation):
     name = "private"
     about = "clipped changes and noise by a trusted server, with an ε"
     sums_only = always = True
-    no_resume = (
-        "no checkpoint knows what was released after it, so ε would be too small"
-    )
 
     test_seed: int | None = given(
         "for tests: noise that can be drawn again, which voids the guarantee, so that "
@@ -182,10 +185,6 @@ class Private(Budget, Aggregation):
         default=None,
         shown=False,
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        need("dp_accounting", f"aggregation = {self.name!r}", "privacy")
 
     def begin(self, cohorts: Cohorts) -> None:
         """Settle the noise, and forget an earlier run."""
@@ -221,38 +220,67 @@ class Private(Budget, Aggregation):
 
     def combine(self, points: Points, centre: FloatArray) -> FloatArray:
         """The noisy mean of what the points change in the centre."""
-        return self._mean(points, centre)
+        found = self._mean(points, centre)
+        self.relative_noise = self._mean.relative_noise
+        return found
 
     def metrics(self) -> dict[str, float]:
         """ε of what was released so far; nothing where no guarantee holds."""
         self._rounds += 1
         if self._mean.releases < self._rounds:
             raise RuntimeError(
-                f"a round's model was made without the noise of aggregation = "
-                f"{self.name!r}: aggregate has to use self.average or self.mean_of"
+                f"a round's model was made without the noise of {self.wanted}: "
+                "aggregate has to use self.average or self.mean_of"
             )
         if self._cohorts.participation < 1.0 and self._draws < self._rounds:
             raise RuntimeError(
-                f"aggregation = {self.name!r} relies on secret coins, and sample does "
-                "not ask for them: it has to use super().sample"
+                f"{self.wanted} relies on secret coins, and sample does not ask for "
+                "them: it has to use super().sample"
             )
         if self.test_seed is not None:
             return {}
         return self.spent(self._mean.releases)
 
     def warning(self) -> str:
-        """What ε is about."""
-        if self.noise_multiplier == 0.0 or self.test_seed is not None:
-            return f"aggregation = {self.name!r}, without noise that is secret: no ε"
-        return (
-            f"aggregation = {self.name!r}: ε is about the models, for a client's whole "
-            "data; metrics and counts in this record have no noise"
-        )
+        """What ε is about, or that there is none."""
+        if self.test_seed is not None:
+            return f"{self.wanted}, without noise that is secret: no ε"
+        return super().warning()
 
-    def blame(self) -> str:
-        """The noise, where there is some."""
-        n, times = len(self._cohorts.clients), self._mean.relative_noise
-        return self.too_much(f"aggregation = {self.name!r}", n, times)
+
+class LocalPrivacy(Budget):
+    """Noise by each client: what it is told, and the ε of the one asked most."""
+
+    wanted = "privacy = 'local'"
+    prefix = "privacy-"
+
+    mechanism: Mechanism = given(
+        "of a release: noise on a vector, or vertices drawn at random, too"
+    )
+    each: int = given("releases of a client that a round makes")
+
+    def begin(self, cohorts: Cohorts) -> None:
+        """Settle the noise, and forget an earlier run."""
+        self._asked: dict[str, int] = {}
+        # no coins: the server knows whom it asks
+        how: Releases = {"mechanism": self.mechanism}
+        self.open(self.each * cohorts.rounds, len(cohorts.clients), how)
+
+    def entries(self) -> dict[str, Any]:
+        """What each client is told."""
+        return {
+            "privacy-clip": self.clip,
+            "privacy-noise-multiplier": self.settled_noise_multiplier,
+        }
+
+    def note_asked(self, clients: Iterable[str]) -> None:
+        """Remember whom a round asks: each may have answered, whatever was lost."""
+        for name in clients:
+            self._asked[name] = self._asked.get(name, 0) + 1
+
+    def metrics(self) -> dict[str, float]:
+        """ε so far; nothing where no guarantee holds."""
+        return self.spent(self.each * max(self._asked.values(), default=0))
 
 
 def _said(value: float | None) -> str:

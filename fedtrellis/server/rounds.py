@@ -147,7 +147,9 @@ class RoundStrategy(LoopStrategy):
         entries: dict[str, Any] = {"num-clients": self.num_clients}
         if self.answer_bound != ANSWER_BOUND:
             entries["answer-bound"] = self.answer_bound
-        entries |= self.private_entries() | self.instruction(server_round, client)
+        if self.local_noise is not None:
+            entries |= self.local_noise.entries()
+        entries |= self.instruction(server_round, client)
         return entries | self.aggregator.entries(self._sampled)
 
     def run_round(
@@ -165,7 +167,8 @@ class RoundStrategy(LoopStrategy):
         if not entries and not self.aggregator.always:
             self._used = []
             return None
-        self.note_asked(entries)
+        if self.local_noise is not None:
+            self.local_noise.note_asked(entries)
         answers: Sequence[Answer] = ()
         if entries:
             answers = self.ask_round(conversation, server_round, entries, timeout)
@@ -203,7 +206,12 @@ class RoundStrategy(LoopStrategy):
         metrics = self.aggregate(server_round, self.sealed(checked))
         for name in checked:
             self.conversation.note_used(name, server_round)
-        return metrics | self.aggregator.metrics() | self.privacy_metrics()
+        metrics = metrics | self.aggregator.metrics()
+        return (
+            metrics
+            if self.local_noise is None
+            else metrics | self.local_noise.metrics()
+        )
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
@@ -220,17 +228,15 @@ class RoundStrategy(LoopStrategy):
         """Where a round is one wave, each part of Flower's loop can be overridden."""
         own = self.own_hooks(RoundStrategy)
         one_wave = type(self).run_round is RoundStrategy.run_round
-        refused = [] if one_wave else ["run_round"]
-        if self.aggregator.sums_only and (refused := [*own, *refused]):
+        said, ways = "", [*own, *([] if one_wave else ["run_round"])]
+        if self.aggregator.sums_only:
+            said = f"aggregation = {self.aggregator.name!r}"
+        elif self.local_noise is not None:
+            said = self.local_noise.wanted
+        if said and ways:
             raise SettingsError(
-                f"aggregation = {self.aggregator.name!r} does not apply to "
-                f"{self.described_name}, which overrides {refused[0]} and could see "
-                "single answers there"
-            )
-        if self.privacy != "none" and own:
-            raise SettingsError(
-                f"privacy = {self.privacy!r} does not apply to {self.described_name}, "
-                f"which overrides {own[0]}"
+                f"{said} does not apply to {self.described_name}, which overrides "
+                f"{ways[0]}: what it does there with answers is not known"
             )
         if not one_wave:
             # an evaluation is one wave all the same

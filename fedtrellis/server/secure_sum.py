@@ -20,8 +20,7 @@ from fedtrellis.encryption.secure_sum import LEAST_TERMS, Member, total_of
 from fedtrellis.server.aggregation import Aggregation, Points
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.conversation import Conversation
-from fedtrellis.server.everyone import ask_everyone, raise_refusal
-from fedtrellis.settings import SettingsError
+from fedtrellis.server.everyone import ask_again, ask_everyone
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.flower_internals import log
 
@@ -138,15 +137,20 @@ class SecureSum(Aggregation):
             A client refused for good, and with it everybody's sum.
         """
         answers: dict[str, Answer] = {}
-        rejected = conversation.traffic.rejected
-        for _ in range(_ATTEMPTS):
-            missing = {n: said for n, said in entries.items() if n not in answers}
-            before = len(rejected)
-            for answer in super().ask(conversation, server_round, missing, timeout):
-                answers[answer.client] = answer
-            raise_refusal(rejected[before:], SettingsError.code)
-            if len(answers) == len(entries):
-                break
+
+        def take(answer: Answer) -> None:
+            answers[answer.client] = answer
+
+        ask_again(
+            conversation,
+            server_round,
+            "train",
+            entries.__getitem__,
+            take,
+            timeout,
+            list(entries),
+            _ATTEMPTS,
+        )
         return list(answers.values())
 
     def take(self, answer: Answer, count: int) -> Words:

@@ -243,6 +243,8 @@ class FedFW(FrankWolfeStrategy):
     def check_aggregation(self) -> None:
         """The corrective variant averages each client's last; x̄ of others is atoms."""
         self.needs = None if self.variant in PAPERS else "each"
+        # an atom for each local step
+        self.private_releases = self.local_steps or 1
         super().check_aggregation()
 
     def _check_private(self) -> None:
@@ -258,10 +260,6 @@ class FedFW(FrankWolfeStrategy):
                 f"penalty = 'auto' does not apply beside {said}, as clients would send "
                 "the norm of their gradients; allowed: numbers"
             )
-
-    def releases_of(self, rounds: int) -> int:
-        """An atom for each local step."""
-        return rounds * (self.local_steps or 1)
 
     def _make_schedule(self, rounds: int, participation: float) -> FrankWolfeSchedule:
         return FrankWolfeSchedule(

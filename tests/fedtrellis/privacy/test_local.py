@@ -113,7 +113,8 @@ def test_the_client_that_was_asked_most_counts() -> None:
     assert most < 8
     shown = run.strategy.history[-1].train.get("epsilon")
     if shown is None:  # nobody answered in the last round
-        shown = run.strategy.privacy_metrics()["epsilon"]
+        assert run.strategy.local_noise is not None
+        shown = run.strategy.local_noise.metrics()["epsilon"]
     assert shown == Accountant(3.0, 1e-5).epsilon(most)
 
 
@@ -147,7 +148,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (fedfw, {"variant": "stochastic"}, "variant = 'stochastic'; allowed: plain, aug"),
     (fedfw, {"penalty": None}, "penalty = 'auto' does not apply beside privacy"),
     (fedfw, {"aggregation": "median"}, "with variant = 'plain'; allowed: mean"),
-    (zeroth, {"aggregation": "median"}, "beside privacy = 'local', whose noise is for"),
+    (zeroth, {"aggregation": "median"}, "beside privacy = 'local': the noise is for"),
     (zeroth, {"privacy_epsilon": 1.0}, "privacy-noise-multiplier = 3 and privacy-eps"),
     (zeroth, {"privacy_noise_multiplier": None}, "privacy-epsilon = 'auto': one of"),
     (zeroth, {"privacy": "none"}, "privacy_noise_multiplier = 3.0 applies where"),
