@@ -44,7 +44,8 @@ def make_experiment(
     used = {"method": run.method, "task": run.task, "aggregation": aggregation}
     _refuse_foreign(registry, config, used)
     made = next(kind for kind in AGGREGATIONS if kind.name == aggregation)
-    options["aggregation"] = parse(made, config, f"{aggregation}.")
+    if keys(made):  # else its name says all
+        options["aggregation"] = parse(made, config, f"{aggregation}.")
     if run.outer_fraction > 0.0 and not run.outer_domain:
         raise SettingsError(
             f"outer-fraction = {run.outer_fraction} needs an outer-domain, the larger "

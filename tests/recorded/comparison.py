@@ -69,6 +69,7 @@ _DECLARED = "a client declares its examples before round 1: 20 or 21 bytes"
 _DIVERGES = "local steps that carry an answer 10⁹ times as far as the model are refused"
 _ALLOWED = "outer-domain alone allows that set to nodes whose own config has it"
 _GAP = "duality-gap is the lowest P less the highest D so far, not that of one round"
+_CODE = "a client's refusal is its sentence alone, as the server goes by a code"
 _RARE = "columns with fewer than three non-zero entries are left out"
 #: What was changed on purpose since the table was recorded. That a setting has its
 #: owner's prefix now is not in the list: :func:`compare` leaves it out.
@@ -95,6 +96,12 @@ ACCEPTED: list[Accepted] = [
             *("half", "half-fixed", "lossy", "everything-goes-wrong"),
             *("old", "old-resumed"),
         )
+    ),
+    *(
+        Accepted(
+            f"hyfdca/*/{step}-chosen", ("error",), _CODE, "client 3: ciphertext was"
+        )
+        for step in ("practical", "theoretical")
     ),
     Accepted("projected-*/lasso/in-group-l1-ball", ("model", "metrics"), _GROUPS),
     Accepted("*/nodes*", ("metrics", "up"), _EXAMPLES),
