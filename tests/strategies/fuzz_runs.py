@@ -298,9 +298,9 @@ def _give(
     else:
         status = reply.content.get("status")
         refused = status is not None and not status.get("in-sync", True)
-        if error := refusal_in(reply.content):
+        if said := refusal_in(reply.content):
             refused = True
-            tally.refuse(f"{error.code}: {error}")
+            tally.refuse(f"{said.code}: {said}")
         elif refused:
             tally.refuse("OutOfSync: the client asks to be restored")
         else:
