@@ -22,6 +22,7 @@ from clients import FedAvgGDClient
 from fedtrellis.objectives import MultinomialLogistic
 from fedtrellis.random import generator
 from fedtrellis.server.callbacks import Callback, RoundRecord
+from fedtrellis.server.private import Private
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.client import client_app
 from fedtrellis.wire.local_grid import LocalGrid
@@ -118,17 +119,15 @@ def _trial(case: Case, epsilon: float | None, seed: int) -> Trial:
     member[rng.permutation(case.candidates)[: case.candidates // 2]] = True
     own = [loss for loss, takes_part in zip(losses, member, strict=True) if takes_part]
     models = _Models()
-    noise: dict[str, Any] = {"privacy_noise_multiplier": 0.0}
+    noise: dict[str, Any] = {"noise_multiplier": 0.0}
     if epsilon is not None:
-        noise = {"privacy_epsilon": epsilon, "privacy_delta": _DELTA}
+        noise = {"epsilon": epsilon, "delta": _DELTA}
     strategy = FedAvgGD(
         local_steps=_LOCAL_STEPS,
         step_size=_STEP,
         step_schedule="constant",
-        privacy="central",
-        privacy_clip=_CLIP,
+        aggregation=Private(clip=_CLIP, **noise),
         callbacks=[models],
-        **noise,
     )
     app = client_app(
         lambda context: FedAvgGDClient(

@@ -60,7 +60,7 @@ METHODS: dict[str, tuple[Files, str]] = {
     "scaffold": ("rows", _ROWS),
     "fedlmo": ("rows", _ROWS),
     # its nodes have keys, and refuse scalars in the clear
-    "zeroth-order-sgd": ("rows", f"{_ROWS} zeroth-order-sgd.secure-sum=true"),
+    "zeroth-order-sgd": ("rows", f'{_ROWS} aggregation="secure-sum"'),
     "first-order-rfl": ("rows", _COMPONENTS),
     "zeroth-order-rfl": ("rows", f"{_COMPONENTS} zeroth-order-rfl.samples=10"),
     "hyfdca": ("blocks", _BLOCKS),

@@ -5,11 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedtrellis.runs.load import load_run
+    from fedtrellis.server.aggregation import Clipping, Mean, Median, TrimmedMean
     from fedtrellis.server.answers import Answer
     from fedtrellis.server.callbacks import Callback, EarlyStop, RoundRecord
     from fedtrellis.server.loop import LoopStrategy
+    from fedtrellis.server.private import Private
     from fedtrellis.server.progress import JsonLines, Progress
     from fedtrellis.server.rounds import RoundStrategy
+    from fedtrellis.server.secure_sum import SecureSum
     from fedtrellis.settings import SettingsError, setting
     from fedtrellis.wire.client import MethodClient, StatefulClient, client_app
     from fedtrellis.wire.local_grid import LocalGrid
@@ -19,16 +22,22 @@ __version__ = "0.2.0"
 __all__ = [
     "Answer",
     "Callback",
+    "Clipping",
     "EarlyStop",
     "JsonLines",
     "LocalGrid",
     "LoopStrategy",
+    "Mean",
+    "Median",
     "MethodClient",
+    "Private",
     "Progress",
     "RoundRecord",
     "RoundStrategy",
+    "SecureSum",
     "SettingsError",
     "StatefulClient",
+    "TrimmedMean",
     "__version__",
     "client_app",
     "load_run",
@@ -40,16 +49,22 @@ __all__ = [
 _HOMES = {
     "Answer": "server.answers",
     "Callback": "server.callbacks",
+    "Clipping": "server.aggregation",
     "EarlyStop": "server.callbacks",
     "JsonLines": "server.progress",
     "LocalGrid": "wire.local_grid",
     "LoopStrategy": "server.loop",
+    "Mean": "server.aggregation",
+    "Median": "server.aggregation",
     "MethodClient": "wire.client",
+    "Private": "server.private",
     "Progress": "server.progress",
     "RoundRecord": "server.callbacks",
     "RoundStrategy": "server.rounds",
+    "SecureSum": "server.secure_sum",
     "SettingsError": "settings",
     "StatefulClient": "wire.client",
+    "TrimmedMean": "server.aggregation",
     "client_app": "wire.client",
     "load_run": "runs.load",
     "setting": "settings",

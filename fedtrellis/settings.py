@@ -26,10 +26,20 @@ import types
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from numbers import Real
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    ClassVar,
+    Literal,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 __all__ = [
     "AUTO",
+    "CodedError",
     "SettingsError",
     "check_choice",
     "describe_fields",
@@ -46,7 +56,17 @@ AUTO = "auto"
 T = TypeVar("T")
 
 
-class SettingsError(ValueError):
+class CodedError(ValueError):
+    """An error of one line by which a client says that it will not do something.
+
+    The server acts on the ``code`` of its class; the message is for people.
+    """
+
+    #: What the server knows it by.
+    code: ClassVar[str] = "refused"
+
+
+class SettingsError(CodedError):
     """A setting has a value that is not allowed; the message says which are.
 
     Examples
@@ -59,6 +79,8 @@ class SettingsError(ValueError):
     ...     print(error)
     selected_fraction = 2.0 must be greater than 0 and at most 1
     """
+
+    code = "settings"
 
 
 def setting(
@@ -271,7 +293,7 @@ def _allowed(meta: Mapping[str, Any]) -> str:
 
 
 def _check(key: str, value: Any, meta: Mapping[str, Any]) -> None:
-    if meta["choices"] is not None:
+    if meta["choices"] is not None and isinstance(value, str):
         check_choice(key, value, meta["choices"])
     if not isinstance(value, int | float) or isinstance(value, bool):
         return

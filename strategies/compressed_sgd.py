@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from fedtrellis.compressors import ChangeCompression, change_compressor
+from fedtrellis.server.aggregation import Aggregation
 from fedtrellis.server.answers import Answer
+from fedtrellis.server.private import Private
 from fedtrellis.settings import setting
 from fedtrellis.wire.arrays import FloatArray
 
@@ -65,9 +67,6 @@ class CompressedSGD(FedOpt):
     name = "compressed-sgd"
     about = "FedAvg whose changes go up as few entries, levels or signs"
     stateful = True
-    # a change carries what was left of earlier ones
-    privacies: ClassVar[tuple[str, ...]] = ("none",)
-
     state_settings: tuple[str, ...] = ("optimizer", "compressor")
 
     compressor: ChangeCompression = setting(
@@ -93,6 +92,10 @@ class CompressedSGD(FedOpt):
         maximum=127,
         only={"compressor": ("qsgd",)},
     )
+
+    def admits(self, kind: type[Aggregation]) -> bool:
+        """No noise for changes that carry what was left of earlier ones."""
+        return super().admits(kind) and not issubclass(kind, Private)
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         """The local steps, and how to compress where they lead."""

@@ -6,8 +6,7 @@ from typing import Any
 
 from fedtrellis.local_steps import ScheduledSteps, StepSchedule
 from fedtrellis.server.answers import Answer
-from fedtrellis.server.private import CENTRAL
-from fedtrellis.server.robust import RULES
+from fedtrellis.server.guarded import Needs
 from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import setting
 from fedtrellis.wire.arrays import FloatArray, Layout
@@ -68,10 +67,8 @@ class FedAvgGD(RoundStrategy):
     name = "fedavg-gd"
     about = "FedAvg with full local gradients, without a constraint"
     space = "whole"
-    rules = RULES
-    weighable = True
+    needs: Needs | None = "sum"
     dtypes = DTYPES
-    privacies = CENTRAL
 
     stateful = False
     newcomers = True

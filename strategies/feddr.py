@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from fedtrellis.domains import Domain
 from fedtrellis.local_steps import LocalSteps
 from fedtrellis.server.answers import Answer
-from fedtrellis.server.robust import RULES
 from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import given, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
@@ -65,7 +64,8 @@ class FedDR(RoundStrategy):
     name = "feddr"
     about = "federated Douglas-Rachford splitting"
     space = "domain"
-    rules, least_answers = RULES, 1
+    # of every client the last is kept
+    needs, least_answers = "each", 1
     dtypes = DTYPES
 
     keep_model = False

@@ -21,10 +21,8 @@ from fedtrellis.layer_steps import (
     with_momentum,
 )
 from fedtrellis.server.answers import Answer, one_point
-from fedtrellis.server.private import CENTRAL
-from fedtrellis.server.robust import RULES
 from fedtrellis.server.rounds import RoundStrategy
-from fedtrellis.settings import SettingsError, setting
+from fedtrellis.settings import setting
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.layout import DTYPES
 
@@ -104,9 +102,7 @@ class FedLMO(RoundStrategy):
     name = "fedlmo"
     about = "Muon's and Scion's steps in federated learning of networks"
     space = "whole"
-    rules = RULES
     dtypes = DTYPES
-    privacies = CENTRAL
 
     keep_model = False
     state_settings = ("variant", "compressor", "kept_fraction", "rank")
@@ -208,20 +204,16 @@ class FedLMO(RoundStrategy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.variant == "ef21" and self.robust != "none":
-            # a liar's small changes add up in its v_i, and the oracle knows no size
-            raise SettingsError(
-                f"robust = {self.robust!r} does not apply to variant = 'ef21'; "
-                "allowed: none"
-            )
-        alone = self.variant in ("local", "server")
-        if not alone and self.privacy != "none":
-            # h_i, m_i and v_i are more than the one answer that the noise is for
-            raise SettingsError(
-                f"privacy = {self.privacy!r} does not apply to variant = "
-                f"{self.variant!r}; allowed: local, server"
-            )
         self.needs_planned_rounds = self.step_schedule != "constant"
+
+    def check_aggregation(self) -> None:
+        """One vector is enough where nothing travels beside it."""
+        if self.variant in ("local", "server"):
+            self.needs = "sum"
+        elif self.variant != "ef21":
+            self.needs = "each"
+        # ef21: a liar's small changes add up in its v_i, and the oracle knows no size
+        super().check_aggregation()
 
     def check_model(self, layout: Layout) -> None:
         """Check that ``layers`` names an oracle for every array of the model."""
@@ -312,7 +304,7 @@ class FedLMO(RoundStrategy):
         x = self.broadcast.model
         if self.variant == "server":
             # m ← μ m + (1 − μ) (1/|S|) Σ h_i
-            g = self.average(list(answers.values()), np.zeros_like(x))
+            g = self.mean_of(answers, np.zeros_like(x))
             self._momentum, d = with_momentum(
                 self._momentum, g, self.momentum, self.nesterov
             )
@@ -327,20 +319,20 @@ class FedLMO(RoundStrategy):
                 server_round,
             )
         else:
-            points = list(answers.values())
+            points = answers
             if self.variant == "averaged":
-                points = [point for point, _ in answers.values()]
+                points = {name: point for name, (point, _) in answers.items()}
                 # m ← (1/|S|) Σ over S of m_i
                 momenta = [m for _, m in answers.values()]
                 self._momentum = self.average(momenta, np.zeros_like(x))
                 self._tell_momentum()
             elif self.variant == "corrected":
-                points = [point for point, _ in answers.values()]
+                points = {name: point for name, (point, _) in answers.items()}
                 # c_i ← h_i;  c ← (1/n) Σ c_i over all clients
                 self._vectors.update({name: h for name, (_, h) in answers.items()})
                 self._tell_control()
             # x ← (1/|S|) Σ over S of x_i
-            self.broadcast.replace(self.average(points, x))
+            self.broadcast.replace(self.mean_of(points, x))
         return {}
 
     def _step(self, d: FloatArray, server_round: int) -> None:

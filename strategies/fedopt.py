@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtrellis.local_steps import StepSchedule
-from fedtrellis.server.private import CENTRAL
 from fedtrellis.settings import setting
 from fedtrellis.wire.arrays import FloatArray, Layout
 
@@ -62,7 +61,6 @@ class FedOpt(LocalSGD):
 
     name = "fedopt"
     about = "FedAvg with momentum, Adam or Yogi on the server"
-    privacies = CENTRAL
 
     state_settings: tuple[str, ...] = ("optimizer",)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedtrellis.server.private import CENTRAL
 from fedtrellis.settings import setting
 
 from .fedavg_gd import FedAvgGD
@@ -65,7 +64,6 @@ class FedProx(FedAvgGD):
     name = "fedprox"
     about = "FedAvg with a proximal term, without a constraint"
     space = "whole"
-    privacies = CENTRAL
 
     proximal_weight: float = setting(
         0.01,

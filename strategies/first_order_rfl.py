@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from fedtrellis.manifolds import Manifold
 from fedtrellis.server.answers import Answer
-from fedtrellis.server.robust import RULES
 from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import given, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
@@ -76,7 +75,8 @@ class FirstOrderRFL(RoundStrategy):
     name = "first-order-rfl"
     about = "Riemannian federated learning with projections"
     space = "manifold"
-    rules = RULES
+    # each c_i is replayed from its ẑ_i
+    needs = "each"
 
     keep_model = False
     # a half's digits are no point of a manifold

@@ -13,7 +13,7 @@ from fedtrellis.dual.alignment import HASH_BYTES, Alignment, align
 from fedtrellis.encryption import Cipher, EncryptionError, add_vectors
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.conversation import Conversation
-from fedtrellis.server.everyone import ask_everyone, refusal, said_by
+from fedtrellis.server.everyone import ask_again, ask_everyone
 from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.settings import SettingsError, given, setting
 from fedtrellis.wire.arrays import FloatArray, Layout, array_record, encode, filled
@@ -157,27 +157,16 @@ class HybridStrategy(LoopStrategy):
         SettingsError
             A client refuses to go on.
         """
-        taken: set[str] = set()
-        rejected = conversation.traffic.rejected
-        for _ in range(1 + self.retries if attempts is None else attempts):
-            missing = [name for name in clients if name not in taken]
-            if not missing:
-                break
-            wave = {name: entries(name) for name in missing}
-            before = len(rejected)
-            answers = conversation.ask(server_round, kind, wave, timeout)
-            for name, reason in rejected[before:]:
-                why = refusal(reason, "Settings")
-                if why:
-                    raise SettingsError(said_by(name, why))
-            for answer in answers:
-                try:
-                    take(answer)
-                except ValueError as error:
-                    conversation.reject(answer.client, str(error))
-                    continue
-                taken.add(answer.client)
-        return taken
+        return ask_again(
+            conversation,
+            server_round,
+            kind,
+            entries,
+            take,
+            timeout,
+            clients,
+            1 + self.retries if attempts is None else attempts,
+        )
 
     def ask_everyone(
         self,

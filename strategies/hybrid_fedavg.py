@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from fedtrellis.dual.alignment import Alignment
 from fedtrellis.objectives.losses import LOSSES
+from fedtrellis.server.aggregation import LEAST, Aggregation, ByCoordinate, Mean
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.conversation import Conversation
-from fedtrellis.server.robust import BY_COORDINATE, LEAST
 from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import SettingsError, given, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
@@ -86,7 +86,8 @@ class HybridFedAvg(HybridStrategy, RoundStrategy):
 
     name = "hybrid-fedavg"
     about = "FedAvg of each node's own features, a baseline of hyfdca"
-    rules = ("none", *BY_COORDINATE)
+    # features have different holders
+    needs = "each"
     # a feature of too few answers keeps its weight
     least_answers = 1
 
@@ -128,6 +129,10 @@ class HybridFedAvg(HybridStrategy, RoundStrategy):
         minimum=0.0,
     )
 
+    def admits(self, kind: type[Aggregation]) -> bool:
+        """Rules that look at one feature after the other."""
+        return super().admits(kind) and issubclass(kind, Mean | ByCoordinate)
+
     # ------------------------------------------------------------------ before round 1
 
     def setup(self, point: FloatArray, layout: Layout) -> None:
@@ -145,10 +150,12 @@ class HybridFedAvg(HybridStrategy, RoundStrategy):
         if not self._labelled:
             raise SettingsError("no client has a label to learn from")
         holders = self._holders()
-        if self.robust != "none" and (few := (holders > 0) & (holders < LEAST)).any():
+        few = (holders > 0) & (holders < LEAST)
+        if self.aggregator.robust and few.any():
             raise SettingsError(
-                f"robust = {self.robust!r} needs at least {LEAST} clients with labels "
-                f"for each feature; {int(few.sum())} of {few.size} have fewer"
+                f"aggregation = {self.aggregator.name!r} needs at least {LEAST} "
+                f"clients with labels for each feature; {int(few.sum())} of {few.size} "
+                "have fewer"
             )
         unlearnt = int((holders == 0).sum())
         if unlearnt:
@@ -205,7 +212,7 @@ class HybridFedAvg(HybridStrategy, RoundStrategy):
     def _matched(self, local: Mapping[str, FloatArray]) -> FloatArray:
         """The average of some local models at each feature; w where none has it."""
         w = self.broadcast.model
-        if self.robust != "none":
+        if isinstance(self.aggregator, ByCoordinate):
             names = [name for name in self.clients if name in local]
             points, held = (
                 np.zeros((len(names), w.size)),
@@ -214,7 +221,7 @@ class HybridFedAvg(HybridStrategy, RoundStrategy):
             for row, name in enumerate(names):
                 columns = self.alignment.columns[name]
                 points[row, columns], held[row, columns] = local[name], 1.0
-            return self.average.of_held(points, held > 0.0, w)
+            return self.aggregator.of_held(points, held > 0.0, w)
         sums, counts = np.zeros_like(w), np.zeros_like(w)
         for name in self.clients:  # in their order, whoever answered first
             if name in local:

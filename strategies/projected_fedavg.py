@@ -7,8 +7,6 @@ from typing import Any
 from fedtrellis.domains import Domain
 from fedtrellis.local_steps import LocalSteps
 from fedtrellis.server.answers import Answer
-from fedtrellis.server.private import CENTRAL
-from fedtrellis.server.robust import RULES
 from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import given, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
@@ -58,10 +56,8 @@ class ProjectedFedAvg(RoundStrategy):
     name = "projected-fedavg"
     about = "FedAvg with a projection after the average"
     space = "domain"
-    rules = RULES
-    weighable = True
+    needs = "sum"
     dtypes = DTYPES
-    privacies = CENTRAL
 
     stateful = False
     newcomers = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,11 +59,10 @@ class Scaffold(FedAvgGD):
 
     name = "scaffold"
     about = "FedAvg with control variates, without a constraint"
-    # c_i travels beside x_i
-    privacies: ClassVar[tuple[str, ...]] = ("none",)
+    # each c_i is replayed from its x_i
+    needs = "each"
     stateful = True
     newcomers = False
-    weighable = False  # its control variates count alike
 
     step_schedule: StepSchedule = setting(
         "constant",

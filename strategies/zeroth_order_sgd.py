@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -11,13 +10,11 @@ from numpy.typing import NDArray
 
 from fedtrellis.domains.atoms import RandomSigns
 from fedtrellis.local_steps import StepSchedule, step_size_at
+from fedtrellis.server.aggregation import Aggregation
 from fedtrellis.server.answers import Answer
-from fedtrellis.server.conversation import Conversation
-from fedtrellis.server.private import PRIVACIES
-from fedtrellis.server.robust import RULES
 from fedtrellis.server.rounds import RoundStrategy
-from fedtrellis.server.secure_sum import SecureSum, take_term
-from fedtrellis.settings import SettingsError, setting
+from fedtrellis.server.secure_sum import SecureSum
+from fedtrellis.settings import setting
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.broadcast import ModelBroadcast, Step
 from fedtrellis.wire.layout import DTYPES
@@ -81,11 +78,11 @@ class ZerothOrderSGD(RoundStrategy):
     round: ``evaluations``, the function values that the clients computed.
 
     Privacy: the scalars are exact projections of the client's gradient onto directions
-    that the server knows. With ``secure_sum`` it learns their sum over the round's
-    clients and no client's own (:mod:`fedtrellis.encryption.secure_sum`); x then
-    differs from what it is without by rounding to multiples of 2^-40.
-    ``privacy="local"`` is noise of the clients' with an ε,
-    ``"central"`` the server's.
+    that the server knows. With ``aggregation="secure-sum"`` it learns their sum over
+    the round's clients and no client's own (:mod:`fedtrellis.server.secure_sum`); x
+    then differs from what it is without by rounding to multiples of 2^-40, and a round
+    in which one of them is silent is lost. ``privacy="local"`` is noise of the clients'
+    with an ε, ``aggregation="private"`` the server's.
 
     Examples
     --------
@@ -109,9 +106,9 @@ class ZerothOrderSGD(RoundStrategy):
     about = "zeroth-order FedAvg, scalars both ways (DeComFL)"
     values_only = True
     space = "whole"
-    rules = RULES
+    needs = "sum"
     dtypes = DTYPES
-    privacies = PRIVACIES
+    private_mechanism = "gaussian"
 
     local_steps: int = setting(1, "steps of a client in a round", symbol="τ", minimum=1)
     samples: int = setting(10, "directions of a step", symbol="m", minimum=1)
@@ -159,40 +156,15 @@ class ZerothOrderSGD(RoundStrategy):
         only={"variant": _SCALARS},
     )
 
-    secure_sum: bool = setting(
-        False,
-        "whether the server learns the sum over a round's clients of each scalar, or "
-        "vote, and no client's own",
-        note="clients need a common key or a roster, but not in a simulation; a round "
-        "in which one of them is silent is lost",
-        only={"variant": _SHARED},
-    )
-
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.secure_sum:
-            self._check_secure_sum()
-        self._sums: SecureSum | None = None
         # a client of a pool keeps x_0
         self.stateful = self.variant == "fedkseed"
 
-    def _check_secure_sum(self) -> None:
-        """Refuse what takes a look at single answers, or asks for a round twice."""
-        said = "beside secure_sum = True, with which the server sees sums alone"
-        if self.robust != "none":
-            raise SettingsError(
-                f"robust = {self.robust!r} does not apply {said}; allowed: none"
-            )
-        if self.privacy == "central":
-            raise SettingsError(
-                f"privacy = 'central' does not apply {said}; allowed: none, local"
-            )
-        if self.resume is not None:
-            raise SettingsError(
-                "resume does not apply beside secure_sum = True: rounds after the "
-                "checkpoint would be asked for again, of others perhaps, and the "
-                "difference of two sums is what a client said; use initial-model"
-            )
+    def admits(self, kind: type[Aggregation]) -> bool:
+        """Scalars along directions that all share can be hidden, too."""
+        shared = issubclass(kind, SecureSum) and self.variant in _SHARED
+        return shared or super().admits(kind)
 
     def setup(self, point: FloatArray, layout: Layout) -> None:
         """With a pool of directions, what travels are their weights."""
@@ -202,40 +174,6 @@ class ZerothOrderSGD(RoundStrategy):
             self.broadcast = ModelBroadcast(
                 Layout(((self.pool,),)), np.zeros(self.pool)
             )
-
-    def prepare(self, conversation: Conversation, timeout: float) -> None:
-        """With secure sums, two waves in which the clients agree on keys."""
-        self._sums = None
-        if self.secure_sum:
-            self._sums = SecureSum(conversation, self.clients, timeout)
-
-    def finish(self, conversation: Conversation) -> None:
-        """Let a simulation's clients forget their key."""
-        if self._sums is not None:
-            self._sums.finish(self.clients)
-
-    def sample(self, server_round: int) -> list[str]:
-        """The clients of a round; with secure sums without those who sit out."""
-        drawn = super().sample(server_round)
-        return drawn if self._sums is None else self._sums.cohort(server_round, drawn)
-
-    def ask_round(
-        self,
-        conversation: Conversation,
-        server_round: int,
-        entries: Mapping[str, Mapping[str, Any]],
-        timeout: float,
-    ) -> Sequence[Answer]:
-        """The answers of a round's clients; with secure sums the silent ask again."""
-        if self._sums is None:
-            return super().ask_round(conversation, server_round, entries, timeout)
-        return self._sums.ask(server_round, entries, timeout)
-
-    def unusable(self, server_round: int, answers: Mapping[str, Any]) -> str:
-        """Why a round is lost: with secure sums one missing answer is enough."""
-        if self._sums is None:
-            return super().unusable(server_round, answers)
-        return self._sums.lost(server_round, self._sampled, answers)
 
     @property
     def result_layout(self) -> Layout:
@@ -282,14 +220,16 @@ class ZerothOrderSGD(RoundStrategy):
             "variant": self.variant,
             "clip": self.clip,
             "seed": self.seed,
-            **({} if self._sums is None else self._sums.entries(self._sampled)),
         }
 
     def check(self, answer: Answer) -> NDArray[Any]:
-        """The scalars or signs, of shape (τ·m,); or what hides them, of one more."""
+        """The scalars or signs, of shape (τ·m,); or what hides them, of one more.
+
+        With a pool of directions what they come to for each of these, of shape (K,).
+        """
         count = self.local_steps * self.samples
-        if self._sums is not None:
-            return take_term(answer, count)
+        if isinstance(self.aggregator, SecureSum):
+            return self.aggregator.take(answer, count)
         if self.variant != "feedsign":
             scalars = answer.numbers
             if answer.arrays or scalars.shape != (count,):
@@ -301,6 +241,8 @@ class ZerothOrderSGD(RoundStrategy):
             noisy = self.privacy == "local"
             if self.clip and not noisy and float(np.abs(scalars).max()) > self.clip:
                 raise ValueError(f"a scalar is larger than clip = {self.clip}")
+            if self.variant == "fedkseed":
+                return self._move(answer, scalars)
             return scalars
         if len(answer.arrays) != 1 or answer.numbers.size:
             raise ValueError("the answer is not one array of bits")
@@ -315,20 +257,14 @@ class ZerothOrderSGD(RoundStrategy):
 
     def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
         """Step along the round's directions by the mean scalars."""
-        # x ← x − Σ_k (γ_k/m) Σ_j s̄_kj u_kj
-        before = (server_round - 1) * self.local_steps
-        sizes = [
-            step_size_at(self.step_schedule, self.step_size, before + k)
-            for k in range(1, self.local_steps + 1)
-        ]
-        weights = np.repeat(sizes, self.samples) / self.samples
+        weights = self._weights(server_round)
         if self.variant == "fedkseed":
-            self._step_in_pool(server_round, answers, weights)
+            # a_j ← a_j − (1/|S|) Σ_{i, k: j_ik = j} (γ_k/m) s_ik
+            mean = weights[0] * self.mean_of(answers, np.zeros(self.pool))
+            self.broadcast.revise(self.broadcast.model - mean)
         else:
-            if self._sums is not None:
-                scalars = self._sums.mean(answers)
-            else:
-                scalars = self.average(list(answers.values()), np.zeros(weights.size))
+            # x ← x − Σ_k (γ_k/m) Σ_j s̄_kj u_kj
+            scalars = self.mean_of(answers, np.zeros(weights.size))
             if self.variant == "feedsign":
                 scalars = np.where(scalars >= 0.0, 1.0, -1.0)
             shape = self.broadcast.layout.point_shape
@@ -337,18 +273,24 @@ class ZerothOrderSGD(RoundStrategy):
         a_round = self.local_steps * (self.samples + 1)
         return {"evaluations": float(len(answers) * a_round)}
 
-    def _step_in_pool(
-        self, server_round: int, answers: dict[str, FloatArray], weights: FloatArray
-    ) -> None:
-        # a_j ← a_j − (1/|S|) Σ_{i, k: j_ik = j} (γ_k/m) s_ik
-        moves: list[FloatArray] = []
-        for client, scalars in answers.items():
-            chosen = pool_choice(
-                self.seed, client, server_round, weights.size, self.pool
-            )
-            # in units of the first step's, so that a bound on it is one on scalars
-            move = np.zeros(self.pool)
-            np.add.at(move, chosen, weights / weights[0] * scalars)
-            moves.append(move)
-        mean = weights[0] * self.average(moves, np.zeros(self.pool))
-        self.broadcast.revise(self.broadcast.model - mean)
+    def _weights(self, server_round: int) -> FloatArray:
+        """γ_k/m of each of a round's scalars, of shape (τ·m,)."""
+        before = (server_round - 1) * self.local_steps
+        sizes = [
+            step_size_at(self.step_schedule, self.step_size, before + k)
+            for k in range(1, self.local_steps + 1)
+        ]
+        return np.repeat(sizes, self.samples) / self.samples
+
+    def _move(self, answer: Answer, scalars: FloatArray) -> FloatArray:
+        """What a client's scalars come to for each direction of the pool.
+
+        In units of the first step's, so that a bound on it is one on scalars.
+        """
+        weights = self._weights(answer.server_round)
+        chosen = pool_choice(
+            self.seed, answer.client, answer.server_round, weights.size, self.pool
+        )
+        move = np.zeros(self.pool)
+        np.add.at(move, chosen, weights / weights[0] * scalars)
+        return move

@@ -56,6 +56,8 @@ NONCONVEX: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 class DataFileError(SettingsError):
     """A data file is not what its setting says; the message names the file."""
 
+    code = "data-file"
+
 
 @dataclass(frozen=True)
 class Depending:

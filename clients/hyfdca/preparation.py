@@ -14,7 +14,7 @@ from fedtrellis.dual.agreement import Agreement, needs_norms
 from fedtrellis.dual.columns import PARTS, in_parts
 from fedtrellis.encryption import Cipher, remove_run_key
 from fedtrellis.encryption.masks import add_masks, mask_tag
-from fedtrellis.settings import SettingsError
+from fedtrellis.settings import CodedError, SettingsError
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.protocol import Named, RestoreNeededError
 
@@ -34,8 +34,10 @@ from .weights import weighs
 __all__ = ["LabelError", "Preparation"]
 
 
-class LabelError(ValueError):
+class LabelError(CodedError):
     """The clients' labels do not fit together."""
+
+    code = "labels"
 
 
 class Preparation(Standardizing):

@@ -9,6 +9,7 @@ from typing import Any
 
 from fedtrellis.app.registry import Field, Group, Registry
 from fedtrellis.domains import fitting_domains
+from fedtrellis.server.guarded import AGGREGATIONS
 from fedtrellis.server.records import to_toml
 from fedtrellis.settings import SettingsError, check_choice, describe_fields, parse
 
@@ -97,7 +98,7 @@ def _print_overview(registry: Registry) -> None:
     run = next(group for group in registry.groups if not group.owner)
     for title, names in (
         ("Sets (domain)", registry.domains),
-        ("Settings of nodes' data", others),
+        ("How answers are aggregated (aggregation)", [k.name for k in AGGREGATIONS]),
         ("Settings of the run", run.fields),
     ):
         print(title)
@@ -111,6 +112,7 @@ def _print_overview(registry: Registry) -> None:
                 break_on_hyphens=False,
             )
         )
+    print(f"Settings of nodes' data: {', '.join(others)}")
     print(f"Details of one: its name after list; {_RUN}: the run's settings.")
 
 
@@ -145,6 +147,10 @@ def _print_one(registry: Registry, console: Any, group: Group) -> None:
     elif group.kind == "task":
         summary = registry.tasks[group.owner].summary
         console.print(f"[bold]{group.owner}[/]: {summary}", soft_wrap=True)
+    elif group.kind == "aggregation":
+        kind = group.parts[0][0]
+        console.print(f"[bold]{group.owner}[/]: {kind.about}", soft_wrap=True)
+        print(f"fedtrellis.{kind.__qualname__}: help() explains it")
     _print_table(console, f"Settings of {group.title}", group.fields)
     if group.kind == "method":
         fields = registry.methods[group.owner].node_fields

@@ -15,6 +15,7 @@ from typing import Any
 from fedtrellis._alias import unify_roots
 from fedtrellis.app.settings import RunSettings
 from fedtrellis.domains import RUN_DOMAINS, Domain
+from fedtrellis.server.guarded import AGGREGATIONS
 from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.settings import AUTO, SettingsError, check_choice, keys, parse_values
 
@@ -260,14 +261,17 @@ class Registry:
             if entry.client_settings is not None:
                 group.parts.append((entry.client_settings, entry.client_fields))
             groups.append(group)
+        for kind in AGGREGATIONS:
+            part = keys(kind, f"{kind.name}.")
+            groups.append(Group("aggregation", kind.name, [(kind, part)]))
         for name, domain in self.domains.items():
             part = keys(domain.settings(), f"{name}.")
             groups.append(Group("domain", name, [(domain.settings(), part)]))
         shared: dict[str, type[Any]] = {}
         for task in self.tasks.values():
             shared |= task.shared
-        for name, kind in shared.items():
-            groups.append(Group("data", name, [(kind, keys(kind, f"{name}."))]))
+        for name, cls in shared.items():
+            groups.append(Group("data", name, [(cls, keys(cls, f"{name}."))]))
         for name, task in self.tasks.items():
             groups.append(Group("task", name, [(task, keys(task, f"{name}."))]))
         return groups

@@ -15,6 +15,7 @@ from fedtrellis.declared import refuse_misplaced
 from fedtrellis.domains import Domain, Product, WholeSpace, fitting_domains
 from fedtrellis.domains.enclosing import enclosing_ball
 from fedtrellis.manifolds import Euclidean
+from fedtrellis.server.guarded import AGGREGATIONS
 from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.settings import SettingsError, keys, parse, parse_values
 from fedtrellis.wire.arrays import Layout
@@ -31,6 +32,7 @@ def make_experiment(
     """Check a whole run config; SettingsError says in one line what is wrong."""
     run = parse(RunSettings, config)
     options = parse_values(keys(LoopStrategy), LoopStrategy, config)
+    aggregation = options["aggregation"]
     entry: MethodEntry = registry.choose("method", run.method)
     kind = registry.choose("task", run.task)
     settings = parse_values(entry.fields, entry.strategy, config)
@@ -39,7 +41,11 @@ def make_experiment(
         client_settings = parse_values(
             entry.client_fields, entry.client_settings, config
         )
-    _refuse_foreign(registry, config, {"method": run.method, "task": run.task})
+    used = {"method": run.method, "task": run.task, "aggregation": aggregation}
+    _refuse_foreign(registry, config, used)
+    made = next(kind for kind in AGGREGATIONS if kind.name == aggregation)
+    if keys(made):  # else its name says all
+        options["aggregation"] = parse(made, config, f"{aggregation}.")
     if run.outer_fraction > 0.0 and not run.outer_domain:
         raise SettingsError(
             f"outer-fraction = {run.outer_fraction} needs an outer-domain, the larger "
@@ -90,7 +96,7 @@ def make_experiment(
 def _refuse_foreign(
     registry: Registry, config: Mapping[str, Any], used: Mapping[str, str]
 ) -> None:
-    """Refuse settings of methods, tasks and sets that the run does not use.
+    """Refuse settings of methods, tasks and so on that the run does not use.
 
     ``flwr run`` passes every key of pyproject.toml, so a key counts as set where its
     value is not the default.

@@ -9,6 +9,7 @@ from typing import NoReturn
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedtrellis.settings import CodedError
 from fedtrellis.wire.arrays import FloatArray
 
 __all__ = [
@@ -36,11 +37,13 @@ PLAIN_MODULUS = 288_230_376_151_130_113
 MAX_TERMS = 2**24
 
 
-class EncryptionError(ValueError):
+class EncryptionError(CodedError):
     """Something cannot be encrypted, or is not what an honest run would have made.
 
     The message is one line, and never has anything secret in it.
     """
+
+    code = "encryption"
 
 
 class RefusedError(EncryptionError):
@@ -48,6 +51,8 @@ class RefusedError(EncryptionError):
 
     The text never says why: that would help whoever tries again.
     """
+
+    code = "ciphertext"
 
     def __init__(
         self,

@@ -20,7 +20,21 @@ from fedtrellis.wire.protocol import (
     moderate_norm,
 )
 
-__all__ = ["Answer", "one_point", "open_answer"]
+__all__ = ["Answer", "ClientRefusalError", "one_point", "open_answer", "refusal_in"]
+
+
+class ClientRefusalError(ValueError):
+    """A client says that it will not do what it was asked.
+
+    Attributes
+    ----------
+    code : str
+        That of its :class:`~fedtrellis.settings.CodedError`.
+    """
+
+    def __init__(self, code: str, why: str) -> None:
+        super().__init__(why)
+        self.code = code
 
 
 @dataclass(slots=True)
@@ -83,6 +97,16 @@ def one_point(answer: Answer, shape: tuple[int, ...], layout: Layout) -> FloatAr
     return point
 
 
+def refusal_in(content: RecordDict) -> ClientRefusalError | None:
+    """The refusal that an answer is; None if it is another."""
+    status = contents(content).get(STATUS)
+    said = contents(status) if isinstance(status, ConfigRecord) else {}
+    code, why = said.get("refused"), said.get("why")
+    if not (isinstance(code, str) and code and isinstance(why, str)):
+        return None
+    return ClientRefusalError(code, why)
+
+
 def open_answer(
     content: RecordDict,
     client: str,
@@ -109,6 +133,8 @@ def open_answer(
 
     Raises
     ------
+    ClientRefusalError
+        The client refuses.
     ValueError
         The answer is malformed, of somebody else or another round or phase, or not
         finite: the message is the reason to drop it. What a client sent may raise
@@ -135,6 +161,8 @@ def open_answer(
             raise ValueError(
                 f"the answer has {key} {status.get(key)!r}, not {expected!r}"
             )
+    if refused := refusal_in(content):
+        raise refused
     in_sync = status.get("in-sync")
     if not isinstance(in_sync, bool):
         raise ValueError(f"the answer has in-sync {in_sync!r}")

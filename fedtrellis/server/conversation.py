@@ -17,11 +17,16 @@ from typing import Any, Protocol
 from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 
-from fedtrellis.server.answers import Answer, open_answer
+from fedtrellis.server.answers import (
+    Answer,
+    ClientRefusalError,
+    open_answer,
+    refusal_in,
+)
 from fedtrellis.server.callbacks import listed
 from fedtrellis.server.in_process import hear_together
 from fedtrellis.server.requests import Requests
-from fedtrellis.wire.exchange import NO_ANSWER, Client, Registry, Traffic, exchange
+from fedtrellis.wire.exchange import Client, Reason, Registry, Traffic, exchange
 from fedtrellis.wire.flower_internals import log
 from fedtrellis.wire.grids import own_method
 from fedtrellis.wire.protocol import identity_order
@@ -226,7 +231,9 @@ class Conversation:
             asked = [self.registry[name] for name in todo]
             replies = exchange(self.grid, requests, timeout, self.traffic, asked)
             silent = [
-                by_node[node] for node, reply in replies.items() if reply == NO_ANSWER
+                by_node[node]
+                for node, reply in replies.items()
+                if isinstance(reply, Reason) and reply.code == "no-answer"
             ]
             if silent:
                 names = listed(sorted(silent, key=identity_order), 20)
@@ -264,10 +271,12 @@ class Conversation:
         replies = {}
         for name in sorted(asked, key=identity_order):
             reply = found[self.registry[name].node_id]
-            if isinstance(reply, Message):
-                replies[name] = reply
-            else:
+            if not isinstance(reply, Message):
                 self.reject(name, reply)
+            elif reply.has_content() and (error := refusal_in(reply.content)):
+                self.reject(name, Reason(str(error), "refused", error.code))
+            else:
+                replies[name] = reply
         return replies, sorted(asked, key=identity_order)
 
     # ---------------------------------------------------------------------- answers
@@ -293,6 +302,9 @@ class Conversation:
         """One answer or none; a client that is out of step is added to ``behind``."""
         try:
             answer = self.open(reply, server_round, name)
+        except ClientRefusalError as error:
+            self.reject(name, Reason(str(error), "refused", error.code))
+            return []
         except Exception as error:  # the content is the client's: anything goes
             self.reject(name, str(error) or type(error).__name__)
             return []

@@ -1,8 +1,7 @@
-"""Waves before round 1, which all clients have to answer, and refusals for good."""
+"""Waves that are asked again of those who are silent, and refusals for good."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,18 +10,73 @@ from fedtrellis.server.conversation import Conversation
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.protocol import identity_order
 
-__all__ = ["SETUP_ATTEMPTS", "ask_everyone", "refusal", "said_by"]
+__all__ = ["SETUP_ATTEMPTS", "ask_again", "ask_everyone"]
 
 #: The clients have to agree before round 1, whatever is lost on the way.
 SETUP_ATTEMPTS = 30
 
-# What a client raises when its data or its settings do not fit: asking again is no use.
-# Ray quotes the end of a traceback, "SettingsError: why"; a deployed SuperNode says
-# "<class 'fedtrellis.settings.SettingsError'>:<'why'>".
-_REFUSAL = re.compile(
-    r"(?P<kind>Alignment|Encryption|Refused|Label|Settings)Error"
-    r"(?:: |'>:<')(?P<why>[^\n]*)"
-)
+
+def ask_again(
+    conversation: Conversation,
+    server_round: int,
+    kind: str,
+    entries: Callable[[str], Mapping[str, Any]],
+    take: Callable[[Answer], None],
+    timeout: float,
+    clients: Sequence[str],
+    attempts: int,
+    code: str = SettingsError.code,
+) -> set[str]:
+    """One wave, and again for those whose answer could not be had.
+
+    Parameters
+    ----------
+    conversation : Conversation
+    server_round : int
+    kind : str
+        The messages' type.
+    entries : callable
+        What a client is told, by its name; made anew for each attempt.
+    take : callable
+        Uses an answer, or raises ValueError with the reason to drop it.
+    timeout : float
+        Seconds to wait for the answers of one wave.
+    clients : sequence of str
+    attempts : int
+        Waves at most.
+    code : str
+        Of the refusals that end the run; empty: any does.
+
+    Returns
+    -------
+    set of str
+        The clients whose answers were taken.
+
+    Raises
+    ------
+    SettingsError
+        A client refused: its reason.
+    """
+    taken: set[str] = set()
+    for _ in range(attempts):
+        missing = [name for name in clients if name not in taken]
+        if not missing:
+            break
+        before = len(conversation.traffic.rejected)
+        wave = {name: entries(name) for name in missing}
+        answers = conversation.ask(server_round, kind, wave, timeout)
+        for name, why in conversation.traffic.rejected[before:]:
+            if why.refusal and code in ("", why.refusal):
+                who = f"client {name}"
+                raise SettingsError(why if why.startswith(who) else f"{who}: {why}")
+        for answer in answers:
+            try:
+                take(answer)
+            except ValueError as error:
+                conversation.reject(answer.client, str(error))
+            else:
+                taken.add(answer.client)
+    return taken
 
 
 def ask_everyone(
@@ -33,62 +87,20 @@ def ask_everyone(
     timeout: float,
     clients: Sequence[str],
 ) -> None:
-    """Ask until each of some clients has answered.
+    """Ask before round 1 until each of some clients has answered.
 
-    Parameters
-    ----------
-    conversation : Conversation
-    kind : str
-        The messages' type.
-    entries : callable
-        What a client is told, by its name.
-    take : callable
-        Takes an answer, or raises ValueError where it is malformed.
-    timeout : float
-        Seconds to wait for the answers of one wave.
-    clients : sequence of str
+    Parameters are those of :func:`ask_again`.
 
     Raises
     ------
     SettingsError
-        A client refused: its reason.
+        A client refused, whatever the code: its reason.
     TimeoutError
         A client never answered, or never well.
     """
-    waiting = list(clients)
-    for _ in range(SETUP_ATTEMPTS):
-        before = len(conversation.traffic.rejected)
-        wave = {name: entries(name) for name in waiting}
-        answers = conversation.ask(0, kind, wave, timeout)
-        for name, reason in conversation.traffic.rejected[before:]:
-            refused = refusal(reason)
-            if refused:
-                raise SettingsError(said_by(name, refused))
-        for answer in answers:
-            try:
-                take(answer)
-            except ValueError as error:
-                conversation.reject(answer.client, str(error))
-            else:
-                waiting.remove(answer.client)
-        if not waiting:
-            return
-    names = ", ".join(sorted(waiting, key=identity_order))
-    raise TimeoutError(f"client {names} did not answer before round 1 ({kind})")
-
-
-def said_by(name: str, why: str) -> str:
-    """A refusal with the name of the client, once."""
-    who = f"client {name}"
-    return why if why.startswith(who) else f"{who}: {why}"
-
-
-def refusal(reason: str, kind: str = "") -> str:
-    """The message of a client's refusal in an error's reason; empty if it is none.
-
-    ``kind``, where it is given, is the error's name without ``Error``.
-    """
-    found = list(_REFUSAL.finditer(reason))
-    if not found or kind not in ("", found[-1]["kind"]):
-        return ""
-    return found[-1]["why"].strip().removesuffix("'>")
+    taken = ask_again(
+        conversation, 0, kind, entries, take, timeout, clients, SETUP_ATTEMPTS, ""
+    )
+    if missing := sorted(set(clients) - taken, key=identity_order):
+        names = ", ".join(missing)
+        raise TimeoutError(f"client {names} did not answer before round 1 ({kind})")

@@ -1,72 +1,94 @@
-"""What every method does about clients that lie within the wire's rules.
+"""What every method makes of answers: what it checks, and how they become one vector.
 
-Who answers must be who answered before (:mod:`fedtrellis.wire.exchange`), an answer
-must not be out of all proportion to the model, nobody weighs more in an evaluation than
-was declared before round 1, and where a method averages answers, the average can be one
-that no few of them choose.
+Against clients that lie within the wire's rules: who answers must be who answered
+before (:mod:`fedtrellis.wire.exchange`), an answer must not be out of all proportion to
+the model, nobody weighs more in an evaluation than was declared before round 1. How
+answers are aggregated is the user's choice among what fits the method
+(:mod:`fedtrellis.server.aggregation`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import field, fields
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 from flwr.app import ConfigRecord, MetricRecord
 
+from fedtrellis.privacy.accountant import Mechanism
+from fedtrellis.server.aggregation import (
+    LEAST,
+    Aggregation,
+    Clipping,
+    Cohorts,
+    Mean,
+    Median,
+    Points,
+    Sealed,
+    TrimmedMean,
+)
 from fedtrellis.server.answers import Answer, one_point
 from fedtrellis.server.checkpoint import read_client_keys
 from fedtrellis.server.conversation import Conversation
 from fedtrellis.server.method import Method
 from fedtrellis.server.metrics import mean_metrics
-from fedtrellis.server.robust import LEAST, Average, Rule
+from fedtrellis.server.private import Budget, LocalPrivacy, Private
+from fedtrellis.server.secure_sum import SecureSum
 from fedtrellis.settings import SettingsError, given, setting
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.exchange import ClientKeys
 from fedtrellis.wire.protocol import ANSWER_BOUND, EXAMPLES, is_count
 
-__all__ = ["GuardedMethod"]
+__all__ = ["AGGREGATIONS", "GuardedMethod", "Name", "Needs", "Privacy"]
 
 Weights = Literal["equal", "examples"]
+Needs = Literal["sum", "each"]
+Privacy = Literal["none", "local"]
+Name = Literal["mean", "median", "trimmed-mean", "clipping", "private", "secure-sum"]
+
+#: What ``aggregation`` may name.
+AGGREGATIONS: tuple[type[Aggregation], ...] = (
+    *(Mean, Median, TrimmedMean, Clipping),
+    *(Private, SecureSum),
+)
+
+
+def _of_noise(name: str) -> Any:
+    """A setting of noise's budget, for noise by the clients."""
+    (declared,) = (one for one in fields(Budget) if one.name == name)
+    meta = {"shown": False, "only": {"privacy": ("local",)}}
+    return field(default=declared.default, metadata={**declared.metadata, **meta})
 
 
 class GuardedMethod(Method):
-    """The settings against liars, and what methods make of them."""
+    """How answers are checked and aggregated: the settings, and what methods use."""
 
-    #: The rules of ``robust`` that the method can average by.
-    rules: ClassVar[tuple[str, ...]] = ("none",)
-    #: Whether its mean over answers may weigh them by their clients' examples.
-    weighable: ClassVar[bool] = False
-    #: Answers that such an average of a round needs; 1 where those who sat out count
+    #: What the server uses of a round's answers: "sum", nothing but the vector that
+    #: :meth:`average` or :meth:`mean_of` makes of them; "each", single answers, too;
+    #: None: it makes something else of them, so that no aggregation but the mean fits.
+    needs: Needs | None = None
+    #: Answers that a robust average of a round needs; 1 where those who sat out count
     #: with what they last sent, or the method looks after itself.
     least_answers: ClassVar[int] = LEAST
+    #: What a client releases with ``privacy="local"``: "gaussian" noise on a vector, or
+    #: vertices drawn by the "exponential" mechanism too; None: it adds no noise.
+    private_mechanism: ClassVar[Mechanism | None] = None
+    #: How often it does so in a round.
+    private_releases = 1
+    #: What there is to choose from.
+    aggregations: ClassVar[tuple[type[Aggregation], ...]] = AGGREGATIONS
 
-    robust: Rule = setting(
-        "none",
-        "how answers are averaged, so that a few of them cannot choose the average; "
-        "none: the mean",
-        note="see :class:`~fedtrellis.server.robust.Average`",
-        choices=Rule,
+    aggregation: Name | Aggregation = setting(
+        "mean",
+        "how a round's answers become one vector: the mean, an average that a few of "
+        "them cannot choose, one with noise and an ε, or sums of what clients hide",
+        note="In Python also an object, such as ``TrimmedMean(fraction=0.3)``; in a "
+        "run config its settings are ``trimmed-mean.fraction`` and so on",
+        choices=Name,
         shown=False,
-    )
-    trimmed_fraction: float = setting(
-        0.2,
-        "part of the values that the trimmed mean leaves out at either end",
-        symbol="β",
-        above=0.0,
-        below=0.5,
-        shown=False,
-        only={"robust": ("trimmed-mean",)},
-    )
-    clipping_radius: float = setting(
-        None,
-        "how far from the centre an answer counts whole in centred clipping; auto: the "
-        "median of the distances",
-        symbol="τ",
-        above=0.0,
-        shown=False,
-        only={"robust": ("centred-clipping",)},
     )
     answer_bound: float = setting(
         ANSWER_BOUND,
@@ -100,30 +122,144 @@ class GuardedMethod(Method):
         shown=False,
     )
 
+    privacy: Privacy = setting(
+        "none",
+        "whether clients add noise to all that they send: differential privacy of each "
+        "client's whole data, from the server too",
+        choices=Privacy,
+        shown=False,
+    )
+    privacy_clip: float = _of_noise("clip")
+    privacy_noise_multiplier: float = _of_noise("noise_multiplier")
+    privacy_epsilon: float = _of_noise("epsilon")
+    privacy_delta: float = _of_noise("delta")
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self._model_size: tuple[Any, int, float] = None, 0, 0.0
-        if self.robust not in self.rules:
+        chosen = self.aggregation
+        if isinstance(chosen, str):
+            chosen = next(kind for kind in self.aggregations if kind.name == chosen)()
+        #: The run's own aggregation.
+        self.aggregator: Aggregation = copy(chosen)
+        self.check_aggregation()
+        #: The noise that clients add, if they do.
+        self.local_noise = None if self.privacy == "none" else self._make_noise()
+
+    def admits(self, kind: type[Aggregation]) -> bool:
+        """Whether the method can go on from what an aggregation gives it.
+
+        By what it :attr:`needs`; a method that knows more of itself says it here.
+        """
+        if issubclass(kind, Mean):
+            return True
+        if kind.hides:  # takes clients that can hide what they send
+            return False
+        return self.needs == "sum" or (self.needs == "each" and not kind.sums_only)
+
+    def check_aggregation(self) -> None:
+        """Refuse an aggregation that does not fit the method or other settings.
+
+        Raises
+        ------
+        SettingsError
+            One line, with what is allowed.
+        """
+        kind, said = type(self.aggregator), f"aggregation = {self.aggregator.name!r}"
+        if not self.admits(kind):
+            allowed = [k.name for k in self.aggregations if self.admits(k)]
+            variant: str = getattr(self, "variant", "")
+            beside = f" with variant = {variant!r}" if variant else ""
             raise SettingsError(
-                f"robust = {self.robust!r} does not apply to {self.described_name}; "
-                f"allowed: {', '.join(self.rules)}"
+                f"{said} does not apply to {self.described_name}{beside}; allowed: "
+                f"{', '.join(allowed)}"
             )
-        if self.client_weights != "equal" and not self.weighable:
+        if self.client_weights != "equal" and self.needs != "sum":
             raise SettingsError(
                 f"client_weights = {self.client_weights!r} does not apply to "
                 f"{self.described_name}; allowed: equal (scale each client's f_i by "
                 "its examples)"
             )
-        if self.client_weights != "equal" and self.robust != "none":
+        if self.client_weights != "equal" and not kind.weighs:
             raise SettingsError(
-                f"client_weights = {self.client_weights!r} needs robust = 'none': with "
-                f"{self.robust!r} all clients count alike"
+                f"client_weights = {self.client_weights!r} does not apply beside "
+                f"{said}, with which all clients count alike; allowed: equal"
             )
+        self._refuse_resume(said, kind.no_resume)
+
+    def _refuse_resume(self, said: str, why: str) -> None:
+        if why and getattr(self, "resume", None) is not None:
+            raise SettingsError(f"resume does not apply beside {said}: {why}")
+
+    def _make_noise(self) -> LocalPrivacy:
+        """Noise by the clients; SettingsError where it would leave no guarantee."""
+        said = LocalPrivacy.wanted
+        if self.private_mechanism is None:
+            raise SettingsError(
+                f"{said} does not apply to {self.described_name}; allowed: none"
+            )
+        means = [kind.name for kind in self.aggregations if kind.bears_noise]
+        beside = (
+            ("aggregation", self.aggregator.name, means, "the noise is for a mean"),
+            ("client_weights", self.client_weights, ["equal"], "it is for equal ones"),
+            (
+                "client-evaluate-every",
+                getattr(self, "client_evaluate_every", 0),
+                [0],
+                "evaluations have no noise",
+            ),
+        )
+        for name, value, allowed, why in beside:
+            if value not in allowed:
+                raise SettingsError(
+                    f"{name} = {value!r} does not apply beside {said}: {why}; allowed: "
+                    f"{', '.join(map(str, allowed))}"
+                )
+        self._refuse_resume(said, LocalPrivacy.no_resume)
+        return LocalPrivacy(
+            clip=self.privacy_clip,
+            noise_multiplier=self.privacy_noise_multiplier,
+            epsilon=self.privacy_epsilon,
+            delta=self.privacy_delta,
+            mechanism=self.private_mechanism,
+            each=self.private_releases,
+        )
+
+    @property
+    def _parts(self) -> list[Aggregation | LocalPrivacy]:
+        return [
+            self.aggregator,
+            *([] if self.local_noise is None else [self.local_noise]),
+        ]
 
     def settings(self) -> dict[str, Any]:
-        """The settings that :meth:`summary` logs; a robust average is one of them."""
-        rule = {} if self.robust == "none" else {"robust": self.robust}
-        return {**super().settings(), **rule}
+        """The settings that :meth:`summary` logs; the mean goes without saying."""
+        chosen: dict[str, Any] = {}
+        if not isinstance(self.aggregator, Mean):
+            chosen |= {"aggregation": self.aggregator.name}
+            own = self.aggregator.described()
+            chosen |= {f"{self.aggregator.name} {name}": own[name] for name in own}
+        if self.local_noise is not None:
+            own = self.local_noise.described()
+            chosen |= {"privacy": self.privacy}
+            chosen |= {f"privacy {name}": own[name] for name in own}
+        return {**super().settings(), **chosen}
+
+    def warnings(self) -> list[str]:
+        """What a reader of a run's record must not overlook."""
+        own = [part.warning() for part in self._parts]
+        return [*super().warnings(), *filter(None, own)]
+
+    @property
+    def descends(self) -> bool:
+        """With noise a run has to come to something: it has cost its ε."""
+        noisy = any(isinstance(part, Budget) for part in self._parts)
+        return noisy or super().descends
+
+    def blame(self) -> str:
+        """What a run that ended above its start is put down to, where it is known."""
+        own = [part.blame() for part in self._parts]
+        return next(filter(None, own), super().blame())
 
     @property
     def described_name(self) -> str:
@@ -144,19 +280,14 @@ class GuardedMethod(Method):
         Raises
         ------
         SettingsError
-            There are too few for a robust average; or what
+            There are too few for the aggregation; or what
             :meth:`~fedtrellis.server.conversation.Conversation.meet` raises.
         """
         self.check_hooks()
         if resume is not None:
             conversation.registry.remember(read_client_keys(resume))
         conversation.meet(count, timeout)
-        n = self.num_clients
-        if self.robust != "none" and n < LEAST:
-            raise SettingsError(
-                f"robust = {self.robust!r} needs at least {LEAST} clients; there are "
-                f"{n}"
-            )
+        self.begin_aggregation()
         if self.client_weights == "examples":
             for client in self.clients:
                 if not self.client_properties(client).get(EXAMPLES):
@@ -164,6 +295,25 @@ class GuardedMethod(Method):
                         f"client_weights = 'examples': client {client} declared none; "
                         "its objective needs num_examples"
                     )
+
+    def begin_aggregation(self) -> None:
+        """Get the aggregation ready, now that the clients are known."""
+        cohorts = Cohorts(
+            self.clients,
+            self.participation,
+            self._fixed_count() if self.sampling == "fixed" else None,
+            self.expected_participation,
+            self.num_rounds,
+        )
+        for part in self._parts:
+            part.begin(cohorts)
+
+    def sample(self, server_round: int) -> list[str]:
+        """The clients of a round; depends on the seed and the round alone.
+
+        Unless the aggregation says otherwise: by secret coins, or without some.
+        """
+        return self.aggregator.cohort(server_round, super().sample(server_round))
 
     # ---------------------------------------------------------------------- answers
 
@@ -216,22 +366,41 @@ class GuardedMethod(Method):
             self._model_size = broadcast, broadcast.version, size
         return size
 
-    @property
-    def average(self) -> Average:
-        """The rule that answers are averaged by."""
-        return Average(self.robust, self.trimmed_fraction, self.clipping_radius)
+    def sealed(self, answers: dict[str, Any]) -> dict[str, Any]:
+        """A round's checked answers as ``aggregate`` may have them."""
+        if not self.aggregator.sums_only:
+            return answers
+        return {name: Sealed(answer) for name, answer in answers.items()}
+
+    def average(self, points: Points, centre: FloatArray) -> FloatArray:
+        r"""What some points come to, by the run's aggregation.
+
+        Parameters
+        ----------
+        points : sequence of n ndarrays of shape S, or ndarray of shape (n, \*S)
+            A round's answers, or vectors made of them.
+        centre : ndarray of shape S
+            Their last average, or what they changed: the model, or zero.
+
+        Returns
+        -------
+        ndarray of float64, of shape S
+        """
+        if self.aggregator.sums_only:
+            points = [cast(Sealed, point).value for point in points]
+        return self.aggregator.combine(points, centre)
 
     def mean_of(
         self, answers: Mapping[str, FloatArray], centre: FloatArray
     ) -> FloatArray:
-        r"""The average of a round's answers.
+        r"""What a round's answers come to, weighted if ``client_weights`` says so.
 
         Parameters
         ----------
         answers : mapping of str to ndarray of shape S
-            By client; at least one.
+            By client; at least one, but for noise that a round without any has, too.
         centre : ndarray of shape S
-            As :class:`~fedtrellis.server.robust.Average` takes it.
+            As :meth:`average` takes it.
         """
         points = list(answers.values())
         if self.client_weights == "equal":
@@ -243,14 +412,15 @@ class GuardedMethod(Method):
         )
         return mean
 
-    def too_few(self, count: int) -> str:
-        """Why so many answers cannot be averaged; empty if they can."""
-        if self.robust == "none" or count >= self.least_answers:
-            return ""
-        return (
-            f"robust = {self.robust!r} needs at least {self.least_answers} answers in "
-            f"a round, and this one had {count}"
-        )
+    def unusable(self, server_round: int, answers: Mapping[str, Any]) -> str:
+        """Why a round's checked answers come to nothing; empty if they do not."""
+        if self.aggregator.robust and len(answers) < self.least_answers:
+            return (
+                f"aggregation = {self.aggregator.name!r} needs at least "
+                f"{self.least_answers} answers in a round, and this one had "
+                f"{len(answers)}"
+            )
+        return self.aggregator.lost(server_round, self._sampled, answers)
 
     # ------------------------------------------------------------------ evaluations
 
@@ -274,7 +444,7 @@ class GuardedMethod(Method):
         return self.mean_evaluation(answers)
 
     def mean_evaluation(self, answers: Sequence[Answer]) -> MetricRecord | None:
-        """The clients' metrics in the mean; with a robust average in the median.
+        """The clients' metrics in the mean; with a robust aggregation in the median.
 
         A client weighs by the examples that it declared before round 1, whatever its
         evaluation says. What one that did not says first, it has declared by that.
@@ -292,7 +462,7 @@ class GuardedMethod(Method):
             metrics.append({**answer.metrics, EXAMPLES: examples})
             equal = self.evaluation_weights == "equal"
             weights.append(float(examples > 0) if equal else float(examples))
-        return mean_metrics(metrics, weights, median=self.robust != "none")
+        return mean_metrics(metrics, weights, median=self.aggregator.robust)
 
 
 def _norm(point: FloatArray) -> float:

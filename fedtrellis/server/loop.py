@@ -31,8 +31,8 @@ from fedtrellis.server.checkpoint import (
 from fedtrellis.server.conversation import Conversation
 from fedtrellis.server.endings import check_ended, unanswered
 from fedtrellis.server.flower_ways import with_a_log
+from fedtrellis.server.guarded import GuardedMethod
 from fedtrellis.server.metrics import plain_metrics
-from fedtrellis.server.private import PrivateMethod
 from fedtrellis.server.same_code import check_same_code
 from fedtrellis.settings import SettingsError, given, setting
 from fedtrellis.signals import check_signals, deferred, signals_heard
@@ -46,7 +46,7 @@ __all__ = ["LoopStrategy"]
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
-class LoopStrategy(PrivateMethod, options=True):
+class LoopStrategy(GuardedMethod, options=True):
     """Base class: the loop, callbacks, checkpoints and evaluations of a run.
 
     A method of one wave a round is a :class:`~fedtrellis.RoundStrategy`. One of several
@@ -162,8 +162,7 @@ class LoopStrategy(PrivateMethod, options=True):
         self._resume = None if self.resume is None else Path(self.resume)
         self.history: list[RoundRecord] = []
         self.refused: list[tuple[str, str]] = []
-        self.num_rounds = self.planned_rounds = 0
-        self._sampled: list[str] = []
+        self.planned_rounds = 0
         self._used: list[str] = []
         # of which finished round the state is, None while it is changed; and, where it
         # is changed and something is waited for, the checkpoint from before
@@ -177,8 +176,12 @@ class LoopStrategy(PrivateMethod, options=True):
 
     def refuse_newcomer(self, properties: Mapping[str, Any]) -> str:
         """As the method has it, and where its numbers rest on who was there."""
-        if self.privacy != "none":
-            return f"privacy = {self.privacy!r} is planned for the clients of the start"
+        for name, planned in (
+            ("privacy", self.privacy != "none"),
+            ("aggregation", self.aggregator.sums_only),
+        ):
+            if planned:
+                return f"{name} is planned for the clients of the start"
         if self.client_weights == "examples" and not properties.get(EXAMPLES):
             return "client_weights = 'examples', and it declares none"
         return super().refuse_newcomer(properties)
@@ -280,6 +283,7 @@ class LoopStrategy(PrivateMethod, options=True):
         # a signal has to wait until the state is whole: that of a finished round, with
         # nothing of the next but messages
         with deferred(), self._ending_in_order(grid):
+            self.aggregator.prepare(conversation, self.clients, timeout)
             self.prepare(conversation, timeout)
             if first_round == 1 and evaluate_fn is not None:
                 evaluation = self._evaluate(evaluate_fn, 0, result)
@@ -348,6 +352,7 @@ class LoopStrategy(PrivateMethod, options=True):
         finally:
             with deferred():  # the signal is known, it need not end this wave too
                 self.finish(self.conversation)
+                self.aggregator.finish(self.clients)
 
     def _save_last(self, grid: Grid) -> None:
         """Save the state after the last finished round, if it is still there."""
@@ -409,7 +414,7 @@ class LoopStrategy(PrivateMethod, options=True):
             round=server_round,
             sampled=len(self._sampled),
             used=len(self._used),
-            rejected=traffic.rejected,
+            rejected=list(traffic.rejected),
             bytes_up=traffic.up,
             bytes_down=traffic.down,
             seconds=time.perf_counter() - began,

@@ -9,13 +9,12 @@ model and a client's state travel.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
-from flwr.serverapp import Grid
+from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
@@ -48,6 +47,8 @@ class Method(Strategy, Declared):
         The model, and how it gets to the clients; from :meth:`setup` on.
     conversation : Conversation
         With the clients; from the beginning of ``start`` on.
+    num_rounds : int
+        Rounds planned; from the beginning of ``start`` on.
     """
 
     #: Whether the method's clients keep state (and so take part in the protocol).
@@ -118,6 +119,8 @@ class Method(Strategy, Declared):
         super().__post_init__()
         self.broadcast: ModelBroadcast
         self.conversation: Conversation
+        self.num_rounds = 0
+        self._sampled: list[str] = []
         if self.dtype is not None and self.dtype not in self.dtypes:
             raise SettingsError(
                 f"dtype = {self.dtype!r} does not fit "
@@ -354,32 +357,12 @@ class Method(Strategy, Declared):
                 "override run_round, or use a callback"
             )
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    def _not_one_wave(self, *arguments: Any, **more: Any) -> Any:
         """Refuse: a round is not one wave; RuntimeError."""
-        raise self._not_one_wave()
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Refuse: a round is not one wave; RuntimeError."""
-        raise self._not_one_wave()
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Refuse: a round is not one wave; RuntimeError."""
-        raise self._not_one_wave()
-
-    def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> MetricRecord | None:
-        """Refuse: a round is not one wave; RuntimeError."""
-        raise self._not_one_wave()
-
-    def _not_one_wave(self) -> RuntimeError:
-        return RuntimeError(
+        raise RuntimeError(
             f"{type(self).__name__} takes several waves of messages a round, which "
             "Flower's own loop cannot send: use strategy.start"
         )
+
+    configure_train = aggregate_train = _not_one_wave
+    configure_evaluate = aggregate_evaluate = _not_one_wave

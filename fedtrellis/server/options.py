@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, TypedDict
 
+from fedtrellis.server.aggregation import Aggregation
 from fedtrellis.server.callbacks import Callback
-from fedtrellis.server.guarded import Weights
+from fedtrellis.server.guarded import Name, Privacy, Weights
 from fedtrellis.server.method import Sampling
-from fedtrellis.server.private import Privacy
-from fedtrellis.server.robust import Rule
 from fedtrellis.wire.exchange import ClientKeys
 from fedtrellis.wire.layout import DType
 
@@ -24,9 +23,7 @@ class StrategyOptions(TypedDict, total=False):
     sampling: Sampling
     seed: int
     dtype: DType | Literal["auto"]
-    robust: Rule
-    trimmed_fraction: float
-    clipping_radius: float
+    aggregation: Name | Aggregation
     answer_bound: float
     client_keys: ClientKeys | Literal["auto"]
     client_weights: Weights
@@ -36,7 +33,6 @@ class StrategyOptions(TypedDict, total=False):
     privacy_noise_multiplier: float
     privacy_epsilon: float
     privacy_delta: float
-    privacy_test_seed: int | None
     callbacks: Sequence[Callback]
     checkpoint: str | Path | None
     checkpoint_every: int

@@ -98,7 +98,9 @@ class RoundStrategy(LoopStrategy):
         answers : dict
             What :meth:`check` returned, by client, in the order of
             :func:`~fedtrellis.wire.protocol.identity_order`, whatever order they came
-            in. Never empty, but where ``privacy`` is ``"central"``.
+            in. Never empty, but where ``aggregation`` is ``"private"``. With that, and
+            with ``"secure-sum"``, only :meth:`average` and :meth:`mean_of` can make
+            something of them.
 
         Returns
         -------
@@ -145,8 +147,10 @@ class RoundStrategy(LoopStrategy):
         entries: dict[str, Any] = {"num-clients": self.num_clients}
         if self.answer_bound != ANSWER_BOUND:
             entries["answer-bound"] = self.answer_bound
-        entries |= self.private_entries()
-        return entries | self.instruction(server_round, client)
+        if self.local_noise is not None:
+            entries |= self.local_noise.entries()
+        entries |= self.instruction(server_round, client)
+        return entries | self.aggregator.entries(self._sampled)
 
     def run_round(
         self,
@@ -160,10 +164,11 @@ class RoundStrategy(LoopStrategy):
             return self._run_hooks(conversation, server_round, config, timeout)
         self._sampled = self.sample(server_round)
         entries = self._entries(server_round, config)
-        if not entries and not self.private_cohort:
+        if not entries and not self.aggregator.always:
             self._used = []
             return None
-        self.note_asked(entries)
+        if self.local_noise is not None:
+            self.local_noise.note_asked(entries)
         answers: Sequence[Answer] = ()
         if entries:
             answers = self.ask_round(conversation, server_round, entries, timeout)
@@ -177,11 +182,7 @@ class RoundStrategy(LoopStrategy):
         timeout: float,
     ) -> Sequence[Answer]:
         """The answers of a round's clients, each of whom is told its entries."""
-        return conversation.ask(server_round, "train", entries, timeout)
-
-    def unusable(self, server_round: int, answers: Mapping[str, Any]) -> str:
-        """Why a round's checked answers cannot be aggregated; empty if they can."""
-        return self.too_few(len(answers))
+        return self.aggregator.ask(conversation, server_round, entries, timeout)
 
     def _use(
         self, server_round: int, answers: Sequence[Answer]
@@ -199,13 +200,18 @@ class RoundStrategy(LoopStrategy):
         for name in checked if why else ():
             self.conversation.reject(name, why)
         self._used = [] if why else list(checked)
-        if not self._used and not self.private_cohort:
+        if not self._used and not self.aggregator.always:
             return None
         self._whole = None
-        metrics = self.aggregate(server_round, checked)
+        metrics = self.aggregate(server_round, self.sealed(checked))
         for name in checked:
             self.conversation.note_used(name, server_round)
-        return metrics | self.privacy_metrics()
+        metrics = metrics | self.aggregator.metrics()
+        return (
+            metrics
+            if self.local_noise is None
+            else metrics | self.local_noise.metrics()
+        )
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
@@ -221,12 +227,18 @@ class RoundStrategy(LoopStrategy):
     def check_hooks(self) -> None:
         """Where a round is one wave, each part of Flower's loop can be overridden."""
         own = self.own_hooks(RoundStrategy)
-        if self.privacy != "none" and own:
+        one_wave = type(self).run_round is RoundStrategy.run_round
+        said, ways = "", [*own, *([] if one_wave else ["run_round"])]
+        if self.aggregator.sums_only:
+            said = f"aggregation = {self.aggregator.name!r}"
+        elif self.local_noise is not None:
+            said = self.local_noise.wanted
+        if said and ways:
             raise SettingsError(
-                f"privacy = {self.privacy!r} does not apply to {self.described_name}, "
-                f"which overrides {own[0]}"
+                f"{said} does not apply to {self.described_name}, which overrides "
+                f"{ways[0]}: what it does there with answers is not known"
             )
-        if type(self).run_round is not RoundStrategy.run_round:
+        if not one_wave:
             # an evaluation is one wave all the same
             self.refuse_hooks([hook for hook in own if hook.endswith("_train")])
 

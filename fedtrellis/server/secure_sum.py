@@ -17,14 +17,14 @@ import numpy as np
 
 from fedtrellis.encryption.masks import Words
 from fedtrellis.encryption.secure_sum import LEAST_TERMS, Member, total_of
+from fedtrellis.server.aggregation import Aggregation, Points
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.conversation import Conversation
-from fedtrellis.server.everyone import ask_everyone, refusal, said_by
-from fedtrellis.settings import SettingsError
+from fedtrellis.server.everyone import ask_again, ask_everyone
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.flower_internals import log
 
-__all__ = ["SecureSum", "take_term"]
+__all__ = ["SecureSum"]
 
 # How often a client that is silent is asked in one round
 _ATTEMPTS = 3
@@ -34,36 +34,50 @@ _NONCE_BYTES = 16
 _LONGEST_REST = 64
 
 
-class SecureSum:
-    """The sums of one run.
+class SecureSum(Aggregation):
+    """Sums of what clients hide from the server.
 
-    Parameters
-    ----------
-    conversation : Conversation
-    clients : sequence of str
-        The run's.
-    timeout : float
-        Seconds to wait for the answers of one wave.
+    What a client is told by :meth:`entries` makes it hide its vector under masks that
+    cancel in the sum over the round's cohort
+    (:class:`~fedtrellis.encryption.secure_sum.SumMember`); :meth:`take` checks what it
+    sends, and :meth:`combine` adds. A method that admits it sends a vector whose mean
+    is all that it needs, in the same units from every client.
 
     Raises
     ------
     SettingsError
-        There are too few clients, or they do not agree on keys.
+        Before round 1: there are too few clients, or they do not agree on keys.
     TimeoutError
         One never answered.
+
+    Examples
+    --------
+    >>> from fedtrellis import SecureSum
+    >>> from fedtrellis.strategies import ZerothOrderSGD
+    >>> strategy = ZerothOrderSGD(aggregation=SecureSum())
+    >>> strategy.aggregator.hides
+    True
     """
 
-    def __init__(
+    name = "secure-sum"
+    about = "masked sums over a round's clients, of which the server sees no term"
+    sums_only = hides = bears_noise = True
+    no_resume = (
+        "rounds after the checkpoint would be asked for again, of others perhaps, and "
+        "the difference of two sums is what a client said; use initial-model"
+    )
+    # of a sum over fewer each client knows the others' part
+    least = LEAST_TERMS
+
+    _conversation: Conversation | None = None
+
+    def prepare(
         self, conversation: Conversation, clients: Sequence[str], timeout: float
     ) -> None:
+        """Two waves in which the clients agree on keys."""
         self._conversation = conversation
         # by client: silences in a row, and the last round that it sits out
         self._resting: dict[str, tuple[int, int]] = {}
-        if len(clients) < LEAST_TERMS:
-            raise SettingsError(
-                f"secure-sum needs {LEAST_TERMS} clients, there are {len(clients)}: "
-                "of a sum over fewer each client knows the others' part"
-            )
         members: dict[str, Member] = {}
 
         def introduced(answer: Answer) -> None:
@@ -78,12 +92,12 @@ class SecureSum:
             timeout,
             clients,
         )
-        told = [members[name] for name in clients]
-        self._key = told[0].key
+        agreed = [members[name] for name in clients]
+        self._key = agreed[0].key
         everybody = {
-            "members": [one.name for one in told],
-            "member-keys": [one.key for one in told],
-            "member-nonces": [one.nonce for one in told],
+            "members": [one.name for one in agreed],
+            "member-keys": [one.key for one in agreed],
+            "member-nonces": [one.nonce for one in agreed],
         }
         ask_everyone(
             conversation,
@@ -110,6 +124,7 @@ class SecureSum:
 
     def ask(
         self,
+        conversation: Conversation,
         server_round: int,
         entries: Mapping[str, Mapping[str, Any]],
         timeout: float,
@@ -122,26 +137,53 @@ class SecureSum:
             A client refused for good, and with it everybody's sum.
         """
         answers: dict[str, Answer] = {}
-        rejected = self._conversation.traffic.rejected
-        for _ in range(_ATTEMPTS):
-            missing = {n: said for n, said in entries.items() if n not in answers}
-            before = len(rejected)
-            for answer in self._conversation.ask(
-                server_round, "train", missing, timeout
-            ):
-                answers[answer.client] = answer
-            for name, reason in rejected[before:]:
-                if why := refusal(reason, "Settings"):
-                    raise SettingsError(said_by(name, why))
-            if len(answers) == len(entries):
-                break
+
+        def take(answer: Answer) -> None:
+            answers[answer.client] = answer
+
+        ask_again(
+            conversation,
+            server_round,
+            "train",
+            entries.__getitem__,
+            take,
+            timeout,
+            list(entries),
+            _ATTEMPTS,
+        )
         return list(answers.values())
 
+    def take(self, answer: Answer, count: int) -> Words:
+        """A client's term, of shape (count + 1,).
+
+        Parameters
+        ----------
+        answer : Answer
+        count : int
+            Numbers that it hides.
+
+        Raises
+        ------
+        ValueError
+            The answer is something else.
+        """
+        term: Any = answer.arrays[0] if len(answer.arrays) == 1 else np.zeros(0)
+        if term.dtype != np.uint64 or term.shape != (count + 1,) or answer.numbers.size:
+            raise ValueError(
+                f"the answer has {len(answer.arrays)} arrays and {answer.numbers.size} "
+                f"scalars, expected one of {count + 1} masked numbers"
+            )
+        words: Words = term
+        return words
+
     def lost(
-        self, server_round: int, cohort: Sequence[str], terms: Mapping[str, Words]
+        self, server_round: int, cohort: Sequence[str], answers: Mapping[str, Any]
     ) -> str:
-        """Why a round's sum cannot be had; empty if it can."""
-        missing = [name for name in cohort if name not in terms]
+        """Why a round's sum cannot be had; empty if it can.
+
+        ``answers`` are the terms. Whoever is missing sits out for a while.
+        """
+        missing = [name for name in cohort if name not in answers]
         for name in cohort:
             times = self._resting.pop(name, (0, 0))[0] + 1
             if name in missing:
@@ -151,35 +193,25 @@ class SecureSum:
             who = ", ".join(missing[:5]) + ", ..." * (len(missing) > 5)
             return f"the sum over {len(cohort)} clients is lost without client {who}"
         try:
-            total_of(list(terms.values()))
+            total_of(list(answers.values()))
         except ValueError as error:
             return str(error)
         return ""
 
-    def mean(self, terms: Mapping[str, Words]) -> FloatArray:
-        """Return the mean of the terms of a cohort, of shape (m,)."""
-        found: FloatArray = total_of(list(terms.values())) / len(terms)
+    def combine(self, points: Points, centre: FloatArray) -> FloatArray:
+        """The mean of the terms of a cohort, whose masks cancel."""
+        found: FloatArray = total_of(list(points)) / len(points)  # type: ignore[arg-type]
         return found
 
     def finish(self, clients: Sequence[str]) -> None:
         """Let the clients of a simulation remove the key that they made."""
+        if self._conversation is None:
+            return
         try:
             entries: dict[str, dict[str, Any]] = {name: {} for name in clients}
             self._conversation.ask(0, "train.sum_finish", entries, 30.0)
         except Exception as error:
             log(WARNING, "the run's key may not have been removed: %s", error)
-
-
-def take_term(answer: Answer, count: int) -> Words:
-    """The words of an answer, of shape (count + 1,); ValueError if it has others."""
-    term: Any = answer.arrays[0] if len(answer.arrays) == 1 else np.zeros(0)
-    if term.dtype != np.uint64 or term.shape != (count + 1,) or answer.numbers.size:
-        raise ValueError(
-            f"the answer has {len(answer.arrays)} arrays and {answer.numbers.size} "
-            f"scalars, expected one of {count + 1} masked numbers"
-        )
-    words: Words = term
-    return words
 
 
 def _member(answer: Answer) -> Member:

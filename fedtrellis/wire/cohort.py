@@ -14,6 +14,7 @@ from typing import Any
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from fedtrellis.settings import CodedError
 from fedtrellis.wire.arrays import Layout
 from fedtrellis.wire.client import MethodApp
 from fedtrellis.wire.handling import Handling, Wave
@@ -34,6 +35,14 @@ def answer_alone(app: ClientApp, message: Message, context: Context) -> Answer:
     try:
         return app(message, context)
     except Exception as error:
+        return error
+
+
+def _failed(handling: Handling, error: Exception) -> Answer:
+    """The reply of a client that refuses, or what it raised."""
+    try:
+        return handling.refused(error) if isinstance(error, CodedError) else error
+    except CodedError:
         return error
 
 
@@ -65,7 +74,7 @@ class Cohort:
                     handling.stand_alone()
                     handling.finish(handling.call())
         except Exception as error:
-            return error
+            return _failed(handling, error)
         return handling.reply
 
     def answer(
@@ -102,7 +111,7 @@ class Cohort:
                         answers[index] = handling.reply
                 except Exception as error:
                     handling.undo()
-                    answers[index] = error
+                    answers[index] = _failed(handling, error)
             for kind, layout, members in groups:
                 for part in parts(members, layout):
                     self._answer(kind, {i: begun[i] for i in part}, answers)
@@ -148,7 +157,7 @@ class Cohort:
                 answers[index] = handling.reply
             except Exception as error:
                 handling.undo()
-                answers[index] = error
+                answers[index] = _failed(handling, error)
 
 
 class Groups:

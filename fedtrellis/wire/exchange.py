@@ -38,8 +38,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CLIENT_KEYS",
+    "NO_ANSWER",
     "Client",
     "Key",
+    "Reason",
     "Registry",
     "Traffic",
     "await_nodes",
@@ -60,12 +62,37 @@ _WAIT_SHARE = 0.05
 # Seconds without a new node after which a run goes on with those that are there.
 _STILL = 3.0
 _REASON_LENGTH = 500
-NO_ANSWER = "no answer"
 # Seconds without any answer until a client that may be behind is nudged: by then it
 # should be done, as two ClientApps at a time would overwrite each other's state.
 _NUDGE_AFTER = 15.0
-# How exchange() words it that a SuperNode has given its ClientApp up.
-_CRASHED = f"error {ErrorCode.CLIENT_APP_CRASHED}:"
+Code = Literal["dropped", "no-answer", "crashed", "error", "refused"]
+
+
+class Reason(str):
+    """Why there is no usable answer: a text for people, and codes to go by.
+
+    Parameters
+    ----------
+    text : str
+    code : str
+        ``"no-answer"``; ``"crashed"``, a SuperNode gave its ClientApp up; ``"error"``,
+        any other error in place of an answer; ``"refused"``, the client says that it
+        will not; or ``"dropped"``, the answer was no good.
+    refusal : str
+        The code of the client's :class:`~fedtrellis.settings.CodedError`; else empty.
+    """
+
+    code: Code
+    refusal: str
+
+    def __new__(cls, text: str, code: Code = "dropped", refusal: str = "") -> Reason:
+        """Make the text, and give it its codes."""
+        self = super().__new__(cls, text)
+        self.code, self.refusal = code, refusal
+        return self
+
+
+NO_ANSWER = Reason("no answer", "no-answer")
 
 
 @dataclass
@@ -74,7 +101,7 @@ class Traffic:
 
     up: int = 0
     down: int = 0
-    rejected: list[tuple[str, str]] = field(default_factory=list)
+    rejected: list[tuple[str, Reason]] = field(default_factory=list)
     waves: int = 0  # round trips of the round itself, without introductions
 
     def reject(self, who: str, reason: str) -> None:
@@ -82,11 +109,13 @@ class Traffic:
 
         A reason may quote what a client sent, which may be of any length.
         """
-        if len(reason) > _REASON_LENGTH:
-            reason = reason[:_REASON_LENGTH] + " ..."
-        self.rejected.append((who, reason))
-        if reason != NO_ANSWER:
-            log(WARNING, "answer of client %s dropped: %s", who, reason)
+        why = reason if isinstance(reason, Reason) else Reason(reason)
+        if len(why) > _REASON_LENGTH:
+            short = why[:_REASON_LENGTH] + " ..."
+            why = Reason(short, why.code, why.refusal)
+        self.rejected.append((who, why))
+        if why.code != "no-answer":
+            log(WARNING, "answer of client %s dropped: %s", who, why)
 
 
 @window()
@@ -96,7 +125,7 @@ def exchange(
     timeout: float,
     traffic: Traffic,
     clients: Sequence[Client] = (),
-) -> dict[int, Message | str]:
+) -> dict[int, Message | Reason]:
     """Send one wave and wait for the replies; a signal may end the wait.
 
     Parameters
@@ -127,7 +156,7 @@ def exchange(
     sizes: dict[int, Any] = {}
     traffic.down += sum(message_bytes(request, sizes) for request in requests)
     message_ids = list(grid.push_messages(list(requests)))
-    result: dict[int, Message | str] = {}
+    result: dict[int, Message | Reason] = {}
     waiting: dict[str, int] = {}
     kinds: dict[str, str] = {}
     for index, request in enumerate(requests):
@@ -136,7 +165,8 @@ def exchange(
             waiting[message_id] = request.metadata.dst_node_id
             kinds[message_id] = request.metadata.message_type
         else:
-            result[request.metadata.dst_node_id] = "the request could not be sent"
+            unsent = Reason("the request could not be sent", "error")
+            result[request.metadata.dst_node_id] = unsent
     began = time.monotonic()
     deadline = began + timeout
     quiet_since = began
@@ -152,13 +182,15 @@ def exchange(
             size = measured(reply) if measured else None
             traffic.up += message_bytes(reply) if size is None else size
             if reply.has_error():
-                reason = (reply.error.reason or "no reason given").strip()
-                result[node_id] = (
-                    f"error {reply.error.code}: {reason[-_REASON_LENGTH:]}"
+                said = (reply.error.reason or "no reason given").strip()
+                crashed = reply.error.code == ErrorCode.CLIENT_APP_CRASHED
+                result[node_id] = Reason(
+                    f"error {reply.error.code}: {said[-_REASON_LENGTH:]}",
+                    "crashed" if crashed else "error",
                 )
             elif reply.metadata.message_type != kinds[reply_to]:
                 # errors may have a type of Flower's own, an answer has its request's
-                result[node_id] = (
+                result[node_id] = Reason(
                     f"the answer is one to {reply.metadata.message_type!r}, not to "
                     f"{kinds[reply_to]!r}"
                 )
@@ -181,8 +213,8 @@ def exchange(
         result[node_id] = NO_ANSWER
     for client in clients:
         why = result[client.node_id]
-        if isinstance(why, str):
-            client.behind |= why == NO_ANSWER or why.startswith(_CRASHED)
+        if isinstance(why, Reason):
+            client.behind |= why.code in ("no-answer", "crashed")
     return result
 
 

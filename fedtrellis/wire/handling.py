@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from logging import INFO
 from typing import Any, cast
 
 from flwr.app import (
@@ -24,6 +25,7 @@ from flwr.app import (
 )
 from flwr.client import NumPyClient
 
+from fedtrellis.settings import CodedError
 from fedtrellis.wire.arrays import (
     FloatArray,
     array_record,
@@ -32,7 +34,7 @@ from fedtrellis.wire.arrays import (
     filled,
 )
 from fedtrellis.wire.broadcast import OutOfSyncError, ReceivedModel, receive
-from fedtrellis.wire.flower_internals import reply_to
+from fedtrellis.wire.flower_internals import log, reply_to
 from fedtrellis.wire.method_client import MethodClient, StatefulClient
 from fedtrellis.wire.protocol import (
     ARRAYS,
@@ -86,9 +88,12 @@ class Node:
     def answer(self, function: str, message: Message, context: Context) -> Message:
         """Handle one train or evaluate message, and keep the state protocol."""
         handling = Handling(self, function, message, context)
-        with handling:
-            if handling.begin():
-                handling.finish(handling.call())
+        try:
+            with handling:
+                if handling.begin():
+                    handling.finish(handling.call())
+        except CodedError as error:
+            return handling.refused(error)
         return handling.reply
 
 
@@ -181,6 +186,7 @@ class Handling:
         self.node, self.function = node, function
         self.message, self.context = message, context
         self._before: dict[str, Any] = {}
+        self._status: dict[str, Any] = {}
 
     def __enter__(self) -> Handling:
         return self
@@ -250,6 +256,18 @@ class Handling:
         # nothing has changed; the server sends everything in the same round
         self._status["in-sync"] = False
         self._answer({})
+
+    def refused(self, error: CodedError) -> Message:
+        """The reply that says why the client does not do what it was asked.
+
+        What could not be read is no request: then the error is raised again.
+        """
+        if not self._status:
+            raise error
+        log(INFO, "refused: %s", error)
+        self._status |= {"refused": error.code, "why": str(error)}
+        self._answer({})
+        return self.reply
 
     def _answer(self, records: dict[str, Any]) -> None:
         status = filled(ConfigRecord(), self._status)

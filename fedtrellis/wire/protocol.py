@@ -10,7 +10,8 @@ A request is a Flower ``Message`` of three records:
 
 and an answer of up to three: ``status`` (who answers, for which round, in which phase
 of a round that has several, whether it needs to be brought in line), ``arrays`` and
-``metrics``.
+``metrics``. The status of one that refuses has the code of its
+:class:`~fedtrellis.settings.CodedError` (``refused``) and a line for people (``why``).
 
 The state protocol. A client cannot know whether the server used its answer, so what a
 round did to its state is *provisional*. The server's next request names the last of

@@ -73,7 +73,7 @@ class CorrectiveSteps:
         targets = [iterate.balance for iterate in self._iterates.values()]
         convex = strategy.schedule != "nonconvex"
         self._balance = Balance(
-            strategy.penalty, convex, max(targets), strategy.robust != "none"
+            strategy.penalty, convex, max(targets), strategy.aggregator.robust
         )
         self.primal_residual = self.dual_residual = np.inf
         self.gap, self._scale = np.inf, 0.0
@@ -147,7 +147,7 @@ class CorrectiveSteps:
         duals = [self._duals[name] for name in clients]
         # z ← (1/n) Σ (x_i + y_i / ρ);  without a ρ all y_i are 0
         following = self.model
-        if self._strategy.robust != "none":
+        if self._strategy.aggregator.robust:
             average = self._strategy.average
             # whoever stays away from z counts no more here than there
             self.model = self._strategy.domain.project(average(points, z))

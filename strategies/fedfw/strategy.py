@@ -14,8 +14,6 @@ from fedtrellis.domains.atoms import rounding
 from fedtrellis.schedules import FrankWolfeSchedule, Schedule
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.conversation import Conversation
-from fedtrellis.server.private import LOCAL
-from fedtrellis.server.robust import RULES
 from fedtrellis.settings import SettingsError, setting
 from fedtrellis.wire.arrays import FloatArray, Layout, array_record
 from fedtrellis.wire.flower_internals import log
@@ -109,8 +107,7 @@ class FedFW(FrankWolfeStrategy):
     name = "fedfw"
     about = "federated Frank-Wolfe: FedFW, FedFW+, FedFW-sto"
     state_settings = ("variant", "correction")
-    rules, least_answers = RULES, 1
-    privacies = LOCAL
+    least_answers = 1
     private_mechanism = "exponential"
     free_to_change = ("penalty",)
 
@@ -228,12 +225,6 @@ class FedFW(FrankWolfeStrategy):
                     "it; allowed: numbers above 0, 'auto'"
                 )
             return
-        if self.robust != "none":
-            raise SettingsError(
-                f"robust = {self.robust!r} is for variant = 'corrective', not for "
-                f"{self.variant!r}, whose x̄ travels as the clients' atoms; allowed: "
-                "'none'"
-            )
         if self.step_count == "own" and self.schedule != "convex":
             raise SettingsError(
                 "step_count = 'own' is for schedule = 'convex', not for "
@@ -242,6 +233,13 @@ class FedFW(FrankWolfeStrategy):
         # T and n are known when the run starts; this checks the rest now
         self._schedule = self._make_schedule(1, self.participation)
         self.needs_planned_rounds = self._schedule.depends_on_rounds
+
+    def check_aggregation(self) -> None:
+        """The corrective variant averages each client's last; x̄ of others is atoms."""
+        self.needs = None if self.variant in PAPERS else "each"
+        # an atom for each local step
+        self.private_releases = self.local_steps or 1
+        super().check_aggregation()
 
     def _check_private(self) -> None:
         """Refuse variants that send more than atoms, and what needs ‖g_i‖."""
@@ -256,10 +254,6 @@ class FedFW(FrankWolfeStrategy):
                 f"penalty = 'auto' does not apply beside {said}, as clients would send "
                 "the norm of their gradients; allowed: numbers"
             )
-
-    def releases_of(self, rounds: int) -> int:
-        """An atom for each local step."""
-        return rounds * (self.local_steps or 1)
 
     def _make_schedule(self, rounds: int, participation: float) -> FrankWolfeSchedule:
         return FrankWolfeSchedule(

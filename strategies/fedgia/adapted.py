@@ -104,7 +104,7 @@ class AdaptedSigma:
         self._silent[heard] = 0
         self._exact = self._exact and self.without_admm(server_round)
         self.converged, self.quality = False, {}
-        if self._precise and self._strategy.robust == "none":
+        if self._precise and not self._strategy.aggregator.robust:
             if self._heard.all():
                 return self._step(server_round)
             if (~self._heard & (self._silent <= _HELD)).any():
@@ -234,7 +234,7 @@ def _mean_majoriser(strategy: FedGiA, size: int) -> FloatArray:
         diagonals.append(np.broadcast_to(diagonal, (size,)))
         one = one or bool(properties.get("one-sigma"))
     scale: FloatArray = np.mean(diagonals, axis=0)
-    if strategy.robust != "none":
+    if strategy.aggregator.robust:
         # one client alone cannot have any σ
         most = MOST_CURVED * np.median(diagonals, axis=0)
         scale = np.where(most > 0.0, np.minimum(scale, most), scale)

@@ -14,11 +14,9 @@ from fedtrellis.admm.regularisers import Separable
 from fedtrellis.admm.shifted_systems import Hessian
 from fedtrellis.random import generator
 from fedtrellis.server.answers import Answer
-from fedtrellis.server.robust import RULES
 from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import SettingsError, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
-from fedtrellis.wire.exchange import NO_ANSWER
 from fedtrellis.wire.flower_internals import log
 from fedtrellis.wire.layout import DTYPES
 
@@ -96,7 +94,8 @@ class FedGiA(RoundStrategy):
     name = "fedgia"
     about = "inexact ADMM and gradient descent, without a constraint"
     space = "whole"
-    rules, least_answers = RULES, 1
+    # of every client the last is kept
+    needs, least_answers = "each", 1
     dtypes = DTYPES
 
     keep_model = False
@@ -211,7 +210,7 @@ class FedGiA(RoundStrategy):
         assert self.sigma_scale is not None
         bounds = [self.lipschitz_of(name) for name in self.clients]
         r = max(bounds)
-        if self.robust != "none":
+        if self.aggregator.robust:
             # one client alone cannot have any σ
             r = min(r, MOST_CURVED * float(np.median(bounds)))
         sigma = self.sigma_scale * r / self.num_clients
@@ -302,7 +301,7 @@ class FedGiA(RoundStrategy):
     ) -> dict[str, float] | None:
         metrics = super()._use(server_round, answers)
         refused = [why for _, why in self.conversation.traffic.rejected]
-        if metrics is None and any(why != NO_ANSWER for why in refused):
+        if metrics is None and any(why.code != "no-answer" for why in refused):
             adapted = self._adapted
             x = None if adapted is None else adapted.go_back()
             if adapted is not None and x is not None:

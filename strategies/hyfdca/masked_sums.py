@@ -15,9 +15,9 @@ import numpy as np
 
 from fedtrellis.dual.agreement import second_holder
 from fedtrellis.dual.questions import inputs_digest, query_of
+from fedtrellis.encryption import RefusedError
 from fedtrellis.encryption.masks import from_words, mask_tag, whole_number
 from fedtrellis.server.answers import Answer
-from fedtrellis.server.everyone import refusal
 from fedtrellis.wire.arrays import FloatArray
 
 from ..hybrid import ROWS
@@ -144,7 +144,7 @@ class MaskedSums(LostStates):
         before = len(rejected)
         taken = self._ask("train.propose", entries, clients, take, attempts)
         for name, reason in rejected[before:]:
-            if refusal(reason, "Refused") and name in clients:
+            if reason.refusal == RefusedError.code and name in clients:
                 self._refused(name)
         return taken
 

@@ -31,6 +31,7 @@ from flwr.app import ArrayRecord, Context, Message, RecordDict
 
 from fedtrellis import Callback, LocalGrid, RoundRecord, RoundStrategy
 from fedtrellis.encryption import Cipher, Ledger, run_ledgers
+from fedtrellis.server.answers import refusal_in
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.local_grid import FAULTS
 from fedtrellis.wire.message_size import message_bytes
@@ -297,7 +298,10 @@ def _give(
     else:
         status = reply.content.get("status")
         refused = status is not None and not status.get("in-sync", True)
-        if refused:
+        if said := refusal_in(reply.content):
+            refused = True
+            tally.refuse(f"{said.code}: {said}")
+        elif refused:
             tally.refuse("OutOfSync: the client asks to be restored")
         else:
             tally.handled += 1

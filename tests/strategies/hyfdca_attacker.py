@@ -13,6 +13,7 @@ from fedtrellis import LocalGrid
 from fedtrellis.dual.group_steps import next_chain
 from fedtrellis.dual.questions import inputs_digest, weights_mark
 from fedtrellis.encryption import backend_class
+from fedtrellis.server.answers import refusal_in
 from fedtrellis.server.conversation import Conversation
 from fedtrellis.wire.arrays import encode, record_arrays
 from fedtrellis.wire.protocol import ARRAYS, RESTORE
@@ -65,7 +66,10 @@ class Hand:
             record = ArrayRecord({k: encode(np.asarray(a)) for k, a in restore.items()})
             message.content[RESTORE] = record
         (reply,) = self._exchange([message])
-        return str(reply.error.reason) if reply.has_error() else reply.content
+        if reply.has_error():
+            return str(reply.error.reason)
+        refused = refusal_in(reply.content)
+        return reply.content if refused is None else str(refused)
 
     def restored(self, name: str) -> dict[str, Array]:
         """What an honest server gives a client back; nothing is noted down."""

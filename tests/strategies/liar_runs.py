@@ -41,7 +41,6 @@ from fedtrellis import LocalGrid, client_app
 from fedtrellis.domains import L1Ball, L2Ball
 from fedtrellis.manifolds import Stiefel
 from fedtrellis.objectives import LeastSquares
-from fedtrellis.server.robust import RULES
 from fedtrellis.wire.arrays import array_record, record_arrays
 from strategies import (
     CompressedSGD,
@@ -67,6 +66,7 @@ Array = NDArray[np.float64]
 NODES, P, ROWS, SEED = 10, 8, 30, 4
 #: The last to answer: it has seen what everybody else says.
 LIAR = NODES - 1
+RULES = ("mean", "median", "trimmed-mean", "clipping")
 #: With a robust rule the liar moves the model by at most this, as a part of the way
 #: that the honest run goes.
 BOUND = 0.25
@@ -122,7 +122,7 @@ class Method:
     start : ndarray
     rounds : int
     rules : tuple of str
-        What ``robust`` can be; only "none" where atoms are checked instead.
+        What ``aggregation`` can be; only "mean" where atoms are checked instead.
     """
 
     make: Callable[..., Any]
@@ -178,13 +178,13 @@ def _on_features(make: Callable[..., Any], kind: Any, rounds: int) -> Method:
         client,
         np.zeros(P),
         rounds,
-        ("none", "median", "trimmed-mean"),
+        ("mean", "median", "trimmed-mean"),
     )
 
 
 _BALL, _DIAMOND = L2Ball(2.0), L1Ball(3.0)
 _LOCAL: dict[str, Any] = {"local_steps": 3, "step_size": 0.1}
-_PAPERS = {"rules": ("none",)}
+_PAPERS = {"rules": ("mean",)}
 METHODS: dict[str, Method] = {
     "fedavg-gd": _on_losses(partial(FedAvgGD, **_LOCAL), FedAvgGDClient, 20),
     "local-sgd": _on_losses(
@@ -508,7 +508,7 @@ class Outcome:
     rounds: int
 
 
-def run(name: str, kind: str = "", rule: str = "none", rounds: int = 0) -> Outcome:
+def run(name: str, kind: str = "", rule: str = "mean", rounds: int = 0) -> Outcome:
     """Run a method; ``kind`` is empty in a run without a liar."""
     method = METHODS[name]
     lies = {**REFUSED, **ANSWERS, EACH_REFUSED: _in_turn}
@@ -518,7 +518,7 @@ def run(name: str, kind: str = "", rule: str = "none", rounds: int = 0) -> Outco
 
     grid = Lying(client_app(client), NODES, seed=1)
     grid.lie, grid.declared = lies.get(kind), DECLARED.get(kind)
-    grid.strategy = strategy = method.make(seed=SEED, robust=rule)
+    grid.strategy = strategy = method.make(seed=SEED, aggregation=rule)
     rounds = rounds or method.rounds
     result = strategy.start(grid, ArrayRecord([method.start]), num_rounds=rounds)
     (model,) = result.arrays.to_numpy_ndarrays()
@@ -563,7 +563,7 @@ def main() -> int:
                 worst[rule] = max(worst.get(rule, (0.0, "")), (far, kind))
                 refused = " refused" if outcome.refused == outcome.rounds else ""
                 cells.append(_shown(far) + refused)
-                failed |= rule != "none" and far > BOUND
+                failed |= rule != "mean" and far > BOUND
             if arguments.kinds:
                 cells += [""] * (len(RULES) - len(cells))
                 print(f"| `{name}` | {kind} | {' | '.join(cells)} |", flush=True)

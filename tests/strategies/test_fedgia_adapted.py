@@ -221,7 +221,7 @@ def test_one_liar_does_not_choose_sigma() -> None:
             return told
 
     losses = least_squares(m=5, rows=100)
-    _, x = run(losses, 60, client=Liar, robust="median")
+    _, x = run(losses, 60, client=Liar, aggregation="median")
     assert error(losses, x, minimum(losses)) < 0.1
     for told in (b"123", np.full(20, np.nan).tobytes(), np.ones(3).tobytes()):
 

@@ -530,7 +530,7 @@ def test_settings_that_do_not_apply_are_refused() -> None:
         {"orthogonalization": "svd", "newton_schulz_steps": 7},
         {"variant": "local", "compressor": "rank"},
         {"variant": "ef21", "compressor": "rank", "kept_fraction": 0.5},
-        {"variant": "ef21", "robust": "median"},
+        {"variant": "ef21", "aggregation": "median"},
     ):
         with pytest.raises(SettingsError, match=list(wrong)[-1]):
             FedLMO(**wrong)

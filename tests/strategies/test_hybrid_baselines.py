@@ -20,7 +20,6 @@ from clients import HybridFedAvgClient, HyFEMClient
 from fedtrellis import Callback
 from fedtrellis.random import generator
 from fedtrellis.server.conversation import Conversation
-from fedtrellis.server.everyone import refusal
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import decode
 from strategies import HybridFedAvg, HyFEM
@@ -289,7 +288,7 @@ def test_a_robust_rule_is_by_feature(method: Any, rule: str) -> None:
     data = [block(rng, 5, columns) for columns in held]
     start = np.linspace(-1.0, 1.0, 4)
     if method is HyFEM:
-        run = Run(method, data, 6, start=start, robust=rule, participation=0.6)
+        run = Run(method, data, 6, start=start, aggregation=rule, participation=0.6)
         local = {k: run.strategy.local_model(str(k)) for k in range(len(held))}
         for j in range(4):
             own = sorted(
@@ -302,7 +301,7 @@ def test_a_robust_rule_is_by_feature(method: Any, rule: str) -> None:
             middle = own[cut : len(own) - cut]
             assert run.model[j] == pytest.approx(np.mean(middle), abs=1e-12)
     # fewer than three answers for a feature: it keeps its weight
-    run = Run(HybridFedAvg, data, 6, start=start, robust=rule, participation=0.4)
+    run = Run(HybridFedAvg, data, 6, start=start, aggregation=rule, participation=0.4)
     before, kept = start, 0
     for S, model in zip(run.watch.used, run.watch.models, strict=True):
         answers = np.array([sum(j in data[k].columns for k in S) for j in range(4)])
@@ -315,9 +314,9 @@ def test_a_robust_rule_is_by_feature(method: Any, rule: str) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_a_robust_rule_needs_three_holders_of_each_feature(method: Any) -> None:
     message = "needs at least 3 clients with labels for each feature; 8 of 9"
-    refused(message, lambda: Run(method, hybrid(), robust="median"))
-    with pytest.raises(SettingsError, match="'centred-clipping' does not apply to hy"):
-        Run(method, hybrid(), robust="centred-clipping")
+    refused(message, lambda: Run(method, hybrid(), aggregation="median"))
+    with pytest.raises(SettingsError, match="'clipping' does not apply to hy"):
+        Run(method, hybrid(), aggregation="clipping")
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -808,25 +807,3 @@ def test_neither_reaches_the_central_optimum_of_digits(
     assert min(gaps) > 0.05
     # they have learnt all the same
     assert min(gaps) < 0.5 * (objective.value(np.zeros(p)) / optimum - 1.0)
-
-
-@pytest.mark.parametrize(
-    ("reason", "why"),
-    [
-        ("error 2: SettingsError: no key: start it", "no key: start it"),
-        (
-            "error 2: <class 'fedtrellis.encryption.fixed_point.EncryptionError'>"
-            ":<'the key of 'a' is gone'>",
-            "the key of 'a' is gone",
-        ),
-        (
-            "ray::x(pid=1)\nfedtrellis.settings.SettingsError: too short\n\n"
-            "Message: LabelError: 3 samples\nmore",
-            "3 samples",
-        ),
-        ("error 2: ValueError: something else", ""),
-        ("no answer", ""),
-    ],
-)
-def test_refusals_are_known_in_the_words_of_every_engine(reason: str, why: str) -> None:
-    assert refusal(reason) == why

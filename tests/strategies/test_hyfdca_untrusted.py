@@ -11,6 +11,7 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from fedtrellis import LocalGrid
+from fedtrellis.server.answers import refusal_in
 from fedtrellis.wire.arrays import array_record, encode, record_arrays
 from tests.strategies.fuzz_runs import Exchange, record
 from tests.strategies.hyfdca_runs import Run, small
@@ -37,7 +38,10 @@ def give(name: str, exchange: Exchange, content: RecordDict) -> Message:
         "num-partitions": CASES[name].nodes,
     }
     context = Context(1, 1, node, RecordDict(dict(exchange.state)), {})
-    return CASES[name].app(message, context)
+    reply = CASES[name].app(message, context)
+    if error := refusal_in(reply.content):
+        raise error
+    return reply
 
 
 @pytest.mark.parametrize(

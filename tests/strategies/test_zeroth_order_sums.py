@@ -39,6 +39,7 @@ LOSSES = [
     for _ in range(N)
 ]
 START = [np.full(P, 0.1)]
+SUMS: dict[str, Any] = {"aggregation": "secure-sum"}
 QUICK: dict[str, Any] = {"step_size": 0.02, "samples": 6, "batch_size": 0, "seed": 3}
 
 
@@ -61,7 +62,7 @@ def grid(**options: Any) -> LocalGrid:
 def test_the_model_is_the_plain_run_s(variant: Any, dtype: Any) -> None:
     options = {**QUICK, "variant": variant, "local_steps": 2, "dtype": dtype}
     plain = play(ZerothOrderSGD(**options), grid(), START, 20)
-    summed = play(ZerothOrderSGD(**options, secure_sum=True), grid(), START, 20)
+    summed = play(ZerothOrderSGD(**options, **SUMS), grid(), START, 20)
     close = 1e-9 if dtype == "float64" else 1e-5
     assert np.abs(summed.arrays[0] - plain.arrays[0]).max() < close
     assert np.abs(plain.arrays[0] - START[0]).max() > 0.1
@@ -71,7 +72,8 @@ def test_scalars_give_a_gradient_away_and_masked_ones_do_not() -> None:
     """The server's attack: solve ⟨g, u_j⟩ = s_j for a client's g."""
 
     def attacked(secure: bool) -> float:
-        strategy = Noted(**{**QUICK, "samples": 4 * P}, secure_sum=secure)
+        how: Any = "secure-sum" if secure else "mean"
+        strategy = Noted(**{**QUICK, "samples": 4 * P}, aggregation=how)
         play(strategy, grid(), START, 1)
         bits = sign_bits(3, 1, P, 4 * P)
         U = np.array([2.0 * np.unpackbits(b, count=P) - 1.0 for b in bits])
@@ -104,7 +106,7 @@ class Told(LeastSquares):
 
 @pytest.mark.parametrize("slope", [0.0, 1e-3, 5.0])
 def test_what_a_client_sends_is_uniform_whatever_its_scalars_are(slope: float) -> None:
-    strategy = Noted(**{**QUICK, "samples": 100, "step_size": 1e-9}, secure_sum=True)
+    strategy = Noted(**{**QUICK, "samples": 100, "step_size": 1e-9}, **SUMS)
     play(strategy, grid_of(ZerothOrderSGDClient, [Told(slope)] * 3), START, 10)
     seen = strategy.__dict__["seen"]
     for client in "012":
@@ -133,7 +135,7 @@ def test_a_round_is_lost_with_a_client_that_is_silent_and_goes_on_without_it() -
                 gone.add("1")
             return super().ask_round(conversation, t, *rest)
 
-    strategy = Server(**QUICK, secure_sum=True)
+    strategy = Server(**QUICK, **SUMS)
     run = play(strategy, grid_of(Client, LOSSES), START, 12)
     used = [len(S) for S in run.used]
     # lost in round 3; away in 4; asked again and lost in 5; away in 6 and 7
@@ -159,7 +161,7 @@ def _with(used: list[list[int]]) -> ZerothOrderSGD:
 def test_lost_messages_cost_waves_and_change_nothing() -> None:
     faults = {"request_loss": 0.1, "reply_loss": 0.1, "late_reply": 0.1, "wipe": 0.2}
     faulty = grid(**faults, duplicate=0.1, garbage=0.1, seed=1)
-    strategy = ZerothOrderSGD(**QUICK, secure_sum=True, max_failed_rounds=30)
+    strategy = ZerothOrderSGD(**QUICK, **SUMS, max_failed_rounds=30)
     run = play(strategy, faulty, START, 30)
     assert sum(len(S) > 0 for S in run.used) > 15
     assert {len(S) for S in run.used} & {3, 4, 5}
@@ -247,7 +249,7 @@ def test_nodes_with_identities_need_no_common_key(tmp_path: Path) -> None:
     nodes = _files(tmp_path, N)
     app = app_of(ZerothOrderSGDClient, LOSSES)
     run = play(
-        ZerothOrderSGD(**QUICK, secure_sum=True),
+        ZerothOrderSGD(**QUICK, **SUMS),
         LocalGrid(app, N, node_configs=nodes),
         START,
         5,
@@ -261,7 +263,7 @@ def test_nodes_with_identities_need_no_common_key(tmp_path: Path) -> None:
     other = _files(tmp_path / "others", N)
     with pytest.raises(SettingsError, match="has another key than this node knows"):
         play(
-            ZerothOrderSGD(**QUICK, secure_sum=True),
+            ZerothOrderSGD(**QUICK, **SUMS),
             LocalGrid(app, N, node_configs=[*nodes[:-1], other[-1]]),
             START,
             5,
@@ -270,19 +272,19 @@ def test_nodes_with_identities_need_no_common_key(tmp_path: Path) -> None:
 
 def test_what_does_not_go_with_sums_is_refused(tmp_path: Path) -> None:
     for settings, why in (
-        ({"variant": "fedkseed"}, "secure_sum = True applies where variant is decomfl"),
-        ({"robust": "median"}, "robust = 'median' does not apply"),
-        ({"resume": tmp_path / "c"}, "resume does not apply beside secure_sum"),
+        ({"variant": "fedkseed"}, "with variant = 'fedkseed'; allowed: mean, median"),
+        ({"client_weights": "examples"}, "client_weights = 'examples' does not apply"),
+        ({"resume": tmp_path / "c"}, "resume does not apply beside aggregation"),
     ):
         with pytest.raises(SettingsError, match=why):
-            ZerothOrderSGD(secure_sum=True, **settings)
+            ZerothOrderSGD(**SUMS, **settings)
     two = grid_of(ZerothOrderSGDClient, LOSSES[:2])
-    with pytest.raises(SettingsError, match="needs 3 clients, there are 2"):
-        play(ZerothOrderSGD(secure_sum=True), two, START, 1)
+    with pytest.raises(SettingsError, match="needs at least 3 clients; there are 2"):
+        play(ZerothOrderSGD(**SUMS), two, START, 1)
     large = [LeastSquares(1e6 * np.eye(P), np.ones(P)) for _ in range(3)]
     with pytest.raises(SettingsError, match="clip the values"):
         play(
-            ZerothOrderSGD(**QUICK, secure_sum=True),
+            ZerothOrderSGD(**QUICK, **SUMS),
             grid_of(ZerothOrderSGDClient, large),
             START,
             1,
@@ -292,7 +294,7 @@ def test_what_does_not_go_with_sums_is_refused(tmp_path: Path) -> None:
 def test_the_run_s_key_goes_with_the_run() -> None:
     from fedtrellis.encryption.run_key import _run_key_path
 
-    strategy = ZerothOrderSGD(**QUICK, secure_sum=True, callbacks=[Stop(2)])
+    strategy = ZerothOrderSGD(**QUICK, **SUMS, callbacks=[Stop(2)])
     play(strategy, grid(), START, 5)
     path = _run_key_path(strategy.conversation.session)
     assert not path.exists()

@@ -13,6 +13,7 @@ import pytest
 from flwr.app import Context, RecordDict
 
 import sim
+from fedtrellis import TrimmedMean
 from fedtrellis.app.directory import read_config
 from fedtrellis.privacy.accountant import Accountant, Releases
 from fedtrellis.server.loop import LoopStrategy
@@ -115,3 +116,20 @@ def test_options_that_an_editor_completes_are_those_that_there_are() -> None:
     assert faults == "Unpack[Faults]"
     accountant = inspect.signature(Accountant).parameters
     assert {"noise_multiplier", "delta", *Releases.__annotations__} == set(accountant)
+
+
+def test_an_aggregation_has_its_settings_under_its_name() -> None:
+    config = {
+        "method": "fedavg-gd",
+        "task": "linear-regression",
+        "aggregation": "trimmed-mean",
+        "trimmed-mean.fraction": 0.3,
+    }
+    experiment = sim.app.experiment(config, 4)
+    one, other = experiment.strategy().aggregator, experiment.strategy().aggregator
+    assert isinstance(one, TrimmedMean)
+    assert one is not other
+    assert one.fraction == 0.3
+    # in Python any other is taken all the same
+    strategy = experiment.strategy(aggregation="median")
+    assert strategy.aggregator.name == "median"

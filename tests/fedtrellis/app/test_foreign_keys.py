@@ -129,6 +129,16 @@ def test_defaults_of_others_are_no_settings_of_the_run() -> None:
             "sim.py --list NAME prints those of a method or task",
         ),
         (
+            'aggregation="median" clipping.radius=2.0',
+            "clipping.radius = 2.0 is a setting of aggregation 'clipping', and this "
+            "run's aggregation is 'median'",
+        ),
+        (
+            'aggregation="private" private.epsilon=8.0',
+            "aggregation = 'private' does not apply to fedgia; allowed: mean, median, "
+            "trimmed-mean, clipping",
+        ),
+        (
             "box.lower=-2.0",
             "box.lower = -2.0 is a setting of domain 'box', and this run's domain is "
             "'whole-space'",

@@ -13,7 +13,7 @@ from fedtrellis.domains import Domain, L1Ball, L2Ball, Simplex
 from fedtrellis.objectives import LeastSquares
 from fedtrellis.privacy import Accountant, LocalNoise, SecretNoise, noise_multiplier_for
 from fedtrellis.settings import SettingsError
-from strategies import FedFW, ZerothOrderSGD
+from strategies import FedFW, ProjectedFedAvg, ZerothOrderSGD
 from tests.harness import Array, grid_of, play
 
 pytest.importorskip("dp_accounting")
@@ -113,7 +113,8 @@ def test_the_client_that_was_asked_most_counts() -> None:
     assert most < 8
     shown = run.strategy.history[-1].train.get("epsilon")
     if shown is None:  # nobody answered in the last round
-        shown = run.strategy.privacy_metrics()["epsilon"]
+        assert run.strategy.local_noise is not None
+        shown = run.strategy.local_noise.metrics()["epsilon"]
     assert shown == Accountant(3.0, 1e-5).epsilon(most)
 
 
@@ -134,11 +135,24 @@ def test_a_loss_that_is_not_finite_answers_like_any_other() -> None:
     assert [one.used for one in run.strategy.history] == [2, 2]
 
 
+def zeroth(domain: Domain, **more: Any) -> ZerothOrderSGD:
+    return ZerothOrderSGD(**more)
+
+
+def projected(domain: Domain, **more: Any) -> ProjectedFedAvg:
+    return ProjectedFedAvg(domain, **more)
+
+
 REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (fedfw, {"variant": "corrective"}, "variant = 'corrective'; allowed: plain, aug"),
     (fedfw, {"variant": "stochastic"}, "variant = 'stochastic'; allowed: plain, aug"),
     (fedfw, {"penalty": None}, "penalty = 'auto' does not apply beside privacy"),
-    (fedfw, {"privacy": "central"}, "does not apply to fedfw; allowed: none, local"),
+    (fedfw, {"aggregation": "median"}, "with variant = 'plain'; allowed: mean"),
+    (zeroth, {"aggregation": "median"}, "beside privacy = 'local': the noise is for"),
+    (zeroth, {"privacy_epsilon": 1.0}, "privacy-noise-multiplier = 3 and privacy-eps"),
+    (zeroth, {"privacy_noise_multiplier": None}, "privacy-epsilon = 'auto': one of"),
+    (zeroth, {"privacy": "none"}, "privacy_noise_multiplier = 3.0 applies where"),
+    (projected, {}, "does not apply to projected-fedavg; allowed: none"),
     (fedfw, {"client_evaluate_every": 1}, "client-evaluate-every = 1 does not apply"),
 ]
 

@@ -12,6 +12,7 @@ from flwr.app import MetricRecord
 from scipy.stats import gumbel_r, kstest, norm
 
 from clients import FedAvgGDClient, FedLMOClient, LocalSGDClient, ZerothOrderSGDClient
+from fedtrellis import Private
 from fedtrellis.domains import Domain, L1Ball, L2Ball, Simplex
 from fedtrellis.objectives import LeastSquares
 from fedtrellis.privacy import (
@@ -24,6 +25,7 @@ from fedtrellis.privacy import (
 )
 from fedtrellis.settings import SettingsError
 from strategies import (
+    CompressedSGD,
     FedAvgGD,
     FedDR,
     FedLMO,
@@ -35,7 +37,7 @@ from strategies import (
 from tests.harness import Array, grid_of, play, run_app
 
 pytest.importorskip("dp_accounting")
-CENTRAL: dict[str, Any] = {"privacy": "central", "privacy_noise_multiplier": 2.0}
+CENTRAL = Private(noise_multiplier=2.0)
 
 
 def losses(count: int = 10, size: int = 4) -> list[LeastSquares]:
@@ -66,17 +68,18 @@ def test_gaussian_releases_cost_what_the_closed_form_says(
 
 
 @pytest.mark.parametrize(
-    ("settings", "delta"),
+    ("z", "participation", "delta"),
     [
         # two examples of dp-accounting's own (pld_privacy_accountant_test.py), ε = 1
-        ({"privacy_noise_multiplier": np.sqrt(3.0)}, 0.126936),
-        ({"privacy_noise_multiplier": 0.5, "participation": 0.2}, 0.15594),
+        (np.sqrt(3.0), 1.0, 0.126936),
+        (0.5, 0.2, 0.15594),
     ],
 )
 def test_a_runs_epsilon_is_the_accountants_own_example(
-    settings: dict[str, Any], delta: float
+    z: float, participation: float, delta: float
 ) -> None:
-    strategy = FedAvgGD(privacy="central", privacy_delta=delta, **settings)
+    private = Private(noise_multiplier=z, delta=delta)
+    strategy = FedAvgGD(aggregation=private, participation=participation)
     run = play(strategy, grid_of(FedAvgGDClient, losses()), np.zeros(4), rounds=3)
     shown = [record.train["epsilon"] for record in run.strategy.history]
     assert shown[-1] == pytest.approx(1.0, abs=1e-3)
@@ -195,10 +198,7 @@ def test_the_baseline_is_dp_fedavg() -> None:
         step_schedule="constant",
         local_steps=1,
         batch_fraction=1.0,
-        privacy="central",
-        privacy_clip=0.05,
-        privacy_noise_multiplier=2.0,
-        privacy_test_seed=5,
+        aggregation=Private(clip=0.05, noise_multiplier=2.0, test_seed=5),
     )
     run = play(strategy, grid_of(LocalSGDClient, losses()), np.zeros(4), rounds=5)
     assert np.allclose(run.model, replayed(10, 0.05, 2.0, 5), atol=1e-12)
@@ -209,9 +209,13 @@ def test_the_baseline_is_dp_fedavg() -> None:
 @pytest.mark.parametrize(
     ("strategy", "client"),
     [
-        (FedOpt(**CENTRAL), FedAvgGDClient),
-        (FedLMO(variant="server", batch_size=0, **CENTRAL), FedLMOClient),
-        (ZerothOrderSGD(batch_size=0, **CENTRAL), ZerothOrderSGDClient),
+        (FedOpt(aggregation=CENTRAL), FedAvgGDClient),
+        (FedLMO(variant="server", batch_size=0, aggregation=CENTRAL), FedLMOClient),
+        (ZerothOrderSGD(batch_size=0, aggregation=CENTRAL), ZerothOrderSGDClient),
+        (
+            ZerothOrderSGD(variant="fedkseed", batch_size=0, aggregation=CENTRAL),
+            ZerothOrderSGDClient,
+        ),
     ],
 )
 def test_methods_that_send_one_average_come_with_an_epsilon(
@@ -225,10 +229,10 @@ def test_methods_that_send_one_average_come_with_an_epsilon(
 
 
 def test_scalars_are_clipped_and_noisy_together() -> None:
+    private = Private(clip=0.1, noise_multiplier=0.0)
     strategy = ZerothOrderSGD(
-        batch_size=0, samples=3, step_size=1e-3, privacy="central", privacy_clip=0.1,
-        privacy_noise_multiplier=0.0,
-    )  # fmt: skip
+        batch_size=0, samples=3, step_size=1e-3, aggregation=private
+    )
     run = play(strategy, grid_of(ZerothOrderSGDClient, losses()), np.zeros(4), rounds=1)
     # Σ_j s̄_j u_j/m with ‖s̄‖ ≤ C: a step no longer than γ C √p/√m
     assert 0.0 < np.linalg.norm(run.model) <= 1e-3 * 0.1 * np.sqrt(4 / 3) + 1e-12
@@ -237,7 +241,7 @@ def test_scalars_are_clipped_and_noisy_together() -> None:
 
 def test_a_round_of_nobody_is_a_release_too() -> None:
     # that none of 25 cohorts is empty, or all are, has a probability of 1e-7
-    strategy = FedAvgGD(participation=0.3, **CENTRAL)
+    strategy = FedAvgGD(participation=0.3, aggregation=CENTRAL)
     run = play(strategy, grid_of(FedAvgGDClient, losses(2)), np.zeros(4), rounds=25)
     nobody = [record for record in run.strategy.history if not record.sampled]
     assert nobody
@@ -249,7 +253,7 @@ def test_a_round_of_nobody_is_a_release_too() -> None:
 
 def test_the_runs_seed_does_not_say_whose_turn_it_is() -> None:
     def asked() -> list[int]:
-        strategy = FedAvgGD(participation=0.5, seed=1, **CENTRAL)
+        strategy = FedAvgGD(participation=0.5, seed=1, aggregation=CENTRAL)
         grid = grid_of(FedAvgGDClient, losses(24))
         run = play(strategy, grid, np.zeros(4), rounds=3)
         return [record.sampled for record in run.strategy.history]
@@ -265,9 +269,9 @@ def test_the_summary_says_epsilon_and_what_it_is_about(tmp_path: Any) -> None:
             "task": "classification",
             "classification.dataset": "digits",
             "rounds": 3,
-            "privacy": "central",
+            "aggregation": "private",
             # more would lead a run of so few clients astray
-            "privacy-noise-multiplier": 0.05,
+            "private.noise-multiplier": 0.05,
         },
         4,
         tmp_path,
@@ -280,13 +284,38 @@ def test_the_summary_says_epsilon_and_what_it_is_about(tmp_path: Any) -> None:
 # --------------------------------------------------------------------------- refusals
 
 
-class Another(FedAvgGD):
-    """Says another aggregate than the class that promises an ε."""
+REFUSED: Sequence[tuple[Any, dict[str, Any], str]] = [
+    (Scaffold, {}, "'private' does not apply to scaffold; allowed: mean, median"),
+    (CompressedSGD, {}, "does not apply to compressed-sgd; allowed: mean, median"),
+    (FedDR, {"domain": L2Ball(1.0)}, "does not apply to feddr; allowed: mean, median"),
+    (FedLMO, {}, "to fedlmo with variant = 'corrected'; allowed: mean, median"),
+    (FedLMO, {"variant": "ef21"}, "with variant = 'ef21'; allowed: mean"),
+    (FedAvgGD, {"client_weights": "examples"}, "client_weights = 'examples' does not"),
+    (FedAvgGD, {"resume": "file.npz"}, "resume does not apply beside"),
+]
 
-    def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
-        x = np.mean(list(answers.values()), axis=0)
-        self.broadcast.replace(x)
-        return {}
+
+@pytest.mark.parametrize(("kind", "more", "message"), REFUSED)
+def test_no_epsilon_where_no_guarantee_holds(
+    kind: Any, more: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(SettingsError) as caught:
+        kind(**{"aggregation": CENTRAL, **more})
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_noise_is_said_in_one_way() -> None:
+    both: dict[str, Any] = {"noise_multiplier": 2.0, "epsilon": 1.0}
+    for settings in ({}, both):
+        with pytest.raises(SettingsError, match="one of them must be a number"):
+            Private(**settings)
+    with pytest.raises(SettingsError, match="private.epsilon = 'auto': one of them"):
+        FedAvgGD(aggregation="private")
+    with pytest.raises(SettingsError, match="'private' does not apply beside privacy"):
+        ZerothOrderSGD(
+            aggregation=CENTRAL, privacy="local", privacy_noise_multiplier=2.0
+        )
 
 
 class Hooked(FedAvgGD):
@@ -296,64 +325,73 @@ class Hooked(FedAvgGD):
         return super().aggregate_train(server_round, replies)
 
 
-REFUSED: Sequence[tuple[Any, dict[str, Any], str]] = [
-    (Scaffold, {}, "privacy = 'central' does not apply to scaffold; allowed: none"),
-    (FedDR, {"domain": L2Ball(1.0)}, "does not apply to feddr; allowed: none"),
-    (FedLMO, {}, "to variant = 'corrected'; allowed: local, server"),
-    (FedAvgGD, {"robust": "median"}, "robust = 'median' does not apply beside"),
-    (FedAvgGD, {"client_weights": "examples"}, "client_weights = 'examples' does not"),
-    (FedAvgGD, {"resume": "file.npz"}, "resume does not apply beside"),
-    (FedAvgGD, {"privacy": "local"}, "allowed: none, central"),
-    (FedAvgGD, {"privacy_epsilon": 1.0}, "needs one of privacy-noise-multiplier = 2"),
-    (FedAvgGD, {"privacy_noise_multiplier": None}, "privacy-epsilon = 'auto'"),
-    (Another, {}, "another aggregate than the class that promises it"),
-    (FedAvgGD, {"privacy": "none"}, "privacy_noise_multiplier = 2.0"),
-]
+class Waves(FedAvgGD):
+    """Has a round of its own."""
+
+    def run_round(self, *arguments: Any) -> Any:
+        return super().run_round(*arguments)
 
 
-@pytest.mark.parametrize(("kind", "more", "message"), REFUSED)
-def test_no_epsilon_where_no_guarantee_holds(
-    kind: Any, more: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(SettingsError) as caught:
-        kind(**{**CENTRAL, **more})
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
+@pytest.mark.parametrize(
+    ("kind", "hook"), [(Hooked, "aggregate_train"), (Waves, "run_round")]
+)
+def test_what_could_see_single_answers_is_refused(kind: Any, hook: str) -> None:
+    grid = grid_of(FedAvgGDClient, losses())
+    with pytest.raises(SettingsError, match=f"which overrides {hook}"):
+        play(kind(aggregation=CENTRAL), grid, np.zeros(4), rounds=1)
 
 
-def test_flowers_hooks_are_refused() -> None:
-    with pytest.raises(SettingsError, match="which overrides aggregate_train"):
-        play(
-            Hooked(**CENTRAL), grid_of(FedAvgGDClient, losses()), np.zeros(4), rounds=1
-        )
+class Another(FedAvgGD):
+    """Aggregates by itself, and looks at single answers."""
+
+    def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
+        x: Array = np.mean(list(answers.values()), axis=0)
+        self.broadcast.replace(x)
+        return {}
 
 
 class Silent(FedAvgGD):
-    """Promises an ε anew, and averages by itself."""
-
-    privacies = ("none", "central")
+    """Makes nothing of the answers."""
 
     def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
         return {}
 
 
-def test_a_promise_without_noise_ends_the_run() -> None:
-    grid = grid_of(FedAvgGDClient, losses())
-    with pytest.raises(RuntimeError, match="without the noise of privacy = 'central'"):
-        play(Silent(**CENTRAL), grid, np.zeros(4), rounds=1)
+class Chosen(FedAvgGD):
+    """Draws its clients by the run's seed."""
+
+    def sample(self, server_round: int) -> list[str]:
+        return self.clients[server_round % 2 :: 2]
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "message"),
+    [
+        (Another, TypeError, "gives no single answers"),
+        (Silent, RuntimeError, "made without the noise of aggregation = 'private'"),
+        (Chosen, RuntimeError, "relies on secret coins"),
+    ],
+)
+def test_a_subclass_cannot_go_round_the_noise(
+    kind: Any, error: type[Exception], message: str
+) -> None:
+    assert kind(aggregation="median").aggregator.robust
+    strategy = kind(aggregation=CENTRAL, participation=0.5)
+    with pytest.raises(error, match=message):
+        play(strategy, grid_of(FedAvgGDClient, losses()), np.zeros(4), rounds=1)
 
 
 def test_without_the_library_the_extra_is_named(monkeypatch: Any) -> None:
     monkeypatch.setattr("fedtrellis.extras.find_spec", lambda name: None)
     with pytest.raises(SettingsError, match=r'pip install "fedtrellis\[privacy\]"'):
-        FedAvgGD(**CENTRAL)
+        Private(noise_multiplier=2.0)
 
 
 # ------------------------------------------------------------------- what it came to
 
 
-@pytest.mark.parametrize("privacy", ["central", "local"])
-def test_a_run_that_noise_led_astray_has_failed(privacy: Any) -> None:
+@pytest.mark.parametrize("local", [False, True])
+def test_a_run_that_noise_led_astray_has_failed(local: bool) -> None:
     """And says that it was the noise; with as much of it as it can bear it is fine."""
     objectives = losses()
 
@@ -362,13 +400,16 @@ def test_a_run_that_noise_led_astray_has_failed(privacy: Any) -> None:
         return MetricRecord({"loss": float(np.mean([f.value(x) for f in objectives]))})
 
     def ended(z: float) -> float:
-        strategy = ZerothOrderSGD(
-            step_size=0.01,
-            batch_size=0,
-            privacy=privacy,
-            privacy_noise_multiplier=z,
-            privacy_clip=20.0,
-        )
+        noise: dict[str, Any] = {
+            "aggregation": Private(clip=20.0, noise_multiplier=z),
+        }
+        if local:
+            noise = {
+                "privacy": "local",
+                "privacy_noise_multiplier": z,
+                "privacy_clip": 20.0,
+            }
+        strategy = ZerothOrderSGD(step_size=0.01, batch_size=0, **noise)
         grid = grid_of(ZerothOrderSGDClient, objectives)
         start = np.full(4, 2.0)
         run = play(strategy, grid, start, rounds=20, evaluate_fn=value)

@@ -36,6 +36,7 @@ from clients import (
     HyFDCAClient,
     LocalSGDClient,
     ProjectedFedAvgClient,
+    ZerothOrderSGDClient,
 )
 from fedtrellis import (
     LocalGrid,
@@ -58,6 +59,7 @@ from strategies import (
     HyFDCA,
     LocalSGD,
     ProjectedFedAvg,
+    ZerothOrderSGD,
 )
 from tests.harness import number_of
 
@@ -355,6 +357,16 @@ WHOLE = {**STEADY, "batch_fraction": 1.0}
             CompressedSGDClient,
         ),
         (ProjectedFedAvg(L1Ball(100.0), **BY_EXAMPLES), ProjectedFedAvgClient),
+        (
+            ZerothOrderSGD(
+                **BY_EXAMPLES,
+                step_size=0.3,
+                smoothing=1e-7,
+                batch_size=0,
+                samples=40,
+            ),
+            ZerothOrderSGDClient,
+        ),
     ],
 )
 def test_clients_weigh_by_their_examples_where_that_is_said(
@@ -371,13 +383,14 @@ def test_clients_weigh_by_their_examples_where_that_is_said(
 
 def test_weights_by_examples_are_refused_where_they_mean_nothing() -> None:
     # the others of the table are those above
-    assert {cls for cls in ALL if cls.weighable} == {
-        *(FedAvgGD, LocalSGD, FedProx, FedOpt, CompressedSGD, ProjectedFedAvg)
+    assert {cls for cls in ALL if cls.needs == "sum"} == {
+        *(FedAvgGD, LocalSGD, FedProx, FedOpt, CompressedSGD, ProjectedFedAvg),
+        ZerothOrderSGD,
     }
     with pytest.raises(SettingsError, match=r"'examples' does not apply to fedfw; al"):
         FedFW(L1Ball(1.0), client_weights="examples")
-    with pytest.raises(SettingsError, match=r"needs robust = 'none'"):
-        FedAvgGD(**PLAIN, client_weights="examples", robust="median")
+    with pytest.raises(SettingsError, match="beside aggregation = 'median', with"):
+        FedAvgGD(**PLAIN, client_weights="examples", aggregation="median")
     app = client_app(lambda context: FedAvgGDClient(context, Nameless()))
     with pytest.raises(SettingsError, match=r"client 0 declared none; its objective"):
         FedAvgGD(**PLAIN, client_weights="examples").start(LocalGrid(app, 2), START, 3)

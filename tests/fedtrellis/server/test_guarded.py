@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 
-from fedtrellis import Callback, LocalGrid, RoundRecord, StatefulClient, client_app
+from fedtrellis import (
+    Callback,
+    LocalGrid,
+    RoundRecord,
+    StatefulClient,
+    TrimmedMean,
+    client_app,
+)
 from fedtrellis.domains import L1Ball
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.rounds import RoundStrategy
@@ -50,7 +57,7 @@ class Says(StatefulClient):
 
 
 class Mean(RoundStrategy):
-    rules = ("none", "median", "trimmed-mean", "centred-clipping")
+    needs = "sum"
 
     def setup(self, point: FloatArray, layout: Layout) -> None:
         pass
@@ -111,27 +118,34 @@ def test_the_bound_is_a_multiple_of_the_models_norm() -> None:
 
 def test_a_rule_is_for_methods_that_average() -> None:
     with pytest.raises(SettingsError, match="does not apply to naive-frank-wolfe"):
-        NaiveFrankWolfe(L1Ball(1.0), robust="median")
-    with pytest.raises(SettingsError, match="does not apply to hyfdca; allowed: none"):
-        HyFDCA("hinge", 0.1, robust="median")
-    with pytest.raises(SettingsError, match="for variant = 'corrective', not for"):
-        FedFW(L1Ball(1.0), variant="plain", robust="median")
-    with pytest.raises(SettingsError, match="trimmed_fraction = 0.3 applies where"):
-        FedAvgGD(robust="median", trimmed_fraction=0.3)
-    with pytest.raises(SettingsError, match="clipping_radius = 2.0 applies where"):
-        FedAvgGD(clipping_radius=2.0)
-    with pytest.raises(SettingsError, match="robust = 'mediam' is not known .did you"):
-        FedAvgGD(robust="mediam")  # type: ignore[arg-type]
+        NaiveFrankWolfe(L1Ball(1.0), aggregation="median")
+    with pytest.raises(SettingsError, match="does not apply to hyfdca; allowed: mean"):
+        HyFDCA("hinge", 0.1, aggregation="median")
+    with pytest.raises(SettingsError, match="fedfw with variant = 'plain'; allowed: m"):
+        FedFW(L1Ball(1.0), variant="plain", aggregation="median")
+    with pytest.raises(SettingsError, match="fraction = 0.5 must be greater than 0"):
+        TrimmedMean(fraction=0.5)
+    with pytest.raises(SettingsError, match="aggregation = 'mediam' is not known .did"):
+        FedAvgGD(aggregation="mediam")  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match="aggregation = 3 must be a text"):
+        FedAvgGD(aggregation=3)  # type: ignore[arg-type]
+
+
+def test_a_strategy_has_a_copy_of_its_own() -> None:
+    rule = TrimmedMean(fraction=0.3)
+    one, other = Mean(aggregation=rule), Mean(aggregation=rule)
+    assert one.aggregator is not other.aggregator
+    assert one.settings()["trimmed-mean fraction β"] == 0.3
 
 
 def test_a_rule_needs_three_clients() -> None:
     with pytest.raises(SettingsError, match="needs at least 3 clients; there are 2"):
-        start(Mean(robust="median"), nodes=2)
+        start(Mean(aggregation="median"), nodes=2)
 
 
 def test_two_answers_leave_the_model_where_it_is() -> None:
     """Of two, one may be a liar's; their clients are told that nothing was used."""
-    strategy = Mean(robust="median", sampling="fixed", participation=0.5)
+    strategy = Mean(aggregation="median", sampling="fixed", participation=0.5)
     with pytest.raises(RuntimeError, match="needs at least 3 answers in a round"):
         start(strategy, nodes=4, rounds=9)
     assert not strategy.broadcast.model.any()
@@ -172,7 +186,7 @@ def test_what_was_not_declared_is_what_the_first_evaluation_says() -> None:
 
 def test_with_a_rule_no_single_evaluation_decides() -> None:
     said: dict[str, Any] = {"losses": {0: -1e50, 1: 2.0, 2: 3.0}}
-    strategy = Mean(client_evaluate_every=1, robust="median")
+    strategy = Mean(client_evaluate_every=1, aggregation="median")
     start(strategy, rounds=1, **said)
     assert evaluated(strategy) == [{"loss": 1.5, "num-examples": 40.0}]
     strategy = Mean(client_evaluate_every=1)

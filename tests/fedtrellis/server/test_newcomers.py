@@ -10,7 +10,7 @@ import pytest
 from flwr.app import ArrayRecord, Context, Message
 from flwr.serverapp import Grid
 
-from fedtrellis import LocalGrid, RoundStrategy, client_app
+from fedtrellis import LocalGrid, Private, RoundStrategy, client_app
 from fedtrellis.app.nodes import CheckPartitions
 from fedtrellis.clients import (
     CompressedSGDClient,
@@ -165,8 +165,8 @@ def test_a_newcomer_takes_part_where_the_server_keeps_nothing_of_a_client(
         (Scaffold, {}, "the method's clients are those of the start"),
         (
             FedAvgGD,
-            {"privacy": "central", "privacy_noise_multiplier": 1.0},
-            "privacy = 'central' is planned for the clients of the start",
+            {"aggregation": Private(noise_multiplier=1.0)},
+            "aggregation is planned for the clients of the start",
         ),
     ],
 )

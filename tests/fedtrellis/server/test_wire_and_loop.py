@@ -41,7 +41,7 @@ from fedtrellis.server.answers import Answer
 from fedtrellis.server.conversation import Conversation
 from fedtrellis.server.metrics import mean_metrics, weighted_median
 from fedtrellis.wire.arrays import Layout, encode
-from fedtrellis.wire.exchange import Registry, Traffic, exchange
+from fedtrellis.wire.exchange import Reason, Registry, Traffic, exchange
 
 Arrays = list[NDArray[Any]]
 Config = dict[str, Any]
@@ -1015,7 +1015,7 @@ def reply(message_id: str, src: int, content: RecordDict | Error) -> Message:
 
 def wave(
     script: Script, nodes: list[int], timeout: float = 5.0
-) -> tuple[dict[int, Message | str], Traffic]:
+) -> tuple[dict[int, Message | Reason], Traffic]:
     traffic = Traffic()
     requests = [ask(n) for n in nodes]
     return exchange(cast(Any, script), requests, timeout, traffic), traffic

@@ -1,0 +1,360 @@
+"""How a round's answers become one vector: the mean, and rules that no few can choose.
+
+A run chooses one :class:`Aggregation`, by its name or as an object. Two more stand in
+modules of their own: noise with an ε (:mod:`fedtrellis.server.private`) and sums whose
+terms nobody sees (:mod:`fedtrellis.server.secure_sum`).
+
+The mean of n points is wherever one of them wants it. Each robust rule here stays near
+the points of the majority, whatever the others are, and pays for it where honest points
+differ: then it is not their mean either.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtrellis.declared import Declared
+from fedtrellis.server.answers import Answer
+from fedtrellis.server.conversation import Conversation
+from fedtrellis.settings import SettingsError, setting
+from fedtrellis.wire.arrays import FloatArray
+
+__all__ = [
+    "LEAST",
+    "Aggregation",
+    "ByCoordinate",
+    "Clipping",
+    "Cohorts",
+    "Mean",
+    "Median",
+    "Sealed",
+    "TrimmedMean",
+]
+
+Points = Sequence[FloatArray] | FloatArray
+
+#: Of fewer points no majority is known: a liar and a client are one each.
+LEAST = 3
+
+# Centred clipping's l. One is enough near the mean, as its authors say; from the last
+# model, as far away as the points are, the first brings the centre among them.
+_CLIPPINGS = 3
+
+
+@dataclass(frozen=True)
+class Cohorts:
+    """Whom the rounds of a run ask.
+
+    Attributes
+    ----------
+    clients : sequence of str
+        All of the run's.
+    participation : float
+        p, the setting.
+    fixed : int or None
+        Clients of a round, where their number is fixed; None: a coin for each.
+    expected : float
+        How likely a client is to take part in a round.
+    rounds : int
+        Planned.
+    """
+
+    clients: Sequence[str]
+    participation: float
+    fixed: int | None
+    expected: float
+    rounds: int
+
+
+class Sealed:
+    """An answer that no method may see alone, only what all of them come to."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __array__(self, *options: Any, **more: Any) -> NDArray[Any]:
+        raise TypeError(
+            "this run's aggregation gives no single answers: aggregate goes on from "
+            "self.average or self.mean_of, or its method declares needs = 'each'"
+        )
+
+
+class Aggregation(Declared, ABC):
+    """Base class: how a round's answers become one vector.
+
+    A subclass is a :class:`~fedtrellis.declared.Declared` class; its settings are the
+    run-config keys ``NAME.setting``. It implements :meth:`combine`; the rest has
+    defaults for what looks at answers in the clear, once. An object serves one run at a
+    time: a strategy makes a copy of its own.
+    """
+
+    #: What run configs call it.
+    name: ClassVar[str] = ""
+    #: A line for listings.
+    about: ClassVar[str] = ""
+    #: Whether no few of those who answer can choose what it gives.
+    robust: ClassVar[bool] = False
+    #: Whether what the answers come to is all that a method sees of them.
+    sums_only: ClassVar[bool] = False
+    #: Whether clients hide what they send, so that the server knows no single answer.
+    hides: ClassVar[bool] = False
+    #: Whether answers may weigh as many examples as their clients have.
+    weighs: ClassVar[bool] = False
+    #: Whether it is good for answers with noise of the clients', privacy = "local".
+    bears_noise: ClassVar[bool] = False
+    #: Whether a round without answers has a result, too.
+    always: ClassVar[bool] = False
+    #: Why no run with it goes on from a checkpoint; empty: it may.
+    no_resume: ClassVar[str] = ""
+    #: Clients that a run needs.
+    least: ClassVar[int] = 1
+
+    @abstractmethod
+    def combine(self, points: Points, centre: FloatArray) -> FloatArray:
+        r"""What some points come to.
+
+        Parameters
+        ----------
+        points : sequence of n ndarrays of shape S, or ndarray of shape (n, \*S)
+            Finite; at least one, unless :attr:`always`.
+        centre : ndarray of shape S
+            The last result. Not changed.
+
+        Returns
+        -------
+        ndarray of float64
+            Summed up in float64 whatever the points are of, to be rounded once.
+        """
+
+    def begin(self, cohorts: Cohorts) -> None:
+        """Get ready for a run, once its clients are known.
+
+        Raises
+        ------
+        SettingsError
+            They are too few.
+        """
+        if (n := len(cohorts.clients)) < self.least:
+            raise SettingsError(
+                f"aggregation = {self.name!r} needs at least {self.least} clients; "
+                f"there are {n}"
+            )
+
+    def prepare(
+        self, conversation: Conversation, clients: Sequence[str], timeout: float
+    ) -> None:
+        """Waves before round 1 in which the clients agree on something."""
+
+    def finish(self, clients: Sequence[str]) -> None:
+        """After the last round, and after a failure."""
+
+    def cohort(self, server_round: int, drawn: Sequence[str]) -> list[str]:
+        """Whom a round asks, of those that were drawn for it."""
+        return list(drawn)
+
+    def entries(self, cohort: Sequence[str]) -> dict[str, Any]:
+        """What each of a round's clients is told."""
+        return {}
+
+    def ask(
+        self,
+        conversation: Conversation,
+        server_round: int,
+        entries: Mapping[str, Mapping[str, Any]],
+        timeout: float,
+    ) -> Sequence[Answer]:
+        """The answers of a round's clients, each of whom is told its entries."""
+        return conversation.ask(server_round, "train", entries, timeout)
+
+    def lost(
+        self, server_round: int, cohort: Sequence[str], answers: Mapping[str, Any]
+    ) -> str:
+        """Why a round's checked answers come to nothing; empty if they do not."""
+        return ""
+
+    def metrics(self) -> dict[str, float]:
+        """What a round's metrics say of it, after the round's result."""
+        return {}
+
+    def warning(self) -> str:
+        """What a reader of the run's record must not overlook; empty: nothing."""
+        return ""
+
+    def blame(self) -> str:
+        """What it may have done to a run that came to nothing; empty: nothing."""
+        return ""
+
+
+class Mean(Aggregation):
+    """The mean: (1/n) Σ x_i.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis import Mean
+    >>> Mean().combine(np.array([[0.0, 3.0], [2.0, 5.0]]), np.zeros(2))
+    array([1., 4.])
+    """
+
+    name = "mean"
+    about = "the mean"
+    weighs = bears_noise = True
+
+    def combine(self, points: Points, centre: FloatArray) -> FloatArray:
+        """The mean."""
+        # (1/n) Σ x_i, as np.mean does it, which takes as long again to get there
+        mean: FloatArray = np.add.reduce(points, axis=0, dtype=np.float64)
+        mean /= len(points)
+        return mean
+
+
+class ByCoordinate(Aggregation):
+    """Base class of rules that look at every coordinate by itself."""
+
+    robust = True
+    least = LEAST
+
+    def _cut(self, count: int) -> int:
+        """How many of so many values are left out at either end."""
+        # the median is what is left if as many are cut off as can be
+        return (count - 1) // 2
+
+    def combine(self, points: Points, centre: FloatArray) -> FloatArray:
+        """In each coordinate the mean of the values in the middle."""
+        return self._middle(np.sort(points, axis=0), len(points))
+
+    def of_held(
+        self, points: FloatArray, held: NDArray[np.bool_], otherwise: FloatArray
+    ) -> FloatArray:
+        """As :meth:`combine`, of points that lack some coordinates.
+
+        Parameters
+        ----------
+        points : ndarray of shape (n, p)
+        held : ndarray of bool, shape (n, p)
+            Which coordinates each point has; what else stands there does not count.
+        otherwise : ndarray of shape (p,)
+            Values where fewer points than :data:`LEAST` have the coordinate.
+        """
+        counts = held.sum(axis=0)
+        ordered = np.sort(np.where(held, points, np.inf), axis=0)
+        result = otherwise.copy()
+        for count in np.unique(counts[counts >= LEAST]):
+            alike = counts == count
+            result[alike] = self._middle(ordered[:count, alike], int(count))
+        return result
+
+    def _middle(self, ordered: FloatArray, count: int) -> FloatArray:
+        """The mean of what is left of sorted values, both ends cut off."""
+        cut = self._cut(count)
+        middle: FloatArray = ordered[cut : count - cut].mean(axis=0, dtype=np.float64)
+        return middle
+
+
+class Median(ByCoordinate):
+    """The coordinate-wise median.
+
+    Source: Yin, Chen, Ramchandran, Bartlett, "Byzantine-Robust Distributed Learning:
+    Towards Optimal Statistical Rates", ICML 2018, arXiv 1803.01498, definition 1.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis import Median
+    >>> Median().combine(np.array([[1.0], [2.0], [1e9]]), np.zeros(1))
+    array([2.])
+    """
+
+    name = "median"
+    about = "the median of each coordinate"
+
+
+class TrimmedMean(ByCoordinate):
+    """In each coordinate the mean without its largest and smallest values.
+
+    ⌈βn⌉ are left out at either end, never all of them.
+
+    Source: Yin, Chen, Ramchandran, Bartlett, "Byzantine-Robust Distributed Learning:
+    Towards Optimal Statistical Rates", ICML 2018, arXiv 1803.01498, definition 2.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis import TrimmedMean
+    >>> points = np.array([[-1e9], [1.0], [2.0], [1e9]])
+    >>> TrimmedMean(fraction=0.25).combine(points, np.zeros(1))
+    array([1.5])
+    """
+
+    name = "trimmed-mean"
+    about = "the mean of each coordinate's values without the outermost"
+
+    fraction: float = setting(
+        0.2,
+        "part of the values that is left out at either end",
+        symbol="β",
+        above=0.0,
+        below=0.5,
+    )
+
+    def _cut(self, count: int) -> int:
+        # β·n may lie above a whole number by rounding alone
+        return min(super()._cut(count), ceil(self.fraction * count - 1e-9))
+
+
+class Clipping(Aggregation):
+    """Centred clipping, from the last result v.
+
+    ::
+
+        3 times:  v ← v + (1/n) Σ (x_i − v) min(1, τ/‖x_i − v‖)
+
+    Source: Karimireddy, He, Jaggi, "Learning from History for Byzantine Robust
+    Optimization", ICML 2021, arXiv 2012.10333, algorithm 2. τ by itself, the median of
+    the distances ‖x_i − v‖, is ours: half of the points are clipped to it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis import Clipping
+    >>> points = np.array([[1.0], [1.0], [1e9]])
+    >>> Clipping().combine(points, np.ones(1))
+    array([1.])
+    """
+
+    name = "clipping"
+    about = "centred clipping: no answer counts for more than a radius"
+    robust = True
+    least = LEAST
+
+    radius: float = setting(
+        None,
+        "how far from the centre an answer counts whole; auto: the median of the "
+        "distances",
+        symbol="τ",
+        above=0.0,
+    )
+
+    def combine(self, points: Points, centre: FloatArray) -> FloatArray:
+        """The centre, moved towards the points."""
+        x = np.asarray(points, dtype=np.float64)
+        rows, v = x.reshape(len(x), -1), centre.reshape(-1)
+        for _ in range(_CLIPPINGS):
+            offsets = rows - v
+            distances = np.linalg.norm(offsets, axis=1)
+            radius = float(np.median(distances)) if self.radius is None else self.radius
+            # v ← v + (1/n) Σ (x_i − v) min(1, τ/‖x_i − v‖)
+            far = distances > radius
+            weights = np.ones(len(rows))
+            weights[far] = radius / distances[far]
+            v = v + weights @ offsets / len(rows)
+        return v.reshape(centre.shape)
