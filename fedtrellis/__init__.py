@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fedtrellis.settings import SettingsError, setting
     from fedtrellis.wire.client import MethodClient, StatefulClient, client_app
     from fedtrellis.wire.local_grid import LocalGrid
+    from fedtrellis.wire.local_work import Gradient, MiniBatches
 
 __version__ = "0.2.0"
 
@@ -24,10 +25,12 @@ __all__ = [
     "Answer",
     "Callback",
     "EarlyStop",
+    "Gradient",
     "JsonLines",
     "LocalGrid",
     "LoopStrategy",
     "MethodClient",
+    "MiniBatches",
     "Progress",
     "RoundRecord",
     "RoundStrategy",
@@ -45,10 +48,12 @@ _HOMES = {
     "Answer": "server.answers",
     "Callback": "server.callbacks",
     "EarlyStop": "server.callbacks",
+    "Gradient": "wire.local_work",
     "JsonLines": "server.progress",
     "LocalGrid": "wire.local_grid",
     "LoopStrategy": "server.loop",
     "MethodClient": "wire.client",
+    "MiniBatches": "wire.local_work",
     "Progress": "server.progress",
     "RoundRecord": "server.callbacks",
     "RoundStrategy": "server.rounds",
