@@ -54,6 +54,6 @@ class ProjectedFedAvgClient(MethodClient):
         batches = mini_batches(self.objective, self.client_id, config)
         # x_i ← x_i − γ ∇f_i(x_i), k times from x̄
         sizes = [config["local-step-size"]] * config["local-steps"]
-        x_i = yield from take_steps(self.objective, x, sizes, batches)
+        x_i = yield from take_steps(x, sizes, batches)
         check_steps(x_i, x, config, "local-step-size")
         return x_i

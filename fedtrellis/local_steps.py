@@ -241,7 +241,6 @@ def mini_batches(
 
 
 def take_steps(
-    objective: Any,
     x: FloatArray,
     sizes: Sequence[float],
     batches: MiniBatches | None = None,
@@ -249,16 +248,14 @@ def take_steps(
     config: Mapping[str, Any] | None = None,
     pull: float = 0.0,
     correction: FloatArray | None = None,
-) -> Generator[Request, FloatArray, FloatArray]:
+) -> Generator[Request, Any, FloatArray]:
     """x_k ← x_{k−1} − γ_k (∇f_i(x_{k−1}) + μ (x_{k−1} − x_0) + c) from x_0 = x.
 
-    A part of a client's ``steps``: ``x_i = yield from take_steps(...)``.
+    A part of a client's ``steps``: ``x_i = yield from take_steps(...)``. Without a
+    correction it first asks for the end of all steps, for a ``Descent``.
 
     Parameters
     ----------
-    objective : object
-        f_i. Where it takes the steps itself (``local_steps``, which knows no
-        correction), it is asked for their end alone.
     x : ndarray
         Not changed.
     sizes : sequence of float
@@ -267,7 +264,7 @@ def take_steps(
         One is drawn for each step; None: all examples.
     config : mapping, optional
         What the server sent. With it every point on the way is checked by
-        :func:`check_steps`, or the last alone where the objective takes the steps.
+        :func:`check_steps`, or the last alone where it is all that there is.
     pull : float
         μ, how strongly the steps are pulled back to x.
     correction : ndarray, optional
@@ -284,14 +281,15 @@ def take_steps(
         The steps have diverged; or the gradient at a point that passed the check is
         NaN.
     """
-    if correction is None and hasattr(objective, "local_steps"):
-        moved = yield Descent(x, sizes, batches, pull)
-        if config is not None:
-            check_steps(moved, x, config)
-        return moved
+    bound = inf if config is None else _bound(config)
+    if correction is None:
+        moved: FloatArray | None = yield Descent(x, sizes, batches, pull, bound)
+        if moved is not None:
+            if config is not None:
+                check_steps(moved, x, config)
+            return moved
     x_i = x.copy()
     flat = x_i.reshape(-1)  # of the same memory
-    within = inf if config is None else _bound(config) ** 2
     request = Gradient(x_i, batches)
     for gamma in sizes:
         slope = yield request
@@ -302,7 +300,7 @@ def take_steps(
             slope = slope + correction
         x_i -= gamma * slope
         # ‖x_i‖ ≤ b needs no closer look
-        if config is not None and not flat.dot(flat) <= within:
+        if config is not None and not flat.dot(flat) <= bound**2:
             try:
                 check_steps(x_i, x, config)
             except FloatingPointError:
@@ -322,7 +320,7 @@ def scheduled_steps(
     *,
     pull: float = 0.0,
     correction: FloatArray | None = None,
-) -> Generator[Request, FloatArray, FloatArray]:
+) -> Generator[Request, Any, FloatArray]:
     """x_i after the k_0 steps that a request asks for as :class:`ScheduledSteps`.
 
     Parameters
@@ -344,7 +342,6 @@ def scheduled_steps(
     sizes = sizes_of(config)
     batches = mini_batches(client.objective, client.client_id, config)
     return take_steps(
-        client.objective,
         x,
         sizes,
         batches,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from types import GeneratorType
 from typing import Any, Protocol
 
@@ -137,12 +138,14 @@ class Gradient:
 
 @dataclass(slots=True, eq=False)
 class Descent:
-    """Ask for the end of gradient steps, of an objective that takes them itself.
+    """Ask for the end of gradient steps, of whoever can take them in one go.
 
     x_k ← x_{k−1} − γ_k (∇f_i(x_{k−1}) + pull · (x_{k−1} − x_0)), k = 1, 2, …
 
     An objective whose points live elsewhere, as PyTorch's do, offers
-    ``local_steps(x, sizes, rng, batch_size, pull=)``.
+    ``local_steps(x, sizes, rng, batch_size, pull=)``. Those of stacked objectives are
+    taken as one array. Else the answer is None, and nothing has been drawn: the steps
+    then ask for gradients.
 
     Parameters
     ----------
@@ -154,15 +157,20 @@ class Descent:
         One is drawn for each step; None: all examples.
     pull : float
         How strongly the steps are pulled back to x_0.
+    bound : float
+        Where a stack has gone beyond ‖x_k‖ = bound, None is answered.
     """
 
     point: FloatArray
     sizes: Sequence[float]
     batches: MiniBatches | None = None
     pull: float = 0.0
+    bound: float = inf
 
-    def answer(self, objective: Any, layout: Layout) -> FloatArray:
+    def answer(self, objective: Any, layout: Layout) -> FloatArray | None:
         """The last point."""
+        if not hasattr(objective, "local_steps"):
+            return None
         rng, size = None, 0
         if self.batches is not None:
             rng, size = self.batches.rng, self.batches.size
@@ -173,18 +181,31 @@ class Descent:
     @staticmethod
     def answer_many(asked: Sequence[Descent], peers: Any) -> FloatArray | None:
         """The last points as one array, where a stack takes the same steps of all."""
-        first = asked[0]
+        first, stacked = asked[0], peers.stacked
         alike = all((r.sizes, r.pull) == (first.sizes, first.pull) for r in asked)
-        if not alike or not hasattr(peers.stacked, "local_steps"):
+        if not alike or stacked is None:
             return None
-        rows = [peers.rows(asked) for _ in first.sizes]
-        drawn = None if first.batches is None else rows
-        pull = {"pull": first.pull} if first.pull else {}
-        found = peers.stacked.local_steps(
-            peers.points(asked), first.sizes, drawn, **pull
-        )
-        moved: FloatArray = found.reshape(-1, *peers.layout.point_shape)
-        return moved
+        points: FloatArray = peers.points(asked)
+        if hasattr(stacked, "local_steps"):
+            rows = [peers.rows(asked) for _ in first.sizes]
+            drawn = None if first.batches is None else rows
+            pull = {"pull": first.pull} if first.pull else {}
+            points = stacked.local_steps(points, first.sizes, drawn, **pull)
+        elif hasattr(peers.objectives[0], "local_steps"):
+            return None
+        else:
+            starts, flat = points.copy(), points.reshape(-1)  # of the same memory
+            for gamma in first.sizes:
+                # x_i ← x_i − γ_k (∇f_i(x_i) + μ (x_i − x)), for all i
+                step = stacked.gradients(points, peers.rows(asked))
+                if first.pull:
+                    step += first.pull * (points - starts)
+                step *= gamma
+                points -= step
+                # Σ ‖x_i‖² ≤ b² leaves none beyond b
+                if not flat.dot(flat) <= first.bound**2:
+                    raise FloatingPointError("one of the clients may have gone too far")
+        return points.reshape(-1, *peers.layout.point_shape)
 
 
 def begin(

@@ -193,7 +193,7 @@ def test_an_objective_that_takes_steps_itself_is_asked_for_their_end() -> None:
     class Descending(Stepping):
         def steps(self, x: Any, config: Any) -> Any:
             sizes = [0.1, 0.05]
-            return (yield from take_steps(self.objective, x, sizes, pull=0.5))
+            return (yield from take_steps(x, sizes, pull=0.5))
 
     A, b = np.random.default_rng(2).standard_normal((4, 3)), np.ones(4)
     ends = []
@@ -202,5 +202,5 @@ def test_an_objective_that_takes_steps_itself_is_asked_for_their_end() -> None:
         ends.append(compare(made, [{}] * 3)[0][0][0])
     np.testing.assert_allclose(ends[1], ends[0], rtol=1e-12)
     assert made[0].objective.asked == 2  # side by side, and alone
-    first = next(take_steps(made[0].objective, np.ones(3), [0.1]))
+    first = next(take_steps(np.ones(3), [0.1]))
     assert isinstance(first, Descent)
