@@ -94,7 +94,7 @@ def _measure(case: Case, result: Comparison) -> None:
         flower = {"nodes": case.clients, "data": str(data), "step": 1e-9}
         for turn in range(case.runs):
             for side in list(runs)[:: -1 if turn % 2 else 1]:
-                config = {"rounds": case.rounds + 1}
+                config: dict[str, Any] = {"rounds": case.rounds + 1}
                 config |= {**_TASK, **_METHODS[side]} if side in _METHODS else flower
                 app = ROOT if side in _METHODS else folder
                 run = run_on_ray(

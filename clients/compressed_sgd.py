@@ -6,19 +6,14 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Context
-from numpy.typing import NDArray
 
 from fedtrellis.compressors import change_compressor
-from fedtrellis.local_steps import (
-    ScheduledSteps,
-    check_steps,
-    gradient_at,
-    take_steps,
-)
+from fedtrellis.local_steps import scheduled_steps
 from fedtrellis.objectives import DifferentiableLoss
 from fedtrellis.random import generator
-from fedtrellis.wire.arrays import Layout
-from fedtrellis.wire.client import StatefulClient, evaluate_objective
+from fedtrellis.wire.arrays import FloatArray
+from fedtrellis.wire.client import StatefulClient
+from fedtrellis.wire.local_work import Steps
 
 __all__ = ["CompressedSGDClient"]
 
@@ -50,12 +45,9 @@ class CompressedSGDClient(StatefulClient):
 
     def __init__(self, context: Context, objective: DifferentiableLoss) -> None:
         super().__init__(context)
-        # it may have more: stacked losses, bounds, mini-batches
-        self.objective: Any = objective
+        self.objective = objective
 
-    def fit(
-        self, parameters: list[NDArray[Any]], config: dict[str, Any]
-    ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
+    def steps(self, x: FloatArray, config: dict[str, Any]) -> Steps:
         """C(e_i + x_i − x), with e_i = 0 but for top-k.
 
         Raises
@@ -63,12 +55,8 @@ class CompressedSGDClient(StatefulClient):
         FloatingPointError
             If the steps have carried x_i away from all proportion to x.
         """
-        layout = Layout.of(parameters)
-        x = layout.point(parameters)
-        sizes = ScheduledSteps.of(config).sizes(config["server-round"])
-        gradient = gradient_at(self.objective, layout, self.client_id, config)
         # x_i ← x_i − γ_k ∇f_i(x_i), k_0 times from x
-        x_i = take_steps(gradient, x, sizes, lambda at: check_steps(at, x, config))
+        x_i = yield from scheduled_steps(self, x, config)
         change = x_i - x
         rng = generator(
             config["seed"], "levels", self.client_id, config["server-round"]
@@ -77,15 +65,9 @@ class CompressedSGDClient(StatefulClient):
             config["compressor"], config["kept-fraction"], config["levels"], rng
         )
         if config["compressor"] != "top-k":
-            return by.pack(change, layout), 0, {}
+            return by.pack(change, self.layout), 0, {}
         change = change + self.state.get("error", np.zeros_like(x))
-        arrays = by.pack(change, layout)
+        arrays = by.pack(change, self.layout)
         # e_i ← e_i + Δ_i − d_i, of what the server reads
-        self.state["error"] = change - by.unpack(arrays, layout)
+        self.state["error"] = change - by.unpack(arrays, self.layout)
         return arrays, 0, {}
-
-    def evaluate(
-        self, parameters: list[NDArray[Any]], config: dict[str, Any]
-    ) -> tuple[float, int, dict[str, Any]]:
-        """f_i(x) and the objective's metrics on this client's data."""
-        return evaluate_objective(self.objective, parameters)

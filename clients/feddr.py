@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any
 
-import numpy as np
 from flwr.app import Context
-from numpy.typing import NDArray
 
-from fedtrellis.cohorts import (
-    CohortGradient,
-    Result,
-    check_cohort,
-    points_of,
-    stack_states,
-    to_results,
-)
-from fedtrellis.local_steps import check_steps, gradient_at
+from fedtrellis.local_steps import check_steps, mini_batches
 from fedtrellis.objectives import DifferentiableLoss
-from fedtrellis.wire.arrays import Layout
-from fedtrellis.wire.client import StatefulClient, evaluate_objective
+from fedtrellis.wire.arrays import FloatArray
+from fedtrellis.wire.client import StatefulClient
+from fedtrellis.wire.local_work import Gradient, Steps
 
 __all__ = ["FedDRClient"]
 
@@ -54,64 +44,27 @@ class FedDRClient(StatefulClient):
 
     def __init__(self, context: Context, objective: DifferentiableLoss) -> None:
         super().__init__(context)
-        # it may have more: stacked losses, bounds, mini-batches
-        self.objective: Any = objective
+        self.objective = objective
 
-    def fit(
-        self, parameters: list[NDArray[Any]], config: dict[str, Any]
-    ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
-        """The reflected point x̂_i.
+    def steps(self, x: FloatArray, config: dict[str, Any]) -> Steps:
+        """The reflected point x̂_i, of x̄, which ``x`` is.
 
         Raises
         ------
         FloatingPointError
             If the steps have carried it away from all proportion to x̄.
         """
-        layout = Layout.of(parameters)
-        x_bar = layout.point(parameters)
-        gradient = gradient_at(self.objective, layout, self.client_id, config)
+        x_bar, batches = x, mini_batches(self.objective, self.client_id, config)
         gamma, eta = config["local-step-size"], config["proximal-step"]
         # y_i ← y_i + α (x̄ − x_i)
-        x = self.state["x"]
-        y = self.state["y"] + config["relaxation"] * (x_bar - x)
-        with np.errstate(over="ignore", invalid="ignore"):
-            for _ in range(config["local-steps"]):
-                # x_i ← x_i − γ (∇f_i(x_i) + (x_i − y_i)/η)
-                x = x - gamma * (gradient(x) + (x - y) / eta)
-            # x̂_i = 2 x_i − y_i
-            reflection = 2.0 * x - y
+        x_i = self.state["x"]
+        y_i = self.state["y"] + config["relaxation"] * (x_bar - x_i)
+        for _ in range(config["local-steps"]):
+            # x_i ← x_i − γ (∇f_i(x_i) + (x_i − y_i)/η)
+            g = yield Gradient(x_i, batches)
+            x_i = x_i - gamma * (g + (x_i - y_i) / eta)
+        # x̂_i = 2 x_i − y_i
+        reflection = 2.0 * x_i - y_i
         check_steps(reflection, x_bar, config, "local-step-size")
-        self.state["x"], self.state["y"] = x, y
-        return [layout.to_wire(reflection)], 0, {}
-
-    @classmethod
-    def fit_many(
-        cls,
-        clients: Sequence[Self],
-        parameters: Sequence[list[NDArray[Any]]],
-        config: dict[str, Any],
-    ) -> list[Result]:
-        """The reflected points of many clients, whose steps are taken at once."""
-        layout = Layout.of(parameters[0])
-        x_bar = points_of(layout, parameters)
-        gradients = CohortGradient(clients, layout, config)
-        gamma, eta = config["local-step-size"], config["proximal-step"]
-        # y_i ← y_i + α (x̄ − x_i)
-        x = stack_states(clients, "x")
-        y = stack_states(clients, "y") + config["relaxation"] * (x_bar - x)
-        with np.errstate(over="ignore", invalid="ignore"):
-            for _ in range(config["local-steps"]):
-                # x_i ← x_i − γ (∇f_i(x_i) + (x_i − y_i)/η)
-                x = x - gamma * (gradients(x) + (x - y) / eta)
-            # x̂_i = 2 x_i − y_i
-            reflections = 2.0 * x - y
-        check_cohort(reflections, x_bar, config, "local-step-size")
-        for client, x_i, y_i in zip(clients, x, y, strict=True):
-            client.state["x"], client.state["y"] = x_i, y_i
-        return to_results(layout, reflections)
-
-    def evaluate(
-        self, parameters: list[NDArray[Any]], config: dict[str, Any]
-    ) -> tuple[float, int, dict[str, Any]]:
-        """f_i(x̄) and the objective's metrics on this client's data."""
-        return evaluate_objective(self.objective, parameters)
+        self.state["x"], self.state["y"] = x_i, y_i
+        return reflection

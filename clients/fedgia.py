@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from flwr.app import Context
-from numpy.typing import NDArray
 
 from fedtrellis.admm.hessians import call_method, lipschitz_of, majoriser_of
 from fedtrellis.admm.shifted_systems import cached_system
-from fedtrellis.cohorts import CohortGradient, Result, points_of
-from fedtrellis.local_steps import gradient_at
+from fedtrellis.local_steps import mini_batches
 from fedtrellis.objectives import DifferentiableLoss
 from fedtrellis.settings import setting
-from fedtrellis.wire.arrays import FloatArray, Layout
-from fedtrellis.wire.client import StatefulClient, evaluate_objective
+from fedtrellis.wire.arrays import FloatArray
+from fedtrellis.wire.client import StatefulClient
+from fedtrellis.wire.local_work import Gradient, Steps
 
 __all__ = ["FedGiAClient"]
 
@@ -79,8 +77,7 @@ class FedGiAClient(StatefulClient):
         curvature: float | None = None,
     ) -> None:
         super().__init__(context)
-        # it may have more: stacked losses, bounds, mini-batches
-        self.objective: Any = objective
+        self.objective = objective
         self.hessian = curvature if hessian is None else hessian
         path = context.node_config.get("factor-file")
         self.factor_file = None if path is None else str(path)
@@ -111,36 +108,14 @@ class FedGiAClient(StatefulClient):
             properties["lipschitz-problem"] = str(error)
         return properties
 
-    def fit(
-        self, parameters: list[NDArray[Any]], config: dict[str, Any]
-    ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
+    def steps(self, x: FloatArray, config: dict[str, Any]) -> Steps:
         """ADMM steps, or one gradient step, from x; the answer is z_i."""
-        layout = Layout.of(parameters)
-        x = layout.point(parameters)
-        gradient = gradient_at(self.objective, layout, self.client_id, config)(x)
+        batches = mini_batches(self.objective, self.client_id, config)
+        gradient = yield Gradient(x, batches)
         lost = "pi" not in self.state and config["used-round"] > 0
-        z = self._step(x, gradient, config, 0 if lost else config.get("local-steps", 0))
-        return [layout.to_wire(z)], 0, {}
-
-    @classmethod
-    def fit_many(
-        cls,
-        clients: Sequence[Self],
-        parameters: Sequence[list[NDArray[Any]]],
-        config: dict[str, Any],
-    ) -> list[Result] | None:
-        """The z_i of many clients, whose gradients are taken at once."""
-        if not all("pi" in client.state for client in clients):
-            return None  # it depends on each one's past why it has none
-        layout = Layout.of(parameters[0])
-        points = points_of(layout, parameters)
-        gradients = CohortGradient(clients, layout, config)(points)
-        steps = config.get("local-steps", 0)
-        z = [
-            client._step(x, gradient, config, steps)
-            for client, x, gradient in zip(clients, points, gradients, strict=True)
-        ]
-        return [([layout.to_wire(z_i)], 0, {}) for z_i in z]
+        return self._step(
+            x, gradient, config, 0 if lost else config.get("local-steps", 0)
+        )
 
     def _step(
         self, x: FloatArray, gradient: FloatArray, config: dict[str, Any], steps: int
@@ -180,9 +155,3 @@ class FedGiAClient(StatefulClient):
             z = x + pi / sigma
         self.state["pi"] = pi
         return z
-
-    def evaluate(
-        self, parameters: list[NDArray[Any]], config: dict[str, Any]
-    ) -> tuple[float, int, dict[str, Any]]:
-        """f_i(x) and the objective's metrics on this client's data."""
-        return evaluate_objective(self.objective, parameters)

@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Context
-from numpy.typing import NDArray
 
 from fedtrellis.compressors import compressor
 from fedtrellis.layer_steps import LayerOracle, moved, with_momentum
-from fedtrellis.local_steps import check_steps, gradient_at
+from fedtrellis.local_steps import check_steps, mini_batches
 from fedtrellis.objectives import DifferentiableLoss
 from fedtrellis.wire.arrays import FloatArray, Layout
-from fedtrellis.wire.client import StatefulClient, evaluate_objective
+from fedtrellis.wire.client import StatefulClient
+from fedtrellis.wire.local_work import Gradient, Result, Steps
 
 __all__ = ["FedLMOClient"]
 
@@ -46,12 +46,9 @@ class FedLMOClient(StatefulClient):
 
     def __init__(self, context: Context, objective: DifferentiableLoss) -> None:
         super().__init__(context)
-        # it may have more: stacked losses, bounds, mini-batches
-        self.objective: Any = objective
+        self.objective = objective
 
-    def fit(
-        self, parameters: list[NDArray[Any]], config: dict[str, Any]
-    ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
+    def steps(self, x: FloatArray, config: dict[str, Any]) -> Steps:
         """x_i after k local steps, with h_i or m_i; h_i; or C(D_i − v_i).
 
         Raises
@@ -60,22 +57,21 @@ class FedLMOClient(StatefulClient):
             If the steps have carried x_i away from all proportion to x, or a gradient
             is not finite.
         """
-        layout = Layout.of(parameters)
-        x = layout.point(parameters)
-        gradient = gradient_at(self.objective, layout, self.client_id, config)
-        steps = config["local-steps"]
+        layout, steps = self.layout, config["local-steps"]
+        batches = mini_batches(self.objective, self.client_id, config)
         h = np.zeros_like(x)
         if config["variant"] in ("server", "ef21"):
             for _ in range(steps):
                 # h_i = (1/k) Σ ∇f_i(x; ξ_j)
-                h += gradient(x) / steps
+                g = yield Gradient(x, batches)
+                h += g / steps
         if config["variant"] == "server":
-            return [layout.to_wire(h)], 0, {}
+            return h
         m = self.state.get("momentum", np.zeros_like(x))
         mu, nesterov = config["momentum"], config["nesterov"]
         if config["variant"] == "ef21":
             self.state["momentum"], d = with_momentum(m, h, mu, nesterov)
-            return self._told_change(layout, d, config)
+            return self._told_change(d, config)
         oracle = LayerOracle(
             tuple(config["layers"].split(",")),
             config["scaling"],
@@ -94,15 +90,14 @@ class FedLMOClient(StatefulClient):
         elif averaged:
             m = _told(config["mean-momentum"], layout)
         x_i = x.copy()
-        with np.errstate(over="ignore", invalid="ignore"):
-            for _ in range(steps):
-                g = gradient(x_i)
-                h += g / steps
-                g = g + correction
-                m, d = with_momentum(m, g, mu, nesterov)
-                s = layout.point(oracle(layout.layers(d)))
-                x_i = moved(x_i, s, gamma, radius)
-                check_steps(x_i, x, config)
+        for _ in range(steps):
+            g = yield Gradient(x_i, batches)
+            h += g / steps
+            g = g + correction
+            m, d = with_momentum(m, g, mu, nesterov)
+            s = layout.point(oracle(layout.layers(d)))
+            x_i = moved(x_i, s, gamma, radius)
+            check_steps(x_i, x, config)
         answer = [layout.to_wire(x_i)]
         if averaged:
             return [*answer, layout.to_wire(m)], 0, {}
@@ -114,22 +109,14 @@ class FedLMOClient(StatefulClient):
             answer.append(told)
         return answer, 0, {}
 
-    def _told_change(
-        self, layout: Layout, d: FloatArray, config: dict[str, Any]
-    ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
+    def _told_change(self, d: FloatArray, config: dict[str, Any]) -> Result:
         """C(D_i − v_i), and v_i as the server will have it."""
         by = compressor(config["compressor"], config["kept-fraction"], config["rank"])
         v = self.state.get("estimate", np.zeros_like(d))
-        arrays = by.pack(d - v, layout)
+        arrays = by.pack(d - v, self.layout)
         # v_i ← v_i + C(D_i − v_i), from what is sent, to the last bit
-        self.state["estimate"] = v + by.unpack(arrays, layout)
+        self.state["estimate"] = v + by.unpack(arrays, self.layout)
         return arrays, 0, {}
-
-    def evaluate(
-        self, parameters: list[NDArray[Any]], config: dict[str, Any]
-    ) -> tuple[float, int, dict[str, Any]]:
-        """f_i(x) and the objective's metrics on this client's data."""
-        return evaluate_objective(self.objective, parameters)
 
 
 def _told(numbers: bytes, layout: Layout) -> FloatArray:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from fedtrellis.local_steps import gradient_at
-from fedtrellis.wire.arrays import FloatArray, Layout
+from fedtrellis.local_steps import scheduled_steps
+from fedtrellis.wire.arrays import FloatArray
+from fedtrellis.wire.local_work import Steps
 
 from .fedavg_gd import FedAvgGDClient
 
@@ -36,11 +36,14 @@ class FedProxClient(FedAvgGDClient):
     >>> app = client_app(client_fn)
     """
 
-    def local_gradient(
-        self, layout: Layout, x: FloatArray, config: dict[str, Any]
-    ) -> Callable[[FloatArray], FloatArray]:
-        """The gradient of h_i, f_i with the proximal term."""
-        gradient = gradient_at(self.objective, layout, self.client_id, config)
-        mu = config.get("proximal-weight", 0.0)
+    def steps(self, x: FloatArray, config: dict[str, Any]) -> Steps:
+        """The local model x_i after k_0 steps on h_i, f_i with the proximal term.
+
+        Raises
+        ------
+        FloatingPointError
+            If the steps have carried x_i away from all proportion to x.
+        """
         # ∇h_i(x_i) = ∇f_i(x_i) + μ (x_i − x)
-        return gradient.pulled(x, mu) if mu else gradient
+        mu = config.get("proximal-weight", 0.0)
+        return scheduled_steps(self, x, config, pull=mu)

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Self
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from flwr.app import Context
 from numpy.typing import NDArray
 
-from fedtrellis.cohorts import (
-    CohortGradient,
-    Gradients,
-    Result,
-    one_by_one,
-    points_of,
-)
-from fedtrellis.local_steps import gradient_at
+from fedtrellis.local_steps import mini_batches
 from fedtrellis.manifolds import Manifold
 from fedtrellis.objectives import DifferentiableLoss
 from fedtrellis.random import generator
 from fedtrellis.wire.arrays import FloatArray, Layout
-from fedtrellis.wire.client import StatefulClient, evaluate_objective, speaks_for
+from fedtrellis.wire.client import StatefulClient, evaluate_objective
+from fedtrellis.wire.local_work import Gradient, Steps
 from fedtrellis.zeroth_order import riemannian_gradient
 
 __all__ = ["FirstOrderRFLClient"]
@@ -63,79 +57,31 @@ class FirstOrderRFLClient(StatefulClient):
         self, context: Context, objective: DifferentiableLoss, manifold: Manifold
     ) -> None:
         super().__init__(context)
-        # it may have more: stacked losses, bounds, mini-batches
-        self.objective: Any = objective
+        self.objective = objective
         self.manifold = manifold
 
-    def fit(
-        self, parameters: list[NDArray[Any]], config: dict[str, Any]
-    ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
+    def steps(self, x: FloatArray, config: dict[str, Any]) -> Steps:
         """τ steps from P_M(x); the answer is ẑ, which lies off the manifold."""
-        layout = Layout.of(parameters)
-        x = layout.point(parameters)
-        eta, tau = config["step-size"], config["local-steps"]
+        layout, eta, tau = self.layout, config["step-size"], config["local-steps"]
         c = self._correction(x, config)
-        estimate = self.gradient_source(layout, config)
+        estimate = self.gradient_source(config)
         start = z = self.manifold.project(x)
         z_hat = z.copy()
         g = np.zeros(x.shape)
         for step in range(tau):
-            G = estimate(z)
+            G = yield from estimate(z)
             g += G / tau
             # ẑ ← ẑ − η (G + c_i)
             z_hat -= eta * (G + c)
             if step < tau - 1:
                 # z ← P_M(ẑ)
                 z = self.manifold.project(z_hat)
-        return self._answer(layout, config, start, z_hat, g, c)
-
-    def _answer(
-        self,
-        layout: Layout,
-        config: dict[str, Any],
-        start: FloatArray,
-        z_hat: FloatArray,
-        g: FloatArray,
-        c: FloatArray,
-    ) -> Result:
-        """What ``fit`` returns, and the state that it leaves."""
-        arrays, metrics = self.pack(layout, z_hat)
+        arrays, metrics = self.pack(z_hat)
         if arrays and layout.dtype != "float64":
             # of the ẑ that the server has: else the mean of the c_i would leave 0
-            steps = config["step-size"] * config["local-steps"]
-            g = (start - layout.from_wire(arrays[0])) / steps - c
+            g = (start - layout.from_wire(arrays[0])) / (eta * tau) - c
         self.state = {"z": start, "g": g} if config.get("correction", True) else {}
         return arrays, 0, metrics
-
-    @classmethod
-    def fit_many(
-        cls,
-        clients: Sequence[Self],
-        parameters: Sequence[list[NDArray[Any]]],
-        config: dict[str, Any],
-    ) -> list[Result]:
-        """The ẑ of many clients, whose steps are taken at once."""
-        layout = Layout.of(parameters[0])
-        x = points_of(layout, parameters)
-        eta, tau = config["step-size"], config["local-steps"]
-        both = list(zip(clients, x, strict=True))
-        c = np.stack([client._correction(x_i, config) for client, x_i in both])
-        estimates = cls.gradient_sources(clients, layout, config)
-        start = z = _projected(clients, x)
-        z_hat = z.copy()
-        g = np.zeros(x.shape)
-        for step in range(tau):
-            G = estimates(z)
-            g += G / tau
-            # ẑ ← ẑ − η (G + c_i), for all i
-            z_hat -= eta * (G + c)
-            if step < tau - 1:
-                # z ← P_M(ẑ)
-                z = _projected(clients, z_hat)
-        return [
-            client._answer(layout, config, start[i], z_hat[i], g[i], c[i])
-            for i, client in enumerate(clients)
-        ]
 
     def _correction(self, x: FloatArray, config: dict[str, Any]) -> FloatArray:
         """c_i, zero at first."""
@@ -147,37 +93,22 @@ class FirstOrderRFLClient(StatefulClient):
             return c
         return self.state.get("c", np.zeros(x.shape))
 
-    def gradient_source(
-        self, layout: Layout, config: dict[str, Any]
-    ) -> Callable[[FloatArray], FloatArray]:
-        """Grad f_i(z), the tangent part of the gradient, as a function of z."""
-        gradient = gradient_at(self.objective, layout, self.client_id, config)
-        return lambda z: riemannian_gradient(self.manifold, z, gradient(z))
+    def gradient_source(self, config: dict[str, Any]) -> Callable[[FloatArray], Steps]:
+        """Grad f_i(z), the tangent part of the gradient, as a function of z.
 
-    @classmethod
-    def gradient_sources(
-        cls, clients: Sequence[Self], layout: Layout, config: dict[str, Any]
-    ) -> Gradients:
-        """What :meth:`gradient_source` is, of many clients at once."""
-        if not speaks_for(cls, "gradient_sources", "gradient_source"):
-            return one_by_one(
-                client.gradient_source(layout, config) for client in clients
-            )
-        gradients = CohortGradient(clients, layout, config)
-        return lambda points: np.stack(
-            [
-                riemannian_gradient(client.manifold, z, gradient)
-                for client, z, gradient in zip(
-                    clients, points, gradients(points), strict=True
-                )
-            ]
-        )
+        The steps say ``yield from`` to what the function returns.
+        """
+        batches = mini_batches(self.objective, self.client_id, config)
 
-    def pack(
-        self, layout: Layout, z_hat: FloatArray
-    ) -> tuple[list[NDArray[Any]], dict[str, Any]]:
+        def at(z: FloatArray) -> Steps:
+            gradient = yield Gradient(z, batches)
+            return riemannian_gradient(self.manifold, z, gradient)
+
+        return at
+
+    def pack(self, z_hat: FloatArray) -> tuple[list[NDArray[Any]], dict[str, Any]]:
         """What is sent: arrays and metrics."""
-        return [layout.to_wire(z_hat)], {}
+        return [self.layout.to_wire(z_hat)], {}
 
     def evaluate(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
@@ -191,12 +122,3 @@ class FirstOrderRFLClient(StatefulClient):
         return generator(
             config["seed"], purpose, self.client_id, config["server-round"]
         )
-
-
-def _projected(
-    clients: Sequence[FirstOrderRFLClient], points: FloatArray
-) -> FloatArray:
-    """P_M of each client's point."""
-    return np.stack(
-        [client.manifold.project(x) for client, x in zip(clients, points, strict=True)]
-    )

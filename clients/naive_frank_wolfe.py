@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from flwr.app import Context
-from numpy.typing import NDArray
 
 from fedtrellis.domains import Domain
-from fedtrellis.domains.atoms import pack_atoms
+from fedtrellis.domains.atoms import PackedAtoms
 from fedtrellis.domains.description import describe
 from fedtrellis.objectives import DifferentiableLoss
-from fedtrellis.wire.arrays import Layout
-from fedtrellis.wire.client import MethodClient, evaluate_objective
+from fedtrellis.wire.arrays import FloatArray
+from fedtrellis.wire.client import MethodClient
+from fedtrellis.wire.local_work import Gradient, Steps
 
 __all__ = ["NaiveFrankWolfeClient"]
 
@@ -46,26 +46,15 @@ class NaiveFrankWolfeClient(MethodClient):
         self, context: Context, objective: DifferentiableLoss, domain: Domain
     ) -> None:
         self.context = context
-        # it may have more: stacked losses, bounds, mini-batches
-        self.objective: Any = objective
+        self.objective = objective
         self.domain = domain
 
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
         """What the server is told before round 1: the set that the client works on."""
         return {"domain": describe(self.domain)}
 
-    def fit(
-        self, parameters: list[NDArray[Any]], config: dict[str, Any]
-    ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
-        """The atom s_i = argmin over s in D of ⟨∇f_i(x̄), s⟩."""
-        layout = Layout.of(parameters)
-        x = layout.objective_point(layout.point(parameters))
-        gradient = layout.objective_gradient(self.objective.gradient(x))
-        atom = self.domain.lmo(gradient).of_dtype(layout.point_dtype)
-        return pack_atoms([atom]), 0, {}
-
-    def evaluate(
-        self, parameters: list[NDArray[Any]], config: dict[str, Any]
-    ) -> tuple[float, int, dict[str, Any]]:
-        """f_i(x̄) and the objective's metrics on this client's data."""
-        return evaluate_objective(self.objective, parameters)
+    def steps(self, x: FloatArray, config: dict[str, Any]) -> Steps:
+        """The atom s_i = argmin over s in D of ⟨∇f_i(x̄), s⟩, with x̄ in ``x``."""
+        gradient = yield Gradient(x)
+        atom = self.domain.lmo(gradient).of_dtype(self.layout.point_dtype)
+        return PackedAtoms([atom]), 0, {}

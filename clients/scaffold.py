@@ -6,17 +6,12 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Context
-from numpy.typing import NDArray
 
-from fedtrellis.local_steps import (
-    ScheduledSteps,
-    check_steps,
-    gradient_at,
-    take_steps,
-)
+from fedtrellis.local_steps import scheduled_steps, sizes_of
 from fedtrellis.objectives import DifferentiableLoss
-from fedtrellis.wire.arrays import Layout
-from fedtrellis.wire.client import StatefulClient, evaluate_objective
+from fedtrellis.wire.arrays import FloatArray
+from fedtrellis.wire.client import StatefulClient
+from fedtrellis.wire.local_work import Steps
 
 __all__ = ["ScaffoldClient"]
 
@@ -48,12 +43,9 @@ class ScaffoldClient(StatefulClient):
 
     def __init__(self, context: Context, objective: DifferentiableLoss) -> None:
         super().__init__(context)
-        # it may have more: stacked losses, bounds, mini-batches
-        self.objective: Any = objective
+        self.objective = objective
 
-    def fit(
-        self, parameters: list[NDArray[Any]], config: dict[str, Any]
-    ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
+    def steps(self, x: FloatArray, config: dict[str, Any]) -> Steps:
         """The local model x_i after k_0 steps.
 
         Raises
@@ -61,27 +53,14 @@ class ScaffoldClient(StatefulClient):
         FloatingPointError
             If the steps have carried x_i away from all proportion to x.
         """
-        layout = Layout.of(parameters)
-        x = layout.point(parameters)
-        sizes = ScheduledSteps.of(config).sizes(config["server-round"])
-        gradient = gradient_at(self.objective, layout, self.client_id, config)
+        layout = self.layout
         told = np.frombuffer(config["control"], layout.wire_dtype).reshape(x.shape)
         c_i = self.state.get("control", np.zeros_like(x))
         correction = layout.from_wire(told) - c_i
         # x_i ← x_i − γ_k (∇f_i(x_i) + c − c_i), k_0 times from x
-        x_i = take_steps(
-            lambda at: gradient(at) + correction,
-            x,
-            sizes,
-            lambda at: check_steps(at, x, config),
-        )
+        x_i = yield from scheduled_steps(self, x, config, correction=correction)
         answer = layout.to_wire(x_i)
         # c_i ← (x − x_i) / Σ γ_k − (c − c_i), of the x_i that the server has
-        self.state["control"] = (x - layout.from_wire(answer)) / sum(sizes) - correction
+        total = sum(sizes_of(config))
+        self.state["control"] = (x - layout.from_wire(answer)) / total - correction
         return [answer], 0, {}
-
-    def evaluate(
-        self, parameters: list[NDArray[Any]], config: dict[str, Any]
-    ) -> tuple[float, int, dict[str, Any]]:
-        """f_i(x) and the objective's metrics on this client's data."""
-        return evaluate_objective(self.objective, parameters)

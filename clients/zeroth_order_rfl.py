@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ from numpy.typing import NDArray
 from fedtrellis.manifolds import Manifold
 from fedtrellis.objectives import Loss
 from fedtrellis.wire.arrays import FloatArray, Layout
-from fedtrellis.zeroth_order import evaluator, projection_estimate
+from fedtrellis.wire.local_work import MiniBatches, Steps
+from fedtrellis.zeroth_order import Estimate, evaluator, projection_estimate
 
 from .first_order_rfl import FirstOrderRFLClient
 
@@ -53,46 +55,57 @@ class ZerothOrderRFLClient(FirstOrderRFLClient):
         self._send_scalars = False
         self._dropped = 0
 
-    def gradient_source(
-        self, layout: Layout, config: dict[str, Any]
-    ) -> Callable[[FloatArray], FloatArray]:
+    def gradient_source(self, config: dict[str, Any]) -> Callable[[FloatArray], Steps]:
         """Estimator (7) at z, with new directions and a new mini-batch every time."""
-        batch_size = config.get("batch-size", 0)
-        values = evaluator(
-            self.objective,
-            layout,
-            batch_size=batch_size,
-            rng=self._rng("mini-batch", config) if batch_size else None,
-            shared=config.get("shared-samples", True),
-        )
+        size = config.get("batch-size", 0)
+        batches = MiniBatches(self._rng("mini-batch", config), size) if size else None
         rng = self._rng("directions", config)
         self._scalars, self._dropped = [], 0
         self._send_scalars = config.get("scalars", False)
 
-        def at(z: FloatArray) -> FloatArray:
-            estimate = projection_estimate(
-                values,
-                self.manifold,
-                z,
-                rng,
-                samples=config["samples"],
-                smoothing=config["smoothing"],
-            )
+        def at(z: FloatArray) -> Steps:
+            estimate = yield _Estimate(z, self.manifold, rng, batches, config)
             self._scalars.append(estimate.scalars)
             self._dropped += estimate.dropped
             return estimate.gradient
 
         return at
 
-    def pack(
-        self, layout: Layout, z_hat: FloatArray
-    ) -> tuple[list[NDArray[Any]], dict[str, Any]]:
+    def pack(self, z_hat: FloatArray) -> tuple[list[NDArray[Any]], dict[str, Any]]:
         """The scalars of all τ estimates, which ẑ is made of, or ẑ itself.
 
         Beside them, how many values were not finite.
         """
         metrics = {"dropped": self._dropped} if self._dropped else {}
         if not self._send_scalars:
-            return super().pack(layout, z_hat)[0], metrics
+            return super().pack(z_hat)[0], metrics
         self.numbers = np.concatenate(self._scalars)
         return [], metrics
+
+
+@dataclass(slots=True, eq=False)
+class _Estimate:
+    """Ask for F at a point and the m around it, of which estimator (7) is made."""
+
+    point: FloatArray
+    manifold: Manifold
+    rng: np.random.Generator  # of the directions
+    batches: MiniBatches | None
+    config: Mapping[str, Any]
+
+    def answer(self, objective: Any, layout: Layout) -> Estimate:
+        values = evaluator(
+            objective,
+            layout,
+            batch_size=0 if self.batches is None else self.batches.size,
+            rng=None if self.batches is None else self.batches.rng,
+            shared=self.config.get("shared-samples", True),
+        )
+        return projection_estimate(
+            values,
+            self.manifold,
+            self.point,
+            self.rng,
+            samples=self.config["samples"],
+            smoothing=self.config["smoothing"],
+        )

@@ -83,8 +83,7 @@ class ZerothOrderSGDClient(StatefulClient):
     def __init__(self, context: Context, objective: Loss) -> None:
         self._told: Mapping[str, Any] = {}
         super().__init__(context)
-        # it may have more: stacked losses, bounds, mini-batches
-        self.objective: Any = objective
+        self.objective = objective
 
     @property
     def announcement(self) -> Mapping[str, Any]:

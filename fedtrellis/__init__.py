@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fedtrellis.settings import SettingsError, setting
     from fedtrellis.wire.client import MethodClient, StatefulClient, client_app
     from fedtrellis.wire.local_grid import LocalGrid
+    from fedtrellis.wire.local_work import Gradient, MiniBatches
 
 __version__ = "0.2.0"
 
@@ -24,12 +25,14 @@ __all__ = [
     "Callback",
     "Clipping",
     "EarlyStop",
+    "Gradient",
     "JsonLines",
     "LocalGrid",
     "LoopStrategy",
     "Mean",
     "Median",
     "MethodClient",
+    "MiniBatches",
     "Private",
     "Progress",
     "RoundRecord",
@@ -51,12 +54,14 @@ _HOMES = {
     "Callback": "server.callbacks",
     "Clipping": "server.aggregation",
     "EarlyStop": "server.callbacks",
+    "Gradient": "wire.local_work",
     "JsonLines": "server.progress",
     "LocalGrid": "wire.local_grid",
     "LoopStrategy": "server.loop",
     "Mean": "server.aggregation",
     "Median": "server.aggregation",
     "MethodClient": "wire.client",
+    "MiniBatches": "wire.local_work",
     "Private": "server.private",
     "Progress": "server.progress",
     "RoundRecord": "server.callbacks",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import ceil, inf, log2, sqrt
 from typing import Any, Literal, get_args
 
@@ -11,17 +12,18 @@ import numpy as np
 
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, check_choice
-from fedtrellis.wire.arrays import FloatArray, Layout
+from fedtrellis.wire.arrays import FloatArray
+from fedtrellis.wire.local_work import Descent, Gradient, MiniBatches, Request
 from fedtrellis.wire.protocol import ANSWER_BOUND
 
 __all__ = [
     "STEP_SCHEDULES",
-    "LocalGradient",
     "LocalSteps",
     "ScheduledSteps",
     "check_steps",
-    "draws_batches",
-    "gradient_at",
+    "mini_batches",
+    "scheduled_steps",
+    "sizes_of",
     "step_size_at",
     "take_steps",
 ]
@@ -57,7 +59,7 @@ class LocalSteps:
             raise SettingsError(f"batch_size = {self.batch_size} must be at least 0")
 
     def instruction(self, seed: int) -> dict[str, Any]:
-        """What a client needs to be told, for :func:`gradient_at` too."""
+        """What a client needs to be told, for :func:`mini_batches` too."""
         return {
             "local-steps": self.count,
             "local-step-size": self.size,
@@ -133,7 +135,7 @@ class ScheduledSteps:
         ]
 
     def instruction(self, seed: int) -> dict[str, Any]:
-        """What a client needs to be told, for :func:`gradient_at` too."""
+        """What a client needs to be told, for :func:`mini_batches` too."""
         entries: dict[str, Any] = {
             "local-steps": int(self.count),
             "step-size": float(self.size),
@@ -144,15 +146,25 @@ class ScheduledSteps:
             entries["seed"] = seed
         return entries
 
-    @classmethod
-    def of(cls, config: Mapping[str, Any]) -> ScheduledSteps:
-        """Inverse of :meth:`instruction`."""
-        return cls(
-            count=config["local-steps"],
-            size=config["step-size"],
-            schedule=config["step-schedule"],
-            batch_fraction=config.get("batch-fraction", 1.0),
-        )
+
+def sizes_of(config: Mapping[str, Any]) -> tuple[float, ...]:
+    """The step sizes that a request asks for as :class:`ScheduledSteps`."""
+    # once for all clients of a round
+    return _sizes(
+        config["local-steps"],
+        config["step-size"],
+        config["step-schedule"],
+        config.get("batch-fraction", 1.0),
+        config["server-round"],
+    )
+
+
+@lru_cache(maxsize=8)
+def _sizes(
+    count: int, size: float, schedule: str, batch_fraction: float, server_round: int
+) -> tuple[float, ...]:
+    steps = ScheduledSteps(count, size, schedule, batch_fraction)
+    return tuple(steps.sizes(server_round))
 
 
 def check_steps(
@@ -180,7 +192,7 @@ def check_steps(
     FloatingPointError
         They have diverged.
     """
-    bound = float(config.get("answer-bound", ANSWER_BOUND))
+    bound = _bound(config)
     # a product of vectors warns of nothing
     square = float(np.vdot(point, point))
     # ‖x_i‖ ≤ b · max(1, ‖x‖);  NaN is no less either
@@ -192,10 +204,9 @@ def check_steps(
         )
 
 
-def draws_batches(config: Mapping[str, Any]) -> bool:
-    """Whether a request asks for gradients on mini-batches."""
-    fraction = float(config.get("batch-fraction", 1.0))
-    return fraction < 1.0 or bool(config.get("batch-size", 0))
+def _bound(config: Mapping[str, Any]) -> float:
+    """B of ‖x_i‖ ≤ b · max(1, ‖x‖), beyond which x_i is no answer."""
+    return float(config.get("answer-bound", ANSWER_BOUND))
 
 
 def _batch_size(objective: Any, config: Mapping[str, Any]) -> int:
@@ -207,145 +218,134 @@ def _batch_size(objective: Any, config: Mapping[str, Any]) -> int:
     return int(config.get("batch-size", 0))
 
 
-class LocalGradient:
-    """The gradient of f_i as a function of a point, full or on mini-batches.
+def mini_batches(
+    objective: Any, client_id: str, config: Mapping[str, Any]
+) -> MiniBatches | None:
+    """The mini-batches that a request asks for; None: gradients on all examples.
 
     Parameters
     ----------
     objective : object
-        See :func:`gradient_at`.
-    layout : Layout
-        Of the model.
-    batch_size : int
-        Examples in a mini-batch; 0: all.
-    rng : numpy.random.Generator or None
-        Draws the mini-batches.
-    centre : ndarray, optional
-        Where the gradient is pulled to; of the shape of the points.
-    pull : float, default 0.0
-        μ, how strongly: μ (x − centre) is added.
+        f_i. With mini-batches it needs ``stochastic_gradient(x, rng, batch_size)``.
+    client_id : str
+        The batches' random numbers derive from it, the run's seed and the round.
+    config : mapping
+        What the server sent: ``batch-size`` above 0, or ``batch-fraction`` below 1 of
+        the objective's ``num_examples``.
     """
-
-    def __init__(
-        self,
-        objective: Any,
-        layout: Layout,
-        batch_size: int,
-        rng: np.random.Generator | None,
-        centre: FloatArray | None = None,
-        pull: float = 0.0,
-    ) -> None:
-        self.objective, self.layout = objective, layout
-        self.batch_size, self.rng = batch_size, rng
-        self.centre, self.pull = centre, pull
-
-    def pulled(self, centre: FloatArray, pull: float) -> LocalGradient:
-        """Return the gradient of f_i + (μ/2)‖x − centre‖², with μ = ``pull``."""
-        return LocalGradient(
-            self.objective, self.layout, self.batch_size, self.rng, centre, pull
-        )
-
-    def __call__(self, x: FloatArray) -> FloatArray:
-        """Return the gradient at a point, of the point's shape."""
-        point = self.layout.objective_point(x)
-        if self.batch_size:
-            gradient = self.objective.stochastic_gradient(
-                point, self.rng, self.batch_size
-            )
-        else:
-            gradient = self.objective.gradient(point)
-        slope = self.layout.objective_gradient(gradient)
-        if self.centre is None:
-            return slope
-        # ∇f_i(x) + μ (x − centre)
-        return slope + self.pull * (x - self.centre)
-
-    def steps(self, x: FloatArray, sizes: Sequence[float]) -> FloatArray | None:
-        """Take the steps where the objective can take them itself, else return None.
-
-        An objective whose points live elsewhere, as PyTorch's do, offers
-        ``local_steps(x, sizes, rng, batch_size, pull=)``; x, here too, is what the
-        steps are pulled back to.
-        """
-        local_steps = getattr(self.objective, "local_steps", None)
-        if local_steps is None or not (self.centre is None or self.centre is x):
-            return None
-        pull = {"pull": self.pull} if self.centre is not None else {}
-        moved = local_steps(x, sizes, self.rng, self.batch_size, **pull)
-        return self.layout.objective_gradient(moved)
+    size = _batch_size(objective, config)
+    if not size:
+        return None
+    rng = generator(config["seed"], "mini-batch", client_id, config["server-round"])
+    return MiniBatches(rng, size)
 
 
 def take_steps(
-    gradient: Callable[[FloatArray], FloatArray],
     x: FloatArray,
     sizes: Sequence[float],
-    check: Callable[[FloatArray], None] | None = None,
-) -> FloatArray:
-    """x_k ← x_{k−1} − γ_k g(x_{k−1}) from x_0 = x, and return the last.
+    batches: MiniBatches | None = None,
+    *,
+    config: Mapping[str, Any] | None = None,
+    pull: float = 0.0,
+    correction: FloatArray | None = None,
+) -> Generator[Request, Any, FloatArray]:
+    """x_k ← x_{k−1} − γ_k (∇f_i(x_{k−1}) + μ (x_{k−1} − x_0) + c) from x_0 = x.
+
+    A part of a client's ``steps``: ``x_i = yield from take_steps(...)``. Without a
+    correction it first asks for the end of all steps, for a ``Descent``.
 
     Parameters
     ----------
-    gradient : callable
-        g. Where it is a :class:`LocalGradient` of an objective that takes the steps
-        itself, it does.
     x : ndarray
         Not changed.
     sizes : sequence of float
         γ_1, γ_2, …
-    check : callable, optional
-        Called with every point on the way, or with the last alone where the objective
-        takes the steps; raises what is wrong with it.
+    batches : MiniBatches, optional
+        One is drawn for each step; None: all examples.
+    config : mapping, optional
+        What the server sent. With it every point on the way is checked by
+        :func:`check_steps`, or the last alone where it is all that there is.
+    pull : float
+        μ, how strongly the steps are pulled back to x.
+    correction : ndarray, optional
+        c, of the shape of x.
+
+    Returns
+    -------
+    ndarray
+        The last point, a new array.
 
     Raises
     ------
     FloatingPointError
-        What the check raises; or the gradient at a point that passed it is NaN.
+        The steps have diverged; or the gradient at a point that passed the check is
+        NaN.
     """
-    # what overflows on the way is reported once, by the check
-    with np.errstate(over="ignore", invalid="ignore"):
-        if isinstance(gradient, LocalGradient):
-            moved = gradient.steps(x, sizes)
-            if moved is not None:
-                if check is not None:
-                    check(moved)
-                return moved
-        x_i = x.copy()
-        for gamma in sizes:
-            slope = gradient(x_i)
-            x_i -= gamma * slope
-            if check is not None:
-                try:
-                    check(x_i)
-                except FloatingPointError:
-                    # then it is not the size of the steps
-                    if np.isnan(slope).any():
-                        raise FloatingPointError(
-                            "the objective's gradient is not a number"
-                        ) from None
-                    raise
+    bound = inf if config is None else _bound(config)
+    if correction is None:
+        moved: FloatArray | None = yield Descent(x, sizes, batches, pull, bound)
+        if moved is not None:
+            if config is not None:
+                check_steps(moved, x, config)
+            return moved
+    x_i = x.copy()
+    flat = x_i.reshape(-1)  # of the same memory
+    request = Gradient(x_i, batches)
+    for gamma in sizes:
+        slope = yield request
+        if pull:
+            # ∇f_i(x_i) + μ (x_i − x)
+            slope = slope + pull * (x_i - x)
+        if correction is not None:
+            slope = slope + correction
+        x_i -= gamma * slope
+        # ‖x_i‖ ≤ b needs no closer look
+        if config is not None and not flat.dot(flat) <= bound**2:
+            try:
+                check_steps(x_i, x, config)
+            except FloatingPointError:
+                # then it is not the size of the steps
+                if np.isnan(slope).any():
+                    raise FloatingPointError(
+                        "the objective's gradient is not a number"
+                    ) from None
+                raise
     return x_i
 
 
-def gradient_at(
-    objective: Any, layout: Layout, client_id: str, config: Mapping[str, Any]
-) -> LocalGradient:
-    """The gradient of f_i as a function of a point, full or on mini-batches.
+def scheduled_steps(
+    client: Any,
+    x: FloatArray,
+    config: Mapping[str, Any],
+    *,
+    pull: float = 0.0,
+    correction: FloatArray | None = None,
+) -> Generator[Request, Any, FloatArray]:
+    """x_i after the k_0 steps that a request asks for as :class:`ScheduledSteps`.
 
     Parameters
     ----------
-    objective : object
-        With ``gradient(x)``, or ``stochastic_gradient(x, rng, batch_size)`` where
-        ``config`` asks for mini-batches: by ``batch-size`` above 0, or by
-        ``batch-fraction`` below 1 of the objective's ``num_examples``.
-    layout : Layout
-        Of the model.
-    client_id : str
-        The batches' random numbers derive from it, the run's seed and the round.
+    client : MethodClient
+        With ``objective`` and ``client_id``.
+    x : ndarray
+        The server's model; not changed.
     config : mapping
         What the server sent.
+    pull, correction
+        As :func:`take_steps` takes them.
+
+    Raises
+    ------
+    FloatingPointError
+        If the steps have carried x_i away from all proportion to x.
     """
-    batch_size = _batch_size(objective, config)
-    rng = None
-    if batch_size:
-        rng = generator(config["seed"], "mini-batch", client_id, config["server-round"])
-    return LocalGradient(objective, layout, batch_size, rng)
+    sizes = sizes_of(config)
+    batches = mini_batches(client.objective, client.client_id, config)
+    return take_steps(
+        x,
+        sizes,
+        batches,
+        config=config,
+        pull=pull,
+        correction=correction,
+    )

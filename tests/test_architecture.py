@@ -21,7 +21,6 @@ ORDER = (
     ("wire",),
     ("corrective", "compressors", "privacy"),
     ("local_steps", "zeroth_order"),
-    ("cohorts",),
     ("encryption",),
     ("dual",),
     ("server",),

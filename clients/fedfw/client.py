@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any
 
 from flwr.app import Context
-from numpy.typing import NDArray
 
 from fedtrellis.domains import Domain
-from fedtrellis.domains.atoms import PackedAtoms, pack_atoms
+from fedtrellis.domains.atoms import PackedAtoms
 from fedtrellis.domains.description import describe
 from fedtrellis.objectives import DifferentiableLoss
-from fedtrellis.wire.client import StatefulClient, evaluate_objective
+from fedtrellis.wire.arrays import FloatArray
+from fedtrellis.wire.client import StatefulClient
+from fedtrellis.wire.local_work import Steps
 
-from .cohort import take_steps_together
 from .corrective import correct
-from .paper import take_steps
+from .paper import oracle_steps
 
 __all__ = ["FedFWClient"]
 
@@ -58,40 +57,20 @@ class FedFWClient(StatefulClient):
         self, context: Context, objective: DifferentiableLoss, domain: Domain
     ) -> None:
         super().__init__(context)
-        # it may have more: stacked losses, bounds, mini-batches
-        self.objective: Any = objective
+        self.objective = objective
         self.domain = domain
 
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
         """What the server is told before round 1: the set that the client works on."""
         return {"domain": describe(self.domain)}
 
-    def fit(
-        self, parameters: list[NDArray[Any]], config: dict[str, Any]
-    ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
+    def steps(self, x: FloatArray, config: dict[str, Any]) -> Steps:
         """The round's steps from x_i: s_i of each, or what they correct of x_i."""
-        if config.get("variant") != "corrective":
-            return pack_atoms(take_steps(self, parameters, config)), 0, {}
-        arrays, self.numbers = correct(
-            self.objective, self.domain, parameters, config, self.state
-        )
-        return arrays, 0, {}
-
-    @classmethod
-    def fit_many(
-        cls,
-        clients: Sequence[Self],
-        parameters: Sequence[list[NDArray[Any]]],
-        config: dict[str, Any],
-    ) -> list[tuple[PackedAtoms, int, dict[str, Any]]] | None:
-        """The steps of many clients at once, of the variants with full gradients."""
-        plain = config.get("variant", "plain") in ("plain", "augmented")
-        if not plain or "lmo-noise" in config or "privacy-clip" in config:
-            return None
-        return take_steps_together(clients, parameters, config)
-
-    def evaluate(
-        self, parameters: list[NDArray[Any]], config: dict[str, Any]
-    ) -> tuple[float, int, dict[str, Any]]:
-        """f_i(x̄) and the objective's metrics on this client's data."""
-        return evaluate_objective(self.objective, parameters)
+        if config.get("variant") == "corrective":
+            layers = self.layout.layers(x)
+            arrays, self.numbers = correct(
+                self.objective, self.domain, layers, config, self.state
+            )
+            return arrays, 0, {}
+        atoms = yield from oracle_steps(self, x, self.domain, config)
+        return PackedAtoms(atoms), 0, {}

@@ -2,13 +2,14 @@
 
 What arrives is taken, and what leaves is made, message by message as ever
 (:mod:`fedtrellis.wire.handling`), but what messages have in common is looked at once.
-Many at once, a client class that has a ``fit_many`` computes in between for all of its
-clients that were asked the same.
+Many at once, clients take their steps side by side in between
+(:mod:`fedtrellis.wire.cohort_work`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flwr.app import Context, Message
@@ -17,11 +18,11 @@ from flwr.clientapp import ClientApp
 from fedtrellis.settings import CodedError
 from fedtrellis.wire.arrays import Layout
 from fedtrellis.wire.client import MethodApp
+from fedtrellis.wire.cohort_work import run_together
 from fedtrellis.wire.handling import Handling, Wave
-from fedtrellis.wire.method_client import speaks_for
-from fedtrellis.wire.protocol import ENTRY_TYPES
+from fedtrellis.wire.method_client import takes_steps
 
-__all__ = ["Cohort", "Groups", "answer_alone", "most_of", "parts"]
+__all__ = ["Cohort", "answer_alone", "most_of", "parts"]
 
 # Entries of the clients' points together: 2 MiB, so that a few arrays of them stay in
 # the cache. A client with as many by itself gains nothing from company.
@@ -70,12 +71,10 @@ class Cohort:
         handling = Handling(self.app.node, "fit", message, context)
         try:
             with handling:
-                if handling.begin(wave):
-                    handling.stand_alone()
-                    handling.finish(handling.call())
+                taken = handling.begin(wave)
         except Exception as error:
             return _failed(handling, error)
-        return handling.reply
+        return _reply(handling) if taken else handling.reply
 
     def answer(
         self, requests: Sequence[tuple[Message, Context]], wave: Wave
@@ -89,7 +88,8 @@ class Cohort:
         wave : Wave
             What they have in common.
         """
-        groups = Groups()
+        together: dict[Layout, list[int]] = defaultdict(list)
+        alone: list[int] = []
         answers: dict[int, Answer] = {}
         begun: dict[int, Handling] = {}
         try:
@@ -100,21 +100,20 @@ class Cohort:
                 handling = Handling(self.app.node, "fit", message, context)
                 begun[index] = handling
                 try:
-                    if handling.begin(wave):
-                        groups.add(
-                            index,
-                            handling.client,
-                            handling.model.layout,
-                            handling.config,
-                        )
-                    else:
+                    if not handling.begin(wave):
                         answers[index] = handling.reply
+                    elif takes_steps(handling.client):
+                        together[handling.model.layout].append(index)
+                    else:
+                        alone.append(index)
                 except Exception as error:
                     handling.undo()
                     answers[index] = _failed(handling, error)
-            for kind, layout, members in groups:
+            for index in alone:
+                answers[index] = _reply(begun[index])
+            for layout, members in together.items():
                 for part in parts(members, layout):
-                    self._answer(kind, {i: begun[i] for i in part}, answers)
+                    self._answer({i: begun[i] for i in part}, answers)
         except BaseException:
             for index in begun.keys() - answers.keys():
                 begun[index].undo()
@@ -122,86 +121,45 @@ class Cohort:
         return [answers[index] for index in range(len(requests))]
 
     def _answer(
-        self,
-        kind: type[Any],
-        handlings: Mapping[int, Handling],
-        answers: dict[int, Answer],
+        self, handlings: Mapping[int, Handling], answers: dict[int, Answer]
     ) -> None:
-        """Let clients of one class compute together, or else one after the other."""
-        results: Sequence[Any] | None = None
-        if len(handlings) > 1 and speaks_for(kind, "fit_many", "fit"):
-            shared: dict[int, Any] = {}
-            layers = [
-                shared.setdefault(id(each.model), each.layers)
-                for each in handlings.values()
-            ]
-            clients = [each.client for each in handlings.values()]
-            config = next(iter(handlings.values())).config
-            try:
-                results = kind.fit_many(clients, layers, config)
-            except Exception:
-                # whoever is at fault fails alone, and the others do not
-                for index, handling in handlings.items():
-                    handling.undo()
-                    answers[index] = answer_alone(
-                        self.app, handling.message, handling.context
-                    )
-                return
-        for place, (index, handling) in enumerate(handlings.items()):
-            try:
-                if results is None:
-                    handling.stand_alone()
-                    handling.finish(handling.call())
-                else:
-                    handling.finish(results[place])
-                answers[index] = handling.reply
-            except Exception as error:
-                handling.undo()
-                answers[index] = _failed(handling, error)
-
-
-class Groups:
-    """Requests to clients of one class, with one thing to do and models of one layout.
-
-    What the protocol has to say to each client does not matter to its method. Iterated
-    over, it gives each group's class, layout and requests.
-    """
-
-    def __init__(self) -> None:
-        self._members: dict[tuple[type[Any], Layout, int], list[int]] = {}
-        self._asked: dict[Any, int] = {}
-        self._numbers: dict[int, int] = {}  # by the config's identity
-        # by class, and the identities of layout and config: hashing takes longer
-        self._known: dict[tuple[type[Any], int, int], tuple[Layout, list[int]]] = {}
-
-    def __iter__(self) -> Iterator[tuple[type[Any], Layout, list[int]]]:
-        return (
-            (kind, layout, members)
-            for (kind, layout, _), members in self._members.items()
+        """Let clients take their steps side by side."""
+        shared: dict[int, Any] = {}
+        each = handlings.values()
+        results = run_together(
+            [handling.client for handling in each],
+            [shared.setdefault(id(h.model), h.layers) for h in each],
+            [handling.config for handling in each],
         )
+        for (index, handling), result in zip(handlings.items(), results, strict=True):
+            if isinstance(result, Exception):
+                # it says so in the words of a client alone
+                handling.undo()
+                answers[index] = answer_alone(
+                    self.app, handling.message, handling.context
+                )
+            else:
+                answers[index] = _reply(handling, result)
 
-    def add(
-        self, index: int, client: Any, layout: Layout, config: Mapping[str, Any]
-    ) -> None:
-        """Put a request, by its number, where it belongs."""
-        same = type(client), id(layout), id(config)
-        known = self._known.get(same)
-        if known is not None:
-            known[1].append(index)
-            return
-        number = self._numbers.get(id(config))
-        if number is None:
-            asked = frozenset(
-                (key, tuple(value) if isinstance(value, list) else value)
-                for key, value in config.items()
-                if key == "server-round" or key not in ENTRY_TYPES
-            )
-            number = self._asked.setdefault(asked, len(self._asked))
-            self._numbers[id(config)] = number
-        key = type(client), layout, number
-        members = self._members.setdefault(key, [])
-        members.append(index)
-        self._known[same] = layout, members
+
+def _reply(handling: Handling, result: Any = None) -> Answer:
+    """The reply to what a client has taken, or what it raised.
+
+    Parameters
+    ----------
+    handling : Handling
+    result : tuple, optional
+        What its work came to; None: its method is still to be called.
+    """
+    try:
+        if result is None:
+            handling.stand_alone()
+            result = handling.call()
+        handling.finish(result)
+    except Exception as error:
+        handling.undo()
+        return _failed(handling, error)
+    return handling.reply
 
 
 def most_of(layout: Layout) -> int:

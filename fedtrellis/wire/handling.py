@@ -2,7 +2,7 @@
 
 :meth:`Handling.begin` makes the client and what its method is given of a request,
 :meth:`Handling.finish` a reply of what the method returned; between them the method
-is called, or a cohort's, of many clients at once (:mod:`fedtrellis.wire.cohort`).
+is called, or many clients take their steps at once (:mod:`fedtrellis.wire.cohort`).
 """
 
 from __future__ import annotations
@@ -309,7 +309,7 @@ class Handling:
         Parameters
         ----------
         result : tuple
-            What :meth:`call` returned, or a cohort's method for this client.
+            What :meth:`call` returned, or what the client's steps came to.
         """
         if result is _OUT_OF_STEP:
             self._out_of_step()

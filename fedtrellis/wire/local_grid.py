@@ -71,8 +71,9 @@ class LocalGrid(Grid):
         Whether messages travel as bytes. ``bytes_down`` and ``bytes_up`` then count
         them.
     batched : bool
-        Whether the clients of a wave are handled many at once, where their class has a
-        ``fit_many``. Messages, states and faults are the same, and models to rounding.
+        Whether the clients of a wave take their ``steps`` side by side, where they have
+        no ``fit`` of their own. Messages, states and faults are the same, and models to
+        rounding.
         A ``client_app`` that :func:`fedtrellis.client_app` did not make, and one with
         mods or a lifespan, handles one message at a time.
     workers : int

@@ -18,12 +18,19 @@ from fedtrellis.wire.arrays import (
     FloatArray,
     Layout,
 )
+from fedtrellis.wire.local_work import Steps, run_alone
 from fedtrellis.wire.protocol import (
     RESTORE,
     client_identity,
 )
 
-__all__ = ["MethodClient", "StatefulClient", "evaluate_objective", "speaks_for"]
+__all__ = [
+    "MethodClient",
+    "StatefulClient",
+    "evaluate_objective",
+    "speaks_for",
+    "takes_steps",
+]
 
 #: Phases of rounds of several waves that the clients' classes defined so far have, as
 #: keys: a message of type ``train.NAME`` is for a client's ``fit_NAME``.
@@ -42,16 +49,16 @@ class MethodClient(NumPyClient):
     messages of type ``train.NAME``: every app that is made once the class is defined
     takes them.
 
-    A class method ``fit_many(clients, parameters, config)`` is what ``fit`` is, of many
-    clients at once, for ``LocalGrid(..., batched=True)``. It is given clients that were
-    asked the same, a list with each one's arrays and the config of the first of them,
-    none of which it may change; it returns a list of what ``fit`` would return for
-    each, and leaves in each client what ``fit`` would leave there. None means that
-    nothing was done: the clients then go one after the other, as they also do, from the
-    beginning, where it raises an exception.
+    A subclass writes its local work as :meth:`steps`, and clients of a
+    ``LocalGrid(..., batched=True)`` then compute together; or it overrides ``fit``, and
+    is called alone.
 
     Attributes
     ----------
+    objective : object
+        The client's loss f_i, which a subclass sets: it answers what the steps ask for.
+    layout : Layout
+        Of the model, known from the moment :meth:`steps` is called.
     announcement : mapping
         Told to the server before round 1, beside what ``get_properties`` answers.
     told_evaluation : callable or None
@@ -70,6 +77,9 @@ class MethodClient(NumPyClient):
     ([2.0], 1, {})
     """
 
+    # of any kind of loss, with mini-batches, bounds or stacks, or none of them
+    objective: Any
+    layout: Layout
     announcement: Mapping[str, Any] = MappingProxyType({})
     told_evaluation: (
         Callable[[float, int, dict[str, Any]], tuple[float, dict[str, Any]]] | None
@@ -79,10 +89,59 @@ class MethodClient(NumPyClient):
         """Note the phases of a subclass, for the apps to come."""
         super().__init_subclass__(**options)
         for name in dir(cls):
-            if name == "fit_many":
-                continue
             if name.startswith(_PHASE) and callable(getattr(cls, name)):
                 PHASES[name.removeprefix(_PHASE)] = None
+
+    def steps(self, x: FloatArray, config: dict[str, Any]) -> Steps:
+        """The client's local work, a generator.
+
+        It yields what it asks its loss for, such as :class:`~fedtrellis.Gradient`, and
+        is sent the answer. Clients side by side take turns: a context such as
+        ``np.errstate`` must not span a ``yield``.
+
+        Parameters
+        ----------
+        x : ndarray of shape ``layout.point_shape``
+            The model, in one read-only array; of several arrays, the vector of all
+            their entries.
+        config : dict
+            What the server sent; not to be changed.
+
+        Returns
+        -------
+        ndarray or tuple
+            A point, which is sent in the model's shape and dtype; or all that ``fit``
+            returns.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has neither steps nor fit")
+
+    def fit(
+        self, parameters: list[NDArray[Any]], config: dict[str, Any]
+    ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
+        """Take the steps alone.
+
+        Returns
+        -------
+        (list of ndarray, int, dict)
+            What is sent, the number of examples (0: not revealed), and metrics.
+
+        Raises
+        ------
+        Exception
+            What the steps raise.
+        """
+        arrays, examples, metrics = run_alone(self, parameters, config)
+        return list(arrays), examples, metrics
+
+    def evaluate(
+        self, parameters: list[NDArray[Any]], config: dict[str, Any]
+    ) -> tuple[float, int, dict[str, Any]]:
+        """f_i(x), the number of examples and the objective's metrics."""
+        if not hasattr(self, "objective"):
+            found: tuple[float, int, dict[str, Any]]
+            found = super().evaluate(parameters, config)
+            return found
+        return evaluate_objective(self.objective, parameters)
 
     def to_client(self) -> Client:
         """Refuse Flower's older API, which calls this itself, with the way out.
@@ -157,6 +216,11 @@ class StatefulClient(MethodClient):
         strange = sorted(set(given) - self.restorable)
         if strange:
             raise ValueError(f"a client of this method takes no {strange[0]!r} back")
+
+
+def takes_steps(client: NumPyClient) -> bool:
+    """Whether a client's work is its ``steps``, and no ``fit`` of its own."""
+    return type(client).fit is MethodClient.fit
 
 
 def speaks_for(kind: Any, many: str, one: str) -> bool:

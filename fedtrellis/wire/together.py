@@ -10,6 +10,7 @@ ordinary is left to real messages, with nothing changed.
 from __future__ import annotations
 
 import gc
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
@@ -23,11 +24,12 @@ from fedtrellis.domains.atoms import PackedAtoms
 from fedtrellis.wire.arrays import FloatArray, Layout, contents
 from fedtrellis.wire.broadcast import ReceivedModel
 from fedtrellis.wire.client import MethodApp
-from fedtrellis.wire.cohort import Groups, most_of, parts
+from fedtrellis.wire.cohort import most_of, parts
+from fedtrellis.wire.cohort_work import run_together
 from fedtrellis.wire.flower_internals import CHUNK_SIZE
 from fedtrellis.wire.handling import Wave, make_client, metric_record
 from fedtrellis.wire.message_size import arrays_bytes
-from fedtrellis.wire.method_client import StatefulClient, speaks_for
+from fedtrellis.wire.method_client import StatefulClient, takes_steps
 from fedtrellis.wire.node_context import NodeContext
 from fedtrellis.wire.own_arrays import RefusedError, checked, owned
 from fedtrellis.wire.protocol import (
@@ -193,13 +195,16 @@ class Together:
         self, begun: Mapping[int, _Begun], sizes: ReplySizes, whole: bool
     ) -> Iterator[tuple[int, Heard | None]]:
         """What clients answer that have taken their requests, and who of them."""
-        groups = Groups()
-        for index, each in begun.items():
-            groups.add(index, each.client, each.model.layout, each.told.config)
+        together: dict[Layout, list[int]] = defaultdict(list)
         try:
-            for kind, layout, members in groups:
+            for index, each in begun.items():
+                if takes_steps(each.client):
+                    together[each.model.layout].append(index)
+                else:
+                    yield index, self._answer_alone(each, sizes)
+            for layout, members in together.items():
                 for part in parts(members, layout):
-                    results = self._answer(kind, [begun[i] for i in part], sizes, whole)
+                    results = self._answer([begun[i] for i in part], sizes, whole)
                     yield from zip(part, results, strict=True)
         finally:
             for each in begun.values():
@@ -238,26 +243,42 @@ class Together:
         return _Begun(asked, told, context, before, memory, model, client)
 
     def _answer(
-        self, kind: type[Any], clients: Sequence[_Begun], sizes: ReplySizes, whole: bool
+        self, clients: Sequence[_Begun], sizes: ReplySizes, whole: bool
     ) -> Sequence[Heard | None]:
-        """What the clients of a class that were asked the same answer."""
-        try:
-            results: Sequence[Any] | None = None
-            if len(clients) > 1 and speaks_for(kind, "fit_many", "fit"):
-                results = _all_of(kind, clients)
-            if results is not None:
-                return self._finish(clients, results, sizes, whole)
-        except Exception:
-            # whoever is at fault fails alone, and says so in a message
-            return [None] * len(clients)
-        heard: list[Heard | None] = []
+        """What clients answer that take their steps side by side."""
+        layers: dict[int, Any] = {}
         for each in clients:
-            try:
-                result = _alone(each)
-                heard += self._finish([each], [result], sizes, False)
-            except Exception:
-                heard.append(None)
+            model = each.model
+            if id(model) not in layers:
+                layers[id(model)] = model.layout.layers(model.point)
+        results = run_together(
+            [each.client for each in clients],
+            [layers[id(each.model)] for each in clients],
+            [each.told.config for each in clients],
+        )
+        # whoever has raised fails in a message, and says so there
+        done = [i for i, r in enumerate(results) if not isinstance(r, Exception)]
+        heard: list[Heard | None] = [None] * len(clients)
+        try:
+            found = self._finish(
+                [clients[i] for i in done], [results[i] for i in done], sizes, whole
+            )
+        except Exception:
+            # and so does whoever's answer is none
+            return heard
+        for i, one in zip(done, found, strict=True):
+            heard[i] = one
         return heard
+
+    def _answer_alone(self, each: _Begun, sizes: ReplySizes) -> Heard | None:
+        """What a client answers whose method is called by itself."""
+        model, config = each.model, Named("the request's config", each.told.config)
+        client: Any = each.client
+        try:
+            result = client.fit(model.layout.layers(model.point.copy()), config)
+            return self._finish([each], [result], sizes, False)[0]
+        except Exception:
+            return None
 
     def _finish(
         self,
@@ -267,8 +288,8 @@ class Together:
         whole: bool,
     ) -> list[Heard]:
         """Check the results, and keep the clients' states."""
-        if len(results) != len(clients):
-            raise RefusedError
+        if not clients:
+            return []
         arrays, norms, alike = checked([result[0] for result in results], whole)
         body: int | None = None
         heard = []
@@ -309,27 +330,6 @@ class Together:
             each.done = True
             each.context.keep(memory, keeps_model)
         return heard
-
-
-def _all_of(kind: type[Any], clients: Sequence[_Begun]) -> Sequence[Any] | None:
-    """What the class's method for many makes of the clients."""
-    layers: dict[int, Any] = {}
-    for each in clients:
-        model = each.model
-        if id(model) not in layers:
-            layers[id(model)] = model.layout.layers(model.point)
-    made: Sequence[Any] | None = kind.fit_many(
-        [each.client for each in clients],
-        [layers[id(each.model)] for each in clients],
-        clients[0].told.config,
-    )
-    return made
-
-
-def _alone(each: _Begun) -> Any:
-    """What a client's own method makes of what it alone has."""
-    model, config = each.model, Named("the request's config", each.told.config)
-    return each.client.fit(model.layout.layers(model.point.copy()), config)
 
 
 def _states(clients: Sequence[_Begun], whole: bool) -> list[dict[str, Any] | None]:

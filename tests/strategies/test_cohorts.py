@@ -14,35 +14,43 @@ from flwr.app import ConfigRecord, Context
 
 import clients
 from clients import (
+    CompressedSGDClient,
     FedAvgGDClient,
     FedDRClient,
     FedFWClient,
     FedGiAClient,
+    FedLMOClient,
     FedOptClient,
     FedProxClient,
     FirstOrderRFLClient,
     LocalSGDClient,
+    NaiveFrankWolfeClient,
     ProjectedFedAvgClient,
+    ScaffoldClient,
     ZerothOrderRFLClient,
 )
-from fedtrellis import LocalGrid, client_app
+from fedtrellis import LocalGrid, MethodClient, client_app
 from fedtrellis.domains import L1Ball
 from fedtrellis.manifolds import Sphere
 from fedtrellis.objectives import LeastSquares, Logistic, MultinomialLogistic
+from fedtrellis.wire import cohort, together
 from fedtrellis.wire.arrays import decode
 from fedtrellis.wire.handling import Handling
-from fedtrellis.wire.method_client import speaks_for
 from fedtrellis.wire.protocol import ClientMemory
 from strategies import (
+    CompressedSGD,
     FedAvgGD,
     FedDR,
     FedFW,
     FedGiA,
+    FedLMO,
     FedOpt,
     FedProx,
     FirstOrderRFL,
     LocalSGD,
+    NaiveFrankWolfe,
     ProjectedFedAvg,
+    Scaffold,
     ZerothOrderRFL,
 )
 from tests.harness import Array, Played, Stop, grid_of, play
@@ -114,7 +122,7 @@ class Case:
 
 
 def cases() -> list[Case]:
-    """Every method that has a ``fit_many``."""
+    """Every method whose client's work is its ``steps``."""
     ball, sphere = L1Ball(2.0), Sphere((4,))
     first = np.array([1.0, 0.0, 0.0, 0.0])
 
@@ -134,8 +142,18 @@ def cases() -> list[Case]:
              ProjectedFedAvgClient, "logistic"),
         Case("feddr", of(FedDR, ball, local_steps=3), FedDRClient, "squares"),
         Case("fedgia", of(FedGiA, sigma=1.0, tolerance=0.0), FedGiAClient, "logistic"),
+        Case("scaffold", Scaffold, ScaffoldClient, "logistic"),
+        Case("compressed", of(CompressedSGD, kept_fraction=0.5), CompressedSGDClient,
+             "squares"),
+        Case("naive", of(NaiveFrankWolfe, ball), NaiveFrankWolfeClient, "logistic",
+             (ball,)),
         Case("fedgia gram", of(FedGiA, sigma=1.0, tolerance=0.0, hessian="gram"),
              FedGiAClient, "squares"),
+    ]  # fmt: skip
+    made += [
+        Case(f"fedlmo {variant}", of(FedLMO, variant=variant, local_steps=2),
+             FedLMOClient, "classes")
+        for variant in ("server", "local", "corrected", "averaged", "ef21")
     ]  # fmt: skip
     made += [
         Case(f"fedfw {variant} {steps}",
@@ -143,7 +161,8 @@ def cases() -> list[Case]:
              FedFWClient, "logistic", (ball,))
         for variant, penalty, steps in (
             ("plain", 0.1, 1), ("plain", None, 2),
-            ("augmented", 0.1, 1), ("augmented", None, 3),
+            ("augmented", 0.1, 1), ("augmented", None, 3), ("stochastic", 0.1, 2),
+            ("corrective", None, 2),
         )
     ]  # fmt: skip
     made += [
@@ -159,7 +178,7 @@ def test_every_client_that_computes_together_is_here() -> None:
     offer = {
         kind
         for kind in (getattr(clients, name) for name in clients.__all__)
-        if speaks_for(kind, "fit_many", "fit")
+        if kind.fit is MethodClient.fit and kind.steps is not MethodClient.steps
     }
     assert offer == {case.client for case in cases()}
 
@@ -178,18 +197,17 @@ def assert_same(one: Played[Any], many: Played[Any], tolerance: float) -> None:
             assert b.train[name] == pytest.approx(value, rel=1e-6, abs=tolerance)
 
 
-def spy(monkeypatch: pytest.MonkeyPatch, client: Any) -> list[int]:
-    """How many clients each call of ``fit_many`` has had."""
+def spy(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many clients have taken their steps side by side each time."""
     counts: list[int] = []
-    many = client.fit_many.__func__
+    for module in (cohort, together):
+        run = module.run_together
 
-    def counted(cls: Any, clients: Any, parameters: Any, config: Any) -> Any:
-        results = many(cls, clients, parameters, config)
-        if results is not None:
+        def counted(clients: Any, *given: Any, run: Any = run) -> Any:
             counts.append(len(clients))
-        return results
+            return run(clients, *given)
 
-    monkeypatch.setattr(client, "fit_many", classmethod(counted))
+        monkeypatch.setattr(module, "run_together", counted)
     return counts
 
 
@@ -198,7 +216,7 @@ def spy(monkeypatch: pytest.MonkeyPatch, client: Any) -> list[int]:
 def test_a_cohort_is_its_clients_one_by_one(
     case: Case, faults: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counts = spy(monkeypatch, case.client)
+    counts = spy(monkeypatch)
     one = case.play(grid := case.grid(**faults))
     assert not counts
     many = case.play(batched := case.grid(batched=True, **faults))
@@ -248,10 +266,10 @@ def test_a_run_goes_on_from_one_kind_to_the_other(case: Case, tmp_path: Path) ->
 class Faulty(FedAvgGDClient):
     """Client 2 raises, alone and in company."""
 
-    def local_gradient(self, layout: Any, x: Any, config: Any) -> Any:
+    def steps(self, x: Any, config: Any) -> Any:
         if self.client_id == "2":
             raise ArithmeticError("client 2 cannot")
-        return super().local_gradient(layout, x, config)
+        return super().steps(x, config)
 
 
 def test_who_is_at_fault_fails_alone() -> None:
@@ -270,7 +288,7 @@ def test_who_is_at_fault_fails_alone() -> None:
 
 
 class Overriding(FedAvgGDClient):
-    """Another ``fit``, which ``fit_many`` knows nothing of."""
+    """Another ``fit``, which ``steps`` knows nothing of."""
 
     def fit(self, parameters: Any, config: Any) -> Any:
         return [np.full(4, 7.0)], 0, {}
@@ -284,20 +302,10 @@ def test_a_subclass_with_a_fit_of_its_own_is_not_taken_together() -> None:
 class Teller(FedAvgGDClient):
     """Answers in several arrays and with metrics of its own."""
 
-    def fit(self, parameters: Any, config: Any) -> Any:
-        (point,), _, _ = super().fit(parameters, config)
+    def steps(self, x: Any, config: Any) -> Any:
+        point = yield from super().steps(x, config)
         mine = np.arange(int(self.client_id) + 1, dtype=np.uint16)
         return [point, mine], 7, {"loss": 0.5 * int(self.client_id), "steps": [1, 300]}
-
-    @classmethod
-    def fit_many(cls, clients: Any, parameters: Any, config: Any) -> Any:
-        found = super().fit_many(clients, parameters, config)
-        for client, (arrays, _, _) in zip(clients, found, strict=True):
-            arrays.append(np.arange(int(client.client_id) + 1, dtype=np.uint16))
-        return [
-            (arrays, 7, {"loss": 0.5 * int(c.client_id), "steps": [1, 300]})
-            for c, (arrays, _, _) in zip(clients, found, strict=True)
-        ]
 
 
 class Listening(FedAvgGD):
@@ -392,11 +400,12 @@ def test_records_of_a_clients_own_stay() -> None:
 class Fickle(FedAvgGDClient):
     """Client 2 writes to its node's state, and raises every other round."""
 
-    def local_gradient(self, layout: Any, x: Any, config: Any) -> Any:
+    def steps(self, x: Any, config: Any) -> Any:
+        point = yield from super().steps(x, config)
         if self.client_id == "2" and config["server-round"] % 2:
             self.context.state["left"] = ConfigRecord({"behind": 1})
             raise ArithmeticError("client 2 cannot")
-        return super().local_gradient(layout, x, config)
+        return point
 
     def __init__(self, context: Context, objective: Any) -> None:
         super().__init__(context, objective)

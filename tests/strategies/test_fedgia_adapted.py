@@ -158,8 +158,6 @@ def test_half_of_the_clients_a_round_and_one_that_never_answers() -> None:
                 raise RuntimeError("it has gone")
             return super().fit(parameters, config)
 
-        fit_many = None  # type: ignore[assignment]
-
     strategy, x = run(losses, 60, client=Mute, tolerance=1e-6)
     # what it sent last counts on, and never as convergence
     assert strategy.history[-1].round == 60

@@ -9,10 +9,10 @@ from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
+from clients import FedAvgGDClient
 from fedtrellis import client_app as make_client_app
-from fedtrellis.clients import FedAvgGDClient
 from fedtrellis.objectives import LeastSquares
-from fedtrellis.strategies import FedAvgGD
+from strategies import FedAvgGD
 
 
 def client_fn(context: Context) -> FedAvgGDClient:

@@ -17,11 +17,11 @@ from flwr.clientapp import ClientApp
 from ray import cloudpickle
 
 import sim
+from clients import FedAvgGDClient
 from fedtrellis import LocalGrid, client_app
 from fedtrellis.app import App
-from fedtrellis.clients import FedAvgGDClient
 from fedtrellis.objectives import LeastSquares
-from fedtrellis.strategies import FedAvgGD
+from strategies import FedAvgGD
 
 ROOT = Path(sim.__file__).parent
 #: Bytes of an app, whatever it caches. A closure's own variables come on top.
@@ -75,6 +75,12 @@ print(len(made), len(experiments))
 """
 
 
+def dumps(thing: object) -> bytes:
+    """As Ray pickles it."""
+    pickled: bytes = cloudpickle.dumps(thing)  # type: ignore[no-untyped-call]
+    return pickled
+
+
 class Recording(LocalGrid):
     """Keeps what one node was sent, with its context from before."""
 
@@ -91,7 +97,7 @@ class Recording(LocalGrid):
                 plain = Context(
                     given.run_id, node, given.node_config, given.state, dict(config)
                 )
-                self.sent.append((message, cloudpickle.dumps(plain)))
+                self.sent.append((message, dumps(plain)))
         super()._deliver_all(messages)
 
     whole_config: Mapping[str, Any] = {}
@@ -142,13 +148,11 @@ def test_an_app_is_its_name_and_an_actor_makes_one_of_it(
             )
             app = __import__("with_plugin").app
     grid = run(app, config)
-    pickled = cloudpickle.dumps(app.client_app)
+    pickled = dumps(app.client_app)
     assert len(pickled) <= MOST
-    assert len(cloudpickle.dumps(app)) <= MOST
+    assert len(dumps(app)) <= MOST
     assert pickle.loads(pickled) is app.client_app
-    calls = [
-        (pickled, cloudpickle.dumps(message), context) for message, context in grid.sent
-    ]
+    calls = [(pickled, dumps(message), context) for message, context in grid.sent]
     assert len(calls) >= 3
     (tmp_path / "calls").write_bytes(pickle.dumps(calls))
     done = subprocess.run(
@@ -182,12 +186,12 @@ def test_an_app_that_nobody_can_import_is_pickled_with_its_closure_alone() -> No
             ArrayRecord([np.zeros(2 if app is small else 200)]),
             num_rounds=2,
         )
-    sizes = [len(cloudpickle.dumps(app)) for app in (small, large)]
+    sizes = [len(dumps(app)) for app in (small, large)]
     data = 8 * (200 * 200 - 2 * 2)
     # of the function itself there is its code; of the app a few names
     assert sizes[0] <= 4 * MOST
     assert 0 <= sizes[1] - sizes[0] - data <= 100
-    again = pickle.loads(cloudpickle.dumps(small))
+    again = pickle.loads(dumps(small))
     result = FedAvgGD(step_size=0.5).start(
         LocalGrid(again, 2), ArrayRecord([np.zeros(2)]), num_rounds=80
     )
@@ -196,10 +200,10 @@ def test_an_app_that_nobody_can_import_is_pickled_with_its_closure_alone() -> No
 
 def test_an_app_in_a_notebook_is_made_once_in_each_process() -> None:
     app = App([(FedAvgGD, FedAvgGDClient)], list(sim.app.registry.tasks.values()))
-    again = pickle.loads(cloudpickle.dumps(app.client_app))
+    again = pickle.loads(dumps(app.client_app))
     assert again is not app.client_app
     bound = again.node.client_fn.__self__
-    assert pickle.loads(cloudpickle.dumps(app)) is bound
+    assert pickle.loads(dumps(app)) is bound
     assert list(bound.registry.methods) == list(app.registry.methods)
 
 
@@ -208,8 +212,8 @@ def test_a_name_that_now_means_another_app_is_not_used(
 ) -> None:
     module = own_module(tmp_path, monkeypatch, "replaced_project")
     app = module.client_app
-    assert pickle.loads(cloudpickle.dumps(app)) is app
+    assert pickle.loads(dumps(app)) is app
     module.client_app = None
-    again = pickle.loads(cloudpickle.dumps(app))
+    again = pickle.loads(dumps(app))
     assert again is not app
     assert again.node.client_fn.__self__ is module.app

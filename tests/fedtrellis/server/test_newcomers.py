@@ -10,18 +10,18 @@ import pytest
 from flwr.app import ArrayRecord, Context, Message
 from flwr.serverapp import Grid
 
-from fedtrellis import LocalGrid, Private, RoundStrategy, client_app
-from fedtrellis.app.nodes import CheckPartitions
-from fedtrellis.clients import (
+from clients import (
     CompressedSGDClient,
     FedAvgGDClient,
     FedGiAClient,
     ScaffoldClient,
 )
+from fedtrellis import LocalGrid, Private, RoundStrategy, client_app
+from fedtrellis.app.nodes import CheckPartitions
 from fedtrellis.objectives import LeastSquares
 from fedtrellis.server.callbacks import Call, RoundRecord
-from fedtrellis.strategies import CompressedSGD, FedAvgGD, FedGiA, Scaffold
 from fedtrellis.wire import exchange
+from strategies import CompressedSGD, FedAvgGD, FedGiA, Scaffold
 from tests.harness import number_of
 
 NODES = 6

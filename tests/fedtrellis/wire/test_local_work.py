@@ -1,0 +1,206 @@
+"""Steps of clients, alone and side by side."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedtrellis import Gradient, MethodClient, MiniBatches
+from fedtrellis.local_steps import take_steps
+from fedtrellis.objectives import LeastSquares
+from fedtrellis.wire.cohort_work import run_together
+from fedtrellis.wire.local_work import Descent
+
+
+def losses(count: int = 5) -> list[LeastSquares]:
+    """One for each client, of uneven sizes."""
+    rng = np.random.default_rng(4)
+    sizes = range(6, 6 + count)
+    return [LeastSquares(rng.standard_normal((m, 3)), rng.random(m)) for m in sizes]
+
+
+class Stepping(MethodClient):
+    """Takes as many steps as it is told to, on mini-batches if it is told to."""
+
+    def __init__(self, objective: Any, seed: int = 0) -> None:
+        self.objective, self.seed = objective, seed
+
+    def steps(self, x: Any, config: Any) -> Any:
+        size = config.get("batch-size", 0)
+        rng = np.random.default_rng(self.seed)
+        batches = MiniBatches(rng, size) if size else None
+        for _ in range(config["local-steps"]):
+            g = yield Gradient(x, batches)
+            x = x - 0.01 * g
+        return x
+
+
+def clients(kind: type[Stepping] = Stepping, count: int = 5) -> list[Stepping]:
+    return [kind(loss, i) for i, loss in enumerate(losses(count))]
+
+
+def compare(made: list[Stepping], configs: list[dict[str, Any]]) -> list[Any]:
+    """What clients come to side by side, which is what they come to alone."""
+    x = [np.ones(3)]
+    results: list[Any] = run_together(made, [x] * len(made), configs)
+    for client, config, result in zip(made, configs, results, strict=True):
+        expected = client.fit(x, config)
+        np.testing.assert_allclose(result[0][0], expected[0][0], rtol=1e-12)
+        assert result[1:] == expected[1:]
+    return results
+
+
+@pytest.mark.parametrize("size", [0, 2, 7])
+def test_side_by_side_is_one_by_one(size: int) -> None:
+    compare(clients(), [{"local-steps": 4, "batch-size": size}] * 5)
+
+
+def test_clients_may_be_told_different_things() -> None:
+    configs = [{"local-steps": k, "batch-size": k % 2 * 3} for k in (3, 1, 4, 0, 4)]
+    compare(clients()[:3] + clients()[4:], configs[:3] + configs[4:])
+    with pytest.raises(StopIteration):
+        next(clients()[0].steps(np.ones(3), configs[3]))
+
+
+def test_what_one_raises_ends_its_own_work_alone() -> None:
+    made = clients()
+
+    class Failing(Stepping):
+        def steps(self, x: Any, config: Any) -> Any:
+            point = yield from super().steps(x, config)
+            raise ArithmeticError(f"cannot answer {point.shape}")
+
+    class Wide(Stepping):
+        def steps(self, x: Any, config: Any) -> Any:
+            yield Gradient(np.ones(4))
+
+    class Rescued(Stepping):
+        def steps(self, x: Any, config: Any) -> Any:
+            try:
+                yield Gradient(np.ones(4))
+            except ValueError:
+                return (yield from super().steps(x, config))
+
+    made[1] = Failing(made[1].objective)
+    made[2] = Wide(made[2].objective)
+    made[3] = Rescued(made[3].objective)
+    config = {"local-steps": 2, "batch-size": 2}
+    x = [np.ones(3)]
+    results: list[Any] = run_together(made, [x] * 5, [config] * 5)
+    assert str(results[1]) == "cannot answer (3,)"
+    assert type(results[2]) is ValueError
+    for i in (0, 3, 4):
+        np.testing.assert_allclose(
+            results[i][0][0], made[i].fit(x, config)[0][0], rtol=1e-12
+        )
+
+
+class Brittle(LeastSquares):
+    """Cannot be stacked after all."""
+
+    @staticmethod
+    def stack(objectives: Any) -> Any:
+        class Stack:
+            def gradients(self, points: Any, rows: Any = None) -> Any:
+                raise MemoryError("too much")
+
+        return Stack()
+
+
+def test_a_stack_that_raises_leaves_the_mini_batches_as_they_were() -> None:
+    rng = np.random.default_rng(1)
+    data = [(rng.standard_normal((6, 3)), rng.random(6)) for _ in range(3)]
+    config = {"local-steps": 3, "batch-size": 2}
+    ends = []
+    for kind in (LeastSquares, Brittle):
+        made = [Stepping(kind(A, b), i) for i, (A, b) in enumerate(data)]
+        ends.append([r[0][0] for r in compare(made, [config] * 3)])
+    np.testing.assert_allclose(ends[0], ends[1], rtol=1e-12)
+
+
+def test_the_model_is_read_only_and_the_layout_known() -> None:
+    class Looking(Stepping):
+        def steps(self, x: Any, config: Any) -> Any:
+            assert not x.flags.writeable
+            assert x.shape == self.layout.point_shape == (5,)
+            yield Gradient(x)
+            return x + 1.0
+
+    layers = [np.zeros((2, 2)), np.zeros(1)]
+    client = Looking(LeastSquares(np.eye(5), np.ones(5)))
+    client.objective.gradient = lambda x: [2.0 * part for part in x]
+    ((answer,), examples, metrics) = client.fit(layers, {})
+    assert answer.tolist() == [1.0] * 5
+    assert (examples, metrics) == (0, {})
+    assert layers[0].flags.writeable
+
+
+def test_what_asks_for_nothing_is_no_steps() -> None:
+    class Plain(MethodClient):
+        def steps(self, x: Any, config: Any) -> Any:
+            return x
+
+    with pytest.raises(TypeError, match=r"Plain\.steps returned a ndarray"):
+        Plain().fit([np.ones(2)], {})
+    (error,) = run_together([Plain()], [[np.ones(2)]], [{}])
+    assert isinstance(error, TypeError)
+    with pytest.raises(NotImplementedError, match="neither steps nor fit"):
+        MethodClient().fit([np.ones(2)], {})
+
+
+class Squared:
+    """Ask for f_i(x)²."""
+
+    def __init__(self, point: Any) -> None:
+        self.point = point
+
+    def answer(self, objective: Any, layout: Any) -> float:
+        return float(objective.value(layout.objective_point(self.point))) ** 2
+
+
+def test_a_request_of_ones_own() -> None:
+    class Asking(Stepping):
+        def steps(self, x: Any, config: Any) -> Any:
+            value = yield Squared(x)
+            return x * value
+
+    for client, result in zip(
+        made := clients(Asking), compare(made, [{}] * 5), strict=True
+    ):
+        value = client.objective.value(np.ones(3)) ** 2
+        np.testing.assert_allclose(result[0][0], np.full(3, value))
+
+
+class Taking(LeastSquares):
+    """Takes steps itself, and says how often it was asked."""
+
+    stack: Any = None
+    asked = 0
+
+    def local_steps(
+        self, x: Any, sizes: Any, rng: Any = None, batch_size: int = 0, pull: float = 0
+    ) -> Any:
+        self.asked += 1
+        x_i = x.copy()
+        for gamma in sizes:
+            x_i -= gamma * (self.gradient(x_i) + pull * (x_i - x))
+        return x_i
+
+
+def test_an_objective_that_takes_steps_itself_is_asked_for_their_end() -> None:
+    class Descending(Stepping):
+        def steps(self, x: Any, config: Any) -> Any:
+            sizes = [0.1, 0.05]
+            return (yield from take_steps(x, sizes, pull=0.5))
+
+    A, b = np.random.default_rng(2).standard_normal((4, 3)), np.ones(4)
+    ends = []
+    for kind in (LeastSquares, Taking):
+        made: list[Stepping] = [Descending(kind(A, b)) for _ in range(3)]
+        ends.append(compare(made, [{}] * 3)[0][0][0])
+    np.testing.assert_allclose(ends[1], ends[0], rtol=1e-12)
+    assert made[0].objective.asked == 2  # side by side, and alone
+    first = next(take_steps(np.ones(3), [0.1]))
+    assert isinstance(first, Descent)
