@@ -301,8 +301,8 @@ def judge(place: Place, tests: dict[str, float]) -> dict[str, Any]:
     dict
         ``verdict``: killed; timeout, where a test takes far longer than without the
         change; survived; unfinished, where the time is up before all have run; or
-        uncovered, where there are none. ``test``: the one that failed. ``tests``: how
-        many there are. ``seconds``: of CPU.
+        uncovered, where there are none. ``test``: the one that failed, or that ran
+        when the time was up. ``tests``: how many there are. ``seconds``: of CPU.
     """
     if not tests:
         return {"verdict": "uncovered"}
