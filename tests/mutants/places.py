@@ -1,0 +1,314 @@
+"""Where the library can be changed by one small mistake, and how to find it again.
+
+A place is described by its function and the text of its line, so that it is found again
+after lines, files or classes around it have moved. Only what runs when a function is
+called is changed: no annotation, default, decorator, error text or log line.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import hashlib
+import random
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+WINGS = {
+    "wire": "fedtrellis/wire",
+    "server": "fedtrellis/server",
+    "strategies": "strategies",
+    "clients": "clients",
+    "domains": "fedtrellis/domains",
+    "objectives": "fedtrellis/objectives",
+    "encryption": "fedtrellis/encryption",
+}
+DESCRIPTION = ("file", "function", "line", "operator", "before", "after", "nth")
+
+#: Operator, what is changed, and the text in its place.
+Change = tuple[str, ast.expr | ast.stmt, str]
+
+_SWAPPED: dict[type[ast.AST], tuple[type[ast.AST], ...]] = {
+    ast.Lt: (ast.LtE, ast.GtE),
+    ast.LtE: (ast.Lt, ast.Gt),
+    ast.Gt: (ast.GtE, ast.LtE),
+    ast.GtE: (ast.Gt, ast.Lt),
+    ast.Eq: (ast.NotEq,),
+    ast.NotEq: (ast.Eq,),
+    ast.Is: (ast.IsNot,),
+    ast.IsNot: (ast.Is,),
+    ast.In: (ast.NotIn,),
+    ast.NotIn: (ast.In,),
+    ast.And: (ast.Or,),
+    ast.Or: (ast.And,),
+    ast.Add: (ast.Sub,),
+    ast.Sub: (ast.Add,),
+    ast.Mult: (ast.Div,),
+    ast.Div: (ast.Mult,),
+    ast.FloorDiv: (ast.Mult,),
+    ast.Mod: (ast.Mult,),
+    ast.Pow: (ast.Mult,),
+    ast.BitAnd: (ast.BitOr,),
+    ast.BitOr: (ast.BitAnd,),
+    ast.BitXor: (ast.BitOr,),
+    ast.LShift: (ast.RShift,),
+    ast.RShift: (ast.LShift,),
+}
+_LOGS = {"log", "print", "cast", "debug", "info", "warning", "warn"}
+_UNCHANGED = {"__repr__", "__str__", "_repr_html_", "overload", "abstractmethod"}
+
+
+@dataclass(frozen=True)
+class Place:
+    """One change at one place; the first seven attributes describe it.
+
+    Attributes
+    ----------
+    file, function : str
+        The path below the root, and the qualified name within it.
+    line : str
+        The line on which what is changed starts, without its indentation.
+    operator, before, after : str
+        The kind of change, and the text of what is changed.
+    nth : int
+        Which one, where a function has several that read the same.
+    statement : tuple of int
+        Line and column of the innermost statement around it.
+    span : tuple of int
+        Start and end of what is changed, in bytes.
+    """
+
+    file: str
+    function: str
+    line: str
+    operator: str
+    before: str
+    after: str
+    nth: int
+    statement: tuple[int, int]
+    span: tuple[int, int]
+
+    @property
+    def name(self) -> str:
+        """A short name, made of the description."""
+        return hashlib.sha1(repr(astuple(self)[:7]).encode()).hexdigest()[:10]
+
+    def changed(self) -> bytes:
+        """The file's text with the change."""
+        source, (start, end) = (ROOT / self.file).read_bytes(), self.span
+        return source[:start] + self.after.encode() + source[end:]
+
+
+def _name(node: ast.AST) -> str:
+    while isinstance(node, ast.Call):
+        node = node.func
+    return str(getattr(node, "id", getattr(node, "attr", "")))
+
+
+def _is_text(node: ast.AST) -> bool:
+    literal = isinstance(node, ast.Constant) and isinstance(node.value, str | bytes)
+    return literal or isinstance(node, ast.JoinedStr)
+
+
+def _with(node: ast.AST, **fields: object) -> str:
+    """The text of a node that has other fields."""
+    changed = copy.copy(node)
+    vars(changed).update(fields)
+    text, compound = ast.unparse(changed), ast.BinOp | ast.BoolOp | ast.Compare
+    return f"({text})" if isinstance(node, compound) else text
+
+
+def _without_arguments(node: ast.Call) -> Iterator[Change]:
+    for keyword in node.keywords:
+        if keyword.arg is not None:
+            rest = [other for other in node.keywords if other is not keyword]
+            yield "drop argument", node, _with(node, keywords=rest)
+    numpy = isinstance(node.func, ast.Attribute) and _name(node.func.value) == "np"
+    if numpy and node.args and isinstance(node.args[0], ast.Name | ast.BinOp):
+        first = ast.UnaryOp(ast.USub(), node.args[0])
+        yield "negate argument", node, _with(node, args=[first, *node.args[1:]])
+
+
+def _other_bounds(node: ast.Subscript, bounds: ast.Slice) -> Iterator[Change]:
+    for side in ("lower", "upper"):
+        bound = getattr(bounds, side)
+        if bound is not None:
+            for other in (ast.BinOp(bound, ast.Add(), ast.Constant(1)), None):
+                moved = ast.Slice(**{**vars(bounds), side: other})
+                yield "slice bound", node, _with(node, slice=moved)
+
+
+def _changes(node: ast.AST) -> Iterator[Change]:
+    """The changes of an expression or statement itself, not of its parts."""
+    match node:
+        case ast.Compare():
+            for number, op in enumerate(node.ops):
+                for other in _SWAPPED[type(op)]:
+                    ops = [*node.ops[:number], other(), *node.ops[number + 1 :]]
+                    yield "comparison", node, _with(node, ops=ops)
+        case ast.BinOp() if type(node.op) in _SWAPPED:
+            if not (_is_text(node.left) or _is_text(node.right)):
+                yield "arithmetic", node, _with(node, op=_SWAPPED[type(node.op)][0]())
+        case ast.BoolOp():
+            yield "boolean", node, _with(node, op=_SWAPPED[type(node.op)][0]())
+        case ast.UnaryOp(ast.Not() | ast.USub() as op, operand):
+            yield f"drop {type(op).__name__}", node, f"({ast.unparse(operand)})"
+        case ast.Subscript(slice=ast.Slice() as bounds):
+            yield from _other_bounds(node, bounds)
+        case ast.Call() if _name(node) not in _LOGS:
+            yield from _without_arguments(node)
+        case ast.Constant(bool(value)):
+            yield "constant", node, str(not value)
+        case ast.Constant(int(value) | float(value)):
+            for near in (1 - value,) if value in (0, 1) else (value + 1, value - 1):
+                yield "constant", node, repr(near) if near >= 0 else f"({near!r})"
+    match node:
+        case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test):
+            tests = [test]
+        case ast.comprehension():
+            tests = node.ifs
+        case _:
+            tests = []
+    for test in tests:
+        if not (isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)):
+            yield "negate condition", test, f"(not ({ast.unparse(test)}))"
+    match node:
+        case ast.Return(ast.expr() as result) if ast.unparse(result) != "None":
+            yield "return None", node, "return None"
+        case ast.AugAssign() if type(node.op) in _SWAPPED:
+            yield "arithmetic", node, _with(node, op=_SWAPPED[type(node.op)][0]())
+            yield "delete", node, "pass"
+        case ast.Assign(targets):
+            # without a variable all that follows would fail: too easy
+            if not any(isinstance(target, ast.Name | ast.Tuple) for target in targets):
+                yield "delete", node, "pass"
+        case ast.Raise() | ast.Continue() | ast.Break() | ast.Delete():
+            yield "delete", node, "pass"
+        case ast.If(orelse=[]):
+            yield "delete", node, "pass"
+        case ast.Expr(ast.Call() as call) if _name(call) not in _LOGS:
+            yield "delete", node, "pass"
+
+
+def _parts(node: ast.AST) -> Iterator[ast.AST]:
+    """What of a node may be changed; a function within it is one of its own."""
+    match node:
+        case ast.FunctionDef() | ast.ClassDef():
+            return
+        case ast.JoinedStr() | ast.Raise() | ast.Assert():
+            return
+        case ast.Lambda():
+            yield node.body
+        case ast.Call() if _name(node) in _LOGS:
+            return
+        case ast.Call(args=[first, _]) if _name(node) in ("isinstance", "issubclass"):
+            yield first
+        case ast.AnnAssign():
+            yield from filter(None, (node.target, node.value))
+        case _:
+            yield from ast.iter_child_nodes(node)
+
+
+def _visit(node: ast.AST, around: ast.stmt) -> Iterator[tuple[ast.stmt, Change]]:
+    """All changes within a node, each with the innermost statement around it."""
+    statement = node if isinstance(node, ast.stmt) else around
+    for change in _changes(node):
+        yield statement, change
+    for part in _parts(node):
+        yield from _visit(part, statement)
+
+
+def _functions(node: ast.AST, above: str = "") -> Iterator[tuple[str, ast.FunctionDef]]:
+    for child in ast.iter_child_nodes(node):
+        within = above
+        if isinstance(child, ast.FunctionDef | ast.ClassDef):
+            within = f"{above}.{child.name}".lstrip(".")
+        if isinstance(child, ast.FunctionDef):
+            if {child.name, *map(_name, child.decorator_list)} & _UNCHANGED:
+                continue
+            yield within, child
+        yield from _functions(child, within)
+
+
+def places_of(wing: str) -> list[Place]:
+    """All places of a wing, in the files' order."""
+    found: list[Place] = []
+    for path in sorted((ROOT / WINGS[wing]).rglob("*.py")):
+        source, file = path.read_bytes(), str(path.relative_to(ROOT))
+        lines = source.splitlines(keepends=True)
+        starts = [0]
+        for text in lines:
+            starts.append(starts[-1] + len(text))
+        seen: Counter[tuple[str, ...]] = Counter()
+        changes = (
+            (function, *found)
+            for function, node in _functions(ast.parse(source))
+            for statement in node.body
+            for found in _visit(statement, statement)
+        )
+        for function, statement, (operator, part, after) in changes:
+            start = starts[part.lineno - 1] + part.col_offset
+            end = starts[(part.end_lineno or 0) - 1] + (part.end_col_offset or 0)
+            line = lines[part.lineno - 1].decode().strip()
+            before = ast.unparse(part)
+            if isinstance(part, ast.If):
+                before = f"if {ast.unparse(part.test)}:"
+            what = (function, line, operator, before, after)
+            at = (statement.lineno, statement.col_offset)
+            found.append(Place(file, *what, seen[what], at, (start, end)))
+            seen[what] += 1
+    return found
+
+
+def _differs(place: Place) -> bool:
+    try:
+        changed = ast.dump(ast.parse(place.changed()))
+    except SyntaxError:
+        return False
+    return changed != ast.dump(ast.parse((ROOT / place.file).read_bytes()))
+
+
+def draw(wing: str, count: int, seed: int, kept: Iterable[Place] = ()) -> list[Place]:
+    """Draw places of a wing: statements with equal chances, of each one change."""
+    groups: dict[tuple[str, tuple[int, int]], list[Place]] = defaultdict(list)
+    for place in places_of(wing):
+        groups[place.file, place.statement].append(place)
+    for place in kept:
+        groups.pop((place.file, place.statement), None)
+    rng = random.Random(f"{wing} {seed}")
+    left, drawn = list(groups.values()), list[Place]()
+    rng.shuffle(left)
+    for group in left:
+        if len(drawn) >= count:
+            break
+        if usable := [place for place in group if _differs(place)]:
+            drawn.append(rng.choice(usable))
+    return drawn
+
+
+def find(described: Iterable[Mapping[str, Any]]) -> list[Place | None]:
+    """Find described places again: where they were, or else the one place like them.
+
+    Like them is first what differs in the file, and then what differs in the class too:
+    functions may have moved to another module or class.
+    """
+    like: dict[tuple[object, ...], list[Place]] = defaultdict(list)
+
+    def keys(what: tuple[Any, ...]) -> Iterator[tuple[object, ...]]:
+        file, function, *rest = what
+        yield file, function, *rest
+        yield function, *rest
+        yield "any class", function.rpartition(".")[2], *rest
+
+    for place in (place for wing in WINGS for place in places_of(wing)):
+        for key in keys(astuple(place)[:7]):
+            like[key].append(place)
+    found: list[Place | None] = []
+    for old in described:
+        same = (like[key] for key in keys(tuple(old[name] for name in DESCRIPTION)))
+        found.append(next((places[0] for places in same if len(places) == 1), None))
+    return found

@@ -1,0 +1,327 @@
+"""Runs of tests in forked processes: all of them with probes, or few with a mistake.
+
+A parent that has loaded the libraries, but nothing of the project, forks a process for
+each run. There a file of the project is compiled from other text than it has; files on
+the disk stay as they are, so what a test starts as a program of its own is unchanged.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import functools
+import importlib
+import json
+import mmap
+import os
+import resource
+import shutil
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import pytest
+
+from tests.mutants.places import ROOT, Place
+
+WORK = ROOT / "build" / "mutants"
+CPU_SECONDS = 120
+#: Reading a test file and what it imports.
+FILE_SECONDS = 0.3
+_LIBRARIES = (
+    "numpy scipy.linalg scipy.optimize scipy.sparse.linalg scipy.stats torch cvxpy "
+    "sklearn.datasets sklearn.linear_model sklearn.metrics matplotlib.pyplot pymanopt "
+    "flwr.clientapp flwr.serverapp flwr.simulation rich.live hypothesis tenseal "
+    "cryptography.hazmat.primitives.ciphers.aead xdist.scheduler pytest_timeout"
+)
+
+
+def warm() -> None:
+    """Load what the project needs, but nothing of it."""
+    os.nice(max(0, 10 - os.nice(0)))
+    os.chdir(ROOT)
+    for folder in ("locks", "logs", "map", "temporary"):
+        (WORK / folder).mkdir(parents=True, exist_ok=True)
+    for library in _LIBRARIES.split():
+        importlib.import_module(library)
+    assert "fedtrellis" not in sys.modules
+
+
+def _seconds() -> float:
+    return sum(os.times()[:4])
+
+
+def _pytest(arguments: list[str], files: dict[str, CodeType], plugin: object) -> int:
+    """Run tests, with files compiled from other text."""
+    plain = SourceFileLoader.get_code
+    paths = {str(ROOT / file): code for file, code in files.items()}
+
+    def get_code(self: SourceFileLoader, fullname: str) -> CodeType | None:
+        return paths.get(os.path.realpath(self.path)) or plain(self, fullname)
+
+    SourceFileLoader.get_code = get_code  # type: ignore[method-assign,assignment]
+    folder = WORK / "temporary" / str(os.getpid())
+    # what stands still fails in the end, but only after half an hour: this process may
+    # have been stopped for a while
+    options = ["-q", "-n", "0", "-p", "no:cacheprovider", "--hypothesis-seed", "0"]
+    options += ["--timeout", "1800", "--basetemp", str(folder)]
+    options += ["-m", "not system and not slow"]
+    try:
+        return int(pytest.main([*options, *arguments], plugins=[plugin]))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _fork(work: Callable[[], int], log: Path, cpu: float) -> int:
+    """The exit status of a forked process; where a signal ended it, minus its number.
+
+    It may use so many seconds of CPU; then comes SIGXCPU.
+    """
+    child = os.fork()
+    if child == 0:
+        status = 70
+        try:
+            text = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(text, 1)
+            os.dup2(text, 2)
+            limit = max(1, int(cpu))
+            resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 5))
+            status = work()
+        finally:
+            sys.stdout.flush()
+            os._exit(status)
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    if code == 70:
+        raise RuntimeError(f"no result; see {log}")
+    return code
+
+
+# --------------------------------------------------------------------------------- map
+
+
+def probed(places: list[Place]) -> dict[str, CodeType]:
+    """The files of places, with a probe before the statement of each."""
+    trees = {p.file: ast.parse((ROOT / p.file).read_bytes()) for p in places}
+    for file, tree in trees.items():
+        probes: dict[tuple[int, int], list[ast.stmt]] = {}
+        for number, place in enumerate(places):
+            if place.file == file:
+                made = ast.parse(f"__hits__[{number}] = 1").body
+                probes.setdefault(place.statement, []).extend(made)
+        for node in ast.walk(tree):
+            for name, body in ast.iter_fields(node):
+                if isinstance(body, list) and body and isinstance(body[0], ast.stmt):
+                    both: list[ast.stmt] = []
+                    for line in body:
+                        both += probes.get((line.lineno, line.col_offset), [])
+                        both.append(line)
+                    setattr(node, name, both)
+    return {
+        file: compile(tree, str(ROOT / file), "exec", dont_inherit=True)
+        for file, tree in trees.items()
+    }
+
+
+class Recorder:
+    """Notes which probes each test passes.
+
+    What a shared fixture or a cache in the tests has passed counts for all that use it.
+
+    Attributes
+    ----------
+    tests : dict
+        By the id of a test that passed: its seconds, and the numbers of the probes.
+    """
+
+    def __init__(self, hits: mmap.mmap) -> None:
+        self.hits = hits
+        self.tests: dict[str, tuple[float, list[int]]] = {}
+        self.unpassed: list[str] = []
+        self._fixtures: dict[Any, tuple[float, set[int]]] = {}
+        functools.cache = self._watched(functools.cache)
+        functools.lru_cache = self._watched(functools.lru_cache)
+
+    def take(self) -> set[int]:
+        """The probes passed since the last time."""
+        found = {number for number, hit in enumerate(self.hits[:]) if hit}
+        self.hits[:] = bytes(len(self.hits))
+        return found
+
+    def add(self, probes: set[int]) -> None:
+        """Set probes again."""
+        for probe in probes:
+            self.hits[probe] = 1
+
+    def _watched(self, plain: Any) -> Any:
+        """A decorator whose functions pass their probes again in the tests."""
+
+        def cache(function: Any) -> Any:
+            kept: dict[Any, tuple[Any, set[int]]] = {}
+
+            def cached(*rest: Any, **options: Any) -> Any:
+                key = (rest, tuple(options.items()))
+                if key not in kept:
+                    before = self.take()
+                    kept[key] = function(*rest, **options), self.take()
+                    self.add(before)
+                self.add(kept[key][1])
+                return kept[key][0]
+
+            cached.cache_clear = kept.clear  # type: ignore[attr-defined]
+            return cached
+
+        def decorator(*rest: Any, **options: Any) -> Any:
+            if sys._getframe(1).f_globals["__name__"].split(".")[0] != "tests":
+                return plain(*rest, **options)
+            return cache(*rest) if rest else cache
+
+        return decorator
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: Any) -> Any:
+        """Note what a fixture passes."""
+        before, start = self.take(), _seconds()
+        try:
+            return (yield)
+        finally:
+            found = self.take()
+            if fixturedef.scope != "function":
+                seconds, known = self._fixtures.get(fixturedef, (0.0, set()))
+                spent = max(seconds, _seconds() - start)
+                self._fixtures[fixturedef] = spent, known | found
+            self.add(before | found)
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """Note what fails or is skipped."""
+        if report.outcome != "passed":
+            self.unpassed.append(report.nodeid)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: Any) -> Any:
+        """Note what a test passes, with its shared fixtures."""
+        self.take()
+        start = _seconds()
+        result = yield
+        seconds, found = _seconds() - start, self.take()
+        for definitions in item._fixtureinfo.name2fixturedefs.values():
+            for definition in definitions:
+                spent, more = self._fixtures.get(definition, (0.0, set()))
+                seconds, found = max(seconds, spent), found | more
+        if item.nodeid not in self.unpassed:
+            self.tests[item.nodeid] = round(seconds, 3), sorted(found)
+        return result
+
+
+def record(
+    tests: str, places: list[Place], code: dict[str, CodeType], into: Path
+) -> None:
+    """Run a test file with probes, and write down which tests pass them."""
+
+    def work() -> int:
+        hits = mmap.mmap(-1, len(places))  # processes that a test forks set them too
+        builtins.__hits__ = hits  # type: ignore[attr-defined]
+        recorder = Recorder(hits)
+        status = _pytest([tests], code, recorder)
+        found = {
+            test: [seconds, [places[number].name for number in numbers]]
+            for test, (seconds, numbers) in recorder.tests.items()
+        }
+        piece = {
+            "status": status,
+            "seconds": round(_seconds(), 1),
+            "places": [place.name for place in places],
+            "unpassed": recorder.unpassed,
+            "tests": found,
+        }
+        into.write_text(json.dumps(piece), encoding="utf-8")
+        return 0
+
+    _fork(work, WORK / "logs" / f"{into.stem}.txt", 3600)
+
+
+# -------------------------------------------------------------------------- one mistake
+
+
+class Chosen:
+    """Runs some tests, and writes down which one runs.
+
+    Parameters
+    ----------
+    tests : dict
+        Their ids, and the seconds of CPU that they usually take. A test that takes ten
+        times as long, and ten seconds more, ends the process with SIGPROF.
+    into : Path
+    """
+
+    def __init__(self, tests: dict[str, float], into: Path) -> None:
+        self.tests, self.into = tests, into
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        """Leave out the others."""
+        items[:] = [item for item in items if item.nodeid in self.tests]
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: Any) -> Any:
+        """Give a test its time."""
+        self.into.write_text(item.nodeid, encoding="utf-8")
+        signal.setitimer(signal.ITIMER_PROF, 10 + 10 * self.tests[item.nodeid])
+        try:
+            return (yield)
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def _batches(tests: dict[str, float]) -> Iterator[dict[str, float]]:
+    """The quickest first, then ever more; a file's reading is shared by its tests."""
+    files = Counter(test.split("::")[0] for test in tests)
+    cost = {t: s + FILE_SECONDS / files[t.split("::")[0]] for t, s in tests.items()}
+    batch, spent, enough = dict[str, float](), 0.0, 2.0
+    for test in sorted(tests, key=cost.__getitem__):
+        batch[test] = tests[test]
+        spent += cost[test]
+        if spent > enough:
+            yield batch
+            batch, spent, enough = {}, 0.0, 6 * enough
+    if batch:
+        yield batch
+
+
+def judge(place: Place, tests: dict[str, float]) -> dict[str, Any]:
+    """Run tests, given with their seconds, until one fails with a place's change.
+
+    Returns
+    -------
+    dict
+        ``verdict``: killed; timeout, where a test takes far longer than without the
+        change; survived; unfinished, where the time is up before all have run; or
+        uncovered, where there are none. ``test``: the one that failed, or that ran
+        when the time was up. ``tests``: how many there are. ``seconds``: of CPU.
+    """
+    if not tests:
+        return {"verdict": "uncovered"}
+    code = compile(place.changed(), str(ROOT / place.file), "exec", dont_inherit=True)
+    running, log = (WORK / "logs" / f"{place.name}.{end}" for end in ("test", "txt"))
+    start = _seconds()
+    verdict: dict[str, Any] = {"verdict": "survived"}
+    for batch in _batches(tests):
+
+        def work(batch: dict[str, float] = batch) -> int:
+            files = dict.fromkeys(test.split("::")[0] for test in batch)
+            plugin = Chosen(batch, running)
+            return _pytest(["-x", *files], {place.file: code}, plugin)
+
+        running.write_text("no test: pytest ended before", encoding="utf-8")
+        status = _fork(work, log, CPU_SECONDS - (_seconds() - start))
+        if status:
+            ended = {-signal.SIGPROF: "timeout", -signal.SIGXCPU: "unfinished"}
+            verdict = {"verdict": ended.get(status, "killed")}
+            verdict["test"] = running.read_text(encoding="utf-8")
+            break
+    return {**verdict, "tests": len(tests), "seconds": round(_seconds() - start, 1)}
