@@ -6,6 +6,7 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,6 @@ class App:
         tasks: Iterable[type[Any]],
         domains: Mapping[str, type[Domain]] = RUN_DOMAINS,
     ) -> None:
-        self._token = secrets.token_hex(8)
         self._made_of = tuple(methods), tuple(tasks), dict(domains)
         self.registry = Registry(*self._made_of)
         self.client_app = client_app(self.client_fn)
@@ -103,6 +103,11 @@ class App:
         if name is None:
             return _remade, (self._token, type(self), *self._made_of)
         return by_name, name
+
+    @cached_property
+    def _token(self) -> str:
+        """What tells this app from others, in whatever process it arrives."""
+        return secrets.token_hex(8)
 
     def default_config(self) -> dict[str, Any]:
         """Every key of a run config with its default."""
