@@ -291,14 +291,16 @@ def await_nodes(grid: Grid, count: int, timeout: float) -> int:
     TimeoutError
         Fewer than ``count`` are connected after ``timeout`` seconds.
     """
-    if is_simulation(grid):
+    settled = _in_this_process(grid)
+    if not settled and is_simulation(grid):
         _wait_for(grid, 1, timeout)
         exchange(grid, [_hello(next(iter(grid.get_node_ids())))], timeout, Traffic())
-        timeout = 0.0
-    _wait_for(grid, count, timeout)
-    while not (is_simulation(grid) or _in_this_process(grid)):
-        if not _others_come(grid, set(grid.get_node_ids()), time.monotonic()):
-            break
+        _wait_for(grid, count, 0.0)
+    else:
+        _wait_for(grid, count, timeout)
+        while not settled:
+            there = set(grid.get_node_ids())
+            settled = not _others_come(grid, there, time.monotonic())
     return len(list(grid.get_node_ids()))
 
 
