@@ -221,7 +221,8 @@ def run_on_ray(
         history = [json.loads(line) for line in lines]
         if [line["round"] for line in history] != list(range(pairs["rounds"] + 1)):
             raise RuntimeError(f"the run on Ray failed:\n{done.stdout[-3000:]}")
-        if any(line.get("rejected") for line in history):
-            raise RuntimeError("answers were lost; the seconds would mean nothing")
+        lost = [line["rejected"] for line in history if line.get("rejected")]
+        if lost:
+            raise RuntimeError(f"answers were lost: {lost[0][0]}")
         cpu = meter.between(when(history[1]), when(history[-1]))
         return RayRun(history, cpu / max(len(history) - 2, 1), wall)
