@@ -23,7 +23,7 @@ from fedtrellis.objectives.universal_perturbation import (
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, setting
 
-from .base import NONCONVEX, Array, DataFileError, Point, Task, data_path, even_share
+from .base import Array, DataFileError, Nonconvex, Point, Task, data_path, even_share
 from .data.datasets import DATASETS, load_cifar10
 
 __all__ = ["Attack"]
@@ -101,7 +101,7 @@ class Attack(Task):
 
     name: ClassVar[str] = "attack"
     summary: ClassVar[str] = "a universal perturbation; any ONNX model"
-    suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = NONCONVEX
+    suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = Nonconvex.suggested
     convex: ClassVar[bool] = False
 
     dataset: str = setting("digits", "the images", choices=tuple(_DATASETS))

@@ -30,10 +30,10 @@ from fedtrellis.settings import SettingsError, keys, parse
 from .data.settings import NODES, DataSettings
 
 __all__ = [
-    "NONCONVEX",
     "Array",
     "DataFileError",
     "Depending",
+    "Nonconvex",
     "Point",
     "Task",
     "data_path",
@@ -44,13 +44,15 @@ Array = NDArray[np.float64]
 Point = Array | Sequence[Array]
 
 
-#: What suits Frank-Wolfe where F is not convex, for a task's ``suggested``.
-NONCONVEX: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {
-        "fedfw": {"schedule": "nonconvex"},
-        "naive-frank-wolfe": {"schedule": "nonconvex"},
-    }
-)
+class Nonconvex:
+    """What suits Frank-Wolfe where F is not convex, for a task's ``suggested``."""
+
+    suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
+        {
+            "fedfw": {"schedule": "nonconvex"},
+            "naive-frank-wolfe": {"schedule": "nonconvex"},
+        }
+    )
 
 
 class DataFileError(SettingsError):

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedtrellis.settings import SettingsError, setting
 
-from .base import NONCONVEX, Array, check_torch, derived_seed
+from .base import Array, Nonconvex, check_torch, derived_seed
 from .data.partition import PartitionedTask
 from .data.task import Dealt, arrange
 from .data.text import ALPHABET, LETTERS, SOURCES, passages
@@ -42,7 +42,7 @@ class Characters(PartitionedTask):
 
     name: ClassVar[str] = "characters"
     summary: ClassVar[str] = "generated text by characters, a small transformer"
-    suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = NONCONVEX
+    suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = Nonconvex.suggested
     convex: ClassVar[bool] = False
 
     partition: str = setting(

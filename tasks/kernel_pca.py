@@ -17,7 +17,7 @@ from fedtrellis.objectives.principal_components import PrincipalComponents
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, setting
 
-from .base import NONCONVEX, Array, Point, data_path
+from .base import Array, Nonconvex, Point, data_path
 from .data.readers import read_matrix
 from .data.settings import FILE, NODES
 from .data.task import Dealt, Indices, NodeDataTask, dense, starts_of
@@ -50,7 +50,7 @@ class KernelPCA(NodeDataTask):
 
     name: ClassVar[str] = "kernel-pca"
     summary: ClassVar[str] = "principal components of digits, iris or a file's matrix"
-    suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = NONCONVEX
+    suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = Nonconvex.suggested
     convex: ClassVar[bool] = False
     bounded_below: ClassVar[bool] = False
 

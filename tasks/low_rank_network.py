@@ -13,7 +13,7 @@ from fedtrellis.objectives.low_rank_network import LowRankPerceptron
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, setting
 
-from .base import NONCONVEX, Array, Point, data_path
+from .base import Array, Nonconvex, Point, data_path
 from .data.datasets import limited, load_mnist, split_digits
 from .data.partition import PartitionedTask, limit_setting, validation_setting
 from .data.settings import NODES
@@ -50,7 +50,7 @@ class LowRankNetwork(PartitionedTask):
 
     name: ClassVar[str] = "low-rank-network"
     summary: ClassVar[str] = "digits or MNIST by a perceptron of low rank"
-    suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = NONCONVEX
+    suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = Nonconvex.suggested
     convex: ClassVar[bool] = False
     not_on_nodes: ClassVar[tuple[str, ...]] = (
         *("path", "partition", "labels_per_client", "alpha"),

@@ -15,7 +15,7 @@ from fedtrellis.objectives import QuadraticAssignment as Cost
 from fedtrellis.random import generator
 from fedtrellis.settings import setting
 
-from .base import NONCONVEX, Array, Point, Task, data_path, even_share
+from .base import Array, Nonconvex, Point, Task, data_path, even_share
 from .data.qaplib import Instance, chr12a, read_instance, read_solution
 
 __all__ = ["QuadraticAssignment"]
@@ -38,7 +38,7 @@ class QuadraticAssignment(Task):
 
     name: ClassVar[str] = "quadratic-assignment"
     summary: ClassVar[str] = "relaxed quadratic assignment, chr12a of QAPLIB or a file"
-    suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = NONCONVEX
+    suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = Nonconvex.suggested
     convex: ClassVar[bool] = False
     bounded_below: ClassVar[bool] = False
 

@@ -20,6 +20,7 @@ import pytest
 import sim
 from fedtrellis.app.directory import flatten, read_config
 from fedtrellis.settings import SettingsError
+from fedtrellis.wire import exchange
 from fedtrellis.wire.flower_internals import LOGGER_NAME, ConsoleHandler, log
 from fedtrellis.wire.local_grid import LocalGrid
 from tasks import TASKS, HybridTask
@@ -588,8 +589,9 @@ def test_resume_waits_for_the_nodes_that_the_run_had(
     config = sim.app.default_config() | read_config([str(first / "resume.toml")])  # type: ignore[operator]
     config |= {"rounds": 5, "results-dir": str(tmp_path / "second")}
     grid = ComesBack(sim.client_app, 4, run_config=config)
-    # the other grids are not of this class
-    monkeypatch.setattr("fedtrellis.app.run.LocalGrid", type(None))
+    # as if they were elsewhere
+    monkeypatch.setattr(exchange, "_in_this_process", lambda grid: False)
+    monkeypatch.setattr(exchange, "_STILL", 0.1)
     assert len(history(sim.app.run(grid, config))) == 6
 
 

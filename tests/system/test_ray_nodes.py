@@ -24,7 +24,9 @@ def simulation() -> Iterator[Flower]:
     folder = Path(tempfile.mkdtemp())
     # Ray lets its actors run after everything else on the machine; BLAS has the
     # threads that a user's has
-    flower = Flower(folder, RAY_worker_niceness="0", TMPDIR=str(folder))
+    flower = Flower(
+        folder, RAY_worker_niceness="0", TMPDIR=str(folder), PYTHONPATH=str(ROOT)
+    )
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         flower.environment.pop(name, None)
     yield flower
