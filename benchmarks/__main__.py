@@ -77,10 +77,9 @@ COMPARISONS: dict[str, Callable[[bool], Iterable[Comparison]]] = {
         deployed.compare(deployed.QUICK if quick else deployed.FULL)
     ],
     "bundle": lambda quick: [bundle.compare(bundle.QUICK if quick else bundle.FULL)],
-    "ray": lambda quick: [
-        ray_rounds.compare(ray_rounds.QUICK if quick else ray_rounds.FULL),
-        *([] if quick else [ray_rounds.every(100, 4)]),
-    ],
+    "ray": lambda quick: ray_rounds.measure(
+        ray_rounds.QUICK if quick else ray_rounds.FULL, not quick
+    ),
     "round-trips": lambda quick: [
         round_trips.compare(round_trips.CASES, 5 if quick else 20)
     ],
@@ -116,9 +115,7 @@ COMPARISONS: dict[str, Callable[[bool], Iterable[Comparison]]] = {
 
 #: Those that are measured only if they are named: minutes each, of SuperNodes, Ray
 #: or tuning.
-BY_NAME = (
-    *("cohorts", "deployed", "engines", "fine-tuning", "networks", "ray", "scale"),
-)
+BY_NAME = tuple("cohorts deployed engines fine-tuning networks ray scale".split())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -16,7 +16,7 @@ from .deployed import write_fedavg
 from .ray import ROOT, RayRun, run_on_ray
 from .report import Aim, Comparison, Row, Spread, ratios
 
-__all__ = ["FULL", "QUICK", "Case", "compare", "every"]
+__all__ = ["FULL", "QUICK", "Case", "compare", "every", "measure"]
 
 _AIM = 1.3
 #: Rows a client, and p: the gradient is cheap, what is measured is everything else.
@@ -173,3 +173,10 @@ def compare(cases: Sequence[Case]) -> Comparison:
     for case in cases:
         _measure(case, result)
     return result
+
+
+def measure(cases: Sequence[Case], methods: bool) -> Iterator[Comparison]:
+    """Rounds beside FedAvg's, and if asked every method with 100 clients."""
+    yield compare(cases)
+    if methods:
+        yield every(100, 3)
