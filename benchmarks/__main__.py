@@ -115,7 +115,7 @@ COMPARISONS: dict[str, Callable[[bool], Iterable[Comparison]]] = {
 
 #: Those that are measured only if they are named: minutes each, of SuperNodes, Ray
 #: or tuning.
-BY_NAME = tuple("cohorts deployed engines fine-tuning networks ray scale".split())
+BY_NAME = ("cohorts", "deployed", "engines", "fine-tuning", "networks", "ray", "scale")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
