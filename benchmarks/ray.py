@@ -23,6 +23,7 @@ import numpy as np
 __all__ = [
     "ROOT",
     "RayRun",
+    "cpu_seconds",
     "environment",
     "free_port",
     "processes_of",

@@ -29,7 +29,7 @@ from fedtrellis.wire.client import client_app
 from fedtrellis.wire.local_grid import LocalGrid
 from strategies import FedAvgGD
 
-from ..ray import processes_of
+from ..ray import cpu_seconds
 from ..runs import quiet
 from .job import CLASSES, LOCAL_STEPS, STEP_SIZE, Job, Run, layers, model_of, timed
 
@@ -265,16 +265,7 @@ def fedavg(job: Job) -> Callable[[], Run]:
 
 def _cpu_seconds() -> float:
     """CPU time so far of all processes with this one's FLWR_HOME: Ray, its actors."""
-    ticks = 0
-    for pid in [*processes_of(Path(os.environ["FLWR_HOME"])), os.getpid()]:
-        try:
-            stat = Path(f"/proc/{pid}/stat").read_text()
-        except OSError:
-            continue
-        # after the name, which may have spaces: state is field 3, utime field 14
-        fields = stat.rpartition(")")[2].split()
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
+    return cpu_seconds(Path(os.environ["FLWR_HOME"])) + time.process_time()
 
 
 def _on_ray(
