@@ -52,12 +52,12 @@ __all__ = [
 ClientKeys = Literal["bound", "free"]
 CLIENT_KEYS: tuple[ClientKeys, ...] = get_args(ClientKeys)
 
-# Polling starts at this wait, in seconds, and grows to the other: an answer that is
-# there at once is taken at once, and a deployed wave of seconds costs few requests.
+# Seconds between two looks at which nodes are there grow from the one to the other.
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.005, 0.25
-# A request names every message that is still waited for. A wave to n nodes lasts as
-# long as n messages take, so at a fixed wait it would cost n times n; at a share of the
-# wave's time so far it costs n log n.
+# A wave's answers are polled for after this share of its time so far: no wave lasts
+# much longer than its slowest answer. A request names every message that is still
+# waited for, and a wave to n nodes lasts as long as n messages take: at a fixed wait
+# polling would cost n times n, at a share it costs n log n.
 _WAIT_SHARE = 0.05
 # Seconds without a new node after which a run goes on with those that are there.
 _STILL = 3.0
@@ -170,7 +170,6 @@ def exchange(
     began = time.monotonic()
     deadline = began + timeout
     quiet_since = began
-    wait = _SHORTEST_WAIT
     while waiting:
         before = len(waiting)
         for reply in grid.pull_messages(list(waiting)):
@@ -207,8 +206,8 @@ def exchange(
             if late:
                 _nudge(grid, late)
             behind = []
+        wait = max(_SHORTEST_WAIT, _WAIT_SHARE * (now - began))
         time.sleep(min(wait, max(deadline - now, _SHORTEST_WAIT)))
-        wait = min(1.5 * wait, max(_LONGEST_WAIT, _WAIT_SHARE * (now - began)))
     for node_id in waiting.values():
         result[node_id] = NO_ANSWER
     for client in clients:
