@@ -26,28 +26,16 @@ _OPENERS: dict[str, Callable[..., Any]] = {
 #: What reading a damaged packed file may raise, or one that is not packed at all;
 #: RuntimeError is how zipfile asks for a password.
 UNPACKING_ERRORS = (
-    OSError,
-    EOFError,
-    zlib.error,
-    lzma.LZMAError,
-    zipfile.BadZipFile,
-    NotImplementedError,
-    RuntimeError,
+    *(OSError, EOFError, zlib.error, lzma.LZMAError),
+    *(zipfile.BadZipFile, NotImplementedError, RuntimeError),
 )
 
 
 def open_packed(path: Path) -> BinaryIO:
     """Open a file for reading bytes, decompressed as its name's end says.
 
-    Of a zip archive, whatever its name, the one csv file in it.
-
-    Raises
-    ------
-    OSError
-        There is no such file, or it may not be read. What is wrong with its content
-        shows while reading, as one of :data:`UNPACKING_ERRORS`.
-    DataFileError
-        A zip archive has not exactly one csv file.
+    Of a zip archive, whatever its name, the one csv file in it. What is wrong with the
+    content shows while reading, as one of :data:`UNPACKING_ERRORS`.
     """
     if not zipfile.is_zipfile(path):
         return cast(BinaryIO, _OPENERS.get(path.suffix, open)(path, "rb"))
@@ -59,15 +47,7 @@ def open_packed(path: Path) -> BinaryIO:
 
 
 def read_at_most(path: Path, limit: int) -> bytes:
-    """Return at most ``limit`` bytes of what a file holds, decompressed.
-
-    Raises
-    ------
-    DataFileError
-        It cannot be decompressed.
-    OSError
-        As of :func:`open_packed`.
-    """
+    """Return at most ``limit`` bytes of what a file holds, decompressed."""
     with open_packed(path) as stream:
         try:
             return stream.read(limit)
@@ -81,10 +61,7 @@ def read_at_most(path: Path, limit: int) -> bytes:
 def load_arrays(path: Path, wanted: Collection[str] = ()) -> dict[str, Any]:
     """Return the arrays of an ``.npz`` archive, all or those of some names.
 
-    Raises
-    ------
-    DataFileError
-        It is no archive of plain arrays; one with Python objects is not read.
+    One with Python objects is refused.
     """
     try:
         with np.load(path, allow_pickle=False) as archive:

@@ -1,7 +1,8 @@
 """Readers of tables: csv by pandas, LIBSVM's text by scikit-learn, NumPy's archives.
 
 :func:`read_table` takes the format from the file's name. pandas and scikit-learn are
-imported when a file needs them: a node with NumPy's files has no use for either.
+imported when a file needs them: a node with NumPy's files has no use for either. A file
+that does not hold what it should is a DataFileError, which names file, row and column.
 """
 
 from __future__ import annotations
@@ -12,13 +13,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from itertools import chain
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import scipy  # its parts are loaded when first used
-from numpy.typing import NDArray
 
 from fedtrellis.extras import need
 from fedtrellis.settings import SettingsError
@@ -26,7 +26,16 @@ from fedtrellis.settings import SettingsError
 from ..base import Array, DataFileError, data_path
 from .images import read_idx_folder
 from .packed import UNPACKING_ERRORS, load_arrays, open_packed
-from .table import Schema, Table, fault, in_order, is_number, make_table, numbers
+from .table import (
+    Schema,
+    Table,
+    fault,
+    in_order,
+    is_number,
+    make_table,
+    numbers,
+    to_number,
+)
 
 __all__ = [
     "file_stamp",
@@ -41,8 +50,6 @@ __all__ = [
     "read_table",
 ]
 
-# Rows of a text file that are in memory as texts together.
-_ROWS = 5000
 # What separates the fields of a file of ratings.
 _BLANKS = r"\s+"
 # How many labels a message counts to before it asks whether they are numbers.
@@ -80,7 +87,7 @@ def node_path(node_config: Mapping[str, Any], key: str = "data") -> Path:
 
 
 def file_stamp(path: Path) -> tuple[int, ...]:
-    """Return what tells that a file is the one that was read before."""
+    """Return what shows that a file is the one that was read before."""
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     stats = [file.stat() for file in files]
     return tuple(n for stat in stats for n in (stat.st_mtime_ns, stat.st_size))
@@ -97,11 +104,6 @@ def read_table(path: Path, schema: Schema) -> Table:
     ``.csv`` and ``.csv.gz``, ``.npz``, LIBSVM's text as ``.svm``, ``.libsvm`` or
     ``.txt``, raw or packed as ``.gz`` or ``.bz2``, and a folder with one pair of idx
     files.
-
-    Raises
-    ------
-    DataFileError
-        The file does not hold what it should; names file, row and column.
     """
     if path.is_dir():
         return read_idx_folder(path, schema)
@@ -142,23 +144,15 @@ def read_own_file(
     -------
     Table
         Columns without names are ``feature-1`` and so on.
-
-    Raises
-    ------
-    FileNotFoundError, DataFileError
-        There is none, or it holds something else; names file, row and column.
     """
     found = data_path(key, path)
-    schema = Schema(
-        0, target=target, label_column=label_column, weight_column=weight_column
-    )
-    return _own_file(found, file_stamp(found), schema)
+    columns = {"label_column": label_column, "weight_column": weight_column}
+    return _own_file(found, file_stamp(found), Schema(0, target=target, **columns))
 
 
 @lru_cache(maxsize=2)
 def _own_file(path: Path, stamp: tuple[int, ...], schema: Schema) -> Table:
-    read = read_table if is_dense(path.name) else _libsvm_table
-    table = read(path, schema)
+    table = (read_table if is_dense(path.name) else _libsvm_table)(path, schema)
     if len(table.labels) > _MOST_LABELS:
         kind = f"{len(table.labels)} different labels; are they numbers to learn?"
         fault(path, kind)
@@ -167,113 +161,121 @@ def _own_file(path: Path, stamp: tuple[int, ...], schema: Schema) -> Table:
     return table._replace(names=names)
 
 
-# -- text, by pandas
+# -- text: csv and ratings
 
 
-def _blocks(
-    path: Path, separator: str, first: int, empty: str = "the file is empty"
-) -> Iterator[NDArray[Any]]:
-    """Yield the fields of a text file as texts, some thousand rows at a time.
-
-    ``first`` is the number of the first line in messages.
-    """
-    need("pandas", f"{path}, a file of text,", "data")
-    # half a second that nodes with other files need not spend
-    import pandas as pd
-
-    kind = ""
+def _lines(
+    path: Path, separator: str, first: int = 0
+) -> Iterator[tuple[int, list[str]]]:
+    """Yield the number and the fields of each line, counted from ``first``."""
+    kind, bad = "the file cannot be read or unpacked", None
     try:
         with (
             open_packed(path) as file,
-            pd.read_csv(
-                file,
-                sep=separator,
-                header=None,
-                dtype=object,
-                na_filter=False,
-                skip_blank_lines=False,
-                # what is no UTF-8 becomes surrogates, which are no numbers
-                encoding_errors="surrogateescape",
-                chunksize=_ROWS,
-            ) as chunks,
+            # what is no UTF-8 becomes surrogates, which are no numbers
+            io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="") as text,
         ):
-            for chunk in chunks:
-                yield chunk.to_numpy()
-    except pd.errors.EmptyDataError:
-        kind = empty
-    except pd.errors.ParserError:
-        kind = "the rows do not have one number of fields"
-    except UNPACKING_ERRORS:
-        kind = "the file cannot be read or unpacked"
-    if kind.startswith("the rows"):
-        _check_rows(path, separator, first)
-    if kind:
-        fault(path, kind)
-
-
-def _check_rows(path: Path, separator: str, first: int, width: int = 0) -> int:
-    """Return how many rows there are, without the empty lines at the end.
-
-    pandas fills short rows up with empty texts, so this looks at a file that has some.
-
-    Raises
-    ------
-    DataFileError
-        A row has more or fewer fields than the first, or than ``width``.
-    """
-    count = blank = 0
-    torn = False
-    with (
-        open_packed(path) as file,
-        io.TextIOWrapper(file, "utf-8-sig", errors="surrogateescape", newline="") as t,
-    ):
-        rows: Iterator[list[str]] = csv.reader(t, delimiter=separator[0], strict=True)
-        if separator == _BLANKS:
-            rows = (line.split() for line in t)
-        try:
-            for count, fields in enumerate(rows, start=1):
-                width = width or len(fields)
-                if not fields:
-                    blank = blank or count
-                elif blank or len(fields) != width:
-                    break
-            else:
-                return (blank or count + 1) - 1
-        except csv.Error:
-            count, torn = count + 1, True
-    row = count - 1 + first
-    if torn:
+            row = first
+            rows: Iterator[list[str]] = map(str.split, text)
+            if separator != _BLANKS:
+                rows = csv.reader(text, delimiter=separator, strict=True)
+            for fields in rows:
+                yield row, fields
+                row += 1
+        return
+    except csv.Error:
         kind = "quotation marks that do not fit, or a field that is far too long"
-        fault(path, kind, row)
-    if blank:
-        fault(path, "the line is empty", blank - 1 + first)
-    says = "; the first line has {} column names" if not first else "; {} are expected"
-    fault(path, f"{len(fields)} fields" + says.format(width), row)
+        bad = row
+    except UNPACKING_ERRORS:
+        pass
+    fault(path, kind, bad)
 
 
-def _texts(
-    path: Path, separator: str, header: Sequence[str] | None
-) -> Iterator[NDArray[Any]]:
-    """Yield the column names, in a row, and then the fields below, block by block."""
-    first = 0 if header is None else 1
-    names = "the file is empty; its first line must hold the columns' names"
-    blocks = _blocks(path, separator, first, names)
-    block = next(blocks)
-    if header is None:
-        header, block = block[0], block[1:]
-    yield np.array([str(name).strip() for name in header], dtype=object)
-    done, total = 0, math.inf
-    if block.shape[1] != len(header):
-        _check_rows(path, separator, first, len(header))
-    for part in chain([block], blocks):
-        if total == math.inf and (part[:, -1] == "").any():
-            total = _check_rows(path, separator, first, len(header)) - 1 + first
-        kept = part[: int(min(len(part), max(total - done, 0)))]
-        done += len(kept)
-        if len(kept):
-            yield kept
-    if not done:
+def _first_lines(path: Path, separator: str) -> list[list[str]]:
+    """Return the fields of two lines, or of as many as there are."""
+    need("pandas", f"{path}, a file of text,", "data")
+    return [fields for _, fields in islice(_lines(path, separator), 2)]
+
+
+def _read_text(
+    path: Path,
+    names: Sequence[str],
+    own: Sequence[int],
+    separator: str = ",",
+    *,
+    header: bool = True,
+) -> tuple[Array, dict[int, list[str]]]:
+    """Return some columns as finite numbers, and the others as texts.
+
+    pandas reads what is in order. Where it finds a fault, or text where a short row may
+    be filled up, all is read line by line, which gives the same or says what is wrong.
+    """
+    # half a second that nodes with other files need not spend
+    import pandas as pd
+
+    # from pandas 3.1 on numbers are exact to the last bit by default
+    new = tuple(map(int, pd.__version__.split(".")[:2])) >= (3, 1)
+    others = [j for j in range(len(names)) if j not in own]
+    frame = None
+    # a ParserError is a ValueError, too
+    with suppress(ValueError, *UNPACKING_ERRORS), open_packed(path) as file:
+        frame = pd.read_csv(
+            file,
+            sep=separator,
+            header=None,
+            skiprows=int(header),
+            dtype={**dict.fromkeys(own, np.float64), **dict.fromkeys(others, object)},
+            na_filter=False,
+            skip_blank_lines=False,
+            encoding_errors="surrogateescape",
+            **({} if new else {"float_precision": "round_trip"}),
+        )
+    if frame is not None and frame.shape[1] == len(names):
+        found = frame[list(own)].to_numpy(np.float64)
+        texts = {j: frame[j].tolist() for j in others}
+        if np.isfinite(found).all() and not any("" in texts[j] for j in others):
+            return found, texts
+    return _read_lines(path, names, own, separator, header=header)
+
+
+def _read_lines(
+    path: Path, names: Sequence[str], own: Sequence[int], separator: str, header: bool
+) -> tuple[Array, dict[int, list[str]]]:
+    """Do the same line by line."""
+    texts: dict[int, list[str]] = {j: [] for j in range(len(names)) if j not in own}
+    found: list[Array] = []
+    blank = 0
+    for row, fields in _lines(path, separator, 1 - header):
+        if not row:
+            continue
+        if not fields:
+            blank = blank or row
+            continue
+        if blank:
+            fault(path, "the line is empty", blank)
+        _check_fields(path, fields, len(names), row, header=header)
+        for j in own:
+            if not math.isfinite(to_number(fields[j])):
+                kind = "must be a number" if fields[j].strip() else "is empty"
+                if is_number(fields[j]):
+                    kind = "must be a finite number"
+                fault(path, kind, row, names[j])
+        found.append(np.array([float(fields[j]) for j in own]))
+        for j in texts:
+            texts[j].append(fields[j])
+    if not found:
         fault(path, "there are no rows below the column names")
+    return np.array(found), texts
+
+
+def _check_fields(
+    path: Path, fields: Sequence[str], width: int, row: int, *, header: bool
+) -> None:
+    if fields and len(fields) != width:
+        allowed = f"{width} are expected"
+        if header:
+            allowed = f"the first line has {width} column names"
+        fault(path, f"{len(fields)} fields; {allowed}", row)
 
 
 def read_csv(
@@ -285,77 +287,60 @@ def read_csv(
 ) -> Table:
     """Read a text file with a first line of column names, raw or packed.
 
-    Parameters
-    ----------
-    path : Path
-    schema : Schema
-    separator : str, default ","
-    header : sequence of str, optional
-        The columns' names, where the file has no such line.
-
-    Returns
-    -------
-    Table
-        Columns in the model's order where it has names, else in the file's.
-
-    Raises
-    ------
-    DataFileError
-        The file does not hold what it should; names file, row (counted from 1 below
-        the column names) and column.
+    ``header`` has the columns' names, where the file has no such line. Rows are counted
+    from 1 below it, and columns come in the model's order where it has names, else in
+    the file's.
     """
-    blocks = _texts(path, separator, header)
-    names = next(blocks).tolist()
+    lines = _first_lines(path, separator)
+    if not lines or not (header or lines[0]):
+        fault(path, "the file is empty; its first line must hold the columns' names")
+    names = [name.strip() for name in header or lines[0]]
     if header is None:
-        _check_header(path, names)
-    label, weight, identity = (
-        names.index(name) if name and name in names else None
-        for name in (
-            schema.label_column,
-            schema.weight_column,
-            "id" if schema.split else "",
+        _check_names(path, names)
+        for line in lines[1:]:
+            _check_fields(path, line, len(names), 1, header=True)
+    needed = [*schema.ignored]
+    if schema.split:
+        needed.append("id")
+    else:
+        needed += [schema.label_column] * (schema.target != "none")
+        needed += [schema.weight_column] * bool(schema.weight_column)
+    for name in needed:
+        if name not in names:
+            fault(path, f"the first line has no column {name!r}")
+    special = (schema.label_column, schema.weight_column, "id" if schema.split else "")
+    apart = {*special, *schema.ignored}
+    own = [j for j, name in enumerate(names) if name not in apart]
+    found = [names[j] for j in own]
+    # without a label's name the first line may be an example
+    bare = header is None and not schema.names and len(own) == len(names)
+    if bare and any(map(is_number, names)):
+        fault(
+            path,
+            "the first line must hold the columns' names, and there are numbers in it "
+            "(columns whose names are numbers need data.feature-names)",
         )
-    )
-    _check_columns(path, names, schema)
-    other = {label, weight, identity, *map(names.index, schema.ignored)}
-    own = [index for index in range(len(names)) if index not in other]
-    found = [names[index] for index in own]
-    if header is None and not schema.names and other == {None}:
-        _check_words(path, found)
-    places = [index + 1 for index in own]
-    order = in_order(path, found, schema, "the first line", places)
+    order = in_order(path, found, schema, "the first line", [j + 1 for j in own])
     if not found:
         fault(path, "the first line names no feature")
-    if schema.target == "none":
-        label = None
-    parts: list[Array] = []
-    kept: dict[int, list[str]] = {
-        index: [] for index in (label, weight, identity) if index is not None
-    }
-    done = 0
-    for block in blocks:
-        parts.append(numbers(path, block[:, own], found, done))
-        for index, texts in kept.items():
-            texts += block[:, index].tolist()
-        done += len(block)
+    cells, texts = _read_text(path, names, own, separator, header=header is None)
+    labels, weights, ids = (
+        texts[names.index(name)] if name and name in names else None for name in special
+    )
     return make_table(
         path,
         schema,
-        np.ascontiguousarray(np.concatenate(parts)[:, order]),
-        labels=None if label is None else kept[label],
+        np.ascontiguousarray(cells[:, order]),
+        labels=labels,
         names=tuple(found[index] for index in order),
-        ids=[] if identity is None else kept[identity],
-        weights=None if weight is None else kept[weight],
+        ids=ids or (),
+        weights=weights,
         columns=(schema.label_column, schema.weight_column, "id"),
     )
 
 
-def _check_header(path: Path, names: Sequence[str]) -> None:
-    """Check the names of columns.
-
-    None is shown before it is known to be one: a file without column names has its
-    first example there.
-    """
+def _check_names(path: Path, names: Sequence[str]) -> None:
+    """Check the names of columns, showing none: they may be the first example."""
     for number, name in enumerate(names, start=1):
         if not name or not name.isprintable():
             fault(path, f"the first line: column {number} has no name")
@@ -364,58 +349,22 @@ def _check_header(path: Path, names: Sequence[str]) -> None:
             fault(path, f"the first line: columns {first} and {number} have one name")
 
 
-def _check_words(path: Path, names: Sequence[str]) -> None:
-    """Check that a first line without a label's name is no example."""
-    if any(map(is_number, names)):
-        fault(
-            path,
-            "the first line must hold the columns' names, and there are numbers in "
-            "it (columns whose names are numbers need data.feature-names)",
-        )
-
-
-def _check_columns(path: Path, names: Sequence[str], schema: Schema) -> None:
-    """Check that the columns beside the features are there."""
-    needed = [*schema.ignored, "id"] if schema.split else list(schema.ignored)
-    if not schema.split:
-        needed += [schema.label_column] if schema.target != "none" else []
-        needed += [schema.weight_column] if schema.weight_column else []
-    for name in needed:
-        if name not in names:
-            fault(path, f"the first line has no column {name!r}")
-
-
 def read_ratings(path: Path, users: int = 0, items: int = 0) -> Table:
     """Read ratings as in MovieLens-100k's ``u.data``: user, item, rating in each line.
 
     With tabs or spaces between; what stands behind the rating (a time) is not read.
-    Users and items are whole numbers from 1.
-
-    Parameters
-    ----------
-    path : Path
-    users, items : int, optional
-        How many there are, on all nodes together; by default as many as may be.
-
-    Returns
-    -------
-    Table
-        Features of shape (d, 2): user and item, counted from 0; the ratings.
-
-    Raises
-    ------
-    DataFileError
-        A line is something else; names file, row (the line) and column.
+    Users and items are whole numbers from 1 to ``users`` and ``items``, how many there
+    are on all nodes together; by default as many as may be. The table's features of
+    shape (d, 2) are user and item, counted from 0.
     """
-    names = ("user", "item", "rating")
-    blocks = list(_blocks(path, _BLANKS, 1, "there are no ratings"))
-    if (width := blocks[0].shape[1]) not in (3, 4):
+    names = ("user", "item", "rating", "time")
+    if not (lines := _first_lines(path, _BLANKS)):
+        fault(path, "there are no ratings")
+    width = len(lines[0])
+    if width not in (3, 4):
         kind = f"{width} fields; user, item and rating, and a time if you like, are"
         fault(path, f"{kind} expected", 1)
-    cells = np.concatenate(blocks)
-    if (cells[:, -1] == "").any():
-        cells = cells[: _check_rows(path, _BLANKS, 1)]
-    table = numbers(path, cells[:, :3], names)
+    table, _ = _read_text(path, names[:width], range(3), _BLANKS, header=False)
     # no real number is near the limit; one that is would ask for terabytes
     for column, (name, count) in enumerate((("user", users), ("item", items))):
         most = count or 10**6
@@ -425,35 +374,23 @@ def read_ratings(path: Path, users: int = 0, items: int = 0) -> Table:
             says = f", as matrix-completion.{name}s says" if count else ""
             kind = f"must be a whole number from 1 to {most}{says}"
             fault(path, kind, int(wrong[0]) + 1, name)
-    schema = Schema(2, names[:2], "number")
     features = np.ascontiguousarray(table[:, :2]) - 1.0
+    schema = Schema(2, names[:2], "number")
     return make_table(path, schema, features, labels=table[:, 2], names=names[:2])
 
 
 def read_matrix(path: Path) -> Array:
-    """Read a matrix of numbers, an example in each row.
+    """Read a matrix of float64 of shape (d, p), an example in each row.
 
-    Parameters
-    ----------
-    path : Path
-        ``.npy``; ``.npz`` with one array; ``.csv``, with commas between the numbers and
-        at most one line of names before them.
-
-    Returns
-    -------
-    ndarray of float64 of shape (d, p)
-
-    Raises
-    ------
-    DataFileError
-        The file holds something else, in one line that names it.
+    ``.npy``; ``.npz`` with one array; ``.csv``, with commas between the numbers and at
+    most one line of names before them.
     """
     suffix = path.suffix.lower()
     if suffix == ".csv":
-        first = next(_blocks(path, ",", 1))[0]
+        lines = _first_lines(path, ",")
         header = None
-        if is_number(first[0]):
-            header = [str(number) for number in range(1, len(first) + 1)]
+        if lines and lines[0] and is_number(lines[0][0]):
+            header = [str(j) for j in range(1, len(lines[0]) + 1)]
         schema = Schema(0, label_column="")
         return np.array(read_csv(path, schema, header=header).features)
     if suffix not in (".npy", ".npz"):
@@ -488,11 +425,6 @@ def read_npz(path: Path, schema: Schema) -> Table:
     ``weights`` of shape (d_i,), if samples have some; where samples are split ``ids``
     of shape (d_i,), texts or whole numbers; ``names`` of the features, which may be
     left out where they go by their number.
-
-    Raises
-    ------
-    DataFileError
-        The file does not hold what it should; names file, array, row and column.
     """
     arrays = load_arrays(path, ("features", "labels", "ids", "names", "weights"))
     features = arrays.get("features")
@@ -501,60 +433,52 @@ def read_npz(path: Path, schema: Schema) -> Table:
     if features.dtype.kind not in "biuf":
         fault(path, "the array 'features' must be of numbers")
     rows, width = features.shape
-    named = bool(schema.split or schema.names)
-    names = _entries(path, arrays, "names", width, "Uiu", "texts", needed=named)
-    texts = [str(name).strip() for name in names or ()]
-    if not all(text and text.isprintable() for text in texts):
+
+    def entries(
+        name: str, kinds: str, what: str, *, needed: bool, count: int = rows
+    ) -> Any:
+        array = arrays.get(name)
+        if array is None:
+            if needed:
+                fault(path, f"must have an array {name!r}")
+            return None
+        if array.shape != (count,):
+            fault(path, f"the array {name!r} must have {count} {what}")
+        if array.dtype.kind not in kinds:
+            fault(path, f"the array {name!r} must be of {what}")
+        return array.tolist()
+
+    split = schema.split
+    named = split or bool(schema.names)
+    found = entries("names", "Uiu", "texts", needed=named, count=width)
+    names = [str(name).strip() for name in found or ()]
+    if not all(name and name.isprintable() for name in names):
         fault(path, "the array 'names' has an entry that is empty or no text")
-    if len(set(texts)) < len(texts):
+    if len(set(names)) < len(names):
         fault(path, "the array 'names' has one name twice")
-    shown = texts or [str(j) for j in range(1, width + 1)]
-    features = numbers(path, features, shown)
-    if texts:
-        order = in_order(path, texts, schema, "the array 'names'")
-        features = np.ascontiguousarray(features[:, order])
-        texts = [texts[index] for index in order]
+    cells = numbers(path, features, names or [str(j) for j in range(1, width + 1)])
+    if names:
+        order = in_order(path, names, schema, "the array 'names'")
+        cells = np.ascontiguousarray(cells[:, order])
+        names = [names[index] for index in order]
     labels = weights = ids = None
     if schema.target != "none":
-        kinds = "biuf" if schema.target == "number" else "biufU"
-        what = "numbers" if schema.target == "number" else "numbers or texts"
-        labels = _entries(path, arrays, "labels", rows, kinds, what, not schema.split)
+        number = schema.target == "number"
+        kinds = ("biuf", "numbers") if number else ("biufU", "numbers or texts")
+        labels = entries("labels", *kinds, needed=not split)
     if schema.weight_column:
-        needed = not schema.split
-        weights = _entries(path, arrays, "weights", rows, "biuf", "numbers", needed)
-    if schema.split:
-        ids = _entries(path, arrays, "ids", rows, "Uiu", "texts or whole numbers", True)
+        weights = entries("weights", "biuf", "numbers", needed=not split)
+    if split:
+        ids = map(str, entries("ids", "Uiu", "texts or whole numbers", needed=True))
     return make_table(
         path,
         schema,
-        features,
+        cells,
         labels=labels,
-        names=tuple(texts),
-        ids=[str(entry) for entry in ids or ()],
+        names=tuple(names),
+        ids=tuple(ids or ()),
         weights=weights,
     )
-
-
-def _entries(
-    path: Path,
-    arrays: Mapping[str, Any],
-    name: str,
-    count: int,
-    kinds: str,
-    what: str,
-    needed: bool,
-) -> list[Any] | None:
-    """Return the entries of an array of one axis, None where there is none."""
-    array = arrays.get(name)
-    if array is None:
-        if needed:
-            fault(path, f"must have an array {name!r}")
-        return None
-    if array.shape != (count,):
-        fault(path, f"the array {name!r} must have {count} {what}")
-    if array.dtype.kind not in kinds:
-        fault(path, f"the array {name!r} must be of {what}")
-    return list(array.tolist())
 
 
 # -- LIBSVM's text, by scikit-learn
@@ -578,11 +502,6 @@ def read_libsvm(path: Path, features: int = 0) -> tuple[Any, Array]:
         float64.
     labels : ndarray of shape (d,)
         float64, as they stand in the file.
-
-    Raises
-    ------
-    DataFileError
-        The file holds something else; names the file, and the line that is wrong.
     """
     need("sklearn", f"{path}, a file in LIBSVM's format,", "sklearn")
     lines = None
@@ -616,13 +535,11 @@ def _svmlight(lines: list[bytes], features: int) -> tuple[Any, Array] | None:
     # half a second that other readers need not spend
     from sklearn.datasets import load_svmlight_file
 
-    zero_based: Any = False if features else "auto"
+    base: dict[str, Any] = {"zero_based": "auto"}
+    if features:
+        base = {"zero_based": False, "n_features": features}
     try:
-        matrix, targets = load_svmlight_file(
-            io.BytesIO(b"".join(lines)),
-            n_features=features or None,
-            zero_based=zero_based,
-        )
+        matrix, targets = load_svmlight_file(io.BytesIO(b"".join(lines)), **base)
     except MemoryError:
         raise
     except Exception:  # whatever it says, it may quote the file
@@ -641,9 +558,8 @@ def _libsvm_table(path: Path, schema: Schema) -> Table:
         if needed:
             fault(path, f"LIBSVM's format has no {what}; use csv or npz")
     matrix, targets = read_libsvm(path, schema.features)
-    return make_table(
-        path, schema, matrix, labels=targets, columns=("label", "weights", "ids")
-    )
+    columns = ("label", "weights", "ids")
+    return make_table(path, schema, matrix, labels=targets, columns=columns)
 
 
 _READERS: dict[tuple[str, ...], Callable[[Path, Schema], Table]] = {

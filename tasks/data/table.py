@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn
@@ -24,7 +24,9 @@ from ..base import Array, DataFileError
 __all__ = [
     "Schema",
     "Table",
+    "check_width",
     "fault",
+    "in_order",
     "is_number",
     "make_table",
     "numbers",
@@ -129,44 +131,12 @@ def to_number(text: str) -> float:
     return float(text) if is_number(text) else math.nan
 
 
-def numbers(
-    path: Path, cells: NDArray[Any], names: Sequence[str], rows_before: int = 0
-) -> Array:
-    """Return texts or numbers of shape (d, k) as finite float64 ones.
-
-    Parameters
-    ----------
-    path : Path
-    cells : ndarray of shape (d, k)
-    names : sequence of str
-        Of the k columns, for messages.
-    rows_before : int, default 0
-        How many rows of the file stand before these.
-
-    Raises
-    ------
-    DataFileError
-        One is not finite, or no number.
-    """
-    found = None
-    if cells.dtype != object:
-        found = cells.astype(np.float64)
-    else:
-        text = "".join(cells.ravel().tolist())
-        if "_" not in text and text.isascii():
-            try:
-                found = cells.astype(np.float64)
-            except ValueError:
-                found = None
-    if found is None:
-        read = [to_number(text) for text in cells.flat]
-        found = np.array(read).reshape(cells.shape)
+def numbers(path: Path, cells: NDArray[Any], names: Sequence[str]) -> Array:
+    """Return numbers of shape (d, k) as float64, which must be finite."""
+    found = cells.astype(np.float64)
     if not np.isfinite(found).all():
         row, column = np.argwhere(~np.isfinite(found))[0]
-        kind, text = "must be a finite number", cells[row, column]
-        if isinstance(text, str) and not is_number(text):
-            kind = "must be a number" if text.strip() else "is empty"
-        fault(path, kind, rows_before + int(row) + 1, names[column])
+        fault(path, "must be a finite number", int(row) + 1, names[column])
     return found
 
 
@@ -175,41 +145,28 @@ def make_table(
     schema: Schema,
     features: Any,
     *,
-    labels: Sequence[Any] | Array | None = None,
+    labels: Iterable[Any] | None = None,
     names: tuple[str, ...] = (),
     ids: Sequence[str] = (),
-    weights: Sequence[Any] | None = None,
+    weights: Iterable[Any] | None = None,
     columns: tuple[str, str, str] = ("labels", "weights", "ids"),
 ) -> Table:
     """Check what a reader found against a schema.
 
-    Parameters
-    ----------
-    path : Path
-    schema : Schema
-    features : ndarray or scipy.sparse.csr_array of shape (d, p)
-        Finite, float64, in the model's order.
-    labels, weights : sequence of str or float, optional
-        As they stand in the file.
-    names, ids : sequence of str
-    columns : tuple of str
-        What messages call the labels, the weights and the ids.
-
-    Raises
-    ------
-    DataFileError
+    ``features`` are finite, float64 and in the model's order, ``labels`` and
+    ``weights`` texts or numbers as they stand in the file, and ``columns`` is what
+    messages call the labels, the weights and the ids.
     """
     check_width(path, features.shape[1], schema)
-    targets = None
+    targets = counts = None
     found: tuple[str | float, ...] = ()
     if schema.target != "none" and labels is not None:
-        targets, found = _targets(path, labels, schema, columns[0])
-    counts = None
+        targets, found = _targets(path, _texts(labels), schema, columns[0])
     if schema.weight_column and weights is not None:
-        counts = _weights(path, weights, schema, columns[1])
+        counts = _weights(path, _texts(weights), schema, columns[1])
     if schema.split:
         ids = _unique(path, ids, columns[2])
-        # of the samples of this file nobody has said it
+        # the file has the column, and nothing in it
         targets = None if targets is None or np.isnan(targets).all() else targets
         counts = None if counts is None or np.isnan(counts).all() else counts
     for part in (features, targets, counts):
@@ -219,12 +176,7 @@ def make_table(
 
 
 def check_width(path: Path, width: int, schema: Schema) -> None:
-    """Check the number of features, unless it is open.
-
-    Raises
-    ------
-    DataFileError
-    """
+    """Check the number of features, unless it is open."""
     few = width < schema.features and not schema.split
     if schema.features and (few or width > schema.features):
         fault(path, f"{width} feature columns; data.features says {schema.features}")
@@ -240,87 +192,76 @@ def in_order(
     """Return the columns that hold the model's features, in its order.
 
     ``where`` is what holds the names, and ``places`` are their numbers in it.
-
-    Raises
-    ------
-    DataFileError
-        A name is not one of the schema's, or one is missing.
     """
     if not schema.names:
         return list(range(len(names)))
     for place, name in zip(places or range(1, len(names) + 1), names, strict=True):
         if name not in schema.names:
-            fault(
-                path,
-                f"{where}: column {place} is not among data.feature-names",
-            )
+            fault(path, f"{where}: column {place} is not among data.feature-names")
     missing = [name for name in schema.names if name not in names]
     if missing and not schema.split:
         fault(path, f"{where} has no column {missing[0]!r}")
     return [names.index(name) for name in schema.names if name in names]
 
 
+def _texts(entries: Iterable[Any]) -> list[str]:
+    """Return texts without blanks around them, and numbers as texts; NaN is empty."""
+    return [
+        entry.strip()
+        if isinstance(entry, str)
+        else ("" if entry != entry else repr(float(entry)))
+        for entry in entries
+    ]
+
+
+def _check(
+    path: Path, texts: list[str], good: NDArray[Any], schema: Schema, *fault_of: str
+) -> None:
+    """Refuse the first entry that is not good, or empty where that is not allowed."""
+    empty = np.array([not text for text in texts])
+    bad = ~good & ~empty if schema.split else ~good | empty
+    if bad.any():
+        row = int(bad.argmax())
+        kind, column = fault_of
+        fault(path, "is empty" if empty[row] else kind, row + 1, column)
+
+
 def _targets(
-    path: Path, entries: Sequence[Any] | Array, schema: Schema, column: str
+    path: Path, texts: list[str], schema: Schema, column: str
 ) -> tuple[Array, tuple[str | float, ...]]:
     """Return the targets, and the labels that were found where all are allowed."""
-    codes = _codes(schema)
-    given = schema.target == "class" and not schema.labels
-    targets = np.empty(len(entries))
-    for row, entry in enumerate(entries):
-        text = entry.strip() if isinstance(entry, str) else None
-        value = float(entry) if text is None else to_number(text)
-        code: float | None = None
-        if text == "" or (text is None and math.isnan(value)):
-            if not schema.split:
-                fault(path, "is empty", row + 1, column)
-            code = math.nan
-        elif schema.target == "number":
-            if not math.isfinite(value):
-                fault(path, "must be a finite number", row + 1, column)
-            code = value
-        elif given:
-            # one that is a number goes by its value
-            key = value if math.isfinite(value) or text is None else text
-            code = codes.setdefault(key, float(len(codes)))
-        else:
-            code = codes.get(value if text is None else text, codes.get(value))
-        if code is None:
-            kind = "is not among the labels that the run allows"
-            fault(path, kind, row + 1, column)
-        targets[row] = code
-    if not given:
-        return targets, ()
-    # they are numbered as they came; now the smallest is 0
-    found = sorted(codes, key=lambda label: (isinstance(label, str), label))
-    place = {codes[label]: float(number) for number, label in enumerate(found)}
-    return np.array([place.get(code, math.nan) for code in targets]), tuple(found)
-
-
-def _codes(schema: Schema) -> dict[str | float, float]:
-    """Return the numbers of the allowed labels, by text and, of numbers, by value."""
-    codes: dict[str | float, float] = {}
+    values = np.array([to_number(text) for text in texts])
+    if schema.target == "number":
+        good = np.isfinite(values)
+        _check(path, texts, good, schema, "must be a finite number", column)
+        return values, ()
+    # a label that is a number goes by its value
+    keys = [
+        v if math.isfinite(v) else t
+        for t, v in zip(texts, values.tolist(), strict=True)
+    ]
+    found: list[str | float] = []
+    if not schema.labels:
+        found = sorted({k for k in keys if k != ""}, key=lambda k: (type(k) is str, k))
+    codes: dict[str | float, int] = {label: n for n, label in enumerate(found)}
     for code, label in enumerate(schema.labels):
-        codes[label] = float(code)
+        codes[label] = code
         if is_number(label):
-            codes.setdefault(float(label), float(code))
-    return codes
+            codes.setdefault(float(label), code)
+    pairs = zip(texts, keys, strict=True)
+    numbered = np.array([codes.get(t, codes.get(k, math.nan)) for t, k in pairs])
+    kind = "is not among the labels that the run allows"
+    _check(path, texts, np.isfinite(numbered), schema, kind, column)
+    return numbered.astype(np.float64), tuple(found)
 
 
-def _weights(path: Path, entries: Sequence[Any], schema: Schema, column: str) -> Array:
-    weights = np.empty(len(entries))
-    for row, entry in enumerate(entries):
-        text = entry.strip() if isinstance(entry, str) else repr(float(entry))
-        if text in ("", "nan") and (schema.split or not text):
-            if not schema.split:
-                fault(path, "is empty", row + 1, column)
-            weights[row] = math.nan
-            continue
-        value = to_number(text)
-        if value != 0.0 and not LIGHTEST <= value < math.inf:
-            kind = f"must be 0 or a finite number from {LIGHTEST:g} on"
-            fault(path, kind, row + 1, column)
-        weights[row] = value
+def _weights(path: Path, texts: list[str], schema: Schema, column: str) -> Array:
+    if schema.split:
+        texts = ["" if text == "nan" else text for text in texts]
+    weights = np.array([to_number(text) for text in texts])
+    good = (weights == 0.0) | (weights >= LIGHTEST) & (weights < math.inf)
+    kind = f"must be 0 or a finite number from {LIGHTEST:g} on"
+    _check(path, texts, good, schema, kind, column)
     return weights
 
 
