@@ -146,8 +146,10 @@ def read_own_file(
         Columns without names are ``feature-1`` and so on.
     """
     found = data_path(key, path)
-    columns = {"label_column": label_column, "weight_column": weight_column}
-    return _own_file(found, file_stamp(found), Schema(0, target=target, **columns))
+    schema = Schema(
+        0, target=target, label_column=label_column, weight_column=weight_column
+    )
+    return _own_file(found, file_stamp(found), schema)
 
 
 @lru_cache(maxsize=2)
