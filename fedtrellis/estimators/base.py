@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, Self
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import (
@@ -16,32 +20,62 @@ from sklearn.utils.validation import (
 )
 
 from fedtrellis.objectives.checks import Array, check_examples
+from fedtrellis.wire.local_grid import LocalGrid
 
-from .partitions import (
-    Part,
-    Partitions,
-    check_positive,
-    is_frame,
-    read_partitions,
-)
-from .runs import Found
+from .partitions import Part, Partitions, check_positive, is_frame, read_partitions
 
-__all__ = ["FederatedModel"]
+__all__ = ["FederatedModel", "Found", "Grids"]
 
 
+#: What ``grid`` of an estimator may be.
+Grids = LocalGrid | Callable[[ClientApp, int], Grid] | None
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a run came to.
+
+    Attributes
+    ----------
+    coef : ndarray of shape (p,), or (C, p) of more than two classes
+    intercept : float, or ndarray of shape (C,)
+    objective, bound : float
+        The value there, and what no model is below.
+    scale : float
+        What the method's tolerance counts in: the value there, or at the start.
+    history : list of dict
+        Of each round what :class:`~fedtrellis.RoundRecord` has.
+    """
+
+    coef: Array
+    intercept: Any
+    objective: float
+    bound: float
+    scale: float
+    history: list[dict[str, Any]]
+
+    @property
+    def gap(self) -> float:
+        """How far above the minimum the model is at most."""
+        return self.objective - self.bound
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
 class FederatedModel(BaseEstimator):  # type: ignore[misc]
     """Base class of linear models that are learnt from partitions.
 
-    A subclass is a dataclass of scikit-learn's kind: its constructor's arguments are
-    its parameters. It has ``tol``, ``max_iter``, ``label``, ``grid`` and ``verbose``
-    beside its own, and implements :meth:`_learn`.
+    A subclass is a dataclass, whose fields are scikit-learn's parameters, and
+    implements :meth:`_learn`.
     """
 
-    tol: float
-    max_iter: int
-    label: str
+    fit_intercept: bool = True
+    tol: float = 1e-10
+    max_iter: int = 1000
+    label: str = "label"
+    grid: Grids = None
+    verbose: bool = False
     #: Whether targets are numbers.
-    _numeric = False
+    _numeric: ClassVar[bool] = False
 
     def _learn(self, partitions: Partitions) -> None:
         """Set ``coef_`` and ``intercept_`` and what else there is."""
@@ -126,25 +160,29 @@ class FederatedModel(BaseEstimator):  # type: ignore[misc]
 
     def _whole(self, X: Any, y: ArrayLike | None) -> tuple[Any, Any]:
         """Return rows and their targets, of one table or of partitions."""
-        return self._labelled(X) if y is None else (X, y)
-
-    def _labelled(self, data: Any) -> tuple[Any, NDArray[Any]]:
-        """Return whole rows and their targets of partitions."""
+        if y is not None:
+            return X, y
         check_is_fitted(self)
-        partitions = read_partitions(data, self.label)
-        named = partitions.named and hasattr(self, "feature_names_in_")
-        names = list(self.feature_names_in_) if named else partitions.names
+        partitions = read_partitions(X, self.label)
+        learnt = getattr(self, "feature_names_in_", None)
+        names = partitions.names
+        if partitions.named and learnt is not None:
+            names = tuple(learnt)
         rows, targets = partitions.table(names)
         # as numbers, texts or whatever they were
-        return self._as_learnt(rows), np.array(targets.tolist())
-
-    def _as_learnt(self, table: Array) -> Any:
-        """Return a table as a frame of the learnt names, where there are names."""
-        if not hasattr(self, "feature_names_in_"):
-            return table
+        y = np.array(targets.tolist())
+        if learnt is None:
+            return rows, y
         from pandas import DataFrame
 
-        return DataFrame(table, columns=self.feature_names_in_)
+        return DataFrame(rows, columns=learnt), y
+
+    def _keep(self, found: Found, units: float) -> None:
+        """Set what a run certifies."""
+        self._check_arrived(found)
+        self.objective_ = units * found.objective
+        self.gap_ = units * found.gap
+        self.history_ = found.history
 
     def _check_arrived(self, found: Found) -> None:
         """Warn if a run ended before its gap was small enough."""

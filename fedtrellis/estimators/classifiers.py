@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,9 +18,9 @@ from fedtrellis.dual.calibration import Sigmoid
 from fedtrellis.dual.weights import BALANCED
 from fedtrellis.objectives.checks import Array, check_number
 
-from .base import FederatedModel
+from .base import FederatedModel, Found
 from .partitions import Partitions, check_positive, known
-from .runs import Found, Grids, dual_ascent
+from .runs import dual_ascent
 
 __all__ = ["FederatedLogisticRegression", "FederatedSVC"]
 
@@ -28,38 +29,21 @@ __all__ = ["FederatedLogisticRegression", "FederatedSVC"]
 _FOLDS = 5
 
 
+@dataclass(eq=False, repr=False)
 class _Classifier(ClassifierMixin, FederatedModel):  # type: ignore[misc]
     """½‖w‖² + C Σ l(y_i (x_iᵀw + b)), one class against the rest of them."""
 
-    _loss: str
-
-    def __init__(
-        self,
-        C: float = 1.0,
-        *,
-        fit_intercept: bool = True,
-        standardize: bool = False,
-        class_weight: Mapping[Any, float] | str | None = None,
-        tol: float = 1e-10,
-        max_iter: int = 1000,
-        label: str = "label",
-        grid: Grids = None,
-        verbose: bool = False,
-    ) -> None:
-        self.C = C
-        self.fit_intercept = fit_intercept
-        self.standardize = standardize
-        self.class_weight = class_weight
-        self.tol = tol
-        self.max_iter = max_iter
-        self.label = label
-        self.grid = grid
-        self.verbose = verbose
+    C: float = 1.0
+    _: KW_ONLY
+    standardize: bool = False
+    class_weight: Mapping[Any, float] | str | None = None
+    _loss: ClassVar[str]
 
     def _learn(self, partitions: Partitions) -> None:
         C = check_number("C", self.C, positive=True)
         # a class of weight 0 is none
-        targets = partitions.kept(_counting(partitions)).targets()
+        pairs = zip(partitions.rows, partitions.weights(), strict=True)
+        targets = partitions.kept({name for name, s in pairs if s > 0.0}).targets()
         targets = np.array(targets.tolist())
         check_classification_targets(targets)
         self.classes_ = np.unique(targets)
@@ -69,21 +53,23 @@ class _Classifier(ClassifierMixin, FederatedModel):  # type: ignore[misc]
                 "needed"
             )
         units, found = self._fitted(partitions, C)
-        self._check_arrived(found)
+        self._keep(found, units)
         self.coef_ = np.atleast_2d(found.coef)
         self.intercept_ = np.atleast_1d(found.intercept)
         self.n_iter_ = np.array([len(found.history)])
-        self.objective_ = units * found.objective
-        self.gap_ = units * found.gap
-        self.history_ = found.history
 
     def _fitted(self, partitions: Partitions, C: float) -> tuple[float, Found]:
         """Return C S and what a run finds, S the sum of all weights."""
         count = len(self.classes_)
         numbers = [_numbered(part.target, self.classes_) for part in partitions.parts]
         rule = self._class_rule()
-        S = C * float((partitions.weights() * self._of_classes(partitions, rule)).sum())
+        weights = partitions.weights()
+        if isinstance(rule, Mapping):  # balanced, a class counts 1 on average
+            each = _numbered(partitions.sample_targets(), self.classes_)
+            weights = weights * [rule.get(number, 1.0) for number in each.tolist()]
+        S = C * float(weights.sum())
         return S, dual_ascent(
+            self,
             partitions,
             numbers,
             loss=self._loss,
@@ -91,12 +77,7 @@ class _Classifier(ClassifierMixin, FederatedModel):  # type: ignore[misc]
             class_weight=rule,
             # ½‖w‖² + C Σ s l = CS ((λ/2)‖w‖² + (1/S) Σ s l) with λ = 1/(CS)
             regularization=1.0 / S,
-            intercept=self.fit_intercept,
             standardize=self.standardize,
-            tolerance=self.tol,
-            rounds=self.max_iter,
-            grids=self.grid,
-            verbose=self.verbose,
         )
 
     def _class_rule(self) -> str | dict[float, float] | None:
@@ -125,13 +106,6 @@ class _Classifier(ClassifierMixin, FederatedModel):  # type: ignore[misc]
             k = known.index(name)
             found[float(k) if len(known) > 2 else 2.0 * k - 1.0] = weight
         return found
-
-    def _of_classes(self, partitions: Partitions, rule: Any) -> Array:
-        """Return what each sample's class counts; balanced it is 1 on average."""
-        if not isinstance(rule, Mapping):
-            return np.ones(len(partitions.weights()))
-        numbers = _numbered(partitions.sample_targets(), self.classes_)
-        return np.array([rule.get(number, 1.0) for number in numbers.tolist()])
 
     def decision_function(self, X: Any) -> Array:
         """Return x_iᵀw + b: (n,) of two classes, (n, K) of more.
@@ -166,15 +140,8 @@ class _Classifier(ClassifierMixin, FederatedModel):  # type: ignore[misc]
         return float(super().score(X, y, sample_weight))
 
 
-def _counting(partitions: Partitions) -> set[str]:
-    """Return the samples of a weight above 0."""
-    ids = dict.fromkeys(name for part in partitions.parts for name in part.ids)
-    pairs = zip(ids, partitions.weights(), strict=True)
-    return {name for name, s in pairs if s > 0.0}
-
-
 def _numbered(target: Any, classes: NDArray[Any]) -> Any:
-    """Return the classes' numbers, of two classes −1 and +1; NaN where nobody has said.
+    """Return the classes' numbers, of two classes −1 and +1; NaN where there is none.
 
     Of two classes the second is the positive one.
     """
@@ -189,6 +156,7 @@ def _numbered(target: Any, classes: NDArray[Any]) -> Any:
     return numbers if len(classes) > 2 else 2.0 * numbers - 1.0
 
 
+@dataclass(eq=False, repr=False)
 class FederatedLogisticRegression(_Classifier):
     """Logistic regression by HyFDCA, from rows, columns or both on different nodes.
 
@@ -266,6 +234,7 @@ class FederatedLogisticRegression(_Classifier):
         return np.log(self.predict_proba(X))
 
 
+@dataclass(eq=False, repr=False)
 class FederatedSVC(_Classifier):
     """Linear support vector machine by HyFDCA, from rows, columns or both.
 
@@ -299,34 +268,9 @@ class FederatedSVC(_Classifier):
     1.0
     """
 
+    _: KW_ONLY
+    probability: bool = False
     _loss = "hinge"
-
-    def __init__(
-        self,
-        C: float = 1.0,
-        *,
-        fit_intercept: bool = True,
-        standardize: bool = False,
-        class_weight: Mapping[Any, float] | str | None = None,
-        probability: bool = False,
-        tol: float = 1e-10,
-        max_iter: int = 1000,
-        label: str = "label",
-        grid: Grids = None,
-        verbose: bool = False,
-    ) -> None:
-        super().__init__(
-            C,
-            fit_intercept=fit_intercept,
-            standardize=standardize,
-            class_weight=class_weight,
-            tol=tol,
-            max_iter=max_iter,
-            label=label,
-            grid=grid,
-            verbose=verbose,
-        )
-        self.probability = probability
 
     def _learn(self, partitions: Partitions) -> None:
         super()._learn(partitions)
@@ -346,7 +290,7 @@ class FederatedSVC(_Classifier):
             )
         C, count = float(self.C), len(self.classes_)
         scores = np.zeros((len(y), count if count > 2 else 1))
-        names = list(dict.fromkeys(i for part in partitions.parts for i in part.ids))
+        names = list(partitions.rows)
         folds = StratifiedKFold(_FOLDS, shuffle=True, random_state=0)
         for seen, rest in folds.split(X, y):
             part = partitions.kept({names[i] for i in seen})

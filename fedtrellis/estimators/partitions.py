@@ -71,21 +71,20 @@ class Partitions:
     split: bool
 
     @cached_property
+    def rows(self) -> dict[str, int]:
+        """Each sample's number, in the order of first appearance."""
+        ids = dict.fromkeys(name for part in self.parts for name in part.ids)
+        return {name: i for i, name in enumerate(ids)}
+
+    @cached_property
     def first(self) -> list[NDArray[np.bool_]]:
         """Of each part, which samples no part before it holds."""
-        if not self.split:
-            return [np.ones(len(part.ids), dtype=np.bool_) for part in self.parts]
         seen: set[str] = set()
         masks = []
         for part in self.parts:
             masks.append(np.array([name not in seen for name in part.ids], dtype=bool))
             seen.update(part.ids)
         return masks
-
-    @property
-    def num_samples(self) -> int:
-        """N, every sample counted once."""
-        return int(sum(mask.sum() for mask in self.first))
 
     @property
     def weighted(self) -> bool:
@@ -97,14 +96,12 @@ class Partitions:
 
         1 where there are none.
         """
-        found: dict[str, float] = {}
+        s = np.full(len(self.rows), np.nan if self.weighted else 1.0)
         for part in self.parts:
-            for i, name in enumerate(part.ids):
-                own = np.nan if part.weights is None else part.weights[i]
-                if np.isnan(found.get(name, np.nan)):
-                    found[name] = float(own)
-        s = np.array(list(found.values()))
-        return s if self.weighted else np.ones_like(s)
+            if part.weights is not None:
+                rows = np.array([self.rows[name] for name in part.ids])
+                s[rows] = np.where(np.isnan(s[rows]), part.weights, s[rows])
+        return s
 
     def weight_scale(self) -> float:
         """Return a power of 2 that brings weights where they can be encrypted.
@@ -158,13 +155,9 @@ class Partitions:
         if absent:
             raise ValueError(f"no partition has the column {absent[0]!r}")
         column = {name: j for j, name in enumerate(names)}
-        row: dict[str, int] = {}
+        table = np.zeros((len(self.rows), len(names)))
         for part in self.parts:
-            for name in part.ids:
-                row.setdefault(name, len(row))
-        table = np.zeros((len(row), len(names)))
-        for part in self.parts:
-            rows = np.array([row[name] for name in part.ids])
+            rows = np.array([self.rows[name] for name in part.ids])
             held = [j for j, name in enumerate(part.names) if name in column]
             values = part.features[:, held]
             if not isinstance(values, np.ndarray):
@@ -175,14 +168,11 @@ class Partitions:
 
     def sample_targets(self) -> NDArray[Any]:
         """Return every sample's target, (N,) objects; None where nobody has one."""
-        row: dict[str, int] = {}
-        for part in self.parts:
-            for name in part.ids:
-                row.setdefault(name, len(row))
-        targets = np.full(len(row), None, dtype=object)
+        targets = np.full(len(self.rows), None, dtype=object)
         for part in self.parts:
             if part.target is not None:
-                rows, there = np.array([row[i] for i in part.ids]), known(part.target)
+                rows = np.array([self.rows[name] for name in part.ids])
+                there = known(part.target)
                 targets[rows[there]] = part.target[there]
         return targets
 

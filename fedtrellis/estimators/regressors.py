@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -10,9 +11,9 @@ from sklearn.base import RegressorMixin
 
 from fedtrellis.objectives.checks import Array, check_number
 
-from .base import FederatedModel
+from .base import FederatedModel, Found
 from .partitions import Partitions, known
-from .runs import Found, Grids, dual_ascent, sparse_regression
+from .runs import dual_ascent, sparse_regression
 
 __all__ = ["FederatedElasticNet", "FederatedLasso", "FederatedRidge"]
 
@@ -22,17 +23,14 @@ class _Regressor(RegressorMixin, FederatedModel):  # type: ignore[misc]
 
     _numeric = True
 
-    def _keep(
+    def _of_numbers(
         self, found: Found, units: float, centre: float = 0.0, scale: float = 1.0
     ) -> None:
         """Set the attributes, of targets that were (y − centre)/scale."""
-        self._check_arrived(found)
+        self._keep(found, units)
         self.coef_ = scale * found.coef
         self.intercept_ = float(centre + scale * found.intercept)
         self.n_iter_ = len(found.history)
-        self.objective_ = units * found.objective
-        self.gap_ = units * found.gap
-        self.history_ = found.history
 
     def predict(self, X: Any) -> Array:
         """Return x_iᵀw + b of each row, (n,).
@@ -59,6 +57,7 @@ class _Regressor(RegressorMixin, FederatedModel):  # type: ignore[misc]
         return float(super().score(X, y, sample_weight))
 
 
+@dataclass(eq=False, repr=False)
 class FederatedElasticNet(_Regressor):
     """Sparse linear regression, from rows, columns or both on different nodes.
 
@@ -109,36 +108,17 @@ class FederatedElasticNet(_Regressor):
     1.0
     """
 
-    def __init__(
-        self,
-        alpha: float = 1.0,
-        *,
-        l1_ratio: float = 0.5,
-        fit_intercept: bool = True,
-        tol: float = 1e-8,
-        max_iter: int = 2000,
-        label: str = "label",
-        grid: Grids = None,
-        verbose: bool = False,
-    ) -> None:
-        self.alpha = alpha
-        self.l1_ratio = l1_ratio
-        self.fit_intercept = fit_intercept
-        self.tol = tol
-        self.max_iter = max_iter
-        self.label = label
-        self.grid = grid
-        self.verbose = verbose
-
-    def _ratio(self) -> float:
-        ratio = check_number("l1_ratio", self.l1_ratio, positive=True)
-        if ratio > 1.0:
-            raise ValueError(f"l1_ratio is {ratio:g}; it must be above 0 and at most 1")
-        return ratio
+    alpha: float = 1.0
+    _: KW_ONLY
+    l1_ratio: float = 0.5
+    tol: float = 1e-8
+    max_iter: int = 2000
 
     def _learn(self, partitions: Partitions) -> None:
         alpha = check_number("alpha", self.alpha, positive=True)
-        ratio = self._ratio()
+        ratio = check_number("l1_ratio", self.l1_ratio, positive=True)
+        if ratio > 1.0:
+            raise ValueError(f"l1_ratio is {ratio:g}; it must be above 0 and at most 1")
         if partitions.split:
             self._learn_split(partitions, alpha, ratio)
             return
@@ -148,17 +128,9 @@ class FederatedElasticNet(_Regressor):
             if part.target is not None
         ]
         found = sparse_regression(
-            partitions,
-            targets,
-            l1=alpha * ratio,
-            l2=alpha * (1.0 - ratio),
-            intercept=self.fit_intercept,
-            tolerance=self.tol,
-            rounds=self.max_iter,
-            grids=self.grid,
-            verbose=self.verbose,
+            self, partitions, targets, l1=alpha * ratio, l2=alpha * (1.0 - ratio)
         )
-        self._keep(found, 1.0)
+        self._of_numbers(found, 1.0)
 
     def _learn_split(self, partitions: Partitions, alpha: float, ratio: float) -> None:
         """Learn from parts of rows, by HyFDCA."""
@@ -173,21 +145,17 @@ class FederatedElasticNet(_Regressor):
         # λ(1 − ρ') = α(1 − ρ) and λρ' = αρ/s
         regularization = alpha * (1.0 - ratio) + alpha * ratio / s
         found = dual_ascent(
+            self,
             partitions,
             targets,
             loss="squared",
             regularization=regularization,
             l1_ratio=alpha * ratio / s / regularization,
-            intercept=self.fit_intercept,
-            standardize=False,
-            tolerance=self.tol,
-            rounds=self.max_iter,
-            grids=self.grid,
-            verbose=self.verbose,
         )
-        self._keep(found, s**2, centre, s)
+        self._of_numbers(found, s**2, centre, s)
 
 
+@dataclass(eq=False, repr=False)
 class FederatedLasso(FederatedElasticNet):
     """Sparse linear regression by FedFW, from rows on different nodes.
 
@@ -207,32 +175,10 @@ class FederatedLasso(FederatedElasticNet):
     1.0
     """
 
-    def __init__(
-        self,
-        alpha: float = 1.0,
-        *,
-        fit_intercept: bool = True,
-        tol: float = 1e-8,
-        max_iter: int = 2000,
-        label: str = "label",
-        grid: Grids = None,
-        verbose: bool = False,
-    ) -> None:
-        super().__init__(
-            alpha,
-            fit_intercept=fit_intercept,
-            tol=tol,
-            max_iter=max_iter,
-            label=label,
-            grid=grid,
-            verbose=verbose,
-        )
-        del self.l1_ratio  # no parameter of this one
-
-    def _ratio(self) -> float:
-        return 1.0
+    l1_ratio: ClassVar[float] = 1.0  # type: ignore[misc]
 
 
+@dataclass(eq=False, repr=False)
 class FederatedRidge(_Regressor):
     """Ridge regression by HyFDCA, from rows, columns or both on different nodes.
 
@@ -266,26 +212,9 @@ class FederatedRidge(_Regressor):
     1.0
     """
 
-    def __init__(
-        self,
-        alpha: float = 1.0,
-        *,
-        fit_intercept: bool = True,
-        standardize: bool = False,
-        tol: float = 1e-10,
-        max_iter: int = 1000,
-        label: str = "label",
-        grid: Grids = None,
-        verbose: bool = False,
-    ) -> None:
-        self.alpha = alpha
-        self.fit_intercept = fit_intercept
-        self.standardize = standardize
-        self.tol = tol
-        self.max_iter = max_iter
-        self.label = label
-        self.grid = grid
-        self.verbose = verbose
+    alpha: float = 1.0
+    _: KW_ONLY
+    standardize: bool = False
 
     def _learn(self, partitions: Partitions) -> None:
         alpha = check_number("alpha", self.alpha, positive=True)
@@ -293,19 +222,15 @@ class FederatedRidge(_Regressor):
         N = float(partitions.weights().sum())
         targets, centre, s = _scaled_targets(partitions, self.fit_intercept)
         found = dual_ascent(
+            self,
             partitions,
             targets,
             loss="squared",
             # ‖y − Xw − b‖² + α‖w‖² = 2N ((λ/2)‖w‖² + (1/N) Σ ½(z − y)²), λ = α/N
             regularization=alpha / N,
-            intercept=self.fit_intercept,
             standardize=self.standardize,
-            tolerance=self.tol,
-            rounds=self.max_iter,
-            grids=self.grid,
-            verbose=self.verbose,
         )
-        self._keep(found, 2.0 * N * s**2, centre, s)
+        self._of_numbers(found, 2.0 * N * s**2, centre, s)
 
 
 def _scaled_targets(
@@ -327,7 +252,7 @@ def _scaled_targets(
 
 
 def _numbers(target: NDArray[Any]) -> Array:
-    """Return targets as numbers, NaN where nobody has said.
+    """Return targets as numbers, NaN where there is none.
 
     Raises
     ------

@@ -7,13 +7,11 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, Context
-from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
 from fedtrellis.domains import NonNegativeL1Ball
@@ -22,13 +20,10 @@ from fedtrellis.server.callbacks import Callback, RoundRecord
 from fedtrellis.wire.client import client_app
 from fedtrellis.wire.local_grid import LocalGrid
 
-from .objectives import Distance, SplitLasso
+from .base import FederatedModel, Found
 from .partitions import Partitions
 
-__all__ = ["Found", "Grids", "Sums", "dual_ascent", "shared_sums", "sparse_regression"]
-
-#: What ``grid`` of an estimator may be.
-Grids = LocalGrid | Callable[[ClientApp, int], Grid] | None
+__all__ = ["dual_ascent", "shared_sums", "sparse_regression"]
 
 # The constant feature whose weight is the intercept.
 _INTERCEPT = "(intercept)"
@@ -36,36 +31,6 @@ _INTERCEPT = "(intercept)"
 _ATTEMPTS = 100
 
 
-@dataclass(frozen=True)
-class Found:
-    """What a run came to.
-
-    Attributes
-    ----------
-    coef : ndarray of shape (p,), or (C, p) of more than two classes
-    intercept : float, or ndarray of shape (C,)
-    objective, bound : float
-        The value there, and what no model is below.
-    scale : float
-        What the method's tolerance counts in: the value there, or at the start.
-    history : list of dict
-        Of each round what :class:`~fedtrellis.RoundRecord` has.
-    """
-
-    coef: Array
-    intercept: Any
-    objective: float
-    bound: float
-    scale: float
-    history: list[dict[str, Any]]
-
-    @property
-    def gap(self) -> float:
-        """How far above the minimum the model is at most."""
-        return self.objective - self.bound
-
-
-@lru_cache(maxsize=1)
 def _methods() -> tuple[Any, Any]:
     # in a wheel they lie in this package, and only there under these names
     return import_module("fedtrellis.strategies"), import_module("fedtrellis.clients")
@@ -84,40 +49,130 @@ def _quiet(verbose: bool) -> Iterator[None]:
 
 
 def _run(
+    model: FederatedModel,
     strategy: Any,
     client_fn: Callable[[Context], Any],
     count: int,
     start: Array,
     rounds: int,
-    grids: Grids,
-    verbose: bool,
 ) -> Array:
-    """Run a strategy on nodes that are numbered from 0; the model."""
+    """Run a strategy on nodes that are numbered from 0; its last iterate."""
     app = client_app(client_fn)
     grid: Grid
-    if grids is None:
+    if model.grid is None:
         grid = LocalGrid(app, count)
-    elif isinstance(grids, LocalGrid):
-        if len(grids.get_node_ids()) != count:
-            raise ValueError(
-                f"grid has {len(grids.get_node_ids())} nodes for {count} partitions"
-            )
-        grid, grids.client_app = grids, app
+    elif isinstance(model.grid, LocalGrid):
+        grid, nodes = model.grid, len(model.grid.get_node_ids())
+        if nodes != count:
+            raise ValueError(f"grid has {nodes} nodes for {count} partitions")
+        model.grid.client_app = app
     else:
-        grid = grids(app, count)
-    with _quiet(verbose):
+        grid = model.grid(app, count)
+    with _quiet(model.verbose):
         result = strategy.start(
             grid=grid, initial_arrays=ArrayRecord([start]), num_rounds=rounds
         )
-    (model,) = result.arrays.to_numpy_ndarrays()
-    return np.asarray(model, dtype=np.float64)
+    (found,) = result.arrays.to_numpy_ndarrays()
+    return np.asarray(found, dtype=np.float64)
 
 
 def _number(context: Context) -> int:
     return int(context.node_config["partition-id"])
 
 
-# ------------------------------------------------------------------ sums over the nodes
+class Distance:
+    """f(v) = ½‖v − s‖², whose gradient step of length 1 ends at s.
+
+    Parameters
+    ----------
+    goal : ndarray of shape (q,)
+        s.
+    """
+
+    num_examples = 1
+
+    def __init__(self, goal: Array) -> None:
+        self.goal = goal
+
+    def gradient(self, x: Array) -> Array:
+        """Return v − s."""
+        return x - self.goal
+
+
+class SplitLasso:
+    """A node's share of an elastic net, as a smooth function of w's two signs.
+
+    f(u, v) = (factor/2)‖(X − 1μᵀ)w − y‖² + Σ_j (l1/s_j)(u_j + v_j) + (l2/2)‖w‖² with
+    w_j = (u_j − v_j)/s_j, a point being u and v one after the other. X is not centred
+    itself, and may be sparse.
+
+    Parameters
+    ----------
+    features : ndarray or CSR array of shape (n, p)
+        X.
+    targets : ndarray of shape (n,)
+        y.
+    centre, scale : ndarray of shape (p,)
+        μ and s > 0.
+    factor, l1, l2 : float
+    weights : ndarray of shape (n,), optional
+        What each row's square in the norm is multiplied by; 1 by default.
+    """
+
+    quadratic = True
+
+    def __init__(
+        self,
+        features: Any,
+        targets: Array,
+        centre: Array,
+        scale: Array,
+        *,
+        factor: float,
+        l1: float,
+        l2: float,
+        weights: Array | None = None,
+    ) -> None:
+        self._s = weights
+        self._X, self._y, self._centre, self._scale = features, targets, centre, scale
+        self._factor, self._l1, self._l2 = factor, l1 / scale, l2
+        self.num_examples = len(targets)
+
+    def _weights(self, x: Array) -> Array:
+        u, v = np.split(x, 2)
+        return np.asarray((u - v) / self._scale)
+
+    def _scores(self, w: Array) -> Array:
+        # (X − 1μᵀ)w
+        return np.asarray(self._X @ w - self._centre @ w)
+
+    def _times(self, r: Array) -> Array:
+        return r if self._s is None else self._s * r
+
+    def value(self, x: Array) -> float:
+        """Return f at a point of shape (2p,)."""
+        w = self._weights(x)
+        r = self._scores(w) - self._y
+        u, v = np.split(x, 2)
+        smooth = self._factor * float(r @ self._times(r)) + self._l2 * float(w @ w)
+        smooth *= 0.5
+        return smooth + float(self._l1 @ (u + v))
+
+    def gradient(self, x: Array) -> Array:
+        """Return ∇f, of shape (2p,)."""
+        w = self._weights(x)
+        r = self._times(self._scores(w) - self._y)
+        # with respect to w: factor (X − 1μᵀ)ᵀr + l2 w
+        g = self._factor * (self._X.T @ r - self._centre * r.sum()) + self._l2 * w
+        g = g / self._scale
+        return np.concatenate([self._l1 + g, self._l1 - g])
+
+    def curvature(self, x: Array, direction: Array) -> float:
+        """Return dᵀ∇²f d, the same at every x."""
+        w = self._weights(direction)
+        change = self._scores(w)
+        bent = self._factor * float(change @ self._times(change))
+        return bent + self._l2 * float(w @ w)
 
 
 @dataclass(frozen=True)
@@ -152,7 +207,7 @@ class _Complete(Callback):
 
 
 def shared_sums(
-    partitions: Partitions, targets: Sequence[Array], grids: Grids, verbose: bool
+    model: FederatedModel, partitions: Partitions, targets: Sequence[Array]
 ) -> Sums:
     """Add up Σ 1, Σ x, Σ x², Σ y and Σ y² of all nodes, in one round.
 
@@ -192,11 +247,10 @@ def shared_sums(
         return clients.FedAvgGDClient(context, Distance(goals[_number(context)]))
 
     start = np.zeros_like(goals[0])
-    rounds = _ATTEMPTS
-    mean = _run(strategy, client_fn, len(parts), start, rounds, grids, verbose)
+    mean = _run(model, strategy, client_fn, len(parts), start, _ATTEMPTS)
     if strategy.history[-1].used < len(parts):
         raise RuntimeError(
-            f"{len(parts)} nodes did not answer in one of {rounds} rounds, and the "
+            f"{len(parts)} nodes did not answer in one of {_ATTEMPTS} rounds, and the "
             "means need all of them"
         )
     p = len(partitions.names)
@@ -211,20 +265,13 @@ def shared_sums(
     )
 
 
-# --------------------------------------------------------------------------- the method
-
-
 def sparse_regression(
+    model: FederatedModel,
     partitions: Partitions,
     targets: Sequence[Array],
     *,
     l1: float,
     l2: float,
-    intercept: bool,
-    tolerance: float,
-    rounds: int,
-    grids: Grids,
-    verbose: bool,
 ) -> Found:
     """Minimise (1/2N)‖y − Xw − b‖² + l1 ‖w‖₁ + (l2/2)‖w‖² over w and b, by FedFW.
 
@@ -237,7 +284,8 @@ def sparse_regression(
     and not the minimum.
     """
     strategies, clients = _methods()
-    sums = shared_sums(partitions, targets, grids, verbose)
+    sums = shared_sums(model, partitions, targets)
+    intercept, tolerance = model.fit_intercept, model.tol
     centre = sums.mean if intercept else np.zeros_like(sums.mean)
     offset = sums.target if intercept else 0.0
     spread = sums.square - centre * centre
@@ -270,8 +318,7 @@ def sparse_regression(
     def client_fn(context: Context) -> Any:
         return clients.FedFWClient(context, objectives[_number(context)], domain)
 
-    start = np.zeros(2 * p)
-    x = _run(strategy, client_fn, count, start, rounds, grids, verbose)
+    x = _run(model, strategy, client_fn, count, np.zeros(2 * p), model.max_iter)
     scaled = x[:p] - x[p:]
     # what is below the tolerance is on its way to 0 with one of the nodes
     scaled[~varies | (np.abs(scaled) <= tolerance * np.abs(scaled).max())] = 0.0
@@ -291,6 +338,7 @@ def sparse_regression(
 
 
 def dual_ascent(
+    model: FederatedModel,
     partitions: Partitions,
     targets: Sequence[Array | None],
     *,
@@ -299,12 +347,7 @@ def dual_ascent(
     class_weight: str | Mapping[float, float] | None = None,
     regularization: float,
     l1_ratio: float = 0.0,
-    intercept: bool,
-    standardize: bool,
-    tolerance: float,
-    rounds: int,
-    grids: Grids,
-    verbose: bool,
+    standardize: bool = False,
 ) -> Found:
     """Minimise λ g(w) + (1/N) Σ l(x_iᵀw + b; y_i), by HyFDCA, however it is split.
 
@@ -321,7 +364,7 @@ def dual_ascent(
     class_weight : str or mapping, optional
         What samples of a class count, as :class:`~strategies.HyFDCA` takes it.
     """
-    scale = partitions.weight_scale()
+    scale, intercept = partitions.weight_scale(), model.fit_intercept
     strategies, clients = _methods()
     held = []
     for part, first in zip(partitions.parts, partitions.first, strict=True):
@@ -343,7 +386,7 @@ def dual_ascent(
         l1_ratio=l1_ratio,
         free_feature=_INTERCEPT if intercept else "",
         standardize=standardize,
-        tolerance=tolerance,
+        tolerance=model.tol,
         feature_names=order,
         exposed="accept",
     )
@@ -364,7 +407,7 @@ def dual_ascent(
 
     count = len(partitions.parts)
     start = np.zeros((len(order), classes) if classes > 1 else len(order))
-    w = _run(strategy, client_fn, count, start, rounds, grids, verbose)
+    w = _run(model, strategy, client_fn, count, start, model.max_iter)
     history = [record.to_dict() for record in strategy.history]
     best = min(r.metrics["primal"] for r in strategy.history if "primal" in r.metrics)
     gap = strategy.history[-1].metrics.get("duality-gap", math.inf)
