@@ -44,7 +44,7 @@ class HybridStrategy(LoopStrategy):
     keep_old_state = False
     #: Whether clients can score samples together, in waves of their own.
     predicts = False
-    #: C, where one class is told from the rest for each of several; else 1.
+    #: C, where each of several classes is separated from the rest; else 1.
     classes: int = 1
 
     #: Whether clients send hashes of their samples' ids; a method that only needs to
@@ -84,7 +84,7 @@ class HybridStrategy(LoopStrategy):
 
     @property
     def alignment(self) -> Alignment:
-        """Who holds what, once the clients have said so."""
+        """Who holds what, once the clients have sent it."""
         assert self._alignment is not None, "the clients have not been aligned yet"
         return self._alignment
 
@@ -254,7 +254,7 @@ class HybridStrategy(LoopStrategy):
 
 
 def _stand_in(number: int) -> NDArray[np.uint8]:
-    """The hash of a client's only sample, where it is not said which it has."""
+    """The hash of a client's only sample, where it is not known which it has."""
     data = number.to_bytes(HASH_BYTES, "big")
     return np.frombuffer(data, dtype=np.uint8).reshape(1, -1)
 

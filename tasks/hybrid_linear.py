@@ -32,7 +32,7 @@ class HybridLinear(HybridTask):
     holds numbers. ``squared`` takes the data sets of two classes, too.
 
     With ``classes = "all"`` the data set's own classes stay as they are, and each is
-    told from the rest: P is the sum of C problems, the model has shape (p, C), and a
+    set against the rest: P is the sum of C problems, the model has shape (p, C), and a
     sample's class is the one of its largest score. Everything else is
     :class:`tasks.hybrid.task.HybridTask`'s.
     """
@@ -50,8 +50,8 @@ class HybridLinear(HybridTask):
     loss: str = setting("logistic", "the loss", choices=tuple(LOSSES))
     classes: str = setting(
         "two",
-        "two, made of the data set's as it is said there, or all that it has, each "
-        "told from the rest",
+        "two, made of the data set's as described there, or all that it has, each "
+        "against the rest",
         choices=("two", "all"),
     )
     l1_ratio: float = setting(
@@ -135,7 +135,7 @@ class HybridLinear(HybridTask):
 
     @property
     def every_class(self) -> bool:
-        """Whether each class is told from the rest, and labels are their numbers."""
+        """Whether each class stands against the rest, and labels are their numbers."""
         return self.classes == "all"
 
     def num_classes(self) -> int:

@@ -104,7 +104,7 @@ class Agreeing(Matching):
         return [as_bytes(macs), *as_arrays(self.secrets.sealed())], 0, {}
 
     def _check_agreement(self, config: Config, agreement: Agreement) -> None:
-        """Raise SettingsError if it is not what was said, or breaks a rule here."""
+        """Raise SettingsError if it is not what was sent, or breaks a rule here."""
         who = f"client {self.client_id}"
         own = agreement.index(self.client_id)
         member, ledger = agreement.members[own], self._open_ledger(config)
@@ -122,8 +122,8 @@ class Agreeing(Matching):
                     f"the key is of backend {cipher.name!r}"
                 )
         mine = set(feature_digests(self.feature_names))
-        said = {agreement.features[m] for m in agreement.columns_of(own)}
-        if len(set(agreement.features)) != len(agreement.features) or said != mine:
+        named = {agreement.features[m] for m in agreement.columns_of(own)}
+        if len(set(agreement.features)) != len(agreement.features) or named != mine:
             raise SettingsError(f"{who}: the agreement has other features for it")
         self._check_samples(agreement, own)
         if self.weights is not None and not config["weighted"]:

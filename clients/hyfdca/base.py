@@ -118,7 +118,7 @@ class SplitClient(StatefulClient):
 
     @property
     def announcement(self) -> Mapping[str, Any]:  # type: ignore[override]
-        """Before round 1 the server hears of its kind of key, noise and weights."""
+        """What the server learns before round 1: kind of key, noise and weights."""
         noisy = self._rules_of({}).noise > 0.0
         found: dict[str, Any] = {"key-kind": self.key_kind, "noisy": noisy}
         return found if self.weights is None else {**found, "weighted": True}

@@ -141,17 +141,17 @@ class HiddenSums(Preparation):
         return known
 
     def _known_sums(self) -> list[tuple[bytes, ...]]:
-        """For each member, what both were told of sums before round 1.
+        """For each member, what both were sent of sums before round 1.
 
         Given a smaller total of the weights, or smaller scales of its columns, one
         client would outweigh the others in every sum.
         """
         known = []
         for shared in self._shared_columns():
-            told = [self.state[key] for key in ("totals",) if key in self.state]
+            shared_sums = [self.state[key] for key in ("totals",) if key in self.state]
             both = [self.state[k] for k in ("means", "scales") if k in self.state]
-            told += [one[shared] for one in both]
-            known.append(tuple(weights_mark(one) for one in told))
+            shared_sums += [one[shared] for one in both]
+            known.append(tuple(weights_mark(one) for one in shared_sums))
         return known
 
     # ------------------------------------------------------------------ what is hidden

@@ -66,13 +66,13 @@ class Scoring(Preparation):
                     ("new-product", g, pinned["prediction"]),
                     C * len(rows),
                 ).reshape(C, len(rows))
-        told = scores[0] if C == 1 else scores.T.copy()
+        found = scores[0] if C == 1 else scores.T.copy()
         if self.on_scores is not None:
-            self.on_scores(self.new_samples.sample_ids, told)
-        self._tell(pinned, told)
+            self.on_scores(self.new_samples.sample_ids, found)
+        self._deliver(pinned, found)
         return self._measured(pinned, scores)
 
-    def _tell(self, config: Config, scores: FloatArray) -> None:
+    def _deliver(self, config: Config, scores: FloatArray) -> None:
         """Hand the predictions over to whoever wants them; they stay on this node."""
         assert self.new_samples is not None
         if self.on_predictions is None:

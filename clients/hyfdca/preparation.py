@@ -190,18 +190,18 @@ class Preparation(Standardizing):
             if "norms" in found:
                 norms.append(np.maximum(found["norms"], 0.0))
             if config["weighted"]:
-                s, said = found["weights"], found["weight-counts"]
-                weights.append(self._weights_said(s, said, rows, check))
+                s, counts = found["weights"], found["weight-counts"]
+                weights.append(self._group_weights(s, counts, rows, check))
         self.state["labels"] = np.concatenate(labels)
         if norms:
             self.state["norms"] = np.concatenate(norms)
         if weights:
             self.state["weights"] = np.concatenate(weights)
 
-    def _weights_said(
+    def _group_weights(
         self, sums: FloatArray, counts: FloatArray, rows: IntArray, check: bool
     ) -> FloatArray:
-        """A group's weights, from their sums over those who have said them."""
+        """A group's weights, from their sums over those who have sent them."""
         if check and not counts.all():
             raise LabelError(
                 f"{int((counts == 0).sum())} samples have a weight on none of their "

@@ -62,7 +62,7 @@ class Proposals(HiddenSums):
             values = products[row * C : (row + 1) * C, held.rows]
             drawn = self._drawn(pinned, held, version)
             if drawn is not None and pinned["slots"] == "chosen":
-                # as few ciphertexts as they need; which samples these are is not said
+                # as few ciphertexts as they need; which samples these are is not sent
                 values = values[:, drawn]
             # the paper's steps add up shares of several iterations: one label for all
             stale = pinned["step"] in ("practical", "theoretical")
@@ -334,7 +334,7 @@ class Proposals(HiddenSums):
     def _is_of(self, config: Config, record: GroupStep) -> bool:
         """Whether what this client proposed last is what a mixture is of.
 
-        The number of a step does not tell: a wave may have begun again, and after a
+        The number of a step is not enough: a wave may have been repeated, and after a
         loss a group may have gone back.
         """
         if not config["secure-sum"]:

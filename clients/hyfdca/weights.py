@@ -164,7 +164,7 @@ class Weighing(Agreeing):
                 own = slice(columns.indptr[m], columns.indptr[m + 1])
                 where, values = columns.indices[own], columns.data[own]
                 where, values = where[values != 0.0], values[values != 0.0]
-            # a column of equal entries is told by their number in any case
+            # their number gives a column of equal entries away in any case
             equal = len(values) > 0 and bool((values == values[0]).all())
             need = rules.least if equal else least
             if len(where) and any(outweighed(s[where], need) for s in in_rows):

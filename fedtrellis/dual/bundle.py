@@ -2,7 +2,7 @@ r"""Search over everything that clients have proposed: a bundle of dual points.
 
 The dual of P(w) = (λ/2)‖w‖² + (1/N) Σ l_i(xᵢᵀw) is to be maximised over α. Clients
 propose whole dual vectors a_1, a_2, … for the samples of one **unit** (say, of one
-group of hospitals), of which the server is told only
+group of hospitals), of which the server learns only
 
     v_j = (1/λN) Σ_i a_{j,i} x_i    and    b_j = −(1/N) Σ_i l_i*(−a_{j,i}).
 
@@ -306,7 +306,7 @@ class DualBundle:
         self.unit = np.concatenate([self.unit, np.repeat(units, counts)])
 
     def mixture(self, ids: IntArray, theta: FloatArray, proposed: int) -> Mixture:
-        """What a unit's clients are told: the mixture, and what to remember of it.
+        """What a unit's clients are sent: the mixture, and what to remember of it.
 
         ``theta`` has shape (J,), or (C, J) for C classes.
         """

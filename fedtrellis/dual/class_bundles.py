@@ -1,4 +1,4 @@
-"""The bundles of several classes, each of which is told from the rest."""
+"""The bundles of several classes, each of which is separated from the rest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several classes, each told from the rest: a sum of problems of two classes."""
+"""Several classes, each against the rest: a sum of problems of two classes."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ as it is without weights, with s̃_i l_i for l_i.
 A class's weight multiplies those of its samples. ``"balanced"`` gives both sides of a
 problem of two classes the same sum, as scikit-learn's ``class_weight="balanced"`` does:
 s̃_i = N s_i/(2 S_y), S_y the sum over the samples of sample i's side. Where each of
-several classes is told from the rest, every such problem is balanced by itself.
+several classes is separated from the rest, every such problem is balanced by itself.
 """
 
 from __future__ import annotations

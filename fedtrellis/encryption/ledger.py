@@ -102,7 +102,7 @@ class Ledger:
     agreement : str or None
         Digest of what the client agreed to.
     epoch : int
-        How often the run was begun again.
+        How often the run was started again.
     nonce : bytes
         What the client contributes to the next round's masks; random, used once.
     secret : str

@@ -1,10 +1,10 @@
 """Sums of short vectors over clients, which a server learns without their terms.
 
-Before round 1 each client says a nonce and which key it has, and is then told
-everybody's. From what it was told follows the run's digest, and of the digest and its
-key what it shares with each other client. In a round it is told the cohort. T, which
+Before round 1 each client sends a nonce and which key it has, and is then sent
+everybody's. From what it was sent follows the run's digest, and of the digest and its
+key what it shares with each other client. In a round it is sent the cohort. T, which
 its masks follow from (:mod:`fedtrellis.encryption.masks`), is a hash of the digest, the
-round, the cohort and all that its values depend on. A client that is told anything
+round, the cohort and all that its values depend on. A client that is sent anything
 else than the others therefore has other masks, and the sum is noise.
 
 A node answers for each round once. Its ledger has the answer, which a retry gets again.
@@ -39,7 +39,7 @@ _BACKEND = "stream"
 
 
 class Member(NamedTuple):
-    """What everybody is told of a client before round 1.
+    """What everybody is sent of a client before round 1.
 
     Attributes
     ----------
@@ -62,7 +62,7 @@ class Question(NamedTuple):
     session : str
     server_round : int
     cohort : sequence of str
-        Who is asked, in an order that all are told.
+        Who is asked, in an order that all are sent.
     key : str
         The fingerprint of the key that all have; empty where each has its own.
     inputs : bytes
@@ -113,7 +113,7 @@ class SumMember:
         self._node, self._least = node, least
 
     def introduction(self, session: str) -> Member:
-        """Return what the others are to be told of this client.
+        """Return what the others are sent of this client.
 
         Raises
         ------
@@ -134,7 +134,7 @@ class SumMember:
         return Member(self._node.client, key, ledger.nonce)
 
     def agree(self, session: str, members: Sequence[Member]) -> None:
-        """Check what was said of everybody, and remember it.
+        """Check what was sent of everybody, and remember it.
 
         Parameters
         ----------
@@ -149,12 +149,12 @@ class SumMember:
         """
         who = f"client {self._node.client}"
         ledger, names = self._node.ledger(session), [one.name for one in members]
-        said = hashlib.sha256(
+        digest = hashlib.sha256(
             encode_items(
                 "secure sum", session, *(item for one in members for item in one)
             )
         ).hexdigest()
-        if ledger.agreement == said:  # the answer was lost
+        if ledger.agreement == digest:  # the answer was lost
             return
         if ledger.agreement is not None:
             raise SettingsError(f"{who} has agreed to something else in this run")
@@ -179,7 +179,7 @@ class SumMember:
             raise SettingsError(
                 f"{who}: client {strange[0]} has another key than this node knows"
             )
-        ledger.agreement = said
+        ledger.agreement = digest
         ledger.save()
 
     def _opened(self, question: Question) -> tuple[Ledger, bytes]:
@@ -293,6 +293,6 @@ def total_of(terms: Sequence[Words]) -> FloatArray:
     if int(total[-1]) != len(terms):
         raise ValueError(
             "the masks of the sum do not cancel: a client's answer is spoilt, or it "
-            "was told something else than the others"
+            "was sent something else than the others"
         )
     return from_words(total[:-1])

@@ -73,7 +73,7 @@ class MaskedSums(LostStates):
         return config
 
     def _begun(self) -> Stage:
-        """The stage, begun if there is none."""
+        """The stage, started if there is none."""
         if self._stage is None:
             inputs = []
             for name in self.strategy.agreement.names:

@@ -38,9 +38,9 @@ MAC_BYTES = 32
 
 @dataclass
 class Labels:
-    """A group's labels, how many said them, and ‖x_i‖², as sums of ciphertexts.
+    """A group's labels, how many sent them, and ‖x_i‖², as sums of ciphertexts.
 
-    Norms are there only if a step uses them, weights and how many said them only if
+    Norms are there only if a step uses them, weights and how many sent them only if
     samples have some.
     """
 
@@ -107,9 +107,9 @@ def match_ids(
     macs: dict[str, list[bytes]] = {}
 
     def take_points(answer: Answer) -> None:
-        own, said = read_points(answer.arrays, 1, len(evaluators) * MAC_BYTES)
-        points[answer.client] = own[0]
-        macs[answer.client] = _cut(said[0])
+        blobs, tags = read_points(answer.arrays, 1, len(evaluators) * MAC_BYTES)
+        points[answer.client] = blobs[0]
+        macs[answer.client] = _cut(tags[0])
 
     strategy.ask_everyone(
         conversation, "train.blind", lambda name: config, take_points, timeout
@@ -127,9 +127,9 @@ def match_ids(
         return asked
 
     def take_evaluated(answer: Answer) -> None:
-        evaluated, said = read_points(answer.arrays, len(owners), MAC_BYTES)
+        evaluated, tags = read_points(answer.arrays, len(owners), MAC_BYTES)
         i = evaluators.index(answer.client)
-        for owner, blob, mac in zip(owners, evaluated, said, strict=True):
+        for owner, blob, mac in zip(owners, evaluated, tags, strict=True):
             if len(blob) != len(points[owner]):
                 raise ValueError("the answer has another number of points")
             found[owner] |= {f"points/{i}": blob, f"mac/{i}": mac}

@@ -40,7 +40,7 @@ class HyFDCASettings(HybridStrategy):
         "of the smoothed hinge loss", default=1.0, symbol="g", above=0.0
     )
     classes: int = given(
-        "1, or how many there are, 3 or more, each told from the rest",
+        "1, or how many there are, 3 or more, each against the rest",
         note="Labels are then numbers from 0, the model has shape (p, C), and the loss "
         "is one of two classes",
         default=1,

@@ -68,7 +68,7 @@ class HyFDCA(HyFDCASettings):
     Learning", AAAI 2024, arXiv 2210.08106, algorithms 1 to 5; the steps ``bundle`` and
     ``line-search`` are ours (:mod:`fedtrellis.dual.bundle`).
 
-    With ``classes`` = C each class is told from the rest: C such problems, w of shape
+    With ``classes`` = C each class stands against the rest: C such problems, w of shape
     (p, C) and α of (N, C). They share the samples, the encryption and the waves, so
     that an iteration has as many messages as with one; each has a mixture of its own.
     P, D and the gap are the sums over the classes.
@@ -153,7 +153,7 @@ class HyFDCA(HyFDCASettings):
         self._fingerprint = ""  # of the clients' common key, if they have one
         self._agreement: Agreement | None = None
         self._new: Alignment | None = None  # of the samples that are to be scored
-        # what clients told each other through the server, for those that lost it
+        # what clients sent each other through the server, for those that lost it
         self._confirmations: dict[str, list[bytes]] = {}
         self._sealed: dict[tuple[tuple[str, ...], str], bytes] = {}
         self._reached: Any = None
@@ -170,7 +170,7 @@ class HyFDCA(HyFDCASettings):
         return MixtureSteps(self) if self.safe else UpdateSteps(self)
 
     def phase_config(self) -> dict[str, Any]:
-        """What clients are told in every phase."""
+        """What clients are sent in every phase."""
         config: dict[str, Any] = {
             "encryption": self.encryption,
             "own-key": self._own_keys,
@@ -218,8 +218,8 @@ class HyFDCA(HyFDCASettings):
 
     def _weighted(self) -> bool:
         """Whether some client's samples have weights."""
-        said = ((name, self.client_properties(name)) for name in self.clients)
-        names = [name for name, own in said if own.get("weighted")]
+        known = ((name, self.client_properties(name)) for name in self.clients)
+        names = [name for name, one in known if one.get("weighted")]
         if names:
             self.check_weights(f"client {', '.join(names)}: samples have weights")
         return bool(names)
@@ -250,8 +250,8 @@ class HyFDCA(HyFDCASettings):
     @property
     def noisy(self) -> bool:
         """Whether clients add noise, so that neither v nor D is exact."""
-        said = (self.client_properties(name).get("noisy") for name in self.clients)
-        return self.noise > 0.0 or any(map(bool, said))
+        noisy = (self.client_properties(name).get("noisy") for name in self.clients)
+        return self.noise > 0.0 or any(map(bool, noisy))
 
     def prepare(self, conversation: Conversation, timeout: float) -> None:
         """Match samples and features, agree, and share labels and norms encrypted."""

@@ -124,7 +124,7 @@ class Stage:
 
 
 class UnitSteps(Steps):
-    """The units and the bundle of an iteration, and what clients are told of them."""
+    """The units and the bundle of an iteration, and what clients are sent of them."""
 
     def __init__(self, strategy: HyFDCA) -> None:
         super().__init__(strategy)

@@ -76,7 +76,7 @@ class HybridTask(NodeDataTask):
     HyFDCA, arXiv 2210.08106, sections 5 and 7.2: MNIST's quadrants with a bias of 10,
     λ = 10⁻³; News20 and Covtype by entries without a bias, λ = 10⁻⁵ and 5·10⁻⁵. Its
     News20 is LIBSVM's binary file, which has rows of norm 1, and how it makes MNIST's
-    ten classes two is not said.
+    ten classes two is not given.
     """
 
     split_data: ClassVar[bool] = True
@@ -101,7 +101,7 @@ class HybridTask(NodeDataTask):
     )
     positive_class: int = setting(
         -1,
-        "the class that is told from all others; -1: the data set's rule",
+        "the class that is separated from all others; -1: the data set's rule",
         minimum=-1,
     )
     regularization: float = setting(1e-3, "λ, the factor of ½‖w‖²", above=0.0)
@@ -184,7 +184,7 @@ class HybridTask(NodeDataTask):
 
     @property
     def every_class(self) -> bool:
-        """Whether each class is told from the rest, and labels are their numbers."""
+        """Whether each class stands against the rest, and labels are their numbers."""
         return False
 
     def num_classes(self) -> int:
@@ -211,7 +211,7 @@ class HybridTask(NodeDataTask):
         """Return what a node with its own file holds; class 0 is −1, class 1 is +1.
 
         Where the labels are numbers, they are as the file has them; where each class is
-        told from the rest, they are the classes' numbers.
+        separated from the rest, they are the classes' numbers.
 
         Raises
         ------
