@@ -6,12 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedtrellis.app.command_line import (
-    add_run_options,
-    guarded,
-    parse_words,
-    run_in_process,
-)
+from fedtrellis.app.command_line import add_run_options, guarded, parse_words
 from fedtrellis.app.listing import print_list
 from fedtrellis.builtin import installed_app
 from fedtrellis.runs.compare import (
@@ -74,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             if options.command == "resume":
                 _resume(options)
-            run_in_process(installed_app(), options, fedtrellis_command)
+            installed_app().run_in_process(options, fedtrellis_command)
 
     return guarded(act, f"fedtrellis {options.command}", options)
 

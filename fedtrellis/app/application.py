@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import secrets
-from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
+from functools import cached_property, lru_cache
+from importlib.util import find_spec
+from logging import INFO
 from pathlib import Path
 from typing import Any
 
@@ -14,36 +18,44 @@ from flwr.app import Context
 from flwr.client import NumPyClient
 from flwr.serverapp import Grid, ServerApp
 
-from fedtrellis.app.experiment import Experiment
-from fedtrellis.app.nodes import make_client
+from fedtrellis.app.command_line import add_run_options, guarded, parse_words
+from fedtrellis.app.directory import flatten, read_config
+from fedtrellis.app.experiment import Experiment, make_experiment
+from fedtrellis.app.listing import print_list, write_config_block
+from fedtrellis.app.nodes import check_nodes, make_client, number_of_clients
 from fedtrellis.app.registry import Pair, Registry
-from fedtrellis.app.settings import RunSettings
-from fedtrellis.app.setup import make_experiment
+from fedtrellis.app.settings import RunSettings, run_options
 from fedtrellis.domains import RUN_DOMAINS, Domain
+from fedtrellis.server.callbacks import Callback, EarlyStop
+from fedtrellis.server.checkpoint import checkpoint_clients
+from fedtrellis.server.interruption import ending_in_order, flwr_command, sim_command
+from fedtrellis.server.loop import LoopStrategy
+from fedtrellis.server.progress import JsonLines, Progress, json_log, print_json
+from fedtrellis.server.records import RunRecord, default_results_dir, summary_rows
+from fedtrellis.settings import SettingsError, check_choice, parse
+from fedtrellis.trackers import make_trackers, tracker_names
 from fedtrellis.wire.client import by_name, client_app, name_of
+from fedtrellis.wire.exchange import await_nodes
+from fedtrellis.wire.flower_internals import log
+from fedtrellis.wire.local_grid import LocalGrid
 
 __all__ = ["App"]
 
-# Settings alive in one process: more only in tests and sweeps.
-_KEPT = 4
-
-
-@dataclass
-class _Known:
-    """A run config that has been read, and the experiments made of it.
-
-    Attributes
-    ----------
-    config : dict
-    on_nodes : bool
-        Whether every node has its own data.
-    experiments : dict
-        By the number of clients.
-    """
-
-    config: dict[str, Any]
-    on_nodes: bool
-    experiments: dict[int, Experiment] = field(default_factory=dict)
+# what says how long and where to run, but not what is computed
+_FREE = {
+    "resume",
+    "results-dir",
+    "rounds",
+    "timeout",
+    "checkpoint-every",
+    "min-nodes",
+    "max-failed-rounds",
+    "answer-bound",
+    "client-keys",
+    "log-format",
+    "picture",
+    "track",
+}
 
 
 class App:
@@ -95,7 +107,9 @@ class App:
         self.client_app = client_app(self.client_fn)
         self.server_app = ServerApp()
         self.server_app.main()(self._main)
-        self._configs: OrderedDict[Any, _Known] = OrderedDict()
+        # a node asks for both with every message; other sizes than 1 are for sweeps
+        self._experiment = lru_cache(maxsize=4)(self._make)
+        self._on_nodes = lru_cache(maxsize=4)(self._has_data_on_nodes)
 
     def __reduce__(self) -> Any:
         """By its name, or as what it was made of; never with what it caches."""
@@ -111,7 +125,7 @@ class App:
 
     def default_config(self) -> dict[str, Any]:
         """Every key of a run config with its default."""
-        return self.registry.default_config()
+        return dict(self.registry.defaults)
 
     def experiment(
         self, config: Mapping[str, Any], num_clients: int = 10
@@ -129,48 +143,231 @@ class App:
         SettingsError, FileNotFoundError
             Something is wrong with the settings; one line says what.
         """
-        known = self._known(config)
-        if num_clients not in known.experiments:
-            known.experiments[num_clients] = make_experiment(
-                self.registry, self.client_app, known.config, num_clients
-            )
-        return known.experiments[num_clients]
+        return self._experiment(tuple(config.items()), num_clients)
+
+    def _make(self, items: tuple[tuple[str, Any], ...], num_clients: int) -> Experiment:
+        self._on_nodes(items)  # which refuses keys that do not exist
+        return make_experiment(self.registry, self.client_app, dict(items), num_clients)
+
+    def _has_data_on_nodes(self, items: tuple[tuple[str, Any], ...]) -> bool:
+        config = dict(items)
+        self.registry.check_known(config, "run config:")
+        kind = self.registry.choose("task", config.get("task", RunSettings.task))
+        return bool(kind.from_config(config, 1, 0).on_nodes)
 
     def client_fn(self, context: Context) -> NumPyClient:
         """The client of one node; its data is loaded once per process."""
-        known = self._known(context.run_config)
-        return make_client(self.experiment, known.on_nodes, context)
+        on_nodes = self._on_nodes(tuple(context.run_config.items()))
+        count = number_of_clients(context, on_nodes)
+        return make_client(self.experiment(context.run_config, count), context)
 
-    def _known(self, config: Mapping[str, Any]) -> _Known:
-        """What has been read of a run config; a node asks for it with every message."""
-        key = tuple(config.items())
-        found = self._configs.get(key)
-        if found is None:
-            self.registry.check_known(config, "run config:")
-            kind = self.registry.choose("task", config.get("task", RunSettings.task))
-            found = _Known(dict(config), kind.from_config(config, 1, 0).on_nodes)
-            self._configs[key] = found
-            while len(self._configs) > _KEPT:
-                self._configs.popitem(last=False)
-        return found
+    # --------------------------------------------------------------------------- a run
 
-    def run(self, grid: Grid, config: Mapping[str, Any]) -> Path:
-        """Run on any grid; return the directory of the run's record."""
-        from fedtrellis.app.run import run
+    def run(
+        self,
+        grid: Grid,
+        config: Mapping[str, Any],
+        resume_command: Callable[[Path], str] = flwr_command,
+    ) -> Path:
+        """Run on any grid; return the directory of the run's record.
 
-        return run(self.registry, self.experiment, grid, config)
+        Parameters
+        ----------
+        grid : Grid
+        config : mapping
+            Flat. Keys that are not there have their defaults.
+        resume_command : callable
+            Makes the command that an interrupted run names to go on.
+        """
+        config = {**self.registry.defaults, **config}
+        settings = parse(RunSettings, config)
+        for key in ("results-dir", "resume", "initial-model"):
+            # relative to what? a bundle's folder, or that of a SuperLink
+            if config[key] and not Path(config[key]).expanduser().is_absolute():
+                raise SettingsError(f"{key} = {config[key]!r} must be an absolute path")
+        tracked = tracker_names(settings.track)
+        options = run_options(config)
+        for kind in ("method", "task"):
+            self.registry.choose(kind, config[kind])
+        resume = None
+        if settings.resume:
+            resume = self._checkpoint(settings.resume, config)
+            # after a SuperLink was started anew its nodes come back one by one; if
+            # there are still too few then, the strategy says so
+            with contextlib.suppress(TimeoutError):
+                await_nodes(grid, len(checkpoint_clients(resume)), timeout=90.0)
+        count = await_nodes(grid, options["min_nodes"], timeout=600.0)
+        experiment = self.experiment(config, count)
+        experiment.check()
+        reference = experiment.reference()
+        point = experiment.start_point()
+        task = experiment.task
+        evaluated = options["client_evaluate_every"]
+        if task.on_nodes and not task.split_data:
+            evaluated = evaluated or options["evaluate_every"]
+        if settings.stop_metric and not (task.on_nodes or evaluated):
+            known = experiment.evaluate(experiment.layout.layers(point))
+            check_choice("stop-metric", settings.stop_metric, known)
+
+        record = _new_record(settings, config)
+        record.reference, record.picture = reference, settings.picture
+        if settings.picture and find_spec("matplotlib") is None:
+            log(INFO, 'no convergence.png: pip install "fedtrellis[plots]" draws one')
+            record.picture = False
+        record.title = f"{settings.method} on {settings.task}, {experiment.about}"
+        record.warnings += experiment.warnings
+        as_json = settings.log_format == "json"
+        progress: Callback = Progress()
+        if as_json:
+            where = {"record": str(record.directory)}
+            end = where | {"warnings": record.warnings}
+            end |= {} if reference is None else {"reference_optimum": reference}
+            progress = JsonLines(where | {"settings": dict(config)}, end)
+        callbacks = [check_nodes(task, options["min_nodes"]), record, progress]
+        callbacks += make_trackers(tracked, record.directory)
+        if settings.stop_metric:
+            callbacks.append(EarlyStop(settings.stop_metric, settings.stop_tolerance))
+        with ending_in_order(record, resume_command, as_json):
+            strategy = experiment.strategy(
+                callbacks=callbacks,
+                checkpoint=record.checkpoint,
+                resume=resume,
+                client_evaluate_every=evaluated,
+            )
+            experiment.start(strategy, grid, point=point)
+        if not as_json:
+            _print_summary(record, strategy)
+        return record.directory
 
     def _main(self, grid: Grid, context: Context) -> None:
-        """Run what the run config says, and print how it went."""
-        from fedtrellis.app.run import run_and_report
+        self._run_and_report(grid, context.run_config, flwr_command)
 
-        run_and_report(self.registry, self.experiment, grid, context.run_config)
+    def _run_and_report(
+        self,
+        grid: Grid,
+        config: Mapping[str, Any],
+        resume_command: Callable[[Path], str],
+    ) -> None:
+        """:meth:`run`; with a JSON log everything is a line of JSON, errors too."""
+        if parse(RunSettings, config).log_format == "text":
+            self.run(grid, config, resume_command)
+            return
+        try:
+            with json_log():
+                self.run(grid, config, resume_command)
+        except BaseException as error:
+            print_json("error", error=f"{type(error).__name__}: {error}")
+            raise
+
+    def _saved(self, directory: Path) -> dict[str, Any]:
+        """The settings of a record, but for those of other methods and tasks."""
+        try:
+            text = (directory / "config.toml").read_text(encoding="utf-8")
+            saved = flatten(tomllib.loads(text))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+            raise SettingsError(
+                f"resume = {str(directory)!r} is not the record of a run"
+            ) from None
+        return self.registry.without_foreign(saved)
+
+    def _checkpoint(self, resume: str, config: Mapping[str, Any]) -> Path:
+        """The checkpoint in a record's directory, if it is of a run like this one."""
+        directory = Path(resume).expanduser()
+        saved = self._saved(directory)
+        method = self.registry.choose("method", config["method"])
+        free = {f"{method.name}.{key}" for key in method.strategy.free_to_change}
+        for key, value in saved.items():
+            fixed = key in self.registry.fields and key not in _FREE | free
+            if fixed and config.get(key) != value:
+                raise SettingsError(
+                    f"resume: {key} = {config.get(key)!r}, but the run had {value!r}; "
+                    "give its settings again with "
+                    f"{directory.resolve() / 'resume.toml'}"
+                )
+        checkpoint = directory / "checkpoint.npz"
+        if not checkpoint.is_file():
+            raise SettingsError(
+                f"resume = {resume!r}: the run ended before its first checkpoint, "
+                f"after checkpoint-every = {saved.get('checkpoint-every')} rounds"
+            )
+        return checkpoint
+
+    # ---------------------------------------------------------------- the command line
 
     def command_line(self, arguments: Sequence[str] | None = None) -> int:
         """``python sim.py``: its exit status."""
-        from fedtrellis.app.command_line import main
+        parser = argparse.ArgumentParser(
+            prog="python sim.py",
+            description="Run a federated method in this process, as Flower would.",
+        )
+        add_run_options(parser)
+        parser.add_argument(
+            "--list",
+            nargs="?",
+            const="",
+            metavar="NAME",
+            help="what can be set, all or of one method or task, and stop",
+        )
+        parser.add_argument(
+            "--write-config",
+            action="store_true",
+            help="write every key with its default into ./pyproject.toml, and stop",
+        )
+        options = parse_words(parser, arguments)
 
-        return main(self, arguments)
+        def act() -> None:
+            if options.list is not None:
+                print_list(self.registry, options.list or None)
+            elif options.write_config:
+                write_config_block(self.registry, Path("pyproject.toml"))
+            else:
+                self.run_in_process(options, sim_command)
+
+        return guarded(act, "sim.py", options)
+
+    def run_in_process(
+        self,
+        options: argparse.Namespace,
+        resume_command: Callable[[Path, int, Sequence[str]], str],
+    ) -> None:
+        """Run what the command line says on a grid in this process."""
+        config = self.default_config()
+        overrides = read_config(options.run_config)
+        if overrides.get("resume"):
+            # a record knows its own settings; what is given here comes on top
+            config |= self._saved(Path(str(overrides["resume"])).expanduser())
+        self.registry.check_known({"method": config["method"]} | overrides, "-c")
+        config |= overrides
+        if options.format is not None:
+            config["log-format"] = options.format
+        options.as_json = config["log-format"] == "json"
+        if options.out is not None:
+            config["results-dir"] = str(Path(options.out).expanduser().resolve())
+        if config["resume"]:
+            config["resume"] = str(Path(str(config["resume"])).expanduser().resolve())
+        nodes, node_words = options.nodes, options.node_config
+        entries = read_config(node_words, "--node-config").items()
+        node_configs = [
+            {
+                key: text.replace("{partition}", str(i)) if type(text) is str else text
+                for key, text in entries
+            }
+            for i in range(nodes)
+        ]
+        grid = LocalGrid(
+            self.client_app,
+            nodes,
+            # checked here, so that a bad value is reported before anything is built
+            seed=run_options(config)["seed"],
+            run_config=config,
+            node_configs=node_configs if node_words and nodes > 0 else None,
+            batched=True,
+            workers=options.workers,
+        )
+        with closing(grid):
+            self._run_and_report(
+                grid, config, lambda path: resume_command(path, nodes, node_words)
+            )
 
 
 # Of apps that no module holds, made anew in this process: one each.
@@ -183,3 +380,32 @@ def _remade(token: str, kind: type[App], *made_of: Any) -> App:
         _REMADE.clear()
         _REMADE[token] = kind(*made_of)
     return _REMADE[token]
+
+
+def _new_record(settings: RunSettings, config: Mapping[str, Any]) -> RunRecord:
+    parent = Path(settings.results_dir or default_results_dir())
+    try:
+        return RunRecord.create(parent, f"{settings.method}-{settings.task}", config)
+    except OSError as error:
+        raise SettingsError(
+            f"results-dir = {str(parent)!r} cannot be written: {error}"
+        ) from None
+
+
+def _print_summary(record: RunRecord, strategy: LoopStrategy) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=record.title, show_header=False, title_justify="left")
+    rows = summary_rows(strategy.history)
+    if record.reference is not None:
+        losses = [r.metrics["loss"] for r in strategy.history if "loss" in r.metrics]
+        rows.insert(1, ("loss − F*", f"{losses[-1] - record.reference:.6g}"))
+    for name, value in rows:
+        table.add_row(name, value)
+    console = Console(soft_wrap=True)
+    console.print(table)
+    for warning in record.warnings:
+        console.print(warning, style="bold red", markup=False)
+    # one unbroken line, to be copied
+    print(f"Record: {record.directory}", flush=True)

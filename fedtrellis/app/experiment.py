@@ -15,23 +15,24 @@ import numpy as np
 from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import Result
+from numpy.typing import NDArray
 
-from fedtrellis.app.registry import MethodEntry
-from fedtrellis.app.settings import RunSettings
-from fedtrellis.app.warm_start import read_model
-from fedtrellis.declared import misplaced
-from fedtrellis.domains import Domain
+from fedtrellis.app.registry import MethodEntry, Registry
+from fedtrellis.app.settings import RunSettings, run_options
+from fedtrellis.declared import misplaced, refuse_misplaced
+from fedtrellis.domains import Domain, Product, WholeSpace, fitting_domains
 from fedtrellis.domains.enclosing import enclosing_ball
-from fedtrellis.manifolds import Manifold
+from fedtrellis.manifolds import Euclidean, Manifold
+from fedtrellis.server.guarded import AGGREGATIONS
 from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.server.options import StrategyOptions
-from fedtrellis.settings import SettingsError
+from fedtrellis.settings import SettingsError, keys, parse, parse_values
 from fedtrellis.wire.arrays import FloatArray, Layout, array_record, record_arrays
 from fedtrellis.wire.flower_internals import log
 from fedtrellis.wire.grid_options import GridOptions
 from fedtrellis.wire.local_grid import LocalGrid
 
-__all__ = ["Experiment"]
+__all__ = ["Experiment", "make_experiment", "prediction_writer", "read_model"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,9 +96,9 @@ class Experiment:
 
     def suggestions(self) -> dict[str, Any]:
         """What the task suggests for settings that are left to themselves, by field."""
-        said = {name for name, value in self.settings.items() if value is not None}
-        suggested: dict[str, Any] = self.task.suggestions(self.name, said)
-        # what the user says may leave a suggestion without a purpose
+        given = {name for name, value in self.settings.items() if value is not None}
+        suggested: dict[str, Any] = self.task.suggestions(self.name, given)
+        # what the user sets may leave a suggestion without a purpose
         together = {**self.settings, **suggested}
         idle = misplaced(self.entry.strategy, together)
         return {name: value for name, value in suggested.items() if name not in idle}
@@ -107,7 +108,6 @@ class Experiment:
         cls = self.entry.strategy
         parts: dict[str, Any] = {"domain": self.domain, "manifold": self.manifold}
         if self.run.outer_domain:
-            # whoever takes it says so
             parts["client_domains"] = [self._enclosing(self.run.outer_domain)]
         parts |= self.task.method_options()
         wanted = {f.name for f in dataclasses.fields(cls)}
@@ -120,16 +120,9 @@ class Experiment:
                     "would solve another problem"
                 )
         values = {name: v for name, v in self.settings.items() if v is not None}
-        return cls(
-            **{
-                name: part
-                for name, part in parts.items()
-                if name in wanted and name not in values
-            },
-            **values,
-            **self.suggestions(),
-            **{**self.options, **options},
-        )
+        parts = {name: part for name, part in parts.items() if name in wanted}
+        values = {**parts, **values, **self.suggestions(), **self.options, **options}
+        return cls(**values)
 
     @cached_property
     def _strategy(self) -> LoopStrategy:
@@ -194,7 +187,8 @@ class Experiment:
             gradient = self.layout.objective_gradient(task.gradient(x))
             if self.manifold is not None:
                 # ‖G_η̃(x)‖ = ‖x − P_M(x − η̃ grad F(x))‖/η̃, the measure of the theory
-                step = self._measuring_step()
+                strategy: Any = self._strategy  # one on a manifold
+                step = float(strategy.measuring_step(self.task.num_clients))
                 tangent = self.manifold.project_tangent(point, gradient)
                 moved = self.manifold.project(point - step * tangent)
                 norm = float(np.linalg.norm(point - moved)) / step
@@ -205,10 +199,6 @@ class Experiment:
                 metrics["gap"] = self.domain.gap(gradient, point)
         metrics |= task.metrics(x)
         return metrics
-
-    def _measuring_step(self) -> float:
-        strategy: Any = self._strategy  # one on a manifold
-        return float(strategy.measuring_step(self.task.num_clients))
 
     def evaluate_fn(self, server_round: int, arrays: ArrayRecord) -> MetricRecord:
         """:meth:`evaluate`, as Flower's strategies call it."""
@@ -306,17 +296,13 @@ class Experiment:
             **self.client_settings,
         }
         wanted = self.entry.client_arguments
-        missing = [
-            name for name, needed in wanted.items() if needed and name not in there
-        ]
+        missing = [n for n, needed in wanted.items() if needed and n not in there]
         if missing:
             raise SettingsError(
                 f"the client of method {self.name!r} needs {', '.join(missing)}, which "
                 f"task {self.task.name!r} does not have"
             )
-        return self.entry.client(
-            **{name: part for name, part in there.items() if name in wanted}
-        )
+        return self.entry.client(**{n: x for n, x in there.items() if n in wanted})
 
 
 def prediction_writer(path: Any) -> Callable[[Any], None] | None:
@@ -330,25 +316,198 @@ def prediction_writer(path: Any) -> Callable[[Any], None] | None:
         return None
 
     def write(found: Any) -> None:
-        columns: list[tuple[str, Any]] = []
+        names, columns = ["id"], []
         for name, values in (
             ("score", found.scores),
             ("predicted", found.predicted),
             ("probability", found.probabilities),
             ("calibrated", found.calibrated),
         ):
-            if values is None:
-                values = np.full_like(found.scores, np.nan)
-            several = values.ndim == 2
-            rows = values.T if several else values[None]
-            names = [f"{name}-{c}" for c in range(len(rows))] if several else [name]
-            columns += zip(names, rows, strict=True)
+            values = np.full_like(found.scores, np.nan) if values is None else values
+            classes = range(values.shape[1]) if values.ndim == 2 else None
+            names += [name] if classes is None else [f"{name}-{c}" for c in classes]
+            columns.append(values)
+        rows = np.column_stack(columns)
         with Path(str(path)).open("w", encoding="utf-8", newline="") as file:
             lines = csv.writer(file, lineterminator="\n")
-            lines.writerow(["id", *(name for name, _ in columns)])
-            for i, sample in enumerate(found.sample_ids):
-                numbers = [own[i] for _, own in columns]
-                fields = ("" if np.isnan(x) else f"{x:.17g}" for x in numbers)
+            lines.writerow(names)
+            for sample, row in zip(found.sample_ids, rows, strict=True):
+                fields = ("" if np.isnan(x) else f"{x:.17g}" for x in row)
                 lines.writerow([sample, *fields])
 
     return write
+
+
+def read_model(path: str, shapes: list[tuple[int, ...]]) -> list[NDArray[Any]]:
+    """The arrays of a ``.npz`` file, or of a record's ``model.npz``, in float64.
+
+    SettingsError names a file that is missing or that holds a model of other shapes.
+    """
+    file = Path(path).expanduser()
+    if file.is_dir():
+        file = file / "model.npz"
+    if not file.is_file():
+        raise SettingsError(
+            f"initial-model = {path!r}: there is no such file, nor a record of a "
+            "completed run"
+        )
+    try:
+        with np.load(file, allow_pickle=False) as archive:
+            arrays = [np.asarray(archive[name], np.float64) for name in archive.files]
+    except Exception as error:  # NumPy's or its archive's: it is something else
+        why = " ".join(str(error).split())
+        raise SettingsError(
+            f"initial-model = {path!r} is no .npz of arrays: {why}"
+        ) from None
+    found = [array.shape for array in arrays]
+    if found != list(shapes):
+        raise SettingsError(
+            f"initial-model = {path!r} has arrays of shapes {found}; this run's model "
+            f"has {list(shapes)}"
+        )
+    if not all(np.isfinite(array).all() for array in arrays):
+        raise SettingsError(f"initial-model = {path!r} is not finite")
+    return arrays
+
+
+# ------------------------------------------------------------------------------ making
+
+
+def make_experiment(
+    registry: Registry,
+    client_app: ClientApp,
+    config: Mapping[str, Any],
+    num_clients: int,
+) -> Experiment:
+    """Check a whole run config; SettingsError names in one line what is wrong."""
+    run, options = parse(RunSettings, config), run_options(config)
+    entry: MethodEntry = registry.choose("method", run.method)
+    kind = registry.choose("task", run.task)
+    settings = parse_values(entry.fields, entry.strategy, config)
+    client_settings = parse_values(entry.client_fields, entry.client_settings, config)
+    rule = next(rule for rule in AGGREGATIONS if rule.name == options["aggregation"])
+    used = {"method": run.method, "task": run.task, "aggregation": rule.name}
+    registry.refuse_foreign(config, used)
+    if keys(rule):  # else its name says all
+        options["aggregation"] = parse(rule, config, f"{rule.name}.")
+    if run.outer_fraction > 0.0 and not run.outer_domain:
+        raise SettingsError(
+            f"outer-fraction = {run.outer_fraction} needs an outer-domain, the larger "
+            "set that these clients have"
+        )
+    split = entry.strategy.space == "split"
+    if kind.split_data != split:
+        fitting = [n for n, t in registry.tasks.items() if t.split_data == split]
+        raise SettingsError(
+            f"task = {run.task!r} does not fit method {run.method!r}; allowed: "
+            f"{', '.join(fitting)}"
+        )
+    # a task that knows of no other computes in float64
+    dtype = options["dtype"] or "float64"
+    more: dict[str, Any] = {} if dtype == "float64" else {"dtype": dtype}
+    if entry.strategy.values_only:
+        more["values_only"] = True
+    task = kind.from_config(config, num_clients, options["seed"], **more)
+    refuse_misplaced(kind, vars(task), f"{kind.name}.")
+    task.check()
+    layout = Layout(tuple(task.shapes()))
+    domain = _make_domain(registry, run, entry, task, layout, config)
+    manifold = None
+    if entry.strategy.space == "manifold":
+        manifold = task.manifold() or Euclidean(layout.point_shape)
+    if task.on_nodes:
+        _check_for_nodes(run, entry, task)
+    if run.outer_domain:
+        if "domain" not in entry.client_arguments:
+            raise SettingsError(f"outer-domain is not for method {run.method!r}")
+        enclosing_ball(run.outer_domain, domain, layout.point_shape)
+    return Experiment(
+        {**registry.defaults, **config},
+        run,
+        options,
+        entry,
+        settings,
+        client_settings,
+        task,
+        domain,
+        layout,
+        manifold,
+        client_app,
+    )
+
+
+def _check_for_nodes(run: RunSettings, entry: MethodEntry, task: Any) -> None:
+    """Refuse what needs data on the server, which has none."""
+    where = f"does not fit {task.name}.dataset = {task.dataset!r}"
+    if run.reference:
+        raise SettingsError(
+            f"reference = true {where}: F* would be that of data which only the nodes "
+            "have; allowed: false"
+        )
+    if run.outer_fraction:
+        raise SettingsError(
+            f"outer-fraction = {run.outer_fraction} {where}: the nodes have no order; "
+            "those whose own config has outer-domain too have the larger set"
+        )
+    known = entry.strategy.measures
+    if not task.split_data:
+        known = (*known, "loss", *task.node_metrics)
+    if run.stop_metric and run.stop_metric not in known:
+        raise SettingsError(
+            f"stop-metric = {run.stop_metric!r} {where}: nobody can measure it; "
+            f"allowed: {', '.join(known) or 'none'}"
+        )
+
+
+def _make_domain(
+    registry: Registry,
+    run: RunSettings,
+    entry: MethodEntry,
+    task: Any,
+    layout: Layout,
+    config: Mapping[str, Any],
+) -> Domain:
+    """The set that the model lives in: the run's, the task's, or the whole space."""
+    method, shape = entry.strategy, layout.point_shape
+    unfit = f"domain = {run.domain!r} does not fit method {run.method!r}, which"
+    chosen: type[Domain] = WholeSpace
+    if method.space == "domain":
+        chosen = registry.choose("domain", run.domain or next(iter(task.domains())))
+    elif run.domain not in ("", WholeSpace.name):
+        raise SettingsError(f"{unfit} has no domain; allowed: {WholeSpace.name}")
+    name, radius = chosen.name, run.radius
+    if radius and not chosen.has_radius():
+        raise SettingsError(f"radius = {radius}: {name} has none; allowed: 0")
+    registry.refuse_foreign(config, {"domain": name})
+    if issubclass(chosen, WholeSpace):
+        if method.bounded:
+            raise SettingsError(f"{unfit} needs a bounded set")
+        on_manifold = method.space == "manifold" and task.manifold() is not None
+        if not task.bounded_below and not on_manifold:
+            raise SettingsError(
+                f"task = {task.name!r} has no minimum without a constraint; method "
+                f"{run.method!r} needs one"
+            )
+        return WholeSpace()
+    allowed = fitting_domains(task.domains(), registry.domains)
+    if name not in allowed:
+        raise SettingsError(
+            f"domain = {name!r} does not fit task {task.name!r}; "
+            f"allowed: {', '.join(allowed)}"
+        )
+    radius = radius or allowed[name]
+    if chosen.has_radius() and radius == 0.0:
+        raise SettingsError(
+            f"radius = {run.radius}: task {task.name!r} has none of its own for domain "
+            f"{name!r}; set one above 0"
+        )
+    try:
+        domain = chosen.from_config(config, radius)
+        if run.layers == "product" and len(layout.shapes) > 1:
+            domain = Product([domain] * len(layout.shapes), list(layout.shapes))
+        domain.check_shape(shape)
+    except SettingsError:
+        raise
+    except ValueError as error:
+        raise SettingsError(f"domain = {name!r}: {error}") from None
+    return domain

@@ -20,7 +20,7 @@ _BLOCK = re.compile(r"(?<=^\[tool\.flwr\.app\.config\]\n).*?(?=^\[|\Z)", re.M | 
 
 def config_block(registry: Registry) -> str:
     """Every key of a run config with its default, group by group, as TOML."""
-    defaults = registry.default_config()
+    defaults = registry.defaults
     lines = []
     for group in registry.groups:
         own = {key: defaults[key] for key in group.fields}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 from logging import WARNING
 from typing import Any
@@ -16,33 +15,27 @@ from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.flower_internals import log
 
-__all__ = ["CheckNodeData", "CheckPartitions", "make_client"]
+__all__ = [
+    "CheckNodeData",
+    "CheckPartitions",
+    "check_nodes",
+    "make_client",
+    "number_of_clients",
+]
 
 
-def make_client(
-    experiment_of: Callable[[Any, int], Experiment], on_nodes: bool, context: Context
-) -> NumPyClient:
-    """The client of one node: its share of the task's data, or of data of its own.
-
-    Parameters
-    ----------
-    experiment_of : callable
-        Makes the experiment of a run config and a number of clients.
-    on_nodes : bool
-        Whether every node has its own data.
-    context : Context
-        The node's.
-
-    Raises
-    ------
-    SettingsError
-        The node config lacks something, or does not go with the run.
-    """
-    config, node = context.run_config, context.node_config
+def number_of_clients(context: Context, on_nodes: bool) -> int:
+    """N as a node knows it; SettingsError if its config lacks what the run needs."""
+    node = context.node_config
     if on_nodes:
+        if "client-id" not in node and "partition-id" not in node:
+            raise SettingsError(
+                "node config: client-id is missing; with data of its own a node needs "
+                "a name that stays the same over restarts: "
+                '--node-config \'client-id="NAME" data="/absolute/path"\''
+            )
         # n is that of the run config: a node does not know how many are connected
-        n = config.get("min-nodes", LoopStrategy.min_nodes)
-        return _own_data_client(experiment_of(config, int(n)), context)
+        return int(context.run_config.get("min-nodes", LoopStrategy.min_nodes))
     if "data" in node:
         _warn_of_unused_data()
     for key in ("partition-id", "num-partitions"):
@@ -51,11 +44,7 @@ def make_client(
                 f"node config: {key} = {node.get(key)!r} must be a whole number; start "
                 'the node with --node-config "partition-id=0 num-partitions=2"'
             )
-    index, count = int(node["partition-id"]), int(node["num-partitions"])
-    experiment = experiment_of(config, count)
-    parts, domain = experiment.task.client_parts(index), experiment.client_domain(index)
-    client: NumPyClient = experiment.client(context, parts, domain)
-    return client
+    return int(node["num-partitions"])
 
 
 @lru_cache(maxsize=1)
@@ -63,27 +52,31 @@ def _warn_of_unused_data() -> None:
     log(WARNING, "node config: data is not used, as this run brings its own")
 
 
-def _own_data_client(experiment: Experiment, context: Context) -> NumPyClient:
-    """The client of a node that has its own data."""
-    node = context.node_config
-    if "client-id" not in node and "partition-id" not in node:
-        raise SettingsError(
-            "node config: client-id is missing; with data of its own a node needs a "
-            "name that stays the same over restarts: "
-            '--node-config \'client-id="NAME" data="/absolute/path"\''
-        )
-    parts = experiment.task.node_parts(node)
-    client: NumPyClient = experiment.client(context, parts, experiment.domain)
-    for name, value in experiment.task.node_attributes(node).items():
+def make_client(experiment: Experiment, context: Context) -> NumPyClient:
+    """The client of one node: its share of the task's data, or of data of its own."""
+    task, node = experiment.task, context.node_config
+    if not task.on_nodes:
+        index = int(node["partition-id"])
+        domain = experiment.client_domain(index)
+        return experiment.client(context, task.client_parts(index), domain)
+    client = experiment.client(context, task.node_parts(node), experiment.domain)
+    for name, value in task.node_attributes(node).items():
         setattr(client, name, value)
     return client
+
+
+def check_nodes(task: Any, min_nodes: int) -> Callback:
+    """What stops a run of a task before round 1 if the nodes' data does not fit."""
+    if task.on_nodes:
+        return CheckNodeData(min_nodes, task.node_examples)
+    return CheckPartitions()
 
 
 class CheckPartitions(Callback):
     """Stop a run whose nodes do not hold the whole data between them."""
 
     def on_meeting(self, strategy: LoopStrategy) -> None:
-        """Compare what the nodes say with how many there are."""
+        """Compare the parts that the nodes know of with how many nodes there are."""
         n = strategy.num_clients
         strategy.conversation.registry.refuse = lambda properties: (
             "the data is dealt among the clients of the start"
@@ -111,20 +104,19 @@ class CheckNodeData(Callback):
     """
 
     def __init__(self, min_nodes: int, examples: int) -> None:
-        self.min_nodes = min_nodes
-        self.examples = examples
+        self.min_nodes, self.examples = min_nodes, examples
 
     def on_meeting(self, strategy: LoopStrategy) -> None:
-        """Compare what the nodes say of their data."""
+        """Compare the properties that the nodes gave of their data."""
         n = strategy.num_clients
         if n < self.min_nodes:
             reasons = "; ".join(f"{who}: {why}" for who, why in strategy.refused)
             raise SettingsError(
                 f"min-nodes = {self.min_nodes}, and {n} nodes can be used: {reasons}"
             )
-        told = {name: strategy.client_properties(name) for name in strategy.clients}
+        known = {name: strategy.client_properties(name) for name in strategy.clients}
         # files in LIBSVM's or MNIST's formats have no names to compare
-        named = {n: p["data-columns"] for n, p in told.items() if "data-columns" in p}
+        named = {n: p["data-columns"] for n, p in known.items() if "data-columns" in p}
         first = next(iter(named), "")
         for name, digest in named.items():
             if digest != named[first]:
@@ -141,7 +133,7 @@ class CheckNodeData(Callback):
                 "data.examples a node's weight depends on their number, and min-nodes "
                 "must be it"
             )
-        total = sum(int(p.get("num-examples", 0)) for p in told.values())
+        total = sum(int(p.get("num-examples", 0)) for p in known.values())
         if total != self.examples:
             raise SettingsError(
                 f"data.examples = {self.examples}, and the nodes have {total} examples"

@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import entry_points
 from types import ModuleType
@@ -14,10 +14,11 @@ from typing import Any
 
 from fedtrellis._alias import unify_roots
 from fedtrellis.app.settings import RunSettings
+from fedtrellis.declared import Declared
 from fedtrellis.domains import RUN_DOMAINS, Domain
 from fedtrellis.server.guarded import AGGREGATIONS
 from fedtrellis.server.loop import LoopStrategy
-from fedtrellis.settings import AUTO, SettingsError, check_choice, keys, parse_values
+from fedtrellis.settings import AUTO, SettingsError, check_choice, keys
 
 __all__ = ["Group", "MethodEntry", "Plugin", "Registry", "pairs"]
 
@@ -69,19 +70,12 @@ class Group:
 
     kind: str
     owner: str
-    parts: list[tuple[type[Any], dict[str, Field]]] = field(default_factory=list)
+    parts: list[tuple[type[Any], dict[str, Field]]]
 
     @cached_property
     def fields(self) -> dict[str, Field]:
         """All settings of the group by run-config key."""
         return {key: value for _, part in self.parts for key, value in part.items()}
-
-    def is_default(self, key: str, value: Any) -> bool:
-        """Whether a run config's value of a setting is the default, once checked."""
-        (part,) = (part for part, fields in self.parts if key in fields)
-        field = self.fields[key]
-        value = parse_values({key: field}, part, {key: value})[field.name]
-        return bool(value == field.default)
 
     @property
     def title(self) -> str:
@@ -89,9 +83,13 @@ class Group:
         return f"{self.kind} {self.owner}".strip() or "the run"
 
 
+class _None(Declared):
+    """The settings of a class that declares none."""
+
+
 @dataclass(frozen=True)
 class MethodEntry:
-    """A method's two halves."""
+    """A method's two halves, and the settings that each declares."""
 
     strategy: type[LoopStrategy]
     client: type[Any]
@@ -104,30 +102,24 @@ class MethodEntry:
     @cached_property
     def fields(self) -> dict[str, Field]:
         """The strategy's own settings by run-config key."""
-        common = keys(LoopStrategy)
-        return {
-            f"{self.name}.{key}": value
-            for key, value in keys(self.strategy).items()
-            if key not in common
-        }
+        found = keys(self.strategy, f"{self.name}.")
+        common = keys(LoopStrategy, f"{self.name}.")
+        return {key: value for key, value in found.items() if key not in common}
 
-    @cached_property
-    def client_settings(self) -> type[Any] | None:
-        """The settings that the client declares in a class ``Settings``, if any."""
-        return getattr(self.client, "Settings", None)
+    @property
+    def client_settings(self) -> type[Any]:
+        """The class ``Settings`` of what run configs may set of the client."""
+        return getattr(self.client, "Settings", _None)
 
     @cached_property
     def client_fields(self) -> dict[str, Field]:
         """These by run-config key."""
-        if self.client_settings is None:
-            return {}
         return keys(self.client_settings, f"{self.name}.")
 
-    @cached_property
+    @property
     def node_fields(self) -> dict[str, Field]:
         """What a node's owner may set, in a class ``Rules``, by node-config key."""
-        rules = getattr(self.client, "Rules", None)
-        return {} if rules is None else keys(rules)
+        return keys(getattr(self.client, "Rules", _None))
 
     @cached_property
     def client_arguments(self) -> dict[str, bool]:
@@ -181,8 +173,6 @@ class Registry:
         roots |= {kind.__module__.partition(".")[0] for kind in tasks}
         # packages of ours under names of their own: this is a checkout
         unify_roots(sorted(roots & {"strategies", "clients", "tasks"}))
-
-    # ------------------------------------------------------------------ what there is
 
     @cached_property
     def _plugins(self) -> tuple[dict[str, Plugin], dict[str, str]]:
@@ -238,42 +228,37 @@ class Registry:
     def choose(self, kind: str, name: str) -> Any:
         """A method, task or domain by its name; SettingsError if there is none."""
         known: dict[str, Any] = getattr(self, f"{kind}s")
+        broken = self.broken_plugins.items()
         try:
-            check_choice(kind, name, known)
+            return known[check_choice(kind, name, known)]
         except SettingsError as error:
-            broken = "".join(
-                f"; plug-in {who!r} cannot be loaded: {why}"
-                for who, why in self.broken_plugins.items()
-            )
-            raise SettingsError(f"{error}{broken}") from None
-        return known[name]
+            why = [f"; plug-in {who!r} cannot be loaded: {why}" for who, why in broken]
+            raise SettingsError(f"{error}{''.join(why)}") from None
 
     # ------------------------------------------------------------------------- keys
 
     @cached_property
     def groups(self) -> list[Group]:
         """All settings, by whose they are, in the order of pyproject.toml."""
-        run = Group("", "", [(RunSettings, keys(RunSettings))])
-        run.parts.append((LoopStrategy, keys(LoopStrategy)))
-        groups = [run]
-        for name, entry in self.methods.items():
-            group = Group("method", name, [(entry.strategy, entry.fields)])
-            if entry.client_settings is not None:
-                group.parts.append((entry.client_settings, entry.client_fields))
-            groups.append(group)
-        for kind in AGGREGATIONS:
-            part = keys(kind, f"{kind.name}.")
-            groups.append(Group("aggregation", kind.name, [(kind, part)]))
-        for name, domain in self.domains.items():
-            part = keys(domain.settings(), f"{name}.")
-            groups.append(Group("domain", name, [(domain.settings(), part)]))
         shared: dict[str, type[Any]] = {}
         for task in self.tasks.values():
             shared |= task.shared
-        for name, cls in shared.items():
-            groups.append(Group("data", name, [(cls, keys(cls, f"{name}."))]))
-        for name, task in self.tasks.items():
-            groups.append(Group("task", name, [(task, keys(task, f"{name}."))]))
+        parts = [(kind, keys(kind)) for kind in (RunSettings, LoopStrategy)]
+        groups = [Group("", "", parts)]
+        for name, entry in self.methods.items():
+            parts = [(entry.strategy, entry.fields)]
+            parts.append((entry.client_settings, entry.client_fields))
+            groups.append(Group("method", name, parts))
+        for kind, owners in (
+            ("aggregation", {cls.name: cls for cls in AGGREGATIONS}),
+            ("domain", {name: d.settings() for name, d in self.domains.items()}),
+            ("data", shared),
+            ("task", self.tasks),
+        ):
+            groups += [
+                Group(kind, name, [(cls, keys(cls, f"{name}."))])
+                for name, cls in owners.items()
+            ]
         return groups
 
     @cached_property
@@ -281,7 +266,8 @@ class Registry:
         """Every setting by run-config key."""
         return {key: f for group in self.groups for key, f in group.fields.items()}
 
-    def default_config(self) -> dict[str, Any]:
+    @cached_property
+    def defaults(self) -> dict[str, Any]:
         """Every key of a run config with its default, as in pyproject.toml."""
         return {
             key: AUTO if field.default is None else field.default
@@ -293,23 +279,10 @@ class Registry:
         # nodes ask for every key with every message
         return {key: group for group in self.groups for key in group.fields}
 
-    def foreign(
+    def _foreign(
         self, config: Mapping[str, Any], used: Mapping[str, str]
     ) -> dict[str, Group]:
-        """The keys of a run config that belong to what the run does not use.
-
-        Parameters
-        ----------
-        config : mapping
-        used : mapping
-            By "method", "task" or "domain", the run's own; keys of other kinds count
-            as used.
-
-        Returns
-        -------
-        dict
-            Whose setting each of these keys is.
-        """
+        """Whose those keys are that belong to what the run does not use, by kind."""
         owners = {key: self._owners[key] for key in config if key in self._owners}
         return {
             key: group
@@ -323,21 +296,35 @@ class Registry:
             "method": str(config.get("method", RunSettings.method)),
             "task": str(config.get("task", RunSettings.task)),
         }
-        foreign = self.foreign(config, used)
+        foreign = self._foreign(config, used)
         return {key: value for key, value in config.items() if key not in foreign}
 
-    def check_known(self, overrides: Mapping[str, Any], where: str) -> None:
-        """Refuse keys that there are not, with the closest ones."""
-        for key in overrides:
-            if key not in self.fields:
-                # a setting without its owner, first of all the run's own method
-                same = [known for known in self.fields if known.endswith(f".{key}")]
-                method = overrides.get("method", RunSettings.method)
-                close = [known for known in same if known == f"{method}.{key}"]
-                close = close or same or difflib.get_close_matches(key, self.fields, 1)
-                named = " or ".join(map(repr, close))
-                hint = f" (did you mean {named}?)" if close else ""
+    def refuse_foreign(
+        self, config: Mapping[str, Any], used: Mapping[str, str]
+    ) -> None:
+        """Refuse settings of methods, tasks and so on that the run does not use.
+
+        ``flwr run`` passes every key of pyproject.toml, so a key counts as set where
+        its value is not the default. ``used`` has the run's own name of each kind.
+        """
+        for key, group in self._foreign(config, used).items():
+            if config[key] not in (self.defaults[key], self.fields[key].default):
                 raise SettingsError(
-                    f"{where} key = {key!r} is not known{hint}; "
-                    "python sim.py --list NAME prints those of a method or task"
+                    f"{key} = {config[key]!r} is a setting of {group.kind} "
+                    f"{group.owner!r}, and this run's {group.kind} is "
+                    f"{used[group.kind]!r}"
                 )
+
+    def check_known(self, overrides: Mapping[str, Any], where: str) -> None:
+        """Refuse keys that do not exist, with the closest ones."""
+        for key in [key for key in overrides if key not in self.fields]:
+            # a setting without its owner, first of all the run's own method
+            same = [known for known in self.fields if known.endswith(f".{key}")]
+            method = overrides.get("method", RunSettings.method)
+            close = [known for known in same if known == f"{method}.{key}"]
+            close = close or same or difflib.get_close_matches(key, self.fields, 1)
+            hint = f" (did you mean {' or '.join(map(repr, close))}?)" if close else ""
+            raise SettingsError(
+                f"{where} key = {key!r} is not known{hint}; "
+                "python sim.py --list NAME prints those of a method or task"
+            )

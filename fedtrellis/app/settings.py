@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from fedtrellis.domains.enclosing import ENCLOSING
+from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.server.progress import LOG_FORMATS
-from fedtrellis.settings import setting
+from fedtrellis.settings import keys, parse_values, setting
 
-__all__ = ["RunSettings"]
+__all__ = ["RunSettings", "run_options"]
 
 
 @dataclass(frozen=True)
@@ -74,3 +77,8 @@ class RunSettings:
     log_format: str = setting(
         "text", "a line a round for people, or JSON objects", choices=LOG_FORMATS
     )
+
+
+def run_options(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of every strategy that a run config has, by field, checked."""
+    return parse_values(keys(LoopStrategy), LoopStrategy, config)

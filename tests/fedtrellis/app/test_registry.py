@@ -70,6 +70,8 @@ def app_with(monkeypatch: pytest.MonkeyPatch, **plugins: Callable[[], Any]) -> A
     import strategies
     from tasks import TASKS
 
+    # what is installed here, which the checkout's app looks for only once
+    sim.app.default_config()
     entries = [Entry(name, load) for name, load in plugins.items()]
 
     def entry_points(*, group: str) -> list[Entry]:
@@ -176,10 +178,10 @@ def test_a_plug_in_that_is_broken_stops_nobody_and_is_told_of(
 def test_a_setting_is_one_line() -> None:
     """It has its key, its check, its default and its place in pyproject's block."""
     registry = Registry([(Harder, HarderClient)], [Lasso])
-    assert registry.default_config()["harder.hardness"] == 0.5
+    assert registry.defaults["harder.hardness"] == 0.5
     block = tomllib.loads(config_block(registry))
     assert block["harder"]["hardness"] == 0.5
-    assert flatten(block) == registry.default_config()
+    assert flatten(block) == registry.defaults
     app = App([(Harder, HarderClient)], [Lasso])
     config = {"method": "harder", "task": "lasso"}
     made: Any = app.experiment(config | {"harder.hardness": 0.25}, 3).strategy()

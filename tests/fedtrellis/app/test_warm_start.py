@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import sim
-from fedtrellis.app.warm_start import read_model
+from fedtrellis.app.experiment import read_model
 from fedtrellis.settings import SettingsError
 from tests.harness import run_app
 
