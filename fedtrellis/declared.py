@@ -1,17 +1,12 @@
-"""Classes whose fields are declared: checked, described and documented from one place.
-
-Subclasses of :class:`Declared`, such as every strategy, are dataclasses of their own
-accord: their fields are their constructor's keyword arguments, checked when an object
-is made, and listed in their docstrings.
-"""
+"""Classes whose fields are declared: checked, described, documented in one place."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 import textwrap
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, dataclass_transform
 
 from fedtrellis.settings import (
@@ -90,19 +85,10 @@ class Declared:
 def misplaced(
     cls: type[Any], values: Mapping[str, Any]
 ) -> dict[str, tuple[str, tuple[str, ...]]]:
-    """Settings that do not apply beside the others, and yet are said.
+    """Settings that are set and do not apply beside the others (``only=``).
 
-    Parameters
-    ----------
-    cls : type
-        A :class:`Declared` one.
-    values : mapping
-        Of its fields; a missing one has its default.
-
-    Returns
-    -------
-    dict
-        By name: which other setting that is because of, and what that would have to be.
+    By name: the other setting, and the values that it would need. ``values`` are those
+    of the fields of ``cls``; a missing one has its default.
     """
     fields = {field.name: field for field in dataclasses.fields(cls)}
     found = {}
@@ -124,12 +110,7 @@ def refuse_misplaced(
 ) -> None:
     """Raise SettingsError if there is a setting of :func:`misplaced`.
 
-    Parameters
-    ----------
-    cls, values
-        As :func:`misplaced` takes them; ``values`` has every field.
-    prefix : str
-        What the error puts before a setting's name, such as ``"digits."``.
+    ``values`` has every field; ``prefix``, such as ``"digits."``, is for the error.
     """
     for name, (other, allowed) in misplaced(cls, values).items():
         raise SettingsError(
@@ -138,7 +119,7 @@ def refuse_misplaced(
         )
 
 
-_SECTIONS = ("Attributes", "Returns", "Raises", "Notes", "Examples")
+_SECTION = re.compile(r"\n(Attributes|Returns|Raises|Notes|Examples)\n---")
 
 
 def _document(cls: type[Any]) -> None:
@@ -149,26 +130,17 @@ def _document(cls: type[Any]) -> None:
         return
     root = getattr(cls, "__options__", cls)
     common = set() if root is cls else {f.name for f in dataclasses.fields(root)}
-    declared = [f for f in dataclasses.fields(cls) if "help" in f.metadata]
-    own = [field for field in declared if field.name not in common]
     lines = ["Parameters", "----------"]
-    for field in own:
-        lines += _parameter(field)
+    for field in dataclasses.fields(cls):
+        if "help" in field.metadata and field.name not in common:
+            lines += _parameter(field)
     if common:
         name = f"{root.__module__}.{root.__qualname__}"
         lines += ["**options", f"    Those of :class:`~{name}`."]
+    found = _SECTION.search(text)
+    at = found.start() if found else len(text) + 1
     section = "\n".join(lines)
-    for title in _SECTIONS:
-        head, found, rest = text.partition(f"\n{title}\n{'-' * len(title)}\n")
-        if found:
-            cls.__doc__ = f"{head}\n{section}\n{found}{rest}"
-            return
-    cls.__doc__ = f"{text}\n\n{section}\n"
-
-
-def _capital(text: str, meta: Mapping[str, Any] = MappingProxyType({})) -> str:
-    """A sentence begins with a capital, but a symbol stays as it is."""
-    return text if meta.get("symbol") else text[:1].upper() + text[1:]
+    cls.__doc__ = f"{text[:at].rstrip()}\n\n{section}\n{text[at:]}"
 
 
 def _parameter(field: dataclasses.Field[Any]) -> list[str]:
@@ -177,11 +149,15 @@ def _parameter(field: dataclasses.Field[Any]) -> list[str]:
     if field.default is not dataclasses.MISSING:
         shown = repr(field.default) if meta["given"] else shown_default(field)
         default = f", default {shown}"
-    told = _capital(described_line(field), meta), _capital(meta.get("note", ""))
-    text = ". ".join(part.rstrip(".") for part in told if part)
+    about, note = described_line(field), meta["note"]
+    if not meta["symbol"]:  # which stays as it is
+        about = about[:1].upper() + about[1:]
+    parts = about, note[:1].upper() + note[1:]
+    text = ". ".join(part.rstrip(".") for part in parts if part)
+    indent = "    "
     body = textwrap.wrap(
-        f"{text}.", 84, initial_indent="    ", subsequent_indent="    "
+        f"{text}.", 84, initial_indent=indent, subsequent_indent=indent
     )
-    # which values a text may have is said with the help
+    # the help lists the values that a text may have
     kind = "str" if meta["choices"] is not None else field.type
     return [f"{field.name} : {kind}{default}", *body]

@@ -1,7 +1,5 @@
 """Settings: declared once as a field, checked and described everywhere alike.
 
-A group of settings is a class whose fields are made by :func:`setting`::
-
     @dataclass(frozen=True)
     class Penalty:
         penalty: float = setting(1e-3, "of the penalty", symbol="λ_0", minimum=0.0)
@@ -9,12 +7,9 @@ A group of settings is a class whose fields are made by :func:`setting`::
     Penalty.penalty                    # the default
     parse(Penalty, {"penalty": 0.5})   # checked, and made a float
 
-Subclasses of :class:`fedtrellis.declared.Declared`, such as every strategy, have such
-fields for their constructor's keyword arguments.
-
-Flower checks neither the types nor the ranges of a run config, so all of that happens
-here, once, before anything starts: :class:`SettingsError` names the key, its value and
-what is allowed, in one line.
+Flower checks neither the types nor the ranges of a run config, so that happens here,
+before anything starts: :class:`SettingsError` names the key, its value and what is
+allowed, in one line.
 """
 
 from __future__ import annotations
@@ -22,8 +17,9 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import operator
 import types
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from numbers import Real
 from typing import (
@@ -103,12 +99,12 @@ def setting(
     Parameters
     ----------
     default : bool, int, float, str or None
-        The value where nothing is said. None, in a run config ``"auto"``, is allowed
+        The value where nothing is set. None, in a run config ``"auto"``, is allowed
         as a value only where it is the default.
     help : str
         A line for ``--list`` and docstrings.
     note : str
-        What docstrings say beyond that line.
+        What docstrings add to that line.
     symbol : str
         The paper's symbol.
     auto : optional
@@ -135,21 +131,11 @@ def setting(
     >>> Descent.step_size
     0.1
     """
-    return _field(
-        default,
-        help,
-        given=False,
-        note=note,
-        symbol=symbol,
-        auto=auto,
-        choices=choices,
-        minimum=minimum,
-        maximum=maximum,
-        above=above,
-        below=below,
-        shown=shown,
-        only=only,
-    )
+    about = dict(locals())
+    if choices is not None:
+        about["choices"] = get_args(choices) or tuple(choices)
+    default = about.pop("default")
+    return dataclasses.field(default=default, metadata=about | {"given": False})
 
 
 def given(
@@ -157,14 +143,8 @@ def given(
     *,
     default: Any = dataclasses.MISSING,
     kw_only: bool = True,
-    note: str = "",
-    symbol: str = "",
-    choices: Any = None,
-    minimum: float | None = None,
-    above: float | None = None,
-    below: float | None = None,
     default_factory: Any = dataclasses.MISSING,
-    shown: bool = True,
+    **about: Any,
 ) -> Any:
     """Declare a field that a run's task or app fills in, and no run config.
 
@@ -176,44 +156,17 @@ def given(
         Without one the field has to be given.
     kw_only : bool
         False: it may be given by position, too.
-    shown : bool
-        Whether :meth:`Declared.described` has it.
-    note, symbol, choices, minimum, above, below
-        As for :func:`setting`.
+    **about
+        note, symbol, choices, bounds and shown, as for :func:`setting`.
     """
-    return _field(
-        default,
-        help,
-        given=True,
-        kw_only=kw_only,
-        note=note,
-        symbol=symbol,
-        choices=choices,
-        minimum=minimum,
-        above=above,
-        below=below,
+    metadata = {**setting(None, help, **about).metadata, "given": True}
+    made: Any = dataclasses.field  # of two defaults one is missing
+    return made(
+        default=default,
         default_factory=default_factory,
-        shown=shown,
+        kw_only=kw_only,
+        metadata=metadata,
     )
-
-
-def _field(
-    default: Any,
-    help: str,
-    *,
-    kw_only: bool = True,
-    default_factory: Any = dataclasses.MISSING,
-    **meta: Any,
-) -> Any:
-    choices = meta["choices"]
-    if choices is not None:
-        meta["choices"] = get_args(choices) or tuple(choices)
-    more: dict[str, Any] = {} if kw_only else {"kw_only": False}
-    if default_factory is not dataclasses.MISSING:
-        more["default_factory"] = default_factory
-    elif default is not dataclasses.MISSING:
-        more["default"] = default
-    return dataclasses.field(metadata={"help": help, **meta}, **more)
 
 
 # ---------------------------------------------------------------------------- checking
@@ -241,12 +194,13 @@ def _kinds(annotation: Any) -> tuple[type, ...]:
     """The types that a field may have, without None; those of a Literal's values."""
     origin = get_origin(annotation)
     if origin is Literal:
-        return tuple(dict.fromkeys(type(value) for value in get_args(annotation)))
-    if origin in (Union, types.UnionType):
+        found = [type(value) for value in get_args(annotation)]
+    elif origin in (Union, types.UnionType):
         found = [kind for member in get_args(annotation) for kind in _kinds(member)]
-        return tuple(dict.fromkeys(found))
-    bare = origin or annotation  # of Mapping[float, float] the Mapping
-    return (bare,) if isinstance(bare, type) and bare is not type(None) else ()
+    else:  # of Mapping[float, float] the Mapping
+        bare = origin or annotation
+        found = [bare] if isinstance(bare, type) and bare is not type(None) else []
+    return tuple(dict.fromkeys(found))
 
 
 _NAMES = {float: "a number", int: "a whole number", bool: "true or false"}
@@ -256,14 +210,11 @@ def _convert(key: str, value: Any, kinds: tuple[type, ...]) -> Any:
     """Make a value of its field's type; numbers of NumPy's are numbers, too."""
     kind = kinds[0]
     real = isinstance(value, Real) and not isinstance(value, bool)
-    if kind is float and real:
-        value = float(value)
-    elif kind is int and real and float(value).is_integer():
-        value = int(value)
+    if real and (kind is float or (kind is int and float(value).is_integer())):
+        value = kind(value)
     # True is an int, too, but no number of steps
-    if type(value) is not kind and (
-        kind in (int, float) or not isinstance(value, kinds)
-    ):
+    exact = kind in (int, float)
+    if type(value) is not kind and (exact or not isinstance(value, kinds)):
         raise SettingsError(
             f"{key} = {value!r} must be {_NAMES.get(kind, 'a text')}, "
             f"not a {type(value).__name__}"
@@ -271,25 +222,24 @@ def _convert(key: str, value: Any, kinds: tuple[type, ...]) -> Any:
     return value
 
 
-def _allowed_range(meta: Mapping[str, Any]) -> str:
-    bounds = (
-        ("above", "greater than"),
-        ("minimum", "at least"),
-        ("maximum", "at most"),
-        ("below", "below"),
-    )
-    parts = [
-        f"{words} {meta[name]:g}"
-        for name, words in bounds
-        if meta.get(name) is not None
-    ]
-    return " and ".join(parts)
+_BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
+    "above": ("greater than", operator.gt),
+    "minimum": ("at least", operator.ge),
+    "maximum": ("at most", operator.le),
+    "below": ("below", operator.lt),
+}
+
+
+def _bounds(meta: Mapping[str, Any]) -> dict[str, float]:
+    return {name: meta[name] for name in _BOUNDS if meta[name] is not None}
 
 
 def _allowed(meta: Mapping[str, Any]) -> str:
+    """The choices or the bounds of a setting, in words."""
     if meta["choices"] is not None:
         return "one of " + ", ".join(filter(None, meta["choices"]))
-    return _allowed_range(meta)
+    bounds = _bounds(meta).items()
+    return " and ".join(f"{_BOUNDS[name][0]} {bound:g}" for name, bound in bounds)
 
 
 def _check(key: str, value: Any, meta: Mapping[str, Any]) -> None:
@@ -297,19 +247,12 @@ def _check(key: str, value: Any, meta: Mapping[str, Any]) -> None:
         check_choice(key, value, meta["choices"])
     if not isinstance(value, int | float) or isinstance(value, bool):
         return
+    allowed = [_allowed(meta)] if _bounds(meta) else []
     if not math.isfinite(value):
-        bounds = [_allowed_range(meta)] if _allowed_range(meta) else []
-        raise SettingsError(
-            f"{key} = {value!r} must be {' and '.join([*bounds, 'finite'])}"
-        )
-    wrong = (
-        (meta.get("minimum") is not None and value < meta["minimum"])
-        or (meta.get("maximum") is not None and value > meta["maximum"])
-        or (meta.get("above") is not None and not value > meta["above"])
-        or (meta.get("below") is not None and not value < meta["below"])
-    )
-    if wrong:
-        raise SettingsError(f"{key} = {value!r} must be {_allowed_range(meta)}")
+        allowed.append("finite")
+    elif all(_BOUNDS[name][1](value, b) for name, b in _bounds(meta).items()):
+        return
+    raise SettingsError(f"{key} = {value!r} must be {' and '.join(allowed)}")
 
 
 @lru_cache(maxsize=256)
@@ -320,7 +263,6 @@ def hints_of(cls: Hashable) -> dict[str, Any]:
 
 def checked(key: str, value: Any, field: dataclasses.Field[Any], hint: Any) -> Any:
     """A field's value, converted and checked; None for "auto" where that may be."""
-    meta = field.metadata
     if field.default is None and (value is None or value == AUTO):
         return None
     kinds = _kinds(hint)
@@ -328,7 +270,7 @@ def checked(key: str, value: Any, field: dataclasses.Field[Any], hint: Any) -> A
         return value  # an object, which its class knows better
     try:
         value = _convert(key, value, kinds)
-        _check(key, value, meta)
+        _check(key, value, field.metadata)
     except SettingsError as error:
         if field.default is None:
             raise SettingsError(f"{error}, or {AUTO!r}") from None
@@ -351,7 +293,7 @@ def keys(cls: type[Any], prefix: str = "") -> dict[str, dataclasses.Field[Any]]:
 def parse_values(
     fields: Mapping[str, dataclasses.Field[Any]], cls: type, config: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Check what a run config says of some settings of ``cls``.
+    """The values of some settings of ``cls``, by field, checked; None for "auto".
 
     Parameters
     ----------
@@ -361,11 +303,6 @@ def parse_values(
         The class that has them.
     config : mapping
         A run config, flat: other keys in it are ignored.
-
-    Returns
-    -------
-    dict
-        Values by field name; None for "auto".
 
     Raises
     ------
@@ -407,13 +344,7 @@ def parse(cls: type[T], config: Mapping[str, Any], prefix: str = "", **fixed: An
 def describe_fields(
     fields: Mapping[str, dataclasses.Field[Any]],
 ) -> list[tuple[str, str, str]]:
-    """Rows of (key, default, help with what is allowed) for a listing.
-
-    Parameters
-    ----------
-    fields : mapping
-        Settings by run-config key, as :func:`keys` gives them.
-    """
+    """Rows of (key, default, help with what is allowed) of what :func:`keys` gives."""
     return [(key, shown_default(f), described_line(f)) for key, f in fields.items()]
 
 
@@ -425,10 +356,8 @@ def shown_default(field: dataclasses.Field[Any]) -> str:
 def described_line(field: dataclasses.Field[Any]) -> str:
     """What a setting is, and what is allowed, in a line."""
     meta = field.metadata
-    text: str = meta["help"]
-    if meta.get("symbol"):
-        text = f"{meta['symbol']}, {text}"
+    text = ", ".join(filter(None, (meta["symbol"], meta["help"])))
     allowed = [_allowed(meta)] if _allowed(meta) else []
-    if meta.get("auto") is not None:
+    if meta["auto"] is not None:
         allowed.append(f"auto: what the task suggests, or {meta['auto']!r}")
     return text + (f" ({'; '.join(allowed)})" if allowed else "")
