@@ -119,7 +119,7 @@ def test_a_link_of_the_repository_has_its_place_on_the_site() -> None:
 
 def test_tables_of_settings_are_the_declarations() -> None:
     table = settings_table("fedgia")
-    keys = [key for key in sim.app.registry.default_config() if "fedgia." in key]
+    keys = [key for key in sim.app.registry.defaults if "fedgia." in key]
     assert [line.split("`")[1] for line in table.splitlines()[2:]] == keys
     with pytest.raises(KeyError, match="nothing has settings"):
         settings_table("fedgi")

@@ -220,8 +220,9 @@ class App:
         progress: Callback = Progress()
         if as_json:
             where = {"record": str(record.directory)}
-            end = where | {"warnings": record.warnings}
-            end |= {} if reference is None else {"reference_optimum": reference}
+            end: dict[str, Any] = {**where, "warnings": record.warnings}
+            if reference is not None:
+                end["reference_optimum"] = reference
             progress = JsonLines(where | {"settings": dict(config)}, end)
         callbacks = [check_nodes(task, options["min_nodes"]), record, progress]
         callbacks += make_trackers(tracked, record.directory)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from logging import INFO
@@ -338,7 +338,7 @@ def prediction_writer(path: Any) -> Callable[[Any], None] | None:
     return write
 
 
-def read_model(path: str, shapes: list[tuple[int, ...]]) -> list[NDArray[Any]]:
+def read_model(path: str, shapes: Sequence[tuple[int, ...]]) -> list[NDArray[Any]]:
     """The arrays of a ``.npz`` file, or of a record's ``model.npz``, in float64.
 
     SettingsError names a file that is missing or that holds a model of other shapes.

@@ -55,10 +55,12 @@ def _warn_of_unused_data() -> None:
 def make_client(experiment: Experiment, context: Context) -> NumPyClient:
     """The client of one node: its share of the task's data, or of data of its own."""
     task, node = experiment.task, context.node_config
+    client: NumPyClient
     if not task.on_nodes:
         index = int(node["partition-id"])
         domain = experiment.client_domain(index)
-        return experiment.client(context, task.client_parts(index), domain)
+        client = experiment.client(context, task.client_parts(index), domain)
+        return client
     client = experiment.client(context, task.node_parts(node), experiment.domain)
     for name, value in task.node_attributes(node).items():
         setattr(client, name, value)
