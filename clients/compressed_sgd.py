@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Context
 
-from fedtrellis.compressors import change_compressor
+from fedtrellis.compressors import compressor
 from fedtrellis.local_steps import scheduled_steps
 from fedtrellis.objectives import DifferentiableLoss
 from fedtrellis.random import generator
@@ -61,8 +61,11 @@ class CompressedSGDClient(StatefulClient):
         rng = generator(
             config["seed"], "levels", self.client_id, config["server-round"]
         )
-        by = change_compressor(
-            config["compressor"], config["kept-fraction"], config["levels"], rng
+        by = compressor(
+            config["compressor"],
+            config["kept-fraction"],
+            levels=config["levels"],
+            rng=rng,
         )
         if config["compressor"] != "top-k":
             return by.pack(change, self.layout), 0, {}

@@ -111,7 +111,9 @@ class FedLMOClient(StatefulClient):
 
     def _told_change(self, d: FloatArray, config: dict[str, Any]) -> Result:
         """C(D_i − v_i), and v_i as the server will have it."""
-        by = compressor(config["compressor"], config["kept-fraction"], config["rank"])
+        by = compressor(
+            config["compressor"], config["kept-fraction"], rank=config["rank"]
+        )
         v = self.state.get("estimate", np.zeros_like(d))
         arrays = by.pack(d - v, self.layout)
         # v_i ← v_i + C(D_i − v_i), from what is sent, to the last bit

@@ -18,33 +18,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from math import ceil, prod
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedtrellis.wire.arrays import FloatArray, Layout
-from fedtrellis.wire.sparse import check_entries
+from fedtrellis.wire.sparse import from_sparse_or_dense
 
 __all__ = [
-    "CHANGE_COMPRESSORS",
-    "COMPRESSORS",
+    "ChangeCompression",
+    "Compression",
     "Compressor",
-    "LowRank",
     "Natural",
     "Quantized",
     "Signs",
     "TopK",
-    "change_compressor",
+    "TopTriples",
     "compressor",
 ]
 
 Compression = Literal["top-k", "rank", "natural"]
-COMPRESSORS: tuple[Compression, ...] = get_args(Compression)
 #: Of a client's change, where the server does not mirror what it has sent.
 ChangeCompression = Literal["top-k", "qsgd", "sign"]
-CHANGE_COMPRESSORS: tuple[ChangeCompression, ...] = get_args(ChangeCompression)
 
 Arrays = Sequence[NDArray[Any]]
 
@@ -62,23 +60,22 @@ class Compressor(Protocol):
         """Return C(point), the same on both sides; ValueError if malformed."""
 
 
-def compressor(name: str, kept_fraction: float, rank: int) -> Compressor:
-    """Make a compressor by its name, one of :data:`COMPRESSORS`."""
-    if name == "top-k":
-        return TopK(kept_fraction)
-    return LowRank(rank) if name == "rank" else Natural()
-
-
-def change_compressor(
-    name: str, kept_fraction: float, levels: int, rng: np.random.Generator | None = None
+def compressor(
+    name: str,
+    kept_fraction: float,
+    *,
+    rank: int = 1,
+    levels: int = 1,
+    rng: np.random.Generator | None = None,
 ) -> Compressor:
-    """Make a compressor by its name, one of :data:`CHANGE_COMPRESSORS`.
-
-    ``rng`` is needed to pack by ``qsgd``.
-    """
+    """Make a compressor by its name; ``rng`` is needed to pack by ``qsgd``."""
     if name == "top-k":
         return TopK(kept_fraction)
-    return Quantized(levels, rng) if name == "qsgd" else Signs()
+    if name == "rank":
+        return TopTriples(rank)
+    if name == "qsgd":
+        return Quantized(levels, rng)
+    return Signs() if name == "sign" else Natural()
 
 
 @dataclass(frozen=True)
@@ -108,19 +105,15 @@ class TopK:
 
     def unpack(self, arrays: Arrays, layout: Layout) -> FloatArray:
         """Zeros but for those entries."""
-        indices, values = _exactly(arrays, 2)
-        check_entries(indices, values, layout.size)
-        if indices.size != self.count(layout.size):
-            raise ValueError(
-                f"{indices.size} entries came instead of {self.count(layout.size)}"
-            )
-        point = np.zeros(layout.size, layout.point_dtype)
-        point[indices] = layout.from_wire(values)
-        return point.reshape(layout.point_shape)
+        indices, _ = _exactly(arrays, 2)
+        k = self.count(layout.size)
+        if indices.size != k:
+            raise ValueError(f"{indices.size} entries came instead of {k}")
+        return layout.from_wire(from_sparse_or_dense(arrays, layout.point_shape))
 
 
 @dataclass(frozen=True)
-class LowRank:
+class TopTriples:
     """Each layer's largest r singular triples, where these are smaller than the layer.
 
     α = r / (the smaller side), the least over the layers. A convolution's kernel is the
@@ -149,34 +142,30 @@ class LowRank:
             if sides is None:
                 arrays.append(layout.to_wire(layer))
                 continue
-            matrix = layer.reshape(sides)
-            u, sigma, vt = np.linalg.svd(matrix, full_matrices=False)
+            u, sigma, vt = np.linalg.svd(layer.reshape(sides), full_matrices=False)
             r = self.rank
             arrays += [layout.to_wire(u[:, :r] * sigma[:r]), layout.to_wire(vt[:r])]
         return arrays
 
     def unpack(self, arrays: Arrays, layout: Layout) -> FloatArray:
         """Each layer U_r Σ_r V_rᵀ, or as it came."""
-        cut = [self._sides(shape) for shape in layout.shapes]
-        _exactly(arrays, sum(1 if sides is None else 2 for sides in cut))
         rest, layers = iter(arrays), []
-        for shape, sides in zip(layout.shapes, cut, strict=True):
-            expected = [shape] if sides is None else self._factors(sides)
-            parts = [next(rest) for _ in expected]
+        for shape in layout.shapes:
+            sides = self._sides(shape)
+            expected = [shape]
+            if sides is not None:
+                expected = [(sides[0], self.rank), (self.rank, sides[1])]
+            parts = list(islice(rest, len(expected)))
             if [part.shape for part in parts] != expected:
                 raise ValueError(
                     f"a layer came as {[part.shape for part in parts]}, "
                     f"expected {expected}"
                 )
             wide = [layout.from_wire(part) for part in parts]
-            layers.append(wide[0] if sides is None else (wide[0] @ wide[1]))
-        return layout.point(
-            [layer.reshape(s) for layer, s in zip(layers, layout.shapes, strict=True)]
-        )
-
-    def _factors(self, sides: tuple[int, int]) -> list[tuple[int, ...]]:
-        rows, columns = sides
-        return [(rows, self.rank), (self.rank, columns)]
+            layer = wide[0] if sides is None else wide[0] @ wide[1]
+            layers.append(layer.reshape(shape))
+        _exactly(list(rest), 0)
+        return layout.point(layers)
 
 
 @dataclass(frozen=True)
@@ -203,19 +192,15 @@ class Natural:
     def unpack(self, arrays: Arrays, layout: Layout) -> FloatArray:
         """±2^e of every entry."""
         code, top = _exactly(arrays, 2)
-        if code.dtype != np.uint8 or code.shape != (layout.size,):
-            raise ValueError(
-                f"codes of shape {code.shape} and dtype {code.dtype} came, "
-                f"expected {(layout.size,)} and uint8"
-            )
-        if top.dtype != np.int16 or top.shape != (1,) or abs(int(top[0])) > 1100:
-            raise ValueError("the largest exponent is malformed")
+        _check("codes", code, np.uint8, layout.size)
+        _check("the largest exponent", top, np.int16, 1)
+        if abs(int(top[0])) > 1100:
+            raise ValueError(f"the largest exponent is {top[0]}")
         power = (code & 0x7F).astype(np.int32)
         values = np.ldexp(1.0, power - 127 + int(top[0]))
         values[power == 0] = 0.0
         values[code > 0x7F] *= -1.0
-        point: FloatArray = values.astype(layout.point_dtype)
-        return point.reshape(layout.point_shape)
+        return _point(values, layout)
 
 
 @dataclass(frozen=True)
@@ -266,10 +251,8 @@ class Quantized:
         packed, largest = _exactly(arrays, 2)
         s, per_byte = self.levels, 8 // self.bits
         count = -(-layout.size // _BUCKET)
-        if packed.dtype != np.uint8 or packed.shape != (-(-layout.size // per_byte),):
-            raise ValueError("the levels are malformed")
-        if largest.dtype != np.float32 or largest.shape != (count,):
-            raise ValueError("the buckets' largest entries are malformed")
+        _check("the levels", packed, np.uint8, -(-layout.size // per_byte))
+        _check("the buckets' largest entries", largest, np.float32, count)
         if not (np.isfinite(largest).all() and (largest >= 0.0).all()):
             raise ValueError("a bucket's largest entry is negative or not finite")
         shifts = np.arange(per_byte, dtype=np.uint8) * np.uint8(self.bits)
@@ -278,8 +261,7 @@ class Quantized:
         if levels.size and levels.max() > s:
             raise ValueError("a level lies outside those that there are")
         values = levels * np.repeat(largest / s, _BUCKET)[: layout.size]
-        point: FloatArray = values.astype(layout.point_dtype)
-        return point.reshape(layout.point_shape)
+        return _point(values, layout)
 
 
 @dataclass(frozen=True)
@@ -293,14 +275,25 @@ class Signs:
     def unpack(self, arrays: Arrays, layout: Layout) -> FloatArray:
         """1 or −1 of every entry."""
         [packed] = _exactly(arrays, 1)
-        if packed.dtype != np.uint8 or packed.shape != (-(-layout.size // 8),):
-            raise ValueError("the signs are malformed")
+        _check("the signs", packed, np.uint8, -(-layout.size // 8))
         bits = np.unpackbits(packed, count=layout.size)
-        point: FloatArray = (2.0 * bits - 1.0).astype(layout.point_dtype)
-        return point.reshape(layout.point_shape)
+        return _point(2.0 * bits - 1.0, layout)
 
 
 def _exactly(arrays: Arrays, count: int) -> Arrays:
     if len(arrays) != count:
         raise ValueError(f"the answer has {len(arrays)} arrays instead of {count}")
     return arrays
+
+
+def _check(name: str, array: NDArray[Any], dtype: Any, size: int) -> None:
+    if array.dtype != dtype or array.shape != (size,):
+        raise ValueError(
+            f"{name} came in shape {array.shape} and dtype {array.dtype}, expected "
+            f"{(size,)} and {np.dtype(dtype)}"
+        )
+
+
+def _point(values: NDArray[Any], layout: Layout) -> FloatArray:
+    point: FloatArray = values.astype(layout.point_dtype)
+    return point.reshape(layout.point_shape)

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import cos, pi, prod, sqrt
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,11 +27,10 @@ from numpy.typing import NDArray
 from fedtrellis.settings import SettingsError, check_choice
 
 __all__ = [
-    "KINDS",
-    "ORTHOGONALIZATIONS",
-    "SCALINGS",
-    "STEP_SCHEDULES",
     "LayerOracle",
+    "Orthogonalization",
+    "Scaling",
+    "StepSchedule",
     "moved",
     "newton_schulz",
     "scheduled",
@@ -39,13 +38,11 @@ __all__ = [
     "with_momentum",
 ]
 
-KINDS = ("spectral", "sign", "rows")
 Scaling = Literal["scion", "muon", "none"]
-SCALINGS: tuple[Scaling, ...] = get_args(Scaling)
 Orthogonalization = Literal["newton-schulz", "bfloat16", "svd"]
-ORTHOGONALIZATIONS: tuple[Orthogonalization, ...] = get_args(Orthogonalization)
 StepSchedule = Literal["constant", "linear", "cosine"]
-STEP_SCHEDULES: tuple[StepSchedule, ...] = get_args(StepSchedule)
+
+_KINDS = ("spectral", "sign", "rows")
 
 # Muon's: they bring every singular value of [0, 1] to 1 ± 0.3 in five iterations, the
 # small ones too, and not to 1
@@ -146,7 +143,7 @@ def settle_kinds(kinds: str, shapes: Sequence[tuple[int, ...]]) -> tuple[str, ..
             f"layers = {kinds!r} names {len(words)} layers; the model has {len(shapes)}"
         )
     for word, shape in zip(words, shapes, strict=True):
-        check_choice("layers", word, KINDS)
+        check_choice("layers", word, _KINDS)
         if word != "sign" and len(shape) < 2:
             raise SettingsError(
                 f"layers = {kinds!r}: {word!r} is for layers of two and more axes, not "
@@ -192,14 +189,6 @@ def _newton_schulz_bfloat16(matrix: Array, iterations: int) -> Array:
         x = torch.addmm(x, update, x, beta=_A)
     result: Array = (x.T if tall else x).float().numpy()
     return result
-
-
-def _polar(matrix: Array) -> Array:
-    """U Vᵀ over the singular values that are not 0."""
-    u, sigma, vt = np.linalg.svd(matrix, full_matrices=False)
-    kept = sigma > sigma[0] * max(matrix.shape) * np.finfo(sigma.dtype).eps
-    product: Array = u[:, kept] @ vt[kept]
-    return product
 
 
 @dataclass(frozen=True)
@@ -248,8 +237,12 @@ class LayerOracle:
         return step.reshape(d.shape)
 
     def _orthogonal(self, matrix: Array) -> Array:
+        """U Vᵀ, exact over the singular values that are not 0."""
         if self.orthogonalization == "svd":
-            return _polar(matrix)
+            u, sigma, vt = np.linalg.svd(matrix, full_matrices=False)
+            kept = sigma > sigma[0] * max(matrix.shape) * np.finfo(sigma.dtype).eps
+            product: Array = u[:, kept] @ vt[kept]
+            return product
         if self.orthogonalization == "bfloat16":
             return _newton_schulz_bfloat16(matrix, self.iterations)
         return newton_schulz(matrix, self.iterations)

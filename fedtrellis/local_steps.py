@@ -3,69 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, inf, log2, sqrt
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 
 from fedtrellis.random import generator
-from fedtrellis.settings import SettingsError, check_choice
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.local_work import Descent, Gradient, MiniBatches, Request
 from fedtrellis.wire.protocol import ANSWER_BOUND
 
 __all__ = [
-    "STEP_SCHEDULES",
-    "LocalSteps",
-    "ScheduledSteps",
+    "StepSchedule",
     "check_steps",
     "mini_batches",
     "scheduled_steps",
     "sizes_of",
     "step_size_at",
+    "step_sizes",
     "take_steps",
 ]
 
+#: How γ_k falls, see :func:`step_size_at`.
 StepSchedule = Literal["log", "constant", "inverse-sqrt"]
-STEP_SCHEDULES: tuple[StepSchedule, ...] = get_args(StepSchedule)
-
-
-@dataclass(frozen=True)
-class LocalSteps:
-    """How a client takes gradient steps of its own within a round.
-
-    Parameters
-    ----------
-    count : int
-        k, at least 1.
-    size : float
-        γ > 0.
-    batch_size : int
-        Examples in a mini-batch; 0: all.
-    """
-
-    count: int
-    size: float
-    batch_size: int
-
-    def __post_init__(self) -> None:
-        if self.count < 1:
-            raise SettingsError(f"local_steps = {self.count} must be at least 1")
-        if not 0.0 < self.size < inf:
-            raise SettingsError(f"local_step_size = {self.size} must be greater than 0")
-        if self.batch_size < 0:
-            raise SettingsError(f"batch_size = {self.batch_size} must be at least 0")
-
-    def instruction(self, seed: int) -> dict[str, Any]:
-        """What a client needs to be told, for :func:`mini_batches` too."""
-        return {
-            "local-steps": self.count,
-            "local-step-size": self.size,
-            "batch-size": self.batch_size,
-            "seed": seed,
-        }
 
 
 def step_size_at(schedule: str, size: float, k: int) -> float:
@@ -89,82 +50,20 @@ def step_size_at(schedule: str, size: float, k: int) -> float:
     return size
 
 
-@dataclass(frozen=True)
-class ScheduledSteps:
-    """Local gradient steps whose size falls from iteration to iteration.
-
-    Parameters
-    ----------
-    count : int
-        k_0, the steps of a round, at least 1.
-    size : float
-        a > 0.
-    schedule : {"log", "constant", "inverse-sqrt"}
-        See :func:`step_size_at`.
-    batch_fraction : float
-        In (0, 1]: the part of its own examples in a client's mini-batch; 1: the full
-        gradient.
-    """
-
-    count: int
-    size: float
-    schedule: str
-    batch_fraction: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not (self.count >= 1 and float(self.count).is_integer()):
-            raise SettingsError(
-                f"local_steps = {self.count} must be a whole number and at least 1"
-            )
-        if not 0.0 < self.size < inf:
-            raise SettingsError(f"step_size = {self.size} must be greater than 0")
-        check_choice("step_schedule", self.schedule, STEP_SCHEDULES)
-        if not 0.0 < self.batch_fraction <= 1.0:
-            raise SettingsError(
-                f"batch_fraction = {self.batch_fraction} must be greater than 0 "
-                "and at most 1"
-            )
-
-    def sizes(self, server_round: int) -> list[float]:
-        """The step sizes of a round's k_0 iterations."""
-        # k = (t − 1) k_0 + j, j = 1..k_0, in round t: whoever sits out misses his k
-        before = (server_round - 1) * self.count
-        return [
-            step_size_at(self.schedule, self.size, before + j)
-            for j in range(1, self.count + 1)
-        ]
-
-    def instruction(self, seed: int) -> dict[str, Any]:
-        """What a client needs to be told, for :func:`mini_batches` too."""
-        entries: dict[str, Any] = {
-            "local-steps": int(self.count),
-            "step-size": float(self.size),
-            "step-schedule": self.schedule,
-        }
-        if self.batch_fraction < 1.0:
-            entries["batch-fraction"] = float(self.batch_fraction)
-            entries["seed"] = seed
-        return entries
+@lru_cache(maxsize=8)  # once for all clients of a round
+def step_sizes(
+    schedule: str, size: float, count: int, server_round: int
+) -> tuple[float, ...]:
+    """The step sizes γ_k of the ``count`` = k_0 iterations of a round."""
+    # k = (t − 1) k_0 + j, j = 1..k_0, in round t: whoever sits out misses his k
+    before = (server_round - 1) * count
+    return tuple(step_size_at(schedule, size, before + j) for j in range(1, count + 1))
 
 
 def sizes_of(config: Mapping[str, Any]) -> tuple[float, ...]:
-    """The step sizes that a request asks for as :class:`ScheduledSteps`."""
-    # once for all clients of a round
-    return _sizes(
-        config["local-steps"],
-        config["step-size"],
-        config["step-schedule"],
-        config.get("batch-fraction", 1.0),
-        config["server-round"],
-    )
-
-
-@lru_cache(maxsize=8)
-def _sizes(
-    count: int, size: float, schedule: str, batch_fraction: float, server_round: int
-) -> tuple[float, ...]:
-    steps = ScheduledSteps(count, size, schedule, batch_fraction)
-    return tuple(steps.sizes(server_round))
+    """The step sizes of the round that a request of ``FedAvgGD`` and its like is of."""
+    names = ("step-schedule", "step-size", "local-steps", "server-round")
+    return step_sizes(*(config[name] for name in names))
 
 
 def check_steps(
@@ -173,7 +72,7 @@ def check_steps(
     config: Mapping[str, Any],
     key: str = "step-size",
 ) -> None:
-    """Say so where local steps have carried a point away from all proportion.
+    """Check that local steps have not carried a point away from all proportion.
 
     The server would refuse it, and not know why.
 
@@ -209,15 +108,6 @@ def _bound(config: Mapping[str, Any]) -> float:
     return float(config.get("answer-bound", ANSWER_BOUND))
 
 
-def _batch_size(objective: Any, config: Mapping[str, Any]) -> int:
-    """Examples in a mini-batch; 0: all."""
-    fraction = float(config.get("batch-fraction", 1.0))
-    if fraction < 1.0:
-        # ⌈fraction · d_i⌉; 0.07·100 is 7.0…01 by rounding alone
-        return max(1, ceil(fraction * int(objective.num_examples) - 1e-9))
-    return int(config.get("batch-size", 0))
-
-
 def mini_batches(
     objective: Any, client_id: str, config: Mapping[str, Any]
 ) -> MiniBatches | None:
@@ -233,7 +123,11 @@ def mini_batches(
         What the server sent: ``batch-size`` above 0, or ``batch-fraction`` below 1 of
         the objective's ``num_examples``.
     """
-    size = _batch_size(objective, config)
+    size = int(config.get("batch-size", 0))
+    fraction = float(config.get("batch-fraction", 1.0))
+    if fraction < 1.0:
+        # ⌈fraction · d_i⌉; 0.07·100 is 7.0…01 by rounding alone
+        size = max(1, ceil(fraction * int(objective.num_examples) - 1e-9))
     if not size:
         return None
     rng = generator(config["seed"], "mini-batch", client_id, config["server-round"])
@@ -321,7 +215,7 @@ def scheduled_steps(
     pull: float = 0.0,
     correction: FloatArray | None = None,
 ) -> Generator[Request, Any, FloatArray]:
-    """x_i after the k_0 steps that a request asks for as :class:`ScheduledSteps`.
+    """x_i after the k_0 steps that a request of ``FedAvgGD`` and its like asks for.
 
     Parameters
     ----------
@@ -339,13 +233,7 @@ def scheduled_steps(
     FloatingPointError
         If the steps have carried x_i away from all proportion to x.
     """
-    sizes = sizes_of(config)
     batches = mini_batches(client.objective, client.client_id, config)
     return take_steps(
-        x,
-        sizes,
-        batches,
-        config=config,
-        pull=pull,
-        correction=correction,
+        x, sizes_of(config), batches, config=config, pull=pull, correction=correction
     )

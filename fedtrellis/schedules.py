@@ -8,10 +8,8 @@ Theorem 1 (convex), Theorem 2 (non-convex), both with the participation probabil
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isfinite, sqrt
+from math import sqrt
 from typing import Literal, get_args
-
-from fedtrellis.settings import SettingsError, check_choice
 
 __all__ = ["SCHEDULES", "FrankWolfeSchedule", "automatic_penalty"]
 
@@ -55,22 +53,6 @@ class FrankWolfeSchedule:
     num_rounds: int = 1
     step_size: float = 0.01
     averaging: float = 0.1
-
-    def __post_init__(self) -> None:
-        check_choice("schedule", self.name, SCHEDULES)
-        if not (isfinite(self.penalty) and self.penalty >= 0.0):
-            raise SettingsError(f"penalty = {self.penalty!r} must be at least 0")
-        for key in ("step_size", "averaging"):
-            value = getattr(self, key)
-            if not 0.0 < value <= 1.0:
-                raise SettingsError(
-                    f"{key} = {value!r} must be greater than 0 and at most 1"
-                )
-
-    @property
-    def depends_on_rounds(self) -> bool:
-        """Whether ``num_rounds`` counts."""
-        return self.name == "nonconvex"
 
     def step(self, t: float) -> float:
         """η_t, t from 1."""

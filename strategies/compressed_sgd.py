@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtrellis.compressors import ChangeCompression, change_compressor
+from fedtrellis.compressors import ChangeCompression, compressor
 from fedtrellis.server.aggregation import Aggregation
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.private import Private
@@ -110,7 +110,7 @@ class CompressedSGD(FedOpt):
     def check(self, answer: Answer) -> FloatArray:
         """The change d_i; in proportion to the model, but for signs."""
         x, layout = self.broadcast.model, self.broadcast.layout
-        by = change_compressor(self.compressor, self.kept_fraction, self.levels)
+        by = compressor(self.compressor, self.kept_fraction, levels=self.levels)
         change = by.unpack(answer.arrays, layout)
         if not np.isfinite(change).all():
             raise ValueError("the answer is not finite")

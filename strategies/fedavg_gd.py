@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedtrellis.local_steps import ScheduledSteps, StepSchedule
+from fedtrellis.local_steps import StepSchedule
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.guarded import Needs
 from fedtrellis.server.rounds import RoundStrategy
@@ -102,19 +102,19 @@ class FedAvgGD(RoundStrategy):
         maximum=1.0,
     )
 
-    @property
-    def local(self) -> ScheduledSteps:
-        """The clients' local steps."""
-        return ScheduledSteps(
-            self.local_steps, self.step_size, self.step_schedule, self.batch_fraction
-        )
-
     def setup(self, point: FloatArray, layout: Layout) -> None:
         """Nothing to prepare: the model is all of the state."""
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         """The local steps; the round says which k they are."""
-        return self.local.instruction(self.seed)
+        entries: dict[str, Any] = {
+            "local-steps": self.local_steps,
+            "step-size": self.step_size,
+            "step-schedule": self.step_schedule,
+        }
+        if self.batch_fraction < 1.0:
+            entries |= {"batch-fraction": self.batch_fraction, "seed": self.seed}
+        return entries
 
     def audience(self, server_round: int, client: str) -> None:
         """All of them are told the same."""

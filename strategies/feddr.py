@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtrellis.domains import Domain
-from fedtrellis.local_steps import LocalSteps
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import given, setting
@@ -98,11 +97,6 @@ class FedDR(RoundStrategy):
         minimum=0,
     )
 
-    @property
-    def local(self) -> LocalSteps:
-        """The clients' local steps."""
-        return LocalSteps(self.local_steps, self.local_step_size, self.batch_size)
-
     def check_model(self, layout: Layout) -> None:
         """Check that the model has the shape of the domain's points."""
         self.domain.check_shape(layout.point_shape)
@@ -117,7 +111,10 @@ class FedDR(RoundStrategy):
         return {
             "relaxation": self.relaxation,
             "proximal-step": self.proximal_step,
-            **self.local.instruction(self.seed),
+            "local-steps": self.local_steps,
+            "local-step-size": self.local_step_size,
+            "batch-size": self.batch_size,
+            "seed": self.seed,
         }
 
     def audience(self, server_round: int, client: str) -> None:

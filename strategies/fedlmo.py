@@ -232,7 +232,9 @@ class FedLMO(RoundStrategy):
         self._vectors: dict[str, FloatArray] = {}
         if self.variant in ("corrected", "ef21"):
             self._vectors = dict.fromkeys(self.clients, zero)
-        self._compressor = compressor(self.compressor, self.kept_fraction, self.rank)
+        self._compressor = compressor(
+            self.compressor, self.kept_fraction, rank=self.rank
+        )
         self._momentum = zero
         self._control = layout.to_wire(zero).tobytes()
         self._mean_momentum = self._control

@@ -73,24 +73,17 @@ class NaiveFrankWolfe(FrankWolfeStrategy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # T and n are known when the run starts; this checks the rest now
-        self._schedule = self._make_schedule(1, self.participation)
-        self.needs_planned_rounds = self._schedule.depends_on_rounds
-
-    def _make_schedule(self, rounds: int, participation: float) -> FrankWolfeSchedule:
-        return FrankWolfeSchedule(
-            self.schedule,
-            penalty=0.0,
-            participation=participation,
-            num_rounds=rounds,
-            step_size=self.step_size,
-        )
+        self.needs_planned_rounds = self.schedule == "nonconvex"
 
     def setup(self, point: FloatArray, layout: Layout) -> None:
         """Make the schedule, now that rounds and clients are known."""
         self.settle_domains(layout.point_shape)
-        self._schedule = self._make_schedule(
-            self.planned_rounds, self.expected_participation
+        self._schedule = FrankWolfeSchedule(
+            self.schedule,
+            penalty=0.0,
+            participation=self.expected_participation,
+            num_rounds=self.planned_rounds,
+            step_size=self.step_size,
         )
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:

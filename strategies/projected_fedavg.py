@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from fedtrellis.domains import Domain
-from fedtrellis.local_steps import LocalSteps
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import given, setting
@@ -74,11 +73,6 @@ class ProjectedFedAvg(RoundStrategy):
         minimum=0,
     )
 
-    @property
-    def local(self) -> LocalSteps:
-        """The clients' local steps."""
-        return LocalSteps(self.local_steps, self.local_step_size, self.batch_size)
-
     def check_model(self, layout: Layout) -> None:
         """Check that the model has the shape of the domain's points."""
         self.domain.check_shape(layout.point_shape)
@@ -88,7 +82,12 @@ class ProjectedFedAvg(RoundStrategy):
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         """The local steps."""
-        return self.local.instruction(self.seed)
+        return {
+            "local-steps": self.local_steps,
+            "local-step-size": self.local_step_size,
+            "batch-size": self.batch_size,
+            "seed": self.seed,
+        }
 
     def audience(self, server_round: int, client: str) -> None:
         """All of them are told the same."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtrellis.local_steps import StepSchedule
+from fedtrellis.local_steps import StepSchedule, step_sizes
 from fedtrellis.server.answers import Answer
 from fedtrellis.settings import setting
 from fedtrellis.wire.arrays import FloatArray, Layout
@@ -93,7 +93,11 @@ class Scaffold(FedAvgGD):
 
     def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
         """Average the local models, and replay the c_i of those who answered."""
-        total = sum(self.local.sizes(server_round))
+        total = sum(
+            step_sizes(
+                self.step_schedule, self.step_size, self.local_steps, server_round
+            )
+        )
         x = self.broadcast.model
         for name, x_i in answers.items():
             # c_i ← (x − x_i) / Σ γ_k − (c − c_i)

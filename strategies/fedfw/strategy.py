@@ -230,9 +230,7 @@ class FedFW(FrankWolfeStrategy):
                 "step_count = 'own' is for schedule = 'convex', not for "
                 f"{self.schedule!r}; allowed: 'round'"
             )
-        # T and n are known when the run starts; this checks the rest now
-        self._schedule = self._make_schedule(1, self.participation)
-        self.needs_planned_rounds = self._schedule.depends_on_rounds
+        self.needs_planned_rounds = self.schedule == "nonconvex"
 
     def check_aggregation(self) -> None:
         """The corrective variant averages each client's last; x̄ of others is atoms."""
@@ -255,18 +253,6 @@ class FedFW(FrankWolfeStrategy):
                 "the norm of their gradients; allowed: numbers"
             )
 
-    def _make_schedule(self, rounds: int, participation: float) -> FrankWolfeSchedule:
-        return FrankWolfeSchedule(
-            self.schedule,
-            # 0 until it is known
-            self.penalty or 0.0,
-            # who counts steps needs no p
-            1.0 if self.counts_own_steps else participation,
-            rounds,
-            self.step_size,
-            self.averaging,
-        )
-
     @property
     def counts_own_steps(self) -> bool:
         """Whether the schedule goes by each client's own steps."""
@@ -279,9 +265,15 @@ class FedFW(FrankWolfeStrategy):
             log(WARNING, "The initial model lies outside %r", self.domain)
         self.half: PaperSteps | CorrectiveSteps
         if self.variant in PAPERS:
-            self._schedule = self._make_schedule(
+            self._schedule = FrankWolfeSchedule(
+                self.schedule,
+                # 0 until it is known
+                self.penalty or 0.0,
+                # who counts steps needs no p
+                1.0 if self.counts_own_steps else self.expected_participation,
                 self.planned_rounds * (self.local_steps or 1),
-                self.expected_participation,
+                self.step_size,
+                self.averaging,
             )
             self.half = PaperSteps(self, self._schedule)
         else:

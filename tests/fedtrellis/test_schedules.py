@@ -5,7 +5,6 @@ import math
 import pytest
 
 from fedtrellis.schedules import SCHEDULES, FrankWolfeSchedule
-from fedtrellis.settings import SettingsError
 
 
 @pytest.mark.parametrize(
@@ -97,24 +96,3 @@ def test_steps_are_never_above_one_and_never_grow(name: str) -> None:
     steps = [schedule.step(t) for t in range(1, 201)]
     assert all(0.0 < step <= 1.0 for step in steps)
     assert steps == sorted(steps, reverse=True)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "key"),
-    [
-        ({"name": "konvex"}, "schedule = 'konvex'"),
-        ({"penalty": -1e-9}, "penalty"),
-        ({"penalty": math.nan}, "penalty"),
-        ({"penalty": math.inf}, "penalty"),
-        ({"step_size": 0.0}, "step_size"),
-        ({"step_size": 1.5}, "step_size"),
-        ({"step_size": math.nan}, "step_size"),
-        ({"averaging": 0.0}, "averaging"),
-        ({"averaging": 1.0001}, "averaging"),
-    ],
-)
-def test_bad_values_are_named(arguments: dict[str, float | str], key: str) -> None:
-    made: dict[str, float | str] = {"name": "constant", "penalty": 1.0, **arguments}
-    with pytest.raises(SettingsError, match=key) as caught:
-        FrankWolfeSchedule(**made)  # type: ignore[arg-type]
-    assert "\n" not in str(caught.value)

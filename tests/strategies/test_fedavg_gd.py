@@ -5,21 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
 from clients import FedAvgGDClient, FedProxClient, LocalSGDClient
-from fedtrellis.local_steps import (
-    STEP_SCHEDULES,
-    LocalSteps,
-    ScheduledSteps,
-    step_size_at,
-)
+from fedtrellis.domains import L1Ball
+from fedtrellis.local_steps import StepSchedule, step_size_at, step_sizes
 from fedtrellis.objectives import LeastSquares, Logistic, Objective
 from fedtrellis.random import generator
-from strategies import FedAvgGD, FedProx, LocalSGD
+from strategies import FedAvgGD, FedProx, LocalSGD, ProjectedFedAvg
 from tests.harness import Array, Stop, Watch, grid_of, play
 
 N, P, SEED, ROUNDS = 5, 6, 3, 12
@@ -210,10 +206,9 @@ def test_step_sizes_by_hand() -> None:
     assert [step_size_at("constant", 0.3, k) for k in (1, 2, 3)] == [0.3] * 3
 
 
-@pytest.mark.parametrize("schedule", STEP_SCHEDULES)
+@pytest.mark.parametrize("schedule", get_args(StepSchedule))
 def test_iterations_are_counted_over_all_rounds(schedule: str) -> None:
-    steps = ScheduledSteps(4, 0.5, schedule)
-    sizes = [gamma for t in (1, 2, 3) for gamma in steps.sizes(t)]
+    sizes = [gamma for t in (1, 2, 3) for gamma in step_sizes(schedule, 0.5, 4, t)]
     assert sizes == [step_size_at(schedule, 0.5, k) for k in range(1, 13)]
 
 
@@ -252,9 +247,7 @@ def test_batch_sizes(fraction: float, batches: list[int]) -> None:
 
 def test_local_sgd_defaults() -> None:
     """5 % of the examples, and half of FedAvgGD's step."""
-    strategy, _, watch = played(LocalSGD)
-    assert strategy.local == ScheduledSteps(5, 0.005, "log", 0.05)
-    assert FedAvgGD().local == ScheduledSteps(5, 0.01, "log", 1.0)
+    _, _, watch = played(LocalSGD)
     expected = loop(watch.used, k_0=5, a=0.005, fraction=0.05)
     assert gap(watch, expected) < 1e-12
 
@@ -397,8 +390,8 @@ def test_the_instruction_is_small() -> None:
         "batch-fraction": 0.05,
         "seed": 7,
     }
-    # what the methods of a fixed step send is as before
-    assert LocalSteps(5, 0.1, 0).instruction(7) == {
+    # what the methods of a fixed step send
+    assert ProjectedFedAvg(L1Ball(1.0), seed=7).instruction(3, "0") == {
         "local-steps": 5,
         "local-step-size": 0.1,
         "batch-size": 0,
@@ -542,7 +535,7 @@ def test_bad_settings(make: Any, options: dict[str, Any], says: str) -> None:
 
 
 def test_settings_name_the_schedule() -> None:
-    for name in STEP_SCHEDULES:
+    for name in get_args(StepSchedule):
         shown = FedAvgGD(step_schedule=name).settings()
         assert (shown["step size a"], shown["step schedule γ_k"]) == (0.01, name)
     assert FedProx(proximal_weight=0.5).settings()["proximal weight μ"] == 0.5

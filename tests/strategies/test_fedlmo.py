@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from clients import FedLMOClient
-from fedtrellis.compressors import LowRank, Natural, TopK
+from fedtrellis.compressors import Natural, TopK, TopTriples
 from fedtrellis.layer_steps import LayerOracle, newton_schulz, scheduled, settle_kinds
 from fedtrellis.objectives import LeastSquares
 from fedtrellis.settings import SettingsError
@@ -386,7 +386,7 @@ def test_uncompressed_error_feedback_is_the_server_s_step(nesterov: bool) -> Non
         assert np.abs(a - b).max() < 1e-10
 
 
-COMPRESSED = [TopK(0.2), LowRank(2), Natural()]
+COMPRESSED = [TopK(0.2), TopTriples(2), Natural()]
 
 
 @pytest.mark.parametrize("by", COMPRESSED, ids=lambda by: type(by).__name__)
@@ -395,7 +395,7 @@ def test_compressors_are_contractive(by: Any, dtype: str) -> None:
     """‖C(v) − v‖² ≤ (1 − α) ‖v‖² with the α that they state; zeros stay zeros."""
     layout = Layout(((9, 6), (7,), (4, 3, 5, 5)), dtype)
     rng = np.random.default_rng(0)
-    alpha = {"TopK": 0.2, "LowRank": 2 / 6, "Natural": 8 / 9}[type(by).__name__]
+    alpha = {"TopK": 0.2, "TopTriples": 2 / 6, "Natural": 8 / 9}[type(by).__name__]
     for scale in (1.0, 1e-20, 1e20):
         v = scale * rng.standard_normal(layout.point_shape)
         v = np.where(rng.random(v.shape) < 0.2, 0.0, v).astype(layout.point_dtype)
@@ -420,7 +420,7 @@ def test_compressors_against_plain_formulas() -> None:
     cut = Layout(((8, 6), (4,)))
     v = np.random.default_rng(0).standard_normal(52)
     u, sigma, vt = np.linalg.svd(v[:48].reshape(8, 6))
-    read = LowRank(2).unpack(LowRank(2).pack(v, cut), cut)
+    read = TopTriples(2).unpack(TopTriples(2).pack(v, cut), cut)
     best = (u[:, :2] * sigma[:2]) @ vt[:2]
     assert np.abs(read[:48].reshape(8, 6) - best).max() < 1e-12
     assert np.array_equal(read[48:], v[48:])
