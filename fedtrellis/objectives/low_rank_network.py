@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import prod
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -19,10 +17,9 @@ from fedtrellis.objectives.checks import (
     check_number,
 )
 from fedtrellis.objectives.losses import CrossEntropy
+from fedtrellis.objectives.points import Point, PointForms
 
 __all__ = ["LowRankPerceptron"]
-
-Point = Array | Sequence[Array]
 
 _LOSS = CrossEntropy()
 
@@ -120,8 +117,8 @@ class LowRankPerceptron(FiniteSum):
         self.shapes = self.layer_shapes(
             inputs, self.classes, self.hidden, rank if self.factored else None
         )
-        self._sizes = [prod(shape) for shape in self.shapes]
-        self.shape = (sum(self._sizes),)
+        self._forms = PointForms(self.shapes)
+        self.shape = self._forms.flat
 
     @staticmethod
     def layer_shapes(
@@ -187,42 +184,18 @@ class LowRankPerceptron(FiniteSum):
         """Return the numerical rank of W."""
         return int(np.linalg.matrix_rank(self.hidden_matrix(x)))
 
-    def _flat(self, x: Point, *, batch: bool = False) -> Array:
-        """Return a point, or a batch of them, as float64 of shape (q,) or (m, q)."""
-        if isinstance(x, np.ndarray):
-            array = np.asarray(x, dtype=np.float64)
-            if array.ndim != 1 + batch or array.shape[-1] != self.shape[0]:
-                wanted = ("m", *self.shape) if batch else self.shape
-                raise ValueError(f"x has shape {array.shape}; it must be {wanted}")
-            return array
-        parts = [np.asarray(part, dtype=np.float64) for part in x]
-        lead = parts[0].shape[:1] if batch and parts else ()
-        wanted_shapes = [(*lead, *shape) for shape in self.shapes]
-        if [part.shape for part in parts] != wanted_shapes:
-            given = [part.shape for part in parts]
-            raise ValueError(f"x has shapes {given}; they must be {wanted_shapes}")
-        flat: Array = np.concatenate(
-            [part.reshape(*lead, -1) for part in parts], axis=-1
-        )
-        return flat
-
-    def _parts(self, flat: Array) -> list[Array]:
-        """Return the arrays of flat points, the last axis of ``flat``, as views."""
-        pieces = np.split(flat, np.cumsum(self._sizes)[:-1], axis=-1)
-        lead = flat.shape[:-1]
-        return [
-            piece.reshape(*lead, *shape)
-            for piece, shape in zip(pieces, self.shapes, strict=True)
-        ]
+    def _flat(self, x: Point, batch: tuple[int, ...] = ()) -> Array:
+        """Return a point, or a batch of them, as float64 of shape (*batch, q)."""
+        return self._forms.vector(x, batch).astype(np.float64, copy=False)
 
     def _split(self, points: Array) -> _Layers:
-        parts = self._parts(points)
+        parts = self._forms.split(points)
         if self.factored:
             return _Layers(*parts)
         return _Layers(parts[0], None, None, *parts[1:])
 
     def _like(self, x: Point, flat: Array) -> Any:
-        return flat if isinstance(x, np.ndarray) else self._parts(flat)
+        return flat if isinstance(x, np.ndarray) else self._forms.split(flat)
 
     # -- evaluation: examples are on the last axis, m points on the first
 
@@ -314,39 +287,21 @@ class LowRankPerceptron(FiniteSum):
         """Return f(x)."""
         return float(self.values(self._flat(x)[None])[0])
 
-    @overload
-    def gradient(self, x: Array) -> Array: ...
-    @overload
-    def gradient(self, x: Sequence[Array]) -> list[Array]: ...
-    def gradient(self, x: Point) -> Array | list[Array]:
+    def gradient(self, x: Point) -> Any:
         """Return ∇f(x), in the form of x."""
-        gradient: Array | list[Array] = self._like(x, super().gradient(self._flat(x)))
-        return gradient
+        return self._like(x, super().gradient(self._flat(x)))
 
-    @overload
-    def value_and_gradient(self, x: Array) -> tuple[float, Array]: ...
-    @overload
-    def value_and_gradient(self, x: Sequence[Array]) -> tuple[float, list[Array]]: ...
-    def value_and_gradient(self, x: Point) -> tuple[float, Array | list[Array]]:
+    def value_and_gradient(self, x: Point) -> tuple[float, Any]:
         """Return f(x) and ∇f(x), at the price of ∇f(x)."""
         value, gradient = super().value_and_gradient(self._flat(x))
         return value, self._like(x, gradient)
 
-    @overload
-    def stochastic_gradient(
-        self, x: Array, rng: np.random.Generator, batch_size: int
-    ) -> Array: ...
-    @overload
-    def stochastic_gradient(
-        self, x: Sequence[Array], rng: np.random.Generator, batch_size: int
-    ) -> list[Array]: ...
     def stochastic_gradient(
         self, x: Point, rng: np.random.Generator, batch_size: int
-    ) -> Array | list[Array]:
+    ) -> Any:
         """Return the gradient on a mini-batch that ``rng`` draws, in the form of x."""
-        flat = super().stochastic_gradient(self._flat(x), rng, batch_size)
-        gradient: Array | list[Array] = self._like(x, flat)
-        return gradient
+        gradient = super().stochastic_gradient(self._flat(x), rng, batch_size)
+        return self._like(x, gradient)
 
     def values(
         self,
@@ -369,7 +324,7 @@ class LowRankPerceptron(FiniteSum):
         -------
         ndarray of shape (m,)
         """
-        flat = self._flat(points, batch=True)
+        flat = self._flat(points, self._forms.count(points))
         return super().values(flat, rng, batch_size=batch_size)
 
     def predict(self, x: Point) -> IntArray:

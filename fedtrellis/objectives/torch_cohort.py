@@ -4,27 +4,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedtrellis.objectives.checks import Array, IntArray
-from fedtrellis.objectives.torch_data import TensorExamples
-from fedtrellis.objectives.torch_linear import softmax_slopes
-from fedtrellis.objectives.torch_points import TENSOR_DTYPES, to_numpy
+from fedtrellis.objectives.points import FLOATS
+from fedtrellis.objectives.torch_data import CollatedExamples, TensorExamples
+from fedtrellis.objectives.torch_module import FlatModule, to_numpy
 
-if TYPE_CHECKING:
-    from fedtrellis.objectives.torch_objective import TorchObjective
-
-__all__ = ["TorchCohort", "can_stack"]
-
-# What vmap adds to a pass is worth about as many passes of a small model.
-_WORTHWHILE = 8
-# On a CPU: parameters times examples of a client whose own pass is busy with arithmetic
-# and not with calling it; from some five times as many on the batch is the slower one.
-_LIGHT = 100_000
+__all__ = ["TorchCohort", "is_softmax_regression", "minus_labels", "softmax_slopes"]
 
 
 class TorchCohort:
@@ -36,80 +27,78 @@ class TorchCohort:
     Parameters
     ----------
     objectives : sequence of TorchObjective
-        For which :func:`can_stack` holds.
+        That ``TorchObjective.stack`` found to be alike.
 
     Attributes
     ----------
-    count : int
-        n.
-    num_examples : list of int
-        Of each.
     entries : int
         Numbers in the copies that it keeps of the data.
     """
 
-    def __init__(self, objectives: Sequence[TorchObjective]) -> None:
+    def __init__(self, objectives: Sequence[Any]) -> None:
         self._objectives = list(objectives)
-        self._first = self._objectives[0]
-        self.count = len(self._objectives)
-        self.num_examples = [f.num_examples for f in self._objectives]
-        self._weights = self._column([f.weight for f in self._objectives], 1.0)
-        self._l2 = self._column([f.weight * f.l2 for f in self._objectives], 0.0)
+        self._first = first = self._objectives[0]
+        self._count = len(self._objectives)
+        self._weights = self._column([f.weight for f in objectives], 1.0)
+        self._l2 = self._column([f.weight * f.l2 for f in objectives], 0.0)
         # then the labels stand where the targets do
-        self._closed = all(f.mean_loss.labels is not None for f in objectives)
-        self._whole = list(self._groups([None] * self.count))
+        self._closed = all(f.closed is not None for f in objectives)
+        self._at_points = None if self._closed else torch.func.vmap(first.at)
+        self._whole = list(self._groups([None] * self._count))
         self.entries = sum(
             part.numel()
             for _, inputs, targets in self._whole
-            for part in (
-                targets,
-                *(inputs.values() if isinstance(inputs, dict) else (inputs,)),
-            )
+            for part in (targets, *inputs.values())
         )
 
     def _groups(
         self, rows: Sequence[IntArray | None]
-    ) -> Iterator[tuple[list[int], Any, Tensor]]:
+    ) -> Iterator[tuple[list[int], dict[str, Tensor], Tensor]]:
         """Yield clients with equally many examples, and their examples stacked."""
         sizes: dict[int, list[int]] = defaultdict(list)
         for i, chosen in enumerate(rows):
-            size = self.num_examples[i] if chosen is None else len(chosen)
-            sizes[size].append(i)
-        limit = self._first.batch_size_limit
+            known = self._objectives[i].num_examples
+            sizes[known if chosen is None else len(chosen)].append(i)
         for size, clients in sizes.items():
-            step = max(1, limit // size)
+            step = max(1, self._first.batch_size_limit // size)
             for start in range(0, len(clients), step):
                 part = clients[start : start + step]
                 batches = []
                 for i in part:
-                    chosen = rows[i]
+                    f, chosen = self._objectives[i], rows[i]
+                    examples = f.closed if self._closed else f.examples
                     index = slice(0, size) if chosen is None else chosen
-                    loss = self._objectives[i].mean_loss
-                    read = loss.labelled if self._closed else loss.examples.batch
-                    batches.append(read(index))
-                yield (
-                    part,
-                    _stacked([inputs for inputs, _ in batches]),
-                    torch.stack([targets for _, targets in batches]),
-                )
+                    batches.append(examples.batch(index))
+                inputs = {
+                    name: torch.stack([given[name] for given, _ in batches])
+                    for name in batches[0][0]
+                }
+                yield part, inputs, torch.stack([targets for _, targets in batches])
 
     def _slopes(self, points: Tensor, rows: Sequence[IntArray | None] | None) -> Tensor:
         """Return the mean losses' gradients at points (n, p), in the model's dtype."""
-        mean_loss = self._first.mean_loss
-        flat = mean_loss.flat
-        slopes = torch.empty_like(points)
-        at_points = None if self._closed else torch.func.vmap(mean_loss.at)
-        for clients, inputs, targets in (
-            self._whole if rows is None else self._groups(rows)
-        ):
-            everybody = len(clients) == self.count
+        flat, slopes = self._first.flat, torch.empty_like(points)
+        groups = self._whole if rows is None else self._groups(rows)
+        for clients, inputs, targets in groups:
+            everybody = len(clients) == self._count
             part = points if everybody else points[clients]
             gradients: Sequence[Tensor]
-            if at_points is None:
-                gradients = softmax_slopes(flat.views(part), inputs, targets)
+            if self._at_points is None:
+                gradients = softmax_slopes(flat.views(part), inputs[""], targets)
             else:
-                gradients = _differentiated(
-                    at_points, flat.named(part), inputs, targets
+                layers = {
+                    name: layer.detach().requires_grad_()
+                    for name, layer in flat.named(part).items()
+                }
+                with torch.enable_grad():
+                    # each client's loss knows its own parameters alone, so the
+                    # gradient of the sum is the stack of the gradients
+                    total = self._at_points(layers, inputs, targets).sum()
+                gradients = torch.autograd.grad(
+                    total,
+                    list(layers.values()),
+                    allow_unused=True,
+                    materialize_grads=True,
                 )
             joined = torch.cat([g.reshape(len(clients), -1) for g in gradients], dim=1)
             if everybody:
@@ -138,12 +127,12 @@ class TorchCohort:
 
     def _tensor(self, points: Array) -> tuple[Tensor, np.dtype[Any]]:
         given = np.asarray(points)
-        dtype = given.dtype if given.dtype in TENSOR_DTYPES else np.dtype(np.float64)
-        flat = given.reshape(self.count, -1).astype(dtype)
+        dtype = given.dtype if given.dtype in FLOATS else np.dtype(np.float64)
+        flat = given.reshape(self._count, -1).astype(dtype)
         if flat.shape[1:] != self._first.shape:
             raise ValueError(
                 f"points has shape {given.shape}; it must be "
-                f"{(self.count, *self._first.shape)}, or of the layers' shapes"
+                f"{(self._count, *self._first.shape)}, or of the layers' shapes"
             )
         return torch.from_numpy(flat).to(self._first.device), dtype
 
@@ -174,7 +163,7 @@ class TorchCohort:
         *,
         pull: float = 0.0,
     ) -> Array:
-        """Take every client's steps; see :meth:`TorchObjective.local_steps`.
+        """Take every client's steps, as ``TorchObjective.local_steps`` does.
 
         Parameters
         ----------
@@ -201,109 +190,76 @@ class TorchCohort:
         return to_numpy(point, dtype).reshape(np.shape(points))
 
 
-def _differentiated(
-    at_points: Any, layers: dict[str, Tensor], inputs: Any, targets: Tensor
-) -> Sequence[Tensor]:
-    """The gradients of stacked models by autograd."""
-    learnt = {name: layer.detach().requires_grad_() for name, layer in layers.items()}
-    with torch.enable_grad():
-        # each client's loss knows its own parameters alone, so the gradient of the sum
-        # is the stack of the gradients
-        total = at_points(learnt, inputs, targets).sum()
-    return torch.autograd.grad(
-        total, list(learnt.values()), allow_unused=True, materialize_grads=True
-    )
+# -- one linear layer and its cross-entropy, whose gradient needs no autograd: PyTorch's
+# graph of a small one takes about five times as long to make as the gradient to compute
 
 
-def can_stack(objectives: Sequence[TorchObjective]) -> bool:
-    """Whether the objectives differ in data and weights alone, and fit one pass.
+def is_softmax_regression(
+    flat: FlatModule, loss: Any, examples: TensorExamples | CollatedExamples
+) -> bool:
+    """Whether the mean loss is ln Σ_c exp(z_c) − z_y, with z = W a + b, and no more.
 
-    On a CPU there also have to be enough of each number of examples, and models and
-    data so small that a batch saves time.
+    That is ``nn.Linear`` itself, all of whose parameters are learnt, under
+    ``nn.CrossEntropyLoss`` or ``cross_entropy`` as they are by default, for one label
+    an example; nothing may be hooked to either. Everything else is autograd's.
     """
-    first = objectives[0]
-    sizes = {f.num_examples for f in objectives}
-    if first.device.type == "cpu" and (
-        len(objectives) < _WORTHWHILE * len(sizes)
-        or first.shape[0] * max(sizes) > _LIGHT
-    ):
+    module = flat.module
+    if type(module) is not nn.Linear or not _is_plain(module):
         return False
-    return all(
-        f.mean_loss.vectorize
-        and f.device == first.device
-        and f.flat.dtype == first.flat.dtype
-        and f.shapes == first.shapes
-        and f.flat.parameters.keys() == first.flat.parameters.keys()
-        and f.num_examples <= f.batch_size_limit
-        and isinstance(f.mean_loss.examples, TensorExamples)
-        and _example_shapes(f) == _example_shapes(first)
-        and _same_module(f.flat.module, first.flat.module, set(f.flat.parameters))
-        and _same(f.mean_loss.loss, first.mean_loss.loss)
-        for f in objectives
-    )
-
-
-def _stacked(parts: list[Any]) -> Any:
-    if isinstance(parts[0], dict):
-        return {name: torch.stack([p[name] for p in parts]) for name in parts[0]}
-    return torch.stack(parts)
-
-
-def _example_shapes(objective: TorchObjective) -> Any:
-    examples = objective.mean_loss.examples
-    assert isinstance(examples, TensorExamples)
-    inputs = examples.inputs
-    parts = inputs if isinstance(inputs, dict) else {"": inputs}
-    return {
-        name: (part.shape[1:], part.dtype)
-        for name, part in (parts | {"targets": examples.targets}).items()
-    }
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Whether two settings of a module are equal; False where that cannot be told."""
-    if one is other:
-        return True
-    if type(one) is not type(other):
+    if len(flat.parameters) != 1 + (module.bias is not None):
         return False
-    if isinstance(one, nn.Module):
-        return _same_module(one, other, set())
-    if isinstance(one, Tensor):
-        return one.shape == other.shape and torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_same(one[k], other[k]) for k in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(_same, one, other))
-    plain = (bool, int, float, str, bytes, set, frozenset, torch.dtype)
-    return isinstance(one, plain) and bool(one == other)
-
-
-def _same_module(one: nn.Module, other: nn.Module, learnt: set[str]) -> bool:
-    """Whether two modules compute alike but for the parameters of these names."""
-    if one is other:
-        return True
-    layers, others = list(one.named_modules()), list(other.named_modules())
+    if loss is not nn.functional.cross_entropy:
+        if type(loss) is not nn.CrossEntropyLoss or not _is_plain(loss):
+            return False
+        usual = loss.reduction == "mean" and loss.label_smoothing == 0.0
+        if not usual or loss.weight is not None or loss.ignore_index >= 0:
+            return False
+    floats = (torch.float32, torch.float64)
+    if not isinstance(examples, TensorExamples) or flat.dtype not in floats:
+        return False
+    inputs, targets = examples.inputs.get(""), examples.targets
     return (
-        len(layers) == len(others)
-        and _same(_fixed_tensors(one, learnt), _fixed_tensors(other, learnt))
-        and all(
-            name == other_name
-            and type(layer) is type(other_layer)
-            and _same(_settings(layer), _settings(other_layer))
-            for (name, layer), (other_name, other_layer) in zip(
-                layers, others, strict=True
-            )
-        )
+        inputs is not None
+        and inputs.ndim == 2
+        and inputs.shape[1] == module.in_features
+        and inputs.dtype == flat.dtype
+        and targets.ndim == 1
+        and targets.dtype == torch.int64
+        and int(targets.min()) >= 0
+        and int(targets.max()) < module.out_features
     )
 
 
-def _settings(layer: nn.Module) -> dict[str, Any]:
-    kept_elsewhere = ("_parameters", "_modules", "_buffers", "training")
-    return {k: value for k, value in vars(layer).items() if k not in kept_elsewhere}
+def _is_plain(module: nn.Module) -> bool:
+    """Whether calling a module does what its class's ``forward`` does."""
+    hooks = (value for name, value in vars(module).items() if name.endswith("_hooks"))
+    return not any(hooks) and "forward" not in vars(module)
 
 
-def _fixed_tensors(module: nn.Module, learnt: set[str]) -> dict[str, Tensor]:
-    parameters, buffers = module.named_parameters(), module.named_buffers()
-    return {
-        name: tensor for name, tensor in (*parameters, *buffers) if name not in learnt
-    }
+def minus_labels(targets: Tensor, like: Tensor) -> Tensor:
+    """−e_y of each example, of shape (d, c), where ``like`` is one model's layer W."""
+    labels = like.new_zeros((len(targets), like.shape[0]))
+    return labels.scatter_(1, targets.unsqueeze(1), -1.0)
+
+
+def softmax_slopes(
+    layers: Sequence[Tensor], inputs: Tensor, labels: Tensor
+) -> list[Tensor]:
+    r"""The gradient of the mean cross-entropy by W, and by b if there is one.
+
+    New tensors, from W of shape (\*n, c, q) and b of shape (\*n, c), which require no
+    gradient, the a_k of shape (\*n, d, q) and their :func:`minus_labels`, of shape
+    (\*n, d, c); n is nothing, or the number of models.
+    """
+    weight, *bias = layers
+    turned = weight.transpose(-1, -2)
+    if bias:
+        add = torch.addmm if weight.ndim == 2 else torch.baddbmm
+        scores = add(bias[0].unsqueeze(-2), inputs, turned)
+    else:
+        scores = inputs @ turned
+    # s_k = (1/d) (softmax(W a_k + b) − e_y)
+    slopes = torch.softmax(scores, -1).add_(labels).div_(inputs.shape[-2])
+    # ∇_W = Σ_k s_k a_kᵀ,  ∇_b = Σ_k s_k
+    found = [slopes.transpose(-1, -2) @ inputs]
+    return [*found, slopes.sum(-2)] if bias else found

@@ -4,202 +4,28 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import accumulate
 from math import prod
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedtrellis.objectives.base import Objective, common_batch
-from fedtrellis.objectives.checks import Array, check_number
-from fedtrellis.objectives.torch_data import Collate, read_examples
-from fedtrellis.objectives.torch_loss import Loss, MeanLoss
-from fedtrellis.objectives.torch_module import (
-    FlatModule,
-    check_learnable,
-    choose_device,
-    choose_dtype,
-    prepare,
-)
-from fedtrellis.objectives.torch_points import Point, PointForms
+from fedtrellis.objectives.base import common_batch
+from fedtrellis.objectives.checks import Array, IntArray
+from fedtrellis.objectives.points import Point
+from fedtrellis.objectives.torch_module import check_learnable, prepare
+from fedtrellis.objectives.torch_objective import ModuleLoss
 
 __all__ = ["Shift", "TorchForward"]
 
 #: Adds a direction to a block of a point, in place: it is given which entry of the
 #: point the block begins at, and the block, an ndarray of one axis.
 Shift = Callable[[int, NDArray[Any]], None]
-
-# The most examples in one pass, where nobody says.
-_EXAMPLES_PER_PASS = 4096
-
-
-class TorchForward(Objective):
-    """The loss of an ``nn.Module``, evaluated at points whose memory it uses itself.
-
-    It is the function that a :class:`~fedtrellis.objectives.TorchObjective` of the same
-    arguments is, but keeps no parameters: a layer's weights are made when the forward
-    pass asks for them, of the point that is evaluated, and forgotten after. So a value
-    takes the memory of inference, and a value at x + v that of inference and one layer
-    more, without a second copy of the model, and x stays what it is to the last bit.
-    There are no gradients: it is for methods that go by function values.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-        What its parameters hold is not looked at, only their shapes and dtype.
-    loss, data, weight, l2, device, batch_size_limit, dtype, collate_fn, target_key
-        As :class:`~fedtrellis.objectives.TorchObjective` takes them.
-
-    Raises
-    ------
-    ValueError
-        As that class; or the model has a recurrent layer of PyTorch's own or a script
-        module, which do not ask for their weights by name.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import torch
-    >>> from fedtrellis.objectives.torch_forward import TorchForward
-    >>> data = (torch.ones(4, 2), torch.zeros(4, 1))
-    >>> objective = TorchForward(torch.nn.Linear(2, 1), torch.nn.MSELoss(), data)
-    >>> x = np.array([1.0, 2.0, 0.0])
-    >>> def shift(first, block):
-    ...     block += 1.0
-    >>> objective.values_shifted(x, [None, shift]).tolist()
-    [9.0, 36.0]
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        loss: Loss,
-        data: Any,
-        *,
-        weight: float = 1.0,
-        l2: float = 0.0,
-        device: str | torch.device | None = "auto",
-        batch_size_limit: int | None = None,
-        dtype: str | torch.dtype | None = None,
-        collate_fn: Collate | None = None,
-        target_key: str = "labels",
-    ) -> None:
-        limit = batch_size_limit or getattr(data, "batch_size", None)
-        if batch_size_limit is not None and batch_size_limit < 1:
-            raise ValueError(
-                f"batch_size_limit is {batch_size_limit!r}; it must be at least 1"
-            )
-        self.device = choose_device(device)
-        self.weight = check_number("weight", weight, positive=True)
-        self.l2 = check_number("l2", l2)
-        self._bare = _BareModule(model, self.device, choose_dtype(dtype))
-        self._forms = PointForms(self._bare.shapes)
-        self.shapes, self.shape = self._bare.shapes, self._forms.flat
-        examples = read_examples(
-            data,
-            collate=collate_fn,
-            target=target_key,
-            dtype=self._bare.dtype,
-            device=self.device,
-        )
-        self.num_examples = examples.count
-        limit = int(limit or _EXAMPLES_PER_PASS)
-        # of which only what needs the module is called
-        module = cast(FlatModule, self._bare)
-        self._mean_loss = MeanLoss(module, loss, examples, limit, False)
-
-    def value(self, x: Point) -> float:
-        """Return f(x), for x a list of the layers' arrays or one flat array."""
-        return float(self.values_shifted(x, [None])[0])
-
-    def values(
-        self,
-        points: Point,
-        rng: np.random.Generator | None = None,
-        *,
-        batch_size: int | None = None,
-    ) -> Array:
-        """Return f at m points, one after the other, shape (m,).
-
-        Parameters
-        ----------
-        points : ndarray of shape (m, p), or list of ndarrays of shape (m, *layer shape)
-        rng : numpy.random.Generator, optional
-            Draws the mini-batch; not used without ``batch_size``.
-        batch_size : int, optional
-            Estimate all m values from one mini-batch that they share.
-        """
-        rows = common_batch(rng, self.num_examples, batch_size)
-        first = points if isinstance(points, np.ndarray) else next(iter(points), ())
-        stacked = self._forms.layers(points, (np.shape(first)[0],))
-        return np.array(
-            [
-                self._value([layer[i] for layer in stacked], None, rows)
-                for i in range(np.shape(first)[0])
-            ]
-        )
-
-    def values_shifted(
-        self,
-        x: Point,
-        shifts: Iterable[Shift | None],
-        rng: np.random.Generator | None = None,
-        *,
-        batch_size: int | None = None,
-    ) -> Array:
-        """Return f at x plus each of the shifts, without a copy of x.
-
-        Parameters
-        ----------
-        x : list of ndarray, or ndarray of shape (p,)
-            It is not changed, not even meanwhile.
-        shifts : iterable of callable
-            Each adds a direction v_j to a block of a point: it is called with the entry
-            of the flat point that the block begins at, and with the block, which is a
-            layer's copy of dtype float32 or float64, flat. A layer can be asked for
-            several times, and in any order. None is no shift.
-        rng, batch_size
-            As in :meth:`values`.
-
-        Returns
-        -------
-        ndarray of float64, shape (m,)
-            f(x + v_1), …, f(x + v_m).
-        """
-        rows = common_batch(rng, self.num_examples, batch_size)
-        layers = self._forms.layers(x)
-        return np.array([self._value(layers, shift, rows) for shift in shifts])
-
-    def metrics(self, x: Point) -> dict[str, float]:
-        """Return ``{"accuracy": ...}`` where targets are class labels, else ``{}``."""
-        with self._bare.standing(self._forms.layers(x), None):
-            accuracy = self._mean_loss.accuracy()
-        return {} if accuracy is None else {"accuracy": accuracy}
-
-    def gradient(self, x: Any) -> NoReturn:
-        """Refuse: NotImplementedError names the objective that has gradients."""
-        raise NotImplementedError(
-            "TorchForward keeps no parameters to differentiate by; use TorchObjective"
-        )
-
-    def _value(
-        self,
-        layers: Sequence[Array],
-        shift: Shift | None,
-        rows: NDArray[np.intp] | None,
-    ) -> float:
-        with self._bare.standing(layers, shift):
-            # weight ((1/d) Σ loss + (l2/2)‖x + v‖²)
-            value = self._mean_loss.value(rows)
-            if self.l2:
-                value += 0.5 * self.l2 * self._bare.squares()
-        return self.weight * value
 
 
 class _BareModule:
@@ -252,17 +78,11 @@ class _BareModule:
             }
             if made:
                 vars(part)["_parameters"] = _MadeWeights(own, made)
-        self._layers: Sequence[Array] = ()
-        self._shift: Shift | None = None
+        self.set(())
 
-    @contextmanager
-    def standing(self, layers: Sequence[Array], shift: Shift | None) -> Iterator[None]:
+    def set(self, layers: Sequence[Array], shift: Shift | None = None) -> None:
         """Let the module have these weights, shifted."""
         self._layers, self._shift = layers, shift
-        try:
-            yield
-        finally:
-            self._layers, self._shift = (), None
 
     def _shifted(self, number: int) -> Array:
         array = self._layers[number]
@@ -300,3 +120,130 @@ class _MadeWeights(dict[str, Any]):
     def __getitem__(self, name: str) -> Any:
         make = self._made.get(name)
         return super().__getitem__(name) if make is None else make()
+
+
+class TorchForward(ModuleLoss):
+    """The loss of an ``nn.Module``, evaluated at points whose memory it uses itself.
+
+    It is the function that a :class:`~.torch_objective.TorchObjective` of the same
+    arguments is, but keeps no parameters: a layer's weights are made when the forward
+    pass asks for them, of the point that is evaluated, and forgotten after. So a value
+    takes the memory of inference, and a value at x + v that of inference and one layer
+    more, without a second copy of the model, and x stays what it is to the last bit.
+    There are no gradients: it is for methods that go by function values.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        What its parameters hold is not looked at, only their shapes and dtype.
+    loss, data, weight, l2, device, batch_size_limit, dtype, collate_fn, target_key
+        As :class:`~fedtrellis.objectives.torch_objective.TorchObjective` takes them.
+    vectorize : bool
+        Not used: points are evaluated one after the other.
+
+    Raises
+    ------
+    ValueError
+        As that class; or the model has a recurrent layer of PyTorch's own or a script
+        module, which do not ask for their weights by name.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import torch
+    >>> from fedtrellis.objectives.torch_forward import TorchForward
+    >>> data = (torch.ones(4, 2), torch.zeros(4, 1))
+    >>> objective = TorchForward(torch.nn.Linear(2, 1), torch.nn.MSELoss(), data)
+    >>> x = np.array([1.0, 2.0, 0.0])
+    >>> def shift(first, block):
+    ...     block += 1.0
+    >>> objective.values_shifted(x, [None, shift]).tolist()
+    [9.0, 36.0]
+    """
+
+    _holder = _BareModule
+
+    def value(self, x: Point) -> float:
+        """Return f(x), for x a list of the layers' arrays or one flat array."""
+        return float(self.values_shifted(x, [None])[0])
+
+    def values(
+        self,
+        points: Point,
+        rng: np.random.Generator | None = None,
+        *,
+        batch_size: int | None = None,
+    ) -> Array:
+        """Return f at m points, one after the other, shape (m,).
+
+        Parameters
+        ----------
+        points : ndarray of shape (m, p), or list of ndarrays of shape (m, *layer shape)
+        rng : numpy.random.Generator, optional
+            Draws the mini-batch; not used without ``batch_size``.
+        batch_size : int, optional
+            Estimate all m values from one mini-batch that they share.
+        """
+        rows = common_batch(rng, self.num_examples, batch_size)
+        (count,) = self._forms.count(points)
+        stacked = self._forms.layers(points, (count,))
+        return np.array(
+            [
+                self._value([layer[i] for layer in stacked], None, rows)
+                for i in range(count)
+            ]
+        )
+
+    def values_shifted(
+        self,
+        x: Point,
+        shifts: Iterable[Shift | None],
+        rng: np.random.Generator | None = None,
+        *,
+        batch_size: int | None = None,
+    ) -> Array:
+        """Return f at x plus each of the shifts, without a copy of x.
+
+        Parameters
+        ----------
+        x : list of ndarray, or ndarray of shape (p,)
+            It is not changed, not even meanwhile.
+        shifts : iterable of callable
+            Each adds a direction v_j to a block of a point: it is called with the entry
+            of the flat point that the block begins at, and with the block, which is a
+            layer's copy of dtype float32 or float64, flat. A layer can be asked for
+            several times, and in any order. None is no shift.
+        rng, batch_size
+            As in :meth:`values`.
+
+        Returns
+        -------
+        ndarray of float64, shape (m,)
+            f(x + v_1), …, f(x + v_m).
+        """
+        rows = common_batch(rng, self.num_examples, batch_size)
+        layers = self._forms.layers(x)
+        return np.array([self._value(layers, shift, rows) for shift in shifts])
+
+    def metrics(self, x: Point) -> dict[str, float]:
+        """Return ``{"accuracy": ...}`` where targets are class labels, else ``{}``."""
+        found = super().metrics(x)
+        self.flat.set(())
+        return found
+
+    def gradient(self, x: Any) -> NoReturn:
+        """Refuse: NotImplementedError names the objective that has gradients."""
+        raise NotImplementedError(
+            "TorchForward keeps no parameters to differentiate by; use TorchObjective"
+        )
+
+    def _value(
+        self, layers: Sequence[Array], shift: Shift | None, rows: IntArray | None
+    ) -> float:
+        self.flat.set(layers, shift)
+        # weight ((1/d) Σ loss + (l2/2)‖x + v‖²)
+        value = self._mean_value(rows)
+        if self.l2:
+            value += 0.5 * self.l2 * self.flat.squares()
+        self.flat.set(())  # no model is kept
+        return self.weight * value

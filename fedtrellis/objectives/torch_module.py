@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
 from math import prod
 from typing import Any
 
+import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
-__all__ = [
-    "FlatModule",
-    "check_learnable",
-    "choose_device",
-    "choose_dtype",
-    "prepare",
-]
+from fedtrellis.objectives.checks import Array
+
+__all__ = ["FlatModule", "choose_device", "choose_dtype", "to_arrays", "to_numpy"]
 
 _DTYPES = {
     name: getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16")
@@ -71,19 +67,7 @@ def choose_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
 def check_learnable(
     model: nn.Module, dtype: torch.dtype | None
 ) -> dict[str, nn.Parameter]:
-    """Return a model's learnt parameters by name.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-    dtype : torch.dtype, optional
-        What they are going to be.
-
-    Raises
-    ------
-    ValueError
-        There are none, or they have several dtypes or no shape yet.
-    """
+    """Return a model's learnt parameters by name, all of them of one dtype."""
     if any(is_lazy(parameter) for parameter in model.parameters()):
         raise ValueError(
             "model has a lazy layer without shapes; call it once on an example"
@@ -130,12 +114,8 @@ class FlatModule:
         On the device, in the module's dtype.
     layers : list of Tensor
         Its views, of the parameters' shapes.
-
-    Raises
-    ------
-    ValueError
-        Nothing requires a gradient, what does has several dtypes or no shape yet, or a
-        layer's batch normalisation makes of the loss no mean over examples.
+    initial : Tensor of shape (p,)
+        What the parameters were when the model was given.
     """
 
     def __init__(
@@ -146,67 +126,57 @@ class FlatModule:
         self.module = copy.deepcopy(model).to(device, dtype).eval()
         prepare(self.module)
         self._bind()
+        self.initial = self.point.clone()
 
     def _bind(self) -> None:
         """Make the parameters views of one new vector."""
         self.parameters = check_learnable(self.module, None)
         parts = list(self.parameters.values())
         self.shapes = [tuple(part.shape) for part in parts]
-        ends = [0, *accumulate(prod(shape) for shape in self.shapes)]
-        self._ranges = list(pairwise(ends))
+        self._sizes = [prod(shape) for shape in self.shapes]
         self.point = torch.cat([part.detach().reshape(-1) for part in parts])
+        self.dtype = self.point.dtype
         self.layers = self.views(self.point)
         for part, layer in zip(parts, self.layers, strict=True):
             part.data = layer
         # NumPy's way in: the vector's own memory where NumPy can share it
-        self._shared = self.point.device.type == "cpu" and self.dtype != torch.bfloat16
-        self._staging = self.point
-        if not self._shared:
+        self._staging, kind = self.point, self.point.device.type
+        if kind != "cpu" or self.dtype == torch.bfloat16:
             self._staging = torch.empty(
                 self.point.shape,
                 dtype=torch.float64 if self.dtype == torch.float64 else torch.float32,
-                pin_memory=self.point.device.type == "cuda",
+                pin_memory=kind == "cuda",
             )
-        host: NDArray[Any] = self._staging.numpy()
-        self._host_layers = [
-            host[start:stop].reshape(shape)
-            for (start, stop), shape in zip(self._ranges, self.shapes, strict=True)
-        ]
+        self._host_layers = [layer.numpy() for layer in self.views(self._staging)]
 
     # A copy's parameters would be tensors of their own, so copies are bound anew.
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"module": self.module}
+        return {"module": self.module, "initial": self.initial}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.module = state["module"]
+        self.module, self.initial = state["module"], state["initial"]
         self._bind()
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype that the model computes in."""
-        return self.point.dtype
 
     def views(self, vector: Tensor) -> list[Tensor]:
         """Split a vector (p,), or stacked ones (n, p), into the layers, as views."""
         lead = vector.shape[:-1]
         return [
-            vector[..., start:stop].view((*lead, *shape))
-            for (start, stop), shape in zip(self._ranges, self.shapes, strict=True)
+            part.view((*lead, *shape))
+            for part, shape in zip(
+                torch.split(vector, self._sizes, -1), self.shapes, strict=True
+            )
         ]
 
     def named(self, vector: Tensor) -> dict[str, Tensor]:
-        """Return the layers of a vector, or of stacked ones, by the parameters' names.
-
-        For ``torch.func``.
-        """
+        """Return the layers of a vector, or of stacked ones, for ``torch.func``."""
         return dict(zip(self.parameters, self.views(vector), strict=True))
 
-    def set(self, layers: Sequence[NDArray[Any]]) -> None:
+    def set(self, layers: Sequence[Array]) -> None:
         """Give the parameters the values of arrays of their shapes: one copy."""
         for target, layer in zip(self._host_layers, layers, strict=True):
             target[...] = layer
-        if not self._shared:
+        if self._staging is not self.point:
             self.point.copy_(self._staging)
 
     def slopes(self, loss: Tensor) -> list[Tensor]:
@@ -225,14 +195,9 @@ class FlatModule:
             slopes.append(slope)
         return slopes
 
-    def set_tensor(self, point: Tensor) -> None:
-        """Give the parameters the values of a vector (p,) on the device."""
-        if point is not self.point:
-            self.point.copy_(point)
-
 
 def prepare(module: nn.Module) -> None:
-    """Make a module one function of an example, or say which layer is none."""
+    """Make a module one function of an example, or name the layer that is none."""
     for name, layer in module.named_modules():
         # cuDNN differentiates recurrent layers in training mode only, where all that
         # differs is the dropout between them
@@ -254,3 +219,24 @@ def prepare(module: nn.Module) -> None:
                 "statistics that it was made with, by which it normalises nothing; use "
                 "GroupNorm, or a model that was trained in training mode before"
             )
+
+
+def to_numpy(tensor: Tensor, dtype: DTypeLike = np.float64) -> Array:
+    """Return a new array with the entries of a tensor that requires no gradient."""
+    if tensor.dtype == torch.bfloat16:  # which NumPy does not know
+        tensor = tensor.float()
+    array: Array = tensor.cpu().numpy().astype(dtype)
+    return array
+
+
+def to_arrays(tensors: list[Tensor], dtype: DTypeLike) -> list[Array]:
+    """Return tensors that nobody else holds as arrays, which may share their memory."""
+    if tensors[0].is_cpu and tensors[0].dtype != torch.bfloat16:
+        arrays: list[Array] = [tensor.numpy() for tensor in tensors]
+        if arrays[0].dtype != dtype:
+            arrays = [array.astype(dtype) for array in arrays]
+        return arrays
+    # one way over from the device, not one for each of them
+    vector = to_numpy(torch.cat([tensor.reshape(-1) for tensor in tensors]), dtype)
+    parts = np.split(vector, np.cumsum([tensor.numel() for tensor in tensors])[:-1])
+    return [p.reshape(t.shape) for p, t in zip(parts, tensors, strict=True)]

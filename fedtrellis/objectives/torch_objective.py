@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, overload
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from io import BytesIO
+from types import BuiltinFunctionType, FunctionType
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -11,26 +15,144 @@ from torch import Tensor, nn
 
 from fedtrellis.objectives.base import Objective, common_batch, draw_batch
 from fedtrellis.objectives.checks import Array, IntArray, check_number
-from fedtrellis.objectives.torch_cohort import TorchCohort, can_stack
-from fedtrellis.objectives.torch_data import Collate, read_examples
-from fedtrellis.objectives.torch_loss import Loss, MeanLoss
-from fedtrellis.objectives.torch_module import FlatModule, choose_device, choose_dtype
-from fedtrellis.objectives.torch_points import (
-    TENSOR_DTYPES,
-    Point,
-    PointForms,
+from fedtrellis.objectives.points import Point, PointForms
+from fedtrellis.objectives.torch_cohort import (
+    TorchCohort,
+    is_softmax_regression,
+    minus_labels,
+    softmax_slopes,
+)
+from fedtrellis.objectives.torch_data import (
+    Collate,
+    Inputs,
+    TensorExamples,
+    read_examples,
+)
+from fedtrellis.objectives.torch_module import (
+    FlatModule,
+    choose_device,
+    choose_dtype,
     to_arrays,
     to_numpy,
 )
 
-__all__ = ["TorchObjective"]
+__all__ = ["BatchLoss", "ModuleLoss", "TorchObjective"]
 
+BatchLoss = Callable[[Any, Tensor], Tensor]
 
-# The most examples in one pass, where nobody says.
+# The most examples in one pass, where nobody sets it.
 _EXAMPLES_PER_PASS = 4096
+# The examples that values() evaluates each point on in one pass, where there are more.
+_EXAMPLES_PER_POINT = 128
+# On a CPU: passes of a small model that vmap's own work is worth, and parameters times
+# examples of a client whose own pass is busy with arithmetic and not with calling it;
+# from some five times as many on the batch is the slower one.
+_WORTHWHILE, _LIGHT = 8, 100_000
 
 
-class TorchObjective(Objective):
+class ModuleLoss(Objective):
+    """A module's mean loss over examples, evaluated where the module stands."""
+
+    #: What holds the module: its ``module``, ``shapes``, ``dtype`` and ``set``.
+    _holder: ClassVar[Any] = FlatModule
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: BatchLoss,
+        data: Any,
+        *,
+        weight: float = 1.0,
+        l2: float = 0.0,
+        device: str | torch.device | None = "auto",
+        batch_size_limit: int | None = None,
+        vectorize: bool = True,
+        dtype: str | torch.dtype | None = None,
+        collate_fn: Collate | None = None,
+        target_key: str = "labels",
+    ) -> None:
+        if batch_size_limit is None:
+            batch_size_limit = getattr(data, "batch_size", None) or _EXAMPLES_PER_PASS
+        if batch_size_limit < 1:
+            raise ValueError(
+                f"batch_size_limit is {batch_size_limit!r}; it must be at least 1"
+            )
+        self.device = choose_device(device)
+        self.weight = check_number("weight", weight, positive=True)
+        self.l2 = check_number("l2", l2)
+        self.flat = self._holder(model, self.device, choose_dtype(dtype))
+        self.shapes: list[tuple[int, ...]] = self.flat.shapes
+        self._forms = PointForms(self.shapes)
+        self.shape = self._forms.flat
+        self.examples = read_examples(
+            data,
+            collate=collate_fn,
+            target=target_key,
+            dtype=self.flat.dtype,
+            device=self.device,
+        )
+        self.num_examples = self.examples.count
+        self.loss, self.vectorize = loss, vectorize
+        #: The most examples in one pass.
+        self.batch_size_limit = int(batch_size_limit)
+
+    def _passes(
+        self, rows: IntArray | None, size: int | None = None
+    ) -> Iterator[tuple[Inputs, Tensor, float]]:
+        """Yield inputs, targets and their share of the examples, pass by pass."""
+        count = self.num_examples if rows is None else len(rows)
+        size = size or self.batch_size_limit
+        for start in range(0, count, size):
+            stop = min(start + size, count)
+            part = slice(start, stop) if rows is None else rows[start:stop]
+            # the last pass is short: f = Σ (pass's examples / d) · pass's mean
+            yield *self.examples.batch(part), (stop - start) / count
+
+    def _outputs(self, inputs: Inputs) -> Any:
+        module = self.flat.module
+        return module(inputs[""]) if "" in inputs else module(**inputs)
+
+    def _mean(self, outputs: Any, targets: Tensor) -> Tensor:
+        loss = self.loss(outputs, targets)
+        if loss.ndim != 0:
+            raise ValueError(
+                f"loss returned shape {tuple(loss.shape)}; "
+                "it must return a scalar, the mean over the examples"
+            )
+        return loss
+
+    def _mean_value(self, rows: IntArray | None = None) -> float:
+        """Return the mean loss on some examples (None: all), added up in float64."""
+        total = 0.0
+        with torch.no_grad():
+            for inputs, targets, share in self._passes(rows):
+                total += float(share * self._mean(self._outputs(inputs), targets))
+        return total
+
+    def metrics(self, x: Point) -> dict[str, float]:
+        """Return ``{"accuracy": ...}`` where targets are class labels, else ``{}``.
+
+        Targets are class labels where they are integers of shape (d, ...) and the
+        model's outputs have shape (d, classes, ...).
+        """
+        self.flat.set(self._forms.layers(x))
+        correct = total = 0
+        with torch.no_grad():
+            for inputs, targets, _ in self._passes(None):
+                if targets.dtype != torch.int64:
+                    return {}
+                outputs = self._outputs(inputs)
+                if not isinstance(outputs, Tensor) or outputs.ndim < 2:
+                    return {}
+                best = outputs.argmax(dim=1)
+                if best.shape != targets.shape:
+                    return {}
+                correct += int((best == targets).sum())
+                total += targets.numel()
+        return {"accuracy": correct / total}
+
+
+class TorchObjective(ModuleLoss):
     """The mean loss of an ``nn.Module`` over a data set.
 
     f(x) = weight · ((1/d) Σ_k loss(model_x(input_k), target_k) + (l2/2)‖x‖²), x the
@@ -107,46 +229,14 @@ class TorchObjective(Objective):
     (4, (2,))
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        loss: Loss,
-        data: Any,
-        *,
-        weight: float = 1.0,
-        l2: float = 0.0,
-        device: str | torch.device | None = "auto",
-        batch_size_limit: int | None = None,
-        vectorize: bool = True,
-        dtype: str | torch.dtype | None = None,
-        collate_fn: Collate | None = None,
-        target_key: str = "labels",
-    ) -> None:
-        if batch_size_limit is None:
-            batch_size_limit = getattr(data, "batch_size", None) or _EXAMPLES_PER_PASS
-        if batch_size_limit < 1:
-            raise ValueError(
-                f"batch_size_limit is {batch_size_limit!r}; it must be at least 1"
-            )
-        self.device = choose_device(device)
-        self.weight = check_number("weight", weight, positive=True)
-        self.l2 = check_number("l2", l2)
-        self.flat = FlatModule(model, self.device, choose_dtype(dtype))
-        self._initial = self.flat.point.clone()
-        self.shapes = self.flat.shapes
-        self._forms = PointForms(self.shapes)
-        self.shape = self._forms.flat
-        examples = read_examples(
-            data,
-            collate=collate_fn,
-            target=target_key,
-            dtype=self.flat.dtype,
-            device=self.device,
-        )
-        self.num_examples = examples.count
-        self.mean_loss = MeanLoss(
-            self.flat, loss, examples, int(batch_size_limit), vectorize
-        )
+    @cached_property
+    def closed(self) -> TensorExamples | None:
+        """The inputs and −e_y, where :func:`softmax_slopes` gives the gradient."""
+        if not is_softmax_regression(self.flat, self.loss, self.examples):
+            return None
+        assert isinstance(self.examples, TensorExamples)
+        labels = minus_labels(self.examples.targets, self.flat.layers[0])
+        return TensorExamples(self.examples.inputs, labels)
 
     # -- points
 
@@ -155,7 +245,7 @@ class TorchObjective(Objective):
 
         In the precision that the model computes in, float32 for float16 and bfloat16.
         """
-        vector = self._initial
+        vector = self.flat.initial
         wide = np.float64 if vector.dtype == torch.float64 else np.float32
         return [to_numpy(layer, wide) for layer in self.flat.views(vector)]
 
@@ -167,6 +257,11 @@ class TorchObjective(Objective):
         """Return a flat array of shape (p,) as a list of arrays, views of it."""
         return self._forms.layers(np.asarray(vector).reshape(-1))
 
+    def _tensor(self, x: Point, batch: tuple[int, ...] = ()) -> Tensor:
+        """Return a point, or a batch of them, as vectors on the device."""
+        vectors = self._forms.vector(x, batch)
+        return torch.tensor(vectors, dtype=self.flat.dtype, device=self.device)
+
     # -- evaluation
 
     def _penalty(self, layers: list[Array]) -> float:
@@ -176,13 +271,47 @@ class TorchObjective(Objective):
         wide = [np.asarray(layer, dtype=np.float64) for layer in layers]
         return 0.5 * self.l2 * sum(float(np.vdot(layer, layer)) for layer in wide)
 
+    def _differentiated(self, inputs: Inputs, targets: Tensor) -> Tensor:
+        """Return the mean loss of a batch, to be differentiated."""
+        if torch.is_grad_enabled():  # the context costs as much as a small layer
+            return self._mean(self._outputs(inputs), targets)
+        with torch.enable_grad():
+            return self._mean(self._outputs(inputs), targets)
+
+    def _slopes(
+        self, rows: IntArray | None, valued: bool = False
+    ) -> tuple[list[Tensor], float]:
+        """Return the mean loss's gradient where the module stands, and its value.
+
+        The gradient is new tensors of the parameters' shapes: from one pass in the
+        module's dtype, from several added up in float64. The value is 0 unless it is
+        asked for.
+        """
+        count = self.num_examples if rows is None else len(rows)
+        if count <= self.batch_size_limit:
+            part = slice(0, count) if rows is None else rows
+            if self.closed is not None and not valued:
+                inputs, labels = self.closed.batch(part)
+                return softmax_slopes(self.flat.layers, inputs[""], labels), 0.0
+            loss = self._differentiated(*self.examples.batch(part))
+            return self.flat.slopes(loss), float(loss.detach()) if valued else 0.0
+        total = torch.zeros_like(self.flat.point, dtype=torch.float64)
+        sums, value = self.flat.views(total), 0.0
+        for inputs, targets, share in self._passes(rows):
+            loss = self._differentiated(inputs, targets)
+            for sum_, slope in zip(sums, self.flat.slopes(loss), strict=True):
+                sum_.add_(slope, alpha=share)
+            if valued:
+                value += float(share * loss.detach())
+        return sums, value
+
     def _gradient(
         self, x: Point, rows: IntArray | None, valued: bool = False
-    ) -> tuple[Any, list[Tensor]]:
-        """Return the gradient in the form of x, and the passes' parts of the value."""
+    ) -> tuple[Any, float]:
+        """Return the gradient in the form of x, and the mean loss if it is wanted."""
         layers = self._forms.layers(x)
         self.flat.set(layers)
-        slopes, losses = self.mean_loss.slopes(rows, valued)
+        slopes, value = self._slopes(rows, valued)
         result = to_arrays(slopes, layers[0].dtype)
         # weight ((1/d) Σ ∇loss + l2 x); in place: what an operator makes of an array
         # of no axes is no array
@@ -192,48 +321,28 @@ class TorchObjective(Objective):
         if self.l2:
             for part, layer in zip(result, layers, strict=True):
                 part += (self.weight * self.l2) * layer
-        return self._forms.like(x, result), losses
+        return self._forms.like(x, result), value
 
     def value(self, x: Point) -> float:
         """Return f(x), over passes of at most ``batch_size_limit`` examples."""
         layers = self._forms.layers(x)
         self.flat.set(layers)
-        return self.weight * (self.mean_loss.value() + self._penalty(layers))
+        return self.weight * (self._mean_value() + self._penalty(layers))
 
-    @overload
-    def gradient(self, x: Array) -> Array: ...
-    @overload
-    def gradient(self, x: Sequence[Array]) -> list[Array]: ...
-    def gradient(self, x: Point) -> Array | list[Array]:
+    def gradient(self, x: Point) -> Any:
         """Return ∇f(x), in the form of x."""
-        gradient: Array | list[Array] = self._gradient(x, None)[0]
-        return gradient
+        return self._gradient(x, None)[0]
 
-    @overload
-    def value_and_gradient(self, x: Array) -> tuple[float, Array]: ...
-    @overload
-    def value_and_gradient(self, x: Sequence[Array]) -> tuple[float, list[Array]]: ...
-    def value_and_gradient(self, x: Point) -> tuple[float, Array | list[Array]]:
+    def value_and_gradient(self, x: Point) -> tuple[float, Any]:
         """Return f(x) and ∇f(x), at the price of ∇f(x)."""
-        gradient, losses = self._gradient(x, None, valued=True)
-        total = sum(float(loss.detach()) for loss in losses)
-        return self.weight * (total + self._penalty(self._forms.layers(x))), gradient
+        gradient, value = self._gradient(x, None, valued=True)
+        return self.weight * (value + self._penalty(self._forms.layers(x))), gradient
 
-    @overload
-    def stochastic_gradient(
-        self, x: Array, rng: np.random.Generator, batch_size: int
-    ) -> Array: ...
-    @overload
-    def stochastic_gradient(
-        self, x: Sequence[Array], rng: np.random.Generator, batch_size: int
-    ) -> list[Array]: ...
     def stochastic_gradient(
         self, x: Point, rng: np.random.Generator, batch_size: int
-    ) -> Array | list[Array]:
+    ) -> Any:
         """Return the gradient on a mini-batch that ``rng`` draws, in the form of x."""
-        rows = draw_batch(rng, self.num_examples, batch_size)
-        gradient: Array | list[Array] = self._gradient(x, rows)[0]
-        return gradient
+        return self._gradient(x, draw_batch(rng, self.num_examples, batch_size))[0]
 
     def local_steps(
         self,
@@ -272,57 +381,41 @@ class TorchObjective(Objective):
         """
         layers = self._forms.layers(x)
         self.flat.set(layers)
-        dtype = TENSOR_DTYPES[layers[0].dtype]
-        point, points = self.flat.point, self.flat.layers
+        given, point = layers[0].dtype, self.flat.point
+        dtype = torch.float32 if given == np.float32 else torch.float64
         if dtype != point.dtype:
             point = torch.tensor(self._forms.vector(x), device=self.device)
-            points = self.flat.views(point)
-        # layer by layer on a CPU; on other devices every call has its price
-        whole = self.device.type != "cpu"
-        if whole:
-            points = [point]
-        starts = [part.clone() for part in points] if pull else points
+        start = point.clone() if pull else point
         for size in sizes:
             rows = None
             if batch_size:
                 assert rng is not None
                 rows = draw_batch(rng, self.num_examples, batch_size)
-            self.flat.set_tensor(point)
-            slopes = self.mean_loss.slopes(rows)[0]
-            if whole:
-                slopes = [torch.cat([slope.reshape(-1) for slope in slopes])]
-            for part, start, slope in zip(points, starts, slopes, strict=True):
-                g = slope if slope.dtype == dtype else slope.to(dtype)
-                if self.weight != 1.0:
-                    g.mul_(self.weight)
-                if self.l2:
-                    g.add_(part * (self.weight * self.l2))
-                if pull:
-                    g.add_((part - start).mul_(pull))
-                # x ← x − γ_k g, in two roundings, as NumPy does it
-                part.sub_(g.mul_(size))
-        return to_numpy(point, layers[0].dtype).reshape(x.shape)
+            if point is not self.flat.point:
+                self.flat.point.copy_(point)
+            slopes = self._slopes(rows)[0]
+            g = torch.cat([slope.reshape(-1) for slope in slopes]).to(dtype)
+            if self.weight != 1.0:
+                g.mul_(self.weight)
+            if self.l2:
+                g.add_(point * (self.weight * self.l2))
+            if pull:
+                g.add_((point - start).mul_(pull))
+            # x ← x − γ_k g, in two roundings, as NumPy does it
+            point.sub_(g.mul_(size))
+        return to_numpy(point, given).reshape(x.shape)
 
-    @classmethod
-    def stack(cls, objectives: Sequence[TorchObjective]) -> TorchCohort | None:
-        """Return what evaluates all of them in one call of ``torch.func.vmap``.
+    # -- elsewhere than where the module stands
 
-        None where they differ in more than data, weight and l2 (another model, loss,
-        frozen parameter, device), where an own ``collate_fn`` makes the batches, with
-        ``vectorize=False``, where one does not fit one pass, and on a CPU where it
-        would gain nothing: fewer than 8 for each number of examples, or more than
-        100 000 parameters times examples.
-        """
-        return TorchCohort(objectives) if can_stack(objectives) else None
-
-    @property
-    def batch_size_limit(self) -> int:
-        """The most examples in one pass."""
-        return self.mean_loss.limit
-
-    @batch_size_limit.setter
-    def batch_size_limit(self, limit: int) -> None:
-        self.mean_loss.limit = limit
+    def at(
+        self, parameters: Mapping[str, Tensor], inputs: Inputs, targets: Tensor
+    ) -> Tensor:
+        """Return the mean loss of a batch with other parameters, for ``torch.func``."""
+        named, args = (inputs, ()) if "" not in inputs else ({}, (inputs[""],))
+        outputs = torch.func.functional_call(
+            self.flat.module, dict(parameters), args, named
+        )
+        return self._mean(outputs, targets)
 
     def curvature(self, x: Point, direction: Point) -> float:
         """Return dᵀ∇²f(x)d, by differentiating γ ↦ f(x + γd) twice.
@@ -334,10 +427,21 @@ class TorchObjective(Objective):
         RuntimeError
             PyTorch cannot differentiate an operation of the model or the loss twice.
         """
-        along = self._forms.layers(direction)
-        second = self.mean_loss.curvature(self._tensor(x), self._tensor(direction))
+        point, along = self._tensor(x), self._tensor(direction)
+
+        def on_line(step: Tensor, inputs: Inputs, targets: Tensor) -> Tensor:
+            return self.at(self.flat.named(point + step * along), inputs, targets)
+
+        second = torch.func.grad(torch.func.grad(on_line))
+        start = point.new_zeros(())
+        total = sum(
+            float(share * second(start, inputs, targets))
+            for inputs, targets, share in self._passes(None)
+        )
         # weight ((1/d) Σ d²loss/dγ² + l2 ‖d‖²)
-        return self.weight * (second + 2.0 * self._penalty(along))
+        return self.weight * (
+            total + 2.0 * self._penalty(self._forms.layers(direction))
+        )
 
     def values(
         self,
@@ -361,10 +465,19 @@ class TorchObjective(Objective):
         ndarray of shape (m,)
         """
         rows = common_batch(rng, self.num_examples, batch_size)
-        # a list's layers and an array have the points on the leading axis
-        first = points if isinstance(points, np.ndarray) else next(iter(points), ())
-        batch = (np.shape(first)[0],)
-        losses = to_numpy(self.mean_loss.values(self._tensor(points, batch), rows))
+        batch = self._forms.count(points)
+        vectors = self._tensor(points, batch)
+        total = torch.zeros(batch, dtype=torch.float64, device=self.device)
+        with torch.no_grad():
+            if self.vectorize:
+                self._add_values(vectors, rows, total)
+            else:
+                for vector, sum_ in zip(vectors, total, strict=True):
+                    for inputs, targets, share in self._passes(rows):
+                        sum_ += share * self.at(
+                            self.flat.named(vector), inputs, targets
+                        )
+        losses = to_numpy(total)
         if self.l2:
             for layer in self._forms.layers(points, batch):
                 axes = tuple(range(1, layer.ndim))
@@ -372,17 +485,86 @@ class TorchObjective(Objective):
                 losses += 0.5 * self.l2 * np.square(wide).sum(axis=axes)
         return self.weight * losses
 
-    def metrics(self, x: Point) -> dict[str, float]:
-        """Return ``{"accuracy": ...}`` where targets are class labels, else ``{}``.
+    def _add_values(
+        self, vectors: Tensor, rows: IntArray | None, total: Tensor
+    ) -> None:
+        """Add the mean loss at each of many points, several of them in one pass."""
+        # Examples times points in a pass stay within the limit, which bounds the
+        # activations; few examples for many points would make slow, thin products.
+        limit = self.batch_size_limit
+        examples = self.num_examples if rows is None else len(rows)
+        fit = limit // max(len(vectors), 1)
+        size = min(limit, examples, max(_EXAMPLES_PER_POINT, fit))
+        step = max(1, limit // size)
+        at_points = torch.func.vmap(self.at, in_dims=(0, None, None))
+        for first in range(0, len(vectors), step):
+            part = slice(first, first + step)
+            for inputs, targets, share in self._passes(rows, size):
+                named = self.flat.named(vectors[part])
+                total[part] += share * at_points(named, inputs, targets)
 
-        Targets are class labels where they are integers of shape (d, ...) and the
-        model's outputs have shape (d, classes, ...).
+    # -- many objectives
+
+    @cached_property
+    def _alike(self) -> tuple[Any, ...] | None:
+        """What objectives that can be stacked have in common; None: it is not known."""
+        if not isinstance(self.examples, TensorExamples):
+            return None
+        written = BytesIO()
+        try:
+            _Likeness(written).dump((self.flat.module, self.loss))
+        except Exception:  # what a module holds may raise anything
+            return None
+        given = [*self.examples.inputs.values(), self.examples.targets]
+        return (
+            self.device,
+            tuple(self.flat.parameters),
+            tuple(self.examples.inputs),
+            *((part.shape[1:], part.dtype) for part in given),
+            written.getvalue(),
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        # identities are those of one process
+        return {k: part for k, part in vars(self).items() if k != "_alike"}
+
+    @staticmethod
+    def stack(objectives: Sequence[TorchObjective]) -> TorchCohort | None:
+        """Return what evaluates all of them in one call of ``torch.func.vmap``.
+
+        None where they differ in more than data, weight and l2 (another model, loss,
+        frozen parameter, device), where an own ``collate_fn`` makes the batches, with
+        ``vectorize=False``, where one does not fit one pass, and on a CPU where it
+        would gain nothing: fewer than 8 for each number of examples, or more than
+        100 000 parameters times examples.
         """
-        self.flat.set(self._forms.layers(x))
-        accuracy = self.mean_loss.accuracy()
-        return {} if accuracy is None else {"accuracy": accuracy}
+        first = objectives[0]
+        sizes = {f.num_examples for f in objectives}
+        if first.device.type == "cpu" and (
+            len(objectives) < _WORTHWHILE * len(sizes)
+            or first.shape[0] * max(sizes) > _LIGHT
+        ):
+            return None
+        alike = first._alike
+        fits = alike is not None and all(
+            f.vectorize and f.num_examples <= f.batch_size_limit and f._alike == alike
+            for f in objectives
+        )
+        return TorchCohort(objectives) if fits else None
 
-    def _tensor(self, x: Point, batch: tuple[int, ...] = ()) -> Tensor:
-        """Return a point, or a batch of them, as vectors on the device."""
-        vectors = self._forms.vector(x, batch)
-        return torch.tensor(vectors, dtype=self.flat.dtype, device=self.device)
+
+class _Likeness(pickle.Pickler):
+    """Writes what two modules that compute alike have in common.
+
+    Learnt parameters count by their shapes, other tensors by their entries, and classes
+    and functions by their identities.
+    """
+
+    def persistent_id(self, thing: Any) -> Any:
+        if isinstance(thing, type | FunctionType | BuiltinFunctionType):
+            return id(thing)
+        if not isinstance(thing, Tensor):
+            return None
+        learnt = isinstance(thing, nn.Parameter) and thing.requires_grad
+        entries = b"" if learnt else to_numpy(thing.detach()).tobytes()
+        return str(thing.dtype), tuple(thing.shape), entries

@@ -59,6 +59,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], bool]] = {
     "tied": (Tied, True),
     "normalised": (normalised, False),
     "convolution": (convolution, False),
+    "linear": (lambda: nn.Linear(6, 7), False),
 }
 
 

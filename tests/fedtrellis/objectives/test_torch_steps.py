@@ -312,8 +312,8 @@ def test_a_cohort_is_its_objectives_one_by_one(
         f = objectives[i]
         named = f.flat.named(torch.tensor(points[i]).requires_grad_())
         layers = [layer.detach().requires_grad_() for layer in named.values()]
-        inputs, targets = f.mean_loss.examples.batch(rows[i])
-        loss = f.mean_loss.at(dict(zip(named, layers, strict=True)), inputs, targets)
+        inputs, targets = f.examples.batch(rows[i])
+        loss = f.at(dict(zip(named, layers, strict=True)), inputs, targets)
         parts = torch.autograd.grad(loss, layers)
         wanted = torch.cat([part.reshape(-1) for part in parts]).numpy()
         wanted = f.weight * (wanted + f.l2 * points[i])
@@ -335,7 +335,7 @@ def test_waves_are_the_same_at_once_and_one_by_one(
     objectives = cohort(perceptron, (6,))
     if not stacks:
         for f in objectives:
-            f.mean_loss.vectorize = False
+            f.vectorize = False
     assert (TorchObjective.stack(objectives) is not None) == stacks
     ends = []
     for batched in (True, False):

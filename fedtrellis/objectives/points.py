@@ -1,4 +1,4 @@
-"""The forms in which a PyTorch model's parameters come and go as NumPy arrays."""
+"""Points of models of several arrays: a list of them, or one flat array."""
 
 from __future__ import annotations
 
@@ -7,30 +7,24 @@ from math import prod
 from typing import Any
 
 import numpy as np
-import torch
-from numpy.typing import DTypeLike, NDArray
-from torch import Tensor
 
-from fedtrellis.objectives.checks import Array
+from fedtrellis.objectives.checks import FLOAT64, Array
 
-__all__ = ["TENSOR_DTYPES", "Point", "PointForms", "to_arrays", "to_numpy"]
+__all__ = ["FLOATS", "Point", "PointForms"]
 
 Point = Array | Sequence[Array]
 
-#: What points can have, and the tensors that stand for them.
-TENSOR_DTYPES = {
-    np.dtype(np.float32): torch.float32,
-    np.dtype(np.float64): torch.float64,
-}
+#: The dtypes that points keep.
+FLOATS = (np.dtype(np.float32), FLOAT64)
 
 
 class PointForms:
-    """A list of arrays, one flat array, or a single parameter's own array.
+    """A list of arrays, one flat array, or a single array in its own shape.
 
     Parameters
     ----------
     shapes : sequence of tuple of int
-        Of the parameters.
+        Of the model's arrays.
     """
 
     def __init__(self, shapes: Sequence[tuple[int, ...]]) -> None:
@@ -39,7 +33,7 @@ class PointForms:
         self.flat = (sum(self.sizes),)
 
     def layers(self, x: Point, batch: tuple[int, ...] = ()) -> list[Array]:
-        """Return a point, or a batch of them, as arrays of one of the two dtypes.
+        """Return a point, or a batch of them, as arrays of float32 or float64.
 
         Raises
         ------
@@ -53,10 +47,10 @@ class PointForms:
             if array.shape != (*batch, *self.flat):
                 wanted = (*batch, *self.flat)
                 raise ValueError(f"x has shape {array.shape}; it must be {wanted}")
-            return self._split(array, batch)
+            return self.split(array)
         parts = [
             part
-            if type(part) is np.ndarray and part.dtype in TENSOR_DTYPES
+            if type(part) is np.ndarray and part.dtype in FLOATS
             # a call for what is as it should be would be dear for a small model
             else _floats(np.asarray(part))
             for part in x
@@ -77,6 +71,11 @@ class PointForms:
         ]
         return np.concatenate(parts, axis=-1)
 
+    def count(self, points: Point) -> tuple[int]:
+        """Return the number of points on the leading axis, as a batch's shape."""
+        first = points if isinstance(points, np.ndarray) else next(iter(points), ())
+        return (np.shape(first)[0],)
+
     def like(self, x: Point, layers: list[Array]) -> Any:
         """Return layers in the form that the point x has."""
         if not isinstance(x, np.ndarray):
@@ -85,38 +84,19 @@ class PointForms:
             return layers[0].reshape(x.shape)
         return np.concatenate([layer.reshape(-1) for layer in layers])
 
-    def _split(self, array: Array, batch: tuple[int, ...]) -> list[Array]:
-        layers, start = [], 0
+    def split(self, array: Array) -> list[Array]:
+        """Return the layers of flat points, the last axis of ``array``, as views."""
+        layers, start, lead = [], 0, array.shape[:-1]
         for shape, size in zip(self.shapes, self.sizes, strict=True):
-            layers.append(array[..., start : start + size].reshape((*batch, *shape)))
+            layers.append(array[..., start : start + size].reshape((*lead, *shape)))
             start += size
         return layers
 
 
-def to_numpy(tensor: Tensor, dtype: DTypeLike = np.float64) -> Array:
-    """Return a new array with the entries of a tensor that requires no gradient."""
-    if tensor.dtype == torch.bfloat16:  # which NumPy does not know
-        tensor = tensor.float()
-    array: Array = tensor.cpu().numpy().astype(dtype)
-    return array
-
-
-def to_arrays(tensors: list[Tensor], dtype: DTypeLike) -> list[Array]:
-    """Return tensors that nobody else holds as arrays, which may share their memory."""
-    if tensors[0].is_cpu and tensors[0].dtype != torch.bfloat16:
-        arrays: list[Array] = [tensor.numpy() for tensor in tensors]
-        if arrays[0].dtype != dtype:
-            arrays = [array.astype(dtype) for array in arrays]
-        return arrays
-    # one way over from the device, not one for each of them
-    vector = to_numpy(torch.cat([tensor.reshape(-1) for tensor in tensors]), dtype)
-    ends = np.cumsum([tensor.numel() for tensor in tensors])[:-1]
-    parts = np.split(vector, ends)
-    return [p.reshape(t.shape) for p, t in zip(parts, tensors, strict=True)]
-
-
-def _floats(array: NDArray[Any]) -> Array:
+def _floats(array: Any) -> Array:
     """Return an array as float32 if it has no more digits, else as float64."""
-    if array.dtype in TENSOR_DTYPES:
-        return array
-    return array.astype(np.float32 if array.dtype == np.float16 else np.float64)
+    if array.dtype in FLOATS:
+        return array  # type: ignore[no-any-return]
+    return array.astype(  # type: ignore[no-any-return]
+        np.float32 if array.dtype == np.float16 else np.float64
+    )
