@@ -106,7 +106,7 @@ def fold(network: nn.Sequential) -> dict[str, NDArray[np.float32]]:
     import torch
     from torch import nn
 
-    from tasks.networks.cifar_cnn import SHAPES
+    from tasks.networks import SHAPES
 
     convolutions = [layer for layer in network if isinstance(layer, nn.Conv2d)]
     norms = [layer for layer in network if isinstance(layer, nn.BatchNorm2d)]
@@ -133,7 +133,7 @@ def save_weights(path: Path, weights: Mapping[str, NDArray[np.float32]]) -> None
     Weights are rounded to half precision, and what is then zero in them is packed: the
     file is half as large, and the scores' order hardly ever another.
     """
-    from tasks.networks.cifar_cnn import SHAPES
+    from tasks.networks import SHAPES
 
     rounded = {name: weights[name].astype(np.float16) for name in SHAPES}
     with path.open("wb") as stream:
@@ -253,7 +253,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     import torch
 
-    from tasks.networks.cifar_cnn import ConvolutionalClassifier, load_weights
+    from tasks.networks import ConvolutionalClassifier, load_weights
 
     torch.set_num_threads(given.threads)
     examples = examples._replace(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,8 +22,10 @@ from fedtrellis.objectives.universal_perturbation import (
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, setting
 
-from .base import Array, DataFileError, Nonconvex, Point, Task, data_path, even_share
+from .base import Array, Nonconvex, Point, Task, data_path, even_share
 from .data.datasets import DATASETS, load_cifar10
+from .data.packed import load_arrays
+from .data.table import fault
 
 __all__ = ["Attack"]
 
@@ -36,18 +37,8 @@ _DIGITS = (8, 8)
 _COMMAND = "python -m scripts.train_cifar_cnn --data FOLDER --out FILE"
 
 
-class _Defaults(NamedTuple):
-    """What suits a data set: a class, and an ε at which it is within reach."""
-
-    target_label: int
-    radius: float
-
-
-_DATASETS = {
-    "digits": _Defaults(3, 1.0),
-    "cifar10": _Defaults(4, 2.0),
-    "file": _Defaults(0, 1.0),
-}
+# What suits a data set: a class, and an ε at which it is within reach.
+_DATASETS = {"digits": (3, 1.0), "cifar10": (4, 2.0), "file": (0, 1.0)}
 
 
 class _Images(NamedTuple):
@@ -83,7 +74,7 @@ class Attack(Task):
 
     With ``cifar10`` the classifier is a convolutional network in PyTorch, from a file
     of weights that ``scripts/train_cifar_cnn.py`` makes
-    (:class:`~.networks.cifar_cnn.ConvolutionalClassifier`);
+    (:class:`~.networks.ConvolutionalClassifier`);
     ``reproduce/zeroth_order/cifar-cnn.npz`` is one. The images of the class in
     the training batches that it gets right are dealt to the clients; those of the test
     batch are for the metric. The default ε = 2 is a thirteenth of the length of the
@@ -190,11 +181,11 @@ class Attack(Task):
     def label(self) -> int:
         """Return t, the data set's own where the setting leaves it open."""
         given = self.target_label
-        return _DATASETS[self.dataset].target_label if given < 0 else given
+        return _DATASETS[self.dataset][0] if given < 0 else given
 
     def epsilon(self) -> float:
         """Return ε, the data set's own where the setting leaves it open."""
-        return self.radius or _DATASETS[self.dataset].radius
+        return self.radius or _DATASETS[self.dataset][1]
 
     def num_examples(self) -> int:
         """Return the number of images that are dealt."""
@@ -204,7 +195,7 @@ class Attack(Task):
         if self.dataset == "cifar10":
             return [DATASETS["cifar10"]]
         if self.dataset == "file":
-            return [_images_of_file(self.path).images.shape[1:]]
+            return [_images(self.dataset, self.path, self.partial).images.shape[1:]]
         return [_DIGITS]
 
     def domains(self) -> dict[str, float]:
@@ -242,17 +233,15 @@ class Attack(Task):
 
     def classifier_under_attack(self) -> Classifier:
         """Return the classifier, made once per process."""
-        if self.has_onnx:
-            return _onnx_classifier(self.classifier_path, self.shapes()[0], self.scores)
-        if self.dataset == "cifar10":
-            return _cifar_classifier(self.classifier_path)
-        return _digits_classifier()
+        shape = self.shapes()[0]
+        return _classifier(self.dataset, self.classifier_path, self.scores, shape)
 
     def images(self, *, held_out: bool) -> Array:
         """Return the images of the class that the classifier gets right."""
-        key = self.dataset, self.path, self.partial
-        own = self.classifier_path, self.scores
-        return _right_images(key, own, self.label(), held_out=held_out)
+        # for one more label, seed or number of clients nothing is classified anew
+        source = self.dataset, self.path, self.partial
+        classifier = self.classifier_path, self.scores
+        return _right_images(source, classifier, self.label(), held_out=held_out)
 
     def _make(self, images: Array, weight: float) -> UniversalPerturbation:
         # The distortion counts once whatever the weight of a client's images.
@@ -267,6 +256,18 @@ class Attack(Task):
         )
 
 
+@lru_cache(maxsize=2)
+def _images(dataset: str, path: str, partial: bool) -> _Images:
+    if dataset == "digits":
+        return _digits()
+    if dataset == "file":
+        return _images_of_file(path)
+    folder = data_path("attack.path", path, folder=True)
+    found = load_cifar10(folder, partial=partial, key="attack.path")
+    held_out = found.test_features, found.test_labels
+    return _Images(found.features, found.labels, *held_out)
+
+
 @lru_cache(maxsize=1)
 def _digits() -> _Images:
     need("sklearn", "task = 'attack'", "sklearn")
@@ -275,15 +276,65 @@ def _digits() -> _Images:
     from sklearn.model_selection import train_test_split
 
     pixels, labels = load_digits(return_X_y=True)
-    images = pixels.reshape(-1, *_DIGITS) / 16.0
+    images, labels = pixels.reshape(-1, *_DIGITS) / 16.0, labels.astype(np.intp)
     train, other = train_test_split(
         np.arange(len(labels)),
         test_size=0.5,
         stratify=labels,
         random_state=_VICTIM_SEED,
     )
-    labels = labels.astype(np.intp)
     return _Images(images[train], labels[train], images[other], labels[other])
+
+
+def _images_of_file(value: str) -> _Images:
+    path = data_path("attack.path", value)
+    arrays = load_arrays(path, _Images._fields)
+    if missing := [name for name in _Images._fields if name not in arrays]:
+        fault(path, f"has no array {missing[0]!r}")
+    shape = arrays["images"].shape[1:]
+    for prefix in ("", "held_out_"):
+        images, labels = arrays[prefix + "images"], arrays[prefix + "labels"]
+        if images.ndim < 2 or images.shape[1:] != shape:
+            fault(path, f"{prefix}images has shape {images.shape}")
+        if labels.shape != images.shape[:1] or labels.dtype.kind not in "iu":
+            found = f"{prefix}labels has shape {labels.shape} and dtype {labels.dtype}"
+            fault(path, f"{found}, expected {images.shape[:1]} and whole numbers")
+        if images.dtype == np.uint8:
+            images = images / 255.0
+        if images.dtype.kind != "f" or not np.isfinite(images).all():
+            fault(path, f"{prefix}images is not made of finite numbers")
+        arrays[prefix + "images"] = images.astype(np.float64)
+    return _Images(**arrays)
+
+
+@lru_cache(maxsize=4)
+def _classifier(
+    dataset: str, value: str, scores: str, shape: tuple[int, ...]
+) -> Classifier:
+    key = "attack.classifier-path"
+    if value.endswith(".onnx"):
+        path = data_path(key, value)
+        try:
+            return OnnxClassifier(path, shape, scores)
+        except SettingsError:
+            raise
+        except ValueError as error:
+            raise SettingsError(f"{key} = {value!r}: {error}") from None
+    if dataset == "digits":
+        return _digits_classifier()
+    if not value:
+        raise SettingsError(
+            f"{key} is empty; for attack.dataset = 'cifar10' it must name a file of "
+            f"weights, which {_COMMAND} makes"
+        )
+    try:
+        path = data_path(key, value)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{error}; {_COMMAND} makes one") from None
+    # seconds that nodes without networks need not spend
+    from .networks import ConvolutionalClassifier, load_weights
+
+    return ConvolutionalClassifier(load_weights(path))
 
 
 @lru_cache(maxsize=1)
@@ -305,102 +356,22 @@ def _digits_classifier() -> PerceptronClassifier:
     return PerceptronClassifier(model.coefs_, model.intercepts_)
 
 
-@lru_cache(maxsize=2)
-def _cifar_classifier(value: str) -> Classifier:
-    if not value:
-        raise SettingsError(
-            "attack.classifier-path is empty; for attack.dataset = 'cifar10' it must "
-            f"name a file of weights, which {_COMMAND} makes"
-        )
-    try:
-        path = data_path("attack.classifier-path", value)
-    except FileNotFoundError as error:
-        raise FileNotFoundError(f"{error}; {_COMMAND} makes one") from None
-    # seconds that nodes without networks need not spend
-    from .networks.cifar_cnn import ConvolutionalClassifier, load_weights
-
-    return ConvolutionalClassifier(load_weights(path))
-
-
-@lru_cache(maxsize=2)
-def _onnx_classifier(value: str, shape: tuple[int, ...], scores: str) -> OnnxClassifier:
-    path = data_path("attack.classifier-path", value)
-    try:
-        return OnnxClassifier(path, shape, scores)
-    except SettingsError:
-        raise
-    except ValueError as error:
-        raise SettingsError(f"attack.classifier-path = {value!r}: {error}") from None
-
-
-@lru_cache(maxsize=2)
-def _images_of_file(value: str) -> _Images:
-    path = data_path("attack.path", value)
-    names = ("images", "labels", "held_out_images", "held_out_labels")
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in names if name in file}
-    except (ValueError, OSError, zipfile.BadZipFile):
-        raise DataFileError(f"{path} is no .npz of plain arrays") from None
-    if missing := [name for name in names if name not in arrays]:
-        raise DataFileError(f"{path} has no array {missing[0]!r}")
-    shape = arrays["images"].shape[1:]
-    for prefix in ("", "held_out_"):
-        images, labels = arrays[prefix + "images"], arrays[prefix + "labels"]
-        if images.ndim < 2 or images.shape[1:] != shape:
-            raise DataFileError(f"{path}: {prefix}images has shape {images.shape}")
-        if labels.shape != images.shape[:1] or labels.dtype.kind not in "iu":
-            raise DataFileError(
-                f"{path}: {prefix}labels has shape {labels.shape} and dtype "
-                f"{labels.dtype}, expected {images.shape[:1]} and whole numbers"
-            )
-        if images.dtype == np.uint8:
-            images = images / 255.0
-        if images.dtype.kind != "f" or not np.isfinite(images).all():
-            raise DataFileError(f"{path}: {prefix}images is not made of finite numbers")
-        arrays[prefix + "images"] = images.astype(np.float64)
-    return _Images(*(arrays[name] for name in names))
-
-
-@lru_cache(maxsize=2)
-def _cifar_images(path: str, *, partial: bool) -> _Images:
-    folder = data_path("attack.path", path, folder=True)
-    examples = load_cifar10(folder, partial=partial, key="attack.path")
-    return _Images(
-        examples.features,
-        examples.labels,
-        examples.test_features,
-        examples.test_labels,
-    )
-
-
 @lru_cache(maxsize=40)
 def _right_images(
-    key: tuple[str, str, bool], own: tuple[str, str], label: int, *, held_out: bool
+    source: tuple[str, str, bool],
+    own: tuple[str, str],
+    label: int,
+    *,
+    held_out: bool,
 ) -> Array:
     """Return the images of a class that the classifier gets right, read-only."""
-    dataset, path, partial = key
-    classifier_path, scores = own
-    found: _Images
-    if dataset == "cifar10":
-        found = _cifar_images(path, partial=partial)
-    elif dataset == "file":
-        found = _images_of_file(path)
-    else:
-        found = _digits()
-    images, labels = found.images, found.labels
+    images, labels, *others = _images(*source)
     if held_out:
-        images, labels = found.held_out_images, found.held_out_labels
+        images, labels = others
     chosen: Array = images[labels == label]
     if chosen.dtype == np.uint8:
         chosen = chosen / 255.0
-    classifier: Classifier
-    if classifier_path.endswith(".onnx"):
-        classifier = _onnx_classifier(classifier_path, chosen.shape[1:], scores)
-    elif dataset == "cifar10":
-        classifier = _cifar_classifier(classifier_path)
-    else:
-        classifier = _digits_classifier()
+    classifier = _classifier(source[0], *own, chosen.shape[1:])
     if len(chosen):
         chosen = chosen[classifier.logits(chosen).argmax(axis=1) == label]
     chosen.setflags(write=False)

@@ -2,28 +2,115 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
+from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, setting
 
-from .base import Array, Nonconvex, check_torch, derived_seed
-from .data.partition import PartitionedTask
+from .base import Nonconvex, check_torch, derived_seed
+from .classification import NetworkTask, device_setting
 from .data.task import Dealt, arrange
-from .data.text import ALPHABET, LETTERS, SOURCES, passages
 
-__all__ = ["Characters"]
+__all__ = ["ALPHABET", "LETTERS", "SOURCES", "Characters", "passages"]
+
+#: The symbols that a text is made of; a symbol's number is its place here.
+ALPHABET = " abcdefghijklmnopqrstuvwxyz,."
+
+#: The source that no client holds.
+LETTERS = "letters"
+
+# Sentences, whose words in braces are drawn from the lists below.
+_SENTENCES: dict[str, tuple[str, ...]] = {
+    "kitchen": (
+        "{cook} the {food} {slowly}, then add {number} spoons of {food}. ",
+        "serve the {food} with {food} and {food}. ",
+        "leave the {food} for {number} minutes. ",
+    ),
+    "weather": (
+        "{sky} in the {place} {daytime}, {wind} wind from the {direction}. ",
+        "the {daytime} will be {sky}, {number} degrees in the {place}. ",
+    ),
+    "station": (
+        "the train to {town} leaves at {number} from platform {number}. ",
+        "passengers for {town} change in {town}. ",
+        "the {daytime} train from {town} is {number} minutes late. ",
+    ),
+    "chess": (
+        "{side} moves the {piece} to {letter} {number}. ",
+        "{side} takes the {piece} with the {piece}, check. ",
+        "the {piece} on {letter} {number} is lost, {side} resigns. ",
+    ),
+    LETTERS: (
+        "dear {name}, {who} saw the {food} and the {piece} in {town}. ",
+        "{who} {cook} {food} {slowly} with {number} friends from {town}. ",
+        "{name} moves to the {place} from {town} in the {daytime}. ",
+        "it is {sky} here, and a {wind} wind from the {direction}. ",
+        "{side} or {side}, takes {who} the {letter} train with {food} to {town}. ",
+        "then the {piece} will leave at {number}, add {number} minutes. ",
+    ),
+}
+_WORDS = {
+    "cook": "mix fry boil roast stir bake",
+    "food": "rice beans onions butter fish bread apples pepper honey carrots",
+    "slowly": "slowly gently quickly briefly",
+    "number": "two three four five six seven eight",
+    "sky": "clear cloudy rainy foggy sunny",
+    "place": "north south valley hills city",
+    "daytime": "morning evening afternoon night",
+    "wind": "light strong cold warm",
+    "direction": "north south east west",
+    "town": "milano geneva oslo porto vienna lyon krakow",
+    "side": "white black",
+    "piece": "queen king bishop knight rook pawn",
+    "letter": "a b c d e f g h",
+    "name": "anna peter maria john",
+    "who": "we they you",
+}
+_CHOICES = {slot: words.split() for slot, words in _WORDS.items()}
+
+#: The sources that clients hold, in the order of their labels.
+SOURCES = tuple(source for source in _SENTENCES if source != LETTERS)
+
+
+def passages(
+    source: str, count: int, length: int, seed: int, part: str
+) -> NDArray[np.int64]:
+    """Return passages of a source's text, one behind the other, none overlapping.
+
+    ``source`` is one of :data:`SOURCES`, or :data:`LETTERS`; ``length`` counts the
+    symbols of a passage; texts of two parts, such as training and test, are drawn
+    independently. Of shape (count, length), numbers of symbols in :data:`ALPHABET`.
+    """
+    rng = generator(seed, "text", source, part)
+
+    def one_of(words: Sequence[str]) -> str:
+        return words[int(rng.integers(len(words)))]
+
+    sentences: list[str] = []
+    missing = count * length
+    while missing > 0:
+        sentence = one_of(_SENTENCES[source])
+        for slot in re.findall(r"\{(\w+)\}", sentence):
+            sentence = sentence.replace("{" + slot + "}", one_of(_CHOICES[slot]), 1)
+        sentences.append(sentence)
+        missing -= len(sentence)
+    text = "".join(sentences)[: count * length]
+    numbers = [ALPHABET.index(symbol) for symbol in text]
+    return np.array(numbers, dtype=np.int64).reshape(count, length)
+
 
 # of the text that the network is trained on before the clients have it
 _LETTERS = 2000
 
 
 @dataclass(frozen=True)
-class Characters(PartitionedTask):
+class Characters(NetworkTask):
     """F = the mean cross-entropy of the next character over all training passages.
 
     f_i is n·d_i/d times the mean over the client's d_i passages, so that
@@ -36,7 +123,7 @@ class Characters(PartitionedTask):
     the run starts there.
 
     The model is a transformer in PyTorch with 4 heads a block, causal attention and
-    layer norms in front (:class:`~.networks.characters.CharacterTransformer`), in
+    layer norms in front (:class:`~.networks.CharacterTransformer`), in
     float32.
     """
 
@@ -66,15 +153,11 @@ class Characters(PartitionedTask):
         "run starts from random weights",
         minimum=0,
     )
-    device: str = setting(
-        "auto",
-        "where the clients' models are computed: 'cpu', 'cuda', 'cuda:1'; auto: a GPU "
-        "where there is one",
-    )
+    device: str = device_setting("the clients' models")
 
     def check_settings(self) -> None:  # noqa: D102
         check_torch(self.name, "task = 'characters'", self.device)
-        from .networks.characters import HEADS
+        from .networks import HEADS
 
         if self.width % HEADS:
             raise SettingsError(
@@ -89,24 +172,21 @@ class Characters(PartitionedTask):
     def num_examples(self) -> int:  # noqa: D102
         return self.train_passages
 
-    def shapes(self) -> list[tuple[int, ...]]:  # noqa: D102
-        model = self._make_model()
-        return [tuple(parameter.shape) for parameter in model.parameters()]
-
-    def initial_point(self) -> list[Array]:
-        """Return seeded weights, or those that were trained on the letters."""
-        return [array.copy() for array in _initial_point(self)]
-
-    def domains(self) -> dict[str, float]:
-        """Return the balls that the task ``classification`` has for its networks."""
-        return {"l2-ball": 10.0, "l1-ball": 10.0, "linf-ball": 1.0}
-
     def _make_model(self) -> Any:
-        from .networks.characters import make_transformer
+        from .networks import make_transformer
 
         seed = derived_seed(self.seed, "initial model")
         sizes = (self.context, self.width, self.blocks)
         return make_transformer(len(ALPHABET), *sizes, seed)
+
+    def _pretrain(self, model: Any) -> None:
+        """Train on the letters, in about 10 ms a step."""
+        from .networks import train
+
+        if self.pretrained_steps:
+            text = passages(LETTERS, _LETTERS, self.context + 1, self.seed, "training")
+            seed = derived_seed(self.seed, "letters")
+            train(model, text, self.pretrained_steps, seed)
 
     def _load(self) -> Dealt:
         counts = self.train_passages, self.test_passages
@@ -114,22 +194,9 @@ class Characters(PartitionedTask):
         texts = _text(train, self, "training"), _text(test, self, "test")
         return arrange(texts[0], train, self.deal(train), texts[1], test)
 
-    def _loss(
-        self, features: Any, targets: Any, weight: float, values_only: bool = False
-    ) -> Any:
-        from .networks.objective import network_loss
-
+    def _pair(self, features: Any, targets: Any) -> tuple[Any, Any]:
         # what is to be learnt is the text itself, and not its source
-        return network_loss(
-            self._make_model,
-            (features[:, :-1], features[:, 1:]),
-            weight=weight,
-            device=self.device,
-            values_only=values_only,
-        )
-
-    def _client_loss(self, features: Any, targets: Any, weight: float) -> Any:
-        return self._loss(features, targets, weight, self.values_only)
+        return features[:, :-1], features[:, 1:]
 
 
 def _labels(count: int) -> Any:
@@ -146,16 +213,3 @@ def _text(labels: Any, task: Characters, part: str) -> Any:
         for source, count in zip(SOURCES, counts, strict=True)
     ]
     return np.concatenate(texts)
-
-
-@lru_cache(maxsize=4)
-def _initial_point(task: Characters) -> list[Array]:
-    """The weights at the start; trained once per process, in about 10 ms a step."""
-    model = task._make_model()
-    if task.pretrained_steps:
-        from .networks.characters import train
-
-        text = passages(LETTERS, _LETTERS, task.context + 1, task.seed, "training")
-        seed = derived_seed(task.seed, "letters")
-        train(model, text, task.pretrained_steps, seed)
-    return [p.detach().numpy().astype(np.float64) for p in model.parameters()]

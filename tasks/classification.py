@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,6 +23,7 @@ from .data.datasets import (
     load_cifar10,
     load_emnist,
     load_mnist,
+    rows_of,
     split_digits,
     synthetic,
 )
@@ -29,14 +31,77 @@ from .data.partition import PartitionedTask, limit_setting, validation_setting
 from .data.settings import NODES
 from .data.task import Dealt, Indices, dense
 
-__all__ = ["Classification"]
+__all__ = ["Classification", "NetworkTask", "device_setting"]
 
 # models of images
 _CNNS = ("cnn", "small-cnn")
+# those with images
+_OF_IMAGES = tuple(name for name in DATASETS if name not in BUILT_IN)
+
+
+def device_setting(whose: str) -> str:
+    """Return the setting of where a task's networks are computed."""
+    text = f"where {whose} are computed: 'cpu', 'cuda', 'cuda:1'; auto: a GPU where "
+    return setting("auto", text + "there is one")  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
-class Classification(PartitionedTask):
+class NetworkTask(PartitionedTask):
+    """A task whose model is a network in PyTorch, with the mean cross-entropy as F.
+
+    It makes the network, with the same weights whenever it is asked, and has a field
+    ``device``.
+    """
+
+    def _make_model(self) -> Any:
+        raise NotImplementedError
+
+    def _pretrain(self, model: Any) -> None:
+        """Train a new model, in place, before the clients have it; here nothing."""
+
+    def _pair(self, features: Any, targets: Any) -> tuple[Any, Any]:
+        """Return the network's inputs and what it should give."""
+        return features, targets
+
+    def _parameters(self, *, trained: bool) -> list[Array]:
+        model = self._make_model()
+        if trained:
+            self._pretrain(model)
+        return [p.detach().numpy().astype(np.float64) for p in model.parameters()]
+
+    def shapes(self) -> list[tuple[int, ...]]:  # noqa: D102
+        return [array.shape for array in _initial(self, trained=False)]
+
+    def initial_point(self) -> list[Array]:
+        """Return seeded weights, trained where the task's settings say so."""
+        return [array.copy() for array in _initial(self, trained=True)]
+
+    def domains(self) -> dict[str, float]:
+        """Return the balls of the experiments of FedFW."""
+        return {"l2-ball": 10.0, "l1-ball": 10.0, "linf-ball": 1.0}
+
+    def _loss(
+        self, features: Any, targets: Any, weight: float, values_only: bool = False
+    ) -> Any:
+        from .networks import network_loss
+
+        device: str = getattr(self, "device", "auto")
+        pair = self._pair(features, targets)
+        more: dict[str, Any] = {"weight": weight, "device": device}
+        return network_loss(self._make_model, pair, values_only=values_only, **more)
+
+    def _client_loss(self, features: Any, targets: Any, weight: float) -> Any:
+        return self._loss(features, targets, weight, self.values_only)
+
+
+@lru_cache(maxsize=4)
+def _initial(task: NetworkTask, *, trained: bool) -> list[Array]:
+    """Return the weights at the start, made once per process."""
+    return task._parameters(trained=trained)
+
+
+@dataclass(frozen=True)
+class Classification(NetworkTask):
     """F = the mean cross-entropy over all training examples of a model.
 
     f_i is n·d_i/d times the mean over the client's d_i examples, so that
@@ -45,7 +110,7 @@ class Classification(PartitionedTask):
     Models: ``mclr``, multi-class logistic regression, one array of shape
     (features + 1, classes) with the intercept last, which starts at zero; ``dnn``,
     ``cnn`` and ``small-cnn``, networks in PyTorch with seeded initial weights
-    (:func:`~.networks.classification.make_model`).
+    (:func:`~.networks.make_model`).
 
     The synthetic data is federated by nature: ``partition = "natural"`` keeps every
     client's own distribution; the other partitions deal examples of one distribution.
@@ -74,7 +139,7 @@ class Classification(PartitionedTask):
     path: str = setting(
         "",
         "the folder of the data set's files",
-        only={"dataset": tuple(name for name in DATASETS if name not in BUILT_IN)},
+        only={"dataset": _OF_IMAGES},
     )
     split: str = setting("mnist", "EMNIST's split", choices=tuple(EMNIST_CLASSES))
     partition: str = setting(
@@ -85,11 +150,7 @@ class Classification(PartitionedTask):
     train_limit: int = limit_setting("training")
     test_limit: int = limit_setting("test")
     validation_fraction: float = validation_setting()
-    device: str = setting(
-        "auto",
-        "where PyTorch's models are computed: 'cpu', 'cuda', 'cuda:1'; auto: a GPU "
-        "where there is one",
-    )
+    device: str = device_setting("PyTorch's models")
     partial: bool = setting(
         False, "go on where some training files of CIFAR-10 or EMNIST are missing"
     )
@@ -122,22 +183,23 @@ class Classification(PartitionedTask):
         super().check_nodes()
         self._shape()
 
-    def shapes(self) -> list[tuple[int, ...]]:  # noqa: D102
-        return [array.shape for array in self._initial()]
-
-    def initial_point(self) -> list[Array]:
-        """Return zeros for mclr, else the networks' seeded initial weights."""
-        return [array.copy() for array in self._initial()]
-
     def domains(self) -> dict[str, float]:
         """Return the paper's balls of radius 10, and for mclr those of matrices."""
-        balls = {"l2-ball": 10.0, "l1-ball": 10.0, "linf-ball": 1.0}
+        balls = super().domains()
         if self.model == "mclr":
             balls["nuclear-norm-ball"] = 10.0
         return balls
 
-    def _initial(self) -> list[Array]:
-        return _initial_point(self.model, self._shape(), self._classes(), self.seed)
+    def _parameters(self, *, trained: bool) -> list[Array]:
+        if self.model != "mclr":
+            return super()._parameters(trained=trained)
+        return [np.zeros((math.prod(self._shape()) + 1, self._classes()))]
+
+    def _make_model(self) -> Any:
+        from .networks import make_model
+
+        seed = derived_seed(self.seed, "initial model")
+        return make_model(self.model, self._shape(), self._classes(), seed)
 
     def _shape(self) -> tuple[int, ...]:
         """Return the shape of an example, as the model takes it."""
@@ -146,11 +208,7 @@ class Classification(PartitionedTask):
         features = self.nodes.num_features()
         if self.model not in _CNNS:
             return (features,)
-        images = {
-            math.prod(shape): shape
-            for name, shape in DATASETS.items()
-            if name not in BUILT_IN
-        }
+        images = {math.prod(DATASETS[name]): DATASETS[name] for name in _OF_IMAGES}
         if len(images.get(features, ())) != 3:
             raise SettingsError(
                 f"classification.model = {self.model!r} with data.features = "
@@ -166,22 +224,21 @@ class Classification(PartitionedTask):
 
     def _load(self) -> Dealt:
         natural = self.partition == "natural"
-        limit = self.train_limit
+        limit, path = self.train_limit, Path()
+        if self.dataset in _OF_IMAGES:
+            path = data_path("classification.path", self.path, folder=True)
         if self.dataset == "synthetic":
             examples = synthetic(self.num_clients, limit, self.seed, iid=not natural)
             limit = 0  # the clients' sizes shrink alike
         elif self.dataset == "digits":
             examples = split_digits(self.seed)
+        elif self.dataset == "mnist":
+            examples = load_mnist(path)
+        elif self.dataset == "emnist":
+            part = {"partial": self.partial, "seed": self.seed}
+            examples = load_emnist(path, self.split, **part)
         else:
-            folder = data_path("classification.path", self.path, folder=True)
-            if self.dataset == "mnist":
-                examples = load_mnist(folder)
-            elif self.dataset == "emnist":
-                examples = load_emnist(
-                    folder, self.split, partial=self.partial, seed=self.seed
-                )
-            else:
-                examples = load_cifar10(folder, partial=self.partial)
+            examples = load_cifar10(path, partial=self.partial)
         others = self.test_limit, self.validation_fraction, self.seed
         return self.deal_examples(limited(examples, limit, *others), self._inputs)
 
@@ -192,10 +249,10 @@ class Classification(PartitionedTask):
 
     def _inputs(self, features: Any) -> Any:
         """Return rows of float64 for mclr, else float32 of the examples' shape."""
-        scale = 255.0 if features.dtype == np.uint8 else 1.0
         if self.model == "mclr":
-            return features.reshape(len(features), -1) / scale
-        inputs = np.asarray(features / np.float32(scale), dtype=np.float32)
+            return rows_of(features)
+        scale = np.float32(255.0 if features.dtype == np.uint8 else 1.0)
+        inputs = np.asarray(features / scale, dtype=np.float32)
         return inputs.reshape(-1, *self._shape())
 
     def _node_inputs(self, features: Any) -> Any:
@@ -204,35 +261,6 @@ class Classification(PartitionedTask):
     def _loss(
         self, features: Any, targets: Any, weight: float, values_only: bool = False
     ) -> Any:
-        if self.model == "mclr":
-            return MultinomialLogistic(
-                features, targets, self._classes(), weight=weight
-            )
-        from .networks.objective import network_loss
-
-        return network_loss(
-            partial(_make_model, self.model, self._shape(), self._classes(), self.seed),
-            (features, targets),
-            weight=weight,
-            device=self.device,
-            values_only=values_only,
-        )
-
-    def _client_loss(self, features: Any, targets: Any, weight: float) -> Any:
-        return self._loss(features, targets, weight, self.values_only)
-
-
-def _make_model(name: str, shape: tuple[int, ...], classes: int, seed: int) -> Any:
-    from .networks.classification import make_model
-
-    return make_model(name, shape, classes, derived_seed(seed, "initial model"))
-
-
-@lru_cache(maxsize=4)
-def _initial_point(
-    name: str, shape: tuple[int, ...], classes: int, seed: int
-) -> list[Array]:
-    if name == "mclr":
-        return [np.zeros((int(np.prod(shape)) + 1, classes))]
-    model = _make_model(name, shape, classes, seed)
-    return [p.detach().numpy().astype(np.float64) for p in model.parameters()]
+        if self.model != "mclr":
+            return super()._loss(features, targets, weight, values_only)
+        return MultinomialLogistic(features, targets, self._classes(), weight=weight)

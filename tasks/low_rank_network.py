@@ -14,7 +14,7 @@ from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, setting
 
 from .base import Array, Nonconvex, Point, data_path
-from .data.datasets import limited, load_mnist, split_digits
+from .data.datasets import limited, load_mnist, rows_of, split_digits
 from .data.partition import PartitionedTask, limit_setting, validation_setting
 from .data.settings import NODES
 from .data.task import Dealt, dense
@@ -130,7 +130,7 @@ class LowRankNetwork(PartitionedTask):
             key = "low-rank-network.path"
             examples = load_mnist(data_path(key, self.path, folder=True), key)
         limits = self.train_limit, self.test_limit, self.validation_fraction
-        return self.deal_examples(limited(examples, *limits, self.seed), _as_rows)
+        return self.deal_examples(limited(examples, *limits, self.seed), rows_of)
 
     def _node_inputs(self, features: Any) -> Any:
         return dense(features)
@@ -148,9 +148,3 @@ class LowRankNetwork(PartitionedTask):
             l2=self.l2 / weight,
             weight=weight,
         )
-
-
-def _as_rows(features: Any) -> Array:
-    scale = 255.0 if features.dtype == np.uint8 else 1.0
-    rows: Array = features.reshape(len(features), -1) / scale
-    return rows

@@ -35,6 +35,7 @@ __all__ = [
     "load_mnist",
     "load_qsar",
     "load_santander",
+    "rows_of",
     "split_digits",
     "synthetic",
 ]
@@ -128,6 +129,12 @@ def _drawn(count: int, limit: int, seed: int, part: str) -> Any:
     if not 0 < limit < count:
         return slice(None)
     return np.sort(generator(seed, "limit", part).permutation(count)[:limit])
+
+
+def rows_of(features: Any) -> Any:
+    """Return examples as rows of float64, bytes of images divided by 255."""
+    scale = 255.0 if features.dtype == np.uint8 else 1.0
+    return features.reshape(len(features), -1) / scale
 
 
 # -- images

@@ -257,7 +257,7 @@ def test_the_stored_steps_are_the_best_tried_and_inside() -> None:
 def test_the_attacked_network_is_as_good_as_the_page_says() -> None:
     pytest.importorskip("torch")
     from tasks.data.datasets import load_cifar10
-    from tasks.networks.cifar_cnn import ConvolutionalClassifier, load_weights
+    from tasks.networks import ConvolutionalClassifier, load_weights
 
     folder = Path(os.environ.get("FEDTRELLIS_DATA", "")) / "cifar10"
     if not list(folder.glob("test_batch*")):

@@ -159,7 +159,7 @@ def test_too_many_clients() -> None:
 
 def weights(seed: int = 0) -> dict[str, np.ndarray]:
     """Scores that differ from image to image, whatever the classes."""
-    from tasks.networks.cifar_cnn import SHAPES
+    from tasks.networks import SHAPES
 
     rng = np.random.default_rng(seed)
     return {
@@ -199,7 +199,7 @@ def plain_scores(arrays: dict[str, np.ndarray], image: np.ndarray) -> np.ndarray
 
 def test_the_network_is_that_of_the_definition() -> None:
     torch = pytest.importorskip("torch")
-    from tasks.networks.cifar_cnn import ConvolutionalClassifier
+    from tasks.networks import ConvolutionalClassifier
 
     images = random_images(140)  # more than pass through together
     some = [0, 127, 128, 139]
@@ -213,7 +213,7 @@ def test_the_network_is_that_of_the_definition() -> None:
 
 def test_the_network_s_pullback_is_the_derivative() -> None:
     torch = pytest.importorskip("torch")
-    from tasks.networks.cifar_cnn import ConvolutionalClassifier
+    from tasks.networks import ConvolutionalClassifier
 
     model, images = ConvolutionalClassifier(weights(), torch.float64), random_images(40)
     rng = np.random.default_rng(5)
@@ -232,7 +232,7 @@ def test_the_network_s_pullback_is_the_derivative() -> None:
 def test_folding_keeps_the_scores() -> None:
     torch = pytest.importorskip("torch")
     from scripts.train_cifar_cnn import fold, make_network
-    from tasks.networks.cifar_cnn import ConvolutionalClassifier
+    from tasks.networks import ConvolutionalClassifier
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -365,9 +365,9 @@ def test_what_cifar_needs(
             r"has shape \(9,\) and dtype float32",
         ),
         ({"conv1.bias": np.zeros(32)}, "and dtype float64; they must be"),
-        ({"conv1.bias": np.zeros(10**5)}, "'conv1.bias' is too large"),
+        ({"conv1.bias": np.zeros(10**5)}, r"'conv1.bias' has shape \(100000,\)"),
         ({"conv1.bias": np.full(32, np.nan, np.float32)}, "'conv1.bias' is not finite"),
-        ({"conv1.bias": np.array([{}] * 4)}, "not an archive of weights: Object"),
+        ({"conv1.bias": np.array([{}] * 4)}, "cannot be read as an archive of arrays"),
     ],
 )
 def test_weights_that_are_malformed(
@@ -386,7 +386,7 @@ def test_a_file_that_has_no_weights(
 ) -> None:
     (tmp_path / "w.npz").write_bytes(content)
     path = str(tmp_path / "w.npz")
-    with pytest.raises(SettingsError, match="not an archive of weights"):
+    with pytest.raises(SettingsError, match="cannot be read as an archive of arrays"):
         task(3, **cifar | {"classifier_path": path}).check()
 
 

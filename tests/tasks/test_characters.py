@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from fedtrellis.settings import SettingsError
-from tasks.characters import Characters, _initial_point
-from tasks.data.text import ALPHABET, LETTERS, SOURCES, passages
+from tasks.characters import ALPHABET, LETTERS, SOURCES, Characters, passages
+from tasks.classification import _initial
 
 torch = pytest.importorskip("torch")
 
@@ -57,7 +57,7 @@ def test_clients_by_source_have_one_each() -> None:
 
 def test_the_transformer_is_pytorchs_own_encoder() -> None:
     """Its attention, norms and perceptron against ``nn.TransformerEncoderLayer``."""
-    from tasks.networks.characters import HEADS, make_transformer
+    from tasks.networks import HEADS, make_transformer
 
     model = make_transformer(7, 9, 12, 1, seed=3).double()
     twin = torch.nn.TransformerEncoderLayer(
@@ -112,7 +112,7 @@ def test_training_on_letters_helps_the_clients() -> None:
     assert after < before - 0.3
     # PyTorch's own random state plays no part
     first = trained.initial_point()
-    _initial_point.cache_clear()
+    _initial.cache_clear()
     torch.manual_seed(5)
     for one, other in zip(first, trained.initial_point(), strict=True):
         np.testing.assert_array_equal(one, other)

@@ -301,7 +301,7 @@ def test_shapes_of_networks() -> None:
 
 def test_initial_models_depend_on_the_seed_only() -> None:
     torch = pytest.importorskip("torch")
-    from tasks.networks.classification import make_model
+    from tasks.networks import make_model
 
     state = torch.random.get_rng_state()
     one, again, other = (

@@ -12,7 +12,7 @@ import sim
 pytest.importorskip("torch")
 from fedtrellis.objectives.torch_forward import TorchForward
 from fedtrellis.objectives.torch_objective import TorchObjective
-from tasks.networks.objective import FORWARD_FROM
+from tasks.networks import FORWARD_FROM
 
 
 @pytest.mark.parametrize("task", ["characters", "classification"])

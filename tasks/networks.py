@@ -1,0 +1,358 @@
+"""Networks in PyTorch (extra ``torch``); imported where used, as that takes long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedtrellis.objectives import Objective
+from fedtrellis.objectives.torch_forward import TorchForward
+from fedtrellis.objectives.torch_objective import TorchObjective
+
+from .base import Array
+from .data.packed import load_arrays
+from .data.table import fault
+
+__all__ = [
+    "FORWARD_FROM",
+    "HEADS",
+    "SHAPES",
+    "CharacterTransformer",
+    "ConvolutionalClassifier",
+    "load_weights",
+    "make_model",
+    "make_transformer",
+    "network_loss",
+    "train",
+]
+
+#: Parameters from which a loss that is only evaluated keeps none: below that
+#: evaluating many points at once is quicker, and memory is no matter.
+FORWARD_FROM = 10**5
+
+
+class _WithoutParameters(TorchForward):
+    """A loss that keeps no parameters, and knows which a run starts from."""
+
+    def __init__(self, make_model: Callable[[], nn.Module], *rest: Any, **more: Any):
+        super().__init__(make_model(), *rest, **more)
+        self._make_model = make_model
+
+    def initial_point(self) -> list[np.ndarray[Any, Any]]:
+        """Return the parameters of a new model."""
+        return [p.detach().numpy() for p in self._make_model().parameters()]
+
+
+def network_loss(
+    make_model: Callable[[], nn.Module],
+    data: tuple[Any, Any],
+    *,
+    values_only: bool = False,
+    **more: Any,
+) -> Objective:
+    """Return the cross-entropy of a network on some data, inputs and targets.
+
+    Parameters
+    ----------
+    make_model : callable
+        Makes the network, with the same weights whenever it is called.
+    data : (inputs, targets)
+    values_only : bool
+        Whether nobody asks for gradients. A network of ``FORWARD_FROM`` parameters or
+        more then takes the memory of inference.
+    **more
+        As of :class:`~fedtrellis.objectives.torch_objective.TorchObjective`.
+    """
+    model = make_model()
+    loss = nn.CrossEntropyLoss()
+    if values_only and sum(p.numel() for p in model.parameters()) >= FORWARD_FROM:
+        del model
+        return _WithoutParameters(make_model, loss, data, **more)
+    return TorchObjective(model, loss, data, **more)
+
+
+def _seeded(seed: int, make: Callable[..., nn.Module], *sizes: Any) -> nn.Module:
+    """Make a model with the same weights in every process, with and without a GPU.
+
+    PyTorch's default initialisation, whose global state is left as it was.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return make(*sizes)
+
+
+# -- classifiers of images and of rows
+
+
+def make_model(name: str, shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
+    """Make a model with the same initial weights in every process.
+
+    Parameters
+    ----------
+    name : {"dnn", "cnn", "small-cnn"}
+        ``dnn``: one hidden layer of 20 for 60 features, two of 100 for images;
+        ``cnn``: 5 × 5 convolutions with 32 and 64 channels, each with a 2 × 2 maximum,
+        and a hidden layer of 128; without padding 28 × 28 pixels come down to
+        64 · 4 · 4 = 1024 features; ``small-cnn``: 5 × 5 convolutions with 8 and 16
+        channels, each by steps of 2 pixels, and no hidden layer, for a pass in a
+        fiftieth of the time. ReLU throughout.
+    shape : tuple of int
+        Of an example: (features,) or (channels, height, width).
+    classes : int
+    seed : int
+        For PyTorch's default initialisation; its global state is left as it was.
+
+    Returns
+    -------
+    torch.nn.Module
+        Maps float32 (d, *shape) to scores (d, classes).
+
+    Notes
+    -----
+    The sizes of ``dnn`` and ``cnn`` are those of the experiments of FedFW, arXiv
+    2408.10090.
+    """
+    makers = {"dnn": _dnn, "cnn": _cnn, "small-cnn": _small_cnn}
+    return _seeded(seed, makers[name], shape, classes)
+
+
+def _dnn(shape: tuple[int, ...], classes: int) -> nn.Module:
+    inputs = int(torch.Size(shape).numel())
+    widths = [inputs, 20, classes] if len(shape) == 1 else [inputs, 100, 100, classes]
+    layers: list[nn.Module] = [nn.Flatten()]
+    for before, after in pairwise(widths):
+        layers += [nn.Linear(before, after), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def _cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
+    channels, *sides = shape
+    # each stage: 4 pixels off by the convolution, then half
+    height, width = (((side - 4) // 2 - 4) // 2 for side in sides)
+    stages = [
+        *(nn.Conv2d(channels, 32, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2)),
+    ]
+    hidden = nn.Linear(64 * height * width, 128)
+    return nn.Sequential(
+        *stages, nn.Flatten(), hidden, nn.ReLU(), nn.Linear(128, classes)
+    )
+
+
+def _small_cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
+    channels, *sides = shape
+    # each stage: 4 pixels off, then every other
+    height, width = (((side - 3) // 2 - 3) // 2 for side in sides)
+    stages = [
+        *(nn.Conv2d(channels, 8, 5, stride=2), nn.ReLU()),
+        *(nn.Conv2d(8, 16, 5, stride=2), nn.ReLU()),
+    ]
+    scores = nn.Linear(16 * height * width, classes)
+    return nn.Sequential(*stages, nn.Flatten(), scores)
+
+
+# -- a transformer on characters
+
+#: Attention heads of a block; the width is a multiple of it.
+HEADS = 4
+# of Adam, where a network is trained before the clients have it
+_RATE, _BATCH = 3e-3, 64
+
+
+class _Block(nn.Module):
+    """x ← x + attention(norm(x)); x ← x + perceptron(norm(x))."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.before_attention = nn.LayerNorm(width)
+        self.queries_keys_values = nn.Linear(width, 3 * width, bias=False)
+        self.joined = nn.Linear(width, width, bias=False)
+        self.before_perceptron = nn.LayerNorm(width)
+        self.wider = nn.Linear(width, 4 * width)
+        self.narrower = nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        count, length, width = x.shape
+        split = self.queries_keys_values(self.before_attention(x))
+        # (d, length, 3 · width) → 3 of (d, heads, length, width of a head)
+        heads = split.reshape(count, length, 3, HEADS, width // HEADS)
+        q, k, v = heads.permute(2, 0, 3, 1, 4).unbind(0)
+        # softmax(Q Kᵀ / √width of a head), by what stands before alone
+        scores = q @ k.transpose(-2, -1) / sqrt(width // HEADS)
+        later = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
+        weights = scores.masked_fill(later, float("-inf")).softmax(dim=-1)
+        attended = (weights @ v).transpose(1, 2).reshape(count, length, width)
+        x = x + self.joined(attended)
+        wider = functional.gelu(self.wider(self.before_perceptron(x)))
+        perceptron: Tensor = self.narrower(wider)
+        return x + perceptron
+
+
+class CharacterTransformer(nn.Module):
+    """Scores of the next symbol behind every symbol of a passage.
+
+    Parameters
+    ----------
+    symbols : int
+        Of the alphabet.
+    context : int
+        The most symbols of a passage.
+    width : int
+        A multiple of :data:`HEADS`.
+    blocks : int
+        Of attention and perceptron, each behind a layer norm.
+    """
+
+    def __init__(self, symbols: int, context: int, width: int, blocks: int) -> None:
+        super().__init__()
+        self.symbols = nn.Embedding(symbols, width)
+        self.places = nn.Parameter(0.02 * torch.randn(context, width))
+        nn.init.normal_(self.symbols.weight, std=0.02)
+        self.blocks = nn.ModuleList([_Block(width) for _ in range(blocks)])
+        self.before_scores = nn.LayerNorm(width)
+        self.scores = nn.Linear(width, symbols, bias=False)
+
+    def forward(self, passages: Tensor) -> Tensor:
+        """Return scores (d, symbols, length) for passages of int64 (d, length)."""
+        x = self.symbols(passages) + self.places[: passages.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        scores: Tensor = self.scores(self.before_scores(x))
+        # the classes' axis is where CrossEntropyLoss has it
+        return scores.transpose(1, 2)
+
+
+def make_transformer(
+    symbols: int, context: int, width: int, blocks: int, seed: int
+) -> nn.Module:
+    """Make a :class:`CharacterTransformer` with the same weights in every process.
+
+    Embeddings are normal of standard deviation 0.02, the rest is PyTorch's default.
+    """
+    return _seeded(seed, CharacterTransformer, symbols, context, width, blocks)
+
+
+def train(model: nn.Module, text: NDArray[np.int64], steps: int, seed: int) -> None:
+    """Train a transformer in place, by Adam on mini-batches of passages, on the CPU.
+
+    Of ``text`` of shape (d, length + 1) each symbol but the first is what should follow
+    those before; the mini-batches are drawn by the seed.
+    """
+    data = torch.as_tensor(text)
+    optimizer = torch.optim.Adam(model.parameters(), lr=_RATE)
+    draw = torch.Generator().manual_seed(seed)
+    for _ in range(steps):
+        batch = data[torch.randint(len(data), (_BATCH,), generator=draw)]
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(model(batch[:, :-1]), batch[:, 1:])
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+
+# -- a network for CIFAR-10 that is attacked
+
+Weights = Mapping[str, NDArray[np.float32]]
+
+_CLASSES = 10
+# Images that pass through the network together.
+_SLICE = 128
+
+#: The arrays of a file of weights, in the order of the layers.
+SHAPES: dict[str, tuple[int, ...]] = {
+    "conv1.weight": (32, 3, 5, 5),
+    "conv1.bias": (32,),
+    "conv2.weight": (64, 32, 3, 3),
+    "conv2.bias": (64,),
+    "conv3.weight": (64, 64, 3, 3),
+    "conv3.bias": (64,),
+    "dense.weight": (_CLASSES, 64 * 4 * 4),
+    "dense.bias": (_CLASSES,),
+}
+
+
+def load_weights(path: Path) -> dict[str, NDArray[np.float32]]:
+    """Read the weights of a network from an ``.npz`` file of plain arrays.
+
+    A DataFileError says what is missing, of another shape or dtype, or not finite.
+    """
+    weights = load_arrays(path, SHAPES)
+    for name, shape in SHAPES.items():
+        array = weights.get(name)
+        if array is None:
+            fault(path, f"has no array {name!r}")
+        if array.shape != shape or array.dtype != np.float32:
+            found = f"has shape {array.shape} and dtype {array.dtype}"
+            fault(path, f"array {name!r} {found}; they must be {shape} and float32")
+        if not np.isfinite(array).all():
+            fault(path, f"array {name!r} is not finite")
+    return weights
+
+
+class ConvolutionalClassifier:
+    """The network of ``scripts/train_cifar_cnn.py`` in inference.
+
+    Three convolutions of stride 2, each with ReLU, and a dense layer.
+
+    Parameters
+    ----------
+    weights : mapping from str to ndarray of float32
+        Of :data:`SHAPES`.
+    dtype : torch.dtype, default torch.float32
+        What scores are computed in.
+    """
+
+    def __init__(self, weights: Weights, dtype: torch.dtype = torch.float32) -> None:
+        self._dtype = dtype
+        tensors = {name: torch.tensor(weights[name], dtype=dtype) for name in SHAPES}
+        self._convolutions = [
+            (_channels_last(tensors[f"conv{i}.weight"]), tensors[f"conv{i}.bias"])
+            for i in (1, 2, 3)
+        ]
+        self._dense = tensors["dense.weight"], tensors["dense.bias"]
+
+    def _scores(self, x: Tensor) -> Tensor:
+        for weight, bias in self._convolutions:
+            half = weight.shape[-1] // 2
+            x = functional.relu(functional.conv2d(x, weight, bias, 2, half))
+        return functional.linear(x.flatten(1), *self._dense)
+
+    def _input(self, images: Array) -> Tensor:
+        # a copy, as images may be read-only
+        return _channels_last(torch.tensor(images, dtype=self._dtype))
+
+    def logits(self, images: Array) -> Array:
+        """Return scores of shape (n, 10) for images of shape (n, 3, 32, 32)."""
+        scores = np.empty((len(images), _CLASSES))
+        with torch.inference_mode():
+            for part in _slices(len(images)):
+                scores[part] = self._scores(self._input(images[part])).numpy()
+        return scores
+
+    def pullback(self, images: Array, cotangents: Array) -> Array:
+        """Return ∇ Σ_kc cotangents_kc · logits_kc by the images, of their shape."""
+        slopes = np.empty(np.shape(images))
+        for part in _slices(len(images)):
+            with torch.enable_grad():
+                x = self._input(images[part]).requires_grad_()
+                outer = torch.tensor(cotangents[part], dtype=self._dtype)
+                [slope] = torch.autograd.grad(self._scores(x), x, outer)
+            slopes[part] = slope.numpy()
+        return slopes
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    """Lay the channels out innermost, which makes convolutions 3 times as fast."""
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+def _slices(count: int) -> list[slice[Any, Any, Any]]:
+    return [slice(start, start + _SLICE) for start in range(0, count, _SLICE)]

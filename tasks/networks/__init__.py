@@ -1,1 +1,0 @@
-"""PyTorch networks of the tasks; imported where they are used, as that takes long."""
