@@ -235,8 +235,8 @@ class Classification(NetworkTask):
         elif self.dataset == "mnist":
             examples = load_mnist(path)
         elif self.dataset == "emnist":
-            part = {"partial": self.partial, "seed": self.seed}
-            examples = load_emnist(path, self.split, **part)
+            partial, seed = self.partial, self.seed
+            examples = load_emnist(path, self.split, partial=partial, seed=seed)
         else:
             examples = load_cifar10(path, partial=self.partial)
         others = self.test_limit, self.validation_fraction, self.seed

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from itertools import pairwise
 from math import sqrt
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -34,6 +34,8 @@ __all__ = [
     "network_loss",
     "train",
 ]
+
+Model = TypeVar("Model", bound=nn.Module)
 
 #: Parameters from which a loss that is only evaluated keeps none: below that
 #: evaluating many points at once is quicker, and memory is no matter.
@@ -80,7 +82,7 @@ def network_loss(
     return TorchObjective(model, loss, data, **more)
 
 
-def _seeded(seed: int, make: Callable[..., nn.Module], *sizes: Any) -> nn.Module:
+def _seeded(seed: int, make: Callable[..., Model], *sizes: Any) -> Model:
     """Make a model with the same weights in every process, with and without a GPU.
 
     PyTorch's default initialisation, whose global state is left as it was.
@@ -233,7 +235,7 @@ class CharacterTransformer(nn.Module):
 
 def make_transformer(
     symbols: int, context: int, width: int, blocks: int, seed: int
-) -> nn.Module:
+) -> CharacterTransformer:
     """Make a :class:`CharacterTransformer` with the same weights in every process.
 
     Embeddings are normal of standard deviation 0.02, the rest is PyTorch's default.
