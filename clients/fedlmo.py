@@ -36,12 +36,9 @@ class FedLMOClient(StatefulClient):
 
     Examples
     --------
-    >>> import numpy as np
     >>> from fedtrellis import client_app
     >>> from fedtrellis.clients import FedLMOClient
-    >>> from fedtrellis.objectives import LeastSquares
-    >>> loss = LeastSquares(np.eye(3), np.ones(3))
-    >>> app = client_app(lambda context: FedLMOClient(context, loss))
+    >>> app = client_app(lambda context: FedLMOClient(context, my_loss(context)))
     """
 
     def __init__(self, context: Context, objective: DifferentiableLoss) -> None:

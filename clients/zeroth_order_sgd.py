@@ -70,12 +70,11 @@ class ZerothOrderSGDClient(StatefulClient):
 
     Examples
     --------
-    >>> import numpy as np
     >>> from fedtrellis import client_app
     >>> from fedtrellis.clients import ZerothOrderSGDClient
-    >>> from fedtrellis.objectives import LeastSquares
-    >>> loss = LeastSquares(np.eye(3), np.ones(3))
-    >>> app = client_app(lambda context: ZerothOrderSGDClient(context, loss))
+    >>> def client_fn(context):
+    ...     return ZerothOrderSGDClient(context, my_loss(context))
+    >>> app = client_app(client_fn)
     """
 
     restorable = frozenset((START,))

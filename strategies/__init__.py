@@ -1,22 +1,15 @@
 """The server's half of every method."""
 
-from .compressed_sgd import CompressedSGD
-from .fedavg_gd import FedAvgGD
-from .feddr import FedDR
+from .fedavg import CompressedSGD, FedAvgGD, FedOpt, FedProx, LocalSGD, Scaffold
 from .fedfw import FedFW
 from .fedgia import FedGiA
 from .fedlmo import FedLMO
-from .fedopt import FedOpt
-from .fedprox import FedProx
-from .first_order_rfl import FirstOrderRFL
+from .frank_wolfe import NaiveFrankWolfe
 from .hybrid_fedavg import HybridFedAvg
 from .hyfdca import HyFDCA
 from .hyfem import HyFEM
-from .local_sgd import LocalSGD
-from .naive_frank_wolfe import NaiveFrankWolfe
-from .projected_fedavg import ProjectedFedAvg
-from .scaffold import Scaffold
-from .zeroth_order_rfl import ZerothOrderRFL
+from .projections import FedDR, ProjectedFedAvg
+from .riemannian import FirstOrderRFL, ZerothOrderRFL
 from .zeroth_order_sgd import ZerothOrderSGD
 
 __all__ = [

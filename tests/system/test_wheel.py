@@ -65,7 +65,7 @@ def test_only_fedtrellis_lands_in_site_packages(wheel: Path) -> None:
         "fedtrellis"
     }
     assert "fedtrellis/strategies/fedfw/strategy.py" in names
-    assert "fedtrellis/clients/fedfw/client.py" in names
+    assert "fedtrellis/clients/fedfw.py" in names
     assert "fedtrellis/tasks/data/chr12a.json" in names
     assert "fedtrellis/py.typed" in names
 

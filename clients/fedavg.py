@@ -1,0 +1,250 @@
+"""Clients that take gradient steps on their own loss, and send where they end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from flwr.app import Context
+
+from fedtrellis.compressors import compressor
+from fedtrellis.local_steps import (
+    check_steps,
+    mini_batches,
+    scheduled_steps,
+    sizes_of,
+    take_steps,
+)
+from fedtrellis.objectives import DifferentiableLoss
+from fedtrellis.random import generator
+from fedtrellis.wire.arrays import FloatArray
+from fedtrellis.wire.client import MethodClient, StatefulClient
+from fedtrellis.wire.local_work import Gradient, Steps
+from fedtrellis.wire.protocol import client_identity
+
+__all__ = [
+    "CompressedSGDClient",
+    "FedAvgGDClient",
+    "FedDRClient",
+    "FedOptClient",
+    "FedProxClient",
+    "LocalSGDClient",
+    "ProjectedFedAvgClient",
+    "ScaffoldClient",
+]
+
+
+class FedAvgGDClient(MethodClient):
+    """Takes local gradient steps from x; see ``FedAvgGD``.
+
+    Parameters
+    ----------
+    context : Context
+        What ``client_fn`` was given.
+    objective : object
+        f_i, with ``gradient(x)``, and ``stochastic_gradient(x, rng, batch_size)`` and
+        ``num_examples`` if mini-batches are asked for.
+
+    Raises
+    ------
+    FloatingPointError
+        By ``steps``, if they have carried x_i away from all proportion to x.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis import client_app
+    >>> from fedtrellis.clients import FedAvgGDClient
+    >>> from fedtrellis.objectives import LeastSquares
+    >>> def client_fn(context):
+    ...     loss = LeastSquares(np.eye(3), np.ones(3))
+    ...     return FedAvgGDClient(context, loss)
+    >>> app = client_app(client_fn)
+    """
+
+    def __init__(self, context: Context, objective: DifferentiableLoss) -> None:
+        self.client_id = client_identity(context)
+        self.objective = objective
+
+    def steps(self, x: FloatArray, config: dict[str, Any]) -> Steps:
+        """The local model x_i after k_0 steps."""
+        # x_i ← x_i − γ_k ∇f_i(x_i), k_0 times from x
+        return scheduled_steps(self, x, config)
+
+
+class LocalSGDClient(FedAvgGDClient):
+    """Takes local steps on mini-batches from x; see ``LocalSGD``.
+
+    Parameters and errors are those of :class:`FedAvgGDClient`; the objective needs
+    ``stochastic_gradient(x, rng, batch_size)`` and ``num_examples``.
+
+    Examples
+    --------
+    >>> from fedtrellis import client_app
+    >>> from fedtrellis.clients import LocalSGDClient
+    >>> app = client_app(lambda context: LocalSGDClient(context, my_loss(context)))
+    """
+
+
+class FedOptClient(LocalSGDClient):
+    """Takes the local steps of :class:`LocalSGDClient`; see ``FedOpt``.
+
+    Examples
+    --------
+    >>> from fedtrellis import client_app
+    >>> from fedtrellis.clients import FedOptClient
+    >>> app = client_app(lambda context: FedOptClient(context, my_loss(context)))
+    """
+
+
+class FedProxClient(FedAvgGDClient):
+    """Takes local steps that are pulled back to x; see ``FedProx``.
+
+    Parameters and errors are those of :class:`FedAvgGDClient`.
+
+    Examples
+    --------
+    >>> from fedtrellis import client_app
+    >>> from fedtrellis.clients import FedProxClient
+    >>> app = client_app(lambda context: FedProxClient(context, my_loss(context)))
+    """
+
+    def steps(self, x: FloatArray, config: dict[str, Any]) -> Steps:
+        """The local model x_i after k_0 steps on h_i, f_i with the proximal term."""
+        # ∇h_i(x_i) = ∇f_i(x_i) + μ (x_i − x)
+        mu = config.get("proximal-weight", 0.0)
+        return scheduled_steps(self, x, config, pull=mu)
+
+
+class ProjectedFedAvgClient(FedAvgGDClient):
+    """Takes local gradient steps from x̄; see ``ProjectedFedAvg``.
+
+    Parameters and errors are those of :class:`FedAvgGDClient`; mini-batches need no
+    ``num_examples``.
+
+    Examples
+    --------
+    >>> from fedtrellis import client_app
+    >>> from fedtrellis.clients import ProjectedFedAvgClient
+    >>> def client_fn(context):
+    ...     return ProjectedFedAvgClient(context, my_loss(context))
+    >>> app = client_app(client_fn)
+    """
+
+    def steps(self, x: FloatArray, config: dict[str, Any]) -> Steps:
+        """The local model x_i after k steps from x̄, which ``x`` is."""
+        batches = mini_batches(self.objective, self.client_id, config)
+        # x_i ← x_i − γ ∇f_i(x_i), k times from x̄
+        sizes = [config["local-step-size"]] * config["local-steps"]
+        x_i = yield from take_steps(x, sizes, batches)
+        check_steps(x_i, x, config, "local-step-size")
+        return x_i
+
+
+class _StatefulDescent(StatefulClient):
+    """A client with a loss and with state."""
+
+    def __init__(self, context: Context, objective: DifferentiableLoss) -> None:
+        super().__init__(context)
+        self.objective = objective
+
+
+class ScaffoldClient(_StatefulDescent):
+    """Takes local steps with a control variate; see ``Scaffold``.
+
+    Parameters and errors are those of :class:`FedAvgGDClient`.
+
+    Notes
+    -----
+    State: control (c_i).
+
+    Examples
+    --------
+    >>> from fedtrellis import client_app
+    >>> from fedtrellis.clients import ScaffoldClient
+    >>> app = client_app(lambda context: ScaffoldClient(context, my_loss(context)))
+    """
+
+    def steps(self, x: FloatArray, config: dict[str, Any]) -> Steps:
+        """The local model x_i after k_0 steps."""
+        layout = self.layout
+        sent = np.frombuffer(config["control"], layout.wire_dtype).reshape(x.shape)
+        c_i = self.state.get("control", np.zeros_like(x))
+        correction = layout.from_wire(sent) - c_i
+        # x_i ← x_i − γ_k (∇f_i(x_i) + c − c_i), k_0 times from x
+        x_i = yield from scheduled_steps(self, x, config, correction=correction)
+        answer = layout.to_wire(x_i)
+        # c_i ← (x − x_i) / Σ γ_k − (c − c_i), of the x_i that the server has
+        total = sum(sizes_of(config))
+        self.state["control"] = (x - layout.from_wire(answer)) / total - correction
+        return [answer], 0, {}
+
+
+class CompressedSGDClient(_StatefulDescent):
+    """Takes FedAvg's local steps, and sends the change; see ``CompressedSGD``.
+
+    Parameters and errors are those of :class:`FedAvgGDClient`.
+
+    Notes
+    -----
+    State: error (e_i), with top-k.
+
+    Examples
+    --------
+    >>> from fedtrellis import client_app
+    >>> from fedtrellis.clients import CompressedSGDClient
+    >>> app = client_app(lambda context: CompressedSGDClient(context, my_loss(context)))
+    """
+
+    def steps(self, x: FloatArray, config: dict[str, Any]) -> Steps:
+        """C(e_i + x_i − x), with e_i = 0 but for top-k."""
+        # x_i ← x_i − γ_k ∇f_i(x_i), k_0 times from x
+        x_i = yield from scheduled_steps(self, x, config)
+        change, kind = x_i - x, config["compressor"]
+        rng = generator(
+            config["seed"], "levels", self.client_id, config["server-round"]
+        )
+        fraction, levels = config["kept-fraction"], config["levels"]
+        by = compressor(kind, fraction, levels=levels, rng=rng)
+        if kind != "top-k":
+            return by.pack(change, self.layout), 0, {}
+        change = change + self.state.get("error", np.zeros_like(x))
+        arrays = by.pack(change, self.layout)
+        # e_i ← e_i + Δ_i − d_i, of what the server reads
+        self.state["error"] = change - by.unpack(arrays, self.layout)
+        return arrays, 0, {}
+
+
+class FedDRClient(_StatefulDescent):
+    """One client of federated Douglas-Rachford splitting; see ``FedDR``.
+
+    Parameters and errors are those of :class:`FedAvgGDClient`; mini-batches need no
+    ``num_examples``.
+
+    Notes
+    -----
+    State: x (x_i), y (y_i).
+
+    Examples
+    --------
+    >>> from fedtrellis import client_app
+    >>> from fedtrellis.clients import FedDRClient
+    >>> app = client_app(lambda context: FedDRClient(context, my_loss(context)))
+    """
+
+    def steps(self, x: FloatArray, config: dict[str, Any]) -> Steps:
+        """The reflected point x̂_i, of x̄, which ``x`` is."""
+        x_bar, batches = x, mini_batches(self.objective, self.client_id, config)
+        gamma, eta = config["local-step-size"], config["proximal-step"]
+        # y_i ← y_i + α (x̄ − x_i)
+        x_i = self.state["x"]
+        y_i = self.state["y"] + config["relaxation"] * (x_bar - x_i)
+        for _ in range(config["local-steps"]):
+            # x_i ← x_i − γ (∇f_i(x_i) + (x_i − y_i)/η)
+            g = yield Gradient(x_i, batches)
+            x_i = x_i - gamma * (g + (x_i - y_i) / eta)
+        # x̂_i = 2 x_i − y_i
+        reflection = 2.0 * x_i - y_i
+        check_steps(reflection, x_bar, config, "local-step-size")
+        self.state["x"], self.state["y"] = x_i, y_i
+        return reflection

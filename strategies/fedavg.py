@@ -1,0 +1,519 @@
+"""FedAvg and its relatives: local gradient steps, and the mean of where they end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtrellis.compressors import ChangeCompression, compressor
+from fedtrellis.local_steps import StepSchedule, step_sizes
+from fedtrellis.server.aggregation import Aggregation
+from fedtrellis.server.answers import Answer
+from fedtrellis.server.guarded import Needs
+from fedtrellis.server.private import Private
+from fedtrellis.server.rounds import RoundStrategy
+from fedtrellis.settings import setting
+from fedtrellis.wire.arrays import FloatArray, Layout
+from fedtrellis.wire.layout import DTYPES
+
+__all__ = ["CompressedSGD", "FedAvgGD", "FedOpt", "FedProx", "LocalSGD", "Scaffold"]
+
+Optimizer = Literal["momentum", "adam", "yogi"]
+
+
+class FedAvgGD(RoundStrategy):
+    """Non-stochastic FedAvg: local gradient steps and the mean of the local models.
+
+    For min over x of f(x) = (1/m) Σ_i f_i(x), without a constraint, over m clients. In
+    round t::
+
+        client   x_i = x;  for k from (t − 1) k_0 + 1 to t k_0:
+                     x_i ← x_i − γ_k ∇f_i(x_i)
+        server   x ← (1/|S|) Σ over S of x_i, S those who answered
+
+    With one local step, and everybody answering, this is gradient descent on f. With
+    more it ends beside the minimiser, where the clients' steps cancel, unless γ_k falls
+    to zero.
+
+    Source: the baseline of Zhou and Li, "Efficient and Convergent Federated Learning",
+    IEEE Trans. Signal Processing 2023, arXiv 2205.01438, section V.D, after McMahan et
+    al., AISTATS 2017, algorithm 1, with all of a client's examples in its batch and
+    clients of equal weight.
+
+    Raises
+    ------
+    SettingsError
+        If a parameter has a value that is not allowed.
+
+    Notes
+    -----
+    The matching client is ``FedAvgGDClient(context, objective)``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from flwr.app import ArrayRecord
+    >>> from fedtrellis import LocalGrid, client_app
+    >>> from fedtrellis.clients import FedAvgGDClient
+    >>> from fedtrellis.objectives import LeastSquares
+    >>> from fedtrellis.strategies import FedAvgGD
+    >>> targets = [np.array([1.0, 0.0, 0.0]), np.array([2.0, 0.5, 0.0])]
+    >>> losses = [LeastSquares(np.eye(3), target) for target in targets]
+    >>> def client_fn(context):
+    ...     loss = losses[context.node_config["partition-id"]]
+    ...     return FedAvgGDClient(context, loss)
+    >>> grid = LocalGrid(client_app(client_fn), 2)
+    >>> strategy = FedAvgGD(step_size=0.1)
+    >>> start = ArrayRecord([np.zeros(3)])
+    >>> result = strategy.start(grid, start, num_rounds=60)
+    >>> result.arrays.to_numpy_ndarrays()[0].round(2) + 0.0
+    array([1.5 , 0.25, 0.  ])
+    """
+
+    name = "fedavg-gd"
+    about = "FedAvg with full local gradients, without a constraint"
+    space = "whole"
+    needs: Needs | None = "sum"
+    dtypes = DTYPES
+
+    stateful = False
+    newcomers = True
+    keep_model = False
+
+    local_steps: int = setting(
+        5, "gradient steps of a client in a round", symbol="k_0", minimum=1
+    )
+    step_size: float = setting(
+        0.01,
+        "size of the first local step",
+        note="the paper has 0.01 for its least squares, with unscaled features; the "
+        "steps contract while γ_k < 2/r_i, r_i the Lipschitz constant of ∇f_i. Steps "
+        "that are too long end the run with an error that says so",
+        symbol="a",
+        above=0.0,
+    )
+    step_schedule: StepSchedule = setting(
+        "log",
+        "size of step k, counted over all rounds: a/log2(k + 1), the paper's; a; or "
+        "a/√k",
+        symbol="γ_k",
+        choices=StepSchedule,
+    )
+    batch_fraction: float = setting(
+        1.0,
+        "part of a client's examples in a mini-batch",
+        note="⌈batch_fraction · d_i⌉ of its d_i examples, drawn without replacement; "
+        "1: the full gradient",
+        above=0.0,
+        maximum=1.0,
+    )
+
+    def setup(self, point: FloatArray, layout: Layout) -> None:
+        """Nothing to prepare: the model is all of the state."""
+
+    def instruction(self, server_round: int, client: str) -> dict[str, Any]:
+        """The local steps; the round says which k they are."""
+        entries: dict[str, Any] = {
+            "local-steps": self.local_steps,
+            "step-size": self.step_size,
+            "step-schedule": self.step_schedule,
+        }
+        if self.batch_fraction < 1.0:
+            entries |= {"batch-fraction": self.batch_fraction, "seed": self.seed}
+        return entries
+
+    def audience(self, server_round: int, client: str) -> None:
+        """All of them are sent the same."""
+
+    def check(self, answer: Answer) -> FloatArray:
+        """The local model x_i."""
+        return self.take_point(answer)
+
+    def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
+        """Average the local models of those who answered."""
+        # x ← (1/|S|) Σ over S of x_i
+        x = self.mean_of(answers, self.broadcast.model)
+        self.broadcast.replace(x)
+        return {}
+
+
+class LocalSGD(FedAvgGD):
+    """:class:`FedAvgGD` with a small mini-batch in every local step.
+
+    Source: Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019, with
+    the settings of Zhou and Li, arXiv 2205.01438, section V.D, for its least squares.
+
+    Notes
+    -----
+    The matching client is ``LocalSGDClient(context, objective)``; its objective needs
+    ``stochastic_gradient(x, rng, batch_size)`` and ``num_examples``. Batches depend on
+    the run's seed, the client and the round alone.
+
+    Examples
+    --------
+    Run as :class:`FedAvgGD` is, with ``LocalSGDClient`` on the nodes:
+
+    >>> from fedtrellis.strategies import LocalSGD
+    >>> LocalSGD(step_size=0.1).batch_fraction
+    0.05
+    """
+
+    name = "local-sgd"
+    about = "FedAvg with mini-batches, without a constraint"
+
+    step_size: float = setting(
+        0.005, "size of the first local step", symbol="a", above=0.0
+    )
+    batch_fraction: float = setting(
+        0.05, "part of a client's examples in a mini-batch", above=0.0, maximum=1.0
+    )
+
+
+class FedProx(FedAvgGD):
+    """:class:`FedAvgGD` with a proximal term in the local objectives.
+
+    ::
+
+        client   x_i = x;  k_0 times:  x_i ← x_i − γ_k (∇f_i(x_i) + μ (x_i − x))
+        server   x ← (1/|S|) Σ over S of x_i, S those who answered
+
+    The client's steps minimise h_i(x_i) = f_i(x_i) + (μ/2)‖x_i − x‖², so that many of
+    them do not carry it off to its own minimiser.
+
+    Source: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated Optimization in
+    Heterogeneous Networks", MLSys 2020, arXiv 1812.06127, algorithm 2, with k_0
+    gradient steps as the inexact minimiser of h_i.
+
+    Notes
+    -----
+    The matching client is ``FedProxClient(context, objective)``.
+
+    Flower's own ``FedProx`` cannot stand in for this one: it weighs the local models by
+    their numbers of examples, which is another objective than (1/m) Σ f_i, and its
+    messages carry neither a session nor the state protocol, so that it neither drives
+    these clients nor writes this package's run records.
+
+    Examples
+    --------
+    Run as :class:`FedAvgGD` is, with ``FedProxClient`` on the nodes:
+
+    >>> from fedtrellis.strategies import FedProx
+    >>> FedProx(step_size=0.1, proximal_weight=0.5).local_steps
+    5
+    """
+
+    name = "fedprox"
+    about = "FedAvg with a proximal term, without a constraint"
+
+    proximal_weight: float = setting(
+        0.01,
+        "weight of the proximal term; 0 is FedAvgGD",
+        note="the steps contract while γ_k < 2/(r_i + μ), r_i the Lipschitz constant "
+        "of ∇f_i",
+        symbol="μ",
+        minimum=0.0,
+    )
+
+    def instruction(self, server_round: int, client: str) -> dict[str, Any]:
+        """The local steps, and μ if there is one."""
+        entries = super().instruction(server_round, client)
+        if self.proximal_weight:
+            entries["proximal-weight"] = float(self.proximal_weight)
+        return entries
+
+    def audience(self, server_round: int, client: str) -> None:
+        """All of them are sent the same."""
+
+
+class FedOpt(LocalSGD):
+    """:class:`LocalSGD` with momentum, Adam or Yogi on the server.
+
+    ::
+
+        client     as in FedAvg: x_i after k_0 local steps from x
+        server     Δ = (1/|S|) Σ over S of x_i − x
+        momentum   m ← β₁ m + Δ;                    x ← x + η m
+        adam       m ← β₁ m + (1 − β₁) Δ;  v ← β₂ v + (1 − β₂) Δ²
+                                                    x ← x + η m / (√v + τ)
+        yogi       v ← v − (1 − β₂) Δ² sign(v − Δ²), else as adam; v begins at τ²
+
+    Source: Reddi et al., "Adaptive Federated Optimization", ICLR 2021, arXiv
+    2003.00295, algorithm 2 (FedAdam, FedYogi); Hsu, Qi, Brown, "Measuring the Effects
+    of Non-Identical Data Distribution", arXiv 1909.06335, for momentum (FedAvgM).
+
+    Notes
+    -----
+    The matching client is ``FedOptClient(context, objective)``. With
+    ``optimizer="momentum"``, β₁ = 0 and η = 1 it is :class:`LocalSGD`.
+
+    Examples
+    --------
+    Run as :class:`FedAvgGD` is, with ``FedOptClient`` on the nodes:
+
+    >>> from fedtrellis.strategies import FedOpt
+    >>> FedOpt(step_size=0.5, optimizer="adam").server_momentum
+    0.9
+    """
+
+    name = "fedopt"
+    about = "FedAvg with momentum, Adam or Yogi on the server"
+
+    state_settings: tuple[str, ...] = ("optimizer",)
+
+    step_schedule: StepSchedule = setting(
+        "constant",
+        "size of step k, counted over all rounds: a; a/log2(k + 1); or a/√k",
+        symbol="γ_k",
+        choices=StepSchedule,
+    )
+    optimizer: Optimizer = setting("momentum", "of the server", choices=Optimizer)
+    server_step_size: float = setting(
+        1.0, "of the server's step", symbol="η", above=0.0
+    )
+    server_momentum: float = setting(
+        0.9, "of the server", symbol="β₁", minimum=0.0, below=1.0
+    )
+    second_moment: float = setting(
+        0.99,
+        "how slowly the squares' mean follows",
+        symbol="β₂",
+        minimum=0.0,
+        below=1.0,
+        only={"optimizer": ("adam", "yogi")},
+    )
+    adaptivity: float = setting(
+        1e-3,
+        "added to the root of the squares' mean",
+        symbol="τ",
+        above=0.0,
+        only={"optimizer": ("adam", "yogi")},
+    )
+
+    def setup(self, point: FloatArray, layout: Layout) -> None:
+        """Start without momentum."""
+        self._m = np.zeros_like(self.broadcast.model)
+        self._v = np.zeros_like(self._m)
+        if self.optimizer == "yogi":
+            self._v += self.adaptivity**2
+
+    def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
+        """Step along the mean change of those who answered."""
+        x, change = self.broadcast.model, self.mean_change(answers)
+        if self.optimizer == "momentum":
+            # m ← β₁ m + Δ;  x ← x + η m
+            self._m = self.server_momentum * self._m + change
+            self.broadcast.replace(x + self.server_step_size * self._m)
+            return {}
+        rest, square = 1.0 - self.second_moment, change**2
+        # m ← β₁ m + (1 − β₁) Δ
+        self._m = self.server_momentum * self._m + (1.0 - self.server_momentum) * change
+        if self.optimizer == "adam":
+            # v ← β₂ v + (1 − β₂) Δ²
+            self._v = self.second_moment * self._v + rest * square
+        else:
+            # v ← v − (1 − β₂) Δ² sign(v − Δ²)
+            self._v = self._v - rest * square * np.sign(self._v - square)
+        # x ← x + η m / (√v + τ)
+        step = self._m / (np.sqrt(self._v) + self.adaptivity)
+        self.broadcast.replace(x + self.server_step_size * step)
+        return {}
+
+    def mean_change(self, answers: dict[str, Any]) -> FloatArray:
+        """Δ, what the server's optimiser takes for its slope, of the model's shape."""
+        x = self.broadcast.model
+        # Δ = (1/|S|) Σ over S of x_i − x
+        return self.mean_of(answers, x) - x
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """M and v."""
+        return {"m": self._m, "v": self._v}
+
+    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Inverse of :meth:`state`."""
+        self._m, self._v = np.array(state["m"]), np.array(state["v"])
+
+
+class Scaffold(FedAvgGD):
+    """:class:`FedAvgGD` with control variates, which make its fixed point exact.
+
+    ::
+
+        client   x_i = x;  k_0 times:  x_i ← x_i − γ_k (∇f_i(x_i) + c − c_i)
+                 sends x_i
+        both     c_i ← (x − x_i) / Σ γ_k − (c − c_i), the mean of the round's ∇f_i(x_i)
+        server   x ← (1/|S|) Σ over S of x_i;  c ← (1/n) Σ over all n clients of c_i
+
+    The server replays c_i, so that it need not be sent: up goes what FedAvg sends, down
+    twice as much.
+
+    Source: Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, "SCAFFOLD: Stochastic
+    Controlled Averaging for Federated Learning", ICML 2020, arXiv 1910.06378, algorithm
+    1 with option II and a global step size of 1.
+
+    Notes
+    -----
+    The matching client is ``ScaffoldClient(context, objective)``.
+
+    Examples
+    --------
+    Run as :class:`FedAvgGD` is, with ``ScaffoldClient`` on the nodes:
+
+    >>> from fedtrellis.strategies import Scaffold
+    >>> Scaffold(step_size=0.5).step_schedule
+    'constant'
+    """
+
+    name = "scaffold"
+    about = "FedAvg with control variates, without a constraint"
+    # each c_i is replayed from its x_i
+    needs = "each"
+    stateful = True
+    newcomers = False
+
+    step_schedule: StepSchedule = setting(
+        "constant",
+        "size of step k, counted over all rounds: a; a/log2(k + 1); or a/√k",
+        symbol="γ_k",
+        choices=StepSchedule,
+    )
+
+    def setup(self, point: FloatArray, layout: Layout) -> None:
+        """Start with c_i = 0."""
+        zero = np.zeros_like(self.broadcast.model)
+        self._controls = dict.fromkeys(self.clients, zero)
+        self._publish_control()
+
+    def _publish_control(self) -> None:
+        # c ← (1/n) Σ c_i; rounded to what the clients are sent
+        zero, layout = np.zeros_like(self.broadcast.model), self.broadcast.layout
+        sent = layout.to_wire(self.average(list(self._controls.values()), zero))
+        self._control, self._sent = layout.from_wire(sent), sent.tobytes()
+
+    def instruction(self, server_round: int, client: str) -> dict[str, Any]:
+        """The local steps, and c."""
+        return {**super().instruction(server_round, client), "control": self._sent}
+
+    def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
+        """Average the local models, and replay the c_i of those who answered."""
+        schedule, size = self.step_schedule, self.step_size
+        total = sum(step_sizes(schedule, size, self.local_steps, server_round))
+        x = self.broadcast.model
+        for name, x_i in answers.items():
+            # c_i ← (x − x_i) / Σ γ_k − (c − c_i)
+            correction = self._control - self._controls[name]
+            self._controls[name] = (x - x_i) / total - correction
+        metrics = super().aggregate(server_round, answers)
+        self._publish_control()
+        return metrics
+
+    def client_state(self, client: str) -> dict[str, FloatArray]:
+        """c_i."""
+        return {"control": self._controls[client]}
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Every c_i."""
+        return dict(self._controls)
+
+    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Inverse of :meth:`state`."""
+        self._controls = {name: np.array(state[name]) for name in self.clients}
+        self._publish_control()
+
+
+class CompressedSGD(FedOpt):
+    """:class:`FedOpt` with a fraction of the bytes up; the model goes down dense.
+
+    ::
+
+        client   x_i after k_0 local steps from x, as in FedAvg; Δ_i = x_i − x
+        top-k    sends d_i = C(e_i + Δ_i), keeps e_i ← e_i + Δ_i − d_i
+        qsgd     sends d_i = Q(Δ_i), each entry at random to a level, unbiased
+        sign     sends d_i = sign(Δ_i), a bit an entry
+        server   Δ = (1/|S|) Σ over S of d_i;  for sign its sign, the clients' majority;
+                 then momentum, Adam or Yogi on Δ as in FedOpt
+
+    Baselines for methods that save bytes. e_i is the client's alone: one that has lost
+    its state begins with zero.
+
+    Source: Stich, Cordonnier, Jaggi, "Sparsified SGD with Memory", NeurIPS 2018, arXiv
+    1809.07599, and Karimireddy et al., "Error Feedback Fixes SignSGD", ICML 2019, arXiv
+    1901.09847, for top-k; Alistarh et al., "QSGD", NeurIPS 2017, arXiv 1610.02132;
+    Bernstein et al., "signSGD", ICML 2018, arXiv 1802.04434, for the majority. Local
+    steps, and momentum on the server, are FedOpt's.
+
+    Notes
+    -----
+    The matching client is ``CompressedSGDClient(context, objective)``. With ``sign``
+    the server's steps have the length of ``server_step_size``, whatever the gradients.
+
+    Examples
+    --------
+    Run as :class:`FedAvgGD` is, with ``CompressedSGDClient`` on the nodes:
+
+    >>> from fedtrellis.strategies import CompressedSGD
+    >>> CompressedSGD(step_size=0.5, kept_fraction=0.3).compressor
+    'top-k'
+    """
+
+    name = "compressed-sgd"
+    about = "FedAvg whose changes go up as few entries, levels or signs"
+    stateful = True
+    state_settings: tuple[str, ...] = ("optimizer", "compressor")
+
+    compressor: ChangeCompression = setting(
+        "top-k",
+        "of the changes: the largest entries, with error feedback; random levels; or "
+        "signs, of which the majority counts",
+        symbol="C",
+        choices=ChangeCompression,
+    )
+    kept_fraction: float = setting(
+        0.05,
+        "part of the entries that top-k keeps",
+        above=0.0,
+        maximum=1.0,
+        only={"compressor": ("top-k",)},
+    )
+    levels: int = setting(
+        7,
+        "of an entry's size with qsgd: 1 takes 2 bits an entry, up to 7 take four, "
+        "more take eight",
+        symbol="s",
+        minimum=1,
+        maximum=127,
+        only={"compressor": ("qsgd",)},
+    )
+
+    def admits(self, kind: type[Aggregation]) -> bool:
+        """No noise for changes that carry what was left of earlier ones."""
+        return super().admits(kind) and not issubclass(kind, Private)
+
+    def instruction(self, server_round: int, client: str) -> dict[str, Any]:
+        """The local steps, and how to compress where they lead."""
+        return {
+            **super().instruction(server_round, client),
+            "seed": self.seed,
+            "compressor": self.compressor,
+            "kept-fraction": self.kept_fraction,
+            "levels": self.levels,
+        }
+
+    def check(self, answer: Answer) -> FloatArray:
+        """The change d_i; in proportion to the model, but for signs."""
+        x, layout = self.broadcast.model, self.broadcast.layout
+        by = compressor(self.compressor, self.kept_fraction, levels=self.levels)
+        change = by.unpack(answer.arrays, layout)
+        if not np.isfinite(change).all():
+            raise ValueError("the answer is not finite")
+        if self.compressor != "sign":
+            self.check_proportion(x + change, x)
+        return change
+
+    def mean_change(self, answers: dict[str, Any]) -> FloatArray:
+        """Δ, the mean of the d_i, or its sign."""
+        mean = self.mean_of(answers, np.zeros_like(self.broadcast.model))
+        # the majority; 0 where it is a draw
+        return np.sign(mean) if self.compressor == "sign" else mean
