@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fedtrellis.corrective import Iterate, LocalProblem, start_at, unpack
 from fedtrellis.domains import Domain
 from fedtrellis.domains.atoms import Atom, PackedAtoms
-from fedtrellis.domains.description import describe
+from fedtrellis.domains.base import describe
 from fedtrellis.objectives import DifferentiableLoss
 from fedtrellis.privacy import LocalNoise
 from fedtrellis.random import generator

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from fedtrellis.domains import Domain
 from fedtrellis.domains.atoms import Atom, PackedAtoms, rounding, unpack_atoms
-from fedtrellis.domains.description import alike, describe
+from fedtrellis.domains.base import alike, describe
 from fedtrellis.random import generator
 from fedtrellis.schedules import FrankWolfeSchedule, Schedule
 from fedtrellis.server.answers import Answer

@@ -10,23 +10,23 @@ from fedtrellis.domains.base import Domain
 from fedtrellis.domains.vectors import L1Ball as L1Ball
 from fedtrellis.domains.vectors import L2Ball as L2Ball
 from fedtrellis.domains.vectors import LInfBall as LInfBall
-from fedtrellis.domains.boxes import Box as Box
-from fedtrellis.domains.vectors import Simplex as Simplex
+from fedtrellis.domains.vectors import Box as Box
+from fedtrellis.domains.nonnegative import Simplex as Simplex
 from fedtrellis.domains.sparse import KSupportBall as KSupportBall
 from fedtrellis.domains.matrices import NuclearNormBall as NuclearNormBall
 from fedtrellis.domains.matrices import SpectralNormBall as SpectralNormBall
-from fedtrellis.domains.birkhoff import BirkhoffPolytope as BirkhoffPolytope
+from fedtrellis.domains.matrices import BirkhoffPolytope as BirkhoffPolytope
 from fedtrellis.domains.sparse import GroupL1Ball as GroupL1Ball
 from fedtrellis.domains.nonnegative import NonNegativeL1Ball as NonNegativeL1Ball
 from fedtrellis.domains.nonnegative import CappedSimplex as CappedSimplex
 from fedtrellis.domains.weighted import WeightedL1Ball as WeightedL1Ball
-from fedtrellis.domains.sorted import SortedL1Ball as SortedL1Ball
-from fedtrellis.domains.sparse_group import SparseGroupBall as SparseGroupBall
+from fedtrellis.domains.weighted import SortedL1Ball as SortedL1Ball
+from fedtrellis.domains.sparse import SparseGroupBall as SparseGroupBall
 from fedtrellis.domains.total_variation import TotalVariationBall as TotalVariationBall
-from fedtrellis.domains.sorted import Permutahedron as Permutahedron
-from fedtrellis.domains.spectrahedron import Spectrahedron as Spectrahedron
+from fedtrellis.domains.weighted import Permutahedron as Permutahedron
+from fedtrellis.domains.matrices import Spectrahedron as Spectrahedron
 from fedtrellis.domains.product import Product as Product
-from fedtrellis.domains.whole_space import WholeSpace as WholeSpace
+from fedtrellis.domains.vectors import WholeSpace as WholeSpace
 # isort: on
 
 _SETS: list[type[Domain]] = [

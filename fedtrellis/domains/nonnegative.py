@@ -1,4 +1,4 @@
-"""Sets of non-negative vectors beside the simplex: with a cap, or within an l1 ball."""
+"""Sets of non-negative vectors: the simplex, with a cap, or within an l1 ball."""
 
 import math
 from collections.abc import Mapping
@@ -13,10 +13,79 @@ from fedtrellis.domains.base import NORMS, Domain, FloatArray, Norm, Shape
 from fedtrellis.domains.numerics import positive, project_simplex
 from fedtrellis.settings import setting
 
-__all__ = ["CappedSimplex", "NonNegativeL1Ball"]
+__all__ = ["CappedSimplex", "NonNegativeL1Ball", "Simplex"]
 
 # p · cap may fall short of the radius by this much: three caps of 0.3 make 0.9.
 _ROUNDING = 1e-12
+
+
+@dataclass(frozen=True)
+class Simplex(Domain):
+    """The simplex, x ≥ 0 with Σ x_i = radius; its vertices are radius · e_j.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.domains import Simplex
+    >>> domain = Simplex(radius=2.0)
+    >>> (domain.lmo(np.array([1.0, -3.0, 2.0])).dense() + 0.0).round(3)
+    array([0., 2., 0.])
+    """
+
+    name: ClassVar[str] = "simplex"
+    sparse_atoms: ClassVar[bool] = True
+    by_nonzeros: ClassVar[bool] = True
+    radius: float = 1.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "radius", positive(self.name, "radius", self.radius))
+
+    def lmo(self, gradient: ArrayLike) -> SparseAtom:
+        """Return radius · e_j with j = argmin g_j."""
+        g = self._input(gradient, "gradient")
+        return SparseAtom(np.array([g.argmin()]), np.array([self.radius]), g.shape)
+
+    def lmo_many(self, gradients: FloatArray) -> list[Atom]:
+        """Call the oracle for many gradients, one a row."""
+        flat, rows = self._rows(gradients), np.arange(len(gradients))
+        j = flat.argmin(axis=1)
+        self._check_extremes(flat[rows, j], flat.max(axis=1))
+        values = np.full(len(flat), self.radius)
+        return [*SparseAtom.singles(j, values, gradients.shape[1:])]
+
+    def project(self, point: ArrayLike) -> FloatArray:
+        """Return max(x − θ, 0), θ found by sorting (Duchi et al. 2008)."""
+        x = self._input(point, "point")
+        return project_simplex(x.reshape(-1), self.radius).reshape(x.shape)
+
+    def project_on(self, point: FloatArray, support: NDArray[np.bool_]) -> FloatArray:
+        """Project the entries of the support onto a simplex of their own."""
+        result = np.zeros(point.shape)
+        result[support] = self.project(point[support])
+        return result
+
+    def contains(self, point: ArrayLike, tolerance: float = 1e-9) -> bool:
+        """Say whether x ≥ −t and |Σ x_i − radius| ≤ t, t = tolerance · radius."""
+        x = self._finite(point)
+        if x is None:
+            return False
+        t = tolerance * self.radius
+        with np.errstate(over="ignore"):
+            return bool(x.min() >= -t and abs(x.sum() - self.radius) <= t)
+
+    def _largest_norms(self, shape: Shape) -> Mapping[Norm, float]:
+        # every vertex has the norm radius
+        return dict.fromkeys(NORMS, self.radius)
+
+    def diameter(self, shape: Shape) -> float:
+        """Return √2 radius, the distance of any two vertices; 0 if there is one."""
+        self.check_shape(shape)
+        return math.sqrt(2.0) * self.radius if math.prod(shape) > 1 else 0.0
+
+    def centre(self, shape: Shape) -> FloatArray:
+        """Return radius / p in every coordinate."""
+        self.check_shape(shape)
+        return np.full(shape, self.radius / math.prod(shape))
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import scipy  # its parts are loaded when first used
 
-from fedtrellis.domains.base import FloatArray
+from fedtrellis.domains.atoms.base import FloatArray
 
 __all__ = [
     "magnitude",
     "positive",
     "positive_integer",
+    "power_of_two_scaled",
     "project_l1",
     "project_simplex",
     "root",
@@ -104,17 +105,35 @@ def magnitude(array: FloatArray) -> float:
     return math.ldexp(1.0, min(max(math.frexp(size)[1], -1000), 1000))
 
 
-def thin_svd(matrix: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return the thin singular value decomposition U, σ, Vᵀ; σ decreases."""
-    scale = magnitude(matrix) or 1.0
-    scaled = matrix / scale
+def power_of_two_scaled(
+    x: FloatArray, axes: tuple[int, ...]
+) -> tuple[FloatArray, FloatArray]:
+    """Return x over a power of two near its largest entry along axes, and the power.
+
+    So that squares stay in the range of floats; exact, as it is a power of two.
+    """
+    largest = np.abs(x).max(axis=axes, keepdims=True)
+    # the exponent of 0 is 0; half of the largest power still is a float
+    _, exponent = np.frexp(largest)
+    scale = np.ldexp(1.0, np.clip(exponent, -1000, 1000))
+    return x / scale, scale
+
+
+def thin_svd(x: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return the thin SVD U, σ, Vᵀ of a matrix, or of each of a batch; σ decreases."""
+    scaled, scale = power_of_two_scaled(x, (-2, -1))
     try:
         left, values, right = np.linalg.svd(scaled, full_matrices=False)
     except np.linalg.LinAlgError:  # the divide-and-conquer driver fails now and then
-        left, values, right = scipy.linalg.svd(
-            scaled, full_matrices=False, lapack_driver="gesvd"
+        each = [
+            scipy.linalg.svd(a, full_matrices=False, lapack_driver="gesvd")
+            for a in scaled.reshape(-1, *x.shape[-2:])
+        ]
+        left, values, right = (
+            np.stack(parts).reshape(*x.shape[:-2], *parts[0].shape)
+            for parts in zip(*each, strict=True)
         )
-    return left, scale * values, right
+    return left, scale[..., 0] * values, right
 
 
 def project_simplex(vector: FloatArray, radius: float) -> FloatArray:

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedtrellis.domains.atoms import Atom, SignAtom
-from fedtrellis.domains.base import FloatArray, Norm, Shape
-from fedtrellis.domains.families import NormBall, Places
+from fedtrellis.domains.base import FloatArray, Norm, NormBall, Places, Shape
 
 __all__ = ["TotalVariationBall"]
 

@@ -1,19 +1,29 @@
-"""Norm balls and the simplex: sets given coordinate by coordinate."""
+"""Norm balls, boxes and the whole space: sets given coordinate by coordinate."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from math import inf
+from typing import Any, ClassVar, NoReturn, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedtrellis.domains.atoms import Atom, DenseAtom, SignAtom, SparseAtom
-from fedtrellis.domains.base import NORMS, Domain, FloatArray, Norm, Shape
-from fedtrellis.domains.families import NormBall, Places
-from fedtrellis.domains.numerics import positive, project_l1, project_simplex, unit
+from fedtrellis.domains.base import (
+    NORMS,
+    ByVector,
+    Domain,
+    FloatArray,
+    Norm,
+    NormBall,
+    Places,
+    Shape,
+)
+from fedtrellis.domains.numerics import project_l1, unit
+from fedtrellis.settings import setting
 
-__all__ = ["L1Ball", "L2Ball", "LInfBall", "Simplex"]
+__all__ = ["Box", "L1Ball", "L2Ball", "LInfBall", "WholeSpace"]
 
 
 @dataclass(frozen=True)
@@ -178,70 +188,141 @@ class LInfBall(NormBall):
         }
 
 
-@dataclass(frozen=True)
-class Simplex(Domain):
-    """The simplex, x ≥ 0 with Σ x_i = radius; its vertices are radius · e_j.
+@dataclass(frozen=True, eq=False)
+class Box(ByVector):
+    """The box lower ≤ x ≤ upper.
+
+    Parameters
+    ----------
+    lower, upper : float or array_like
+        Two numbers make a box for arrays of any shape. An array makes a box for
+        arrays of its shape; it is copied.
 
     Examples
     --------
     >>> import numpy as np
-    >>> from fedtrellis.domains import Simplex
-    >>> domain = Simplex(radius=2.0)
+    >>> from fedtrellis.domains import Box
+    >>> domain = Box(lower=-1.0, upper=2.0)
     >>> (domain.lmo(np.array([1.0, -3.0, 2.0])).dense() + 0.0).round(3)
-    array([0., 2., 0.])
+    array([-1.,  2., -1.])
     """
 
-    name: ClassVar[str] = "simplex"
-    sparse_atoms: ClassVar[bool] = True
-    by_nonzeros: ClassVar[bool] = True
-    radius: float = 1.0
+    name: ClassVar[str] = "box"
+    parameters: ClassVar[Mapping[str, Any]] = {
+        "lower": setting(-1.0, "lower bound of every entry"),
+        "upper": setting(1.0, "upper bound of every entry"),
+    }
+    lower: float | FloatArray
+    upper: float | FloatArray
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "radius", positive(self.name, "radius", self.radius))
+        lower, upper = (
+            self._freeze(name, "a finite number or an array of them", lambda _: True)
+            for name in ("lower", "upper")
+        )
+        if lower.ndim and upper.ndim and lower.shape != upper.shape:
+            raise ValueError(
+                f"{self.name}: lower and upper must have one shape, got {lower.shape} "
+                f"and {upper.shape}"
+            )
+        if (lower > upper).any():
+            raise ValueError(
+                f"{self.name}: lower must not exceed upper, got {self.lower!r} and "
+                f"{self.upper!r}"
+            )
 
-    def lmo(self, gradient: ArrayLike) -> SparseAtom:
-        """Return radius · e_j with j = argmin g_j."""
+    def lmo(self, gradient: ArrayLike) -> Atom:
+        """Return lower where g > 0 and upper elsewhere.
+
+        A SignAtom if both bounds are numbers, else a DenseAtom.
+        """
         g = self._input(gradient, "gradient")
-        return SparseAtom(np.array([g.argmin()]), np.array([self.radius]), g.shape)
-
-    def lmo_many(self, gradients: FloatArray) -> list[Atom]:
-        """Call the oracle for many gradients, one a row."""
-        flat, rows = self._rows(gradients), np.arange(len(gradients))
-        j = flat.argmin(axis=1)
-        self._check_extremes(flat[rows, j], flat.max(axis=1))
-        values = np.full(len(flat), self.radius)
-        return [*SparseAtom.singles(j, values, gradients.shape[1:])]
+        if isinstance(self.lower, float) and isinstance(self.upper, float):
+            return SignAtom(g <= 0.0, self.lower, self.upper)
+        return DenseAtom(np.where(g <= 0.0, self.upper, self.lower))
 
     def project(self, point: ArrayLike) -> FloatArray:
-        """Return max(x − θ, 0), θ found by sorting (Duchi et al. 2008)."""
+        """Clip every coordinate."""
         x = self._input(point, "point")
-        return project_simplex(x.reshape(-1), self.radius).reshape(x.shape)
-
-    def project_on(self, point: FloatArray, support: NDArray[np.bool_]) -> FloatArray:
-        """Project the entries of the support onto a simplex of their own."""
-        result = np.zeros(point.shape)
-        result[support] = self.project(point[support])
-        return result
+        return cast(NDArray[np.float64], np.clip(x, self.lower, self.upper))
 
     def contains(self, point: ArrayLike, tolerance: float = 1e-9) -> bool:
-        """Say whether x ≥ −t and |Σ x_i − radius| ≤ t, t = tolerance · radius."""
+        """Say whether lower − t ≤ x ≤ upper + t, t = tolerance · largest |bound|."""
         x = self._finite(point)
         if x is None:
             return False
-        t = tolerance * self.radius
-        with np.errstate(over="ignore"):
-            return bool(x.min() >= -t and abs(x.sum() - self.radius) <= t)
+        t = tolerance * max(np.abs(self.lower).max(), np.abs(self.upper).max())
+        return bool((x >= self.lower - t).all() and (x <= self.upper + t).all())
+
+    def _contains_atom(self, atom: Atom, tolerance: float) -> bool:
+        numbers = isinstance(self.lower, float) and isinstance(self.upper, float)
+        if numbers and isinstance(atom, SignAtom):
+            return self.contains(atom.levels(), tolerance)
+        return super()._contains_atom(atom, tolerance)
 
     def _largest_norms(self, shape: Shape) -> Mapping[Norm, float]:
-        # every vertex has the norm radius
-        return dict.fromkeys(NORMS, self.radius)
+        # of the vertex with the largest entries; nuclear norms differ
+        entries = np.maximum(np.abs(self.lower), np.abs(self.upper))
+        entries = np.broadcast_to(entries, shape)
+        return {
+            "l1": float(entries.sum()),
+            "l2": float(np.linalg.norm(entries)),
+            "linf": float(entries.max()),
+        }
 
     def diameter(self, shape: Shape) -> float:
-        """Return √2 radius, the distance of any two vertices; 0 if there is one."""
+        """Return ‖upper − lower‖₂."""
         self.check_shape(shape)
-        return math.sqrt(2.0) * self.radius if math.prod(shape) > 1 else 0.0
+        return unit(np.broadcast_to(np.subtract(self.upper, self.lower), shape))[1]
 
     def centre(self, shape: Shape) -> FloatArray:
-        """Return radius / p in every coordinate."""
+        """Return (lower + upper) / 2."""
         self.check_shape(shape)
-        return np.full(shape, self.radius / math.prod(shape))
+        middle = np.multiply(0.5, self.lower) + np.multiply(0.5, self.upper)
+        return np.array(np.broadcast_to(middle, shape))
+
+
+@dataclass(frozen=True)
+class WholeSpace(Domain):
+    """Every array: the domain of an unconstrained problem.
+
+    It is closed and convex but not bounded, so it has a projection (the identity) and
+    no linear minimisation oracle, and Frank-Wolfe's methods refuse it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.domains import WholeSpace
+    >>> WholeSpace().contains(np.array([1e9]))
+    True
+    """
+
+    name: ClassVar[str] = "whole-space"
+    bounded: ClassVar[bool] = False
+
+    def lmo(self, gradient: ArrayLike) -> NoReturn:
+        """Raise ValueError: a linear function has no minimum here."""
+        raise ValueError(
+            f"{self.name} is not bounded: it has no linear minimisation oracle"
+        )
+
+    def project(self, point: ArrayLike) -> FloatArray:
+        """Return a copy of the point."""
+        return self._input(point, "point").copy()
+
+    def contains(self, point: ArrayLike, tolerance: float = 1e-9) -> bool:
+        """Say whether the point is finite."""
+        return self._finite(point) is not None
+
+    def _largest_norms(self, shape: Shape) -> Mapping[Norm, float]:
+        return dict.fromkeys(NORMS, inf)
+
+    def diameter(self, shape: Shape) -> float:
+        """Return infinity."""
+        self.check_shape(shape)
+        return inf
+
+    def centre(self, shape: Shape) -> FloatArray:
+        """Return zero."""
+        self.check_shape(shape)
+        return np.zeros(shape)

@@ -3,11 +3,8 @@
 from dataclasses import MISSING, fields
 from typing import Any
 
-from fedtrellis.manifolds.base import Manifold, Shape
-from fedtrellis.manifolds.fixed_rank import FixedRank
-from fedtrellis.manifolds.orthonormal import Grassmann, Stiefel
-from fedtrellis.manifolds.polar import polar_factor
-from fedtrellis.manifolds.product import Product
+from fedtrellis.manifolds.base import Manifold, Product, Shape
+from fedtrellis.manifolds.matrices import FixedRank, Grassmann, Stiefel, polar_factor
 from fedtrellis.manifolds.vectors import Euclidean, Oblique, Sphere
 
 __all__ = [
@@ -28,13 +25,8 @@ __all__ = [
 MANIFOLDS: dict[str, type[Manifold]] = {
     manifold.name: manifold
     for manifold in (
-        Sphere,
-        Oblique,
-        Stiefel,
-        Grassmann,
-        FixedRank,
-        Euclidean,
-        Product,
+        *(Sphere, Oblique, Stiefel, Grassmann, FixedRank),
+        *(Euclidean, Product),
     )
 }
 

@@ -1,17 +1,18 @@
-"""The contract of a manifold, and the few numerics all manifolds share."""
+"""The contract of a manifold, products, and what all manifolds compute with."""
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from fedtrellis.domains.base import FloatArray, Shape
-from fedtrellis.domains.numerics import positive_integer
+from fedtrellis.domains.numerics import positive_integer, power_of_two_scaled
 
-__all__ = ["FloatArray", "Manifold", "Shape"]
+__all__ = ["FloatArray", "Manifold", "Product", "Shape"]
 
 
 class Manifold(ABC):
@@ -282,15 +283,73 @@ def unit_vectors(x: FloatArray) -> tuple[FloatArray, FloatArray]:
         return unit, norms * scale[..., 0]
 
 
-def power_of_two_scaled(
-    x: FloatArray, axes: tuple[int, ...]
-) -> tuple[FloatArray, FloatArray]:
-    """Return x over a power of two near its largest entry along axes, and the power.
+@dataclass(frozen=True)
+class Product(Manifold):
+    """M_1 × … × M_k for one flat vector, the ravelled pieces one after the other.
 
-    So that squares stay in the range of floats; exact, as it is a power of two.
+    The manifold of a model with a constraint for each layer, joined as
+    :class:`fedtrellis.wire.arrays.Layout` does. Everything separates over the pieces.
+
+    Parameters
+    ----------
+    parts : sequence of Manifold
+        The manifolds M_i.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.manifolds import Euclidean, Product, Sphere
+    >>> manifold = Product([Sphere((2,)), Euclidean((1,))])
+    >>> manifold.project(np.array([3.0, 4.0, 5.0])).round(3)
+    array([0.6, 0.8, 5. ])
     """
-    largest = np.abs(x).max(axis=axes, keepdims=True)
-    # the exponent of 0 is 0; half of the largest power still is a float
-    _, exponent = np.frexp(largest)
-    scale = np.ldexp(1.0, np.clip(exponent, -1000, 1000))
-    return x / scale, scale
+
+    name: ClassVar[str] = "product"
+    parts: Sequence[Manifold]
+    shape: Shape = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        parts = tuple(self.parts) if isinstance(self.parts, Sequence) else ()
+        if not parts or not all(isinstance(part, Manifold) for part in parts):
+            raise ValueError(
+                f"{self.name}: parts must be one manifold or more, got {self.parts!r}"
+            )
+        object.__setattr__(self, "parts", parts)
+        total = sum(math.prod(part.shape) for part in parts)
+        object.__setattr__(self, "shape", (total,))
+
+    @property
+    def dimension(self) -> int:
+        """Return the sum of the parts' dimensions."""
+        return sum(part.dimension for part in self.parts)
+
+    def _pieces(self, *flat: FloatArray) -> Iterator[tuple[Manifold, list[FloatArray]]]:
+        start = 0
+        for part in self.parts:
+            stop = start + math.prod(part.shape)
+            cut = [array[:, start:stop].reshape(-1, *part.shape) for array in flat]
+            yield part, cut
+            start = stop
+
+    def _project(self, x: FloatArray) -> FloatArray:
+        # P_M(x) = (P_{M_1}(x_1), …, P_{M_k}(x_k)), and so for what follows
+        return _joined(part._project(piece) for part, [piece] in self._pieces(x))
+
+    def _project_tangent(self, x: FloatArray, v: FloatArray) -> FloatArray:
+        return _joined(
+            part._project_tangent(*pieces) for part, pieces in self._pieces(x, v)
+        )
+
+    def _exponential(self, x: FloatArray, v: FloatArray) -> FloatArray:
+        return _joined(
+            part._exponential(*pieces) for part, pieces in self._pieces(x, v)
+        )
+
+    def _contains(self, x: FloatArray, tolerance: float) -> bool:
+        return all(
+            part._contains(piece, tolerance) for part, [piece] in self._pieces(x)
+        )
+
+
+def _joined(pieces: Iterable[FloatArray]) -> FloatArray:
+    return np.concatenate([piece.reshape(len(piece), -1) for piece in pieces], axis=1)

@@ -63,7 +63,9 @@ class Sphere(Manifold):
     def _project_tangent(self, x: FloatArray, v: FloatArray) -> FloatArray:
         x, v = x.reshape(len(x), -1), v.reshape(len(v), -1)
         normal = x / self.radius
-        along: FloatArray = np.einsum("mi,mi->m", *_even(normal, v))[:, None]
+        along: FloatArray = np.einsum("mi,mi->m", *np.broadcast_arrays(normal, v))[
+            :, None
+        ]
         # v − <x/ρ, v> x/ρ
         return (v - along * normal).reshape(-1, *self.shape)
 
@@ -113,7 +115,9 @@ class Oblique(Manifold):
         return unit_columns(x)[0]
 
     def _project_tangent(self, x: FloatArray, v: FloatArray) -> FloatArray:
-        along: FloatArray = np.einsum("mpr,mpr->mr", *_even(x, v))[:, None, :]
+        along: FloatArray = np.einsum("mpr,mpr->mr", *np.broadcast_arrays(x, v))[
+            :, None, :
+        ]
         # v_j − <x_j, v_j> x_j
         return v - along * x
 
@@ -166,12 +170,3 @@ def unit_columns(x: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Return every column over its norm, (m, p, r), and the norms, (m, 1, r)."""
     unit, norms = unit_vectors(x.swapaxes(1, 2))
     return np.ascontiguousarray(unit.swapaxes(1, 2)), norms[:, None, :]
-
-
-def _even(x: FloatArray, v: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return views of two batches of one length."""
-    count = max(len(x), len(v))
-    return (
-        np.broadcast_to(x, (count, *x.shape[1:])),
-        np.broadcast_to(v, (count, *v.shape[1:])),
-    )

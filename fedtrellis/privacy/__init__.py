@@ -9,10 +9,10 @@ from fedtrellis.privacy.accountant import Accountant, noise_multiplier_for
 from fedtrellis.privacy.mechanisms import (
     LocalNoise,
     PrivateMean,
+    SecretNoise,
     clipped,
     report_noisy_max,
 )
-from fedtrellis.privacy.noise import SecretNoise
 
 __all__ = [
     "Accountant",

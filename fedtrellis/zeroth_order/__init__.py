@@ -15,12 +15,14 @@ and is known to whoever has the m scalars and the generator's seed: :func:`combi
 from fedtrellis.zeroth_order.estimators import (
     RETRACTIONS,
     Estimate,
+    Values,
+    combine,
+    directions,
+    evaluator,
     projection_estimate,
     riemannian_gradient,
     tangent_estimate,
 )
-from fedtrellis.zeroth_order.function_values import Values, evaluator
-from fedtrellis.zeroth_order.random_directions import combine, directions
 
 __all__ = [
     "RETRACTIONS",

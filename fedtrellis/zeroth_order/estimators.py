@@ -1,31 +1,293 @@
-"""The two estimators of a Riemannian gradient, and the gradient itself."""
+"""Function values at many points, random directions, and the gradients made of both."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
-from math import isfinite
+from math import isfinite, prod
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from fedtrellis.manifolds import Manifold
-from fedtrellis.wire.arrays import FloatArray
-from fedtrellis.zeroth_order.function_values import Evaluator, Values
-from fedtrellis.zeroth_order.random_directions import (
-    block_lengths,
-    directions,
-    weighted_sum,
-)
+from fedtrellis.objectives import Objective
+from fedtrellis.wire.arrays import FloatArray, Layout
 
 __all__ = [
     "RETRACTIONS",
     "Estimate",
+    "Evaluator",
+    "Values",
+    "block_lengths",
+    "combine",
+    "directions",
+    "evaluator",
     "projection_estimate",
     "riemannian_gradient",
     "tangent_estimate",
+    "weighted_sum",
 ]
+
+
+# Directions are drawn and used in blocks of at most this many entries (8 MiB).
+_BLOCK_ENTRIES = 2**20
+
+
+def directions(
+    rng: np.random.Generator, count: int, shape: tuple[int, ...]
+) -> FloatArray:
+    r"""Draw directions, uniform on the unit sphere of the arrays of a shape.
+
+    Several calls that follow one another on a generator draw the same numbers as one
+    for all of them.
+
+    Parameters
+    ----------
+    rng : numpy.random.Generator
+    count : int
+    shape : tuple of int
+        S.
+
+    Returns
+    -------
+    ndarray of float64, shape (count, \*S)
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.zeroth_order import directions
+    >>> u = directions(np.random.default_rng(0), 5, (3, 2))
+    >>> u.shape
+    (5, 3, 2)
+    >>> np.linalg.norm(u.reshape(5, -1), axis=1).round(12)
+    array([1., 1., 1., 1., 1.])
+    """
+    # u = w/‖w‖ with w standard normal
+    w = rng.standard_normal((count, prod(shape)))
+    w /= np.sqrt(np.einsum("ij,ij->i", w, w))[:, None]
+    return w.reshape(count, *shape)
+
+
+def combine(
+    scalars: ArrayLike, rng: np.random.Generator, shape: tuple[int, ...]
+) -> FloatArray:
+    """Rebuild G^P from its scalars and the generator of its directions.
+
+    Parameters
+    ----------
+    scalars : array_like of shape (m,)
+        Of an :class:`~.estimators.Estimate` by
+        :func:`~.estimators.projection_estimate`.
+    rng : numpy.random.Generator
+        In the state in which the estimate was given its own.
+    shape : tuple of int
+        S.
+
+    Returns
+    -------
+    ndarray of float64, shape S
+        The estimate's ``gradient``: computed alike, so equal to rounding.
+
+    Raises
+    ------
+    ValueError
+        The scalars are not a vector, none, or not finite.
+
+    Examples
+    --------
+    Whoever has the scalars and the seed has the gradient:
+
+    >>> import numpy as np
+    >>> from fedtrellis.manifolds import Euclidean
+    >>> from fedtrellis.zeroth_order import combine, projection_estimate
+    >>> estimate = projection_estimate(
+    ...     lambda points: points.sum(axis=1), Euclidean((3,)), np.zeros(3),
+    ...     np.random.default_rng(7), samples=5, smoothing=1e-3,
+    ... )
+    >>> rebuilt = combine(estimate.scalars, np.random.default_rng(7), (3,))
+    >>> bool(np.allclose(rebuilt, estimate.gradient))
+    True
+    """
+    s = np.asarray(scalars, dtype=np.float64)
+    if s.ndim != 1 or not s.size or not np.isfinite(s).all():
+        raise ValueError(
+            f"scalars must be a vector of finite numbers, at least one; got {s.dtype} "
+            f"of shape {s.shape} with {np.count_nonzero(~np.isfinite(s))} not finite"
+        )
+    blocks = (directions(rng, n, shape) for n in block_lengths(len(s), prod(shape)))
+    # G^P = (n/m) Σ_j s_j u_j
+    return (prod(shape) / len(s)) * weighted_sum(s, blocks)
+
+
+def block_lengths(count: int, size: int) -> list[int]:
+    """Return how many directions, of ``size`` entries each, go into each block."""
+    length = max(1, _BLOCK_ENTRIES // size)
+    return [min(length, count - start) for start in range(0, count, length)]
+
+
+def weighted_sum(scalars: FloatArray, blocks: Iterable[FloatArray]) -> FloatArray:
+    """Return Σ_j s_j u_j, the u_j given in blocks."""
+    start, total = 0, None
+    for u in blocks:
+        weights = scalars[start : start + len(u)]
+        part = (weights @ u.reshape(len(u), -1)).reshape(u.shape[1:])
+        total = part if total is None else total + part
+        start += len(u)
+    assert total is not None
+    return total
+
+
+#: Function values at x and the perturbed points y_1, …, y_m, which come stacked in this
+#: order, shape (m + 1, *S). The result is of shape (m + 1,) where all have one ξ in
+#: common; or of shape (2, m), the values F(x, ξ_j) above the values F(y_j, ξ_j).
+Values = Callable[[FloatArray], FloatArray]
+
+
+class Evaluator:
+    """Function values, for all points in one call or for one part after the other.
+
+    It is one of :data:`Values`; what makes it is :func:`evaluator`.
+
+    Attributes
+    ----------
+    rows : int
+        Examples that a value is made of: an objective may have as many numbers for
+        each point.
+    """
+
+    def __init__(
+        self,
+        of_points: Callable[[FloatArray, np.random.Generator | None], FloatArray],
+        rng: np.random.Generator | None,
+        rows: int,
+        shared: bool,
+    ) -> None:
+        self._of_points, self._rng, self._shared = of_points, rng, shared
+        self.rows = rows
+
+    def __call__(self, points: FloatArray) -> FloatArray:
+        """The values at x and the points after it, with new mini-batches."""
+        return self._of_points(points, self._rng)
+
+    def parts(self, parts: Iterable[FloatArray]) -> Iterator[FloatArray]:
+        """The values of one call, part after part, each part beginning with x.
+
+        All parts have one mini-batch if all points of a call have.
+        """
+        # what the first part draws, each of the others draws again
+        start = deepcopy(self._rng) if self._shared else None
+        for number, points in enumerate(parts):
+            rng = deepcopy(start) if number and start is not None else self._rng
+            yield self._of_points(points, rng)
+
+
+def evaluator(
+    objective: Any,
+    layout: Layout,
+    *,
+    batch_size: int = 0,
+    rng: np.random.Generator | None = None,
+    shared: bool = True,
+) -> Evaluator:
+    r"""Return the function values of an objective in the form the estimators need.
+
+    Parameters
+    ----------
+    objective : object
+        With ``values(points, rng, batch_size=...)``, see
+        :meth:`fedtrellis.objectives.Objective.values`; or only with ``value(x)``,
+        which is called once for each point and knows the full data only.
+    layout : Layout
+        Of the model. For one of several arrays the points are flat vectors, and the
+        objective is given the list of the layers: each (k, \*layer shape) in
+        ``values`` and of the layer's shape in ``value``.
+    batch_size : int
+        Examples in a mini-batch, the ξ; 0: all, and no ξ.
+    rng : numpy.random.Generator, optional
+        Draws the mini-batches; needed with them.
+    shared : bool
+        Whether one ξ, drawn in each call, serves x and all perturbed points: m + 1
+        function values in one call of ``objective.values``. False draws a ξ_j for each
+        direction, as the paper writes it: 2m values, in m calls of two points each,
+        which cannot be put together, so it costs far more than twice the time. Without
+        mini-batches it makes no difference.
+
+    Returns
+    -------
+    Evaluator
+
+    Raises
+    ------
+    ValueError
+        A ``batch_size`` below 0, without ``rng``, or above 0 for an objective that only
+        has ``value``.
+
+    Examples
+    --------
+    An objective that has ``value(x)`` alone is asked point by point:
+
+    >>> import numpy as np
+    >>> from fedtrellis.wire.arrays import Layout
+    >>> from fedtrellis.zeroth_order import evaluator
+    >>> class Square:
+    ...     def value(self, x):
+    ...         return float(x @ x)
+    >>> values = evaluator(Square(), Layout(((2,),)))
+    >>> values(np.array([[0.0, 0.0], [1.0, 2.0]]))
+    array([0., 5.])
+    """
+    if batch_size < 0:
+        raise ValueError(f"batch_size is {batch_size}; it must be at least 0")
+    only_value = not hasattr(objective, "values") or (
+        # what is inherited from Objective is a loop over value(), for one array only
+        getattr(type(objective), "values", None) is Objective.values
+    )
+    if only_value and batch_size:
+        raise ValueError(
+            f"batch_size is {batch_size}, but {type(objective).__name__} only has "
+            "value(x), on all its data; it needs values(points, rng, batch_size=...), "
+            "or batch_size = 0"
+        )
+    if batch_size and rng is None:
+        raise ValueError(f"batch_size is {batch_size}; it needs a random generator")
+
+    # differences of values need the digits of float64, whatever the model is of
+    layout = Layout(layout.shapes)
+
+    def together(points: FloatArray, rng: np.random.Generator | None) -> FloatArray:
+        if only_value:
+            found = [objective.value(layout.objective_point(x)) for x in points]
+        elif batch_size:
+            stacked = _stacked(layout, points)
+            found = objective.values(stacked, rng, batch_size=batch_size)
+        else:
+            found = objective.values(_stacked(layout, points))
+        return np.asarray(found, dtype=np.float64)
+
+    def pairs(points: FloatArray, rng: np.random.Generator | None) -> FloatArray:
+        x = points[0]
+        # F(x, ξ_j) and F(y_j, ξ_j)
+        columns = [together(np.stack((x, y)), rng) for y in points[1:]]
+        return np.stack(columns, axis=1)
+
+    if batch_size:
+        return Evaluator(together if shared else pairs, rng, batch_size, shared)
+    rows = 0 if only_value else int(getattr(objective, "num_examples", 0))
+    return Evaluator(together, None, rows, True)
+
+
+def _stacked(layout: Layout, points: FloatArray) -> FloatArray | list[FloatArray]:
+    """Return what ``objective.values`` is given: one array, or the list of layers."""
+    count = len(points)
+    if len(layout.shapes) == 1:
+        return points.reshape(count, *layout.shapes[0])
+    sizes = [prod(shape) for shape in layout.shapes]
+    parts = np.split(points.reshape(count, -1), np.cumsum(sizes)[:-1], axis=1)
+    pairs = zip(parts, layout.shapes, strict=True)
+    return [part.reshape(count, *shape) for part, shape in pairs]
+
 
 RETRACTIONS = ("polar", "exponential")
 
@@ -134,17 +396,15 @@ def projection_estimate(
     True
     """
     point = _checked_point(manifold, x, samples, smoothing)
-
-    def draw(generator: np.random.Generator, count: int) -> FloatArray:
-        return directions(generator, count, point.shape)
-
-    def perturbed(u: FloatArray) -> FloatArray:
-        # P_M(x + μ u_j)
-        return manifold.project(point + smoothing * u)
-
-    # G^P has the factor n/m
     return _estimate(
-        values, point, rng, samples, smoothing, draw, perturbed, point.size
+        values,
+        point,
+        rng,
+        samples,
+        smoothing,
+        lambda generator, count: directions(generator, count, point.shape),
+        lambda u: manifold.project(point + smoothing * u),  # P_M(x + μ u_j)
+        point.size,  # G^P has the factor n/m
     )
 
 
@@ -196,16 +456,16 @@ def tangent_estimate(
             f"retraction is {retraction!r}; allowed: {', '.join(RETRACTIONS)}"
         )
     retract = manifold.retract if retraction == "polar" else manifold.exponential
-
-    def draw(generator: np.random.Generator, count: int) -> FloatArray:
-        return manifold.random_tangent(point, generator, count)
-
-    def perturbed(u: FloatArray) -> FloatArray:
-        # Retr_x(μ u_j)
-        return retract(point, smoothing * u)
-
-    # G^R has the factor 1/m
-    return _estimate(values, point, rng, samples, smoothing, draw, perturbed, 1)
+    return _estimate(
+        values,
+        point,
+        rng,
+        samples,
+        smoothing,
+        lambda generator, count: manifold.random_tangent(point, generator, count),
+        lambda u: retract(point, smoothing * u),  # Retr_x(μ u_j)
+        1,  # G^R has the factor 1/m
+    )
 
 
 def riemannian_gradient(
@@ -260,10 +520,9 @@ def _estimate(
     factor: int,
 ) -> Estimate:
     """Return G = (factor/m) Σ_j s_j u_j."""
-    width, of_parts = x.size, None
-    if isinstance(values, Evaluator) and samples * max(x.size, values.rows) > _AT_ONCE:
-        width, of_parts = max(x.size, values.rows), values.parts
-    lengths = block_lengths(samples, width)
+    width = max(x.size, values.rows) if isinstance(values, Evaluator) else x.size
+    parted = isinstance(values, Evaluator) and samples * width > _AT_ONCE
+    lengths = block_lengths(samples, width if parted else x.size)
     # All blocks at once may not fit: then they are drawn again when they are needed.
     replay = deepcopy(rng) if len(lengths) > 1 else None
     u = x
@@ -273,7 +532,11 @@ def _estimate(
         u = draw(rng, length)
         return perturbed(u)
 
-    if of_parts is None:
+    if isinstance(values, Evaluator) and parted:
+        parts = (np.concatenate((x[None], near(length))) for length in lengths)
+        pairs = zip(values.parts(parts), lengths, strict=True)
+        found = [_checked_values(part, length) for part, length in pairs]
+    else:
         points = np.empty((samples + 1, *x.shape))
         points[0] = x
         start = 1
@@ -281,12 +544,6 @@ def _estimate(
             points[start : start + length] = near(length)
             start += length
         found = [_checked_values(values(points), samples)]
-    else:
-        parts = (np.concatenate((x[None], near(length))) for length in lengths)
-        found = [
-            _checked_values(part, length)
-            for part, length in zip(of_parts(parts), lengths, strict=True)
-        ]
     blocks: Iterable[FloatArray] = (u,)
     if replay is not None:
         blocks = (draw(replay, length) for length in lengths)

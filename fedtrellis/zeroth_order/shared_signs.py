@@ -22,20 +22,12 @@ __all__ = [
     "pool_choice",
 ]
 
-#: Under which a client says before round 1 which model its objective begins at.
+#: The property by which a client announces the model that its objective begins at.
 START = "start"
 
 
 class StreamedSigns:
-    """The directions of a round, one after the other: the same for all clients.
-
-    Parameters
-    ----------
-    seed, stream : int
-        The run's, and the round.
-    size : int
-        p.
-    """
+    """The directions of a run's round of p entries: the same for all clients."""
 
     def __init__(self, seed: int, stream: int, size: int) -> None:
         self._rng, self._size = sign_rng(seed, stream), size
@@ -46,17 +38,7 @@ class StreamedSigns:
 
 
 class PooledSigns:
-    """Some of the K directions of a pool, one after the other.
-
-    Parameters
-    ----------
-    seed : int
-        The run's.
-    indices : sequence of int
-        Which, of 0..K−1.
-    size : int
-        p.
-    """
+    """Some of the K directions of a run's pool, each of p entries, in turn."""
 
     def __init__(self, seed: int, indices: Sequence[int], size: int) -> None:
         self._seed, self._left, self._size = seed, list(indices), size
@@ -70,40 +52,15 @@ class PooledSigns:
 def pool_choice(
     seed: int, client: str, server_round: int, count: int, pool: int
 ) -> NDArray[np.int64]:
-    """Return which directions of the pool a client takes, drawn with replacement.
-
-    Parameters
-    ----------
-    seed : int
-    client : str
-        Its identity.
-    server_round, count, pool : int
-        The round, how many, and K.
-
-    Returns
-    -------
-    ndarray of int64, shape (count,)
-    """
+    """Draw which directions of a pool a client takes, with replacement: (count,)."""
     rng = generator(seed, "choice of the pool", client, server_round)
     return rng.integers(pool, size=count)
 
 
 def from_pool(start: FloatArray, weights: FloatArray, seed: int) -> FloatArray:
-    """Return x_0 + Σ_j a_j u_j, one direction of the pool after the other.
+    """Return x_0 + Σ_j a_j u_j in x_0's dtype, the same bits on every machine.
 
-    Parameters
-    ----------
-    start : ndarray
-        x_0, of p entries.
-    weights : ndarray of float64, shape (K,)
-        a; what is 0 costs nothing.
-    seed : int
-        The run's.
-
-    Returns
-    -------
-    ndarray
-        Of x_0's shape and dtype; every machine finds the same bits.
+    ``weights`` is a, of shape (K,); what is 0 costs nothing.
     """
     point = np.array(start, order="C")
     used = np.flatnonzero(weights)

@@ -20,7 +20,7 @@ from scipy.sparse.linalg import svds
 
 import sim
 from fedtrellis.domains import NuclearNormBall
-from fedtrellis.domains.lanczos import Products, leading_pairs
+from fedtrellis.domains.singular import Products, leading_pairs
 from fedtrellis.schedules import FrankWolfeSchedule
 from reproduce.common import (
     Item,
@@ -181,7 +181,7 @@ def run(
         Settings, see :func:`reproduce.common.app_config`.
     nodes : int
     tolerance, most
-        Of the oracle, see :func:`~fedtrellis.domains.lanczos.leading_pairs`.
+        Of the oracle, see :func:`~fedtrellis.domains.singular.leading_pairs`.
     dtype : type
         Of the clients' iterates, float64 or float32.
     """

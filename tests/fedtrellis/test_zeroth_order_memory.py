@@ -24,7 +24,6 @@ from fedtrellis.zeroth_order import (
     estimators,
     evaluator,
     projection_estimate,
-    random_directions,
 )
 from strategies import ZerothOrderRFL
 from tests.harness import grid_of, play
@@ -71,7 +70,7 @@ def test_parts_are_the_whole(
     kind: str, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = estimate(kind)
-    monkeypatch.setattr(random_directions, "_BLOCK_ENTRIES", block)
+    monkeypatch.setattr(estimators, "_BLOCK_ENTRIES", block)
     monkeypatch.setattr(estimators, "_AT_ONCE", 1)
     parts = estimate(kind)
     np.testing.assert_allclose(parts.scalars, whole.scalars, rtol=1e-9)

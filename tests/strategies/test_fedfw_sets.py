@@ -28,7 +28,7 @@ from fedtrellis.domains import (
     Product,
 )
 from fedtrellis.domains.atoms import SparseAtom, pack_atoms, unpack_atoms
-from fedtrellis.domains.description import alike, describe
+from fedtrellis.domains.base import alike, describe
 from fedtrellis.objectives import LeastSquares
 from fedtrellis.settings import SettingsError
 from strategies import FedFW, NaiveFrankWolfe

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedtrellis.domains import BirkhoffPolytope, L1Ball, L2Ball
-from fedtrellis.domains.whole_space import WholeSpace
+from fedtrellis.domains.vectors import WholeSpace
 from fedtrellis.objectives import LeastSquares
 from fedtrellis.settings import SettingsError
 from tasks import LinearRegression

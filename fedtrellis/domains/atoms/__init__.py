@@ -12,8 +12,16 @@ that occurs. What arrives comes from outside: :meth:`Atom.from_arrays` and
 what came.
 """
 
-from fedtrellis.domains.atoms.base import FLOAT64, Atom, rounding
-from fedtrellis.domains.atoms.matrices import PermutationAtom, RankOneAtom
+from fedtrellis.domains.atoms.base import (
+    FLOAT64,
+    Atom,
+    DenseAtom,
+    PermutationAtom,
+    RankOneAtom,
+    SignAtom,
+    SparseAtom,
+    rounding,
+)
 from fedtrellis.domains.atoms.packing import (
     PackedAtoms,
     ProductAtom,
@@ -21,7 +29,6 @@ from fedtrellis.domains.atoms.packing import (
     unpack_atoms,
 )
 from fedtrellis.domains.atoms.random_signs import RandomSigns
-from fedtrellis.domains.atoms.vectors import DenseAtom, SignAtom, SparseAtom
 
 __all__ = [
     "FLOAT64",

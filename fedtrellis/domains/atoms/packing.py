@@ -26,15 +26,18 @@ from fedtrellis.domains.atoms.base import (
     UINT8,
     Arrays,
     Atom,
+    DenseAtom,
     FloatArray,
+    PermutationAtom,
+    RankOneAtom,
     Shape,
+    SignAtom,
+    SparseAtom,
     check,
     check_count,
     index_dtype,
 )
-from fedtrellis.domains.atoms.matrices import PermutationAtom, RankOneAtom
 from fedtrellis.domains.atoms.random_signs import RandomSigns
-from fedtrellis.domains.atoms.vectors import DenseAtom, SignAtom, SparseAtom
 
 __all__ = ["PackedAtoms", "ProductAtom", "pack_atoms", "unpack_atoms"]
 

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
-from fedtrellis.domains import GroupL1Ball, L1Ball, Simplex, SpectralNormBall, polar
+from fedtrellis.domains import GroupL1Ball, L1Ball, Simplex, SpectralNormBall, singular
 from fedtrellis.domains.numerics import (
     _theta_by_active_sets,
     _theta_by_sorting,
     project_l1,
     project_simplex,
 )
-from fedtrellis.domains.polar import polar_factor
+from fedtrellis.domains.singular import polar_factor
 
 Array = NDArray[np.float64]
 
@@ -181,7 +181,7 @@ def test_which_matrices_have_their_polar_factor_by_products(
     def refuse(*_: object) -> None:
         raise AssertionError("a decomposition")
 
-    monkeypatch.setattr(polar, "thin_svd", refuse)
+    monkeypatch.setattr(singular, "thin_svd", refuse)
     rng = np.random.default_rng(4)
     x = rng.standard_normal((200, 64))
     polar_factor(x)

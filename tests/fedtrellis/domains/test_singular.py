@@ -9,9 +9,13 @@ import scipy.sparse
 from numpy.typing import NDArray
 from scipy.sparse.linalg import LinearOperator, aslinearoperator
 
-from fedtrellis.domains import Domain, L1Ball, NuclearNormBall, lanczos, singular
-from fedtrellis.domains.lanczos import Products, leading_pairs
-from fedtrellis.domains.singular import sparse_plus_low_rank, top_pairs
+from fedtrellis.domains import Domain, L1Ball, NuclearNormBall, singular
+from fedtrellis.domains.singular import (
+    Products,
+    leading_pairs,
+    sparse_plus_low_rank,
+    top_pairs,
+)
 
 Array = NDArray[np.float64]
 
@@ -309,4 +313,4 @@ def test_an_operator_is_never_made_dense_where_it_converges() -> None:
     )
     start = top_pairs(operator).start
     top_pairs(operator, 2, start)
-    assert largest <= lanczos._BLOCKS
+    assert largest <= singular._BLOCKS

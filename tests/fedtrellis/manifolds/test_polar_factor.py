@@ -7,10 +7,9 @@ import pytest
 from numpy.typing import NDArray
 from scipy.linalg import expm, polar, sqrtm
 
-from fedtrellis.manifolds import FixedRank, Stiefel, orthonormal, polar_factor
-from fedtrellis.manifolds import polar as polar_module
-from fedtrellis.manifolds.fixed_rank import _start, _truncate_near
-from fedtrellis.manifolds.polar import thin_svd
+from fedtrellis.domains.numerics import thin_svd
+from fedtrellis.manifolds import FixedRank, Stiefel, matrices, polar_factor
+from fedtrellis.manifolds.matrices import _start, _truncate_near
 
 Array = NDArray[np.float64]
 
@@ -124,7 +123,7 @@ def test_no_decomposition_near_the_manifold(monkeypatch: pytest.MonkeyPatch) -> 
     x = manifold.random_point(rng)
     noise = rng.standard_normal((10, 30, 4))
     near, far = x + 1e-4 * noise, noise
-    monkeypatch.setattr(polar_module, "thin_svd", refuse)
+    monkeypatch.setattr(matrices, "thin_svd", refuse)
     manifold.project(far)  # by the eigenvalues
     monkeypatch.setattr(np.linalg, "eigh", refuse)
     manifold.project(near)
@@ -150,7 +149,7 @@ def test_expm_of_a_batch_against_scipy(scale: float) -> None:
     a = np.random.default_rng(10).standard_normal((6, 5, 5))
     a = scale * (a - a.swapaxes(1, 2)) / 5.0
     expected = np.stack([expm(one) for one in a])
-    np.testing.assert_allclose(orthonormal._expm(a), expected, atol=1e-13 * (1 + scale))
+    np.testing.assert_allclose(matrices._expm(a), expected, atol=1e-13 * (1 + scale))
 
 
 def low_rank(rng: np.random.Generator, values: Array, shape: tuple[int, int]) -> Array:

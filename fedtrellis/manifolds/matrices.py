@@ -1,0 +1,451 @@
+"""Matrices: with orthonormal columns, as they are or as bases, and of fixed rank."""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedtrellis.domains.numerics import positive_integer, power_of_two_scaled, thin_svd
+from fedtrellis.manifolds.base import (
+    FloatArray,
+    Manifold,
+    Shape,
+    checked_shape,
+)
+from fedtrellis.manifolds.vectors import unit_columns
+
+__all__ = ["FixedRank", "Grassmann", "Stiefel", "polar_factor"]
+
+
+# Up to this ‖xᵀx − I‖ the series for (xᵀx)^(−1/2) needs few enough terms (16) to be
+# faster than the eigenvalues.
+_NEAR = 0.1
+# Smallest ratio of the eigenvalues of xᵀx for which they are used. Forming xᵀx costs
+# an error of 2⁻⁵³/ratio in the factor; at this one it stays below 1e-12.
+_WELL_CONDITIONED = 1e-3
+
+
+def polar_factor(x: FloatArray) -> FloatArray:
+    """Return the factor U Vᵀ of each x = U Σ Vᵀ, the closest orthonormal columns.
+
+    It is x (xᵀx)^(−1/2) where the columns are independent: by the series of the
+    inverse root near orthonormal columns, else through the eigenvalues of xᵀx where
+    they are within a factor of 1 000, else by the singular value decomposition. With
+    dependent columns the factor is not unique, and it is U Vᵀ as LAPACK completes U.
+
+    Parameters
+    ----------
+    x : ndarray, shape (m, p, r), p ≥ r
+        Finite.
+
+    Returns
+    -------
+    ndarray of float64, shape (m, p, r)
+        Orthonormal to about 1e-15.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.manifolds import polar_factor
+    >>> polar_factor(np.array([[[3.0], [4.0]]])).round(3).ravel()
+    array([0.6, 0.8])
+    """
+    if x.shape[2] == 1:  # x/‖x‖
+        return unit_columns(x)[0]
+    with np.errstate(over="ignore", invalid="ignore"):
+        gram = x.swapaxes(1, 2) @ x
+        excess = gram - np.eye(x.shape[2])
+        farthest = math.sqrt(np.einsum("mij,mij->m", excess, excess).max())
+    if farthest <= _NEAR:  # not so if it is NaN
+        near: FloatArray = x @ _inverse_root_near_identity(excess, farthest)
+        return near
+    return _far(x, gram)
+
+
+def _far(x: FloatArray, gram: FloatArray) -> FloatArray:
+    """Return the polar factors, given xᵀx, each by the fastest way that is safe."""
+    trace = np.trace(gram, axis1=1, axis2=2)
+    in_range = (trace > 1e-100) & (trace < 1e100)  # not so if it is NaN
+    usable = np.where(in_range[:, None, None], gram, np.eye(x.shape[2]))
+    values, vectors = np.linalg.eigh(usable)
+    safe = in_range & (values[:, 0] >= _WELL_CONDITIONED * values[:, -1])
+    if safe.all():
+        return _by_eigenvalues(x, values, vectors)
+    result = np.empty_like(x)
+    result[safe] = _by_eigenvalues(x[safe], values[safe], vectors[safe])
+    left, _, right = thin_svd(x[~safe])
+    result[~safe] = left @ right  # U Vᵀ
+    return result
+
+
+def _by_eigenvalues(x: FloatArray, values: FloatArray, w: FloatArray) -> FloatArray:
+    """Return the polar factors, given the eigenvalues and vectors of xᵀx."""
+    # x (xᵀx)^(−1/2) = x W Λ^(−1/2) Wᵀ  with xᵀx = W Λ Wᵀ
+    y = x @ ((w / np.sqrt(values)[:, None, :]) @ w.swapaxes(1, 2))
+    # y is orthonormal to 1e-13; once more, from so near, makes that 1e-15
+    excess = y.swapaxes(1, 2) @ y - np.eye(x.shape[2])
+    result: FloatArray = y @ _inverse_root_near_identity(excess, 1e-8)
+    return result
+
+
+def _inverse_root_near_identity(excess: FloatArray, size: float) -> FloatArray:
+    """Return (I + E)^(−1/2) for symmetric E with ‖E‖ ≤ size < 1, by its series."""
+    identity = np.eye(excess.shape[1])
+    last, previous, *coefficients = reversed(_series(size))
+    # Σ_k c_k E^k, in Horner's order
+    result = last * excess + previous * identity
+    for coefficient in coefficients:
+        result = result @ excess
+        result += coefficient * identity
+    return result
+
+
+def _series(size: float) -> list[float]:
+    """Return the coefficients of (1 + z)^(−1/2) that count for |z| ≤ size, two or more.
+
+    What follows the last is below 2⁻⁵³/10.
+    """
+    coefficients = [1.0]
+    # c_k = c_{k−1} (1/2 − k)/k
+    while abs(coefficients[-1]) * size ** (len(coefficients) - 1) > 1e-17:
+        k = len(coefficients)
+        coefficients.append(coefficients[-1] * (0.5 - k) / k)
+    return coefficients
+
+
+# Longest tangent that is followed: rounding blurs the angles of longer ones.
+_LONGEST = 1e6
+
+
+class _Orthonormal(Manifold):
+    """What the two share: the points, and with them the projection."""
+
+    def __post_init__(self) -> None:
+        shape = checked_shape(self.name, self.shape, matrix=True)
+        if shape[0] < shape[1]:
+            raise ValueError(
+                f"{self.name}: shape must have at least as many rows as columns, "
+                f"got {self.shape!r}"
+            )
+        object.__setattr__(self, "shape", shape)
+
+    def _project(self, x: FloatArray) -> FloatArray:
+        # P_M(x) = U Vᵀ  for x = U Σ Vᵀ
+        return polar_factor(x)
+
+    def _check_length(self, v: FloatArray) -> None:
+        if np.abs(v).max() > _LONGEST:
+            raise ValueError(
+                f"{self.name}: the exponential map takes tangents with entries up to "
+                f"{_LONGEST:g}, got {np.abs(v).max():.3g}"
+            )
+
+
+@dataclass(frozen=True)
+class Stiefel(_Orthonormal):
+    """The p × r matrices with orthonormal columns, xᵀx = I, p ≥ r.
+
+    The closest point to x = U Σ Vᵀ is U Vᵀ, unique where the columns of x are
+    independent; elsewhere U is completed as LAPACK does it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.manifolds import Stiefel
+    >>> manifold = Stiefel((3, 1))
+    >>> point = manifold.project(np.array([[3.0], [4.0], [0.0]]))
+    >>> manifold.contains(point)
+    True
+    >>> (point + 0.0).round(3)
+    array([[0.6],
+           [0.8],
+           [0. ]])
+    """
+
+    name: ClassVar[str] = "stiefel"
+    shape: Shape
+
+    @property
+    def dimension(self) -> int:
+        """Return p r − r (r + 1)/2."""
+        p, r = self.shape
+        return p * r - r * (r + 1) // 2
+
+    def _project_tangent(self, x: FloatArray, v: FloatArray) -> FloatArray:
+        product = x.swapaxes(1, 2) @ v
+        # v − x (xᵀv + vᵀx)/2
+        return v - x @ (0.5 * (product + product.swapaxes(1, 2)))
+
+    def _exponential(self, x: FloatArray, v: FloatArray) -> FloatArray:
+        # Zimmermann, Hüper, "Computing the Riemannian logarithm on the Stiefel
+        # manifold", SIAM J. Matrix Anal. Appl. 2022, the Euclidean metric:
+        #   Exp_x(v) = [x Q] exp([2A −Rᵀ; R 0]) [I; 0] exp(−A),  A = xᵀv,  QR = v − xA
+        # Here with K = QR itself in the place of Q: no factorisation, any rank.
+        self._check_length(v)
+        r = self.shape[1]
+        product = x.swapaxes(1, 2) @ v
+        a = 0.5 * (product - product.swapaxes(1, 2))
+        k = v - x @ product
+        size = np.sqrt(np.einsum("mpr,mpr->m", k, k))[:, None, None]
+        size = np.where(size > 0.0, size, 1.0)
+        # [2A  −KᵀK/τ; τI  0],  τ = ‖K‖ balancing the two
+        generator = np.zeros((len(a), 2 * r, 2 * r))
+        generator[:, :r, :r] = 2.0 * a
+        generator[:, :r, r:] = -(k.swapaxes(1, 2) @ k) / size
+        generator[:, r:, :r] = size * np.eye(r)
+        flow = _expm(generator)[:, :, :r] @ _expm(-a)
+        # [x  K/τ] exp(…) [I; 0] exp(−A);  the polar factor takes away rounding
+        return polar_factor(x @ flow[:, :r] + (k / size) @ flow[:, r:])
+
+
+@dataclass(frozen=True)
+class Grassmann(_Orthonormal):
+    """The r-dimensional subspaces of R^p, p ≥ r, each given by an orthonormal basis.
+
+    Points and projection are those of :class:`Stiefel`. Tangent vectors at x are the
+    horizontal ones, xᵀv = 0: those that change the subspace and not only its basis.
+    For functions with f(xq) = f(x) for every orthogonal q.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.manifolds import Grassmann
+    >>> manifold = Grassmann((3, 1))
+    >>> point = manifold.project(np.array([[3.0], [4.0], [0.0]]))
+    >>> manifold.contains(point)
+    True
+    >>> (point + 0.0).round(3)
+    array([[0.6],
+           [0.8],
+           [0. ]])
+    """
+
+    name: ClassVar[str] = "grassmann"
+    shape: Shape
+
+    @property
+    def dimension(self) -> int:
+        """Return r (p − r)."""
+        p, r = self.shape
+        return r * (p - r)
+
+    def _project_tangent(self, x: FloatArray, v: FloatArray) -> FloatArray:
+        # v − x xᵀv
+        return v - x @ (x.swapaxes(1, 2) @ v)
+
+    def _exponential(self, x: FloatArray, v: FloatArray) -> FloatArray:
+        self._check_length(v)
+        # vᵀv = W Σ² Wᵀ;  cos and sin(σ)/σ are smooth in σ², so no accuracy is lost
+        squares, w = np.linalg.eigh(v.swapaxes(1, 2) @ v)
+        angles = np.sqrt(np.maximum(squares, 0.0))[:, None, :]
+        # Exp_x(v) = x W cos(Σ) Wᵀ + U sin(Σ) Wᵀ,  U = v W Σ⁻¹  (Edelman, Arias,
+        # Smith, SIAM J. Matrix Anal. Appl. 1998, theorem 2.3)
+        y = x @ (w * np.cos(angles)) + v @ (w * np.sinc(angles / np.pi))
+        # the polar factor takes away rounding
+        return polar_factor(y @ w.swapaxes(1, 2))
+
+
+def _expm(a: FloatArray) -> FloatArray:
+    """Return exp(A) for a batch of square matrices, by scaling and squaring.
+
+    The Taylor series of exp(A/2^s) with ‖A/2^s‖ ≤ 1/2, squared s times. Products of
+    the whole batch: SciPy goes through the batch matrix by matrix.
+    """
+    size = math.sqrt(float(np.einsum("mij,mij->m", a, a).max()))
+    squarings = max(0, math.frexp(size)[1] + 1)
+    a = a / 2.0**squarings
+    size /= 2.0**squarings
+    # terms until size^k/k! no longer counts
+    terms, term = 1, size
+    while term > 1e-18:
+        terms += 1
+        term *= size / terms
+    identity = np.eye(a.shape[1])
+    # I + A (I + A/2 (I + A/3 (…)))
+    result = identity + a / terms
+    for k in range(terms - 1, 0, -1):
+        result = identity + (a / k) @ result
+    for _ in range(squarings):
+        result = result @ result
+    return result
+
+
+# Subspace iteration pays where the rank is at most this share of the smaller side.
+_LOW_RANK = 1 / 4
+# It is left after so many steps, for the singular value decomposition.
+_MAX_STEPS = 4
+# Largest error of the projection, relative to the matrix, with which it is done.
+_ACCURACY = 1e-14
+
+
+@dataclass(frozen=True)
+class FixedRank(Manifold):
+    """The p × r matrices of rank R.
+
+    The closest point is the truncated singular value decomposition, unique where
+    σ_R > σ_{R+1}; in a tie LAPACK's order decides. A matrix of smaller rank has no
+    closest one of rank R (there are some as close as you like): it is its own
+    projection, and counts as contained. The manifold is not closed, and its tangent
+    space at such a matrix is that of R singular vectors LAPACK completes it with.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        (p, r).
+    rank : int
+        R, from 1 to min(p, r).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.manifolds import FixedRank
+    >>> manifold = FixedRank((2, 2), rank=1)
+    >>> point = manifold.project(np.array([[3.0, 0.0], [0.0, 1.0]]))
+    >>> manifold.contains(point)
+    True
+    >>> (point + 0.0).round(3)
+    array([[3., 0.],
+           [0., 0.]])
+    """
+
+    name: ClassVar[str] = "fixed-rank"
+    shape: Shape
+    rank: int
+
+    def __post_init__(self) -> None:
+        shape = checked_shape(self.name, self.shape, matrix=True)
+        rank = positive_integer(self.name, "rank", self.rank)
+        if rank > min(shape):
+            raise ValueError(
+                f"{self.name}: rank must be at most {min(shape)} for shape {shape}, "
+                f"got {rank}"
+            )
+        object.__setattr__(self, "shape", shape)
+        object.__setattr__(self, "rank", rank)
+
+    @property
+    def dimension(self) -> int:
+        """Return R (p + r − R)."""
+        return self.rank * (sum(self.shape) - self.rank)
+
+    def factors(self, point: ArrayLike) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Return the R largest singular triples U, s, Vᵀ of a point or a batch.
+
+        Parameters
+        ----------
+        point : ndarray, shape (p, r) or (m, p, r)
+
+        Returns
+        -------
+        tuple of ndarray of float64
+            Of shapes (p, R), (R,), (R, r), or (m, p, R), (m, R), (m, R, r); s
+            decreases.
+
+        Raises
+        ------
+        ValueError
+            The point is not finite, or neither a point of this shape nor a batch.
+        """
+        x = self._finite(point, "point")
+        left, values, right = self._factors(self._batch(x))
+        if x.ndim == 2:
+            return left[0], values[0], right[0]
+        return left, values, right
+
+    def from_factors(
+        self, left: ArrayLike, values: ArrayLike, right: ArrayLike
+    ) -> FloatArray:
+        """Return U diag(s) Vᵀ, the inverse of :meth:`factors`."""
+        u, s, vt = (np.asarray(a, dtype=np.float64) for a in (left, values, right))
+        (p, r), rank = self.shape, self.rank
+        wanted = ((p, rank), (rank,), (rank, r))
+        batch = s.shape[:-1]
+        got = (u.shape, s.shape, vt.shape)
+        if len(batch) > 1 or got != tuple((*batch, *shape) for shape in wanted):
+            raise ValueError(
+                f"{self.name}: the factors have shapes {u.shape}, {s.shape} and "
+                f"{vt.shape}, expected {wanted[0]}, {wanted[1]} and {wanted[2]}, or "
+                "several of these along a first axis"
+            )
+        # U diag(s) Vᵀ
+        product: FloatArray = (u * s[..., None, :]) @ vt
+        return product
+
+    def _factors(self, x: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+        left, values, right = thin_svd(x)
+        rank = self.rank
+        return left[:, :, :rank], values[:, :rank], right[:, :rank]
+
+    def _project(self, x: FloatArray) -> FloatArray:
+        if self.rank == min(self.shape):
+            return x.copy()
+        if self.rank > _LOW_RANK * min(self.shape):
+            return self._truncate(x)
+        result, done = _truncate_near(x, self.rank)
+        if not done.all():
+            result[~done] = self._truncate(x[~done])
+        return result
+
+    def _truncate(self, x: FloatArray) -> FloatArray:
+        # P_M(x) = Σ_{i ≤ R} σ_i u_i v_iᵀ
+        u, s, vt = self._factors(x)
+        return (u * s[:, None, :]) @ vt
+
+    def _project_tangent(self, x: FloatArray, v: FloatArray) -> FloatArray:
+        u, _, vt = self._factors(x)
+        along = u @ (u.swapaxes(1, 2) @ v)
+        # U Uᵀv + (v − U Uᵀv) V Vᵀ
+        return along + ((v - along) @ vt.swapaxes(1, 2)) @ vt
+
+
+def _truncate_near(x: FloatArray, rank: int) -> tuple[FloatArray, NDArray[np.bool_]]:
+    """Truncate matrices that are near ones of a rank, by subspace iteration.
+
+    A step brings the R leading left singular vectors closer by (σ_{R+1}/σ_R)². With
+    Q the basis found, ‖x − Q Qᵀx‖ < σ_R(Qᵀx) says that it is the leading ones it
+    found.
+
+    Returns
+    -------
+    ndarray of float64, shape (m, p, r)
+        Q Qᵀx.
+    ndarray of bool, shape (m,)
+        Where that is the truncation, to rounding; elsewhere it is of no use.
+    """
+    scaled, scale = power_of_two_scaled(x, (1, 2))
+    transposed = scaled.swapaxes(1, 2)
+    basis = np.linalg.qr(scaled @ _start(x.shape[2], rank)).Q
+    truncated = basis @ (basis.swapaxes(1, 2) @ scaled)
+    done = np.zeros(len(x), dtype=np.bool_)
+    for _ in range(_MAX_STEPS):
+        product = scaled @ np.linalg.qr(transposed @ basis).Q
+        change = _lengths(product - basis @ (basis.swapaxes(1, 2) @ product))
+        basis, triangle = np.linalg.qr(product)
+        smallest = np.linalg.svd(triangle, compute_uv=False)[:, -1]
+        truncated = basis @ (basis.swapaxes(1, 2) @ scaled)
+        rest = _lengths(scaled - truncated)
+        # σ_{R+1}/σ_R is at most this; what is wrong now is at most change · rate²
+        rate = rest / np.where(smallest > 0.0, smallest, 1.0)
+        promising = (smallest > 0.0) & (rate < 0.5)
+        done = promising & (change * rate**2 <= _ACCURACY * _lengths(product))
+        if done.all() or not promising.any():
+            break
+    return scale * truncated, done
+
+
+def _lengths(x: FloatArray) -> FloatArray:
+    """Return the Frobenius norms of a batch of matrices."""
+    norms: FloatArray = np.sqrt(np.einsum("mij,mij->m", x, x))
+    return norms
+
+
+@lru_cache(maxsize=32)
+def _start(rows: int, columns: int) -> FloatArray:
+    """Return the iteration's start, always the same for a shape."""
+    # random: a structured matrix could have a singular vector orthogonal to ones
+    start = np.random.default_rng(0).standard_normal((rows, columns))
+    start.flags.writeable = False
+    return start
