@@ -22,18 +22,16 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from logging import WARNING
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from flwr.serverapp.strategy import Result
 
 from fedtrellis.extras import need
 from fedtrellis.server.callbacks import Callback, RoundRecord
+from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.server.records import how_it_ended
 from fedtrellis.settings import AUTO, SettingsError, check_choice
 from fedtrellis.wire.flower_internals import log
-
-if TYPE_CHECKING:
-    from fedtrellis.server.loop import LoopStrategy
 
 __all__ = [
     "MLflow",
@@ -46,37 +44,11 @@ __all__ = [
 ]
 
 
-def _round_values(record: RoundRecord) -> dict[str, float]:
-    """A round's finite numbers by name."""
-    values = dict(record.metrics)
-    # round 0 is the start's evaluation: nobody was asked anything
-    if record.round:
-        values |= {
-            "round/sampled": record.sampled,
-            "round/used": record.used,
-            "round/dropped": len(record.rejected),
-            "round/bytes-up": record.bytes_up,
-            "round/bytes-down": record.bytes_down,
-            "round/seconds": record.seconds,
-        }
-    return {name: float(v) for name, v in values.items() if math.isfinite(v)}
-
-
-def _settings_of(strategy: LoopStrategy) -> dict[str, Any]:
-    """What a strategy's log begins with, under the names of run configs."""
-    return {
-        field.name.replace("_", "-"): AUTO if value is None else value
-        for field in dataclasses.fields(strategy)
-        if field.metadata.get("shown", "help" in field.metadata)
-        for value in [getattr(strategy, field.name)]
-    }
-
-
 class Tracker(Callback):
     """Base class: one run passed on to one tool.
 
-    A subclass has ``name`` (of run configs), ``library`` (what it imports) and
-    ``extra`` (what installs it), and the three methods below.
+    A subclass has ``name`` (of run configs), ``library`` (what it imports), ``extra``
+    (what installs it), and the methods ``open``, ``write`` and ``close``.
 
     Raises
     ------
@@ -123,19 +95,36 @@ class Tracker(Callback):
     def on_start(
         self, strategy: LoopStrategy, first_round: int, num_rounds: int
     ) -> None:
-        """Open it."""
+        """Open it, with the strategy's settings under the names of run configs."""
         self._planned = num_rounds
-        settings = {"strategy": type(strategy).__name__, **_settings_of(strategy)}
+        settings = {
+            field.name.replace("_", "-"): AUTO if value is None else value
+            for field in dataclasses.fields(strategy)
+            if field.metadata.get("shown", "help" in field.metadata)
+            for value in [getattr(strategy, field.name)]
+        }
         try:
-            self.open(settings)
+            self.open({"strategy": type(strategy).__name__, **settings})
         except Exception as error:
             raise SettingsError(
                 f"{type(self).__name__} cannot start: {error}"
             ) from error
 
     def on_round(self, strategy: LoopStrategy, record: RoundRecord) -> bool | None:
-        """Write the round."""
-        self._pass_on(self.write, record.round, _round_values(record))
+        """Write the round: its metrics, and how it went."""
+        values = dict(record.metrics)
+        # round 0 is the start's evaluation: nobody was asked anything
+        if record.round:
+            values |= {
+                "round/sampled": record.sampled,
+                "round/used": record.used,
+                "round/dropped": len(record.rejected),
+                "round/bytes-up": record.bytes_up,
+                "round/bytes-down": record.bytes_down,
+                "round/seconds": record.seconds,
+            }
+        finite = {name: float(v) for name, v in values.items() if math.isfinite(v)}
+        self._pass_on(self.write, record.round, finite)
         return None
 
     def on_end(self, strategy: LoopStrategy, result: Result) -> None:
@@ -232,11 +221,8 @@ class MLflow(Tracker):
 
         self._client = MlflowClient(self.tracking_uri)
         known = self._client.get_experiment_by_name(self.experiment)
-        home = (
-            self._client.create_experiment(self.experiment)
-            if known is None
-            else known.experiment_id
-        )
+        home = known and known.experiment_id
+        home = home or self._client.create_experiment(self.experiment)
         run = self._client.create_run(home, run_name=self.run_name)
         self.run_id: str = run.info.run_id
         # a value of MLflow's has an end
@@ -416,6 +402,18 @@ class OpenMetrics(Tracker):
         yield family(Gauge, "run_status", "1: it is this.", "status", status)
 
 
+# a tracker by name, and how one of a run with a record is made
+_TRACKERS: dict[str, tuple[type[Tracker], Callable[[Path], Tracker]]] = {
+    "tensorboard": (TensorBoard, lambda record: TensorBoard(record / "tensorboard")),
+    "mlflow": (MLflow, lambda record: MLflow(record.name)),
+    "wandb": (
+        WeightsAndBiases,
+        lambda record: WeightsAndBiases(run_name=record.name, directory=record),
+    ),
+    "openmetrics": (OpenMetrics, lambda record: OpenMetrics(record / "metrics.prom")),
+}
+
+
 def tracker_names(track: str) -> list[str]:
     """The trackers that a run config's ``track`` names, with commas between.
 
@@ -423,19 +421,12 @@ def tracker_names(track: str) -> list[str]:
     ------
     SettingsError
         One is not known, or its library is not installed.
-
-    Examples
-    --------
-    >>> from fedtrellis.trackers import tracker_names
-    >>> tracker_names("")
-    []
     """
     names = [name.strip() for name in track.split(",") if name.strip()]
-    trackers: list[type[Tracker]] = [TensorBoard, MLflow, WeightsAndBiases, OpenMetrics]
-    known = {cls.name: cls for cls in trackers}
     for name in names:
-        check_choice("track", name, known)
-        need(known[name].library, f"track = {track!r}", known[name].extra)
+        check_choice("track", name, _TRACKERS)
+        kind, _ = _TRACKERS[name]
+        need(kind.library, f"track = {track!r}", kind.extra)
     return names
 
 
@@ -449,17 +440,5 @@ def make_trackers(names: list[str], directory: Path) -> list[Tracker]:
     directory : Path
         The record: ``tensorboard`` and ``wandb`` are folders in it, ``metrics.prom`` a
         file. MLflow writes where ``MLFLOW_TRACKING_URI`` says.
-
-    Examples
-    --------
-    >>> from fedtrellis.trackers import make_trackers
-    >>> make_trackers([], None)
-    []
     """
-    make: dict[str, Callable[[], Tracker]] = {
-        "tensorboard": lambda: TensorBoard(directory / "tensorboard"),
-        "mlflow": lambda: MLflow(directory.name),
-        "wandb": lambda: WeightsAndBiases(run_name=directory.name, directory=directory),
-        "openmetrics": lambda: OpenMetrics(directory / "metrics.prom"),
-    }
-    return [make[name]() for name in names]
+    return [_TRACKERS[name][1](directory) for name in names]

@@ -497,6 +497,10 @@ def test_configuration_files_and_pairs_mix(tmp_path: Path) -> None:
         "lasso.rows": 50,
         "digits.partition": "iid",
     }
+    with pytest.raises(SettingsError, match=r"""single ones: 'method="fedgia"'$"""):
+        read_config(["method=fedgia"])
+    with pytest.raises(SettingsError, match="'rounds' is no key=value"):
+        read_config(["rounds"])
 
 
 @pytest.mark.parametrize("variant", ["plain", "augmented", "stochastic"])

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedtrellis.extras import need
 from fedtrellis.runs.load import Run, find_runs, load_run
@@ -37,8 +36,8 @@ AXES = {
     "bytes": "bytes up and down, all nodes",
     "seconds": "seconds of the rounds",
 }
-# what the name says anyway, and where a run's files and lines went
-_UNTOLD = ("method", "resume", "results-dir", "log-format")
+# what the name has anyway, and where a run's files and lines went
+_UNNAMED = ("method", "resume", "results-dir", "log-format")
 
 
 def add_runs_options(parser: argparse.ArgumentParser) -> None:
@@ -99,12 +98,15 @@ def compare_runs(options: argparse.Namespace) -> None:
 def names(runs: Sequence[Run]) -> list[str]:
     """A short name for each run: its method and what it does not share with the rest.
 
-    Examples
-    --------
-    ``fedgia``, ``fedfw variant=plain``, ``fedfw lasso.noise=0.1``; runs of equal
-    settings are numbered.
+    ``fedgia``, ``fedfw variant=plain``; runs of equal settings are numbered.
     """
-    known = [{k: v for k, v in run.settings.items() if _counts(k, run)} for run in runs]
+    known = []
+    for run in runs:
+        owners = run.settings.get("method"), run.settings.get("task")
+        own = {k: v for k, v in run.settings.items() if k not in _UNNAMED}
+        known.append(
+            {k: v for k, v in own.items() if "." not in k or k.split(".")[0] in owners}
+        )
     # a key that some versions have and others not is no difference by itself
     values: dict[str, set[str]] = {}
     for key, value in (item for one in known for item in one.items()):
@@ -125,21 +127,8 @@ def names(runs: Sequence[Run]) -> list[str]:
     ]
 
 
-def _counts(key: str, run: Run) -> bool:
-    """Whether a key is the run's own, or its method's or task's."""
-    owner, dot, _ = key.partition(".")
-    owned = not dot or owner in (run.settings.get("method"), run.settings.get("task"))
-    return owned and key not in _UNTOLD
-
-
 def check_tasks(runs: Sequence[Run]) -> None:
-    """Refuse runs of different tasks, whose losses have nothing in common.
-
-    Raises
-    ------
-    SettingsError
-        One line, which names the tasks.
-    """
+    """Refuse runs of different tasks, whose losses have nothing in common."""
     tasks = list(dict.fromkeys(str(run.settings.get("task", "?")) for run in runs))
     if len(tasks) > 1:
         raise SettingsError(
@@ -149,20 +138,10 @@ def check_tasks(runs: Sequence[Run]) -> None:
 
 
 def table(runs: Sequence[Run], metric: str | None = None) -> pd.DataFrame:
-    """Last values and totals.
+    """Last values of a metric, or of all, and totals: a row a run, by its name.
 
-    Parameters
-    ----------
-    runs : sequence of Run
-    metric : str, optional
-        Only this one; by default all of loss, criteria and qualities.
-
-    Returns
-    -------
-    pandas.DataFrame
-        A row a run, by its name: ``status``, ``rounds``, the last value of each metric
-        (NaN where a run has none), ``up`` and ``down`` (bytes as people read them) and
-        ``seconds``.
+    Columns are ``status``, ``rounds``, the metrics (NaN where a run has none), ``up``
+    and ``down`` (bytes as people read them) and ``seconds``.
     """
     import pandas as pd
 
@@ -192,31 +171,11 @@ def compare(
     metric: str = "loss",
     different_tasks: bool = False,
 ) -> None:
-    """Draw the runs' curves into one file.
+    """Draw the runs' curves into one file of a kind that Matplotlib writes.
 
-    The loss of runs that know F* of one problem is drawn as its distance to F*. The
-    axis is logarithmic where all values are positive.
-
-    Parameters
-    ----------
-    runs : sequence of Run
-        At least one.
-    out : path
-        ``.png``, ``.svg``, ``.pdf`` or what else Matplotlib writes.
-    x : {"rounds", "bytes", "seconds"}
-        What the curves are drawn over; bytes and seconds add up over the rounds.
-    metric : str
-    different_tasks : bool
-        Whether the runs may be of more than one task; the legend then names it.
-
-    Raises
-    ------
-    SettingsError
-        Runs of different tasks, no such metric, or no Matplotlib.
-    ValueError
-        An ending that Matplotlib does not know.
-    OSError
-        The file cannot be written.
+    Bytes and seconds add up over the rounds. The loss of runs that know F* of one
+    problem is drawn as its distance to F*. The axis is logarithmic where all values are
+    positive.
     """
     need("matplotlib", f"--out = {str(out)!r}", "report")
     # the object interface: no global state, no display
@@ -233,7 +192,15 @@ def compare(
     optimum = optima.pop() if metric == "loss" and len(optima) == 1 else None
     positive = True
     for run, name in zip(runs, names(runs), strict=True):
-        at, values = _curve(run, x, metric)
+        columns = run.columns()
+        values = columns.get(metric, np.full(len(run.history), np.nan))
+        along = {
+            "rounds": columns["round"],
+            "bytes": np.cumsum(columns["bytes_up"] + columns["bytes_down"]),
+            "seconds": np.cumsum(columns["seconds"]),
+        }[x]
+        known = np.isfinite(values)
+        at, values = along[known], values[known]
         if optimum is not None:  # what rounding made negative has no place
             values = np.where(values > optimum, values - optimum, np.nan)
         axes.plot(at, values, label=name)
@@ -245,18 +212,3 @@ def compare(
     figure.legend(loc="outside lower center")
     with naming(path):
         figure.savefig(path, dpi=130)
-
-
-def _curve(
-    run: Run, x: str, metric: str
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Where a run was, and the metric there; rounds without it are left out."""
-    columns = run.columns()
-    along = {
-        "rounds": columns["round"],
-        "bytes": np.cumsum(columns["bytes_up"] + columns["bytes_down"]),
-        "seconds": np.cumsum(columns["seconds"]),
-    }[x]
-    values = columns.get(metric, np.full(len(along), np.nan))
-    known = np.isfinite(values)
-    return along[known], values[known]

@@ -104,16 +104,15 @@ class Run:
             round has no such metric.
         """
         metrics = dict.fromkeys(name for r in self.history for name in r.metrics)
-        columns = {
-            name: np.array([float(getattr(r, name)) for r in self.history])
-            for name in _OF_A_ROUND
+        rows = [
+            # a metric by the name of a field of the round stands back
+            {**r.metrics, **{name: getattr(r, name) for name in _OF_A_ROUND}}
+            for r in self.history
+        ]
+        return {
+            name: np.array([float(row.get(name, np.nan)) for row in rows])
+            for name in dict.fromkeys((*_OF_A_ROUND, *metrics))
         }
-        for name in metrics:
-            columns.setdefault(
-                name,
-                np.array([float(r.metrics.get(name, np.nan)) for r in self.history]),
-            )
-        return columns
 
     def frame(self) -> pd.DataFrame:
         """:meth:`columns` as a pandas frame, indexed by round.
@@ -161,7 +160,7 @@ def load_run(directory: str | Path) -> Run:
         name = "summary.json"
         summary = json.loads(_text(path / name) or "{}")
         name = "history.jsonl"
-        history = [_round(line) for line in _whole_lines(_text(path / name))]
+        history = _history(_text(path / name))
     except (OSError, TypeError, ValueError) as error:
         raise SettingsError(f"{path / name} cannot be read: {error}") from None
     return Run(path, settings, summary, history)
@@ -171,20 +170,21 @@ def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
-def _whole_lines(text: str) -> list[str]:
-    lines = text.splitlines()
-    if lines and not text.endswith("\n"):
+def _history(text: str) -> list[RoundRecord]:
+    """The rounds of ``history.jsonl``, but for a last line that is being written."""
+    lines = text.splitlines(keepends=True)
+    found = []
+    for line in lines:
         try:
-            json.loads(lines[-1])
-        except ValueError:  # it is being written just now
-            del lines[-1]
-    return lines
-
-
-def _round(line: str) -> RoundRecord:
-    # a record of a later version may know more than this one
-    known = {k: v for k, v in json.loads(line).items() if k in _FIELDS}
-    return RoundRecord.from_dict(known)
+            content = json.loads(line)
+        except ValueError:
+            if line is lines[-1] and not line.endswith("\n"):
+                break
+            raise
+        # a record of a later version may know more than this one
+        known = {k: v for k, v in content.items() if k in _FIELDS}
+        found.append(RoundRecord.from_dict(known))
+    return found
 
 
 def find_runs(parent: str | Path | None = None) -> list[Run]:

@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 __all__ = ["grey_relational_grades", "pareto_front", "ranked"]
 
 
-def _oriented(metrics: ArrayLike, senses: Sequence[str]) -> NDArray[np.float64]:
-    """All objectives made larger-the-better; a copy."""
+def _oriented(
+    metrics: ArrayLike, senses: Sequence[str]
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """All objectives made larger-the-better, and which points are finite."""
     values = np.array(metrics, dtype=np.float64)
     if values.ndim != 2 or values.shape[1] != len(senses) or not len(senses):
         raise ValueError(
@@ -37,13 +39,8 @@ def _oriented(metrics: ArrayLike, senses: Sequence[str]) -> NDArray[np.float64]:
     for index, sense in enumerate(senses):
         if sense not in ("min", "max"):
             raise ValueError(f"senses[{index}] = {sense!r}; allowed: min, max")
-        if sense == "min":
-            values[:, index] *= -1.0
-    return values
-
-
-def _known(values: NDArray[np.float64]) -> NDArray[np.bool_]:
-    return np.asarray(np.isfinite(values).all(axis=1))
+    values *= np.where(np.array(senses) == "min", -1.0, 1.0)
+    return values, np.isfinite(values).all(axis=1)
 
 
 def pareto_front(metrics: ArrayLike, senses: Sequence[str]) -> NDArray[np.bool_]:
@@ -69,8 +66,7 @@ def pareto_front(metrics: ArrayLike, senses: Sequence[str]) -> NDArray[np.bool_]
     ValueError
         If shapes do not fit or a sense is not known.
     """
-    values = _oriented(metrics, senses)
-    front = _known(values)
+    values, front = _oriented(metrics, senses)
     known = values[front]
     # a point against all at a time, so that many points need no array of m² rows
     front[front] = [
@@ -104,8 +100,7 @@ def grey_relational_grades(
     ValueError
         If shapes do not fit or a sense is not known.
     """
-    values = _oriented(metrics, senses)
-    known = _known(values)
+    values, known = _oriented(metrics, senses)
     grades = np.full(len(values), np.nan)
     if not known.any():
         return grades

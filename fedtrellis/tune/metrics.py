@@ -42,13 +42,7 @@ def _final(losses: Sequence[float]) -> float:
 
 
 def divergence(history: Sequence[RoundRecord]) -> str:
-    """Say why a run is left out of the comparison; empty if it is not.
-
-    Raises
-    ------
-    SettingsError
-        If the history has fewer than two losses.
-    """
+    """Why a run is left out of the comparison; empty if it is not."""
     rounds, losses = _losses(history)
     for number, loss in zip(rounds, losses, strict=True):
         if not math.isfinite(loss):

@@ -22,26 +22,11 @@ _ROWS = 25  # of the table; trials.csv has all
 
 
 def ranked_trials(trials: Sequence[FrozenTrial]) -> tuple[pd.DataFrame, list[str]]:
-    """Put a search's trials in order.
+    """A search's trials as a table, best first, and the metrics that all of them have.
 
-    Parameters
-    ----------
-    trials : sequence of optuna.trial.FrozenTrial
-        Of the study that ``fedtrellis tune`` made.
-
-    Returns
-    -------
-    table : pandas.DataFrame
-        A row a trial: ``trial`` (its number), its settings, ``grade``, the metrics,
-        ``status``, ``reason`` and ``record``. Completed trials come first, the Pareto
-        front by falling grade, then the others by rising loss.
-    metrics : list of str
-        What is compared: those that all completed trials have.
-
-    Raises
-    ------
-    SettingsError
-        If none was completed.
+    A row has ``trial`` (its number), its settings, ``grade``, the metrics, ``status``,
+    ``reason`` and ``record``. Completed trials come first, the Pareto front by falling
+    grade, then the others by rising loss. SettingsError if none was completed.
     """
     table = pd.DataFrame(
         {"trial": t.number, **t.params, "grade": float("nan"), **t.user_attrs}
@@ -65,20 +50,7 @@ def report(
 ) -> None:
     """Print the ranking, and write ``trials.csv``, ``best.toml`` and ``pareto.png``.
 
-    Parameters
-    ----------
-    trials : sequence of optuna.trial.FrozenTrial
-    out : pathlib.Path
-        The search's directory.
-    name : str
-        The app's.
-    fixed : mapping
-        The settings that all trials share, for ``best.toml``.
-
-    Raises
-    ------
-    SettingsError
-        If no trial was completed.
+    ``fixed`` has the settings that all trials share, for ``best.toml``.
     """
     table, metrics = ranked_trials(trials)
     table.to_csv(out / "trials.csv", index=False)

@@ -41,25 +41,10 @@ __all__ = ["check_key", "read_space"]
 def read_space(
     path: Path, config: Mapping[str, Any]
 ) -> tuple[dict[str, BaseDistribution], int | None]:
-    """Read a search file.
+    """Read a search file: what each key may be, and the number of trials if it has it.
 
-    Parameters
-    ----------
-    path : path
-    config : mapping
-        All keys of the app's run config with their defaults.
-
-    Returns
-    -------
-    space : dict of str to optuna.distributions.BaseDistribution
-        What each key of the search may be.
-    trials : int or None
-        How many, if the file has it.
-
-    Raises
-    ------
-    SettingsError
-        If the file cannot be read, or has what is not allowed.
+    ``config`` has all keys of the app's run config with their defaults. SettingsError
+    if the file cannot be read, or has what is not allowed.
     """
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""A search as an Optuna study: what is drawn, and the processes that run it.
+"""A search as an Optuna study: what is drawn, its trials, the processes that run them.
 
 All trials are in ``study.db`` from the start, waiting. Every process takes one after
 the other. So a search that was interrupted goes on as it would have gone.
@@ -7,29 +7,40 @@ the other. So a search that was interrupted goes on as it would have gone.
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
+import numpy as np
 import optuna
+from flwr.app import Context, RecordDict
 from optuna import pruners, samplers
 from optuna.distributions import BaseDistribution
 from optuna.trial import Trial, TrialState
 
+from fedtrellis.app.directory import load_app, one_line
+from fedtrellis.builtin import own_app
 from fedtrellis.random import generator
+from fedtrellis.runs.load import load_run
+from fedtrellis.server.callbacks import Callback, RoundRecord, observed_by
+from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.settings import SettingsError
 from fedtrellis.signals import deferred
-from fedtrellis.tune.trial import perform
+from fedtrellis.tune.metrics import divergence, measure
+from fedtrellis.wire.local_grid import LocalGrid
 
-__all__ = ["PRUNERS", "SAMPLERS", "Search", "run"]
+__all__ = ["PRUNERS", "SAMPLERS", "Pruning", "Search", "perform", "run"]
 
 SAMPLERS = ("random", "tpe")
 PRUNERS: dict[str, type[pruners.BasePruner]] = {
@@ -45,23 +56,10 @@ _THREADS = ("OPENBLAS", "MKL", "OMP", "VECLIB_MAXIMUM")
 
 @dataclass(frozen=True)
 class Search:
-    """What a search is.
+    """What a search is: its app (None: the package's own), settings, space and study.
 
-    Attributes
-    ----------
-    app : pathlib.Path or None
-        The app's directory; None: the package's own app.
-    config : dict
-        The run config that all trials share, but for ``results-dir``.
-    space : dict of str to optuna.distributions.BaseDistribution
-        What each key that is searched over may be.
-    nodes : int
-    out : pathlib.Path
-        The search's directory, absolute.
-    trials, seed : int
-        How many trials, and what they are drawn from.
-    sampler, pruner : str
-        Of ``SAMPLERS`` and ``PRUNERS``.
+    ``config`` is the run config that all trials share, but for ``results-dir``;
+    ``space`` has what each key that is searched over may be; ``out`` is absolute.
     """
 
     app: Path | None
@@ -74,16 +72,12 @@ class Search:
     sampler: str = "random"
     pruner: str = "none"
 
-    def storage(self) -> optuna.storages.RDBStorage:
-        """Open ``study.db``; several processes write to it, and each waits its turn."""
+    def study(self) -> optuna.Study:
+        """Open its study, or make it; several processes write, each in its turn."""
         wait = {"connect_args": {"timeout": 60}}
         path = f"sqlite:///{self.out / 'study.db'}"
-        return optuna.storages.RDBStorage(path, engine_kwargs=wait)
-
-    def study(self) -> optuna.Study:
-        """Open its study, or make it."""
         return optuna.create_study(
-            storage=self.storage(),
+            storage=optuna.storages.RDBStorage(path, engine_kwargs=wait),
             study_name="fedtrellis",
             pruner=PRUNERS[self.pruner](),
             load_if_exists=True,
@@ -109,20 +103,15 @@ class Search:
 
 
 def run(search: Search, jobs: int) -> None:
-    """Run the trials that are not done yet, in this process or in several.
-
-    Raises
-    ------
-    SettingsError
-        If a process ended by itself.
-    """
-    study, storage = search.study(), search.storage()
+    """Run the trials that are not done yet, in this process or in several."""
+    study = search.study()
     with deferred():
         for trial in study.get_trials(states=[TrialState.RUNNING]):
             if "status" in trial.user_attrs:  # it had ended
-                _tell(study, trial.number, trial.user_attrs)
+                _end(study, trial.number, trial.user_attrs)
             else:  # cut off in the middle: once more, under its number
-                storage.set_trial_state_values(trial._trial_id, TrialState.WAITING)
+                waiting = TrialState.WAITING
+                study._storage.set_trial_state_values(trial._trial_id, waiting)
         for settings in search.drawn()[len(study.trials) :]:
             study.enqueue_trial(settings)
     if jobs == 1:
@@ -148,51 +137,11 @@ def run(search: Search, jobs: int) -> None:
                 worker.terminate()
 
 
-def _next(search: Search, study: optuna.Study) -> Trial | None:
-    """Take the first trial that waits; None if there is none."""
-    waiting = study.get_trials(deepcopy=False, states=[TrialState.WAITING])
-    if not waiting or waiting[0].number >= search.trials:
-        return None
-    # a sampler for each trial, so that an interruption changes nothing
-    seed = generator(search.seed, "search", waiting[0].number).integers(2**32)
-    study.sampler = samplers.TPESampler(seed=int(seed))
-    return study.ask(search.space)
-
-
-def _work(search: Search, lock: AbstractContextManager[Any]) -> None:
-    """Run one trial after the other until there are enough."""
-    study = search.study()
-    while True:
-        with lock, deferred():
-            trial = _next(search, study)
-        if trial is None:
-            return
-        outcome = perform(search, trial)
-        with deferred():
-            for name, value in outcome.items():
-                trial.set_user_attr(name, value)
-            _tell(study, trial.number, outcome)
-        text = outcome["status"]
-        if text == "completed":
-            text = f"loss {outcome['loss']:.4g}"
-        print(f"trial {trial.number}: {text}", file=sys.stderr, flush=True)
-
-
-def _tell(study: optuna.Study, number: int, outcome: dict[str, Any]) -> None:
-    """End a trial; samplers go by its loss."""
-    if outcome["status"] == "pruned":
-        study.tell(number, state=TrialState.PRUNED)
-    else:  # what failed, or diverged, may have no finite loss: nothing is worse
-        study.tell(number, outcome.get("loss", math.inf))
-
-
 @contextlib.contextmanager
 def _for_new_processes() -> Iterator[None]:
-    """What processes inherit that are started inside.
+    """What processes inherit: one thread of linear algebra, and no SIGINT.
 
-    One thread of linear algebra each; and a terminal's interrupt, which goes to all,
-    passes them by, also while they load their libraries. The search's own process is
-    interrupted, and ends them.
+    A terminal's interrupt goes to all of them; the search's own process ends the rest.
     """
     before = dict(os.environ)
     os.environ.update({f"{library}_NUM_THREADS": "1" for library in _THREADS})
@@ -205,7 +154,7 @@ def _for_new_processes() -> Iterator[None]:
         os.environ.update(before)
 
 
-def _worker(search: Search, lock: AbstractContextManager[Any]) -> None:
+def _worker(search: Search, lock: Any) -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -216,3 +165,149 @@ def _worker(search: Search, lock: AbstractContextManager[Any]) -> None:
     threading.Thread(target=end_with_parent, daemon=True).start()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     _work(search, lock)
+
+
+def _work(search: Search, lock: Any) -> None:
+    """Run one trial after the other until there are enough."""
+    study = search.study()
+    while True:
+        with lock, deferred():
+            waiting = study.get_trials(deepcopy=False, states=[TrialState.WAITING])
+            if not waiting or waiting[0].number >= search.trials:
+                return
+            # a sampler for each trial, so that an interruption changes nothing
+            seed = generator(search.seed, "search", waiting[0].number).integers(2**32)
+            study.sampler = samplers.TPESampler(seed=int(seed))
+            trial = study.ask(search.space)
+        outcome = perform(search, trial)
+        with deferred():
+            for name, value in outcome.items():
+                trial.set_user_attr(name, value)
+            _end(study, trial.number, outcome)
+        text = outcome["status"]
+        if text == "completed":
+            text = f"loss {outcome['loss']:.4g}"
+        print(f"trial {trial.number}: {text}", file=sys.stderr, flush=True)
+
+
+def _end(study: optuna.Study, number: int, outcome: dict[str, Any]) -> None:
+    """End a trial; samplers go by its loss."""
+    if outcome["status"] == "pruned":
+        study.tell(number, state=TrialState.PRUNED)
+    else:  # what failed, or diverged, may have no finite loss: nothing is worse
+        study.tell(number, outcome.get("loss", math.inf))
+
+
+# ----------------------------------------------------------------------------- a trial
+
+
+class Pruning(Callback):
+    """Report each round's loss to a trial, and stop the run where its pruner wants it.
+
+    ``pruned`` is the round that the run was stopped in; 0: it was not. A trial that was
+    cut off knows its first rounds already: they are passed over.
+    """
+
+    def __init__(self, trial: Trial) -> None:
+        self.trial, self.pruned = trial, 0
+        self._known = trial.study.trials[trial.number].last_step or 0
+
+    def on_round(self, strategy: LoopStrategy, record: RoundRecord) -> bool | None:
+        """Report; a round without the metric ``loss`` goes on."""
+        if record.round > self._known and "loss" in record.metrics:
+            self.trial.report(record.metrics["loss"], record.round)
+            if self.trial.should_prune():
+                self.pruned = record.round
+        return bool(self.pruned)
+
+
+def perform(search: Search, trial: Trial) -> dict[str, Any]:
+    """Run a trial on a LocalGrid, and measure it.
+
+    What the app prints, logs and raises goes into ``log.txt`` of the trial's directory,
+    which is ``runs/NUMBER`` in the search's.
+
+    Returns
+    -------
+    dict
+        ``status``: "completed", "pruned", "diverged" or "failed"; ``reason``: why it
+        was not completed; ``record``: the run's, relative to the search's directory,
+        empty if there is none; and unless it was pruned or failed, the finite ones of
+        :func:`~fedtrellis.tune.metrics.measure`.
+    """
+    directory = search.out / "runs" / f"{trial.number:03d}"
+    if directory.exists():  # left by a search that was interrupted in this trial
+        shutil.rmtree(directory)
+    directory.mkdir(parents=True)
+    with (directory / "log.txt").open("w", encoding="utf-8") as log:
+        try:
+            with _quiet(log):
+                pruned = _run(search, trial, directory)
+            outcome = _measured(directory, pruned)
+        except (Exception, SystemExit) as error:
+            traceback.print_exc(file=log)
+            outcome = {"reason": one_line(error), "status": "failed"}
+    record = _record(directory)
+    where = "" if record is None else str(record.relative_to(search.out))
+    # the status is written last: what has one has all
+    return {"record": where, **outcome}
+
+
+@contextlib.contextmanager
+def _quiet(log: TextIO) -> Iterator[None]:
+    """Send to a file what an app shows, so that the search's progress stays legible."""
+    logger = logging.getLogger("flwr")
+    handlers, propagate = list(logger.handlers), logger.propagate
+    logger.handlers, logger.propagate = [logging.StreamHandler(log)], False
+    try:
+        with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
+            yield
+    finally:
+        logger.handlers, logger.propagate = handlers, propagate
+
+
+def _run(search: Search, trial: Trial, directory: Path) -> int:
+    """Run it; the round in which it was pruned, or 0."""
+    app = own_app() if search.app is None else load_app(search.app)
+    config = {**search.config, **trial.params, "results-dir": str(directory)}
+    seed = config.get("seed", 0)
+    grid = LocalGrid(
+        app.client_app,
+        search.nodes,
+        seed=seed if isinstance(seed, int) else 0,
+        run_config=config,
+    )
+    pruning = Pruning(trial)
+    # without a pruner no round is written down
+    watched = nullcontext() if search.pruner == "none" else observed_by(pruning)
+    with watched:
+        app.server_app(grid, Context(0, 0, {}, RecordDict(), config))
+    return pruning.pruned
+
+
+def _record(directory: Path) -> Path | None:
+    """The record of the run; the app names it."""
+    found = sorted(directory.rglob("history.jsonl"))
+    return found[-1].parent if found else None
+
+
+def _measured(directory: Path, pruned: int) -> dict[str, Any]:
+    record = _record(directory)
+    if record is None:
+        raise SettingsError(
+            "the run left no history.jsonl under its results-dir; its ServerApp has to "
+            "write one (fedtrellis.server.records.RunRecord)"
+        )
+    run = load_run(record)
+    if run.status != "completed":
+        raise SettingsError(run.summary.get("error", f"status {run.status!r}"))
+    if pruned:
+        return {"reason": f"in round {pruned}", "status": "pruned"}
+    reason = divergence(run.history)
+    with np.errstate(all="ignore"):
+        metrics = measure(run.history)
+    finite = {name: x for name, x in metrics.items() if math.isfinite(x)}
+    for name in metrics.keys() - finite.keys():
+        reason = reason or f"{name} is {metrics[name]}"
+    status = "diverged" if reason else "completed"
+    return {**finite, "reason": reason, "status": status}

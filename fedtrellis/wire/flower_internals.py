@@ -9,7 +9,7 @@ version of Flower, what is missing, and the versions that were run.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -79,7 +79,6 @@ __all__ = [
     "name_message",
     "next_to",
     "node_infos",
-    "parse_config_args",
     "records_from_bytes",
     "records_to_bytes",
     "reply_to",
@@ -361,14 +360,3 @@ def node_infos(node_ids: Iterable[int]) -> list[NodeInfo]:
         from flwr.proto.node_pb2 import NodeInfo
 
     return [NodeInfo(node_id=node_id) for node_id in node_ids]
-
-
-# --------------------------------------------------------------------- command line
-
-
-def parse_config_args(arguments: Sequence[str]) -> dict[str, Any]:
-    """``key=value`` pairs, read as ``flwr run --run-config`` reads them."""
-    with _flower():
-        from flwr.common.config import parse_config_args as parse  # 0.1 s to import
-
-    return dict(parse(list(arguments)))

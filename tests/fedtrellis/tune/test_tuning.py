@@ -32,8 +32,7 @@ from fedtrellis.settings import SettingsError
 from fedtrellis.tune.metrics import METRICS, divergence, measure
 from fedtrellis.tune.report import ranked_trials
 from fedtrellis.tune.space import read_space
-from fedtrellis.tune.study import Search
-from fedtrellis.tune.trial import perform
+from fedtrellis.tune.study import Search, perform
 
 ROOT = Path(__file__).resolve().parents[3]
 

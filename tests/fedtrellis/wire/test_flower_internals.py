@@ -91,10 +91,8 @@ def test_what_only_an_encoding_grid_needs_may_be_missing() -> None:
         "import sys\n"
         "import flwr.app, flwr.clientapp, flwr.serverapp.strategy\n"
         "sys.modules['flwr.supercore.inflatable.inflatable_utils'] = None\n"
-        "sys.modules['flwr.common.config'] = None\n"
         "from flwr.app import Message, RecordDict\n"
         "from fedtrellis import LocalGrid, client_app\n"
-        "from fedtrellis.wire.flower_internals import parse_config_args\n"
         "for encode in (False, True):\n"
         "    grid = LocalGrid(client_app(lambda c: None), 1, encode=encode)\n"
         "    node = grid.get_node_ids()[0]\n"
@@ -103,17 +101,12 @@ def test_what_only_an_encoding_grid_needs_may_be_missing() -> None:
         "        print(len(grid.push_messages([message])))\n"
         "    except ImportError as error:\n"
         "        print(error)\n"
-        "try:\n"
-        "    parse_config_args(['a=1'])\n"
-        "except ImportError as error:\n"
-        "    print(error)\n"
     )
     assert done.returncode == 0, done.stderr
-    plain, encoding, options = done.stdout.splitlines()
+    plain, encoding = done.stdout.splitlines()
     assert plain == "1"
     assert "does not fit fedtrellis" in encoding
     assert "inflatable_utils" in encoding
-    assert "flwr.common.config" in options
 
 
 def test_an_id_that_is_kept_elsewhere_is_noticed(
@@ -127,14 +120,3 @@ def test_an_id_that_is_kept_elsewhere_is_noticed(
     )
     with pytest.raises(ImportError, match="keeps no '_message_id'"):
         grid.push_messages([message])
-
-
-def test_what_loads_slowly_is_not_loaded_with_the_app() -> None:
-    done = run(
-        "import sys\n"
-        "import fedtrellis, fedtrellis.app.directory\n"
-        "assert 'flwr.common.config' not in sys.modules\n"
-        "fedtrellis.app.directory.read_config(['a=1'])\n"
-        "assert 'flwr.common.config' in sys.modules\n"
-    )
-    assert done.returncode == 0, done.stderr
