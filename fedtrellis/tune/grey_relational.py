@@ -40,7 +40,7 @@ def _oriented(
         if sense not in ("min", "max"):
             raise ValueError(f"senses[{index}] = {sense!r}; allowed: min, max")
     values *= np.where(np.array(senses) == "min", -1.0, 1.0)
-    return values, np.isfinite(values).all(axis=1)
+    return values, np.asarray(np.isfinite(values).all(axis=1))
 
 
 def pareto_front(metrics: ArrayLike, senses: Sequence[str]) -> NDArray[np.bool_]:
