@@ -50,39 +50,30 @@ __all__ = [
 # Imported when they are asked for: a node starts a process for every message, and needs
 # nothing of the server's, nor a server of the nodes'.
 _HOMES = {
-    "Answer": "server.answers",
-    "Callback": "server.callbacks",
-    "Clipping": "server.aggregation",
-    "EarlyStop": "server.callbacks",
-    "Gradient": "wire.local_work",
-    "JsonLines": "server.progress",
-    "LocalGrid": "wire.local_grid",
-    "LoopStrategy": "server.loop",
-    "Mean": "server.aggregation",
-    "Median": "server.aggregation",
-    "MethodClient": "wire.client",
-    "MiniBatches": "wire.local_work",
-    "Private": "server.private",
-    "Progress": "server.progress",
-    "RoundRecord": "server.callbacks",
-    "RoundStrategy": "server.rounds",
-    "SecureSum": "server.secure_sum",
-    "SettingsError": "settings",
-    "StatefulClient": "wire.client",
-    "TrimmedMean": "server.aggregation",
-    "client_app": "wire.client",
-    "load_run": "runs.load",
-    "setting": "settings",
+    "runs.load": ("load_run",),
+    "server.aggregation": ("Clipping", "Mean", "Median", "TrimmedMean"),
+    "server.answers": ("Answer",),
+    "server.callbacks": ("Callback", "EarlyStop", "RoundRecord"),
+    "server.loop": ("LoopStrategy",),
+    "server.private": ("Private",),
+    "server.progress": ("JsonLines", "Progress"),
+    "server.rounds": ("RoundStrategy",),
+    "server.secure_sum": ("SecureSum",),
+    "settings": ("SettingsError", "setting"),
+    "wire.client": ("MethodClient", "StatefulClient", "client_app"),
+    "wire.local_grid": ("LocalGrid",),
+    "wire.local_work": ("Gradient", "MiniBatches"),
 }
 
 
 def __getattr__(name: str) -> Any:
     """Import the module that has it."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+    for module, names in _HOMES.items():
+        if name in names:
+            value = getattr(import_module(f"{__name__}.{module}"), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -1,9 +1,8 @@
 """The app's packages under a second name.
 
-In a checkout the app's packages are ``strategies``, ``clients`` and ``tasks``; a
-plug-in, which knows only the installed package, imports ``fedtrellis.strategies`` and
-so on. Where both are in one process these names have to give the same modules, or there
-would be two copies of every class.
+In a checkout they are ``strategies``, ``clients`` and ``tasks``; a plug-in imports
+``fedtrellis.strategies`` and so on. In one process both names have to give the same
+modules, or there would be two copies of every class.
 """
 
 from __future__ import annotations
@@ -19,13 +18,7 @@ __all__ = ["Alias", "unify_roots"]
 
 
 class Alias(MetaPathFinder, Loader):
-    """Finds a module, and what lies in it, under another name.
-
-    Parameters
-    ----------
-    alias, name : str
-        The second name and the module's own, both in full.
-    """
+    """Finds the module ``name``, and what lies in it, as ``alias``, too."""
 
     def __init__(self, alias: str, name: str) -> None:
         self.alias, self.name = alias, name
@@ -41,7 +34,7 @@ class Alias(MetaPathFinder, Loader):
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """Import the module by its own name."""
         module = importlib.import_module(self.name + spec.name.removeprefix(self.alias))
-        # one module under two names, which must go on saying the same of itself
+        # one module under two names, which keeps what it has of itself
         self._kept = module.__spec__, module.__loader__
         return module
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedtrellis.app.command_line import add_run_options, guarded, parse_words
@@ -29,49 +29,55 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="fedtrellis", description="Federated optimisation for Flower."
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    run = commands.add_parser(
+
+    def command(
+        name: str, act: Callable[[argparse.Namespace], None], help: str, about: str = ""
+    ) -> argparse.ArgumentParser:
+        made = commands.add_parser(name, help=help, description=about or None)
+        made.set_defaults(act=act)
+        return made
+
+    run = command(
         "run",
-        help="run a method on nodes in this process",
-        description="Run a federated method in this process, as Flower would run it.",
+        _run,
+        "run a method on nodes in this process",
+        "Run a federated method in this process, as Flower would run it.",
     )
     add_run_options(run)
-    listing = commands.add_parser("list", help="what there is, and what can be set")
+    listing = command(
+        "list",
+        lambda options: print_list(installed_app().registry, options.name),
+        "what there is, and what can be set",
+    )
     listing.add_argument("name", nargs="?", help="of a method, task or domain [all]")
-    resume = commands.add_parser(
-        "resume", help="go on with a run that was interrupted or failed"
+    resume = command(
+        "resume", _resume, "go on with a run that was interrupted or failed"
     )
     resume.add_argument("directory", metavar="DIR", help="the run's record")
     add_run_options(resume)
-    tune = commands.add_parser(
+    tune = command(
         "tune",
-        help="search for an app's settings",
-        description="Run trials of a Flower app as an Optuna study, and "
-        "recommend one of them by grey relational analysis over seven metrics.",
+        _tune,
+        "search for an app's settings",
+        "Run trials of a Flower app as an Optuna study, and recommend one of them by "
+        "grey relational analysis over seven metrics.",
     )
     add_options(tune)
-    add_runs_options(commands.add_parser("runs", help="the runs there are"))
-    compared = commands.add_parser(
-        "compare", help="runs of any methods beside each other: a table and curves"
-    )
-    add_compare_options(compared)
+    add_runs_options(command("runs", list_runs, "the runs there are"))
+    about = "runs of any methods beside each other: a table and curves"
+    add_compare_options(command("compare", compare_runs, about))
     options = parse_words(parser, arguments)
+    program = f"fedtrellis {options.command}"
+    return guarded(lambda: options.act(options), program, options)
 
-    def act() -> None:
-        if options.command == "tune":
-            with signals_interrupt():
-                search(options)
-        elif options.command == "runs":
-            list_runs(options)
-        elif options.command == "compare":
-            compare_runs(options)
-        elif options.command == "list":
-            print_list(installed_app().registry, options.name)
-        else:
-            if options.command == "resume":
-                _resume(options)
-            installed_app().run_in_process(options, fedtrellis_command)
 
-    return guarded(act, f"fedtrellis {options.command}", options)
+def _tune(options: argparse.Namespace) -> None:
+    with signals_interrupt():
+        search(options)
+
+
+def _run(options: argparse.Namespace) -> None:
+    installed_app().run_in_process(options, fedtrellis_command)
 
 
 def _resume(options: argparse.Namespace) -> None:
@@ -79,3 +85,4 @@ def _resume(options: argparse.Namespace) -> None:
     if not (directory / "config.toml").is_file():
         raise SettingsError(f"{options.directory!r} is not the record of a run")
     options.run_config = [f'resume="{directory}"', *options.run_config]
+    _run(options)

@@ -8,31 +8,18 @@ from fedtrellis.settings import SettingsError
 
 __all__ = ["need"]
 
+# where the library is called otherwise than its module
+_LIBRARIES = {
+    "sklearn": "scikit-learn",
+    "prometheus_client": "prometheus-client",
+    "dp_accounting": "dp-accounting",
+}
+
 
 def need(module: str, what: str, extra: str) -> None:
-    """Refuse what needs a library that is not installed.
-
-    Parameters
-    ----------
-    module : str
-        What is imported.
-    what : str
-        What needs it, as the error begins.
-    extra : str
-        The extra of this package that brings it.
-
-    Raises
-    ------
-    SettingsError
-        In one line, with what installs it.
-    """
+    """Refuse ``what`` if a module is not installed; name the extra that brings it."""
     if find_spec(module) is None:
-        library = {
-            "sklearn": "scikit-learn",
-            "prometheus_client": "prometheus-client",
-            "dp_accounting": "dp-accounting",
-        }
         raise SettingsError(
-            f"{what} needs {library.get(module, module)}: "
+            f"{what} needs {_LIBRARIES.get(module, module)}: "
             f'pip install "fedtrellis[{extra}]"'
         )

@@ -173,13 +173,7 @@ def given(
 
 
 def check_choice(key: str, value: str, choices: Iterable[str]) -> str:
-    """Return ``value`` if it is one of ``choices``.
-
-    Raises
-    ------
-    SettingsError
-        Naming the key, the value, what is allowed, and the closest match.
-    """
+    """Return ``value`` if it is one of ``choices``, or name those and the closest."""
     allowed = list(choices)
     if value in allowed:
         return value
@@ -295,19 +289,7 @@ def parse_values(
 ) -> dict[str, Any]:
     """The values of some settings of ``cls``, by field, checked; None for "auto".
 
-    Parameters
-    ----------
-    fields : mapping
-        Settings by run-config key, as :func:`keys` gives them.
-    cls : type
-        The class that has them.
-    config : mapping
-        A run config, flat: other keys in it are ignored.
-
-    Raises
-    ------
-    SettingsError
-        If a value has the wrong type or lies outside what is allowed.
+    ``fields`` are as of :func:`keys`; other keys in the flat ``config`` are ignored.
     """
     hints = hints_of(cls)
     return {
@@ -319,23 +301,10 @@ def parse_values(
 
 
 def parse(cls: type[T], config: Mapping[str, Any], prefix: str = "", **fixed: Any) -> T:
-    """Make ``cls`` from the keys of ``config`` that belong to it.
+    """Make ``cls`` from the keys of a flat ``config`` that belong to it.
 
-    Parameters
-    ----------
-    cls : type
-        A dataclass whose fields were declared with :func:`setting`.
-    config : mapping
-        A run config, flat: other groups' keys in it are ignored.
-    prefix : str
-        What stands before the keys, such as ``"lasso."``.
-    **fixed
-        Fields that do not come from the config.
-
-    Raises
-    ------
-    SettingsError
-        If a value has the wrong type or lies outside what is allowed.
+    ``prefix`` is what stands before them, such as ``"lasso."``; ``fixed`` are fields
+    that do not come from the config.
     """
     fields = {k: f for k, f in keys(cls, prefix).items() if f.name not in fixed}
     return cls(**fixed, **parse_values(fields, cls, config))

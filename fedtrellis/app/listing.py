@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,27 +17,22 @@ from fedtrellis.settings import SettingsError, check_choice, describe_fields, pa
 __all__ = ["config_block", "print_list", "write_config_block"]
 
 _BLOCK = re.compile(r"(?<=^\[tool\.flwr\.app\.config\]\n).*?(?=^\[|\Z)", re.M | re.S)
+#: How the settings of the run itself are asked for.
+_RUN = "run"
 
 
 def config_block(registry: Registry) -> str:
     """Every key of a run config with its default, group by group, as TOML."""
-    defaults = registry.defaults
     lines = []
     for group in registry.groups:
-        own = {key: defaults[key] for key in group.fields}
+        own = {key: registry.defaults[key] for key in group.fields}
         if own:
             lines += [f"# {group.title}", to_toml(own, in_order=True).rstrip("\n")]
     return "\n".join(lines) + "\n\n"
 
 
 def write_config_block(registry: Registry, path: Path) -> bool:
-    """Put the block into a pyproject.toml; whether anything has changed.
-
-    Raises
-    ------
-    SettingsError
-        The file has no ``[tool.flwr.app.config]``.
-    """
+    """Put the block into a pyproject.toml, if it has one; whether that changed it."""
     text = path.read_text(encoding="utf-8")
     if not _BLOCK.search(text):
         raise SettingsError(f"{path} has no [tool.flwr.app.config]")
@@ -45,23 +41,11 @@ def write_config_block(registry: Registry, path: Path) -> bool:
     return new != text
 
 
-#: How the settings of the run itself are asked for.
-_RUN = "run"
-
-
 def print_list(registry: Registry, name: str | None = None) -> None:
     """Print names of all that there is, or the details of one.
 
-    Parameters
-    ----------
-    registry : Registry
-    name : str, optional
-        A method, task or set, ``data``, or ``run`` for the run's own settings.
-
-    Raises
-    ------
-    SettingsError
-        There is no such name.
+    ``name`` is that of a method, task or set, ``data``, or ``run`` for the run's own
+    settings; SettingsError if there is no such name.
     """
     from rich.console import Console
 
@@ -94,25 +78,17 @@ def _print_overview(registry: Registry) -> None:
         print(title)
         for name, about in rows.items():
             print(f"  {name:{width}}  {about}")
-    others = [g.owner for g in registry.groups if g.owner and g.kind == "data"]
-    run = next(group for group in registry.groups if not group.owner)
+    fill = textwrap.TextWrapper(
+        88, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False
+    )
     for title, names in (
         ("Sets (domain)", registry.domains),
         ("How answers are aggregated (aggregation)", [k.name for k in AGGREGATIONS]),
-        ("Settings of the run", run.fields),
+        ("Settings of the run", registry.groups[0].fields),
     ):
-        print(title)
-        indent = "  "
-        print(
-            textwrap.fill(
-                ", ".join(names),
-                88,
-                initial_indent=indent,
-                subsequent_indent=indent,
-                break_on_hyphens=False,
-            )
-        )
-    print(f"Settings of nodes' data: {', '.join(others)}")
+        print(f"{title}\n{fill.fill(', '.join(names))}")
+    data = [group.owner for group in registry.groups if group.kind == "data"]
+    print(f"Settings of nodes' data: {', '.join(data)}")
     print(f"Details of one: its name after list; {_RUN}: the run's settings.")
 
 
@@ -122,7 +98,9 @@ def _domain_use(registry: Registry, name: str) -> str:
         tasks = [
             task
             for task, cls in registry.tasks.items()
-            if name in fitting_domains(_defaults(cls).domains(), registry.domains)
+            # with the defaults, which loads nothing
+            for suggested in [parse(cls, {}, num_clients=1, seed=0).domains()]
+            if name in fitting_domains(suggested, registry.domains)
         ]
         return f"for {', '.join(tasks) or 'a task of your own'}"
     strategies = {n: entry.strategy for n, entry in registry.methods.items()}
@@ -134,44 +112,34 @@ def _domain_use(registry: Registry, name: str) -> str:
     )
 
 
-def _defaults(task: type[Any]) -> Any:
-    """A task with all settings as they are by default, which loads nothing."""
-    return parse(task, {}, num_clients=1, seed=0)
-
-
 def _print_one(registry: Registry, console: Any, group: Group) -> None:
+    kind, about, where = group.parts[0][0], "", ""
+    nodes: dict[str, Field] = {}
     if group.kind == "method":
-        strategy = registry.methods[group.owner].strategy
-        console.print(f"[bold]{group.owner}[/]: {strategy.about}", soft_wrap=True)
-        print(f"{strategy.__module__}.{strategy.__qualname__}: help() explains it")
+        about, where = kind.about, f"{kind.__module__}."
+        nodes = registry.methods[group.owner].node_fields
     elif group.kind == "task":
-        summary = registry.tasks[group.owner].summary
-        console.print(f"[bold]{group.owner}[/]: {summary}", soft_wrap=True)
+        about = kind.summary
     elif group.kind == "aggregation":
-        kind = group.parts[0][0]
-        console.print(f"[bold]{group.owner}[/]: {kind.about}", soft_wrap=True)
-        print(f"fedtrellis.{kind.__qualname__}: help() explains it")
+        about, where = kind.about, "fedtrellis."
+    if about:
+        console.print(f"[bold]{group.owner}[/]: {about}", soft_wrap=True)
+    if where:
+        print(f"{where}{kind.__qualname__}: help() explains it")
     _print_table(console, f"Settings of {group.title}", group.fields)
-    if group.kind == "method":
-        fields = registry.methods[group.owner].node_fields
-        _print_table(console, f"A node's own rules, of {group.owner}", fields)
-    for task, suggested in _suggestions(registry, group).items():
-        console.print(f"task {task} suggests: {suggested}", markup=False)
+    _print_table(console, f"A node's own rules, of {group.owner}", nodes)
+    for line in _suggestions(registry, group.owner):
+        console.print(line, markup=False)
 
 
-def _suggestions(registry: Registry, group: Group) -> dict[str, str]:
-    """What tasks suggest for a method, by task; or a task for methods, by itself."""
-    told = {}
+def _suggestions(registry: Registry, owner: str) -> Iterator[str]:
+    """What tasks suggest for a method, or a task for methods."""
     for name, task in registry.tasks.items():
         for method, values in task.suggested.items():
-            if group.owner in (name, method):
-                told[name if group.owner == method else f"{name} to {method}"] = (
-                    ", ".join(
-                        f"{field.replace('_', '-')} = {value}"
-                        for field, value in values.items()
-                    )
-                )
-    return told
+            if owner in (name, method):
+                who = name if owner == method else f"{name} to {method}"
+                items = (f"{f.replace('_', '-')} = {v}" for f, v in values.items())
+                yield f"task {who} suggests: {', '.join(items)}"
 
 
 def _print_table(console: Any, title: str, fields: dict[str, Field]) -> None:

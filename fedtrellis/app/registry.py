@@ -22,7 +22,7 @@ from fedtrellis.settings import AUTO, SettingsError, check_choice, keys
 
 __all__ = ["Group", "MethodEntry", "Plugin", "Registry", "pairs"]
 
-#: Packages that were installed say under this name what they bring along.
+#: The entry points by which installed packages name what they bring along.
 PLUGINS = "fedtrellis.plugins"
 
 Field = dataclasses.Field[Any]
@@ -58,14 +58,9 @@ class Plugin:
 
 @dataclass(frozen=True)
 class Group:
-    """Settings of one owner.
+    """Settings of one owner, such as ``"method"`` ``"fedgia"``; of the run without.
 
-    Attributes
-    ----------
-    kind, owner : str
-        Such as ``"method"`` and ``"fedgia"``; both empty for those of the run.
-    parts : list of (type, dict)
-        Classes that have the settings, and these by run-config key.
+    ``parts`` are the classes that have the settings, and these by run-config key.
     """
 
     kind: str
@@ -151,16 +146,7 @@ def pairs(strategies: ModuleType, clients: ModuleType) -> list[Pair]:
 
 
 class Registry:
-    """Methods, tasks and domains by name; the package's own, and plug-ins'.
-
-    Parameters
-    ----------
-    methods : sequence of (strategy class, client class)
-        The first is the default.
-    tasks : mapping or sequence of type
-        The first is the default.
-    domains : mapping of str to type
-    """
+    """Methods, tasks and domains by name; an app's own, and plug-ins'."""
 
     def __init__(
         self,

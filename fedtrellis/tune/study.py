@@ -225,15 +225,9 @@ def perform(search: Search, trial: Trial) -> dict[str, Any]:
     """Run a trial on a LocalGrid, and measure it.
 
     What the app prints, logs and raises goes into ``log.txt`` of the trial's directory,
-    which is ``runs/NUMBER`` in the search's.
-
-    Returns
-    -------
-    dict
-        ``status``: "completed", "pruned", "diverged" or "failed"; ``reason``: why it
-        was not completed; ``record``: the run's, relative to the search's directory,
-        empty if there is none; and unless it was pruned or failed, the finite ones of
-        :func:`~fedtrellis.tune.metrics.measure`.
+    which is ``runs/NUMBER`` in the search's. The outcome has ``status`` ("completed",
+    "pruned", "diverged" or "failed"), ``reason``, ``record`` (the run's, relative to
+    the search's directory) and the finite metrics.
     """
     directory = search.out / "runs" / f"{trial.number:03d}"
     if directory.exists():  # left by a search that was interrupted in this trial
