@@ -27,7 +27,7 @@ from fedtrellis.app.registry import Pair, Registry
 from fedtrellis.app.settings import RunSettings, run_options
 from fedtrellis.domains import RUN_DOMAINS, Domain
 from fedtrellis.server.callbacks import Callback, EarlyStop
-from fedtrellis.server.checkpoint import checkpoint_clients
+from fedtrellis.server.checkpoint import Checkpoint
 from fedtrellis.server.interruption import ending_in_order, flwr_command, sim_command
 from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.server.progress import JsonLines, Progress, json_log, print_json
@@ -195,7 +195,7 @@ class App:
             # after a SuperLink was started anew its nodes come back one by one; if
             # there are still too few then, the strategy says so
             with contextlib.suppress(TimeoutError):
-                await_nodes(grid, len(checkpoint_clients(resume)), timeout=90.0)
+                await_nodes(grid, len(Checkpoint(resume).keys), timeout=90.0)
         count = await_nodes(grid, options["min_nodes"], timeout=600.0)
         experiment = self.experiment(config, count)
         experiment.check()

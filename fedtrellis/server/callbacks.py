@@ -1,4 +1,4 @@
-"""What is told of every round: the history, early stopping."""
+"""A round's record, and the callbacks that get it."""
 
 from __future__ import annotations
 
@@ -7,22 +7,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from flwr.serverapp.strategy import Result
-
-if TYPE_CHECKING:
-    from fedtrellis.server.loop import LoopStrategy
 
 __all__ = ["Callback", "EarlyStop", "RoundRecord", "format_bytes"]
 
 
 #: What shows best how far a run has come, with and without a constraint, in order.
 CRITERIA = (
-    "loss",
-    "gap",
-    "squared-gradient-norm",
-    "gradient-map-norm",
+    *("loss", "gap", "squared-gradient-norm", "gradient-map-norm"),
     "duality-gap",
 )
 #: Tasks' own measures that are worth a place in a line or a picture.
@@ -90,6 +84,8 @@ class RoundRecord:
 class Callback:
     """Base class; every method may be left as it is.
 
+    ``strategy`` is the run's :class:`~fedtrellis.LoopStrategy`.
+
     Attributes
     ----------
     tells_of_rounds : bool
@@ -110,41 +106,35 @@ class Callback:
 
     tells_of_rounds: ClassVar[bool] = False
 
-    def on_meeting(self, strategy: LoopStrategy) -> None:
+    def on_meeting(self, strategy: Any) -> None:
         """When it is known who the clients are, before anything is made of them."""
 
-    def on_start(
-        self, strategy: LoopStrategy, first_round: int, num_rounds: int
-    ) -> None:
+    def on_start(self, strategy: Any, first_round: int, num_rounds: int) -> None:
         """Before the first round; ``first_round`` is above 1 in a resumed run."""
 
-    def on_round(self, strategy: LoopStrategy, record: RoundRecord) -> bool | None:
+    def on_round(self, strategy: Any, record: RoundRecord) -> bool | None:
         """After a round (and after the evaluation of round 0); True stops the run."""
         return None
 
-    def on_end(self, strategy: LoopStrategy, result: Result) -> None:
+    def on_end(self, strategy: Any, result: Result) -> None:
         """After the last round."""
 
-    def on_failure(self, strategy: LoopStrategy, error: BaseException) -> None:
+    def on_failure(self, strategy: Any, error: BaseException) -> None:
         """When the run ends with an error, which is raised afterwards."""
 
 
-_observers: ContextVar[tuple[Callback, ...]] = ContextVar("observers", default=())
+#: The callbacks of :func:`observed_by` around this line.
+observers: ContextVar[tuple[Callback, ...]] = ContextVar("observers", default=())
 
 
 @contextmanager
 def observed_by(callback: Callback) -> Iterator[None]:
     """Give a callback to every strategy that is made inside, after its own."""
-    token = _observers.set((*_observers.get(), callback))
+    token = observers.set((*observers.get(), callback))
     try:
         yield
     finally:
-        _observers.reset(token)
-
-
-def observers() -> tuple[Callback, ...]:
-    """The callbacks of :func:`observed_by` around this line."""
-    return _observers.get()
+        observers.reset(token)
 
 
 class EarlyStop(Callback):
@@ -171,7 +161,7 @@ class EarlyStop(Callback):
         self.metric = metric
         self.tolerance = tolerance
 
-    def on_round(self, strategy: LoopStrategy, record: RoundRecord) -> bool | None:
+    def on_round(self, strategy: Any, record: RoundRecord) -> bool | None:
         """Compare; a round without the metric goes on."""
         value = record.metrics.get(self.metric, math.inf)
         return record.round > 0 and value <= self.tolerance
@@ -179,12 +169,13 @@ class EarlyStop(Callback):
 
 def format_bytes(count: float) -> str:
     """A number of bytes as people read it: 999 B, 1.5 kB, 20.1 MB."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(count) < 1000 or unit == "GB":
-            digits = 0 if unit == "B" else 1
-            return f"{count:.{digits}f} {unit}"
+    if abs(count) < 1000:
+        return f"{count:.0f} B"
+    for unit in ("kB", "MB"):
         count /= 1000
-    raise AssertionError
+        if abs(count) < 1000:
+            return f"{count:.1f} {unit}"
+    return f"{count / 1000:.1f} GB"
 
 
 def shortened(text: str, length: int = 80) -> str:
@@ -206,6 +197,6 @@ class Call(Callback):
     def __init__(self, function: Callable[[RoundRecord], bool | None]) -> None:
         self.function = function
 
-    def on_round(self, strategy: LoopStrategy, record: RoundRecord) -> bool | None:
+    def on_round(self, strategy: Any, record: RoundRecord) -> bool | None:
         """Call it."""
         return self.function(record)

@@ -24,19 +24,20 @@ def naming(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path, sync: bool = False) -> Iterator[BinaryIO]:
     """A file to write to, which takes the place of ``path`` if nothing is raised.
 
-    Raises
-    ------
-    OSError
-        It names the file; what stood at ``path`` still does.
+    With ``sync`` it is on the disk by then. An OSError names the file; what stood at
+    ``path`` still does.
     """
     temporary = path.with_name(path.name + ".tmp")
     try:
         with naming(path):
             with temporary.open("wb") as file:
                 yield file
+                if sync:
+                    file.flush()
+                    os.fsync(file.fileno())
             os.replace(temporary, path)
     except BaseException:
         # on a full disk others need the room
@@ -46,20 +47,9 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def append_lines(path: Path, lines: Iterable[str], sync: bool = False) -> None:
-    """Add whole lines to a file, or none of them.
+    """Add whole lines, given without their ends, to a file, or none of them.
 
-    Parameters
-    ----------
-    path : pathlib.Path
-    lines : iterable of str
-        Without their ends.
-    sync : bool
-        Whether to wait until they are on the disk.
-
-    Raises
-    ------
-    OSError
-        It names the file, which is as it was before.
+    With ``sync`` they are on the disk by then. An OSError names the file.
     """
     data = "".join(f"{line}\n" for line in lines).encode()
     # unbuffered: what could not be written must not come out when the file is closed
@@ -78,10 +68,7 @@ def append_lines(path: Path, lines: Iterable[str], sync: bool = False) -> None:
 def overwrite(path: Path, data: bytes) -> None:
     """Write over a file, for which the room that it has may be enough.
 
-    Raises
-    ------
-    OSError
-        It names the file, which holds what it held.
+    An OSError names the file, which holds what it held.
     """
     with naming(path), path.open("r+b", buffering=0) as file:
         before = file.read()

@@ -31,7 +31,7 @@ from fedtrellis.server.aggregation import (
     TrimmedMean,
 )
 from fedtrellis.server.answers import Answer, one_point
-from fedtrellis.server.checkpoint import read_client_keys
+from fedtrellis.server.checkpoint import Checkpoint
 from fedtrellis.server.conversation import Conversation
 from fedtrellis.server.method import Method
 from fedtrellis.server.metrics import mean_metrics
@@ -285,7 +285,7 @@ class GuardedMethod(Method):
         """
         self.check_hooks()
         if resume is not None:
-            conversation.registry.remember(read_client_keys(resume))
+            conversation.registry.remember(Checkpoint(resume).keys)
         conversation.meet(count, timeout)
         self.begin_aggregation()
         if self.client_weights == "examples":

@@ -15,7 +15,7 @@ from fedtrellis.signals import Interrupted, deferred, signals_interrupt
 
 __all__ = ["ending_in_order", "fedtrellis_command", "flwr_command", "sim_command"]
 
-# python sim.py has so many nodes if nothing else is said
+# of python sim.py without --nodes
 DEFAULT_NODES = 10
 
 
@@ -24,13 +24,8 @@ def sim_command(
 ) -> str:
     """The ``python sim.py`` that goes on from a record, to be pasted into a shell.
 
-    Parameters
-    ----------
-    directory : pathlib.Path
-        The record's. It knows all settings of the run, but not of the grid.
-    nodes : int
-    node_configs : sequence of str
-        The arguments of ``--node-config``.
+    The record knows all settings of the run, but not the grid's: how many nodes, and
+    the arguments of ``--node-config``.
     """
     words = ["python", "sim.py", *_grid_options(nodes, node_configs)]
     return shlex.join([*words, "-c", f'resume="{directory}"'])
@@ -46,9 +41,7 @@ def fedtrellis_command(
 
 def _grid_options(nodes: int, node_configs: Sequence[str]) -> list[str]:
     words = [] if nodes == DEFAULT_NODES else ["--nodes", str(nodes)]
-    for text in node_configs:
-        words += ["--node-config", text]
-    return words
+    return words + [w for text in node_configs for w in ("--node-config", text)]
 
 
 def flwr_command(directory: Path) -> str:
@@ -61,26 +54,14 @@ def flwr_command(directory: Path) -> str:
 def ending_in_order(
     record: RunRecord, command: Callable[[Path], str], as_json: bool = False
 ) -> Iterator[None]:
-    """Run what is inside so that it can be interrupted, and its record says its end.
+    """Run what is inside so that it can be interrupted, and its record has its end.
 
     SIGINT, SIGTERM and SIGHUP raise :class:`~fedtrellis.signals.Interrupted` where a
     strategy's state is whole, so that it saves a last checkpoint. Then, and after any
-    other KeyboardInterrupt, a line on the standard error names the record and says how
-    to go on.
-
-    Parameters
-    ----------
-    record : RunRecord
-    command : callable
-        Makes the command that resumes the run from the record's directory.
-    as_json : bool
-        Whether the line is a JSON object: ``event`` is ``"interrupted"``, ``record``
-        the directory, and ``resume`` the command; null if there is nothing to resume.
-
-    Raises
-    ------
-    Interrupted
-        If the run was interrupted.
+    other KeyboardInterrupt, which raises the same, a line on the standard error names
+    the record and the ``command`` that resumes it from its directory; ``as_json`` it is
+    an object with ``event`` ``"interrupted"``, ``record``, and ``resume``, null if
+    there is nothing to resume.
     """
     with signals_interrupt():
         try:
@@ -90,13 +71,13 @@ def ending_in_order(
                 record.fail(error)
             if not isinstance(error, KeyboardInterrupt):
                 raise
-            _say(record, command, as_json)
+            _report(record, command, as_json)
             if isinstance(error, Interrupted):
                 raise
             raise Interrupted(signal.SIGINT) from error
 
 
-def _say(record: RunRecord, command: Callable[[Path], str], as_json: bool) -> None:
+def _report(record: RunRecord, command: Callable[[Path], str], as_json: bool) -> None:
     where = record.directory
     resumable = record.status != "completed" and record.checkpoint.is_file()
     how = command(where) if resumable else None

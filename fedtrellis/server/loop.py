@@ -20,19 +20,17 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
-from fedtrellis.server.callbacks import Callback, RoundRecord
+from fedtrellis.server.callbacks import Callback, RoundRecord, observers
 from fedtrellis.server.checkpoint import (
-    load_checkpoint,
+    Checkpoint,
     pack_checkpoint,
-    read_planned_rounds,
-    save_checkpoint,
     write_checkpoint,
 )
 from fedtrellis.server.conversation import Conversation
 from fedtrellis.server.endings import check_ended, unanswered
-from fedtrellis.server.flower_ways import with_a_log
 from fedtrellis.server.guarded import GuardedMethod
 from fedtrellis.server.metrics import plain_metrics
+from fedtrellis.server.progress import RoundLog
 from fedtrellis.server.same_code import check_same_code
 from fedtrellis.settings import SettingsError, given, setting
 from fedtrellis.signals import check_signals, deferred, signals_heard
@@ -157,7 +155,9 @@ class LoopStrategy(GuardedMethod, options=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.callbacks = with_a_log(self.callbacks)
+        logged = any(callback.tells_of_rounds for callback in self.callbacks)
+        logs = () if logged else (RoundLog(),)
+        self.callbacks = [*self.callbacks, *observers.get(), *logs]
         self._checkpoint = None if self.checkpoint is None else Path(self.checkpoint)
         self._resume = None if self.resume is None else Path(self.resume)
         self.history: list[RoundRecord] = []
@@ -275,14 +275,23 @@ class LoopStrategy(GuardedMethod, options=True):
         del arrays, point  # one model is enough for the rounds
         result, first_round = Result(), 1
         if self._resume is not None:
-            first_round = 1 + load_checkpoint(self._resume, self, grid, result)
+            self.history = Checkpoint(self._resume).load(self, grid)
+            first_round = 1 + self.history[-1].round
+            for record in self.history:
+                for metrics, by_round in (
+                    (record.train, result.train_metrics_clientapp),
+                    (record.client_evaluation, result.evaluate_metrics_clientapp),
+                    (record.evaluation, result.evaluate_metrics_serverapp),
+                ):
+                    if metrics:
+                        by_round[record.round] = MetricRecord({**metrics})
             log(INFO, "Resumed: going on with round %d", first_round)
         self._whole, self._snapshot = first_round - 1, None
         for callback in self.callbacks:
             callback.on_start(self, first_round, num_rounds)
         # a signal has to wait until the state is whole: that of a finished round, with
         # nothing of the next but messages
-        with deferred(), self._ending_in_order(grid):
+        with deferred(), self._ending_in_order():
             self.aggregator.prepare(conversation, self.clients, timeout)
             self.prepare(conversation, timeout)
             if first_round == 1 and evaluate_fn is not None:
@@ -315,7 +324,7 @@ class LoopStrategy(GuardedMethod, options=True):
                 if self._checkpoint is not None and (
                     last or server_round % self.checkpoint_every == 0
                 ):
-                    save_checkpoint(self._checkpoint, self, grid, server_round)
+                    self._save(self._pack(server_round))
                 if last:
                     break
             check_ended(self)
@@ -327,7 +336,7 @@ class LoopStrategy(GuardedMethod, options=True):
     def _planned_rounds(self) -> int:
         if self._resume is None or not self.needs_planned_rounds:
             return self.num_rounds
-        planned = read_planned_rounds(self._resume)
+        planned = Checkpoint(self._resume).planned_rounds
         if planned != self.num_rounds:
             log(
                 INFO,
@@ -339,13 +348,13 @@ class LoopStrategy(GuardedMethod, options=True):
         return planned
 
     @contextmanager
-    def _ending_in_order(self, grid: Grid) -> Iterator[None]:
+    def _ending_in_order(self) -> Iterator[None]:
         """Clean up after the rounds, also when they end badly."""
         try:
             yield
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
-                self._save_last(grid)
+                self._save_last()
             for callback in self.callbacks:
                 callback.on_failure(self, error)
             raise
@@ -354,17 +363,23 @@ class LoopStrategy(GuardedMethod, options=True):
                 self.finish(self.conversation)
                 self.aggregator.finish(self.clients)
 
-    def _save_last(self, grid: Grid) -> None:
+    def _save_last(self) -> None:
         """Save the state after the last finished round, if it is still there."""
         if self._checkpoint is None or not (self._whole or self._snapshot):
             return
         try:
-            if self._snapshot:
-                write_checkpoint(self._checkpoint, self, self._snapshot)
-            elif self._whole:
-                save_checkpoint(self._checkpoint, self, grid, self._whole)
+            self._save(self._snapshot or self._pack(self._whole or 0))
         except OSError as error:
             log(WARNING, "the last checkpoint was not saved: %s", error)
+
+    def _pack(self, server_round: int) -> dict[str, Any]:
+        grid = self.conversation.grid
+        return pack_checkpoint(self, grid, server_round, self.planned_rounds)
+
+    def _save(self, arrays: dict[str, Any]) -> None:
+        assert self._checkpoint is not None
+        write_checkpoint(self._checkpoint, arrays, self.history, self._history_saved)
+        self._history_saved = len(self.history)
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
@@ -380,7 +395,7 @@ class LoopStrategy(GuardedMethod, options=True):
                 yield
         else:
             if self._checkpoint is not None and self._whole and signals_heard():
-                packed = pack_checkpoint(self, grid, self._whole)
+                packed = self._pack(self._whole)
                 self._snapshot = {name: np.array(a) for name, a in packed.items()}
             self._whole = None
             yield

@@ -20,19 +20,11 @@ def mean_metrics(
     *,
     median: bool = False,
 ) -> MetricRecord | None:
-    """Mean, or median, of several clients' metrics.
+    """Mean of several clients' metrics, which all have ``num-examples``.
 
-    One without weight (no labels, say) does not take metrics away from the others.
-
-    Parameters
-    ----------
-    metrics : sequence of mapping
-        Whatever clients answered; all have ``num-examples``.
-    weights : sequence of float
-        Of each client, finite and at least 0.
-    median : bool
-        Whether a metric is the weighted median: nobody with less than half of the
-        weight can choose it.
+    One without weight (no labels, say) does not take metrics away from the others. With
+    ``median`` it is the weighted median: nobody with less than half of the weight can
+    choose it.
 
     Returns
     -------
@@ -43,19 +35,17 @@ def mean_metrics(
     pairs = [(m, w) for m, w in zip(metrics, weights, strict=True) if w > 0.0]
     if not pairs:
         return None
-    told = [m for m, _ in pairs]
+    counted = [m for m, _ in pairs]
     shares = np.array([w for _, w in pairs], dtype=np.float64)
-    names = set.intersection(
-        *({n for n, v in m.items() if _is_number(v)} for m in told)
-    ) - {EXAMPLES}
+    numbers = [{n for n, v in m.items() if _is_number(v)} for m in counted]
     result = {}
-    for name in sorted(names):
-        values = np.array([m[name] for m in told], dtype=np.float64)
+    for name in sorted(set.intersection(*numbers) - {EXAMPLES}):
+        values = np.array([m[name] for m in counted], dtype=np.float64)
         if median:
             result[name] = weighted_median(values, shares)
         else:
             result[name] = float(np.average(values, weights=shares))
-    return MetricRecord({**result, EXAMPLES: int(sum(m[EXAMPLES] for m in told))})
+    return MetricRecord({**result, EXAMPLES: int(sum(m[EXAMPLES] for m in counted))})
 
 
 def weighted_median(values: FloatArray, weights: FloatArray) -> float:

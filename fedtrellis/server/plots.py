@@ -22,22 +22,6 @@ _CRITERIA = {
 }
 
 
-def _series(
-    history: Sequence[RoundRecord], metric: str
-) -> tuple[list[int], list[float], list[float]]:
-    """Rounds, megabytes moved until then, and values of a metric."""
-    rounds, megabytes, values, moved = [], [], [], 0
-    for record in history:
-        moved += record.bytes_up + record.bytes_down
-        if metric in record.metrics:
-            rounds.append(record.round)
-            megabytes.append(moved / 1e6)
-            value = record.metrics[metric]
-            # a run that diverged: its axis would be longer than a float
-            values.append(value if abs(value) < _LARGEST else np.nan)
-    return rounds, megabytes, values
-
-
 def plot_convergence(
     runs: Mapping[str, Sequence[RoundRecord]],
     path: str | Path,
@@ -69,19 +53,27 @@ def plot_convergence(
     for axes, (metric, against) in zip(
         np.atleast_1d(figure.subplots(1, len(panels))), panels, strict=True
     ):
+        rounds = against == "round"
+        label_y, logarithmic = _CRITERIA.get(metric, metric), metric in _CRITERIA
+        subtracted = 0.0
+        if metric == "loss":
+            label_y = "F(x̄)"
+            if reference is not None:
+                subtracted, label_y, logarithmic = reference, "F(x̄) − F*", True
+        if logarithmic:
+            axes.set_yscale("log")
         for label, history in runs.items():
-            rounds, megabytes, values = _series(history, metric)
-            label_y, logarithmic = _CRITERIA.get(metric, metric), metric in _CRITERIA
-            if metric == "loss":
-                label_y = "F(x̄)"
-                if reference is not None:
-                    values = [value - reference for value in values]
-                    label_y, logarithmic = "F(x̄) − F*", True
-            if logarithmic:  # a logarithm has no place for what rounding made negative
-                values = [value if value > 0 else np.nan for value in values]
-                axes.set_yscale("log")
-            axes.plot(rounds if against == "round" else megabytes, values, label=label)
-        axes.set_xlabel("round" if against == "round" else "MB up and down, all nodes")
+            moved = np.cumsum([r.bytes_up + r.bytes_down for r in history]) / 1e6
+            there = [i for i, r in enumerate(history) if metric in r.metrics]
+            values = np.array([history[i].metrics[metric] for i in there]) - subtracted
+            # the axis of a run that diverged would be longer than a float; a logarithm
+            # has no place for what rounding made negative
+            values[~(np.abs(values) < _LARGEST)] = np.nan
+            if logarithmic:
+                values[~(values > 0)] = np.nan
+            at = [history[i].round for i in there] if rounds else moved[there]
+            axes.plot(at, values, label=label)
+        axes.set_xlabel("round" if rounds else "MB up and down, all nodes")
         axes.set_ylabel(label_y)
         axes.grid(True, alpha=0.3)
     if len(runs) > 1:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from logging import INFO
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from flwr.serverapp.strategy import Result
 
@@ -29,13 +29,11 @@ from fedtrellis.server.records import how_it_ended, summarise
 from fedtrellis.wire.exchange import NO_ANSWER
 from fedtrellis.wire.flower_internals import LOGGER_NAME, ConsoleHandler, log
 
-if TYPE_CHECKING:
-    from fedtrellis.server.loop import LoopStrategy
-
 __all__ = [
     "LOG_FORMATS",
     "JsonLines",
     "Progress",
+    "RoundLog",
     "json_log",
     "print_json",
     "settle_colours",
@@ -52,10 +50,45 @@ def why_dropped(rejected: Sequence[tuple[str, str]]) -> str:
     clients: dict[str, list[str]] = defaultdict(list)
     for who, reason in rejected:
         clients[shortened(reason)].append(who)
-    parts = []
-    for reason, names in clients.items():
-        parts.append(f"client {listed(names)}: {reason}")
+    parts = [f"client {listed(names)}: {reason}" for reason, names in clients.items()]
     return "; ".join([*parts[:_NAMED], *(["..."] if len(parts) > _NAMED else [])])
+
+
+class RoundLog(Callback):
+    """Logs rounds in the words of Flower's own strategies.
+
+    In a run of more than 1 000 rounds at most one round a second.
+    """
+
+    tells_of_rounds = True
+
+    def on_start(self, strategy: Any, first_round: int, num_rounds: int) -> None:
+        """Note how many rounds there will be."""
+        self._total, self._wait = num_rounds, 1.0 if num_rounds > 1000 else 0.0
+        self._logged = -math.inf
+
+    def on_round(self, strategy: Any, record: RoundRecord) -> None:
+        """Log who took part and the metrics."""
+        now = time.monotonic()
+        if now - self._logged < self._wait and record.round < self._total:
+            return
+        self._logged = now
+        used, lost = record.used, record.sampled - record.used
+        if record.round:
+            log(INFO, "")
+            log(INFO, "[ROUND %s/%s]", record.round, self._total)
+            sampled = "configure_train: Sampled %s nodes (out of %s)"
+            log(INFO, sampled, record.sampled, strategy.num_clients)
+            log(
+                INFO, "aggregate_train: Received %s results and %s failures", used, lost
+            )
+        for metrics, where in (
+            (record.train, "Aggregated MetricRecord"),
+            (record.client_evaluation, "Aggregated MetricRecord of the evaluation"),
+            (record.evaluation, "Global evaluation"),
+        ):
+            if metrics:
+                log(INFO, "\t└──> %s: %s", where, metrics)
 
 
 class Progress(Callback):
@@ -86,9 +119,7 @@ class Progress(Callback):
         self._console = console
         self._live: Any = None
 
-    def on_start(
-        self, strategy: LoopStrategy, first_round: int, num_rounds: int
-    ) -> None:
+    def on_start(self, strategy: Any, first_round: int, num_rounds: int) -> None:
         """Start the bar, if there is a terminal to draw it on."""
         # a resumed run's rounds so far count
         self._up = sum(record.bytes_up for record in strategy.history)
@@ -96,34 +127,24 @@ class Progress(Callback):
         self._last: dict[str, tuple[float, int]] = {}  # a metric, and of which round
         self._began, self._first, self._total = time.time(), first_round, num_rounds
         self._logged = -math.inf
-        if self._on_terminal():
-            self._draw()
-
-    def _on_terminal(self) -> bool:
         if self._console is None:
             from rich.console import Console
 
             self._console = Console()
-        return bool(self._console.is_terminal)
+        if self._console.is_terminal:
+            self._draw()
 
     def _draw(self) -> None:
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            TextColumn,
-            TimeElapsedColumn,
-            TimeRemainingColumn,
-        )
-        from rich.progress import Progress as Bar
+        from rich import progress
 
-        self._live = Bar(
-            TextColumn("round"),
-            MofNCompleteColumn(),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[text]}"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
+        self._live = progress.Progress(
+            progress.TextColumn("round"),
+            progress.MofNCompleteColumn(),
+            progress.BarColumn(bar_width=24),
+            progress.TextColumn("{task.fields[text]}"),
+            progress.TimeElapsedColumn(),
+            progress.TextColumn("left"),
+            progress.TimeRemainingColumn(),
             console=self._console,
             refresh_per_second=8,
         )
@@ -132,7 +153,7 @@ class Progress(Callback):
         )
         self._live.start()
 
-    def on_round(self, strategy: LoopStrategy, record: RoundRecord) -> None:
+    def on_round(self, strategy: Any, record: RoundRecord) -> None:
         """Draw or log."""
         self._up += record.bytes_up
         self._down += record.bytes_down
@@ -143,13 +164,12 @@ class Progress(Callback):
             if record.rejected:
                 shown.append(f"{len(record.rejected)} dropped")
             self._live.update(self._task, completed=record.round, text="  ".join(shown))
-        elif self._is_logged(record):
+        elif (
+            self._total <= self.lines
+            or record.round in (0, 1, self._total)
+            or time.time() - self._logged >= 1.0
+        ):
             log(INFO, "%s", self._line(record))
-
-    def _is_logged(self, record: RoundRecord) -> bool:
-        if self._total <= self.lines or record.round in (0, 1, self._total):
-            return True
-        return time.time() - self._logged >= 1.0
 
     def _shown(self, server_round: int, older: bool) -> list[str]:
         """A round's metrics; on request older ones too, and which round they are of."""
@@ -166,30 +186,27 @@ class Progress(Callback):
     def _line(self, record: RoundRecord) -> str:
         self._logged = time.time()
         parts = [f"round {record.round}/{self._total}"]
-        if record.round:
-            parts.append(f"{record.used} of {record.sampled} used")
         parts += self._shown(record.round, older=False)
         if record.round:
+            parts.insert(1, f"{record.used} of {record.sampled} used")
             parts.append(f"{record.seconds:.2f} s")
         done = record.round - self._first + 1
         if done > 0:
             rounds = self._total - record.round
             parts.append(f"{(self._logged - self._began) / done * rounds:.0f} s left")
-        if record.rejected:
-            parts.append(
-                f"{len(record.rejected)} dropped ({why_dropped(record.rejected)})"
-            )
+        if dropped := record.rejected:
+            parts.append(f"{len(dropped)} dropped ({why_dropped(dropped)})")
         return "  ".join(parts)
 
-    def on_end(self, strategy: LoopStrategy, result: Result) -> None:
+    def on_end(self, strategy: Any, result: Result) -> None:
         """Log the totals; leave the bar as it is."""
         self._finish(strategy)
 
-    def on_failure(self, strategy: LoopStrategy, error: BaseException) -> None:
+    def on_failure(self, strategy: Any, error: BaseException) -> None:
         """Log the totals so far; leave the terminal in order."""
         self._finish(strategy)
 
-    def _finish(self, strategy: LoopStrategy) -> None:
+    def _finish(self, strategy: Any) -> None:
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -201,18 +218,10 @@ class Progress(Callback):
         if reasons:
             counts = [f"{shortened(why)}: {n}" for why, n in reasons.items()]
             refused += f" ({'; '.join(counts[:_NAMED])})"
-        log(
-            INFO,
-            "total: %d rounds  %d of %d used  %d lost  %s  ↑ %s ↓ %s  %.2f s",
-            totals["rounds"],
-            totals["used"],
-            totals["sampled"],
-            lost,
-            refused,
-            format_bytes(totals["bytes_up"]),
-            format_bytes(totals["bytes_down"]),
-            totals["seconds"],
-        )
+        up, down = format_bytes(totals["bytes_up"]), format_bytes(totals["bytes_down"])
+        line = "total: {rounds} rounds  {used} of {sampled} used".format_map(totals)
+        moved = f"↑ {up} ↓ {down}  {totals['seconds']:.2f} s"
+        log(INFO, "%s", f"{line}  {lost} lost  {refused}  {moved}")
 
 
 # ----------------------------------------------------------------------------- JSON
@@ -280,9 +289,7 @@ class JsonLines(Callback):
         self.start = {} if start is None else start
         self.end = {} if end is None else end
 
-    def on_start(
-        self, strategy: LoopStrategy, first_round: int, num_rounds: int
-    ) -> None:
+    def on_start(self, strategy: Any, first_round: int, num_rounds: int) -> None:
         """Print ``start``."""
         self._rounds = num_rounds
         print_json(
@@ -294,7 +301,7 @@ class JsonLines(Callback):
             **self.start,
         )
 
-    def on_round(self, strategy: LoopStrategy, record: RoundRecord) -> None:
+    def on_round(self, strategy: Any, record: RoundRecord) -> None:
         """Print ``round``; round 0 is the model that the run starts from."""
         print_json(
             "round",
@@ -310,16 +317,14 @@ class JsonLines(Callback):
             metrics=record.metrics,
         )
 
-    def on_end(self, strategy: LoopStrategy, result: Result) -> None:
+    def on_end(self, strategy: Any, result: Result) -> None:
         """Print ``end``."""
-        totals = summarise(strategy.history)
-        print_json("end", status="completed", **totals, **self.end)
+        print_json("end", status="completed", **summarise(strategy.history), **self.end)
 
-    def on_failure(self, strategy: LoopStrategy, error: BaseException) -> None:
+    def on_failure(self, strategy: Any, error: BaseException) -> None:
         """Print ``end`` with what went wrong."""
-        message = f"{type(error).__name__}: {error}"
+        status, message = how_it_ended(error), f"{type(error).__name__}: {error}"
         totals = summarise(strategy.history)
-        status = how_it_ended(error)
         print_json("end", status=status, error=message, **totals, **self.end)
 
 

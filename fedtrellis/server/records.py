@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from logging import WARNING
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from flwr.serverapp.strategy import Result
@@ -18,9 +18,6 @@ from fedtrellis.server.callbacks import Callback, RoundRecord, format_bytes, sho
 from fedtrellis.server.files import append_lines, naming, overwrite, replacing
 from fedtrellis.wire.arrays import decode
 from fedtrellis.wire.flower_internals import log
-
-if TYPE_CHECKING:
-    from fedtrellis.server.loop import LoopStrategy
 
 __all__ = [
     "RunRecord",
@@ -58,11 +55,6 @@ def to_toml(config: Mapping[str, Any], in_order: bool = False) -> str:
             text = repr(value)
         lines.append(f"{key} = {text}")
     return "\n".join(lines) + "\n"
-
-
-def _write(path: Path, text: str) -> None:
-    with naming(path):
-        path.write_text(text, encoding="utf-8")
 
 
 class RunRecord(Callback):
@@ -116,10 +108,10 @@ class RunRecord(Callback):
         self._rounds: list[RoundRecord] = []  # those that history.jsonl has
         self.status = ""
         self._began = time.time()
-        text = to_toml(config)
-        _write(self.directory / "config.toml", text)
-        again = to_toml({**config, "resume": str(self.directory)})
-        _write(self.directory / "resume.toml", again)
+        again = {**config, "resume": str(self.directory)}
+        for name, values in (("config.toml", config), ("resume.toml", again)):
+            with naming(path := self.directory / name):
+                path.write_text(to_toml(values), encoding="utf-8")
         self._write_summary("running", None)
 
     @classmethod
@@ -141,27 +133,22 @@ class RunRecord(Callback):
         """Where the run's checkpoint belongs."""
         return self.directory / "checkpoint.npz"
 
-    def on_start(
-        self, strategy: LoopStrategy, first_round: int, num_rounds: int
-    ) -> None:
+    def on_start(self, strategy: Any, first_round: int, num_rounds: int) -> None:
         """Open the history; a resumed run's begins with the rounds it goes on from."""
         self._rounds, self.status = [], "running"
-        self._history.unlink(missing_ok=True)
+        (self.directory / "history.jsonl").unlink(missing_ok=True)
         self._append(strategy.history)
 
-    @property
-    def _history(self) -> Path:
-        return self.directory / "history.jsonl"
-
     def _append(self, records: Sequence[RoundRecord]) -> None:
-        append_lines(self._history, [json.dumps(r.to_dict()) for r in records])
+        lines = [json.dumps(record.to_dict()) for record in records]
+        append_lines(self.directory / "history.jsonl", lines)
         self._rounds += records
 
-    def on_round(self, strategy: LoopStrategy, record: RoundRecord) -> None:
+    def on_round(self, strategy: Any, record: RoundRecord) -> None:
         """Append a line."""
         self._append([record])
 
-    def on_end(self, strategy: LoopStrategy, result: Result) -> None:
+    def on_end(self, strategy: Any, result: Result) -> None:
         """Write model, summary and, where it is wanted, the picture."""
         arrays: dict[str, Any] = {
             name: decode(array) for name, array in result.arrays.items()
@@ -169,18 +156,15 @@ class RunRecord(Callback):
         with replacing(self.directory / "model.npz") as file:
             np.savez(file, **arrays)
         if self.picture:
-            self._draw({self.title or type(strategy).__name__: strategy.history})
+            # Matplotlib takes longer to load than a short run takes
+            from fedtrellis.server.plots import plot_convergence
+
+            runs = {self.title or type(strategy).__name__: strategy.history}
+            with naming(picture := self.directory / "convergence.png"):
+                plot_convergence(runs, picture, reference=self.reference)
         self._write_summary("completed", None)
 
-    def _draw(self, runs: Mapping[str, Sequence[RoundRecord]]) -> None:
-        # Matplotlib takes longer to load than a short run takes
-        from fedtrellis.server.plots import plot_convergence
-
-        picture = self.directory / "convergence.png"
-        with naming(picture):
-            plot_convergence(runs, picture, reference=self.reference)
-
-    def on_failure(self, strategy: LoopStrategy, error: BaseException) -> None:
+    def on_failure(self, strategy: Any, error: BaseException) -> None:
         """Say how the run ended."""
         self.fail(error)
 
@@ -228,15 +212,12 @@ def summarise(history: list[RoundRecord]) -> dict[str, Any]:
     for record in history:
         metrics.update(record.metrics)
     reasons = Counter(reason for record in history for _, reason in record.rejected)
+    added = ("bytes_up", "bytes_down", "seconds", "sampled", "used")
     return {
         "rounds": history[-1].round if history else 0,
         "metrics": metrics,
-        "bytes_up": sum(record.bytes_up for record in history),
-        "bytes_down": sum(record.bytes_down for record in history),
-        "seconds": sum(record.seconds for record in history),
-        "sampled": sum(record.sampled for record in history),
-        "used": sum(record.used for record in history),
-        "rejected": sum(len(record.rejected) for record in history),
+        **{name: sum(getattr(record, name) for record in history) for name in added},
+        "rejected": reasons.total(),
         "rejected_by_reason": dict(reasons.most_common()),
     }
 

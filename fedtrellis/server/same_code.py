@@ -23,13 +23,7 @@ _APPS = "apps"
 
 
 def check_same_code(grid: Any) -> None:
-    """Refuse a simulation whose clients would be of another app.
-
-    Raises
-    ------
-    SettingsError
-        The folder of the SuperLink has a package of the app's, and not the same one.
-    """
+    """Raise SettingsError for a simulation whose clients would be of another app."""
     if type(grid).__name__ != _SIMULATED:
         return
     here = Path.cwd()

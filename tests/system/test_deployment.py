@@ -20,7 +20,7 @@ from flower_process import ROOT, processes_of
 
 import sim
 from deploy.cases import FAMILIES, METHODS, NODES, SECRET_DRAWS
-from fedtrellis.server.checkpoint import read_client_keys
+from fedtrellis.server.checkpoint import Checkpoint
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1500)]
 
@@ -224,7 +224,7 @@ def test_one_command_runs_the_methods_on_the_nodes_files(trial: Trial) -> None:
                 continue
             np.testing.assert_allclose(model["0"], expected["0"], rtol=0, atol=1e-9)
         # each node's name is bound to the key that was registered under one
-        keys = read_client_keys(deployed / "checkpoint.npz")
+        keys = Checkpoint(deployed / "checkpoint.npz").keys
         assert sorted(keys) == sorted(NODES)
         assert all(key.lasting for key in keys.values())
         assert len({key.digest for key in keys.values()}) == len(NODES)
