@@ -9,7 +9,7 @@ import numpy as np
 
 from fedtrellis.dual.penalty import Penalty
 from fedtrellis.dual.weights import BALANCED, ClassRule, class_rule, labels_of
-from fedtrellis.objectives.losses import LOSSES, Loss, make_loss
+from fedtrellis.objectives.losses import LOSSES, DualLoss, make_loss
 from fedtrellis.settings import SettingsError, setting
 
 from .data.settings import FILE, NODES
@@ -121,7 +121,7 @@ class HybridLinear(HybridTask):
             found[label_of[name]] = to_number(weight)
         return found
 
-    def make_loss(self) -> Loss:  # noqa: D102
+    def make_loss(self) -> DualLoss:  # noqa: D102
         return make_loss(self.loss, self.smoothing)
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedtrellis.objectives.losses import Loss, make_loss
+from fedtrellis.objectives.losses import DualLoss, make_loss
 
 from .hybrid import HybridTask
 
@@ -24,5 +24,5 @@ class HybridLogistic(HybridTask):
         "logistic regression; samples and features split over clients"
     )
 
-    def make_loss(self) -> Loss:  # noqa: D102
+    def make_loss(self) -> DualLoss:  # noqa: D102
         return make_loss("logistic")

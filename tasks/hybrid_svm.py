@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedtrellis.objectives.losses import Loss, make_loss
+from fedtrellis.objectives.losses import DualLoss, make_loss
 from fedtrellis.settings import setting
 
 from .hybrid import HybridTask
@@ -31,5 +31,5 @@ class HybridSVM(HybridTask):
     )
     smoothing: float = setting(1.0, "width of the smoothed hinge's parabola", above=0.0)
 
-    def make_loss(self) -> Loss:  # noqa: D102
+    def make_loss(self) -> DualLoss:  # noqa: D102
         return make_loss(self.loss, self.smoothing)

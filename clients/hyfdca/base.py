@@ -18,7 +18,7 @@ from fedtrellis.encryption.identity import Identity
 from fedtrellis.encryption.ledger import Ledger
 from fedtrellis.encryption.node_secrets import NodeSecrets
 from fedtrellis.encryption.roster import Roster
-from fedtrellis.objectives.losses import Loss, make_loss
+from fedtrellis.objectives.losses import DualLoss, make_loss
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.client import StatefulClient
 
@@ -151,11 +151,11 @@ class SplitClient(StatefulClient):
 
 
 @lru_cache(maxsize=8)
-def _make_loss(name: str, smoothing: float) -> Loss:
+def _make_loss(name: str, smoothing: float) -> DualLoss:
     return make_loss(name, smoothing=smoothing)
 
 
-def loss_of(config: Config) -> Loss:
+def loss_of(config: Config) -> DualLoss:
     """The loss of the run."""
     return _make_loss(config["loss"], config["smoothing"])
 

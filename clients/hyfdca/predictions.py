@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedtrellis.dual.calibration import Sigmoid, shares
-from fedtrellis.objectives.losses import Loss
+from fedtrellis.objectives.losses import DualLoss
 from fedtrellis.wire.arrays import FloatArray
 
 __all__ = ["Predictions", "predictions_of"]
@@ -42,13 +42,13 @@ class Predictions(NamedTuple):
 
 
 def predictions_of(
-    loss: Loss, sample_ids: Sequence[str], scores: FloatArray, labels: FloatArray
+    loss: DualLoss, sample_ids: Sequence[str], scores: FloatArray, labels: FloatArray
 ) -> Predictions:
     """Predict, and calibrate where there are labels enough.
 
     Parameters
     ----------
-    loss : Loss
+    loss : DualLoss
     sample_ids : sequence of str
     scores : ndarray of shape (n,) or (n, C)
     labels : ndarray of shape (n,)

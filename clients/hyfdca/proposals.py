@@ -14,7 +14,7 @@ from fedtrellis.dual.held_groups import MAX_SHARES, HeldGroup
 from fedtrellis.dual.local_passes import local_dual_passes
 from fedtrellis.dual.questions import query_of, weights_mark
 from fedtrellis.encryption.labels import encode_items
-from fedtrellis.objectives.weighted import weighted
+from fedtrellis.objectives.losses import weighted
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.protocol import RestoreNeededError
 

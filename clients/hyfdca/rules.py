@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtrellis.objectives.losses import Loss
+from fedtrellis.objectives.losses import DualLoss
 from fedtrellis.settings import SettingsError, keys, parse, setting
 from fedtrellis.wire.arrays import FloatArray
 
@@ -89,7 +89,7 @@ class NodeRules:
 
     def weight_bound(
         self,
-        loss: Loss,
+        loss: DualLoss,
         regularization: float,
         labels: FloatArray,
         weights: FloatArray | None = None,

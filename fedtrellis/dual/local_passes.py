@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtrellis.objectives.losses import Loss
+from fedtrellis.objectives.losses import DualLoss
 from fedtrellis.wire.arrays import FloatArray
 
 __all__ = ["local_dual_passes"]
 
 
 def local_dual_passes(
-    loss: Loss,
+    loss: DualLoss,
     features: Any,
     rows: NDArray[np.int64],
     alpha: FloatArray,
@@ -41,7 +41,7 @@ def local_dual_passes(
 
     Parameters
     ----------
-    loss : Loss
+    loss : DualLoss
     features : ndarray or scipy CSR array of shape (n_k, p)
     rows : ndarray of int64, shape (n,)
         Which rows the other arrays speak of.

@@ -15,7 +15,7 @@ from fedtrellis.dual.regularized_loss import (
 )
 from fedtrellis.objectives.base import Objective
 from fedtrellis.objectives.checks import check_point
-from fedtrellis.objectives.losses import Loss
+from fedtrellis.objectives.losses import DualLoss
 from fedtrellis.wire.arrays import FloatArray
 
 __all__ = ["OneAgainstRest"]
@@ -31,7 +31,7 @@ class OneAgainstRest(Objective):
         The samples' classes, numbers from 0 to C − 1.
     count : int
         C.
-    loss : Loss
+    loss : DualLoss
         One of labels −1 and +1.
     regularization : float
         λ above 0.
@@ -51,7 +51,7 @@ class OneAgainstRest(Objective):
         features: Any,
         classes: ArrayLike,
         count: int,
-        loss: Loss,
+        loss: DualLoss,
         regularization: float,
         penalty: Penalty | None = None,
         weights: ArrayLike | None = None,

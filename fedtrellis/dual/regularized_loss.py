@@ -21,9 +21,8 @@ from fedtrellis.objectives.checks import (
     check_point,
     check_targets,
 )
-from fedtrellis.objectives.losses import Loss, SmoothedHinge
+from fedtrellis.objectives.losses import DualLoss, SmoothedHinge, weighted
 from fedtrellis.objectives.reference import unconstrained_minimum
-from fedtrellis.objectives.weighted import weighted
 from fedtrellis.wire.arrays import FloatArray
 
 __all__ = ["Optimum", "RegularizedLoss", "central_optimum"]
@@ -49,7 +48,7 @@ class RegularizedLoss(Objective):
         x_i in its rows; dense, or sparse and kept as CSR.
     labels : array_like of shape (N,)
         y.
-    loss : Loss
+    loss : DualLoss
         l, one of :mod:`fedtrellis.objectives.losses`.
     regularization : float
         λ above 0.
@@ -74,7 +73,7 @@ class RegularizedLoss(Objective):
         self,
         features: Any,
         labels: ArrayLike,
-        loss: Loss,
+        loss: DualLoss,
         regularization: float,
         penalty: Penalty | None = None,
         weights: ArrayLike | None = None,

@@ -26,7 +26,7 @@ from fedtrellis.objectives.checks import (
     is_sparse,
 )
 from fedtrellis.objectives.design_matrix import DesignMatrix
-from fedtrellis.objectives.loss_base import ScoreLoss
+from fedtrellis.objectives.losses import ScoreLoss
 from fedtrellis.objectives.stacked import StackedLinear
 from fedtrellis.objectives.symmetric import DENSE_ORDER, symmetric_operator
 
@@ -359,7 +359,7 @@ class Logistic(LinearModel):
         # ln(1 + e^z) − bz = ln(1 + e^{−yz}) with y = 2b − 1, which does not cancel
         super().__init__(
             DesignMatrix(matrix),
-            losses.Logistic(),
+            losses.LogisticLoss(),
             2.0 * check_integers("b", b, examples, 2) - 1.0,
             (features,),
             factor=1.0 / examples,

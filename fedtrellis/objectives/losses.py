@@ -1,10 +1,23 @@
-"""The losses themselves, each once: of margins, of residuals, of several scores."""
+"""Losses, each once: value, slope and curvature, and for dual ascent the conjugate.
+
+Losses of linear models are used twice: the smooth objectives add them up over a data
+matrix, and HyFDCA's clients ascend the dual problem. The primal problem is
+P(w) = (λ/2)‖w‖² + (1/N) Σ l(x_iᵀw; y_i), the dual one
+D(α) = −(λ/2)‖(1/λN) Σ α_i x_i‖² − (1/N) Σ l*(−α_i), and w = (1/λN) Σ α_i x_i ties them
+together: "HyFDCA", arXiv 2210.08106, section 3, after S. Shalev-Shwartz and T. Zhang,
+"Stochastic dual coordinate ascent", 2013. Both of the paper's dual steps are here,
+algorithm 3's and algorithm 5's, the latter with ‖x_i‖² in its quadratic term.
+
+Everything is computed for many samples at once: arrays are float64 of shape (n,), one
+entry per sample, and a number stands for n equal entries.
+"""
 
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,31 +25,247 @@ import scipy  # its parts are loaded when first used
 from numpy.typing import ArrayLike
 
 from fedtrellis.objectives.checks import Array, IntArray, check_number
-from fedtrellis.objectives.loss_base import Loss, ScoreLoss
-from fedtrellis.objectives.poisson import Poisson
 from fedtrellis.settings import check_choice
+
+# What the methods of a loss return is documented once, in ScoreLoss and DualLoss.
+# ruff: noqa: D102
 
 __all__ = [
     "LOSSES",
     "CrossEntropy",
+    "DualLoss",
     "Hinge",
-    "Logistic",
-    "Loss",
+    "LogisticLoss",
     "Poisson",
     "ScoreLoss",
     "SmoothedHinge",
     "Squared",
+    "WeightedLoss",
     "make_loss",
+    "weighted",
 ]
 
-# How far rounding may have carried yα out of [0, 1] without the conjugate being +inf.
+# How far rounding may have carried yα out of [0, 1], or α above y against the larger of
+# 1 and y, without the conjugate being +inf.
 _ROUNDING = 1e-12
-# Newton's method for the logistic loss needs about 5 + ln(q/λN) steps; this is for q/λN
-# up to 1e30.
+# Newton's method needs about 5 + ln(q/λN) steps for the logistic loss, and about
+# ln(q/λN) for Poisson's, before it is quadratic; this is for q/λN up to 1e30.
 _NEWTON_STEPS = 80
 
 
-class _QuadraticConjugate(Loss):
+class ScoreLoss(ABC):
+    """A convex function l(z; y) of an example's score z, or scores, and its label y.
+
+    Labels broadcast against the examples, the first axes of z.
+    """
+
+    @property
+    @abstractmethod
+    def curvature(self) -> float:
+        """The least upper bound of the second derivative by z; +inf at a kink."""
+
+    @abstractmethod
+    def value(self, z: Array, y: Any) -> Array:
+        """Return l(z; y) of every example; z stays as it is."""
+
+    @abstractmethod
+    def slope(self, z: Array, y: Any, out: Array | None = None) -> Array:
+        """Return the derivative of l by z; at a kink the subgradient of smaller size.
+
+        Parameters
+        ----------
+        z : ndarray
+            The scores.
+        y : ndarray
+            The labels; broadcast against the examples.
+        out : ndarray, optional
+            Memory of z's shape that may be used for the result; z itself will do.
+        """
+
+    @abstractmethod
+    def curvature_along(self, z: Array, y: Any, change: Array) -> Array:
+        """Return the second derivative of l(z + γ·change; y) by γ at γ = 0.
+
+        At a kink and where the second derivative jumps, it is that of one side.
+
+        Parameters
+        ----------
+        z : ndarray
+            The scores.
+        y : ndarray
+            The labels; broadcast against the examples.
+        change : ndarray
+            Of z's shape.
+
+        Returns
+        -------
+        ndarray
+            One number an example, at least 0.
+        """
+
+    def total(self, z: Array, y: Any) -> Any:
+        """Return the sum of l over the first axis; z stays as it is."""
+        return self.value(z, y).sum(axis=0)
+
+    def total_and_slope(self, z: Array, y: Any) -> tuple[Any, Array]:
+        """Return :meth:`total` and :meth:`slope`, the slope in the memory of z."""
+        return self.total(z, y), self.slope(z, y, z)
+
+
+class DualLoss(ScoreLoss):
+    """A loss l(z; y) of one score z = xᵀw, with its conjugate and dual steps.
+
+    Attributes
+    ----------
+    name : str
+        What settings call it, a key of :data:`LOSSES`.
+    labels : str
+        ``"signs"``: labels are −1 and +1, and yα lies in [0, 1] for every dual variable
+        α; ``"real"``: labels and α are any numbers; ``"counts"``: labels are any
+        numbers from 0 on, and α ≤ y.
+    """
+
+    name: ClassVar[str]
+    labels: ClassVar[str]
+
+    def check_labels(self, y: ArrayLike) -> None:
+        """Find out whether labels suit the loss.
+
+        Raises
+        ------
+        ValueError
+            One does not, or they are no vector of numbers; in one line.
+        """
+        labels = np.asarray(y)
+        if labels.ndim != 1 or labels.dtype.kind not in "biuf":
+            raise ValueError(
+                f"labels have shape {labels.shape} and dtype {labels.dtype}; "
+                "they must be a vector of real numbers"
+            )
+        if self.labels == "signs":
+            wrong, allowed = np.abs(labels.astype(np.float64)) != 1.0, "-1 or +1"
+        else:
+            numbers = labels.astype(np.float64)
+            wrong, allowed = ~np.isfinite(numbers), "finite"
+            if self.labels == "counts":
+                wrong, allowed = wrong | (numbers < 0.0), "finite and at least 0"
+        if wrong.any():
+            first = int(np.flatnonzero(wrong)[0])
+            raise ValueError(
+                f"label {first} is {labels[first]:g}; the labels of the {self.name} "
+                f"loss must be {allowed}"
+            )
+
+    # -- what a loss supplies
+
+    @abstractmethod
+    def conjugate(self, alpha: Array, y: Array) -> Array:
+        """Return l*(−α) of every sample, +inf where −α is outside its domain.
+
+        A yα outside [0, 1] by no more than 1e-12 counts as rounded and is clipped.
+        """
+
+    @abstractmethod
+    def coordinate_step(
+        self, alpha: Array, z: Array, q: ArrayLike, y: Array, scale: float
+    ) -> Array:
+        """Return the Δ that maximises −l*(−(α + Δ)) − zΔ − (q/(2·scale))Δ².
+
+        Moving α_i alone by it maximises D if z = x_iᵀw, q = ‖x_i‖² and scale = λN.
+        With q = 1 it is the paper's practical step, algorithm 5.
+
+        Parameters
+        ----------
+        alpha : ndarray of shape (n,)
+            Dual variables in the conjugate's domain.
+        z : ndarray of shape (n,)
+        q : array_like of shape (n,) or ()
+            At least 0; where it is 0 (x_i = 0) the score does not change with α.
+        y : ndarray of shape (n,)
+        scale : float
+            Above 0.
+        """
+
+    @abstractmethod
+    def feasible(self, alpha: Array, y: Array) -> Array:
+        """Return the nearest dual variables in the conjugate's domain."""
+
+    # -- what follows from it
+
+    def dual_curvature(self, y: Array) -> Array:
+        """Return about what l*″ is where the model is right, shape (n,); here 1.
+
+        The unit that a proximal term of α is measured in.
+        """
+        return np.ones_like(y)
+
+    def constant_score(self, y: Array) -> float:
+        """Return the score, one for all samples, of the least loss; of numbers only.
+
+        Raises
+        ------
+        NotImplementedError
+            The loss is one of classes.
+        """
+        raise NotImplementedError(f"the {self.name} loss has labels -1 and +1")
+
+    def dual_point(self, z: Array, y: Array) -> Array:
+        """Return u with −u in ∂l(z): the dual variable that suits a score.
+
+        l(z) + l*(−u) = −uz. At a kink u is the subgradient of the smaller size.
+        """
+        # 0 − s instead of −s: no zero gets a sign
+        return np.asarray(0.0 - self.slope(z, y))
+
+    def theoretical_step(
+        self,
+        alpha: Array,
+        z: Array,
+        y: Array,
+        weight: float,
+        gamma: float,
+        regularization: float,
+    ) -> Array:
+        """Return s c (u − α) for the best s in [0, 1], the paper's algorithm 3.
+
+        s maximises −l*(−(α + s c γ (u − α))) − s c γ z (u − α)
+        − (γ²/2λ)(s c (u − α))², with u = :meth:`dual_point`. The last term has 1 for
+        ‖x_i‖²: on longer rows the step may be too long. Nothing moves where u = α.
+
+        Parameters
+        ----------
+        alpha, z, y : ndarray of shape (n,)
+            α in the conjugate's domain.
+        weight : float
+            c, the paper's c_k, above 0 and at most 1.
+        gamma : float
+            γ, the paper's γ_t, above 0 and at most 1.
+        regularization : float
+            λ above 0.
+
+        Raises
+        ------
+        ValueError
+            A number is outside what is allowed: beyond 1, α may leave the domain.
+
+        Notes
+        -----
+        The algorithm prints u in ∂l(z) where its proof has −u; with the former a run
+        never leaves 0.
+        """
+        for name, number in (("weight", weight), ("gamma", gamma)):
+            if not 0.0 < number <= 1.0:
+                raise ValueError(f"{name} is {number!r}; it must be in (0, 1]")
+        check_number("regularization", regularization, positive=True)
+        # In terms of Δ = s c γ (u − α) this is the coordinate step with q = 1 and
+        # scale = λ, held between 0 and c γ (u − α): the function is concave.
+        longest = weight * gamma * (self.dual_point(z, y) - alpha)
+        step = self.coordinate_step(alpha, z, 1.0, y, regularization)
+        step = np.clip(step, np.minimum(longest, 0.0), np.maximum(longest, 0.0))
+        return np.asarray(step / gamma)
+
+
+class _QuadraticConjugate(DualLoss):
     """A loss with l*(−α) = (c/2)α² − yα for yα in [0, 1], or for all α."""
 
     @property
@@ -56,12 +285,7 @@ class _QuadraticConjugate(Loss):
         return np.where(np.abs(alpha - inside) <= _ROUNDING, value, np.inf)
 
     def coordinate_step(
-        self,
-        alpha: Array,
-        z: Array,
-        q: ArrayLike,
-        y: Array,
-        scale: float,
+        self, alpha: Array, z: Array, q: ArrayLike, y: Array, scale: float
     ) -> Array:
         slope = y - z - self._conjugate_curvature * alpha
         curvature = np.asarray(q, dtype=np.float64) / scale + self._conjugate_curvature
@@ -71,7 +295,7 @@ class _QuadraticConjugate(Loss):
         return self.feasible(alpha + step, y) - alpha
 
 
-class _SignLoss(Loss):
+class _SignLoss(DualLoss):
     """A loss of labels −1 and +1, whose dual variables have yα in [0, 1]."""
 
     labels: ClassVar[str] = "signs"
@@ -87,15 +311,13 @@ class Hinge(_SignLoss, _QuadraticConjugate):
     name: ClassVar[str] = "hinge"
     _conjugate_curvature: ClassVar[float] = 0.0
 
-    def value(self, z: Array, y: Array) -> Array:  # noqa: D102
+    def value(self, z: Array, y: Array) -> Array:
         return np.maximum(0.0, 1.0 - y * z)
 
-    def slope(  # noqa: D102
-        self, z: Array, y: Array, out: Array | None = None
-    ) -> Array:
+    def slope(self, z: Array, y: Array, out: Array | None = None) -> Array:
         return np.where(y * z < 1.0, -y, 0.0)
 
-    def curvature_along(self, z: Array, y: Array, change: Array) -> Array:  # noqa: D102
+    def curvature_along(self, z: Array, y: Array, change: Array) -> Array:
         return np.zeros_like(change)
 
 
@@ -128,18 +350,16 @@ class SmoothedHinge(_SignLoss, _QuadraticConjugate):
     def _conjugate_curvature(self) -> float:
         return self.smoothing
 
-    def value(self, z: Array, y: Array) -> Array:  # noqa: D102
+    def value(self, z: Array, y: Array) -> Array:
         margin = np.maximum(0.0, 1.0 - y * z)
         bent = np.minimum(margin, self.smoothing)
         # m²/2g up to g, m − g/2 beyond
         return np.asarray(bent * (margin - 0.5 * bent) / self.smoothing)
 
-    def slope(  # noqa: D102
-        self, z: Array, y: Array, out: Array | None = None
-    ) -> Array:
+    def slope(self, z: Array, y: Array, out: Array | None = None) -> Array:
         return np.asarray(-y * np.clip((1.0 - y * z) / self.smoothing, 0.0, 1.0))
 
-    def curvature_along(self, z: Array, y: Array, change: Array) -> Array:  # noqa: D102
+    def curvature_along(self, z: Array, y: Array, change: Array) -> Array:
         # change²/g between 1 − g and 1, where the parabola is
         margin = 1.0 - y * z
         bent = (margin > 0.0) & (margin < self.smoothing)
@@ -154,31 +374,29 @@ class Squared(_QuadraticConjugate):
     labels: ClassVar[str] = "real"
     _conjugate_curvature: ClassVar[float] = 1.0
 
-    def value(self, z: Array, y: Array) -> Array:  # noqa: D102
+    def value(self, z: Array, y: Array) -> Array:
         return np.asarray(0.5 * (z - y) ** 2)
 
-    def total(self, z: Array, y: Array) -> Any:  # noqa: D102
+    def total(self, z: Array, y: Array) -> Any:
         residuals = z - y
         # one pass over memory, without an array of squares
         return 0.5 * np.einsum("k...,k...->...", residuals, residuals)
 
-    def slope(  # noqa: D102
-        self, z: Array, y: Array, out: Array | None = None
-    ) -> Array:
+    def slope(self, z: Array, y: Array, out: Array | None = None) -> Array:
         return np.asarray(np.subtract(z, y, out=out))
 
-    def curvature_along(self, z: Array, y: Array, change: Array) -> Array:  # noqa: D102
+    def curvature_along(self, z: Array, y: Array, change: Array) -> Array:
         return np.square(change)
 
-    def constant_score(self, y: Array) -> float:  # noqa: D102
+    def constant_score(self, y: Array) -> float:
         return float(np.mean(y))
 
-    def feasible(self, alpha: Array, y: Array) -> Array:  # noqa: D102
+    def feasible(self, alpha: Array, y: Array) -> Array:
         return np.array(alpha, dtype=np.float64)
 
 
 @dataclass(frozen=True)
-class Logistic(_SignLoss):
+class LogisticLoss(_SignLoss):
     """The logistic loss ln(1 + e^(−yz)).
 
     l*(−α) = β ln β + (1 − β) ln(1 − β) with β = yα.
@@ -187,35 +405,28 @@ class Logistic(_SignLoss):
     name: ClassVar[str] = "logistic"
     curvature: ClassVar[float] = 0.25
 
-    def value(self, z: Array, y: Array) -> Array:  # noqa: D102
+    def value(self, z: Array, y: Array) -> Array:
         exponents = np.asarray(-y * z)
         return np.asarray(np.logaddexp(0.0, exponents, out=exponents))
 
-    def slope(  # noqa: D102
-        self, z: Array, y: Array, out: Array | None = None
-    ) -> Array:
+    def slope(self, z: Array, y: Array, out: Array | None = None) -> Array:
         # −y / (1 + e^(yz)), in one array
         slopes = np.asarray(np.multiply(z, -y, out=out))
         scipy.special.expit(slopes, out=slopes)
         return np.asarray(np.multiply(slopes, -y, out=slopes))
 
-    def curvature_along(self, z: Array, y: Array, change: Array) -> Array:  # noqa: D102
+    def curvature_along(self, z: Array, y: Array, change: Array) -> Array:
         # σ(z) σ(−z) change², alike for either label as y² = 1
         spread = scipy.special.expit(z) * scipy.special.expit(-z)
         return np.asarray(spread * np.square(change))
 
-    def conjugate(self, alpha: Array, y: Array) -> Array:  # noqa: D102
+    def conjugate(self, alpha: Array, y: Array) -> Array:
         inside = y * self.feasible(alpha, y)
         value = -scipy.special.entr(inside) - scipy.special.entr(1.0 - inside)
         return np.where(np.abs(y * alpha - inside) <= _ROUNDING, value, np.inf)
 
-    def coordinate_step(  # noqa: D102
-        self,
-        alpha: Array,
-        z: Array,
-        q: ArrayLike,
-        y: Array,
-        scale: float,
+    def coordinate_step(
+        self, alpha: Array, z: Array, q: ArrayLike, y: Array, scale: float
     ) -> Array:
         # The derivative vanishes at β = σ(θ) with h(θ) = θ + cσ(θ) + yz − cyα = 0 for
         # c = q/scale. In θ nothing overflows, and β near 0 keeps its digits.
@@ -237,6 +448,81 @@ class Logistic(_SignLoss):
 
 
 @dataclass(frozen=True)
+class Poisson(DualLoss):
+    """Half the Poisson deviance, e^z − yz + y ln y − y, of labels y ≥ 0.
+
+    e^z is the mean that is predicted. The loss is 0 where e^z = y, and what it has
+    beside e^z − yz does not depend on z. l*(−α) = m ln m − m − (y ln y − y) with
+    m = y − α ≥ 0; at the optimum m is the mean that is predicted. α is at most y, and
+    has no lower bound.
+    """
+
+    name: ClassVar[str] = "poisson"
+    labels: ClassVar[str] = "counts"
+    curvature: ClassVar[float] = np.inf
+
+    def value(self, z: Array, y: Array) -> Array:
+        with np.errstate(over="ignore"):
+            return np.asarray(np.exp(z) - y * z + _entropy(y))
+
+    def slope(self, z: Array, y: Array, out: Array | None = None) -> Array:
+        with np.errstate(over="ignore"):
+            means = np.exp(z, out=out)
+        return np.asarray(np.subtract(means, y, out=out))
+
+    def curvature_along(self, z: Array, y: Array, change: Array) -> Array:
+        with np.errstate(over="ignore"):
+            return np.asarray(np.exp(z) * np.square(change))
+
+    def dual_curvature(self, y: Array) -> Array:
+        """Return 1/max(y, 1): l*″ is 1/m."""
+        return np.asarray(1.0 / np.maximum(y, 1.0))
+
+    def constant_score(self, y: Array) -> float:
+        with np.errstate(divide="ignore"):
+            return float(np.log(np.mean(y)))
+
+    def feasible(self, alpha: Array, y: Array) -> Array:
+        return np.minimum(np.asarray(alpha, dtype=np.float64), y)
+
+    def conjugate(self, alpha: Array, y: Array) -> Array:
+        means = np.asarray(y - alpha)
+        value = _entropy(np.maximum(means, 0.0)) - _entropy(np.asarray(y))
+        allowed = means >= -_ROUNDING * np.maximum(1.0, y)
+        return np.where(allowed, value, np.inf)
+
+    def coordinate_step(
+        self, alpha: Array, z: Array, q: ArrayLike, y: Array, scale: float
+    ) -> Array:
+        # The derivative ln m − z − c(y − m − α), c = q/scale, vanishes at m = e^θ with
+        # h(θ) = θ + c e^θ − r = 0, r = z + c(y − α). h rises and is convex: from above
+        # its zero Newton's method comes down to it without a safeguard.
+        c = np.asarray(q, dtype=np.float64) / scale
+        right = np.asarray(z + c * (y - alpha), dtype=np.float64)
+        theta = right.copy()  # h ≥ 0 here, as c e^θ ≥ 0
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+            # where the zero is above 0, c e^θ ≤ r
+            lower = np.log(right / c)
+        theta = np.where(right > c, np.fmin(theta, lower), np.minimum(theta, 0.0))
+        theta = np.where(c > 0.0, theta, right)
+        for _ in range(_NEWTON_STEPS):
+            with np.errstate(over="ignore"):
+                bent = c * np.exp(theta)
+            step = (theta + bent - right) / (1.0 + bent)
+            step = np.where(np.isfinite(step), step, 0.0)
+            theta = theta - step
+            if not np.any(np.abs(step) > 1e-15 * (1.0 + np.abs(theta))):
+                break
+        with np.errstate(over="ignore"):
+            return np.asarray(y - np.exp(theta) - alpha)
+
+
+def _entropy(means: Array) -> Array:
+    """M ln m − m, and 0 at m = 0."""
+    return np.asarray(scipy.special.xlogy(means, means) - means)
+
+
+@dataclass(frozen=True)
 class CrossEntropy(ScoreLoss):
     """The cross-entropy ln Σ_c exp(z_c) − z_y of a softmax, y from 0 to classes − 1.
 
@@ -247,16 +533,14 @@ class CrossEntropy(ScoreLoss):
 
     curvature: ClassVar[float] = 0.5
 
-    def value(self, z: Array, y: IntArray) -> Array:  # noqa: D102
+    def value(self, z: Array, y: IntArray) -> Array:
         # With the largest score taken off, the exponentials lie in (0, 1].
         shifted = z - z.max(axis=-1, keepdims=True)
         chosen = shifted[_chosen(shifted, y)]
         sums = np.exp(shifted, out=shifted).sum(axis=-1)
         return np.asarray(np.log(sums) - chosen)
 
-    def slope(  # noqa: D102
-        self, z: Array, y: IntArray, out: Array | None = None
-    ) -> Array:
+    def slope(self, z: Array, y: IntArray, out: Array | None = None) -> Array:
         # softmax(z) − e_y
         slopes = self.softmax(z, out)
         slopes[_chosen(slopes, y)] -= 1.0
@@ -270,19 +554,16 @@ class CrossEntropy(ScoreLoss):
         shares /= np.add.reduce(shares, axis=-1, keepdims=True)
         return shares
 
-    def curvature_along(  # noqa: D102
-        self, z: Array, y: IntArray, change: Array
-    ) -> Array:
+    def curvature_along(self, z: Array, y: IntArray, change: Array) -> Array:
         # changeᵀ (diag(q) − qqᵀ) change with q = softmax(z), which is the variance of
         # the change under q: Σ_c q_c (change_c − mean)² does not cancel
-        shares = np.exp(z - z.max(axis=-1, keepdims=True))
-        shares /= shares.sum(axis=-1, keepdims=True)
+        shares = self.softmax(z)
         means = np.einsum("...c,...c->...", shares, change)
         return np.asarray(
             np.einsum("...c,...c->...", shares, np.square(change - means[..., None]))
         )
 
-    def total_and_slope(self, z: Array, y: IntArray) -> tuple[Any, Array]:  # noqa: D102
+    def total_and_slope(self, z: Array, y: IntArray) -> tuple[Any, Array]:
         values, slopes = self.value_and_slope(z, y)
         return values.sum(axis=0), slopes
 
@@ -309,13 +590,84 @@ def _chosen(z: Array, y: IntArray) -> tuple[IntArray, ...]:
     ), y
 
 
+@dataclass(frozen=True)
+class WeightedLoss:
+    """s l(z; y), with a weight s ≥ 0 for each sample, and its conjugate s l*(−α/s).
+
+    What :class:`DualLoss` has for dual ascent, for α = s β with β in the domain of l. A
+    sample of weight 0 has α = 0, and adds nothing.
+
+    Parameters
+    ----------
+    loss : DualLoss
+        l.
+    weights : ndarray of float64
+        s, of the samples' shape.
+    """
+
+    loss: DualLoss
+    weights: Array
+
+    @cached_property
+    def _divisor(self) -> Array:
+        return np.where(self.weights > 0.0, self.weights, 1.0)
+
+    def _beta(self, alpha: Array) -> Array:
+        # β = α/s
+        return np.asarray(np.where(self.weights > 0.0, alpha / self._divisor, 0.0))
+
+    def _times(self, each: Array) -> Array:
+        # 0 where s = 0, even of what is not finite
+        return np.asarray(np.where(self.weights > 0.0, self.weights * each, 0.0))
+
+    def value(self, z: Array, y: Array) -> Array:
+        """Return s l(z; y)."""
+        return self._times(self.loss.value(z, y))
+
+    def slope(self, z: Array, y: Array) -> Array:
+        """Return the derivative by z, s l′(z; y)."""
+        return self._times(self.loss.slope(z, y))
+
+    def conjugate(self, alpha: Array, y: Array) -> Array:
+        """Return s l*(−α/s), +inf where −α/s is outside the domain."""
+        inside = self._times(self.loss.conjugate(self._beta(alpha), y))
+        # of weight 0 only α = 0 is in the domain
+        return np.where((self.weights > 0.0) | (alpha == 0.0), inside, np.inf)
+
+    def feasible(self, alpha: Array, y: Array) -> Array:
+        """Return the nearest dual variables in the conjugate's domain."""
+        return self._times(self.loss.feasible(self._beta(alpha), y))
+
+    def dual_point(self, z: Array, y: Array) -> Array:
+        """Return s u, with −u in ∂l(z)."""
+        return self._times(self.loss.dual_point(z, y))
+
+    def dual_curvature(self, y: Array) -> Array:
+        """Return l*″/s, about; the unit that a proximal term of α is measured in."""
+        return np.asarray(self.loss.dual_curvature(y) / self._divisor)
+
+    def coordinate_step(
+        self, alpha: Array, z: Array, q: ArrayLike, y: Array, scale: float
+    ) -> Array:
+        """Return the Δ that maximises −s l*(−(α + Δ)/s) − zΔ − (q/(2·scale))Δ²."""
+        # with Δ = s δ it is s (−l*(−(β + δ)) − zδ − (sq/(2·scale))δ²)
+        q = self._divisor * np.asarray(q, dtype=np.float64)
+        step = self.loss.coordinate_step(self._beta(alpha), z, q, y, scale)
+        return self._times(step)
+
+
+def weighted(loss: DualLoss, weights: Array | None) -> DualLoss | WeightedLoss:
+    """Return s l, or l itself where samples have no weights."""
+    return loss if weights is None else WeightedLoss(loss, weights)
+
+
 #: Every loss of one score by its name.
-LOSSES: dict[str, type[Loss]] = {
-    loss.name: loss for loss in (Hinge, SmoothedHinge, Logistic, Squared, Poisson)
+LOSSES: dict[str, type[DualLoss]] = {
+    loss.name: loss for loss in (Hinge, SmoothedHinge, LogisticLoss, Squared, Poisson)
 }
 
 
-def make_loss(name: str, smoothing: float = 1.0) -> Loss:
+def make_loss(name: str, smoothing: float = 1.0) -> DualLoss:
     """Make a loss from its name.
 
     Parameters
@@ -332,8 +684,5 @@ def make_loss(name: str, smoothing: float = 1.0) -> Loss:
     ValueError
         The smoothing is not a finite number above 0.
     """
-    kind: Any = LOSSES[check_choice("loss", name, LOSSES)]
-    if kind is SmoothedHinge:
-        return SmoothedHinge(smoothing)
-    loss: Loss = kind()
-    return loss
+    kind = LOSSES[check_choice("loss", name, LOSSES)]
+    return SmoothedHinge(smoothing) if kind is SmoothedHinge else kind()

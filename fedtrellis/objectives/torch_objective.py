@@ -385,7 +385,10 @@ class TorchObjective(ModuleLoss):
         dtype = torch.float32 if given == np.float32 else torch.float64
         if dtype != point.dtype:
             point = torch.tensor(self._forms.vector(x), device=self.device)
-        start = point.clone() if pull else point
+        # layer by layer on a CPU; on other devices every call has its price
+        whole = self.device.type != "cpu"
+        parts = [point] if whole else self.flat.views(point)
+        starts = [part.clone() for part in parts] if pull else parts
         for size in sizes:
             rows = None
             if batch_size:
@@ -394,15 +397,18 @@ class TorchObjective(ModuleLoss):
             if point is not self.flat.point:
                 self.flat.point.copy_(point)
             slopes = self._slopes(rows)[0]
-            g = torch.cat([slope.reshape(-1) for slope in slopes]).to(dtype)
-            if self.weight != 1.0:
-                g.mul_(self.weight)
-            if self.l2:
-                g.add_(point * (self.weight * self.l2))
-            if pull:
-                g.add_((point - start).mul_(pull))
-            # x ← x − γ_k g, in two roundings, as NumPy does it
-            point.sub_(g.mul_(size))
+            if whole:
+                slopes = [torch.cat([slope.reshape(-1) for slope in slopes])]
+            for part, start, slope in zip(parts, starts, slopes, strict=True):
+                g = slope.to(dtype)
+                if self.weight != 1.0:
+                    g.mul_(self.weight)
+                if self.l2:
+                    g.add_(part * (self.weight * self.l2))
+                if pull:
+                    g.add_((part - start).mul_(pull))
+                # x ← x − γ_k g, in two roundings, as NumPy does it
+                part.sub_(g.mul_(size))
         return to_numpy(point, given).reshape(x.shape)
 
     # -- elsewhere than where the module stands

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedtrellis.dual.regularized_loss import RegularizedLoss, central_optimum
-from fedtrellis.objectives.losses import Loss, make_loss
+from fedtrellis.objectives.losses import DualLoss, make_loss
 from reproduce.common import Options, workers
 from reproduce.drawing import measured
 
@@ -32,14 +32,14 @@ NOISES = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0)
 REPEATS = (1, 2, 4, 16, 64)
 
 
-def weight_bound(loss: Loss, regularization: float) -> float:
+def weight_bound(loss: DualLoss, regularization: float) -> float:
     """The largest ‖w‖ that clients answer at: 2 √(2 l(0)/λ)."""
     at_zero = float(loss.value(np.zeros(1), np.ones(1))[0])
     return 2.0 * float(np.sqrt(2.0 * at_zero / regularization))
 
 
 def _queries(
-    found: Isolated, case: Case, loss: Loss, clients: Clients
+    found: Isolated, case: Case, loss: DualLoss, clients: Clients
 ) -> dict[str, tuple[Query, Callable[[Array, bool], Array]]]:
     """The attacks, and what of the clients' answers each reads."""
     N, p = case.X.shape

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedtrellis.dual.bundle import DualBundle
-from fedtrellis.objectives.losses import Loss
+from fedtrellis.objectives.losses import DualLoss
 from fedtrellis.random import generator
 
 from .recorded import Array, Case
@@ -31,7 +31,7 @@ _BITS = 40
 
 
 def proposal(
-    loss: Loss,
+    loss: DualLoss,
     y: Array,
     scale: float,
     proximal: float | None,
@@ -42,7 +42,7 @@ def proposal(
 
     Parameters
     ----------
-    loss : Loss
+    loss : DualLoss
     y : ndarray of shape (N,)
     scale : float
         λN.
@@ -95,7 +95,7 @@ class Run:
 
 def simulate(
     case: Case,
-    loss: Loss,
+    loss: DualLoss,
     propose: Propose,
     *,
     rounds: int,
@@ -110,7 +110,7 @@ def simulate(
     Parameters
     ----------
     case : Case
-    loss : Loss
+    loss : DualLoss
     propose : callable
         See :func:`proposal`.
     rounds : int
@@ -184,7 +184,7 @@ class Clients:
     """
 
     def __init__(
-        self, case: Case, loss: Loss, propose: Propose, noise: float = 0.0
+        self, case: Case, loss: DualLoss, propose: Propose, noise: float = 0.0
     ) -> None:
         self.case, self.loss, self.propose = case, loss, propose
         self.spread = noise * np.abs(case.X).max() / case.scale

@@ -19,7 +19,7 @@ from fedtrellis.dual.penalty import Penalty
 from fedtrellis.dual.regularized_loss import Optimum, RegularizedLoss, central_optimum
 from fedtrellis.dual.weights import ClassRule, normalised, weight_totals
 from fedtrellis.objectives import Objective
-from fedtrellis.objectives.losses import Loss
+from fedtrellis.objectives.losses import DualLoss
 from fedtrellis.settings import SettingsError, setting
 
 from ..base import Depending, Point
@@ -237,7 +237,7 @@ class HybridTask(NodeDataTask):
         return {}
 
     @abstractmethod
-    def make_loss(self) -> Loss:
+    def make_loss(self) -> DualLoss:
         """Return l."""
 
     def feature_names(self) -> tuple[str, ...]:

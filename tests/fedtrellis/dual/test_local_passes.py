@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from fedtrellis.dual.local_passes import local_dual_passes
-from fedtrellis.objectives.losses import LOSSES, Loss, make_loss
+from fedtrellis.objectives.losses import LOSSES, DualLoss, make_loss
 
 Array = NDArray[np.float64]
 N, P, SCALE = 30, 7, 0.4
 ROWS = np.random.default_rng(5).permutation(N)[:22]
 
 
-def _data(loss: Loss) -> tuple[Array, Array, Array, Array]:
+def _data(loss: DualLoss) -> tuple[Array, Array, Array, Array]:
     """Features with zeros and an empty row, and labels, α and z of ROWS."""
     rng = np.random.default_rng(1)
     X = rng.standard_normal((N, P)) * (rng.random((N, P)) < 0.6)
@@ -33,7 +33,7 @@ def _data(loss: Loss) -> tuple[Array, Array, Array, Array]:
 
 
 def _passes(
-    loss: Loss, X: Any, y: Array, alpha: Array, z: Array, sigma: float, passes: int
+    loss: DualLoss, X: Any, y: Array, alpha: Array, z: Array, sigma: float, passes: int
 ) -> Array:
     dense = X if isinstance(X, np.ndarray) else X.toarray()
     q: Array = (dense[ROWS] ** 2).sum(axis=1)
@@ -53,7 +53,13 @@ def _passes(
 
 
 def _subproblem(
-    loss: Loss, X: Array, y: Array, z: Array, sigma: float, start: Array, alpha: Array
+    loss: DualLoss,
+    X: Array,
+    y: Array,
+    z: Array,
+    sigma: float,
+    start: Array,
+    alpha: Array,
 ) -> float:
     """CoCoA+'s equation (9): −Σ l*(−α') − zᵀΔ − (σ'/2λN) ‖XᵀΔ‖²."""
     delta = alpha - start

@@ -15,9 +15,9 @@ from fedtrellis import objectives
 from fedtrellis.dual.regularized_loss import Optimum, RegularizedLoss, central_optimum
 from fedtrellis.objectives.losses import (
     LOSSES,
+    DualLoss,
     Hinge,
-    Logistic,
-    Loss,
+    LogisticLoss,
     SmoothedHinge,
     Squared,
     make_loss,
@@ -66,7 +66,7 @@ def test_the_primal_is_that_of_the_linear_model_with_the_same_loss() -> None:
     w, targets = rng.standard_normal(5), rng.standard_normal(60)
     for problem, model in (
         (
-            RegularizedLoss(X, y, Logistic(), 0.3),
+            RegularizedLoss(X, y, LogisticLoss(), 0.3),
             objectives.Logistic(X, y > 0, l2=0.3),
         ),
         (
@@ -177,9 +177,11 @@ def test_the_known_minima_of_digits(unit: bool, expected: float) -> None:
 
 
 @pytest.mark.parametrize("regularization", [1e-5, 1e-3, 1.0])
-@pytest.mark.parametrize("loss", [Hinge(), SmoothedHinge(0.3), Logistic(), Squared()])
+@pytest.mark.parametrize(
+    "loss", [Hinge(), SmoothedHinge(0.3), LogisticLoss(), Squared()]
+)
 @pytest.mark.parametrize("sparse", [False, True])
-def test_certificates(regularization: float, loss: Loss, sparse: bool) -> None:
+def test_certificates(regularization: float, loss: DualLoss, sparse: bool) -> None:
     X, y = digits()
     problem = RegularizedLoss(csr_array(X) if sparse else X, y, loss, regularization)
     optimum = central_optimum(problem)
@@ -192,7 +194,7 @@ def test_certificates(regularization: float, loss: Loss, sparse: bool) -> None:
 
 
 def by_scikit_learn(
-    loss: Loss, X: np.ndarray, y: np.ndarray, regularization: float
+    loss: DualLoss, X: np.ndarray, y: np.ndarray, regularization: float
 ) -> np.ndarray:
     scale = regularization * len(y)
     model: Any
@@ -200,7 +202,7 @@ def by_scikit_learn(
         model = LinearSVC(
             loss="hinge", C=1 / scale, fit_intercept=False, tol=1e-10, max_iter=10**6
         )
-    elif isinstance(loss, Logistic):
+    elif isinstance(loss, LogisticLoss):
         model = LogisticRegression(
             C=1 / scale, fit_intercept=False, tol=1e-12, max_iter=10_000
         )
@@ -210,9 +212,9 @@ def by_scikit_learn(
     return coefficients
 
 
-@pytest.mark.parametrize("loss", [Hinge(), Logistic(), Squared()])
+@pytest.mark.parametrize("loss", [Hinge(), LogisticLoss(), Squared()])
 @pytest.mark.parametrize("regularization", [1e-3, 0.1])
-def test_scikit_learns_minima(loss: Loss, regularization: float) -> None:
+def test_scikit_learns_minima(loss: DualLoss, regularization: float) -> None:
     X, y = digits(unit=True)
     problem = RegularizedLoss(X, y, loss, regularization)
     optimum = central_optimum(problem)

@@ -17,11 +17,11 @@ from fedtrellis.objectives import (
 from fedtrellis.objectives.losses import (
     CrossEntropy,
     Hinge,
+    LogisticLoss,
     ScoreLoss,
     SmoothedHinge,
     Squared,
 )
-from fedtrellis.objectives.losses import Logistic as LogisticLoss
 from fedtrellis.objectives.mean_objective import MeanObjective
 from fedtrellis.objectives.nonconvex_logistic import NonconvexLogistic
 from fedtrellis.objectives.principal_components import PrincipalComponents

@@ -10,27 +10,27 @@ from hypothesis import strategies as st
 from fedtrellis.objectives.losses import (
     LOSSES,
     CrossEntropy,
+    DualLoss,
     Hinge,
-    Logistic,
-    Loss,
+    LogisticLoss,
     SmoothedHinge,
     Squared,
     make_loss,
 )
 from fedtrellis.settings import SettingsError
 
-ALL: list[Loss] = [
+ALL: list[DualLoss] = [
     Hinge(),
     SmoothedHinge(),
     SmoothedHinge(0.1),
-    Logistic(),
+    LogisticLoss(),
     Squared(),
 ]
 IDS = ["hinge", "smoothed-1", "smoothed-0.1", "logistic", "squared"]
 SMOOTH, SMOOTH_IDS = ALL[1:], IDS[1:]
 
 
-def duals(loss: Loss, y: float, count: int) -> np.ndarray:
+def duals(loss: DualLoss, y: float, count: int) -> np.ndarray:
     """Dual variables over the domain, or a wide part of it."""
     if loss.labels == "signs":
         return y * np.linspace(0.0, 1.0, count)
@@ -42,7 +42,12 @@ def one(value: float) -> np.ndarray:
 
 
 def dual_objective(
-    loss: Loss, alpha: np.ndarray, start: float, z: float, curvature: float, y: float
+    loss: DualLoss,
+    alpha: np.ndarray,
+    start: float,
+    z: float,
+    curvature: float,
+    y: float,
 ) -> np.ndarray:
     """−l*(−α) − z(α − start) − (curvature/2)(α − start)² for many α."""
     moved = alpha - start
@@ -55,7 +60,7 @@ def dual_objective(
 
 @pytest.mark.parametrize("loss", ALL, ids=IDS)
 @pytest.mark.parametrize("y", [-1.0, 1.0])
-def test_the_conjugate_is_the_supremum(loss: Loss, y: float) -> None:
+def test_the_conjugate_is_the_supremum(loss: DualLoss, y: float) -> None:
     z = np.linspace(-60.0, 60.0, 240_001)
     values = loss.value(z, np.full_like(z, y))
     for alpha in duals(loss, y, 41):
@@ -66,7 +71,7 @@ def test_the_conjugate_is_the_supremum(loss: Loss, y: float) -> None:
 
 @pytest.mark.parametrize("loss", ALL, ids=IDS)
 @pytest.mark.parametrize("y", [-1.0, 1.0])
-def test_the_loss_is_its_biconjugate(loss: Loss, y: float) -> None:
+def test_the_loss_is_its_biconjugate(loss: DualLoss, y: float) -> None:
     alpha = duals(loss, y, 200_001)
     conjugates = loss.conjugate(alpha, np.full_like(alpha, y))
     for z in np.linspace(-4.0, 4.0, 33):
@@ -81,7 +86,7 @@ def test_the_loss_is_its_biconjugate(loss: Loss, y: float) -> None:
     share=st.floats(0, 1),
     y=st.sampled_from([-1.0, 1.0]),
 )
-def test_fenchel_and_young(loss: Loss, z: float, share: float, y: float) -> None:
+def test_fenchel_and_young(loss: DualLoss, z: float, share: float, y: float) -> None:
     value = loss.value(one(z), one(y))
     alpha = one(y * share)
     assert value + loss.conjugate(alpha, one(y)) >= -alpha * z - 1e-12
@@ -94,7 +99,7 @@ def test_fenchel_and_young(loss: Loss, z: float, share: float, y: float) -> None
 @pytest.mark.parametrize("loss", SMOOTH, ids=SMOOTH_IDS)
 @pytest.mark.parametrize("y", [-1.0, 1.0])
 def test_the_curvature_is_the_steepest_that_the_slope_gets(
-    loss: Loss, y: float
+    loss: DualLoss, y: float
 ) -> None:
     z = np.linspace(-4.0, 4.0, 1601)  # 0, where the logistic loss bends most, is there
     slopes = loss.slope(z, np.full_like(z, y))
@@ -108,7 +113,9 @@ def test_the_slope_of_the_hinge_jumps() -> None:
 
 
 @pytest.mark.parametrize("loss", ALL, ids=IDS)
-def test_a_total_is_the_sum_over_the_examples_and_keeps_the_scores(loss: Loss) -> None:
+def test_a_total_is_the_sum_over_the_examples_and_keeps_scores(
+    loss: DualLoss,
+) -> None:
     rng = np.random.default_rng(0)
     y, scores = rng.choice([-1.0, 1.0], 40), 2.0 * rng.standard_normal((40, 3))
     before = scores.copy()
@@ -131,7 +138,7 @@ def test_the_cross_entropy_of_two_classes_is_the_logistic_loss() -> None:
     z, y = 3.0 * rng.standard_normal(50), np.arange(50) % 2
     signs: np.ndarray = 2.0 * y - 1.0
     pairs: np.ndarray = np.stack([np.zeros(50), z], axis=1)
-    entropy, logistic = CrossEntropy(), Logistic()
+    entropy, logistic = CrossEntropy(), LogisticLoss()
     np.testing.assert_allclose(entropy.value(pairs, y), logistic.value(z, signs))
     slopes = entropy.slope(pairs, y)
     np.testing.assert_allclose(slopes[:, 1], logistic.slope(z, signs), atol=1e-15)
@@ -144,7 +151,7 @@ def test_the_cross_entropy_of_two_classes_is_the_logistic_loss() -> None:
 
 @pytest.mark.parametrize("loss", SMOOTH, ids=SMOOTH_IDS)
 @pytest.mark.parametrize("y", [-1.0, 1.0])
-def test_the_dual_point_is_minus_the_derivative(loss: Loss, y: float) -> None:
+def test_the_dual_point_is_minus_the_derivative(loss: DualLoss, y: float) -> None:
     # away from where the parabola of the smoothed hinge begins and ends
     z = np.linspace(-4.03, 4.04, 300)
     labels = np.full_like(z, y)
@@ -162,7 +169,7 @@ def test_the_dual_point_of_the_hinge() -> None:
 
 
 @pytest.mark.parametrize("loss", [a for a in ALL if a.labels == "signs"])
-def test_the_conjugate_outside_its_domain(loss: Loss) -> None:
+def test_the_conjugate_outside_its_domain(loss: DualLoss) -> None:
     y = np.array([1.0, 1.0, -1.0, 1.0, -1.0, 1.0])
     alpha = np.array([-0.1, 1.1, 0.1, -1e-13, -1.0 - 1e-13, 1.0 + 1e-9])
     conjugate = loss.conjugate(alpha, y)
@@ -201,7 +208,7 @@ def test_the_smoothed_hinge_tends_to_the_hinge() -> None:
 @pytest.mark.parametrize("q", [0.0, 0.3, 1.0, 65.0])
 @pytest.mark.parametrize("y", [-1.0, 1.0])
 def test_the_coordinate_step_is_the_best_on_a_grid(
-    loss: Loss, q: float, y: float
+    loss: DualLoss, q: float, y: float
 ) -> None:
     rng = np.random.default_rng(1)
     scale = 1.8
@@ -261,7 +268,7 @@ def test_a_sample_of_zeros() -> None:
         )
         step = SmoothedHinge(2.0).coordinate_step(alpha, z, q, y, 2.0)
         np.testing.assert_allclose(alpha + step, 0.5 * y)
-        step = Logistic().coordinate_step(alpha, z, q, y, 2.0)
+        step = LogisticLoss().coordinate_step(alpha, z, q, y, 2.0)
         np.testing.assert_allclose(alpha + step, 0.5 * y)
         step = Squared().coordinate_step(alpha, z, q, 3 * y, 2.0)
         np.testing.assert_allclose(alpha + step, 3 * y)
@@ -277,7 +284,7 @@ def test_a_sample_of_zeros() -> None:
 def test_the_logistic_step_solves_its_equation(
     beta: float, z: float, exponent: float, y: float
 ) -> None:
-    loss, c = Logistic(), 10.0**exponent
+    loss, c = LogisticLoss(), 10.0**exponent
     alpha = one(y * beta)
     with np.errstate(over="raise", invalid="raise", divide="raise"):
         step = loss.coordinate_step(alpha, one(z), c, one(y), 1.0)
@@ -296,7 +303,7 @@ def test_the_logistic_step_solves_its_equation(
 
 
 def test_the_logistic_loss_does_not_overflow() -> None:
-    loss, y = Logistic(), np.array([1.0, 1.0])
+    loss, y = LogisticLoss(), np.array([1.0, 1.0])
     z = np.array([-1e4, 1e4])
     with np.errstate(all="raise", under="ignore"):
         np.testing.assert_array_equal(loss.value(z, y), [1e4, 0.0])
@@ -309,7 +316,7 @@ def test_the_logistic_loss_does_not_overflow() -> None:
 @pytest.mark.parametrize("loss", ALL, ids=IDS)
 @pytest.mark.parametrize(("weight", "gamma"), [(1.0, 1.0), (0.25, 1.0), (1.0, 0.1)])
 def test_the_theoretical_step_is_the_best_on_a_grid(
-    loss: Loss, weight: float, gamma: float
+    loss: DualLoss, weight: float, gamma: float
 ) -> None:
     rng = np.random.default_rng(3)
     shares = np.linspace(0.0, 1.0, 20_001)
@@ -408,7 +415,7 @@ def test_names() -> None:
 
 
 @pytest.mark.parametrize("loss", ALL, ids=IDS)
-def test_labels(loss: Loss) -> None:
+def test_labels(loss: DualLoss) -> None:
     loss.check_labels(np.array([1.0, -1.0, 1.0]))
     loss.check_labels([1, -1])
     wrong: list[tuple[list[float], str]] = [([1.0, np.nan], "label 1 is nan")]

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fedtrellis.objectives.losses import LOSSES, make_loss
-from fedtrellis.objectives.weighted import WeightedLoss, weighted
+from fedtrellis.objectives.losses import LOSSES, WeightedLoss, make_loss, weighted
 
 Array = NDArray[np.float64]
 S = np.array([0.3, 1.0, 2.5, 7.0])

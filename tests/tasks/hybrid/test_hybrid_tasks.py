@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_array, issparse, random_array
 from sklearn.datasets import load_breast_cancer, load_digits
 
-from fedtrellis.objectives.losses import Hinge, Logistic, SmoothedHinge, Squared
+from fedtrellis.objectives.losses import Hinge, LogisticLoss, SmoothedHinge, Squared
 from fedtrellis.settings import SettingsError
 from tasks import (
     ClientData,
@@ -197,7 +197,7 @@ def test_losses() -> None:
     assert svm(loss="smoothed-hinge", smoothing=0.2).make_loss() == SmoothedHinge(0.2)
     assert svm(loss="squared").make_loss() == Squared()
     task = HybridLogistic(num_clients=4, seed=0)
-    assert task.make_loss() == Logistic()
+    assert task.make_loss() == LogisticLoss()
     w = np.random.default_rng(0).standard_normal(65)
     total, _, labels, _ = put_together(task)
     y = np.array([found.pop() for found in labels])
