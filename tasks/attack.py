@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
@@ -22,7 +21,7 @@ from fedtrellis.objectives.universal_perturbation import (
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, setting
 
-from .base import Array, Nonconvex, Point, Task, data_path, even_share
+from .base import Array, Nonconvex, Point, data_path, even_share
 from .data.datasets import DATASETS, load_cifar10
 from .data.packed import load_arrays
 from .data.table import fault
@@ -51,7 +50,7 @@ class _Images(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Attack(Task):
+class Attack(Nonconvex):
     """F(δ) = mean of max(z_t − max_{k≠t} z_k, −κ) + balance · ‖δ‖² over ‖δ‖ = ε.
 
     The mean is over all clients' images a of one class t, z = z(a + δ) are a fixed
@@ -92,8 +91,6 @@ class Attack(Task):
 
     name: ClassVar[str] = "attack"
     summary: ClassVar[str] = "a universal perturbation; any ONNX model"
-    suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = Nonconvex.suggested
-    convex: ClassVar[bool] = False
 
     dataset: str = setting("digits", "the images", choices=tuple(_DATASETS))
     path: str = setting(

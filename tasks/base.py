@@ -44,17 +44,6 @@ Array = NDArray[np.float64]
 Point = Array | Sequence[Array]
 
 
-class Nonconvex:
-    """What suits Frank-Wolfe where F is not convex, for a task's ``suggested``."""
-
-    suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
-        {
-            "fedfw": {"schedule": "nonconvex"},
-            "naive-frank-wolfe": {"schedule": "nonconvex"},
-        }
-    )
-
-
 class DataFileError(SettingsError):
     """A data file is not what its setting says; the message names the file."""
 
@@ -150,22 +139,10 @@ class Task(ABC):
     def from_config(
         cls, config: Mapping[str, Any], num_clients: int, seed: int, **more: Any
     ) -> Self:
-        """Make the task from a run config.
+        """Make the task from a flat run config, whose keys start with its name.
 
-        Parameters
-        ----------
-        config : mapping
-            Flat; the task's keys start with its name and a dot.
-        num_clients : int
-        seed : int
-        **more
-            Other fields that are no settings.
-
-        Raises
-        ------
-        SettingsError
-            A setting that is not allowed, or one of nodes' own data although the task
-            brings its own.
+        ``more`` are fields that are no settings. A SettingsError: a setting that is not
+        allowed, or one of nodes' own data although the task brings its own.
         """
         task = parse(
             cls, config, f"{cls.name}.", num_clients=num_clients, seed=seed, **more
@@ -173,12 +150,11 @@ class Task(ABC):
         if not task.on_nodes:
             nodes = parse(DataSettings, config, "data.")
             for key, field in keys(DataSettings, "data.").items():
-                if field.name in task.of_file:
-                    continue
-                if getattr(nodes, field.name) != field.default:
+                value = getattr(nodes, field.name)
+                if value != field.default and field.name not in task.of_file:
                     raise SettingsError(
-                        f"{key} = {getattr(nodes, field.name)!r} is for data that lies "
-                        f"on the nodes, and {cls.name}.dataset is not {NODES!r}"
+                        f"{key} = {value!r} is for data that lies on the nodes, and "
+                        f"{cls.name}.dataset is not {NODES!r}"
                     )
         return task
 
@@ -261,22 +237,9 @@ class Task(ABC):
     def suggestions(self, method: str, given: Collection[str] = ()) -> dict[str, Any]:
         """Return what suits the task, as it is set, for a method's settings.
 
-        Parameters
-        ----------
-        method : str
-            Its name in run configurations.
-        given : collection of str, optional
-            Fields of the strategy that the user sets; nothing is suggested for them.
-
-        Returns
-        -------
-        dict
-            Values by the names of the strategy's fields.
-
-        Raises
-        ------
-        SettingsError
-            A suggestion depends on what nobody has said.
+        By the method's name in run configurations; values by the names of the
+        strategy's fields, and none for those in ``given``, which the user sets.
+        A SettingsError: one depends on what nobody has set.
         """
         values = {
             name: value.find(self, given) if isinstance(value, Depending) else value
@@ -293,21 +256,15 @@ class Task(ABC):
         """
         return {}
 
+    def option_key(self, name: str) -> str:
+        """Return the run-config key of one of :meth:`method_options`."""
+        return f"{self.name}.{name.replace('_', '-')}"
+
     def client_parts(self, client: int) -> dict[str, Any]:
-        """Return what a node's client is made of, by its constructor's arguments.
+        """Return what client i in [0, n) is made of, by its constructor's arguments.
 
         Here ``objective``, which is f_i; :class:`tasks.hybrid.HybridTask` has the
-        features and labels instead.
-
-        Parameters
-        ----------
-        client : int
-            i in [0, num_clients).
-
-        Raises
-        ------
-        IndexError
-            There is no such client.
+        features and labels instead. An IndexError: there is no such client.
         """
         return {"objective": _client_part(self, self._existing(client))}
 
@@ -326,24 +283,15 @@ class Task(ABC):
         """
         return ()
 
-    def option_key(self, name: str) -> str:
-        """Return the run-config key of one of :meth:`method_options`."""
-        return f"{self.name}.{name.replace('_', '-')}"
-
     @property
     def node_examples(self) -> int:
-        """How many examples all nodes have together; 0: nobody has said."""
+        """How many examples all nodes have together; 0: nobody knows."""
         return 0
 
     def node_parts(self, node_config: Mapping[str, Any]) -> dict[str, Any]:
         """Return what the client of a node with its own data is made of.
 
-        As :meth:`client_parts`, by the constructor's arguments.
-
-        Parameters
-        ----------
-        node_config : mapping
-            Its ``data`` names the node's file.
+        As :meth:`client_parts`; ``data`` of the node config names the node's file.
 
         Raises
         ------
@@ -355,7 +303,7 @@ class Task(ABC):
         raise SettingsError(f"task {self.name!r} does not take data of the nodes' own")
 
     def node_attributes(self, node_config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what such a client is told beside its parts, by attributes' names."""
+        """Return what such a client gets beside its parts, by attributes' names."""
         return {}
 
     # -- what follows from it
@@ -365,18 +313,7 @@ class Task(ABC):
         return _objective(self)
 
     def client_objective(self, client: int) -> Objective:
-        """Return f_i, made once per process.
-
-        Parameters
-        ----------
-        client : int
-            i in [0, num_clients).
-
-        Raises
-        ------
-        IndexError
-            There is no such client.
-        """
+        """Return f_i of i in [0, n), made once per process; else an IndexError."""
         return _client_objective(self, self._existing(client))
 
     def _existing(self, client: int) -> int:
@@ -406,10 +343,7 @@ class Task(ABC):
     def argument(self, x: Point) -> Any:
         """Return a point as the task's objectives take it.
 
-        Raises
-        ------
-        ValueError
-            A list with another number of arrays than the model has.
+        A ValueError: a list with another number of arrays than the model has.
         """
         if isinstance(x, np.ndarray):
             return x
@@ -417,6 +351,15 @@ class Task(ABC):
         if len(x) != len(shapes):
             raise ValueError(f"x has {len(x)} arrays; the model has {len(shapes)}")
         return x[0] if len(shapes) == 1 else list(x)
+
+
+class Nonconvex(Task):
+    """A task whose F is not convex, and what suits Frank-Wolfe there."""
+
+    suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
+        {key: {"schedule": "nonconvex"} for key in ("fedfw", "naive-frank-wolfe")}
+    )
+    convex: ClassVar[bool] = False
 
 
 # More tasks than one are alive in a process only in tests and sweeps.
@@ -455,13 +398,7 @@ def derived_seed(seed: int, purpose: str) -> int:
 
 
 def check_torch(task: str, what: str, device: str) -> None:
-    """Find out whether PyTorch is there, and the device of a task's setting.
-
-    Raises
-    ------
-    SettingsError
-        In one line; ``what`` is what needs PyTorch.
-    """
+    """Find out whether PyTorch is there, for ``what``, and a task's ``device``."""
     need("torch", what, "torch")
     from fedtrellis.objectives.torch_module import choose_device
 
@@ -472,21 +409,9 @@ def check_torch(task: str, what: str, device: str) -> None:
 
 
 def data_path(key: str, value: str, *, folder: bool = False) -> Path:
-    """Return the path that a setting names.
+    """Return the file or folder that a setting names; ``~`` is the user's home.
 
-    Parameters
-    ----------
-    key : str
-        The setting, for the message.
-    value : str
-        Its value; ``~`` is the user's home.
-    folder : bool, default False
-        Whether it must be a folder rather than a file.
-
-    Raises
-    ------
-    FileNotFoundError
-        There is none.
+    A FileNotFoundError, which names the setting, where there is none.
     """
     path = Path(value).expanduser()
     if not (path.is_dir() if folder else path.is_file()):

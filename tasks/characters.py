@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -110,7 +110,7 @@ _LETTERS = 2000
 
 
 @dataclass(frozen=True)
-class Characters(NetworkTask):
+class Characters(Nonconvex, NetworkTask):
     """F = the mean cross-entropy of the next character over all training passages.
 
     f_i is n·d_i/d times the mean over the client's d_i passages, so that
@@ -129,8 +129,6 @@ class Characters(NetworkTask):
 
     name: ClassVar[str] = "characters"
     summary: ClassVar[str] = "generated text by characters, a small transformer"
-    suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = Nonconvex.suggested
-    convex: ClassVar[bool] = False
 
     partition: str = setting(
         "iid",

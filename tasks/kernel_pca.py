@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -26,7 +25,7 @@ __all__ = ["KernelPCA"]
 
 
 @dataclass(frozen=True)
-class KernelPCA(NodeDataTask):
+class KernelPCA(Nonconvex, NodeDataTask):
     """F(x) = −(1/2N) Σ_j Tr(xᵀ H_j x) over the p × r matrices with xᵀx = I.
 
     H_j = a_j a_jᵀ, a_j the centred examples, so that F(x) = −½ Tr(xᵀ C x) with C their
@@ -50,8 +49,6 @@ class KernelPCA(NodeDataTask):
 
     name: ClassVar[str] = "kernel-pca"
     summary: ClassVar[str] = "principal components of digits, iris or a file's matrix"
-    suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = Nonconvex.suggested
-    convex: ClassVar[bool] = False
     bounded_below: ClassVar[bool] = False
 
     not_on_nodes: ClassVar[tuple[str, ...]] = ("path", "samples", "partition")

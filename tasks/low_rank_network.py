@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -27,7 +26,7 @@ _CLASSES = 10
 
 
 @dataclass(frozen=True)
-class LowRankNetwork(PartitionedTask):
+class LowRankNetwork(Nonconvex, PartitionedTask):
     """F = the mean cross-entropy over all training images of a perceptron.
 
     One hidden layer, its p × h weight matrix W of rank R; f_i is n·d_i/d times the mean
@@ -50,8 +49,6 @@ class LowRankNetwork(PartitionedTask):
 
     name: ClassVar[str] = "low-rank-network"
     summary: ClassVar[str] = "digits or MNIST by a perceptron of low rank"
-    suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = Nonconvex.suggested
-    convex: ClassVar[bool] = False
     not_on_nodes: ClassVar[tuple[str, ...]] = (
         *("path", "partition", "labels_per_client", "alpha"),
         *("train_limit", "test_limit", "validation_fraction"),

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import scipy  # its parts are loaded when first used
@@ -15,14 +14,14 @@ from fedtrellis.objectives import QuadraticAssignment as Cost
 from fedtrellis.random import generator
 from fedtrellis.settings import setting
 
-from .base import Array, Nonconvex, Point, Task, data_path, even_share
+from .base import Array, Nonconvex, Point, data_path, even_share
 from .data.qaplib import Instance, chr12a, read_instance, read_solution
 
 __all__ = ["QuadraticAssignment"]
 
 
 @dataclass(frozen=True)
-class QuadraticAssignment(Task):
+class QuadraticAssignment(Nonconvex):
     """F(X) = trace(A X Bᵀ Xᵀ) over the doubly stochastic matrices; not convex.
 
     F is linear in A and in B. The non-zero entries of the one of the two that has
@@ -38,8 +37,6 @@ class QuadraticAssignment(Task):
 
     name: ClassVar[str] = "quadratic-assignment"
     summary: ClassVar[str] = "relaxed quadratic assignment, chr12a of QAPLIB or a file"
-    suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = Nonconvex.suggested
-    convex: ClassVar[bool] = False
     bounded_below: ClassVar[bool] = False
 
     path: str = setting("", "a QAPLIB .dat file; empty for the built-in chr12a")

@@ -53,11 +53,8 @@ class DataSettings:
     def names(self) -> tuple[str, ...]:
         """Return the features' names; none where they go by their number.
 
-        Raises
-        ------
-        SettingsError
-            A name is empty, is there twice or is another column's, or there are more
-            or fewer than ``features`` says.
+        A SettingsError: a name is empty, is there twice or is another column's, or
+        there are more or fewer than ``features`` says.
         """
         names = _listed("data.feature-names", self.feature_names)
         for reserved in (self.label_column, self.weight_column, "id"):
@@ -74,13 +71,7 @@ class DataSettings:
         return names
 
     def num_features(self) -> int:
-        """Return p.
-
-        Raises
-        ------
-        SettingsError
-            Neither number nor names are given.
-        """
+        """Return p; a SettingsError where neither number nor names are given."""
         count = self.features or len(self.names())
         if not count:
             raise SettingsError(
@@ -93,15 +84,8 @@ class DataSettings:
     def class_labels(self, default: tuple[str, ...] = ()) -> tuple[str, ...]:
         """Return the labels of the classes, in their order.
 
-        Parameters
-        ----------
-        default : tuple of str
-            The labels of a task that has a fixed number of classes.
-
-        Raises
-        ------
-        SettingsError
-            There are not as many as classes, or fewer than two.
+        ``default`` has those of a task with a fixed number of classes. A SettingsError:
+        there are not as many as classes, or fewer than two.
         """
         labels = _listed("data.labels", self.labels)
         fixed = len(default) or None

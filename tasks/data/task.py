@@ -54,8 +54,8 @@ class Dealt(NamedTuple):
 
     def share(self, client: int) -> tuple[Any, NDArray[Any]]:
         """Return a client's features and targets."""
-        own = slice(self.starts[client], self.starts[client + 1])
-        return self.features[own], self.targets[own]
+        rows = slice(*self.starts[client : client + 2])
+        return self.features[rows], self.targets[rows]
 
     def weight(self, client: int) -> float:
         """Return n·d_i/d: f_i is so many times the mean loss of the client's share."""
@@ -82,15 +82,9 @@ def arrange(
     test_features: Any = None,
     test_targets: Any = None,
 ) -> Dealt:
-    """Put training examples in the order of their clients.
+    """Put training examples, dense or CSR, in the order of the clients' shares.
 
-    Parameters
-    ----------
-    features : ndarray or scipy.sparse.csr_array of shape (d, ...)
-    targets : ndarray of shape (d,)
-    shares : list of ndarray of int
-        The examples of each client, each example in one share exactly.
-    test_features, test_targets : ndarray, optional
+    Each example is in one share exactly.
     """
     order = np.concatenate(shares)
     if not np.array_equal(np.sort(order), np.arange(len(targets))):
@@ -152,8 +146,7 @@ class NodeDataTask(Task):
     # -- which data
 
     @property
-    def on_nodes(self) -> bool:
-        """Whether every node has its own data."""
+    def on_nodes(self) -> bool:  # noqa: D102
         return getattr(self, "dataset", "") == NODES
 
     @property
@@ -187,23 +180,13 @@ class NodeDataTask(Task):
         super().check()
 
     def check_settings(self) -> None:
-        """Find out whether the settings suit each other, whatever the data.
-
-        Raises
-        ------
-        SettingsError
-        """
+        """Raise a SettingsError unless the settings suit each other."""
 
     def check_path(self) -> None:
-        """Find out whether there is a path where the data set needs one.
-
-        Raises
-        ------
-        SettingsError
-        """
-        path = next((f for f in dataclasses.fields(self) if f.name == "path"), None)
+        """Raise a SettingsError unless there is a path where the data set needs one."""
+        fields = {field.name: field.metadata for field in dataclasses.fields(self)}
+        only = fields.get("path", {}).get("only") or {}
         dataset = getattr(self, "dataset", None)
-        only = {} if path is None else path.metadata.get("only") or {}
         if dataset in only.get("dataset", ()) and not getattr(self, "path", ""):
             raise SettingsError(
                 f"{self.name}.path is empty; for {dataset!r} it must name the data's "
@@ -211,12 +194,7 @@ class NodeDataTask(Task):
             )
 
     def check_nodes(self) -> None:
-        """Find out whether the settings suit nodes' own data, and say enough of it.
-
-        Raises
-        ------
-        SettingsError
-        """
+        """Raise a SettingsError unless the settings suit nodes' own data."""
         if self.nodes.weight_column and not self.weighs:
             raise SettingsError(
                 f"data.weight-column = {self.nodes.weight_column!r} is not for task "
@@ -232,10 +210,10 @@ class NodeDataTask(Task):
             value = getattr(self, entry.name)
             # what is switched off does no harm
             if entry.name in names and value not in (entry.default, 0):
-                key = f"{self.name}.{entry.name.replace('_', '-')}"
                 raise SettingsError(
-                    f"{key} = {value!r} has no meaning with {self.name}.dataset = "
-                    f"{dataset!r}: {why}; allowed: {entry.default!r}"
+                    f"{self.option_key(entry.name)} = {value!r} has no meaning with "
+                    f"{self.name}.dataset = {dataset!r}: {why}; allowed: "
+                    f"{entry.default!r}"
                 )
 
     def num_examples(self) -> int:  # noqa: D102
@@ -298,10 +276,7 @@ class NodeDataTask(Task):
     def node_schema(self) -> Schema:
         """Return what a node's file must hold.
 
-        Raises
-        ------
-        SettingsError
-            The run config does not say enough, or contradicts itself.
+        A SettingsError: the run config leaves something open, or contradicts itself.
         """
         classes = self.label_kind == "class"
         return Schema(
@@ -318,20 +293,14 @@ class NodeDataTask(Task):
     def node_table(self, path: Path) -> Table:
         """Return a node's file, read and checked once per process.
 
-        Raises
-        ------
-        DataFileError
-            Its message names file, row and column, and shows nothing of what is there.
+        A DataFileError names file, row and column, and shows nothing of what is there.
         """
         return _node_table(self, path, file_stamp(path))
 
     def node_objective(self, path: Path) -> Objective:
         """Return f_i of a node with its own file, made once per process.
 
-        Raises
-        ------
-        DataFileError
-            As of :meth:`node_table`.
+        A DataFileError as of :meth:`node_table`.
         """
         objective: Objective = _node_objective(self, path, file_stamp(path))
         return objective
@@ -364,10 +333,7 @@ class NodeDataTask(Task):
     def node_weight(self, examples: int) -> float:
         """Return n·d_i/d, or 1 where every node counts the same.
 
-        Raises
-        ------
-        SettingsError
-            The node alone has more examples than ``data.examples`` says.
+        A SettingsError: the node alone has more examples than ``data.examples``.
         """
         total = self.nodes.examples
         if not total:
@@ -379,7 +345,7 @@ class NodeDataTask(Task):
         return self.num_clients * examples / total
 
     def announcement(self, path: Path) -> dict[str, Any]:
-        """Return what a node says of its file before round 1.
+        """Return what a node sends of its file before round 1.
 
         A digest of its columns' names and the number of examples.
         """
@@ -394,17 +360,8 @@ class NodeDataTask(Task):
     ) -> tuple[float, dict[str, Any]]:
         """Return what a node's evaluation sends to the server.
 
-        The server's mean of the nodes' losses, weighted as
-        :meth:`method_options` say, is F.
-
-        Parameters
-        ----------
-        loss : float
-            f_i.
-        examples : int
-            d_i.
-        metrics : dict
-            The objective's.
+        Of ``loss`` f_i, ``examples`` d_i and the objective's ``metrics``. The server's
+        mean of the nodes' losses, weighted as by :meth:`method_options`, is F.
         """
         kept = {name: metrics[name] for name in self.node_metrics}
         total = self.nodes.examples
