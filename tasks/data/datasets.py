@@ -1,6 +1,8 @@
 """The data sets that settings name: found in the user's folder, or made.
 
-Images and synthetic examples for networks, and tables with two labels.
+Images and synthetic examples for networks, and tables with two labels. A file or folder
+that is missing is a FileNotFoundError, one that holds something else a DataFileError;
+either is one line.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from fedtrellis.settings import SettingsError
 
 from ..base import DataFileError, derived_seed
 from .images import Images, read_cifar, read_idx_pair
-from .readers import read_csv, read_libsvm, read_own_file
+from .readers import libsvm_table, read_csv, read_own_file
 from .table import Schema, Table, fault
 
 __all__ = [
@@ -88,40 +90,27 @@ class Examples(NamedTuple):
             owners=None if self.owners is None else self.owners[rows],
         )
 
-    def test(self, features: Any, labels: Any) -> Examples:
-        """Return these with other test examples."""
-        return self._replace(test_features=features, test_labels=labels)
-
 
 def limited(
     examples: Examples, train: int, test: int, validation: float, seed: int
 ) -> Examples:
     """Draw some of the examples by the seed.
 
-    Parameters
-    ----------
-    examples : Examples
-    train, test : int
-        The most training and test examples; 0 for all.
-    validation : float
-        The share of the training examples that takes the place of the test examples;
-        0: none.
-    seed : int
+    At most ``train`` and ``test`` of them, 0 for all; then the share ``validation`` of
+    the training examples replaces the test examples; 0: they stay.
     """
-    chosen = _drawn(len(examples.labels), train, seed, "train")
-    examples = examples.train(chosen)
+    examples = examples.train(_drawn(len(examples.labels), train, seed, "train"))
     chosen = _drawn(len(examples.test_labels), test, seed, "test")
-    examples = examples.test(
-        examples.test_features[chosen], examples.test_labels[chosen]
-    )
-    if not validation:
-        return examples
-    count = len(examples.labels)
-    order = generator(seed, "validation").permutation(count)
-    # at least one on either side
-    held_out = min(max(1, round(validation * count)), count - 1)
-    own, held = np.sort(order[held_out:]), np.sort(order[:held_out])
-    return examples.train(own).test(examples.features[held], examples.labels[held])
+    tests = examples.test_features[chosen], examples.test_labels[chosen]
+    if validation:
+        count = len(examples.labels)
+        order = generator(seed, "validation").permutation(count)
+        # at least one on either side
+        held_out = min(max(1, round(validation * count)), count - 1)
+        held = np.sort(order[:held_out])
+        tests = examples.features[held], examples.labels[held]
+        examples = examples.train(np.sort(order[held_out:]))
+    return examples._replace(test_features=tests[0], test_labels=tests[1])
 
 
 def _drawn(count: int, limit: int, seed: int, part: str) -> Any:
@@ -151,26 +140,18 @@ def split_digits(seed: int) -> Examples:
     from sklearn.model_selection import train_test_split
 
     pixels, labels = load_digits(return_X_y=True)
+    features = pixels / 16.0
     train, test = train_test_split(
         np.arange(len(labels)),
         test_size=0.2,
         stratify=labels,
         random_state=derived_seed(seed, "digits split"),
     )
-    features = pixels / 16.0
-    return Examples(
-        features[train], labels[train], features[test], labels[test], classes=10
-    )
+    return Examples(features[train], labels[train], features[test], labels[test], 10)
 
 
-def _find(folder: Path, names: Sequence[str], what: str, key: str = _KEY) -> Path:
-    """Return the first file of these names.
-
-    Raises
-    ------
-    FileNotFoundError
-        There is none; the message has the setting, ``key``, and the names.
-    """
+def _find(folder: Path, names: Sequence[str], what: str, key: str) -> Path:
+    """Return the first file of these names in the folder that the setting names."""
     for name in names:
         if (folder / name).is_file():
             return folder / name
@@ -191,117 +172,83 @@ def _idx_pair(
     ends = [f"images-idx3-ubyte{gz}" for gz in ("", ".gz")]
     images = _find(folder, [p + end for p in prefixes for end in ends], what, key)
     prefix = images.name.split("images-idx3-ubyte")[0]
-    ends = [f"labels-idx1-ubyte{gz}" for gz in ("", ".gz")]
-    labels = _find(folder, [prefix + end for end in ends], what, key)
+    ends = [f"{prefix}labels-idx1-ubyte{gz}" for gz in ("", ".gz")]
+    labels = _find(folder, ends, what, key)
     return read_idx_pair(images, labels, transposed=transposed)
 
 
-def _checked(
-    folder: Path, train: Images, test: Images, classes: int, shape: tuple[int, ...]
-) -> Examples:
-    for name, part in (("training", train), ("test", test)):
+def _checked(folder: Path, train: Images, test: Images, name: str, k: int) -> Examples:
+    shape = DATASETS[name]
+    for which, part in (("training", train), ("test", test)):
         if part.pixels.shape[1:] != shape:
             size = " x ".join(map(str, part.pixels.shape[2:]))
             raise DataFileError(
-                f"{folder}: the {name} images have {size} pixels; "
+                f"{folder}: the {which} images have {size} pixels; "
                 f"{' x '.join(map(str, shape[1:]))} are expected"
             )
-        if part.labels.max() >= classes:
+        if part.labels.max() >= k:
             raise DataFileError(
-                f"{folder}: the {name} labels reach {part.labels.max()}; "
-                f"the {classes} classes are counted from 0"
+                f"{folder}: the {which} labels reach {part.labels.max()}; "
+                f"the {k} classes are counted from 0"
             )
-    return Examples(train.pixels, train.labels, test.pixels, test.labels, classes)
+    return Examples(train.pixels, train.labels, test.pixels, test.labels, k)
 
 
 def load_mnist(folder: Path, key: str = _KEY) -> Examples:
-    """Load MNIST's four idx files, ``.gz`` or raw.
-
-    Parameters
-    ----------
-    folder : pathlib.Path
-    key : str, default "classification.path"
-        The setting that names the folder, for messages.
-
-    Raises
-    ------
-    FileNotFoundError, DataFileError
-        A file is missing or malformed, in one line.
-    """
+    """Load MNIST's four idx files, ``.gz`` or raw; the setting ``key`` names them."""
     what = "images and labels of MNIST"
     train = _idx_pair(folder, ["train-"], f"training {what}", key=key)
     test = _idx_pair(folder, ["t10k-"], f"test {what}", key=key)
-    return _checked(folder, train, test, 10, DATASETS["mnist"])
+    return _checked(folder, train, test, "mnist", 10)
 
 
 def load_emnist(folder: Path, split: str, *, partial: bool, seed: int) -> Examples:
     """Load a split of EMNIST, whose images are put upright.
 
-    Parameters
-    ----------
-    folder : pathlib.Path
-    split : str
-        A key of :data:`EMNIST_CLASSES`.
-    partial : bool
-        Where the training files are missing, take slices of them, named
-        ``emnist-<split>-train-idx<from>-<to>-images-idx3-ubyte``, or else 80 % of the
-        test files, drawn by the seed.
-    seed : int
-
-    Raises
-    ------
-    FileNotFoundError, DataFileError
-        A file is missing or malformed, in one line.
+    With ``partial``, where the training files are missing, take slices of them, named
+    ``emnist-<split>-train-idx<from>-<to>-images-idx3-ubyte``, or else 80 % of the test
+    files, drawn by the seed.
     """
-    what = f"images and labels of EMNIST's split {split!r}"
-    prefix = f"emnist-{split}-"
-    classes, shape = EMNIST_CLASSES[split], DATASETS["emnist"]
-    train_prefixes, test_prefixes = [prefix + "train-"], [prefix + "test-"]
-    if partial:
-        train_prefixes += _slices(folder, prefix + "train-")
-        test_prefixes += _slices(folder, prefix + "test-")
-    test = _idx_pair(folder, test_prefixes, f"test {what}", transposed=True)
+
+    def read(part: str, kind: str) -> Images:
+        prefixes = [f"emnist-{split}-{part}-"]
+        if partial:
+            found = folder.glob(f"{prefixes[0]}idx*-images-idx3-*")
+            names = sorted(path.name for path in found)
+            prefixes += [name.split("images-idx3")[0] for name in names]
+        what = f"{kind} images and labels of EMNIST's split {split!r}"
+        return _idx_pair(folder, prefixes, what, transposed=True)
+
+    test = read("test", "test")
     try:
-        train = _idx_pair(folder, train_prefixes, f"training {what}", transposed=True)
+        train = read("train", "training")
     except FileNotFoundError as error:
         if not partial:
             raise FileNotFoundError(
                 f"{error} (classification.partial = true takes a part)"
             ) from None
         order = generator(seed, "emnist split").permutation(len(test.labels))
-        cut = len(order) * 4 // 5
+        parts = np.split(order, [len(order) * 4 // 5])
         train, test = (
-            Images(test.pixels[part], test.labels[part])
-            for part in (np.sort(order[:cut]), np.sort(order[cut:]))
+            Images(test.pixels[part], test.labels[part]) for part in map(np.sort, parts)
         )
-    return _checked(folder, train, test, classes, shape)
-
-
-def _slices(folder: Path, prefix: str) -> list[str]:
-    names = sorted(path.name for path in folder.glob(f"{prefix}idx*-images-idx3-*"))
-    return [name.split("images-idx3")[0] for name in names]
+    return _checked(folder, train, test, "emnist", EMNIST_CLASSES[split])
 
 
 def load_cifar10(folder: Path, *, partial: bool, key: str = _KEY) -> Examples:
     """Load CIFAR-10's five training batches and its test batch, in either format.
 
-    Parameters
-    ----------
-    folder : pathlib.Path
-    partial : bool
-        Whether some training batches, not all, may be missing.
-    key : str, default "classification.path"
-        The setting that names the folder, for messages.
-
-    Raises
-    ------
-    FileNotFoundError, DataFileError
-        A batch is missing or malformed, in one line.
+    With ``partial`` some training batches, not all, may be missing.
     """
+
+    def read(name: str) -> Images:
+        names = [name + end for end in ("", ".bin", ".bin.xz", ".bin.gz")]
+        return read_cifar(_find(folder, names, f"batch {name} of CIFAR-10", key))
+
     batches = []
     for number in range(1, 6):
         try:
-            batches.append(read_cifar(_find_batch(folder, f"data_batch_{number}", key)))
+            batches.append(read(f"data_batch_{number}"))
         except FileNotFoundError as error:
             if not partial:
                 partial_key = key.removesuffix("path") + "partial"
@@ -309,18 +256,9 @@ def load_cifar10(folder: Path, *, partial: bool, key: str = _KEY) -> Examples:
                     f"{error} ({partial_key} = true does without)"
                 ) from None
     if not batches:
-        _find_batch(folder, "data_batch_1", key)
-    train = Images(
-        np.concatenate([batch.pixels for batch in batches]),
-        np.concatenate([batch.labels for batch in batches]),
-    )
-    test = read_cifar(_find_batch(folder, "test_batch", key))
-    return _checked(folder, train, test, 10, DATASETS["cifar10"])
-
-
-def _find_batch(folder: Path, name: str, key: str) -> Path:
-    names = [name + end for end in ("", ".bin", ".bin.xz", ".bin.gz")]
-    return _find(folder, names, f"batch {name} of CIFAR-10", key)
+        read("data_batch_1")
+    train = Images(*(np.concatenate(part) for part in zip(*batches, strict=True)))
+    return _checked(folder, train, read("test_batch"), "cifar10", 10)
 
 
 def synthetic(clients: int, limit: int, seed: int, *, iid: bool) -> Examples:
@@ -329,22 +267,9 @@ def synthetic(clients: int, limit: int, seed: int, *, iid: bool) -> Examples:
     Client i has 5·(min(lognormal(4, 2), 1000) + 50) examples, 75 % of them for
     training. Its features are N(v_i, Σ) with Σ_jj = j^−1.2 and v_i,j from N(B_i, 1),
     its labels the largest of xᵀW_i + b_i with the entries of W_i and b_i from
-    N(u_i, 1); B_i from N(0, β²), u_i from N(0, α²).
-
-    Parameters
-    ----------
-    clients : int
-    limit : int
-        The most training examples of all clients together, 0 for no limit; the
-        clients' sizes shrink alike.
-    seed : int
-    iid : bool
-        One W and b for all, and v_i = 0: all clients have the same distribution.
-
-    Raises
-    ------
-    SettingsError
-        The limit is lower than the number of clients.
+    N(u_i, 1); B_i from N(0, β²), u_i from N(0, α²). With ``iid`` one W and b for all,
+    and v_i = 0: all clients have the same distribution. ``limit`` is the most training
+    examples of all clients together, 0 for none; the clients' sizes shrink alike.
 
     Notes
     -----
@@ -361,33 +286,30 @@ def synthetic(clients: int, limit: int, seed: int, *, iid: bool) -> Examples:
     lognormal = np.minimum(rng.lognormal(4.0, 2.0, clients).astype(int), _SIZE_CAP)
     sizes = 5 * (lognormal + 50)
     train_sizes = (_TRAIN_SHARE * sizes).astype(int)
+    kept = train_sizes
     if 0 < limit < train_sizes.sum():
         # One each, and a proportional share of the rest.
         spare = limit - clients
         kept = 1 + (train_sizes - 1) * spare // (train_sizes.sum() - clients)
-    else:
-        kept = train_sizes
     deviations = np.arange(1, inputs + 1) ** -0.6  # the roots of Σ_jj
     shared = generator(seed, "synthetic model")
     W_shared = shared.standard_normal((inputs, classes))
     b_shared = shared.standard_normal(classes)
     parts = []
     for i in range(clients):
-        own = generator(seed, "synthetic", i)
-        if iid:
-            centre, W, b = np.zeros(inputs), W_shared, b_shared
-        else:
-            u, B = own.normal(0.0, 0.5, 2)
-            centre = own.normal(B, 1.0, inputs)
-            W = own.normal(u, 1.0, (inputs, classes))
-            b = own.normal(u, 1.0, classes)
-        x = centre + deviations * own.standard_normal((sizes[i], inputs))
+        rng = generator(seed, "synthetic", i)
+        centre, W, b = np.zeros(inputs), W_shared, b_shared
+        if not iid:
+            u, B = rng.normal(0.0, 0.5, 2)
+            centre = rng.normal(B, 1.0, inputs)
+            W = rng.normal(u, 1.0, (inputs, classes))
+            b = rng.normal(u, 1.0, classes)
+        x = centre + deviations * rng.standard_normal((sizes[i], inputs))
         y = (x @ W + b).argmax(axis=1)
         first, last = train_sizes[i], kept[i]
         parts.append((x[:last], y[:last], x[first:], y[first:], np.full(last, i)))
-    joined = [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
-    features, labels, test_features, test_labels, owners = joined
-    return Examples(features, labels, test_features, test_labels, classes, owners)
+    *arrays, owners = (np.concatenate(part) for part in zip(*parts, strict=True))
+    return Examples(*arrays, classes, owners)
 
 
 # -- tables with a label for each row
@@ -396,21 +318,8 @@ def synthetic(clients: int, limit: int, seed: int, *, iid: bool) -> Examples:
 def load_qsar(path: Path) -> Table:
     """Load UCI's QSAR oral toxicity: 1 024 binary features, positive or negative.
 
-    Parameters
-    ----------
-    path : Path
-        UCI's zip archive or the csv file in it: lines of 0 or 1 with ``;`` between and
-        the label at their end, without a header.
-
-    Returns
-    -------
-    Table
-        CSR features; class 1 for positive.
-
-    Raises
-    ------
-    DataFileError
-        The file holds something else; names file, row and column.
+    UCI's zip archive or the csv file in it: lines of 0 or 1 with ``;`` between and the
+    label at their end, without a header. CSR features; class 1 for positive.
 
     Notes
     -----
@@ -430,22 +339,9 @@ def load_qsar(path: Path) -> Table:
 def load_santander(path: Path) -> Table:
     """Load ``train.csv`` of Kaggle's Santander customer transaction prediction.
 
-    Parameters
-    ----------
-    path : Path
-        The csv file or Kaggle's zip archive of it: a header
-        ``ID_code,target,var_0,…,var_199`` and lines of an identifier, which is not
-        used, the label 0 or 1 and 200 numbers.
-
-    Returns
-    -------
-    Table
-        Dense features.
-
-    Raises
-    ------
-    DataFileError
-        The file holds something else; names file, row and column.
+    The csv file or Kaggle's zip archive of it: a header
+    ``ID_code,target,var_0,…,var_199`` and lines of an identifier, which is not used,
+    the label 0 or 1 and 200 numbers. Dense features.
     """
     names = tuple(f"var_{j}" for j in range(_SANTANDER_FEATURES))
     return read_csv(
@@ -454,53 +350,30 @@ def load_santander(path: Path) -> Table:
 
 
 def load_libsvm(path: Path) -> Table:
-    """Load examples with two labels in LIBSVM's text format.
+    """Load examples with two labels in LIBSVM's text format, whatever its name.
 
-    The smaller of the two labels becomes 0, the larger 1.
-
-    Parameters
-    ----------
-    path : Path
-        As :func:`~.readers.read_libsvm` takes it.
-
-    Returns
-    -------
-    Table
-        CSR features, as many as the largest index says.
-
-    Raises
-    ------
-    DataFileError
-        The file holds something else, or its labels are not two.
+    The smaller of the two labels becomes 0, the larger 1. CSR features, as many as the
+    largest index says.
     """
-    matrix, targets = read_libsvm(path)
-    labels, which = np.unique(targets, return_inverse=True)
-    _check_labels(path, [f"{label:g}" for label in labels], 2)
-    return Table(matrix, which.astype(np.float64))
+    return _with_labels(path, libsvm_table(path, Schema(0, target="class")), 2)
 
 
 def load_file(key: str, path: str, label_column: str, classes: int = 2) -> Table:
     """Load a file with so many labels, numbers or texts, in any of the formats.
 
     The other parameters are those of :func:`~.readers.read_own_file`. The smallest
-    label, or the first in the alphabet, becomes 0.
-
-    Raises
-    ------
-    FileNotFoundError, DataFileError
-        There is none, or it holds something else; the message for more or fewer labels
-        lists them.
+    label, or the first in the alphabet, becomes 0; the message for more or fewer labels
+    lists them.
     """
-    table = read_own_file(key, path, "class", label_column)
+    return _with_labels(path, read_own_file(key, path, "class", label_column), classes)
+
+
+def _with_labels(path: str | Path, table: Table, classes: int) -> Table:
     labels = [f"{x:g}" if isinstance(x, float) else x for x in table.labels]
-    _check_labels(path, labels, classes)
-    return table
-
-
-def _check_labels(path: str | Path, labels: Sequence[str], classes: int) -> None:
     if len(labels) != classes:
         more = "" if len(labels) <= _LISTED else f" and {len(labels) - _LISTED} more"
         raise DataFileError(
             f"{path}: the labels are {', '.join(labels[:_LISTED])}{more}; there must "
             f"be exactly {'two' if classes == 2 else classes}"
         )
+    return table

@@ -1,8 +1,8 @@
 """Images and their labels: the idx files of MNIST and EMNIST, CIFAR-10's two formats.
 
 A file that is not exactly what it says is refused with one line that names it and
-quotes nothing of it. No more is decompressed than the format allows, and pickles may
-only make arrays.
+quotes nothing of it (a DataFileError). No more is decompressed than the format allows,
+and pickles may only make arrays.
 """
 
 from __future__ import annotations
@@ -55,21 +55,8 @@ def read_idx(path: Path, ndim: int) -> Bytes:
     The format, from http://yann.lecun.com/exdb/mnist: two zero bytes, the type 0x08,
     the number of dimensions, each dimension as a big-endian 32-bit integer, the data.
 
-    Parameters
-    ----------
-    path : pathlib.Path
-    ndim : int
-        The number of dimensions it must have: 3 for images, 1 for labels.
-
-    Returns
-    -------
-    ndarray of uint8
-        Read-only.
-
-    Raises
-    ------
-    DataFileError
-        The magic number is another, or the length disagrees with the dimensions.
+    ``ndim`` is the number of dimensions it must have: 3 for images, 1 for labels. The
+    array is read-only.
     """
     size = 4 + 4 * ndim
     header = read_at_most(path, size)
@@ -95,17 +82,8 @@ def read_idx(path: Path, ndim: int) -> Bytes:
 def read_idx_pair(images: Path, labels: Path, *, transposed: bool = False) -> Images:
     """Read images and their labels.
 
-    Parameters
-    ----------
-    images, labels : pathlib.Path
-    transposed : bool, default False
-        EMNIST's files hold every image with rows and columns swapped; True puts them
-        upright.
-
-    Raises
-    ------
-    DataFileError
-        One of the files is malformed, or their lengths differ.
+    EMNIST's files hold every image with rows and columns swapped; ``transposed`` puts
+    them upright.
     """
     pixels, classes = read_idx(images, 3), read_idx(labels, 1)
     if len(pixels) != len(classes):
@@ -121,11 +99,6 @@ def read_idx_folder(path: Path, schema: Schema) -> Table:
 
     One file whose name ends in ``images-idx3-ubyte`` and one in ``labels-idx1-ubyte``.
     Pixels are divided by 255.
-
-    Raises
-    ------
-    DataFileError
-        The folder does not hold what it should.
     """
     if schema.split or schema.names or schema.target == "number":
         fault(path, "idx files have images and their classes; the run needs csv or npz")
@@ -149,18 +122,19 @@ class _ArrayUnpickler(pickle.Unpickler):
     """Makes NumPy arrays of numbers and plain containers, and runs nothing else."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("numpy", "ndarray"):
-            return np.ndarray
-        if (module, name) == ("numpy", "dtype"):
-            return _dtype
-        # The module was renamed in NumPy 2; files name the one they were made with.
-        cores = ("numpy.core.multiarray", "numpy._core.multiarray")
-        if module in cores and name == "_reconstruct":
-            # what makes an empty array that the pickle then fills
-            return np.ndarray(0).__reduce__()[0]
-        if (module, name) == ("_codecs", "encode"):
-            return _encode
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        # what makes an empty array that the pickle then fills; the module was renamed
+        # in NumPy 2, and files name the one they were made with
+        reconstruct = np.ndarray(0).__reduce__()[0]
+        allowed = {
+            "numpy.ndarray": np.ndarray,
+            "numpy.dtype": _dtype,
+            "numpy.core.multiarray._reconstruct": reconstruct,
+            "numpy._core.multiarray._reconstruct": reconstruct,
+            "_codecs.encode": _encode,
+        }
+        if f"{module}.{name}" not in allowed:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        return allowed[f"{module}.{name}"]
 
 
 def _dtype(name: Any, align: Any = False, copy: Any = False) -> np.dtype[Any]:
@@ -176,13 +150,7 @@ def _encode(text: str, encoding: str) -> bytes:
 
 
 def restricted_load(path: Path) -> Any:
-    """Load a pickle that holds arrays and plain containers only.
-
-    Raises
-    ------
-    DataFileError
-        It asks for anything else, or is no pickle.
-    """
+    """Load a pickle that holds arrays and plain containers only."""
     # A batch is 31 MB; the rest is names.
     data = read_at_most(path, 2 * _CIFAR_RECORD * _CIFAR_BATCH)
     try:
@@ -198,11 +166,6 @@ def read_cifar(path: Path) -> Images:
     The binary version's name ends in ``.bin``, or ``.bin.xz`` or ``.bin.gz``
     compressed; a record is a label and 3 × 32 × 32 bytes. The Python version is a
     pickled dictionary, https://www.cs.toronto.edu/~kriz/cifar.html.
-
-    Raises
-    ------
-    DataFileError
-        The file is something else or empty.
     """
     read = _cifar_records if ".bin" in path.suffixes else _cifar_pickle
     pixels, labels = read(path)

@@ -40,6 +40,7 @@ from .table import (
 __all__ = [
     "file_stamp",
     "is_dense",
+    "libsvm_table",
     "node_path",
     "read_csv",
     "read_libsvm",
@@ -154,7 +155,7 @@ def read_own_file(
 
 @lru_cache(maxsize=2)
 def _own_file(path: Path, stamp: tuple[int, ...], schema: Schema) -> Table:
-    table = (read_table if is_dense(path.name) else _libsvm_table)(path, schema)
+    table = (read_table if is_dense(path.name) else libsvm_table)(path, schema)
     if len(table.labels) > _MOST_LABELS:
         kind = f"{len(table.labels)} different labels; are they numbers to learn?"
         fault(path, kind)
@@ -550,7 +551,8 @@ def _svmlight(lines: list[bytes], features: int) -> tuple[Any, Array] | None:
     return (matrix, targets) if finite else None
 
 
-def _libsvm_table(path: Path, schema: Schema) -> Table:
+def libsvm_table(path: Path, schema: Schema) -> Table:
+    """Read LIBSVM's text by a schema, which may ask for nothing else than labels."""
     lacks = {
         "sample ids": schema.split,
         "names for features": bool(schema.names),
@@ -571,5 +573,5 @@ _READERS: dict[tuple[str, ...], Callable[[Path, Schema], Table]] = {
         suffix + packed
         for suffix in (".svm", ".libsvm", ".txt")
         for packed in ("", ".gz", ".bz2")
-    ): _libsvm_table,
+    ): libsvm_table,
 }
