@@ -308,8 +308,8 @@ def synthetic(clients: int, limit: int, seed: int, *, iid: bool) -> Examples:
         y = (x @ W + b).argmax(axis=1)
         first, last = train_sizes[i], kept[i]
         parts.append((x[:last], y[:last], x[first:], y[first:], np.full(last, i)))
-    *arrays, owners = (np.concatenate(part) for part in zip(*parts, strict=True))
-    return Examples(*arrays, classes, owners)
+    x, y, test_x, test_y, owners = map(np.concatenate, zip(*parts, strict=True))
+    return Examples(x, y, test_x, test_y, classes, owners)
 
 
 # -- tables with a label for each row

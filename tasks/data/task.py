@@ -184,8 +184,8 @@ class NodeDataTask(Task):
 
     def check_path(self) -> None:
         """Raise a SettingsError unless there is a path where the data set needs one."""
-        fields = {field.name: field.metadata for field in dataclasses.fields(self)}
-        only = fields.get("path", {}).get("only") or {}
+        path = [f.metadata for f in dataclasses.fields(self) if f.name == "path"]
+        only = (path[0].get("only") if path else None) or {}
         dataset = getattr(self, "dataset", None)
         if dataset in only.get("dataset", ()) and not getattr(self, "path", ""):
             raise SettingsError(
