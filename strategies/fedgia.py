@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtrellis.admm.quasi_newton import QuasiNewton
-from fedtrellis.admm.regularisers import Separable
+from fedtrellis.admm.quasi_newton import QuasiNewton, Separable
 from fedtrellis.admm.shifted_systems import Hessian
 from fedtrellis.random import generator
 from fedtrellis.server.answers import Answer

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import scipy  # its parts are loaded when first used
 
-from fedtrellis.admm.factor_file import FactorFile
-from fedtrellis.admm.kept import KeptFor
+from fedtrellis.admm.kept import FactorFile, KeptFor
 from fedtrellis.objectives.checks import Array, check_array, check_number, is_sparse
 from fedtrellis.objectives.symmetric import largest_eigenvalue, symmetric_operator
 
@@ -261,9 +260,9 @@ def objective_lipschitz(objective: Any, factor_file: str | None) -> Any:
         return {"value": _required(objective, "lipschitz")}
 
     file = FactorFile(factor_file)
+    # without a factor no fingerprint costs less than the constant
     factor = _factor_of(objective) if factor_file else None
     if factor is None:
-        # There is nothing to take a fingerprint of that costs less than the constant.
         return compute()["value"]
     # A subclass may know a better constant of the same matrix, so its name counts.
     kind = f"{type(objective).__module__}.{type(objective).__qualname__}"
@@ -327,9 +326,8 @@ def majoriser_of(
         return largest
 
     def make() -> float | Array:
-        if call_method(objective, "hessian_factor") is None and (
-            call_method(objective, "hessian_bound") is None
-        ):
+        methods = ("hessian_factor", "hessian_bound")
+        if all(call_method(objective, method) is None for method in methods):
             return largest
         H = hessian_of(objective)
         D = H.diagonal()

@@ -1,20 +1,44 @@
-"""What is computed from an object, kept in this process for as long as that lives."""
+"""What is costly to compute from a client's data: kept in this process, or in a file.
+
+On a node where every message is a process of its own nothing stays in memory between
+rounds. The file holds up to three entries, a Lipschitz constant, a diagonal above the
+Hessian and one factor, each with a fingerprint of all that it was computed from: one
+that does not match is as good as none. Only its owner can read it, because a factor
+reveals the data.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import os
+import tempfile
 import threading
 import weakref
-from collections import OrderedDict
-from collections.abc import Callable
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
+from logging import getLogger
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-__all__ = ["KeptFor"]
+import numpy as np
+
+from fedtrellis.objectives.checks import is_sparse
+
+__all__ = ["FactorFile", "KeptFor", "fingerprint"]
 
 T = TypeVar("T")
 
+_LOGGER = getLogger("flwr")  # Flower's, by its name: this lies below the wire
+_FORMAT = 3
+_FINGERPRINT = "fingerprint"
+# What reading a truncated, damaged or foreign file may raise.
+_UNREADABLE = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)
+
 
 class KeptFor(Generic[T]):
-    """The values used last of every object, by its identity: it needs no hash.
+    """The values used last of every object that is alive, by its identity.
 
     An object that cannot be weakly referenced has none. A value must not refer to its
     object, which it would keep alive.
@@ -27,9 +51,8 @@ class KeptFor(Generic[T]):
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._entries: dict[int, tuple[weakref.ref[Any], OrderedDict[Any, T]]] = {}
-        # Re-entrant: collecting garbage may drop an entry in a thread that holds it.
-        self._lock = threading.RLock()
+        self._entries: dict[int, dict[Any, T]] = {}
+        self._lock = threading.Lock()
 
     def get(
         self,
@@ -39,37 +62,154 @@ class KeptFor(Generic[T]):
         worth: Callable[[T], bool] = lambda _: True,
     ) -> T:
         """Return the object's value of a key; it is made, and kept if ``worth`` it."""
+        made = self._entries.get(id(owner), {}).get(key)
+        if made is None:
+            # Other threads go on meanwhile; two may both make the same one.
+            made = make()
+            if not worth(made):
+                return made
         with self._lock:
-            values = self._find(owner)
-            if values is not None and key in values:
-                values.move_to_end(key)
-                return values[key]
-        # Other threads go on meanwhile; two that ask for the same one may both make it.
-        made = make()
-        if not worth(made):
-            return made
-        with self._lock:
-            values = self._find(owner)
-            if values is None:
-                number, values = id(owner), OrderedDict()
+            if id(owner) not in self._entries:
                 try:
-                    reference = weakref.ref(owner, lambda r: self._drop(number, r))
+                    weakref.finalize(owner, self._entries.pop, id(owner), None)
                 except TypeError:
                     return made
-                self._entries[number] = reference, values
-            made = values.setdefault(key, made)
-            values.move_to_end(key)
-            while len(values) > self._most:
-                values.popitem(last=False)
+            values = self._entries.setdefault(id(owner), {})
+            # the last used stands last
+            made = values[key] = values.pop(key, made)
+            if len(values) > self._most:
+                del values[next(iter(values))]
             return made
 
-    def _find(self, owner: Any) -> OrderedDict[Any, T] | None:
-        entry = self._entries.get(id(owner))
-        # the number may have been that of an object whose entry is still to be dropped
-        return entry[1] if entry is not None and entry[0]() is owner else None
 
-    def _drop(self, number: int, reference: weakref.ref[Any]) -> None:
-        with self._lock:
-            # the number may be another object's by now
-            if number in self._entries and self._entries[number][0] is reference:
-                del self._entries[number]
+def fingerprint(kind: str, data: Any, *numbers: Any) -> bytes:
+    """Return a hash of a matrix and of what else a result depends on.
+
+    Parameters
+    ----------
+    kind : str
+        What is computed.
+    data : ndarray or scipy.sparse.csr_array
+        All its bytes, shapes and dtypes count.
+    *numbers : float or ndarray of float64
+
+    Returns
+    -------
+    bytes
+        32 bytes, equal in every process.
+    """
+    parts = [data.data, data.indices, data.indptr] if is_sparse(data) else [data]
+    parts += [np.asarray(number, dtype=np.float64) for number in numbers]
+    shapes = [np.shape(part) for part in (data, *parts)]
+    header = _FORMAT, kind, [tuple(map(int, shape)) for shape in shapes]
+    digest = hashlib.blake2b(repr(header).encode(), digest_size=32)
+    for part in parts:
+        array = np.ascontiguousarray(part)
+        digest.update(array.dtype.str.encode())
+        digest.update(array.reshape(-1).view(np.uint8).data)
+    return digest.digest()
+
+
+class FactorFile:
+    """The file of one client; see the module.
+
+    Parameters
+    ----------
+    path : str or None
+        An ``.npz`` file, made where there is none, in a folder that there is. None or
+        empty: nothing is kept.
+
+    Raises
+    ------
+    ValueError
+        The path is not a text, its folder does not exist, or it is a folder.
+    """
+
+    def __init__(self, path: str | None) -> None:
+        self._name = path
+        if path is None or path == "":
+            return
+        if not isinstance(path, str):
+            raise ValueError(f"factor-file = {path!r} must be the path of a file")
+        self._path = Path(path).expanduser()
+        if not self._path.parent.is_dir():
+            raise ValueError(f"factor-file = {path!r}: its folder does not exist")
+        if self._path.is_dir():
+            raise ValueError(f"factor-file = {path!r} is a folder; it must be a file")
+
+    def get(
+        self,
+        entry: str,
+        compute: Callable[[], Mapping[str, Any]],
+        kind: str,
+        data: Any,
+        *numbers: Any,
+    ) -> Mapping[str, Any]:
+        """Return the arrays of an entry, computed and kept where they are not there.
+
+        Parameters
+        ----------
+        entry : str
+            ``"lipschitz"``, ``"majoriser"`` or ``"factor"``.
+        compute : callable
+            Returns the arrays by name.
+        kind, data, *numbers
+            All that they depend on, as :func:`fingerprint` takes it.
+
+        Raises
+        ------
+        ValueError
+            The file cannot be written.
+        """
+        if not self._name:
+            return compute()
+        key = fingerprint(kind, data, *numbers)
+        prefix, mark = entry + "/", entry + "/" + _FINGERPRINT
+        try:
+            arrays = self._read(lambda name: name.startswith(prefix))
+            if mark not in arrays:
+                reason = "is not there"
+            elif arrays.pop(mark).tobytes() == key:
+                return {name.removeprefix(prefix): a for name, a in arrays.items()}
+            else:
+                reason = "is of other data or settings"
+        except FileNotFoundError:
+            reason = "is not there"
+        except _UNREADABLE as error:
+            reason = f"cannot be read ({type(error).__name__}: {error})"
+        _LOGGER.info(
+            "factor-file %r: the %s %s, computing it", self._name, entry, reason
+        )
+        computed = {name: np.asarray(array) for name, array in compute().items()}
+        arrays = {prefix + name: array for name, array in computed.items()}
+        arrays[mark] = np.frombuffer(key, dtype=np.uint8)
+        with contextlib.suppress(*_UNREADABLE):
+            arrays |= self._read(lambda name: not name.startswith(prefix))
+        self._write(arrays)
+        return computed
+
+    def _read(self, wanted: Callable[[str], bool]) -> dict[str, Any]:
+        with np.load(self._path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files if wanted(name)}
+
+    def _write(self, arrays: Mapping[str, Any]) -> None:
+        temporary = None
+        try:
+            # mkstemp makes a file that only its owner can read or write (mode 0600)
+            handle, temporary = tempfile.mkstemp(
+                dir=self._path.parent, prefix=self._path.name, suffix=".tmp"
+            )
+            with os.fdopen(handle, "wb") as file:
+                save: Any = np.savez
+                save(file, **arrays)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, self._path)
+        except OSError as error:
+            if temporary is not None:
+                with contextlib.suppress(OSError):
+                    os.unlink(temporary)
+            why = error.strerror or str(error)
+            raise ValueError(
+                f"factor-file = {self._name!r} cannot be written: {why}"
+            ) from error

@@ -1,7 +1,7 @@
 """The server's step from the clients' gradients: safe at first, then quasi-Newton.
 
 Minimises F = f + h, f smooth and known by its gradients only, one a round, h separable
-(:class:`~fedtrellis.admm.regularisers.Separable`). There are no values of f: their
+(:class:`Separable`). There are no values of f: their
 differences come from the gradients at both ends, by the trapezoid rule, which is exact
 for quadratics and for a convex f lies between two bounds of them.
 
@@ -20,16 +20,16 @@ for quadratics and for a convex f lies between two bounds of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from math import isfinite
+from dataclasses import dataclass
+from math import inf, isfinite
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtrellis.admm.regularisers import Separable
 from fedtrellis.objectives.checks import Array
 
-__all__ = ["QuasiNewton"]
+__all__ = ["QuasiNewton", "Separable"]
 
 #: Pairs of steps and changes of the gradient that are kept.
 MEMORY = 40
@@ -42,6 +42,75 @@ _TRIES = 3
 _ULPS = 32.0
 # Of the model with h: turns, the iterations of each, the relative step to stop at.
 _TURNS, _INNER, _INNER_TOLERANCE = 10, 50, 1e-10
+
+
+@dataclass(frozen=True)
+class Separable:
+    """h(x) = l1 Σ_j |x_j| + (l2/2) Σ_j x_j², and ∞ where x_j is not in [lower, upper].
+
+    Each entry of x counts by itself, so that a diagonal metric leaves the proximal
+    operator a formula: N. Parikh, S. Boyd, "Proximal Algorithms", 2014, §6.
+
+    Parameters
+    ----------
+    l1, l2 : float
+        At least 0.
+    lower, upper : float
+        lower < upper; infinite for none.
+    """
+
+    l1: float = 0.0
+    l2: float = 0.0
+    lower: float = -inf
+    upper: float = inf
+
+    @property
+    def smooth(self) -> bool:
+        """Whether h is a quadratic."""
+        return self.l1 == 0.0 and self.lower == -inf and self.upper == inf
+
+    def __bool__(self) -> bool:
+        """Whether h is anything but 0."""
+        return not self.smooth or self.l2 > 0.0
+
+    def value(self, x: Array) -> float:
+        """Return h(x) of an x within the bounds."""
+        total = 0.5 * self.l2 * float(np.vdot(x, x))
+        return total + self.l1 * float(np.abs(x).sum())
+
+    def prox(self, v: Array, weight: Array | float) -> Array:
+        """Return argmin over x of h(x) + ½ Σ_j weight_j (x_j − v_j)², a new array.
+
+        Parameters
+        ----------
+        v : ndarray of float64 of shape (p,)
+        weight : float or ndarray of shape (p,)
+            Above 0.
+        """
+        # soft-threshold weight·v by l1, divide by the curvature, clip:
+        #     x = clip(sign(v) max(weight |v| − l1, 0)/(weight + l2), lower, upper)
+        x: Array = np.sign(v) * np.maximum(weight * np.abs(v) - self.l1, 0.0)
+        x /= weight + self.l2
+        return np.clip(x, self.lower, self.upper, out=x)
+
+    def slope(self, x: Array, gradient: Array) -> Array:
+        """Return the shortest vector of gradient + ∂h(x); it is 0 at a minimum.
+
+        Parameters
+        ----------
+        x : ndarray of float64 of shape (p,)
+            Within the bounds.
+        gradient : ndarray of shape (p,)
+            That of the smooth part at x.
+        """
+        v: Array = gradient + self.l2 * x
+        if self.l1:
+            # ∂|x_j| = sign(x_j), and all of [−1, 1] where x_j = 0
+            zero = np.sign(v) * np.maximum(np.abs(v) - self.l1, 0.0)
+            v = np.where(x == 0.0, zero, v + self.l1 * np.sign(x))
+        # at a bound the normal cone takes what points outwards
+        v = np.where(x <= self.lower, np.minimum(v, 0.0), v)
+        return np.where(x >= self.upper, np.maximum(v, 0.0), v)
 
 
 class QuasiNewton:

@@ -15,72 +15,45 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from fedtrellis.admm.factor_file import FactorFile
-from fedtrellis.admm.factored import (
-    CholeskySystem,
-    FactoredSystem,
-    SpectralSystem,
-    WideCholeskySystem,
-    WideSpectralSystem,
-)
 from fedtrellis.admm.hessians import (
     FactorHessian,
     KnownHessian,
     hessian_of,
-    lipschitz_of,
     majoriser_of,
     name_of,
     objective_lipschitz,
     size_of,
     user_diagonal,
 )
-from fedtrellis.admm.kept import KeptFor
-from fedtrellis.admm.solvers import (
+from fedtrellis.admm.kept import FactorFile, KeptFor
+from fedtrellis.admm.systems import (
+    CholeskySystem,
     ConjugateGradientSystem,
     DiagonalSystem,
+    FactoredSystem,
     ScaledSystem,
     ShiftedSystem,
+    SpectralSystem,
     UserSystem,
+    WideCholeskySystem,
+    WideSpectralSystem,
 )
 from fedtrellis.objectives.checks import Array, check_number
 from fedtrellis.objectives.symmetric import DENSE_ORDER
 
-__all__ = [
-    "HESSIANS",
-    "CholeskySystem",
-    "ConjugateGradientSystem",
-    "DiagonalSystem",
-    "ScaledSystem",
-    "ShiftedSystem",
-    "SpectralSystem",
-    "UserSystem",
-    "WideCholeskySystem",
-    "WideSpectralSystem",
-    "cached_system",
-    "lipschitz_of",
-    "make_system",
-]
+__all__ = ["Hessian", "cached_system", "make_system"]
 
 Hessian = Literal["gram", "diagonal"]
-HESSIANS: tuple[Hessian, ...] = get_args(Hessian)
 
 # A factor of this order (2 MB) is made even where it is larger than the data.
 _SMALL_ORDER = 500
 
-# From how many steps a round the closed form is used, see _closed_form_pays.
+# An eigendecomposition takes 15 times as long as a Cholesky factor, and replaces the
+# solves of a round's steps by one. Measured for ten rounds, on one core, it wins from
+# 6, 18 and 28 steps for the orders 100, 500 and 1000: the time of a factor grows as
+# order³ and that of a solve as order², and for small ones the time of a call rules.
 _MIN_CLOSED_STEPS = 6
 _ORDER_PER_CLOSED_STEP = 30
-
-
-def _closed_form_pays(order: int, steps: int) -> bool:
-    """Whether an eigendecomposition is cheaper than a Cholesky factor, in all.
-
-    It takes 15 times as long and replaces ``steps`` solves a round by one. Measured for
-    ten rounds, on one core, it wins from steps = 6, 18 and 28 for the orders 100, 500
-    and 1000. The time of a factor grows as order³ and that of a solve as order², so
-    that the threshold grows with the order; for small ones the time of a call rules.
-    """
-    return steps >= max(_MIN_CLOSED_STEPS, order / _ORDER_PER_CLOSED_STEP)
 
 
 def make_system(
@@ -126,7 +99,7 @@ def make_system(
         or an object whose ``solve(vector, shift)`` returns (H + shift · I)⁻¹ vector.
     factor_file : str, optional
         Where factors of "gram", and ``lipschitz()`` for "diagonal", are kept between
-        processes; see :class:`~fedtrellis.admm.factor_file.FactorFile`.
+        processes; see :class:`~fedtrellis.admm.kept.FactorFile`.
 
     Raises
     ------
@@ -135,8 +108,8 @@ def make_system(
         semi-definite, or the file cannot be used; or the Hessian is a user's object,
         which knows shifts by multiples of the identity only, and S is none.
     """
-    if hessian not in HESSIANS:
-        allowed = ", ".join(map(repr, HESSIANS))
+    if hessian not in get_args(Hessian):
+        allowed = ", ".join(map(repr, get_args(Hessian)))
         raise ValueError(f"hessian is {hessian!r}; allowed: {allowed}")
     check_number("weight", weight, positive=True)
     check_number("shift", shift, positive=True)
@@ -183,7 +156,7 @@ def _system_of(
     allowed = max(8 * _SMALL_ORDER**2, H.data_bytes)
     if H.order > DENSE_ORDER or 8 * H.order**2 > allowed:
         return ConjugateGradientSystem(H.product, weight, shift)
-    closed = _closed_form_pays(H.order, steps)
+    closed = steps >= max(_MIN_CLOSED_STEPS, H.order / _ORDER_PER_CLOSED_STEP)
     kind: type[FactoredSystem]
     if isinstance(H, FactorHessian) and H.wide:
         kind = WideSpectralSystem if closed else WideCholeskySystem
@@ -219,16 +192,11 @@ def cached_system(
     refer to the objective and keep it alive; and those of objectives that cannot be
     weakly referenced. Parameters and errors are those of :func:`make_system`.
     """
-    make = partial(
-        make_system,
-        objective,
-        hessian,
-        scale=scale,
-        user_hessian=user_hessian,
-        **options,
-    )
+    options |= {"scale": scale, "user_hessian": user_hessian}
+    make = partial(make_system, objective, hessian, **options)
     if user_hessian is not None:
         return make()
     # every round asks the same
-    key = hessian, scale is not None and scale.tobytes(), *options.items()
+    options["scale"] = scale is not None and scale.tobytes()
+    key = hessian, *options.items()
     return _systems.get(objective, key, make, lambda system: not system.by_products)

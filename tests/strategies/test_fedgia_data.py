@@ -12,7 +12,8 @@ import scipy.sparse
 
 from clients import FedGiAClient
 from fedtrellis import Callback, RoundRecord
-from fedtrellis.admm.shifted_systems import ConjugateGradientSystem, make_system
+from fedtrellis.admm.shifted_systems import make_system
+from fedtrellis.admm.systems import ConjugateGradientSystem
 from fedtrellis.objectives import Logistic
 from strategies import FedGiA
 from tasks import Task, make_task

@@ -10,11 +10,8 @@ import scipy.sparse
 from numpy.typing import NDArray
 
 from fedtrellis.admm.hessians import FactorHessian
-from fedtrellis.admm.shifted_systems import (
-    ShiftedSystem,
-    cached_system,
-    make_system,
-)
+from fedtrellis.admm.shifted_systems import cached_system, make_system
+from fedtrellis.admm.systems import ShiftedSystem
 from fedtrellis.objectives import (
     LeastSquares,
     Logistic,

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 import scipy.sparse
 
-from fedtrellis.admm.factor_file import FactorFile, fingerprint
-from fedtrellis.admm.shifted_systems import (
+from fedtrellis.admm.hessians import lipschitz_of
+from fedtrellis.admm.kept import FactorFile, fingerprint
+from fedtrellis.admm.shifted_systems import make_system
+from fedtrellis.admm.systems import (
     CholeskySystem,
     SpectralSystem,
     WideCholeskySystem,
     WideSpectralSystem,
-    lipschitz_of,
-    make_system,
 )
 from fedtrellis.objectives import (
     LeastSquares,

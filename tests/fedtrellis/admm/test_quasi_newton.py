@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize, minimize_scalar
 
-from fedtrellis.admm.quasi_newton import QuasiNewton
-from fedtrellis.admm.regularisers import Separable
+from fedtrellis.admm.quasi_newton import QuasiNewton, Separable
 from tests.harness import Array
 
 H_KINDS = {
