@@ -10,7 +10,7 @@ import numpy as np
 from flwr.app import Context
 from numpy.typing import NDArray
 
-from fedtrellis.corrective import Iterate, LocalProblem, start_at, unpack
+from fedtrellis.corrective import Form, Iterate, LocalProblem
 from fedtrellis.domains import Domain
 from fedtrellis.domains.atoms import Atom, PackedAtoms
 from fedtrellis.domains.base import describe
@@ -135,11 +135,11 @@ def correct(
 def _iterate(
     domain: Domain, x: NDArray[Any], layout: Layout, correction: str | None
 ) -> Iterate:
+    form = Form(domain, correction, layout.point_dtype)
     if x.dtype == np.uint8:
-        packed, dtype = split_arrays(x), layout.point_dtype
-        return unpack(domain, packed, layout.point_shape, correction, dtype)
+        return form.unpack(split_arrays(x), layout.point_shape)
     # not a step yet: this is the first model itself
-    return start_at(domain, x, correction, layout.point_dtype)
+    return form.start_at(x)
 
 
 def oracle_steps(

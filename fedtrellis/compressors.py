@@ -5,6 +5,9 @@ contractive, for error feedback: ‖C(v) − v‖² ≤ (1 − α) ‖v‖² for
 that keeps what the server has of it, and sends C of the difference, loses nothing for
 good (EF21).
 
+``pack(point, layout)`` returns the arrays that stand for C(point); ``unpack(arrays,
+layout)`` returns C(point), the same on both sides, and raises ValueError for others.
+
 Source: Richtárik, Sokolov, Fatkhullin, "EF21", NeurIPS 2021, arXiv 2106.05203; Horváth,
 Ho, Horváth, Sahu, Canini, Richtárik, "Natural Compression for Distributed Deep
 Learning", arXiv 1905.10988, whose random rounding to powers of two is to the nearest
@@ -20,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from math import ceil, prod
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +34,6 @@ from fedtrellis.wire.sparse import from_sparse_or_dense
 __all__ = [
     "ChangeCompression",
     "Compression",
-    "Compressor",
     "Natural",
     "Quantized",
     "Signs",
@@ -50,16 +52,6 @@ Arrays = Sequence[NDArray[Any]]
 _BUCKET = 512
 
 
-class Compressor(Protocol):
-    """Writes a point as fewer bytes, and reads what it wrote."""
-
-    def pack(self, point: FloatArray, layout: Layout) -> list[NDArray[Any]]:
-        """Return the arrays that stand for C(point)."""
-
-    def unpack(self, arrays: Arrays, layout: Layout) -> FloatArray:
-        """Return C(point), the same on both sides; ValueError if malformed."""
-
-
 def compressor(
     name: str,
     kept_fraction: float,
@@ -67,7 +59,7 @@ def compressor(
     rank: int = 1,
     levels: int = 1,
     rng: np.random.Generator | None = None,
-) -> Compressor:
+) -> TopK | TopTriples | Natural | Quantized | Signs:
     """Make a compressor by its name; ``rng`` is needed to pack by ``qsgd``."""
     if name == "top-k":
         return TopK(kept_fraction)
@@ -80,13 +72,7 @@ def compressor(
 
 @dataclass(frozen=True)
 class TopK:
-    """The k entries of largest magnitude, k = ⌈fraction · p⌉, of p; α = k/p.
-
-    Parameters
-    ----------
-    fraction : float
-        In (0, 1].
-    """
+    """The k entries of largest magnitude, k = ⌈fraction · p⌉, of p; α = k/p."""
 
     fraction: float
 
@@ -105,10 +91,10 @@ class TopK:
 
     def unpack(self, arrays: Arrays, layout: Layout) -> FloatArray:
         """Zeros but for those entries."""
-        indices, _ = _exactly(arrays, 2)
         k = self.count(layout.size)
-        if indices.size != k:
-            raise ValueError(f"{indices.size} entries came instead of {k}")
+        sizes = [array.size for array in arrays]
+        if sizes != [k, k]:
+            raise ValueError(f"arrays of sizes {sizes} came, expected {[k, k]}")
         return layout.from_wire(from_sparse_or_dense(arrays, layout.point_shape))
 
 
@@ -118,11 +104,6 @@ class TopTriples:
 
     α = r / (the smaller side), the least over the layers. A convolution's kernel is the
     matrix of its output channels.
-
-    Parameters
-    ----------
-    rank : int
-        r, at least 1.
     """
 
     rank: int
@@ -164,7 +145,8 @@ class TopTriples:
             wide = [layout.from_wire(part) for part in parts]
             layer = wide[0] if sides is None else wide[0] @ wide[1]
             layers.append(layer.reshape(shape))
-        _exactly(list(rest), 0)
+        if len(list(rest)):
+            raise ValueError(f"{len(arrays)} arrays came, too many for the layers")
         return layout.point(layers)
 
 
@@ -191,9 +173,7 @@ class Natural:
 
     def unpack(self, arrays: Arrays, layout: Layout) -> FloatArray:
         """±2^e of every entry."""
-        code, top = _exactly(arrays, 2)
-        _check("codes", code, np.uint8, layout.size)
-        _check("the largest exponent", top, np.int16, 1)
+        code, top = _checked(arrays, (np.uint8, layout.size), (np.int16, 1))
         if abs(int(top[0])) > 1100:
             raise ValueError(f"the largest exponent is {top[0]}")
         power = (code & 0x7F).astype(np.int32)
@@ -208,14 +188,8 @@ class Quantized:
     """Each entry at random to one of the two nearest of 2s + 1 levels; unbiased.
 
     In buckets of 512 entries, whose levels are −M, …, −M/s, 0, M/s, …, M with M the
-    bucket's largest entry.
-
-    Parameters
-    ----------
-    levels : int
-        s, from 1 to 127. An entry takes 2, 4 or 8 bits, as few as suffice.
-    rng : numpy.random.Generator, optional
-        Needed to pack.
+    bucket's largest entry and s = ``levels``, from 1 to 127. An entry takes 2, 4 or 8
+    bits, as few as suffice. The random numbers are needed to pack.
     """
 
     levels: int
@@ -248,11 +222,12 @@ class Quantized:
 
     def unpack(self, arrays: Arrays, layout: Layout) -> FloatArray:
         """The levels' values."""
-        packed, largest = _exactly(arrays, 2)
         s, per_byte = self.levels, 8 // self.bits
-        count = -(-layout.size // _BUCKET)
-        _check("the levels", packed, np.uint8, -(-layout.size // per_byte))
-        _check("the buckets' largest entries", largest, np.float32, count)
+        packed, largest = _checked(
+            arrays,
+            (np.uint8, -(-layout.size // per_byte)),
+            (np.float32, -(-layout.size // _BUCKET)),
+        )
         if not (np.isfinite(largest).all() and (largest >= 0.0).all()):
             raise ValueError("a bucket's largest entry is negative or not finite")
         shifts = np.arange(per_byte, dtype=np.uint8) * np.uint8(self.bits)
@@ -274,24 +249,18 @@ class Signs:
 
     def unpack(self, arrays: Arrays, layout: Layout) -> FloatArray:
         """1 or −1 of every entry."""
-        [packed] = _exactly(arrays, 1)
-        _check("the signs", packed, np.uint8, -(-layout.size // 8))
+        [packed] = _checked(arrays, (np.uint8, -(-layout.size // 8)))
         bits = np.unpackbits(packed, count=layout.size)
         return _point(2.0 * bits - 1.0, layout)
 
 
-def _exactly(arrays: Arrays, count: int) -> Arrays:
-    if len(arrays) != count:
-        raise ValueError(f"the answer has {len(arrays)} arrays instead of {count}")
+def _checked(arrays: Arrays, *expected: tuple[Any, int]) -> Arrays:
+    """The arrays, if they are one-dimensional and of these dtypes and sizes."""
+    found = [(str(array.dtype), array.shape) for array in arrays]
+    wanted = [(str(np.dtype(dtype)), (size,)) for dtype, size in expected]
+    if found != wanted:
+        raise ValueError(f"arrays of {found} came, expected {wanted}")
     return arrays
-
-
-def _check(name: str, array: NDArray[Any], dtype: Any, size: int) -> None:
-    if array.dtype != dtype or array.shape != (size,):
-        raise ValueError(
-            f"{name} came in shape {array.shape} and dtype {array.dtype}, expected "
-            f"{(size,)} and {np.dtype(dtype)}"
-        )
 
 
 def _point(values: NDArray[Any], layout: Layout) -> FloatArray:

@@ -56,18 +56,9 @@ Array = NDArray[Any]
 def scheduled(
     schedule: str, size: float, server_round: int, rounds: int, warm_up: int
 ) -> float:
-    """γ_t, the step size of round t of T.
+    """γ_t, the step size of round t = 1, 2, … of T; beyond T that of the last.
 
-    Parameters
-    ----------
-    schedule : {"constant", "linear", "cosine"}
-        1; 1 − (t − 1)/T; or ½ (1 + cos(π (t − 1)/T)), times γ.
-    size : float
-        γ.
-    server_round, rounds : int
-        t, from 1, and T. Rounds beyond T have the step of the last.
-    warm_up : int
-        w: the first w rounds have t/w of that; 0: none.
+    The first w = ``warm_up`` rounds have t/w of it.
     """
     passed = min(server_round - 1, rounds - 1) / rounds
     factor = 1.0
@@ -85,18 +76,8 @@ def scheduled(
 def with_momentum(m: Array, g: Array, mu: float, nesterov: bool) -> tuple[Array, Array]:
     """Return the next momentum m, and the D that the oracle is asked at.
 
-    Parameters
-    ----------
-    m, g : ndarray, of one shape
-        The momentum so far, and the new gradient.
-    mu : float
-        μ, in [0, 1).
-    nesterov : bool
-
-    Raises
-    ------
-    FloatingPointError
-        The gradient is not finite: a step of its signs would not show it.
+    FloatingPointError where the gradient is not finite: a step of its signs would not
+    show it.
     """
     if not np.isfinite(g).all():
         raise FloatingPointError("the objective's gradient is not finite")
@@ -107,10 +88,7 @@ def with_momentum(m: Array, g: Array, mu: float, nesterov: bool) -> tuple[Array,
 
 
 def moved(x: Array, s: Array, gamma: float, radius: float) -> Array:
-    """Return x after a step of size γ along the oracle's answer s.
-
-    Within balls of a ``radius`` above 0; at 0 without a constraint.
-    """
+    """Return x after a step of size γ along s, within balls where radius r > 0."""
     if radius > 0.0:
         # x ← (1 − γ) x + γ r s
         return (1.0 - gamma) * x + (gamma * radius) * s
@@ -119,21 +97,10 @@ def moved(x: Array, s: Array, gamma: float, radius: float) -> Array:
 
 
 def settle_kinds(kinds: str, shapes: Sequence[tuple[int, ...]]) -> tuple[str, ...]:
-    """Return the kind of every layer.
+    """Return the kind of every layer: the words of ``kinds``, separated by commas.
 
-    Parameters
-    ----------
-    kinds : str
-        One word a layer, separated by commas; empty: "spectral" for those of two and
-        more axes, "sign" for the others.
-    shapes : sequence of tuple of int
-        Of the layers.
-
-    Raises
-    ------
-    SettingsError
-        Another number of words than layers, an unknown word, or one that does not fit
-        its layer's shape.
+    Of no words: "spectral" for layers of two and more axes, "sign" for the others.
+    SettingsError unless there is a known word a layer, which fits its shape.
     """
     if not kinds:
         return tuple("spectral" if len(shape) > 1 else "sign" for shape in shapes)
@@ -156,13 +123,7 @@ def newton_schulz(matrix: Array, iterations: int) -> Array:
     """Return nearly U Vᵀ of a matrix U Σ Vᵀ, in the matrix's dtype.
 
     X ← a X + (b X Xᵀ + c (X Xᵀ)²) X from X = D/‖D‖_F: singular values end between 0.7
-    and 1.2, which a step cannot tell from 1.
-
-    Parameters
-    ----------
-    matrix : ndarray of shape (rows, columns)
-        Of zeros alone it stays.
-    iterations : int
+    and 1.2, which a step cannot tell from 1. Zeros stay zeros.
     """
     x = matrix / max(float(np.linalg.norm(matrix)), _EPS)
     # the smaller of the two squares

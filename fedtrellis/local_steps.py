@@ -30,17 +30,7 @@ StepSchedule = Literal["log", "constant", "inverse-sqrt"]
 
 
 def step_size_at(schedule: str, size: float, k: int) -> float:
-    """γ_k, the step size of iteration k.
-
-    Parameters
-    ----------
-    schedule : {"log", "constant", "inverse-sqrt"}
-        How γ_k falls.
-    size : float
-        a, which is γ_1 in every schedule.
-    k : int
-        From 1, counted over all rounds.
-    """
+    """γ_k, the step size of iteration k = 1, 2, … over all rounds, with γ_1 = size."""
     if schedule == "log":
         # γ_k = a / log₂(k + 1)
         return size / log2(k + 1)
@@ -74,22 +64,8 @@ def check_steps(
 ) -> None:
     """Check that local steps have not carried a point away from all proportion.
 
-    The server would refuse it, and not know why.
-
-    Parameters
-    ----------
-    point, start : ndarray, of one shape
-        Where the steps are, and where they began. What overflows on the way is
-        reported once, by the error.
-    config : mapping
-        What the server sent.
-    key : str
-        Under which it has the size of the steps, for the message.
-
-    Raises
-    ------
-    FloatingPointError
-        They have diverged.
+    The server would refuse it, and not know why. FloatingPointError names the size of
+    the steps, ``key`` of what the server sent.
     """
     bound = _bound(config)
     # a product of vectors warns of nothing
@@ -113,15 +89,9 @@ def mini_batches(
 ) -> MiniBatches | None:
     """The mini-batches that a request asks for; None: gradients on all examples.
 
-    Parameters
-    ----------
-    objective : object
-        f_i. With mini-batches it needs ``stochastic_gradient(x, rng, batch_size)``.
-    client_id : str
-        The batches' random numbers derive from it, the run's seed and the round.
-    config : mapping
-        What the server sent: ``batch-size`` above 0, or ``batch-fraction`` below 1 of
-        the objective's ``num_examples``.
+    It asks by a ``batch-size`` above 0, or by a ``batch-fraction`` below 1 of the
+    objective's ``num_examples``. Random numbers derive from the run's seed, the client
+    and the round.
     """
     size = int(config.get("batch-size", 0))
     fraction = float(config.get("batch-fraction", 1.0))
@@ -164,16 +134,10 @@ def take_steps(
     correction : ndarray, optional
         c, of the shape of x.
 
-    Returns
-    -------
-    ndarray
-        The last point, a new array.
-
     Raises
     ------
     FloatingPointError
-        The steps have diverged; or the gradient at a point that passed the check is
-        NaN.
+        The steps have diverged, or a gradient is NaN.
     """
     bound = inf if config is None else _bound(config)
     if correction is None:
@@ -215,24 +179,7 @@ def scheduled_steps(
     pull: float = 0.0,
     correction: FloatArray | None = None,
 ) -> Generator[Request, Any, FloatArray]:
-    """x_i after the k_0 steps that a request of ``FedAvgGD`` and its like asks for.
-
-    Parameters
-    ----------
-    client : MethodClient
-        With ``objective`` and ``client_id``.
-    x : ndarray
-        The server's model; not changed.
-    config : mapping
-        What the server sent.
-    pull, correction
-        As :func:`take_steps` takes them.
-
-    Raises
-    ------
-    FloatingPointError
-        If the steps have carried x_i away from all proportion to x.
-    """
+    """:func:`take_steps` of a client as a request of ``FedAvgGD`` and its like asks."""
     batches = mini_batches(client.objective, client.client_id, config)
     return take_steps(
         x, sizes_of(config), batches, config=config, pull=pull, correction=correction

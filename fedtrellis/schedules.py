@@ -95,20 +95,10 @@ def automatic_penalty(
 ) -> float:
     """Return λ_0 where nobody has chosen one, a multiple of G/D.
 
-    It is what has the unit that λ_0 (x_i − x̄) needs beside (1/n) ∇f_i. The multiples
-    are ours, found on some problems and tried on others:
-    ``python -m reproduce fedfw penalty``.
-
-    Parameters
-    ----------
-    gradient_norm : float
-        G, the size of the clients' ‖(1/n) ∇f_i(x¹)‖.
-    diameter : float
-        D, of the set; above 0.
-    schedule : str
-        One of :data:`SCHEDULES`.
-    augmented : bool
-        Whether λ_0 is FedFW+'s, which adds λ_0 (x_i − x̄) up.
+    G is the size of the clients' ‖(1/n) ∇f_i(x¹)‖ and D > 0 the set's diameter: G/D
+    has the unit that λ_0 (x_i − x̄) needs beside (1/n) ∇f_i. The multiples are ours,
+    found on some problems and tried on others: ``python -m reproduce fedfw penalty``.
+    ``augmented`` is for FedFW+, which adds λ_0 (x_i − x̄) up.
     """
     multiple = _AUGMENTED if augmented else _MULTIPLES[schedule]
     return multiple * gradient_norm / diameter

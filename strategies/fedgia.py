@@ -493,7 +493,7 @@ class AdaptedSigma:
         mean = strategy.mean_of_z().reshape(-1)
         # as z_i = x − ḡ_i/σ for i outside C:  ∇f(x) = mσ (x − (1/m) Σ z_i)
         gradient = search.growth * self.scale * (x - mean) + self._square * x
-        is_best = search.hear(x, gradient)
+        is_best = search.observe(x, gradient)
         best = search.best
         assert best is not None
         self.residual = search.residual()

@@ -1,8 +1,4 @@
-"""H_i and r_i of FedGiA's client, and a diagonal above H_i: from an objective or user.
-
-An objective knows its H by a factor, or as a matrix or its products: one class each,
-with the same methods.
-"""
+"""H_i and r_i of FedGiA's client, and a diagonal above H_i."""
 
 from __future__ import annotations
 
@@ -15,18 +11,7 @@ from fedtrellis.admm.kept import FactorFile, KeptFor
 from fedtrellis.objectives.checks import Array, check_array, check_number, is_sparse
 from fedtrellis.objectives.symmetric import largest_eigenvalue, symmetric_operator
 
-__all__ = [
-    "BoundHessian",
-    "FactorHessian",
-    "KnownHessian",
-    "call_method",
-    "hessian_of",
-    "lipschitz_of",
-    "majoriser_of",
-    "name_of",
-    "objective_lipschitz",
-    "user_diagonal",
-]
+__all__ = ["call_method", "hessian_of", "lipschitz_of", "majoriser_of"]
 
 
 class FactorHessian:
@@ -66,6 +51,12 @@ class FactorHessian:
         H[np.diag_indices(len(H))] += self.c
         return H
 
+    def outer(self) -> Array:
+        """Return A Aᵀ, a new array."""
+        product = self.A @ self.A.T
+        gram: Array = product.toarray() if is_sparse(product) else product
+        return gram
+
     def diagonal(self) -> Array:
         """Return s times the columns' squared lengths, plus c."""
         squares = self.A.multiply(self.A) if is_sparse(self.A) else self.A * self.A
@@ -87,13 +78,9 @@ class FactorHessian:
 
 
 class BoundHessian:
-    """H as an ndarray, or by its products; its methods are those of FactorHessian.
+    """H as an ndarray or LinearOperator, whose diagonal may be known.
 
-    Parameters
-    ----------
-    bound : ndarray or LinearOperator of shape (p, p)
-    diagonal : ndarray of shape (p,), optional
-        That of an operator, where it is known.
+    The methods are those of :class:`FactorHessian`.
     """
 
     def __init__(self, bound: Any, diagonal: Array | None = None) -> None:
@@ -168,13 +155,7 @@ def _required(objective: Any, method: str) -> Any:
 
 
 def hessian_of(objective: Any) -> KnownHessian:
-    """Return H of an objective: by ``hessian_factor()`` or else ``hessian_bound()``.
-
-    Raises
-    ------
-    ValueError
-        It has neither, or what it returns is no such matrix.
-    """
+    """Return H by ``hessian_factor()`` or else ``hessian_bound()``, or ValueError."""
     factor = _factor_of(objective)
     if factor is not None:
         return factor
@@ -214,23 +195,12 @@ def _factor_of(objective: Any) -> FactorHessian | None:
 def lipschitz_of(
     objective: Any, user_hessian: Any = None, factor_file: str | None = None
 ) -> float:
-    """Return r_i, the largest eigenvalue of H.
+    """Return r_i, the largest eigenvalue of H; ValueError unless it is above 0.
 
-    Parameters
-    ----------
-    objective : object
-        Its ``lipschitz()`` is r_i, unless ``user_hessian`` tells.
-    user_hessian : float, ndarray of shape (p,) or object, optional
-        A number is r_i, of an array it is the largest entry, and of an object with
-        ``solve`` it is its ``lipschitz``, a number or a method, if it has one.
-    factor_file : str, optional
-        Where r_i is kept, if it is the objective's and that has ``hessian_factor()``.
-
-    Raises
-    ------
-    ValueError
-        There is nothing to take r_i from, it is not a finite number above 0, or the
-        file cannot be used.
+    It is the ``user_hessian`` itself if that is a number, its largest entry if it is
+    an array, the ``lipschitz`` (a number or a method) of an object with ``solve`` if
+    that has it, and else the objective's ``lipschitz()``, which is kept in the file if
+    there is one and the objective has ``hessian_factor()``.
     """
     name = f"lipschitz() of objective {name_of(objective)}"
     if user_hessian is None:
@@ -304,20 +274,14 @@ def majoriser_of(
     thousand times as large as the others has a curvature of its own, where the multiple
     of the identity that majorises H gives all columns the largest.
 
-    Parameters are those of :func:`lipschitz_of`. An objective tells by
-    ``hessian_factor()``, by a ``hessian_bound()`` that is an ndarray, or by a
-    ``hessian_bound()`` of another kind with ``hessian_diagonal()``; else its
-    ``lipschitz()`` counts.
+    D is known from ``hessian_factor()``, from a ``hessian_bound()`` that is an ndarray,
+    or from ``hessian_diagonal()``; else d is r_i. Parameters and errors are those of
+    :func:`lipschitz_of`.
 
     Returns
     -------
     float or ndarray of float64 of shape (p,)
         At least 0, and somewhere above; 0 in a column of zeros.
-
-    Raises
-    ------
-    ValueError
-        What :func:`lipschitz_of` raises.
     """
     largest = lipschitz_of(objective, user_hessian, factor_file)
     if isinstance(user_hessian, np.ndarray):

@@ -40,13 +40,8 @@ _UNREADABLE = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib
 class KeptFor(Generic[T]):
     """The values used last of every object that is alive, by its identity.
 
-    An object that cannot be weakly referenced has none. A value must not refer to its
-    object, which it would keep alive.
-
-    Parameters
-    ----------
-    most : int
-        Values that are kept of an object.
+    ``most`` values of an object are kept, none of one that cannot be weakly referenced.
+    A value must not refer to its object, which it would keep alive.
     """
 
     def __init__(self, most: int) -> None:
@@ -83,20 +78,10 @@ class KeptFor(Generic[T]):
 
 
 def fingerprint(kind: str, data: Any, *numbers: Any) -> bytes:
-    """Return a hash of a matrix and of what else a result depends on.
+    """Return 32 bytes, the same in every process, for all that a result depends on.
 
-    Parameters
-    ----------
-    kind : str
-        What is computed.
-    data : ndarray or scipy.sparse.csr_array
-        All its bytes, shapes and dtypes count.
-    *numbers : float or ndarray of float64
-
-    Returns
-    -------
-    bytes
-        32 bytes, equal in every process.
+    What is computed (``kind``); the bytes, shape and dtype of a dense or CSR matrix;
+    and numbers, or arrays of float64.
     """
     parts = [data.data, data.indices, data.indptr] if is_sparse(data) else [data]
     parts += [np.asarray(number, dtype=np.float64) for number in numbers]
@@ -111,18 +96,9 @@ def fingerprint(kind: str, data: Any, *numbers: Any) -> bytes:
 
 
 class FactorFile:
-    """The file of one client; see the module.
+    """The file of one client, an ``.npz``; None or an empty path: nothing is kept.
 
-    Parameters
-    ----------
-    path : str or None
-        An ``.npz`` file, made where there is none, in a folder that there is. None or
-        empty: nothing is kept.
-
-    Raises
-    ------
-    ValueError
-        The path is not a text, its folder does not exist, or it is a folder.
+    It is made where there is none; ValueError where it cannot be.
     """
 
     def __init__(self, path: str | None) -> None:
@@ -145,21 +121,16 @@ class FactorFile:
         data: Any,
         *numbers: Any,
     ) -> Mapping[str, Any]:
-        """Return the arrays of an entry, computed and kept where they are not there.
+        """Return the arrays of an entry by name, computed and kept where need be.
 
         Parameters
         ----------
         entry : str
             ``"lipschitz"``, ``"majoriser"`` or ``"factor"``.
         compute : callable
-            Returns the arrays by name.
+            Returns the arrays.
         kind, data, *numbers
             All that they depend on, as :func:`fingerprint` takes it.
-
-        Raises
-        ------
-        ValueError
-            The file cannot be written.
         """
         if not self._name:
             return compute()

@@ -50,13 +50,6 @@ class Separable:
 
     Each entry of x counts by itself, so that a diagonal metric leaves the proximal
     operator a formula: N. Parikh, S. Boyd, "Proximal Algorithms", 2014, §6.
-
-    Parameters
-    ----------
-    l1, l2 : float
-        At least 0.
-    lower, upper : float
-        lower < upper; infinite for none.
     """
 
     l1: float = 0.0
@@ -79,14 +72,7 @@ class Separable:
         return total + self.l1 * float(np.abs(x).sum())
 
     def prox(self, v: Array, weight: Array | float) -> Array:
-        """Return argmin over x of h(x) + ½ Σ_j weight_j (x_j − v_j)², a new array.
-
-        Parameters
-        ----------
-        v : ndarray of float64 of shape (p,)
-        weight : float or ndarray of shape (p,)
-            Above 0.
-        """
+        """Return argmin over x of h(x) + ½ Σ_j weight_j (x_j − v_j)², a new array."""
         # soft-threshold weight·v by l1, divide by the curvature, clip:
         #     x = clip(sign(v) max(weight |v| − l1, 0)/(weight + l2), lower, upper)
         x: Array = np.sign(v) * np.maximum(weight * np.abs(v) - self.l1, 0.0)
@@ -94,15 +80,7 @@ class Separable:
         return np.clip(x, self.lower, self.upper, out=x)
 
     def slope(self, x: Array, gradient: Array) -> Array:
-        """Return the shortest vector of gradient + ∂h(x); it is 0 at a minimum.
-
-        Parameters
-        ----------
-        x : ndarray of float64 of shape (p,)
-            Within the bounds.
-        gradient : ndarray of shape (p,)
-            That of the smooth part at x.
-        """
+        """Return the shortest vector of gradient + ∂h(x); it is 0 at a minimum."""
         v: Array = gradient + self.l2 * x
         if self.l1:
             # ∂|x_j| = sign(x_j), and all of [−1, 1] where x_j = 0
@@ -122,7 +100,6 @@ class QuasiNewton:
         S, above 0.
     h : Separable
         Without l2, which is smooth and belongs into f.
-    memory : int
     dtype : dtype
         What the points travel in.
 
@@ -155,21 +132,16 @@ class QuasiNewton:
         # above F(best) − F(first), if f is convex
         self._above = 0.0
 
-    # ---------------------------------------------------------------------- the step
-
-    def prox(self, v: Array) -> Array:
-        """Return argmin over x of h(x) + ½ ‖x − v‖² in the metric of θS."""
-        return self.h.prox(v, self.growth * self.scale)
-
     def plain_step(self) -> Array:
         """Return prox(x − ∇f(x)/(θS)) for the best x: F is no higher if θS majorises.
 
-        The point counts as a trial that :meth:`hear` looks at.
+        The point counts as a trial that :meth:`observe` looks at.
         """
         assert self.best is not None
         assert self.gradient is not None
         self._was_plain = True
-        return self.prox(self.best - self.gradient / (self.growth * self.scale))
+        weight = self.growth * self.scale
+        return self.h.prox(self.best - self.gradient / weight, weight)
 
     def residual(self) -> float:
         """Return the squared length of the shortest of ∇f + ∂h at the best point."""
@@ -177,14 +149,8 @@ class QuasiNewton:
         assert self.gradient is not None
         return float(np.sum(self.h.slope(self.best, self.gradient) ** 2))
 
-    def hear(self, x: Array, gradient: Array) -> bool:
-        """Take in ∇f at a point; whether it is the best so far.
-
-        Parameters
-        ----------
-        x, gradient : ndarray of float64 of shape (p,)
-            Kept, not copied.
-        """
+    def observe(self, x: Array, gradient: Array) -> bool:
+        """Take in ∇f at a point, not copied; whether it is the best so far."""
         if self.best is None or self.gradient is None:
             self.best, self.gradient = x, gradient
             return True
@@ -221,11 +187,11 @@ class QuasiNewton:
         if isfinite(seen):
             self.growth = max(2.0 * self.growth, seen)
 
-    def propose(self, heard_best: bool) -> Array:
-        """Return the next point, given what :meth:`hear` answered."""
+    def propose(self, is_best: bool) -> Array:
+        """Return the next point, given what :meth:`observe` answered."""
         assert self.best is not None
         assert self.gradient is not None
-        if not heard_best:
+        if not is_best:
             return self.go_back()
         if not len(self._steps):
             return self.plain_step()
@@ -256,8 +222,6 @@ class QuasiNewton:
             return
         self._steps = np.concatenate([self._steps, s[None]])[-self.memory :]
         self._changes = np.concatenate([self._changes, y[None]])[-self.memory :]
-
-    # -------------------------------------------------------------- the model's minimum
 
     def _long(self, x: Array, gradient: Array) -> Array:
         last_s, last_y = self._steps[-1], self._changes[-1]
@@ -364,8 +328,6 @@ class QuasiNewton:
         if h.l1 and (np.sign(found) != np.sign(point)).any():
             return None
         return found
-
-    # -------------------------------------------------------------------- checkpoints
 
     def state(self) -> dict[str, NDArray[Any]]:
         """What a checkpoint has to keep; arrays that are empty at first."""

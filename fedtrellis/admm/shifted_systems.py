@@ -1,11 +1,9 @@
-"""The linear systems (weight · H + shift · S) d = u of FedGiA's clients.
+"""The linear systems (weight · H + shift · S) d = u of FedGiA's clients: which solver.
 
 H is a symmetric positive semi-definite p × p matrix that majorises a client's loss:
 its Hessian bound ("gram"), the largest eigenvalue of that times I ("diagonal"), or one
-of the user's own. S is I, or a diagonal scale. :func:`make_system` chooses how to solve
-with them, and :func:`cached_system` keeps what that takes from round to round.
-
-Vectors are float64 of shape (p,): the entries of x in C order.
+of the user's own. S is I, or a diagonal scale. Vectors are float64 of shape (p,): the
+entries of x in C order.
 """
 
 from __future__ import annotations
@@ -85,18 +83,18 @@ def make_system(
     Parameters
     ----------
     objective : object
-        f_i, see above; ``shape``, if it has it, is that of x.
+        f_i; ``shape``, if it has it, is that of x.
     hessian : {"gram", "diagonal"}
     weight, shift : float
         1/m for m clients, and σ; both above 0.
     steps : int
-        How many ADMM steps a round takes, at least 1; decides only on the kind of
-        factor.
+        ADMM steps of a round, at least 1; decides only on the kind of factor.
     scale : ndarray of float64 of shape (p,), optional
         The diagonal of S, above 0; None for S = I.
     user_hessian : float, ndarray of shape (p,) or object, optional
-        In place of the objective's: h of H = h I, the diagonal of H (both at least 0),
-        or an object whose ``solve(vector, shift)`` returns (H + shift · I)⁻¹ vector.
+        Instead of the objective's: h of H = h I, the diagonal of H (both at least 0),
+        or an object whose ``solve(vector, shift)`` returns (H + shift · I)⁻¹ vector,
+        for which S has to be a multiple of I.
     factor_file : str, optional
         Where factors of "gram", and ``lipschitz()`` for "diagonal", are kept between
         processes; see :class:`~fedtrellis.admm.kept.FactorFile`.
@@ -105,8 +103,7 @@ def make_system(
     ------
     ValueError
         An argument is not allowed, the objective has no such H, H is not positive
-        semi-definite, or the file cannot be used; or the Hessian is a user's object,
-        which knows shifts by multiples of the identity only, and S is none.
+        semi-definite, or the file cannot be used.
     """
     if hessian not in get_args(Hessian):
         allowed = ", ".join(map(repr, get_args(Hessian)))
@@ -186,11 +183,9 @@ def cached_system(
 ) -> ShiftedSystem:
     """Return what :func:`make_system` does, made once while the objective lives.
 
-    The last two systems of every objective are kept in this process, until the
-    objective is garbage; the data of an objective must not change. Not kept are those
-    that take nothing to make, of a ``user_hessian`` or by products only, since they may
-    refer to the objective and keep it alive; and those of objectives that cannot be
-    weakly referenced. Parameters and errors are those of :func:`make_system`.
+    The last two systems of every objective are kept in this process; the data of an
+    objective must not change. Not kept are those of a ``user_hessian`` or by products
+    only: they take nothing to make, and may refer to the objective and keep it alive.
     """
     options |= {"scale": scale, "user_hessian": user_hessian}
     make = partial(make_system, objective, hessian, **options)

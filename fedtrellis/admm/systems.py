@@ -16,7 +16,7 @@ import numpy as np
 import scipy  # its parts are loaded when first used
 
 from fedtrellis.admm.hessians import KnownHessian
-from fedtrellis.objectives.checks import Array, is_sparse
+from fedtrellis.objectives.checks import Array
 from fedtrellis.objectives.symmetric import symmetric_operator
 
 _EPSILON = float(np.finfo(np.float64).eps)
@@ -25,17 +25,12 @@ _EPSILON = float(np.finfo(np.float64).eps)
 class ShiftedSystem:
     """Solves (weight · H + shift · I) d = u, with H positive semi-definite.
 
-    A class of systems overrides ``solve`` or, where k steps have a closed form,
-    ``admm_steps``: each is the other's default.
-
-    Attributes
-    ----------
-    weight, shift : float
-        1/m and σ of FedGiA, arXiv 2205.01438; both above 0.
-    by_products : bool
-        Whether all that it has of H are products, which take nothing to keep.
+    Weight and shift are 1/m and σ of FedGiA, arXiv 2205.01438, both above 0. A class of
+    systems overrides ``solve`` or, where k steps have a closed form, ``admm_steps``:
+    each is the other's default.
     """
 
+    #: Whether all that it has of H are products, which take nothing to keep.
     by_products: bool = False
 
     def __init__(self, weight: float, shift: float) -> None:
@@ -43,18 +38,7 @@ class ShiftedSystem:
         self.shift = float(shift)
 
     def solve(self, u: Array) -> Array:
-        """Return d = (weight · H + shift · I)⁻¹ u.
-
-        Parameters
-        ----------
-        u : ndarray of float64 of shape (p,)
-            Left as it is.
-
-        Returns
-        -------
-        ndarray of float64 of shape (p,)
-            A new array.
-        """
+        """Return d = (weight · H + shift · I)⁻¹ u, a new array of shape (p,)."""
         return self.admm_steps(u, 1)[1]
 
     def admm_steps(self, u: Array, steps: int) -> tuple[Array, Array]:
@@ -93,14 +77,7 @@ class ShiftedSystem:
 
 
 class DiagonalSystem(ShiftedSystem):
-    """H = diag(h), or h · I for a number h; any number of steps costs one.
-
-    Parameters
-    ----------
-    diagonal : float or ndarray of shape (p,)
-        h, at least 0.
-    weight, shift : float
-    """
+    """H = diag(h), or h · I for a number h ≥ 0; any number of steps costs one."""
 
     def __init__(self, diagonal: float | Array, weight: float, shift: float) -> None:
         super().__init__(weight, shift)
@@ -118,14 +95,7 @@ class DiagonalSystem(ShiftedSystem):
 
 
 class ConjugateGradientSystem(ShiftedSystem):
-    """H known by its products only: conjugate gradients, a few vectors of memory.
-
-    Parameters
-    ----------
-    product : callable
-        Returns H v for v of shape (p,).
-    weight, shift : float
-    """
+    """H known by its products H v: conjugate gradients, a few vectors of memory."""
 
     by_products = True
     #: ‖M d − u‖ is at most this times ‖u‖, after at most so many products.
@@ -138,13 +108,7 @@ class ConjugateGradientSystem(ShiftedSystem):
         self._product = product
 
     def solve(self, u: Array) -> Array:
-        """Return d.
-
-        Raises
-        ------
-        RuntimeError
-            The tolerance was not reached.
-        """
+        """Return d; RuntimeError if the tolerance is not reached."""
         operator = symmetric_operator(
             len(u), lambda v: self.weight * self._product(v) + self.shift * v
         )
@@ -162,17 +126,11 @@ class ConjugateGradientSystem(ShiftedSystem):
 
 
 class ScaledSystem(ShiftedSystem):
-    """The system with shift · S in place of shift · I, S = diag(scale).
+    """The system with shift · S instead of shift · I, S = diag(scale).
 
     With H′ = S^(−1/2) H S^(−1/2), u′ = S^(−1/2) u and d′ = √S d the steps
-    d = (weight·H + shift·S)⁻¹ u, u ← u − shift·S d are those of H′ and shift·I.
-
-    Parameters
-    ----------
-    inner : ShiftedSystem
-        That of H′.
-    scale : ndarray of float64 of shape (p,)
-        Above 0.
+    d = (weight·H + shift·S)⁻¹ u, u ← u − shift·S d are those of H′ and shift·I, which
+    ``inner`` takes.
     """
 
     def __init__(self, inner: ShiftedSystem, scale: Array) -> None:
@@ -187,27 +145,14 @@ class ScaledSystem(ShiftedSystem):
 
 
 class UserSystem(ShiftedSystem):
-    """A user's H, from an object that solves with it.
-
-    Parameters
-    ----------
-    solver : object
-        ``solve(vector, shift)`` returns (H + shift · I)⁻¹ vector, of shape (p,).
-    weight, shift : float
-    """
+    """A user's H: ``solver.solve(vector, shift)`` returns (H + shift · I)⁻¹ vector."""
 
     def __init__(self, solver: Any, weight: float, shift: float) -> None:
         super().__init__(weight, shift)
         self._solver = solver
 
     def solve(self, u: Array) -> Array:
-        """Return d = (H + (σ/weight) I)⁻¹ u/weight.
-
-        Raises
-        ------
-        ValueError
-            The object returned something of another shape, or that is not finite.
-        """
+        """Return d = (H + (σ/weight) I)⁻¹ u/weight; ValueError if it is no such d."""
         # A copy, because the object might work in place.
         given = self._solver.solve(u.copy(), self.shift / self.weight)
         name = f"hessian.solve of {type(self._solver).__name__}"
@@ -229,21 +174,9 @@ class UserSystem(ShiftedSystem):
 
 
 class FactoredSystem(ShiftedSystem):
-    """A system that a factor solves.
+    """A system that a factor solves, the ``parts`` that :meth:`factorise` returns."""
 
-    Parameters
-    ----------
-    H : KnownHessian
-    parts : mapping
-        What :meth:`factorise` returns.
-    weight, shift : float
-
-    Attributes
-    ----------
-    any_shift : bool
-        Whether the parts depend on H only.
-    """
-
+    #: Whether the parts depend on H only.
     any_shift: ClassVar[bool]
 
     def __init__(
@@ -266,9 +199,7 @@ class CholeskySystem(FactoredSystem):
     @staticmethod
     def factorise(H: KnownHessian, weight: float, shift: float) -> dict[str, Array]:
         """Return the Cholesky factor, of order p."""
-        M = weight * H.matrix()
-        M[np.diag_indices(len(M))] += shift
-        return {"factor": _cholesky(M)}
+        return _cholesky(H.matrix(), weight, shift)
 
     def solve(self, u: Array) -> Array:
         """Return d by two triangular solves."""
@@ -296,10 +227,7 @@ class WideCholeskySystem(FactoredSystem):
     @staticmethod
     def factorise(H: Any, weight: float, shift: float) -> dict[str, Array]:
         """Return the Cholesky factor of G."""
-        G = _outer_gram(H.A)
-        G *= weight * H.s / (weight * H.c + shift)
-        G[np.diag_indices(len(G))] += 1.0
-        return {"factor": _cholesky(G)}
+        return _cholesky(H.outer(), weight * H.s / (weight * H.c + shift), 1.0)
 
     def solve(self, u: Array) -> Array:
         """Return d = (u − t Aᵀ G⁻¹ A u)/a."""
@@ -354,8 +282,7 @@ class SpectralSystem(FactoredSystem):
     @staticmethod
     def factorise(H: KnownHessian, weight: float, shift: float) -> dict[str, Array]:
         """Return the eigenvalues and eigenvectors, of order p."""
-        values, vectors = _eigh(H.matrix())
-        return {"values": values, "vectors": vectors}
+        return _spectrum(H.matrix())
 
     def admm_steps(self, u: Array, steps: int) -> tuple[Array, Array]:
         """Return w = Q ρ^{k−1} Qᵀ u and d = Q [ρ^{k−1}/(weight Λ + σ)] Qᵀ u."""
@@ -389,8 +316,7 @@ class WideSpectralSystem(FactoredSystem):
     @staticmethod
     def factorise(H: Any, weight: float, shift: float) -> dict[str, Array]:
         """Return the eigenvalues and eigenvectors of AAᵀ."""
-        values, vectors = _eigh(_outer_gram(H.A))
-        return {"values": values, "vectors": vectors}
+        return _spectrum(H.outer())
 
     def admm_steps(self, u: Array, steps: int) -> tuple[Array, Array]:
         """Return w and d, f(H) u for their two f, by one product with A and one Aᵀ."""
@@ -407,11 +333,13 @@ class WideSpectralSystem(FactoredSystem):
         return both[:, 0] + at_c[0] * u, both[:, 1] + at_c[1] * u
 
 
-def _cholesky(M: Array) -> Array:
-    factor: Array = scipy.linalg.cho_factor(
+def _cholesky(H: Array, weight: float, shift: float) -> dict[str, Array]:
+    M = weight * H
+    M[np.diag_indices(len(M))] += shift
+    factor, _ = scipy.linalg.cho_factor(
         M, lower=True, overwrite_a=True, check_finite=False
-    )[0]
-    return factor
+    )
+    return {"factor": factor}
 
 
 def _cholesky_solve(factor: Array, right: Array) -> Array:
@@ -419,14 +347,7 @@ def _cholesky_solve(factor: Array, right: Array) -> Array:
     return result
 
 
-def _eigh(matrix: Array) -> tuple[Array, Array]:
+def _spectrum(H: Array) -> dict[str, Array]:
     # "evd" takes three quarters of the time of the default driver
-    values, vectors = scipy.linalg.eigh(matrix, driver="evd", check_finite=False)
-    return values, vectors
-
-
-def _outer_gram(A: Any) -> Array:
-    """Return AAᵀ as a new dense array."""
-    product = A @ A.T
-    gram: Array = product.toarray() if is_sparse(product) else product
-    return gram
+    values, vectors = scipy.linalg.eigh(H, driver="evd", check_finite=False)
+    return {"values": values, "vectors": vectors}

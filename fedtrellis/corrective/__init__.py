@@ -6,30 +6,9 @@ that the iterate has for it, and that travels, is the set's own
 (:attr:`fedtrellis.domains.Domain.form`).
 """
 
-from fedtrellis.corrective.entries import Entries
-from fedtrellis.corrective.iterate import (
-    CORRECTIONS,
-    Correction,
-    Form,
-    Iterate,
-    start_at,
-    unpack,
-)
-from fedtrellis.corrective.low_rank import LowRank
-from fedtrellis.corrective.parts import Parts
+from fedtrellis.corrective.iterate import Correction, Form, Iterate
 from fedtrellis.corrective.problem import LocalProblem
+from fedtrellis.corrective.projected import Entries
 from fedtrellis.corrective.vertices import Vertices
 
-__all__ = [
-    "CORRECTIONS",
-    "Correction",
-    "Entries",
-    "Form",
-    "Iterate",
-    "LocalProblem",
-    "LowRank",
-    "Parts",
-    "Vertices",
-    "start_at",
-    "unpack",
-]
+__all__ = ["Correction", "Entries", "Form", "Iterate", "LocalProblem", "Vertices"]

@@ -1,10 +1,14 @@
-"""The contract of a client's iterate: what both sides hold, and what travels of it."""
+"""The contract of a client's iterate: what both sides hold, and what travels of it.
+
+With the iterate of a product of sets, which is one of each set.
+"""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, NamedTuple, Self, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,12 +16,12 @@ from numpy.typing import NDArray
 from fedtrellis.corrective.problem import LocalProblem
 from fedtrellis.domains.atoms import FLOAT64
 from fedtrellis.domains.base import Domain, FloatArray, Shape
+from fedtrellis.domains.product import Product
 
-__all__ = ["CORRECTIONS", "Form", "Iterate", "start_at", "unpack"]
+__all__ = ["Correction", "Form", "Iterate", "Parts"]
 
 #: Kinds of corrective steps.
 Correction = Literal["projected", "pairwise"]
-CORRECTIONS: tuple[Correction, ...] = get_args(Correction)
 
 Arrays = Sequence[NDArray[Any]]
 Changes = list[NDArray[Any]]
@@ -40,12 +44,22 @@ class Form(NamedTuple):
     dtype: np.dtype[Any] = FLOAT64
 
     @property
-    def kind(self) -> type[Iterate]:
-        """The class of such iterates."""
+    def _kind(self) -> type[Iterate]:
         name = self.domain.form
         if self.correction == "pairwise" and name != "parts":
             name = "vertices"
         return Iterate.forms[name]
+
+    def start_at(self, point: FloatArray) -> Iterate:
+        """The iterate that is a point of the set, before any step.
+
+        Its numbers are those that the model's dtype can hold.
+        """
+        return self._kind.at(point, self)
+
+    def unpack(self, arrays: Arrays, shape: Shape) -> Iterate:
+        """The iterate that :meth:`Iterate.arrays` describe; ValueError if malformed."""
+        return self._kind.of_arrays(arrays, shape, self)
 
 
 class Iterate(ABC):
@@ -91,21 +105,9 @@ class Iterate(ABC):
 
     @abstractmethod
     def changed(self, arrays: Arrays, domain: Domain, steps: int) -> Self:
-        """The iterate after corrections that arrived.
+        """The iterate after the corrections of so many steps, as they arrived.
 
-        Parameters
-        ----------
-        arrays : sequence of ndarray
-            What :meth:`corrections` made, or anything else.
-        domain : Domain
-            Where the iterate has to stay.
-        steps : int
-            The corrective steps that were asked for.
-
-        Raises
-        ------
-        ValueError
-            What arrived is malformed, or leaves the set; the reason.
+        ValueError if they are malformed, or lead out of the set.
         """
 
     @abstractmethod
@@ -123,32 +125,85 @@ class Iterate(ABC):
         """The iterate that is a point of the set, before any step."""
 
 
-def start_at(
-    domain: Domain,
-    point: FloatArray,
-    correction: str | None = None,
-    dtype: np.dtype[Any] = FLOAT64,
-) -> Iterate:
-    """The iterate that is a point of a set, before any step.
+class Parts(Iterate, form="parts"):
+    """x = (x_1, …, x_k), each piece in the form of its factor of the product."""
 
-    Parameters
-    ----------
-    domain, correction, dtype
-        See :class:`Form`.
-    point : ndarray
-        Of numbers that the model's dtype can hold.
-    """
-    form = Form(domain, correction, dtype)
-    return form.kind.at(point, form)
+    def __init__(self, pieces: Sequence[Iterate]) -> None:
+        self.pieces = list(pieces)
+        self.shape: Shape = (sum(math.prod(piece.shape) for piece in pieces),)
+        self.balance = max(piece.balance for piece in pieces)
+
+    @classmethod
+    def at(cls, point: FloatArray, form: Form) -> Self:
+        """Every piece of a flat vector in its own form."""
+        pieces = cast(Product, form.domain).pieces(point)
+        return cls([form._replace(domain=D).start_at(piece) for D, piece in pieces])
+
+    def dense(self) -> FloatArray:
+        """The pieces, ravelled, one after the other."""
+        return np.concatenate([piece.dense().reshape(-1) for piece in self.pieces])
+
+    def corrections(self, problem: LocalProblem, domain: Domain, steps: int) -> Changes:
+        """The steps are shared out: piece after piece, each after the others.
+
+        Returns
+        -------
+        list of ndarray
+            How many arrays each piece has (int64), then theirs.
+        """
+        share = max(1, steps // len(self.pieces))
+        x, start = self.dense(), 0
+        found = []
+        domains = cast(Product, domain).domains
+        for part, piece in zip(domains, self.pieces, strict=True):
+            stop = start + math.prod(piece.shape)
+            block = problem.block(x, slice(start, stop), piece.shape)
+            made = piece.corrections(block, part, share)
+            x[start:stop] = piece.changed(made, part, share).dense().reshape(-1)
+            found.append(made)
+            start = stop
+        return _joined(found)
+
+    def changed(self, arrays: Arrays, domain: Domain, steps: int) -> Self:
+        """Change every piece."""
+        share = max(1, steps // len(self.pieces))
+        cut = _cut(arrays, len(self.pieces))
+        parts = zip(self.pieces, cut, cast(Product, domain).domains, strict=True)
+        return type(self)(
+            [piece.changed(own, part, share) for piece, own, part in parts]
+        )
+
+    def arrays(self) -> list[NDArray[Any]]:
+        """How many arrays each piece has, then theirs."""
+        return _joined([piece.arrays() for piece in self.pieces])
+
+    @classmethod
+    def of_arrays(cls, arrays: Arrays, shape: Shape, form: Form) -> Self:
+        """Inverse of :meth:`arrays`."""
+        product = cast(Product, form.domain)
+        cut = _cut(arrays, len(product.domains))
+        parts = zip(product.domains, cut, product.shapes, strict=True)
+        return cls([form._replace(domain=D).unpack(own, s) for D, own, s in parts])
 
 
-def unpack(
-    domain: Domain,
-    arrays: Arrays,
-    shape: Shape,
-    correction: str | None = None,
-    dtype: np.dtype[Any] = FLOAT64,
-) -> Iterate:
-    """The iterate of :func:`start_at`'s form that :meth:`Iterate.arrays` describe."""
-    form = Form(domain, correction, dtype)
-    return form.kind.of_arrays(arrays, shape, form)
+def _joined(parts: list[list[NDArray[Any]]]) -> list[NDArray[Any]]:
+    """How many arrays each piece has, then theirs."""
+    counts = np.array([len(part) for part in parts], dtype=np.int64)
+    return [counts, *(array for part in parts for array in part)]
+
+
+def _cut(arrays: Arrays, pieces: int) -> list[Arrays]:
+    """Inverse of :func:`_joined`; ValueError if they are not those of so many."""
+    counts = arrays[0] if arrays else np.empty(0)
+    if (
+        counts.dtype != np.int64
+        or counts.shape != (pieces,)
+        or (counts < 0).any()
+        or counts.sum() != len(arrays) - 1
+    ):
+        raise ValueError(f"the arrays are not those of {pieces} pieces")
+    stops = 1 + np.cumsum(counts)
+    return [
+        arrays[stop - count : stop]
+        for stop, count in zip(stops.tolist(), counts.tolist(), strict=True)
+    ]

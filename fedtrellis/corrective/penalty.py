@@ -26,7 +26,7 @@ _SETTLED = 10
 
 
 class Balance:
-    """The weight ρ of the consensus penalty, the same for all clients.
+    """The weight ρ of the consensus penalty, the same for all clients; None at first.
 
     Over a window of rounds the duals and z travel; where both have come as far in
     units of their own, ρ is right::
@@ -52,11 +52,6 @@ class Balance:
     robust : bool
         Whether ‖Y − Y'‖² is n times the median of the ‖y_i − y_i'‖² instead of their
         sum, in which one client could have any ρ.
-
-    Attributes
-    ----------
-    penalty : float or None
-        ρ; None before the clients have said what curvature they see.
     """
 
     def __init__(
@@ -88,16 +83,9 @@ class Balance:
             self._mark(duals, z)
 
     def observe(self, answers: int, duals: Sequence[FloatArray], z: FloatArray) -> None:
-        """Take a round into account, and change ρ at the end of a window.
+        """Take a round of so many answers into account; change ρ where a window ends.
 
-        Parameters
-        ----------
-        answers : int
-            How many the round used.
-        duals : sequence of ndarray
-            Every client's y_i after the round; not copied.
-        z : ndarray
-            What the round made.
+        The y_i of all clients and z are those after the round; they are not copied.
         """
         if self.fixed is not None or self.penalty is None:
             return

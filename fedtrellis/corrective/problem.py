@@ -83,7 +83,7 @@ class LocalProblem:
 
     def block(self, x: FloatArray, where: slice, shape: Shape) -> LocalProblem:
         """The problem of one piece of a flat x, the rest of which stays as it is."""
-        return _Block(self, x, where, shape)
+        return _PieceProblem(self, x, where, shape)
 
     def bend(self, x: FloatArray, direction: FloatArray) -> float | None:
         """Curvature of L_i at x along d ≠ 0 over ‖d‖²; None where it is not known."""
@@ -117,16 +117,8 @@ class LocalProblem:
 
         Exact where f_i is quadratic and says so. Otherwise a step by the curvature at
         x, or by that of the parabola through L_i(x), the slope and L_i at the longest
-        step, halved until the value falls by a quarter of what the slope promises.
-
-        Parameters
-        ----------
-        x, direction : ndarray
-            d, of the shape of x.
-        slope : float
-            ⟨∇L_i(x), d⟩, negative.
-        longest : float
-            What the set, or the weight that moves, allows.
+        step, halved until the value falls by a quarter of what the slope
+        ⟨∇L_i(x), d⟩ < 0 promises.
 
         Returns
         -------
@@ -161,7 +153,7 @@ class LocalProblem:
         return 0.0
 
 
-class _Block(LocalProblem):
+class _PieceProblem(LocalProblem):
     """L_i as a function of some of the entries."""
 
     def __init__(

@@ -36,14 +36,7 @@ _ROUNDING = 1e-15
 class Vertices(Iterate, form="vertices"):
     """x = Σ w_a a over the active atoms a, with w_a > 0 and Σ w_a = 1.
 
-    Parameters
-    ----------
-    atoms : sequence of Atom
-        In the order in which they came.
-    weights : ndarray of float64, shape (len(atoms),)
-    shape : tuple of int
-    dtype : dtype, optional
-        Of the atoms.
+    Atoms stand in the order in which they came, and are of the model's dtype.
     """
 
     # so few pairwise steps leave something of L_i
@@ -120,7 +113,7 @@ class Vertices(Iterate, form="vertices"):
             if place == len(atoms):
                 atoms.append(v)
                 weights.append(0.0)
-                table = table.with_atom(v)
+                table = _Table(atoms, self.shape)
             weights[place] += gamma
         return self._difference(atoms, np.array(weights))
 
@@ -145,9 +138,8 @@ class Vertices(Iterate, form="vertices"):
             raise ValueError("changed weights need their places")
         places, weights = arrays[0], arrays[1]
         old = len(self.atoms)
-        new: list[Atom] = []
-        if len(arrays) > 2:
-            new = unpack_atoms(arrays[2:], self.shape, self.dtype)
+        packed = arrays[2:]
+        new = unpack_atoms(packed, self.shape, self.dtype) if packed else []
         if places.dtype.kind != "u" or places.ndim != 1:
             raise ValueError("the places of changed weights are not unsigned integers")
         if weights.dtype != np.float64 or weights.shape != (places.size + len(new),):
@@ -171,10 +163,10 @@ class Vertices(Iterate, form="vertices"):
         for atom in new:
             if not domain.contains_atom(atom, rounding(self.dtype)):
                 raise ValueError(f"an atom of kind {atom.kind} lies outside {domain!r}")
-        kept = np.flatnonzero(everyone)
-        atoms = [*self.atoms, *new]
-        kept_atoms = [atoms[i] for i in kept]
-        return type(self)(kept_atoms, everyone[kept], self.shape, self.dtype)
+        kept, atoms = np.flatnonzero(everyone), [*self.atoms, *new]
+        return type(self)(
+            [atoms[i] for i in kept], everyone[kept], self.shape, self.dtype
+        )
 
     def arrays(self) -> list[NDArray[Any]]:
         """[weights, atoms as they are packed]."""
@@ -194,31 +186,22 @@ class _Table:
 
     def __init__(self, atoms: Sequence[Atom], shape: Shape) -> None:
         self._atoms, self._shape = list(atoms), shape
-        # all of one form: the entries of all of them in one array
-        self._sparse = all(isinstance(atom, SparseAtom) for atom in atoms)
+        # where all are sparse: the entries of all of them in one array
+        sparse = [atom for atom in atoms if isinstance(atom, SparseAtom)]
+        self._sparse = len(sparse) == len(atoms)
         if self._sparse:
-            self._indices = np.concatenate([a.indices for a in self._sparse_atoms])
-            self._values = np.concatenate([a.values for a in self._sparse_atoms])
-            self._sizes = np.array([a.indices.size for a in self._sparse_atoms])
-
-    @property
-    def _sparse_atoms(self) -> list[SparseAtom]:
-        return [atom for atom in self._atoms if isinstance(atom, SparseAtom)]
-
-    def with_atom(self, atom: Atom) -> _Table:
-        """The table with one more atom, behind the others."""
-        return _Table([*self._atoms, atom], self._shape)
+            self._indices = np.concatenate([atom.indices for atom in sparse])
+            self._values = np.concatenate([atom.values for atom in sparse])
+            sizes = [atom.indices.size for atom in sparse]
+            self._atom_of = np.repeat(np.arange(len(sparse)), sizes)
 
     def mean(self, weights: FloatArray) -> FloatArray:
         """Σ w_a a, a new array."""
         if self._sparse:
             # one entry after the other, as the atoms come: the same bits on both sides
-            flat = np.bincount(
-                self._indices,
-                weights=np.repeat(weights, self._sizes) * self._values,
-                minlength=math.prod(self._shape),
-            )
-            return np.asarray(flat, dtype=np.float64).reshape(self._shape)
+            products = weights[self._atom_of] * self._values
+            flat = np.bincount(self._indices, products, math.prod(self._shape))
+            return flat.astype(np.float64, copy=False).reshape(self._shape)
         result = np.zeros(self._shape)
         for atom, weight in zip(self._atoms, weights.tolist(), strict=True):
             atom.add_to(result, weight)
@@ -228,9 +211,8 @@ class _Table:
         """⟨a, array⟩ for every atom, shape (number of atoms,)."""
         if self._sparse:
             products = array.take(self._indices) * self._values
-            owners = np.repeat(np.arange(len(self._atoms)), self._sizes)
-            dots = np.bincount(owners, weights=products, minlength=len(self._atoms))
-            return np.asarray(dots, dtype=np.float64)
+            dots = np.bincount(self._atom_of, products, minlength=len(self._atoms))
+            return dots.astype(np.float64, copy=False)  # of no entries they are int
         return np.array([atom.dot(array) for atom in self._atoms])
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtrellis.corrective import Iterate, start_at, unpack
+from fedtrellis.corrective import Form, Iterate
 from fedtrellis.corrective.penalty import Balance
 from fedtrellis.domains.atoms import rounding
 from fedtrellis.server.answers import Answer
@@ -65,7 +65,9 @@ class CorrectiveSteps:
         self._start = layout.rounded(start)
         self._start_is_model = inside
         self.model: FloatArray = self._start
-        self._iterates = {name: self._first(name) for name in strategy.clients}
+        self._iterates = {
+            name: self._form(name).start_at(self._start) for name in strategy.clients
+        }
         # x_i as it stands, and y_i
         self._points = dict.fromkeys(strategy.clients, self._start)
         self._duals = {n: np.zeros(self._start.shape) for n in strategy.clients}
@@ -80,11 +82,10 @@ class CorrectiveSteps:
         # answers in a row after which both residuals were small
         self._calm = 0
 
-    def _first(self, client: str) -> Iterate:
+    def _form(self, client: str) -> Form:
         strategy = self._strategy
-        domain = strategy.domain_of(client)
         dtype = strategy.broadcast.layout.point_dtype
-        return start_at(domain, self._start, strategy.correction, dtype)
+        return Form(strategy.domain_of(client), strategy.correction, dtype)
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         """ρ, unless there is none yet, k, and whether the certificate is wanted."""
@@ -250,17 +251,11 @@ class CorrectiveSteps:
         self._balance.load_state(state, self._strategy.clients)
         for name in self._strategy.clients:
             self._duals[name] = np.array(state[f"{name}/y"])
-            self._iterates[name] = self._first(name)
+            self._iterates[name] = self._form(name).start_at(self._start)
             self._points[name] = self._start
             if f"{name}/x" in state:
                 packed = split_arrays(np.asarray(state[f"{name}/x"]))
-                iterate = unpack(
-                    self._strategy.domain_of(name),
-                    packed,
-                    self._start.shape,
-                    self._strategy.correction,
-                    self._strategy.broadcast.layout.point_dtype,
-                )
+                iterate = self._form(name).unpack(packed, self._start.shape)
                 self._iterates[name], self._points[name] = iterate, iterate.dense()
             if f"{name}/certificate" in state:
                 loss, gap = state[f"{name}/certificate"].tolist()

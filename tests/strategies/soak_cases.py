@@ -40,7 +40,7 @@ from clients.hyfdca import NewSamples
 from clients.hyfdca.rules import NodeRules
 from fedtrellis import LocalGrid, client_app
 from fedtrellis.compressors import Quantized
-from fedtrellis.corrective import unpack
+from fedtrellis.corrective import Form
 from fedtrellis.domains import L1Ball, L2Ball
 from fedtrellis.domains.atoms.random_signs import sign_bits
 from fedtrellis.encryption.plain import PlainCipher
@@ -249,7 +249,7 @@ def _fedfw(problem: Problem, variant: Any) -> Case:
     def iterate(packed: Array) -> Array:
         if packed.dtype != np.uint8:
             return packed
-        return unpack(domain, split_arrays(packed), (P,)).dense()
+        return Form(domain).unpack(split_arrays(packed), (P,)).dense()
 
     def errors(strategy: Any, grid: LocalGrid) -> Errors:
         mirrors = {name: strategy.client_iterate(name) for name in strategy.clients}

@@ -64,7 +64,7 @@ def steps_to(
     search = QuasiNewton(scale + h.l2, replace(h, l2=0.0))
     x = np.zeros(len(scale))
     for k in range(most):
-        is_best = search.hear(x, gradient(x) + h.l2 * x)
+        is_best = search.observe(x, gradient(x) + h.l2 * x)
         if search.residual() <= tolerance:
             return search, k
         x = search.propose(is_best)
@@ -124,7 +124,7 @@ def test_no_best_point_is_above_the_start() -> None:
         search = QuasiNewton(np.full(6, 1.0), Separable())
         x, values = np.full(6, far), []
         for _ in range(80):
-            is_best = search.hear(x, A.T @ np.tanh(A @ x - 5.0))
+            is_best = search.observe(x, A.T @ np.tanh(A @ x - 5.0))
             assert search.best is not None
             values.append(value(search.best))
             x = search.propose(is_best)
@@ -138,11 +138,11 @@ def test_state_goes_on_alike() -> None:
     first = QuasiNewton(scale, Separable(), memory=3)
     x = np.zeros(8)
     for _ in range(6):
-        x = first.propose(first.hear(x, H @ x - b))
+        x = first.propose(first.observe(x, H @ x - b))
     second = QuasiNewton(scale, Separable(), memory=3)
     second.load_state({name: a.copy() for name, a in first.state().items()})
     y = x.copy()
     for _ in range(6):
-        x = first.propose(first.hear(x, H @ x - b))
-        y = second.propose(second.hear(y, H @ y - b))
+        x = first.propose(first.observe(x, H @ x - b))
+        y = second.propose(second.observe(y, H @ y - b))
         np.testing.assert_array_equal(x, y)

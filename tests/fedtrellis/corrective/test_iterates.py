@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fedtrellis.corrective import Iterate, LocalProblem, start_at, unpack
+from fedtrellis.corrective import Form, Iterate, LocalProblem
 from fedtrellis.domains import (
     BirkhoffPolytope,
     Domain,
@@ -85,7 +85,7 @@ def walk(
     domain: Domain, shape: tuple[int, ...], correction: str, rounds: int
 ) -> list[tuple[Iterate, list[NDArray[Any]]]]:
     """Iterates, and what changes each of them; every round has another problem."""
-    iterate = start_at(domain, domain.centre(shape), correction)
+    iterate = Form(domain, correction).start_at(domain.centre(shape))
     found = []
     for seed in range(rounds):
         arrays = iterate.corrections(local_problem(shape, seed), domain, STEPS)
@@ -103,12 +103,12 @@ def test_iterates_stay_in_their_set(domain: Domain, shape: tuple[int, ...]) -> N
             x = after.dense()
             assert domain.contains(x, 1e-9)
             # the other side starts from what was packed, and is sent read-only arrays
-            mirror = unpack(domain, before.arrays(), shape, correction)
+            mirror = Form(domain, correction).unpack(before.arrays(), shape)
             for array in arrays:
                 array.flags.writeable = False
             there = mirror.changed(arrays, domain, STEPS).dense()
             assert there.tobytes() == x.tobytes()
-            packed = unpack(domain, after.arrays(), shape, correction)
+            packed = Form(domain, correction).unpack(after.arrays(), shape)
             assert packed.dense().tobytes() == x.tobytes()
         if domain.diameter(shape) > 0.0:
             assert not np.array_equal(steps[-1][0].dense(), steps[0][0].dense())
@@ -119,7 +119,7 @@ def test_corrections_come_nearer(domain: Domain, shape: tuple[int, ...]) -> None
     """L_i falls from round to round, to where its Frank-Wolfe gap vanishes."""
     for correction in forms(domain):
         problem = local_problem(shape, 1)
-        iterate = start_at(domain, domain.centre(shape), correction)
+        iterate = Form(domain, correction).start_at(domain.centre(shape))
         values = [problem.value(iterate.dense())]
         for _ in range(60):
             arrays = iterate.corrections(problem, domain, 20)
@@ -242,7 +242,7 @@ def test_whatever_arrives_is_refused_or_a_point_of_the_set(data: Any) -> None:
 
 def test_places_are_of_the_point() -> None:
     """Negative ones are not counted from the end; too large ones do not wrap."""
-    iterate = start_at(L1Ball(1.0), np.zeros(4))
+    iterate = Form(L1Ball(1.0)).start_at(np.zeros(4))
     largest, shares = np.array([0.1]), np.ones(1, dtype=np.float16)
     for place in (np.int64(-1), np.int64(-(10**6)), np.uint64(2**64 - 1), np.uint8(4)):
         arrays = [np.array([place]), shares, largest]
@@ -316,10 +316,10 @@ def test_matrices_of_low_rank_are_as_small_as_their_rank(rank: int) -> None:
     rng = np.random.default_rng(rank)
     point = rng.standard_normal((6, rank)) @ rng.standard_normal((rank, 3))
     ball = NuclearNormBall(1.0 + float(np.linalg.norm(point, "nuc")))
-    iterate = start_at(ball, point)
+    iterate = Form(ball).start_at(point)
     assert [factor.shape for factor in iterate.arrays()] == [(6, rank), (3, rank)]
     np.testing.assert_allclose(iterate.dense(), point, atol=1e-13)
-    there = unpack(ball, iterate.arrays(), (6, 3))
+    there = Form(ball).unpack(iterate.arrays(), (6, 3))
     assert there.dense().tobytes() == iterate.dense().tobytes()
     with pytest.raises(ValueError, match="outside"):
         iterate.changed([np.ones((6, 2)) * 9, np.ones((3, 2))], ball, 1)
