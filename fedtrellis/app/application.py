@@ -22,8 +22,8 @@ from fedtrellis.app.command_line import add_run_options, guarded, parse_words
 from fedtrellis.app.directory import flatten, read_config
 from fedtrellis.app.experiment import Experiment, make_experiment
 from fedtrellis.app.listing import print_list, write_config_block
-from fedtrellis.app.nodes import check_nodes, make_client, number_of_clients
-from fedtrellis.app.registry import Pair, Registry
+from fedtrellis.app.nodes import CheckNodes, make_client, number_of_clients
+from fedtrellis.app.registry import AppRegistry, Pair
 from fedtrellis.app.settings import RunSettings, run_options
 from fedtrellis.domains import RUN_DOMAINS, Domain
 from fedtrellis.server.callbacks import Callback, EarlyStop
@@ -80,7 +80,7 @@ class App:
 
     Attributes
     ----------
-    registry : Registry
+    registry : AppRegistry
         All that there is, by name.
     server_app, client_app : flwr.serverapp.ServerApp, flwr.clientapp.ClientApp
 
@@ -103,11 +103,11 @@ class App:
         domains: Mapping[str, type[Domain]] = RUN_DOMAINS,
     ) -> None:
         self._made_of = tuple(methods), tuple(tasks), dict(domains)
-        self.registry = Registry(*self._made_of)
+        self.registry = AppRegistry(*self._made_of)
         self.client_app = client_app(self.client_fn)
         self.server_app = ServerApp()
         self.server_app.main()(self._main)
-        # a node asks for both with every message; other sizes than 1 are for sweeps
+        # a node asks for both with every message; more than one are for sweeps
         self._experiment = lru_cache(maxsize=4)(self._make)
         self._on_nodes = lru_cache(maxsize=4)(self._has_data_on_nodes)
 
@@ -146,12 +146,10 @@ class App:
         return self._experiment(tuple(config.items()), num_clients)
 
     def _make(self, items: tuple[tuple[str, Any], ...], num_clients: int) -> Experiment:
-        self._on_nodes(items)  # which refuses keys that do not exist
         return make_experiment(self.registry, self.client_app, dict(items), num_clients)
 
     def _has_data_on_nodes(self, items: tuple[tuple[str, Any], ...]) -> bool:
         config = dict(items)
-        self.registry.check_known(config, "run config:")
         kind = self.registry.choose("task", config.get("task", RunSettings.task))
         return bool(kind.from_config(config, 1, 0).on_nodes)
 
@@ -179,6 +177,24 @@ class App:
         resume_command : callable
             Makes the command that an interrupted run names to go on.
         """
+        if parse(RunSettings, config).log_format == "text":
+            return self._run(grid, config, resume_command)
+        try:  # everything is a line of JSON, errors too
+            with json_log():
+                return self._run(grid, config, resume_command)
+        except BaseException as error:
+            print_json("error", error=f"{type(error).__name__}: {error}")
+            raise
+
+    def _main(self, grid: Grid, context: Context) -> None:
+        self.run(grid, context.run_config)
+
+    def _run(
+        self,
+        grid: Grid,
+        config: Mapping[str, Any],
+        resume_command: Callable[[Path], str],
+    ) -> Path:
         config = {**self.registry.defaults, **config}
         settings = parse(RunSettings, config)
         for key in ("results-dir", "resume", "initial-model"):
@@ -224,7 +240,9 @@ class App:
             if reference is not None:
                 end["reference_optimum"] = reference
             progress = JsonLines(where | {"settings": dict(config)}, end)
-        callbacks = [check_nodes(task, options["min_nodes"]), record, progress]
+        examples = task.node_examples if task.on_nodes else None
+        first = CheckNodes(options["min_nodes"], examples)
+        callbacks: list[Callback] = [first, record, progress]
         callbacks += make_trackers(tracked, record.directory)
         if settings.stop_metric:
             callbacks.append(EarlyStop(settings.stop_metric, settings.stop_tolerance))
@@ -239,26 +257,6 @@ class App:
         if not as_json:
             _print_summary(record, strategy)
         return record.directory
-
-    def _main(self, grid: Grid, context: Context) -> None:
-        self._run_and_report(grid, context.run_config, flwr_command)
-
-    def _run_and_report(
-        self,
-        grid: Grid,
-        config: Mapping[str, Any],
-        resume_command: Callable[[Path], str],
-    ) -> None:
-        """:meth:`run`; with a JSON log everything is a line of JSON, errors too."""
-        if parse(RunSettings, config).log_format == "text":
-            self.run(grid, config, resume_command)
-            return
-        try:
-            with json_log():
-                self.run(grid, config, resume_command)
-        except BaseException as error:
-            print_json("error", error=f"{type(error).__name__}: {error}")
-            raise
 
     def _saved(self, directory: Path) -> dict[str, Any]:
         """The settings of a record, but for those of other methods and tasks."""
@@ -366,9 +364,7 @@ class App:
             workers=options.workers,
         )
         with closing(grid):
-            self._run_and_report(
-                grid, config, lambda path: resume_command(path, nodes, node_words)
-            )
+            self.run(grid, config, lambda path: resume_command(path, nodes, node_words))
 
 
 # Of apps that no module holds, made anew in this process: one each.

@@ -17,7 +17,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
-from fedtrellis.app.registry import MethodEntry, Registry
+from fedtrellis.app.registry import AppRegistry, MethodEntry
 from fedtrellis.app.settings import RunSettings, run_options
 from fedtrellis.declared import misplaced, refuse_misplaced
 from fedtrellis.domains import Domain, Product, WholeSpace, fitting_domains
@@ -374,12 +374,13 @@ def read_model(path: str, shapes: Sequence[tuple[int, ...]]) -> list[NDArray[Any
 
 
 def make_experiment(
-    registry: Registry,
+    registry: AppRegistry,
     client_app: ClientApp,
     config: Mapping[str, Any],
     num_clients: int,
 ) -> Experiment:
     """Check a whole run config; SettingsError names in one line what is wrong."""
+    registry.check_known(config, "run config:")
     run, options = parse(RunSettings, config), run_options(config)
     entry: MethodEntry = registry.choose("method", run.method)
     kind = registry.choose("task", run.task)
@@ -460,7 +461,7 @@ def _check_for_nodes(run: RunSettings, entry: MethodEntry, task: Any) -> None:
 
 
 def _make_domain(
-    registry: Registry,
+    registry: AppRegistry,
     run: RunSettings,
     entry: MethodEntry,
     task: Any,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fedtrellis.app.registry import Field, Group, Registry
+from fedtrellis.app.registry import AppRegistry, Field, SettingGroup
 from fedtrellis.domains import fitting_domains
 from fedtrellis.server.guarded import AGGREGATIONS
 from fedtrellis.server.records import to_toml
@@ -21,7 +21,7 @@ _BLOCK = re.compile(r"(?<=^\[tool\.flwr\.app\.config\]\n).*?(?=^\[|\Z)", re.M | 
 _RUN = "run"
 
 
-def config_block(registry: Registry) -> str:
+def config_block(registry: AppRegistry) -> str:
     """Every key of a run config with its default, group by group, as TOML."""
     lines = []
     for group in registry.groups:
@@ -31,7 +31,7 @@ def config_block(registry: Registry) -> str:
     return "\n".join(lines) + "\n\n"
 
 
-def write_config_block(registry: Registry, path: Path) -> bool:
+def write_config_block(registry: AppRegistry, path: Path) -> bool:
     """Put the block into a pyproject.toml, if it has one; whether that changed it."""
     text = path.read_text(encoding="utf-8")
     if not _BLOCK.search(text):
@@ -41,7 +41,7 @@ def write_config_block(registry: Registry, path: Path) -> bool:
     return new != text
 
 
-def print_list(registry: Registry, name: str | None = None) -> None:
+def print_list(registry: AppRegistry, name: str | None = None) -> None:
     """Print names of all that there is, or the details of one.
 
     ``name`` is that of a method, task or set, ``data``, or ``run`` for the run's own
@@ -69,7 +69,7 @@ def print_list(registry: Registry, name: str | None = None) -> None:
         console.print(f"plug-in {who!r} cannot be loaded: {why}", markup=False)
 
 
-def _print_overview(registry: Registry) -> None:
+def _print_overview(registry: AppRegistry) -> None:
     """A line a method and task; names of the rest."""
     methods = {name: m.strategy.about for name, m in registry.methods.items()}
     tasks = {name: task.summary for name, task in registry.tasks.items()}
@@ -92,7 +92,7 @@ def _print_overview(registry: Registry) -> None:
     print(f"Details of one: its name after list; {_RUN}: the run's settings.")
 
 
-def _domain_use(registry: Registry, name: str) -> str:
+def _domain_use(registry: AppRegistry, name: str) -> str:
     """Which tasks a set is for, or which methods need none."""
     if registry.domains[name].bounded:
         tasks = [
@@ -112,7 +112,7 @@ def _domain_use(registry: Registry, name: str) -> str:
     )
 
 
-def _print_one(registry: Registry, console: Any, group: Group) -> None:
+def _print_one(registry: AppRegistry, console: Any, group: SettingGroup) -> None:
     kind, about, where = group.parts[0][0], "", ""
     nodes: dict[str, Field] = {}
     if group.kind == "method":
@@ -132,7 +132,7 @@ def _print_one(registry: Registry, console: Any, group: Group) -> None:
         console.print(line, markup=False)
 
 
-def _suggestions(registry: Registry, owner: str) -> Iterator[str]:
+def _suggestions(registry: AppRegistry, owner: str) -> Iterator[str]:
     """What tasks suggest for a method, or a task for methods."""
     for name, task in registry.tasks.items():
         for method, values in task.suggested.items():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import lru_cache
 from logging import WARNING
-from typing import Any
 
 from flwr.app import Context
 from flwr.client import NumPyClient
@@ -15,13 +14,7 @@ from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.flower_internals import log
 
-__all__ = [
-    "CheckNodeData",
-    "CheckPartitions",
-    "check_nodes",
-    "make_client",
-    "number_of_clients",
-]
+__all__ = ["CheckNodes", "make_client", "number_of_clients"]
 
 
 def number_of_clients(context: Context, on_nodes: bool) -> int:
@@ -67,56 +60,44 @@ def make_client(experiment: Experiment, context: Context) -> NumPyClient:
     return client
 
 
-def check_nodes(task: Any, min_nodes: int) -> Callback:
-    """What stops a run of a task before round 1 if the nodes' data does not fit."""
-    if task.on_nodes:
-        return CheckNodeData(min_nodes, task.node_examples)
-    return CheckPartitions()
-
-
-class CheckPartitions(Callback):
-    """Stop a run whose nodes do not hold the whole data between them."""
-
-    def on_meeting(self, strategy: LoopStrategy) -> None:
-        """Compare the parts that the nodes know of with how many nodes there are."""
-        n = strategy.num_clients
-        strategy.conversation.registry.refuse = lambda properties: (
-            "the data is dealt among the clients of the start"
-        )
-        for name in strategy.clients:
-            parts = strategy.client_properties(name).get("num-partitions")
-            if parts != n:
-                reasons = "".join(f"; {who}: {why}" for who, why in strategy.refused)
-                raise SettingsError(
-                    f"client {name} has one of {parts} parts of the data, but {n} "
-                    f"clients can be used; num-partitions must be {n} on every node"
-                    f"{reasons}"
-                )
-
-
-class CheckNodeData(Callback):
-    """Stop a run whose nodes' own data does not go together, before round 1.
+class CheckNodes(Callback):
+    """Stop a run before round 1 if the nodes' data does not go together.
 
     Parameters
     ----------
     min_nodes : int
-        How many nodes have to be usable.
-    examples : int
-        Of all of them together; 0: that does not matter.
+        How many nodes have to be usable, if they have data of their own.
+    examples : int, optional
+        Of all of them together; 0: that does not matter; None: they have parts of the
+        task's data, and have to hold all of it between them.
     """
 
-    def __init__(self, min_nodes: int, examples: int) -> None:
+    def __init__(self, min_nodes: int = 1, examples: int | None = None) -> None:
         self.min_nodes, self.examples = min_nodes, examples
 
     def on_meeting(self, strategy: LoopStrategy) -> None:
         """Compare the properties that the nodes gave of their data."""
         n = strategy.num_clients
-        if n < self.min_nodes:
-            reasons = "; ".join(f"{who}: {why}" for who, why in strategy.refused)
-            raise SettingsError(
-                f"min-nodes = {self.min_nodes}, and {n} nodes can be used: {reasons}"
-            )
         known = {name: strategy.client_properties(name) for name in strategy.clients}
+        reasons = [f"{who}: {why}" for who, why in strategy.refused]
+        if self.examples is None:
+            strategy.conversation.registry.refuse = lambda properties: (
+                "the data is dealt among the clients of the start"
+            )
+            for name, properties in known.items():
+                parts = properties.get("num-partitions")
+                if parts != n:
+                    why = f"num-partitions must be {n} on every node"
+                    raise SettingsError(
+                        f"client {name} has one of {parts} parts of the data, but {n} "
+                        f"clients can be used; {'; '.join([why, *reasons])}"
+                    )
+            return
+        if n < self.min_nodes:
+            raise SettingsError(
+                f"min-nodes = {self.min_nodes}, and {n} nodes can be used: "
+                f"{'; '.join(reasons)}"
+            )
         # files in LIBSVM's or MNIST's formats have no names to compare
         named = {n: p["data-columns"] for n, p in known.items() if "data-columns" in p}
         first = next(iter(named), "")
@@ -127,16 +108,14 @@ class CheckNodeData(Callback):
                     "columns, or in another order; with data.feature-names every node "
                     "puts them in one order"
                 )
-        if not self.examples:
-            return
-        if n != self.min_nodes:
+        if self.examples and n != self.min_nodes:
             raise SettingsError(
                 f"min-nodes = {self.min_nodes}, and {n} nodes are connected: with "
                 "data.examples a node's weight depends on their number, and min-nodes "
                 "must be it"
             )
         total = sum(int(p.get("num-examples", 0)) for p in known.values())
-        if total != self.examples:
+        if self.examples and total != self.examples:
             raise SettingsError(
                 f"data.examples = {self.examples}, and the nodes have {total} examples"
             )

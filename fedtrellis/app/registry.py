@@ -20,7 +20,7 @@ from fedtrellis.server.guarded import AGGREGATIONS
 from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.settings import AUTO, SettingsError, check_choice, keys
 
-__all__ = ["Group", "MethodEntry", "Plugin", "Registry", "pairs"]
+__all__ = ["AppRegistry", "MethodEntry", "Plugin", "SettingGroup", "pairs"]
 
 #: The entry points by which installed packages name what they bring along.
 PLUGINS = "fedtrellis.plugins"
@@ -57,7 +57,7 @@ class Plugin:
 
 
 @dataclass(frozen=True)
-class Group:
+class SettingGroup:
     """Settings of one owner, such as ``"method"`` ``"fedgia"``; of the run without.
 
     ``parts`` are the classes that have the settings, and these by run-config key.
@@ -145,7 +145,7 @@ def pairs(strategies: ModuleType, clients: ModuleType) -> list[Pair]:
     ]
 
 
-class Registry:
+class AppRegistry:
     """Methods, tasks and domains by name; an app's own, and plug-ins'."""
 
     def __init__(
@@ -224,17 +224,17 @@ class Registry:
     # ------------------------------------------------------------------------- keys
 
     @cached_property
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[SettingGroup]:
         """All settings, by whose they are, in the order of pyproject.toml."""
         shared: dict[str, type[Any]] = {}
         for task in self.tasks.values():
             shared |= task.shared
         parts = [(kind, keys(kind)) for kind in (RunSettings, LoopStrategy)]
-        groups = [Group("", "", parts)]
+        groups = [SettingGroup("", "", parts)]
         for name, entry in self.methods.items():
             parts = [(entry.strategy, entry.fields)]
             parts.append((entry.client_settings, entry.client_fields))
-            groups.append(Group("method", name, parts))
+            groups.append(SettingGroup("method", name, parts))
         for kind, owners in (
             ("aggregation", {cls.name: cls for cls in AGGREGATIONS}),
             ("domain", {name: d.settings() for name, d in self.domains.items()}),
@@ -242,7 +242,7 @@ class Registry:
             ("task", self.tasks),
         ):
             groups += [
-                Group(kind, name, [(cls, keys(cls, f"{name}."))])
+                SettingGroup(kind, name, [(cls, keys(cls, f"{name}."))])
                 for name, cls in owners.items()
             ]
         return groups
@@ -261,13 +261,13 @@ class Registry:
         }
 
     @cached_property
-    def _owners(self) -> dict[str, Group]:
+    def _owners(self) -> dict[str, SettingGroup]:
         # nodes ask for every key with every message
         return {key: group for group in self.groups for key in group.fields}
 
     def _foreign(
         self, config: Mapping[str, Any], used: Mapping[str, str]
-    ) -> dict[str, Group]:
+    ) -> dict[str, SettingGroup]:
         """Whose those keys are that belong to what the run does not use, by kind."""
         owners = {key: self._owners[key] for key in config if key in self._owners}
         return {

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import sim
-from fedtrellis.app.registry import Group
+from fedtrellis.app.registry import SettingGroup
 from fedtrellis.settings import SettingsError, parse_values
 
 REGISTRY = sim.app.registry
@@ -41,7 +41,7 @@ def another(part: type[Any], field: dataclasses.Field[Any]) -> Any:
     raise AssertionError(f"no value for {field.name}")
 
 
-def foreign(kind: str) -> list[tuple[Group, str, Any]]:
+def foreign(kind: str) -> list[tuple[SettingGroup, str, Any]]:
     return [
         (group, key, another(part, field))
         for group in REGISTRY.groups

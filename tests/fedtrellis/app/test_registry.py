@@ -16,7 +16,7 @@ from clients import FedProxClient
 from fedtrellis.app import App, Plugin, pairs
 from fedtrellis.app.directory import flatten
 from fedtrellis.app.listing import config_block, write_config_block
-from fedtrellis.app.registry import Registry
+from fedtrellis.app.registry import AppRegistry
 from fedtrellis.domains import L2Ball
 from fedtrellis.settings import SettingsError, setting
 from strategies import FedFW, FedProx
@@ -177,7 +177,7 @@ def test_a_plug_in_that_is_broken_stops_nobody_and_is_told_of(
 
 def test_a_setting_is_one_line() -> None:
     """It has its key, its check, its default and its place in pyproject's block."""
-    registry = Registry([(Harder, HarderClient)], [Lasso])
+    registry = AppRegistry([(Harder, HarderClient)], [Lasso])
     assert registry.defaults["harder.hardness"] == 0.5
     block = tomllib.loads(config_block(registry))
     assert block["harder"]["hardness"] == 0.5

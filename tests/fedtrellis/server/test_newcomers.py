@@ -17,7 +17,7 @@ from clients import (
     ScaffoldClient,
 )
 from fedtrellis import LocalGrid, Private, RoundStrategy, client_app
-from fedtrellis.app.nodes import CheckPartitions
+from fedtrellis.app.nodes import CheckNodes
 from fedtrellis.objectives import LeastSquares
 from fedtrellis.server.callbacks import Call, RoundRecord
 from fedtrellis.wire import exchange
@@ -199,7 +199,7 @@ def test_a_newcomer_without_examples_is_left_out_of_a_mean_by_examples(
 
 def test_the_nodes_of_a_run_config_are_those_of_its_data() -> None:
     """Its data is dealt among the nodes of the start."""
-    strategy = FedAvgGD(step_size=0.1, callbacks=[CheckPartitions()])
+    strategy = FedAvgGD(step_size=0.1, callbacks=[CheckNodes()])
     strategy.start(LocalGrid(app_for(), NODES), START, num_rounds=1)
     assert "dealt" in strategy.conversation.registry.refuse({})
 
