@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedtrellis.domains.base import Domain
+from fedtrellis.domains.numerics import check_arguments
 
 # A line a set, in the order of listings: what stands here is exported and registered.
 # isort: off
@@ -22,7 +23,7 @@ from fedtrellis.domains.nonnegative import CappedSimplex as CappedSimplex
 from fedtrellis.domains.weighted import WeightedL1Ball as WeightedL1Ball
 from fedtrellis.domains.weighted import SortedL1Ball as SortedL1Ball
 from fedtrellis.domains.sparse import SparseGroupBall as SparseGroupBall
-from fedtrellis.domains.total_variation import TotalVariationBall as TotalVariationBall
+from fedtrellis.domains.vectors import TotalVariationBall as TotalVariationBall
 from fedtrellis.domains.weighted import Permutahedron as Permutahedron
 from fedtrellis.domains.matrices import Spectrahedron as Spectrahedron
 from fedtrellis.domains.product import Product as Product
@@ -71,16 +72,7 @@ def make_domain(name: str, **parameters: Any) -> Domain:
     """
     if name not in DOMAINS:
         raise ValueError(f"unknown domain {name!r}; allowed: {', '.join(DOMAINS)}")
-    allowed = DOMAINS[name].arguments()
-    unknown = [key for key in parameters if key not in allowed]
-    missing = [
-        key for key, needed in allowed.items() if needed and key not in parameters
-    ]
-    if unknown or missing:
-        raise ValueError(
-            f"{name} takes {', '.join(allowed) or 'no parameters'}; "
-            f"got {', '.join(parameters) or 'none'}"
-        )
+    check_arguments(DOMAINS[name], parameters)
     return DOMAINS[name](**parameters)
 
 

@@ -7,7 +7,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from functools import lru_cache
+from functools import cache
 from typing import Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
@@ -316,12 +316,17 @@ class Domain(ABC):
         return needed <= {"radius", *cls.parameters}
 
     @classmethod
+    @cache
     def settings(cls) -> type[Any]:
         """Return :attr:`parameters` as a dataclass for :mod:`fedtrellis.settings`.
 
         Its keys in a run config have the prefix ``NAME.``.
         """
-        return _settings(cls)
+        return dataclasses.make_dataclass(
+            f"{cls.__name__}Settings",
+            [(name, type(f.default), f) for name, f in cls.parameters.items()],
+            frozen=True,
+        )
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], radius: float) -> Self:
@@ -371,10 +376,8 @@ class Domain(ABC):
 
     def _input(self, array: ArrayLike, what: str) -> FloatArray:
         """Return the argument as float64, its shape and its values checked."""
-        result = np.asarray(array, dtype=np.float64)
-        self.check_shape(result.shape)
-        # the extremes show every NaN and infinity, and need no temporary array
-        if not (math.isfinite(result.min()) and math.isfinite(result.max())):
+        result = self._finite(array)
+        if result is None:
             raise ValueError(f"{self.name}: the {what} must be finite")
         return result
 
@@ -395,17 +398,9 @@ class Domain(ABC):
         """Return the point as float64, its shape checked, or None if not finite."""
         result = np.asarray(point, dtype=np.float64)
         self.check_shape(result.shape)
+        # the extremes show every NaN and infinity, and need no temporary array
         finite = math.isfinite(result.min()) and math.isfinite(result.max())
         return result if finite else None
-
-
-@lru_cache
-def _settings(domain: type[Domain]) -> type[Any]:
-    return dataclasses.make_dataclass(
-        f"{domain.__name__}Settings",
-        [(name, type(f.default), f) for name, f in domain.parameters.items()],
-        frozen=True,
-    )
 
 
 #: Flat indices of a point's entries that are given; None: all are.
@@ -432,10 +427,9 @@ class NormBall(Domain):
 
     @abstractmethod
     def _norm(self, x: FloatArray, shape: Shape, places: Places = None) -> float:
-        """Return the norm of a point of a shape, from its entries in a vector.
+        """Return the norm of a point, from its entries in a vector; ∞ for overflow.
 
-        Or, where ``by_nonzeros``, from those at some flat places, all others zero.
-        Infinity, without a warning, where that overflows.
+        Where ``by_nonzeros``, those at some flat places, all others being zero.
         """
 
     def contains(self, point: ArrayLike, tolerance: float = 1e-9) -> bool:
@@ -491,11 +485,7 @@ class ByVector(Domain):
     def _freeze(
         self, parameter: str, allowed: str, good: Callable[[FloatArray], Any]
     ) -> FloatArray:
-        """Make a parameter a float, or an array of its own that nobody writes to.
-
-        ValueError unless finite numbers that are ``good``, which is asked for finite
-        ones only.
-        """
+        """Make a parameter, of finite numbers that are good, a float or frozen copy."""
         value = getattr(self, parameter)
         try:
             array = np.array(value, dtype=np.float64)
@@ -523,25 +513,23 @@ class ByVector(Domain):
             )
 
 
-# what a box of many bounds prints beyond that is not compared
-_LONGEST = 500
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
-_RELATIVE = 1e-9
 
 
 def describe(domain: Domain) -> str:
     """Return a set's ``repr`` in a line; empty where its class has none of its own."""
     if type(domain).__repr__ is object.__repr__:
         return ""
-    return " ".join(repr(domain).split())[:_LONGEST]
+    # what a box of many bounds prints beyond that is not compared
+    return " ".join(repr(domain).split())[:500]
 
 
 def alike(one: str, other: str) -> bool:
-    """Say whether two descriptions are of one set, numbers equal to 10⁻⁹ of them."""
+    """Say whether two descriptions are of one set, numbers equal to 10⁻⁹ of them.
+
+    Two machines may compute a radius with other last digits.
+    """
     if _NUMBER.sub("#", one) != _NUMBER.sub("#", other):
         return False
     pairs = zip(_NUMBER.findall(one), _NUMBER.findall(other), strict=True)
-    return all(
-        math.isclose(float(a), float(b), rel_tol=_RELATIVE, abs_tol=0.0)
-        for a, b in pairs
-    )
+    return all(math.isclose(float(a), float(b), rel_tol=1e-9) for a, b in pairs)

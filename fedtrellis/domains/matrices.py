@@ -67,9 +67,8 @@ class _MatrixBall(NormBall):
         x = self._input(point, "point")
         left, values, right = thin_svd(x)
         projected = self._singular_values.project(values)
-        if np.array_equal(projected, values):
-            return x.copy()
-        return (left * projected) @ right
+        inside = np.array_equal(projected, values)
+        return x.copy() if inside else (left * projected) @ right
 
 
 @dataclass(frozen=True)
@@ -224,8 +223,22 @@ class SpectralNormBall(_MatrixBall):
         }
 
 
+class _Square(Domain):
+    """A set of square matrices."""
+
+    of_vectors: ClassVar[bool] = False
+
+    def check_shape(self, shape: Shape) -> None:
+        """Raise a one-line ValueError unless the shape is a square matrix's."""
+        if len(shape) != 2 or shape[0] != shape[1] or shape[0] < 1:
+            raise ValueError(
+                f"{self.name} is a set of square matrices and has no points of shape "
+                f"{tuple(shape)}: only (n, n) is allowed"
+            )
+
+
 @dataclass(frozen=True)
-class Spectrahedron(Domain):
+class Spectrahedron(_Square):
     """The symmetric n × n matrices X ⪰ 0 with trace(X) = radius.
 
     Its extreme points are radius · v vᵀ with unit vectors v (Hazan, "Sparse approximate
@@ -248,19 +261,10 @@ class Spectrahedron(Domain):
 
     name: ClassVar[str] = "spectrahedron"
     form: ClassVar[str] = "low-rank"
-    of_vectors: ClassVar[bool] = False
     radius: float = 1.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "radius", positive(self.name, "radius", self.radius))
-
-    def check_shape(self, shape: Shape) -> None:
-        """Raise a one-line ValueError unless the shape is a square matrix's."""
-        if len(shape) != 2 or shape[0] != shape[1] or shape[0] < 1:
-            raise ValueError(
-                f"{self.name} is a set of square matrices and has no points of shape "
-                f"{tuple(shape)}: only (n, n) is allowed"
-            )
 
     def lmo(self, gradient: ArrayLike) -> RankOneAtom:
         """Return radius · v vᵀ, v the eigenvector of the smallest eigenvalue.
@@ -348,7 +352,7 @@ _FAR = 1e15
 
 
 @dataclass(frozen=True)
-class BirkhoffPolytope(Domain):
+class BirkhoffPolytope(_Square):
     """The n × n matrices X ≥ 0 whose rows and columns each sum to one.
 
     Its extreme points are the permutation matrices (Birkhoff 1946).
@@ -368,15 +372,6 @@ class BirkhoffPolytope(Domain):
     """
 
     name: ClassVar[str] = "birkhoff-polytope"
-    of_vectors: ClassVar[bool] = False
-
-    def check_shape(self, shape: Shape) -> None:
-        """Raise a one-line ValueError unless the shape is a square matrix's."""
-        if len(shape) != 2 or shape[0] != shape[1] or shape[0] < 1:
-            raise ValueError(
-                f"{self.name} is a set of square matrices and has no points of shape "
-                f"{tuple(shape)}: only (n, n) is allowed"
-            )
 
     def lmo(self, gradient: ArrayLike) -> PermutationAtom:
         """Solve the linear assignment problem with the gradient for its costs.
@@ -498,12 +493,11 @@ class BirkhoffPolytope(Domain):
 
 
 def _reduced(x: FloatArray) -> FloatArray:
-    """Shift rows and columns so that all entries are ≤ 1, on a permutation = 1.
+    """Shift rows and columns so that all entries are ≤ 1, on a permutation P = 1.
 
-    The permutation P maximises <P, x> and the shifts solve the dual of that linear
-    programme: p_j with x_{i,j} − x_{i,P(i)} ≤ p_j − p_{P(i)} for all i and j are
-    longest paths, by Bellman and Ford's iteration. A point far from the polytope has
-    P for its projection, and then the result's positive part is P already.
+    P maximises <P, x> and the shifts solve the dual: p_j with x_{i,j} − x_{i,P(i)} ≤
+    p_j − p_{P(i)} are longest paths. Of a point far away P is the projection, and then
+    the result's positive part is P already.
     """
     _, columns = scipy.optimize.linear_sum_assignment(-x)
     diagonal = np.take_along_axis(x, columns[:, None], axis=1)

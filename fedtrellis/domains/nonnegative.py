@@ -19,8 +19,23 @@ __all__ = ["CappedSimplex", "NonNegativeL1Ball", "Simplex"]
 _ROUNDING = 1e-12
 
 
+class _Corner(Domain):
+    """A set of x ≥ 0 whose vertices, but for zero, have one entry radius."""
+
+    radius: float
+    sparse_atoms: ClassVar[bool] = True
+    by_nonzeros: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "radius", positive(self.name, "radius", self.radius))
+
+    def _largest_norms(self, shape: Shape) -> Mapping[Norm, float]:
+        # every vertex but zero has the norm radius
+        return dict.fromkeys(NORMS, self.radius)
+
+
 @dataclass(frozen=True)
-class Simplex(Domain):
+class Simplex(_Corner):
     """The simplex, x ≥ 0 with Σ x_i = radius; its vertices are radius · e_j.
 
     Examples
@@ -33,12 +48,7 @@ class Simplex(Domain):
     """
 
     name: ClassVar[str] = "simplex"
-    sparse_atoms: ClassVar[bool] = True
-    by_nonzeros: ClassVar[bool] = True
     radius: float = 1.0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "radius", positive(self.name, "radius", self.radius))
 
     def lmo(self, gradient: ArrayLike) -> SparseAtom:
         """Return radius · e_j with j = argmin g_j."""
@@ -73,10 +83,6 @@ class Simplex(Domain):
         with np.errstate(over="ignore"):
             return bool(x.min() >= -t and abs(x.sum() - self.radius) <= t)
 
-    def _largest_norms(self, shape: Shape) -> Mapping[Norm, float]:
-        # every vertex has the norm radius
-        return dict.fromkeys(NORMS, self.radius)
-
     def diameter(self, shape: Shape) -> float:
         """Return √2 radius, the distance of any two vertices; 0 if there is one."""
         self.check_shape(shape)
@@ -89,7 +95,7 @@ class Simplex(Domain):
 
 
 @dataclass(frozen=True)
-class NonNegativeL1Ball(Domain):
+class NonNegativeL1Ball(_Corner):
     """The non-negative part of the l1 ball, x ≥ 0 with Σ x_i ≤ radius.
 
     The simplex and all below it; its vertices are zero and radius · e_j. LMO O(p),
@@ -107,12 +113,7 @@ class NonNegativeL1Ball(Domain):
     """
 
     name: ClassVar[str] = "non-negative-l1-ball"
-    sparse_atoms: ClassVar[bool] = True
-    by_nonzeros: ClassVar[bool] = True
     radius: float
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "radius", positive(self.name, "radius", self.radius))
 
     def lmo(self, gradient: ArrayLike) -> SparseAtom:
         """Return radius · e_j with j = argmin g_j if g_j < 0, else zero."""
@@ -138,10 +139,6 @@ class NonNegativeL1Ball(Domain):
         t = tolerance * self.radius
         with np.errstate(over="ignore"):
             return bool(x.min() >= -t and x.sum() <= self.radius + t)
-
-    def _largest_norms(self, shape: Shape) -> Mapping[Norm, float]:
-        # every vertex but zero has the norm radius
-        return dict.fromkeys(NORMS, self.radius)
 
     def diameter(self, shape: Shape) -> float:
         """Return √2 radius, the distance of two vertices; radius if p = 1."""
@@ -264,14 +261,11 @@ class CappedSimplex(Domain):
         x = self._finite(point)
         return x is not None and self._holds(x, tolerance)
 
-    def _holds(self, entries: NDArray[Any], tolerance: float) -> bool:
+    def _holds(self, x: NDArray[Any], tolerance: float) -> bool:
         t = tolerance * self.radius
         with np.errstate(over="ignore"):
-            return bool(
-                entries.min() >= -t
-                and entries.max() <= self.cap + t
-                and abs(entries.sum() - self.radius) <= t
-            )
+            sum_fits = abs(x.sum() - self.radius) <= t
+        return bool(sum_fits and x.min() >= -t and x.max() <= self.cap + t)
 
     def _contains_atom(self, atom: Atom, tolerance: float) -> bool:
         if isinstance(atom, SparseAtom) and atom.values.size:

@@ -1,7 +1,8 @@
 """The few numerics that the sets share, and the checks of their parameters."""
 
+import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import scipy  # its parts are loaded when first used
 from fedtrellis.domains.atoms.base import FloatArray
 
 __all__ = [
+    "check_arguments",
     "magnitude",
     "positive",
     "positive_integer",
@@ -88,6 +90,23 @@ def root(function: Callable[[float], float], largest: float) -> float:
         function, 0.0, largest, xtol=5e-324, rtol=1e-15, maxiter=2000
     )
     return found
+
+
+def check_arguments(
+    cls: Any, given: Mapping[str, Any], without: str = "", besides: str = ""
+) -> None:
+    """Raise ValueError unless these are what a constructor takes and needs."""
+    taken = {
+        name: argument.default is argument.empty
+        for name, argument in inspect.signature(cls).parameters.items()
+        if name != without
+    }
+    needed = {name for name in taken if taken[name]}
+    if not needed <= set(given) <= set(taken):
+        raise ValueError(
+            f"{cls.name} takes {', '.join(taken) or 'no parameters'}{besides}; "
+            f"got {', '.join(given) or 'none'}"
+        )
 
 
 def magnitude(array: FloatArray) -> float:

@@ -41,27 +41,18 @@ _BLOCKS = 6
 
 
 class LeadingPairs(NamedTuple):
-    """The leading singular pairs of n matrices of shape (p, q).
+    """The leading singular pairs of n matrices of shape (p, q), ``count`` of each.
 
-    Attributes
-    ----------
-    left : ndarray of shape (n, p, count)
-    values : ndarray of shape (n, count)
-        Decreasing, and Aᵀ left = right · values to rounding.
-    right : ndarray of shape (n, q, count)
-    start : ndarray of shape (n, q, b)
-        Where to start for similar matrices.
-    passes : ndarray of shape (n,)
-        Products with A_i and with A_iᵀ that it took, each of b vectors at once.
-    converged : ndarray of shape (n,), bool
+    Aᵀ left = right · values to rounding; ``start`` is for similar matrices; a pass is a
+    product with A_i and one with A_iᵀ, each of b vectors at once.
     """
 
-    left: Array
-    values: Array
-    right: Array
-    start: Array
-    passes: NDArray[np.intp]
-    converged: NDArray[np.bool_]
+    left: Array  # (n, p, count)
+    values: Array  # (n, count), decreasing
+    right: Array  # (n, q, count)
+    start: Array  # (n, q, b)
+    passes: NDArray[np.intp]  # (n,)
+    converged: NDArray[np.bool_]  # (n,)
 
 
 def leading_pairs(
@@ -238,21 +229,17 @@ def top_pairs(
         )
     short = min(a.shape)
     size, block = _size(a), count + _SPARE
-    if size == 0.0 or short < _SMALL * block:
-        left, values, right = thin_svd(_dense(a))
-        return SingularPairs(left[:, :count], values[:count], right[:count].T, None)
-    known = None if start is None else _check_start(start, short)
-    if known is None and count == 1 and tolerance < _TIGHT:
+    found, small = None, size == 0.0 or short < _SMALL * block
+    if not small and start is None and count == 1 and tolerance < _TIGHT:
         found = _one_pair(a, size, tolerance)
-    else:
-        found = _pairs(a, size, count, _filled(known, short, block), tolerance)
+    elif not small:
+        found = _pairs(a, size, count, _filled(start, short, block), tolerance)
     if found is not None:
         return found
     left, values, right = thin_svd(_dense(a))
     basis = left if a.shape[0] == short else right.T
-    return SingularPairs(
-        left[:, :count], values[:count], right[:count].T, basis[:, :block].copy()
-    )
+    kept = None if small else basis[:, :block].copy()
+    return SingularPairs(left[:, :count], values[:count], right[:count].T, kept)
 
 
 def _pairs(
@@ -335,13 +322,7 @@ def as_matrix(matrix: Matrix) -> Any:
 
 
 def _size(a: Any) -> float:
-    """Return a power of two near ‖A‖, of an operator near ‖A x‖ for a random x.
-
-    Raises
-    ------
-    ValueError
-        Not finite.
-    """
+    """Return a power of two near ‖A‖, of an operator near ‖A x‖ for a random x."""
     if isinstance(a, scipy.sparse.linalg.LinearOperator):
         size = magnitude(a @ _noise(a.shape[1], 1)[:, 0])
     else:
@@ -384,22 +365,18 @@ def _in_cache(a: FloatArray, v: Array) -> tuple[Array, Array]:
     return w, z
 
 
-def _check_start(given: ArrayLike, size: int) -> FloatArray:
+def _filled(given: ArrayLike | None, size: int, block: int) -> FloatArray:
+    """Return a start of so many columns: those given, and then random ones."""
+    noise = _noise(size, block)
+    if given is None:
+        return noise
     start = np.asarray(given, dtype=np.float64)
     if start.ndim != 2 or len(start) != size or not np.isfinite(start).all():
         raise ValueError(
             f"a start for this matrix must be finite, of shape ({size}, b); got shape "
             f"{start.shape}"
         )
-    return start
-
-
-def _filled(given: FloatArray | None, size: int, block: int) -> FloatArray:
-    """Return a start of so many columns: those given, and then random ones."""
-    noise = _noise(size, block)
-    if given is None:
-        return noise
-    known = given[:, :block]
+    known = start[:, :block]
     return np.concatenate([known, noise[:, known.shape[1] :]], axis=1)
 
 
@@ -429,16 +406,6 @@ def polar_factor(matrix: FloatArray) -> FloatArray:
     Schulz' iteration (Higham, "Functions of matrices", SIAM 2008, chapter 8). As XᵀX
     squares the condition number, a matrix where that is beyond some 10⁴ is left to the
     singular value decomposition, and so is a small one.
-
-    Parameters
-    ----------
-    matrix : ndarray of shape (m, n)
-        Finite.
-
-    Returns
-    -------
-    ndarray of float64, shape (m, n)
-        Orthonormal columns, or rows if m < n.
     """
     wide = matrix.shape[0] < matrix.shape[1]
     x = matrix.T if wide else matrix

@@ -27,8 +27,9 @@ __all__ = ["GroupL1Ball", "KSupportBall", "SparseGroupBall", "group_norms"]
 class KSupportBall(NormBall):
     """The k-support ball: convex hull of the x with ‖x‖₀ ≤ k and ‖x‖₂ ≤ radius.
 
-    Its gauge is the k-support norm (Argyriou, Foygel, Srebro, "Sparse prediction with
-    the k-support norm", NIPS 2012); k = 1 is the l1 ball, k = p the l2 ball.
+    Its gauge is the k-support norm, max of <x, u> over the dual unit ball (Argyriou,
+    Foygel, Srebro, "Sparse prediction with the k-support norm", NIPS 2012); k = 1 is
+    the l1 ball, k = p the l2 ball.
 
     Parameters
     ----------
@@ -81,10 +82,6 @@ class KSupportBall(NormBall):
         support = np.sort(np.concatenate([above, equal]))
         direction, _ = unit(flat[support])
         return SparseAtom(support, -self.radius * direction, g.shape)
-
-    def norm(self, point: ArrayLike) -> float:
-        """Return the k-support norm, ‖x‖ = max of <x, u> over the dual unit ball."""
-        return super().norm(point)
 
     def _norm(self, x: FloatArray, shape: Shape, places: Places = None) -> float:
         magnitudes, scale = scaled(np.abs(x))

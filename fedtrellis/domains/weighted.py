@@ -199,10 +199,6 @@ class SortedL1Ball(_BySortedVector, NormBall):
             return _falling(size, 1.0, self.weights)
         return self.weights
 
-    def norm(self, point: ArrayLike) -> float:
-        """Return Σ w_k |x|_[k]."""
-        return super().norm(point)
-
     def _norm(self, x: FloatArray, shape: Shape, places: Places = None) -> float:
         descending = np.sort(np.abs(x))[::-1]
         with np.errstate(over="ignore"):

@@ -33,18 +33,9 @@ Grids = LocalGrid | Callable[[ClientApp, int], Grid] | None
 
 @dataclass(frozen=True)
 class Found:
-    """What a run came to.
+    """What a run came to: its model, the value there, and what no model is below.
 
-    Attributes
-    ----------
-    coef : ndarray of shape (p,), or (C, p) of more than two classes
-    intercept : float, or ndarray of shape (C,)
-    objective, bound : float
-        The value there, and what no model is below.
-    scale : float
-        What the method's tolerance counts in: the value there, or at the start.
-    history : list of dict
-        Of each round what :class:`~fedtrellis.RoundRecord` has.
+    ``scale`` is what the tolerance counts in: the value there, or at the start.
     """
 
     coef: Array

@@ -81,13 +81,7 @@ class _Classifier(ClassifierMixin, FederatedModel):  # type: ignore[misc]
         )
 
     def _class_rule(self) -> str | dict[float, float] | None:
-        """Classes' weights by their numbers.
-
-        Raises
-        ------
-        ValueError
-            They are none, or of a class that there is not.
-        """
+        """Return classes' weights by their numbers."""
         rule = self.class_weight
         if rule is None or rule == BALANCED:
             return rule

@@ -30,17 +30,8 @@ _HEAVIEST = 2.0**17
 class Part(NamedTuple):
     """What one node holds.
 
-    Attributes
-    ----------
-    features : ndarray or CSR array of shape (n_k, p_k), float64
-    names : tuple of str
-        Of the columns.
-    ids : tuple of str
-        Of the rows.
-    target : ndarray of shape (n_k,) or None
-        As it was given; None, or NaN or None in single places, where there is none.
-    weights : ndarray of shape (n_k,) or None
-        What each row counts, NaN where there is none; None: all alike, or elsewhere.
+    ``features`` is a float64 ndarray or CSR array of shape (n, p). A target is missing
+    where it is None or NaN, a weight where it is NaN; None: all are.
     """
 
     features: Any
@@ -52,17 +43,10 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Partitions:
-    """All nodes' parts, checked against each other.
+    """All nodes' parts, checked against each other; ``names`` are the model's features.
 
-    Attributes
-    ----------
-    parts : tuple of Part
-    names : tuple of str
-        Of the model's features, in its order.
-    named : bool
-        Whether these are columns of data frames.
-    split : bool
-        Whether nodes hold different features; else each has whole rows.
+    ``named``: whether these are columns of data frames; ``split``: whether nodes hold
+    different features, else each has whole rows.
     """
 
     parts: tuple[Part, ...]
@@ -92,10 +76,7 @@ class Partitions:
         return any(part.weights is not None for part in self.parts)
 
     def weights(self) -> Array:
-        """Return every sample's weight, (N,), in the order of first appearance.
-
-        1 where there are none.
-        """
+        """Return every sample's weight, (N,), in the order of ``rows``; 1 without."""
         s = np.full(len(self.rows), np.nan if self.weighted else 1.0)
         for part in self.parts:
             if part.weights is not None:
@@ -104,13 +85,7 @@ class Partitions:
         return s
 
     def weight_scale(self) -> float:
-        """Return a power of 2 that brings weights where they can be encrypted.
-
-        Raises
-        ------
-        ValueError
-            They differ too much for that.
-        """
+        """Return a power of 2 that brings weights where they can be encrypted."""
         s = self.weights()
         scale = 2.0 ** np.floor(np.log2(_HEAVIEST / s.max()))
         if scale * s[s > 0.0].min() < LIGHTEST:
@@ -134,23 +109,7 @@ class Partitions:
         return Partitions(tuple(parts), self.names, self.named, self.split)
 
     def table(self, names: Sequence[str]) -> tuple[Array, NDArray[Any]]:
-        """Return whole rows, and their targets, in the order of first appearance.
-
-        Parameters
-        ----------
-        names : sequence of str
-            The columns, in the order wanted.
-
-        Returns
-        -------
-        (ndarray of shape (N, p), ndarray of shape (N,))
-            Targets are objects, None where nobody has one.
-
-        Raises
-        ------
-        ValueError
-            Nobody has a column.
-        """
+        """Return whole rows of these columns, and their targets, in ``rows``' order."""
         absent = [name for name in names if name not in self.names]
         if absent:
             raise ValueError(f"no partition has the column {absent[0]!r}")
@@ -204,25 +163,9 @@ def read_partitions(
     targets: bool = True,
     weights: Sequence[Any] | None = None,
 ) -> Partitions:
-    """Read a list of what nodes hold.
+    """Read what ``fit`` is given, with or without targets for every sample.
 
-    Parameters
-    ----------
-    partitions : sequence
-        Pairs (X, y), or data frames of which some have a column ``label``. Tables
-        of one width, or frames of the same columns, hold whole rows, each others.
-        Frames of different columns hold parts of the samples that their indices name.
-    label : str
-        The column of the target, in frames that come without a y.
-    targets : bool, default True
-        Whether every sample has to have one.
-    weights : sequence, optional
-        For each partition what its rows count, or None.
-
-    Raises
-    ------
-    ValueError
-        What the nodes hold does not make one table, in one line.
+    ValueError, in one line, where it does not make one table.
     """
     if (
         isinstance(partitions, np.ndarray)
@@ -343,25 +286,13 @@ def _by_columns(parts: list[Part], need_targets: bool) -> Partitions:
     row = {name: i for i, name in enumerate(ids)}
     column = {name: j for j, name in enumerate(names)}
     holders = np.zeros((len(ids), len(names)), dtype=np.uint8)
-    targets: dict[str, Any] = {}
-    weights: dict[str, float] = {}
     for number, part in enumerate(parts):
         if len(set(part.ids)) < len(part.ids):
             raise ValueError(f"partition {number} has a sample's index twice")
         rows = [row[name] for name in part.ids]
         holders[np.ix_(rows, [column[name] for name in part.names])] += 1
-        for i, name in enumerate(part.ids if part.weights is not None else ()):
-            own = part.weights[i]  # type: ignore[index]
-            if not np.isnan(own) and weights.setdefault(name, own) != own:
-                raise ValueError(f"sample {name!r} has two weights")
-        if part.target is None:
-            continue
-        there = known(part.target)
-        for name, target in zip(
-            np.array(part.ids, dtype=object)[there], part.target[there], strict=True
-        ):
-            if targets.setdefault(name, target) != target:
-                raise ValueError(f"sample {name!r} has two targets")
+    _agreed(parts, "weight")
+    targets = _agreed(parts, "target")
     for count, what in ((0, "nowhere"), (2, "in two partitions")):
         wrong = np.argwhere(holders == 0 if count == 0 else holders >= count)
         if len(wrong):
@@ -377,3 +308,18 @@ def _by_columns(parts: list[Part], need_targets: bool) -> Partitions:
             f"{len(missing)} samples have a target nowhere, {missing[0]!r} among them"
         )
     return Partitions(tuple(parts), names, True, True)
+
+
+def _agreed(parts: list[Part], what: str) -> dict[str, Any]:
+    """Return each sample's target or weight; ValueError if it has two."""
+    found: dict[str, Any] = {}
+    for part in parts:
+        values = part.target if what == "target" else part.weights
+        if values is None:
+            continue
+        there = known(values)
+        ids = np.array(part.ids, dtype=object)[there]
+        for name, value in zip(ids, values[there], strict=True):
+            if found.setdefault(name, value) != value:
+                raise ValueError(f"sample {name!r} has two {what}s")
+    return found

@@ -252,13 +252,7 @@ def _scaled_targets(
 
 
 def _numbers(target: NDArray[Any]) -> Array:
-    """Return targets as numbers, NaN where there is none.
-
-    Raises
-    ------
-    ValueError
-        One is no finite number.
-    """
+    """Return targets as finite numbers, NaN where there is none."""
     there = known(target)
     numbers = np.full(len(target), np.nan)
     numbers[there] = target[there].astype(np.float64)

@@ -6,7 +6,6 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
@@ -81,13 +80,7 @@ def _number(context: Context) -> int:
 
 
 class Distance:
-    """f(v) = ½‖v − s‖², whose gradient step of length 1 ends at s.
-
-    Parameters
-    ----------
-    goal : ndarray of shape (q,)
-        s.
-    """
+    """f(v) = ½‖v − s‖², whose gradient step of length 1 ends at s, the goal."""
 
     num_examples = 1
 
@@ -105,18 +98,8 @@ class SplitLasso:
     f(u, v) = (factor/2)‖(X − 1μᵀ)w − y‖² + Σ_j (l1/s_j)(u_j + v_j) + (l2/2)‖w‖² with
     w_j = (u_j − v_j)/s_j, a point being u and v one after the other. X is not centred
     itself, and may be sparse.
-
-    Parameters
-    ----------
-    features : ndarray or CSR array of shape (n, p)
-        X.
-    targets : ndarray of shape (n,)
-        y.
-    centre, scale : ndarray of shape (p,)
-        μ and s > 0.
-    factor, l1, l2 : float
-    weights : ndarray of shape (n,), optional
-        What each row's square in the norm is multiplied by; 1 by default.
+    ``features`` is X, an ndarray or CSR array of shape (n, p), ``targets`` y,
+    ``centre`` μ and ``scale`` s > 0; ``weights`` multiply each row's square.
     """
 
     quadratic = True
@@ -133,7 +116,7 @@ class SplitLasso:
         l2: float,
         weights: Array | None = None,
     ) -> None:
-        self._s = weights
+        self._row_weights = weights
         self._X, self._y, self._centre, self._scale = features, targets, centre, scale
         self._factor, self._l1, self._l2 = factor, l1 / scale, l2
         self.num_examples = len(targets)
@@ -147,7 +130,7 @@ class SplitLasso:
         return np.asarray(self._X @ w - self._centre @ w)
 
     def _times(self, r: Array) -> Array:
-        return r if self._s is None else self._s * r
+        return r if self._row_weights is None else self._row_weights * r
 
     def value(self, x: Array) -> float:
         """Return f at a point of shape (2p,)."""
@@ -175,27 +158,6 @@ class SplitLasso:
         return bent + self._l2 * float(w @ w)
 
 
-@dataclass(frozen=True)
-class Sums:
-    """Means over all rows.
-
-    Attributes
-    ----------
-    count : float
-        N, or Σ s.
-    mean, square : ndarray of shape (p,)
-        Of x_j and x_j².
-    target, target_square : float
-        Of y and y².
-    """
-
-    count: float
-    mean: Array
-    square: Array
-    target: float
-    target_square: float
-
-
 class _Complete(Callback):
     """Ends a run with the first round in which all nodes answered."""
 
@@ -208,19 +170,12 @@ class _Complete(Callback):
 
 def shared_sums(
     model: FederatedModel, partitions: Partitions, targets: Sequence[Array]
-) -> Sums:
-    """Add up Σ 1, Σ x, Σ x², Σ y and Σ y² of all nodes, in one round.
+) -> tuple[float, float, float, Array, Array]:
+    """Return Σ s, and the means of y, y², x and x² over all rows, s their weights.
 
-    With weights s of the rows Σ s, Σ s x and so on.
-
-    FedAvg does it: a gradient step of length 1 on ½‖v − s_i‖² ends at node i's sums s_i
-    wherever it begins, and the average of these is the round's model. So the server
-    sees every node's s_i in the clear.
-
-    Raises
-    ------
-    RuntimeError
-        There was no round in which all nodes answered.
+    FedAvg adds them up: a gradient step of length 1 on ½‖v − s_i‖² ends at node i's
+    sums s_i wherever it begins, and the average of these is the round's model. So the
+    server sees every node's s_i in the clear.
     """
     strategies, clients = _methods()
     parts = partitions.parts
@@ -256,13 +211,9 @@ def shared_sums(
     p = len(partitions.names)
     total, mean = float(mean[0]), mean / mean[0]
     count = total * len(parts)
-    return Sums(
-        count if partitions.weighted else round(count),
-        mean[3 : 3 + p],
-        mean[3 + p :],
-        float(mean[1]),
-        float(mean[2]),
-    )
+    if not partitions.weighted:
+        count = round(count)
+    return count, float(mean[1]), float(mean[2]), mean[3 : 3 + p], mean[3 + p :]
 
 
 def sparse_regression(
@@ -284,17 +235,16 @@ def sparse_regression(
     and not the minimum.
     """
     strategies, clients = _methods()
-    sums = shared_sums(model, partitions, targets)
-    intercept, tolerance = model.fit_intercept, model.tol
-    centre = sums.mean if intercept else np.zeros_like(sums.mean)
-    offset = sums.target if intercept else 0.0
-    spread = sums.square - centre * centre
+    rows, offset, y_square, centre, square = shared_sums(model, partitions, targets)
+    if not model.fit_intercept:
+        centre, offset = np.zeros_like(centre), 0.0
+    spread = square - centre * centre
     # a column that does not vary, but for rounding, has the coefficient 0
-    varies = spread > 1e-14 * sums.square
+    varies = spread > 1e-14 * square
     # the function's own curvature along w_j
     scale = np.sqrt(np.where(varies, spread, 1.0) + l2)
     # half the mean of (y − b)², a little more where rounding may have taken some
-    at_zero = 0.5 * (sums.target_square - offset * offset) + 1e-12 * sums.target_square
+    at_zero = 0.5 * (y_square - offset * offset) + 1e-12 * y_square
     p = len(partitions.names)
     if at_zero == 0.0:  # y = b everywhere
         return Found(np.zeros(p), offset, 0.0, 0.0, 0.0, [])
@@ -306,14 +256,14 @@ def sparse_regression(
             y - offset,
             centre,
             scale,
-            factor=count / sums.count,
+            factor=count / rows,
             l1=l1,
             l2=l2,
             weights=part.weights,
         )
         for part, y in zip(partitions.parts, targets, strict=True)
     ]
-    strategy = strategies.FedFW(domain, tolerance=tolerance, certificate=True)
+    strategy = strategies.FedFW(domain, tolerance=model.tol, certificate=True)
 
     def client_fn(context: Context) -> Any:
         return clients.FedFWClient(context, objectives[_number(context)], domain)
@@ -321,7 +271,7 @@ def sparse_regression(
     x = _run(model, strategy, client_fn, count, np.zeros(2 * p), model.max_iter)
     scaled = x[:p] - x[p:]
     # what is below the tolerance is on its way to 0 with one of the nodes
-    scaled[~varies | (np.abs(scaled) <= tolerance * np.abs(scaled).max())] = 0.0
+    scaled[~varies | (np.abs(scaled) <= model.tol * np.abs(scaled).max())] = 0.0
     w = scaled / scale
     end = np.concatenate([np.maximum(scaled, 0.0), np.maximum(-scaled, 0.0)])
     history = [record.to_dict() for record in strategy.history]
@@ -353,16 +303,8 @@ def dual_ascent(
 
     With weights of the rows (1/S) Σ s_i l, S = Σ s_i.
     g is ((1 − ρ)/2)‖w‖² + ρ‖w‖₁ of the weights of the columns, or of standardised ones.
-
-    Parameters
-    ----------
-    targets : sequence of ndarray or None
-        Of each node its samples' targets, NaN where it has none.
-    classes : int
-        1; or C > 2: targets are then classes from 0, there is such a problem for each
-        of them against the rest, and values are sums over these.
-    class_weight : str or mapping, optional
-        What samples of a class count, as :class:`~strategies.HyFDCA` takes it.
+    Targets are NaN where a node has none. With C > 2 ``classes`` they are classes from
+    0; there is such a problem for each of them against the rest, and values are sums.
     """
     scale, intercept = partitions.weight_scale(), model.fit_intercept
     strategies, clients = _methods()

@@ -1,8 +1,9 @@
 """Smooth manifolds: their projections, tangent spaces and retractions."""
 
-from dataclasses import MISSING, fields
+from inspect import signature
 from typing import Any
 
+from fedtrellis.domains.numerics import check_arguments
 from fedtrellis.manifolds.base import Manifold, Product, Shape
 from fedtrellis.manifolds.matrices import FixedRank, Grassmann, Stiefel, polar_factor
 from fedtrellis.manifolds.vectors import Euclidean, Oblique, Sphere
@@ -58,20 +59,8 @@ def make_manifold(name: str, shape: Shape, **parameters: Any) -> Manifold:
     """
     if name not in MANIFOLDS:
         raise ValueError(f"unknown manifold {name!r}; allowed: {', '.join(MANIFOLDS)}")
-    needed = {
-        f.name: f.default is MISSING
-        for f in fields(MANIFOLDS[name])  # type: ignore[arg-type]
-        if f.init
-    }
-    takes_shape = needed.pop("shape", None) is not None
-    unknown = [key for key in parameters if key not in needed]
-    missing = [key for key in needed if needed[key] and key not in parameters]
-    if unknown or missing:
-        raise ValueError(
-            f"{name} takes {', '.join(needed) or 'no parameters'} besides the shape; "
-            f"got {', '.join(parameters) or 'none'}"
-        )
-    if takes_shape:
+    check_arguments(MANIFOLDS[name], parameters, "shape", " besides the shape")
+    if "shape" in signature(MANIFOLDS[name]).parameters:
         parameters["shape"] = shape
     manifold = MANIFOLDS[name](**parameters)
     manifold.check_shape(shape)

@@ -407,13 +407,8 @@ def _truncate_near(x: FloatArray, rank: int) -> tuple[FloatArray, NDArray[np.boo
     A step brings the R leading left singular vectors closer by (σ_{R+1}/σ_R)². With
     Q the basis found, ‖x − Q Qᵀx‖ < σ_R(Qᵀx) says that it is the leading ones it
     found.
-
-    Returns
-    -------
-    ndarray of float64, shape (m, p, r)
-        Q Qᵀx.
-    ndarray of bool, shape (m,)
-        Where that is the truncation, to rounding; elsewhere it is of no use.
+    Returns Q Qᵀx, and where that is the truncation to rounding: elsewhere it is of no
+    use.
     """
     scaled, scale = power_of_two_scaled(x, (1, 2))
     transposed = scaled.swapaxes(1, 2)

@@ -3,8 +3,8 @@
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -67,6 +67,8 @@ class Atom(ABC):
 
     kind: ClassVar[str]
     shape: Shape
+    _code: ClassVar[int]  # on the wire
+    _floats: ClassVar[tuple[str, ...]] = ()  # attributes that are arrays of entries
 
     @abstractmethod
     def dense(self) -> FloatArray:
@@ -95,7 +97,13 @@ class Atom(ABC):
 
     def of_dtype(self, dtype: np.dtype[Any]) -> Self:
         """Return the atom with its entries rounded to float32, or as float64."""
-        return self
+        for name in self._floats:
+            if getattr(self, name).dtype != dtype:
+                break
+        else:
+            return self
+        changed = {name: getattr(self, name).astype(dtype) for name in self._floats}
+        return replace(self, **changed)  # type: ignore[type-var]
 
     def to_arrays(self) -> list[NDArray[Any]]:
         """Return the arrays that travel; :meth:`from_arrays` is the inverse."""
@@ -121,11 +129,6 @@ class Atom(ABC):
     def nbytes(self) -> int:
         """Total bytes of :meth:`to_arrays`."""
         return sum(array.nbytes for array in self.to_arrays())
-
-    @property
-    @abstractmethod
-    def _code(self) -> int:
-        """The kind code on the wire."""
 
     @classmethod
     @abstractmethod
@@ -218,15 +221,8 @@ def split(
 ) -> list[NDArray[Any]]:
     """Check a stacked array and cut it into pieces of the given sizes."""
     check(what, array, dtype, sum(sizes))
-    pieces = []
-    start = 0
-    for size in sizes:
-        pieces.append(array[start : start + size])
-        start += size
-    return pieces
-
-
-_new, _set = object.__new__, object.__setattr__
+    stops = itertools.accumulate(sizes)
+    return [array[stop - n : stop] for n, stop in zip(sizes, stops, strict=True)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -251,6 +247,8 @@ class SparseAtom(Atom):
     """
 
     kind: ClassVar[str] = "sparse"
+    _code: ClassVar[int] = SPARSE
+    _floats: ClassVar[tuple[str, ...]] = ("values",)
     indices: NDArray[np.intp]
     values: FloatArray
     shape: Shape
@@ -274,13 +272,26 @@ class SparseAtom(Atom):
         cls, indices: NDArray[np.intp], values: FloatArray, shape: Shape
     ) -> list[Self]:
         """Return an atom of one entry for each of the indices, which share memory."""
-        atoms = []
-        for i in range(len(indices)):
-            atom = _new(cls)  # half the time of the constructor
-            _set(atom, "indices", indices[i : i + 1])
-            _set(atom, "values", values[i : i + 1])
-            _set(atom, "shape", shape)
+        stops = range(1, len(indices) + 1)
+        return cls._cut(indices, values, stops, itertools.repeat(shape))
+
+    @classmethod
+    def _cut(
+        cls,
+        indices: NDArray[np.intp],
+        values: FloatArray,
+        stops: Sequence[int],
+        shapes: Iterable[Shape],
+    ) -> list[Self]:
+        """Cut checked arrays into atoms, in half the time of the constructor."""
+        atoms, start, new, put = [], 0, object.__new__, object.__setattr__
+        for stop, shape in zip(stops, shapes, strict=False):
+            atom = new(cls)
+            put(atom, "indices", indices[start:stop])
+            put(atom, "values", values[start:stop])
+            put(atom, "shape", shape)
             atoms.append(atom)
+            start = stop
         return atoms
 
     @property
@@ -300,21 +311,11 @@ class SparseAtom(Atom):
         self._check_target(array)
         array.reshape(-1)[self.indices] += np.float64(weight) * self.values
 
-    def of_dtype(self, dtype: np.dtype[Any]) -> Self:
-        """Return the atom with its values of this dtype."""
-        if self.values.dtype == dtype:
-            return self
-        return type(self)(self.indices, self.values.astype(dtype), self.shape)
-
     def dot(self, array: NDArray[Any]) -> float:
         """Return <atom, array>, reading the non-zeros only."""
         self._check_operand(array)
         # take, not reshape(-1)[...]: it copies nothing from an array in any order
         return float(self.values.astype(FLOAT64, copy=False) @ array.take(self.indices))
-
-    @property
-    def _code(self) -> int:
-        return SPARSE
 
     @classmethod
     def _stack(cls, atoms: Sequence[Self]) -> list[NDArray[Any]]:
@@ -361,17 +362,7 @@ class SparseAtom(Atom):
             rising[ends[(ends > 0) & (ends < values.size)] - 1] = True  # atom to atom
             if not rising.all():
                 raise ValueError("the indices of a sparse atom must increase strictly")
-        indices = indices.astype(INTP)
-        atoms = []
-        start = 0
-        for stop, shape in zip(stops, shapes, strict=True):
-            atom = _new(cls)  # all is checked: half the time of the constructor
-            _set(atom, "indices", indices[start:stop])
-            _set(atom, "values", values[start:stop])
-            _set(atom, "shape", shape)
-            atoms.append(atom)
-            start = stop
-        return atoms
+        return cls._cut(indices.astype(INTP), values, stops, shapes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -387,6 +378,7 @@ class SignAtom(Atom):
     """
 
     kind: ClassVar[str] = "sign"
+    _code: ClassVar[int] = SIGN
     bits: NDArray[np.bool_]
     low: float
     high: float
@@ -411,10 +403,6 @@ class SignAtom(Atom):
         self._check_target(array)
         high, low = np.float64(weight * self.high), np.float64(weight * self.low)
         array += np.where(self.bits, high, low)
-
-    @property
-    def _code(self) -> int:
-        return SIGN
 
     @classmethod
     def _stack(cls, atoms: Sequence[Self]) -> list[NDArray[Any]]:
@@ -456,6 +444,8 @@ class DenseAtom(Atom):
     """
 
     kind: ClassVar[str] = "dense"
+    _code: ClassVar[int] = DENSE
+    _floats: ClassVar[tuple[str, ...]] = ("array",)
     array: FloatArray
     shape: Shape = field(init=False)
 
@@ -472,20 +462,10 @@ class DenseAtom(Atom):
         self._check_target(array)
         array += np.float64(weight) * self.array
 
-    def of_dtype(self, dtype: np.dtype[Any]) -> Self:
-        """Return the atom with its entries of this dtype."""
-        return (
-            self if self.array.dtype == dtype else type(self)(self.array.astype(dtype))
-        )
-
     def dot(self, array: NDArray[Any]) -> float:
         """Return <atom, array>."""
         self._check_operand(array)
         return float(np.vdot(self.array.astype(FLOAT64, copy=False), array))
-
-    @property
-    def _code(self) -> int:
-        return DENSE
 
     def to_arrays(self) -> list[NDArray[Any]]:
         """Return the array itself, in its own shape."""
@@ -542,6 +522,8 @@ class RankOneAtom(Atom):
     """
 
     kind: ClassVar[str] = "rank-one"
+    _code: ClassVar[int] = RANK_ONE
+    _floats: ClassVar[tuple[str, ...]] = ("left", "right")
     left: FloatArray
     right: FloatArray
     shape: Shape = field(init=False)
@@ -565,21 +547,11 @@ class RankOneAtom(Atom):
         self._check_target(array)
         array += np.multiply.outer(np.float64(weight) * self.left, self.right)
 
-    def of_dtype(self, dtype: np.dtype[Any]) -> Self:
-        """Return the atom with its vectors of this dtype."""
-        if self.left.dtype == dtype and self.right.dtype == dtype:
-            return self
-        return type(self)(self.left.astype(dtype), self.right.astype(dtype))
-
     def dot(self, array: NDArray[Any]) -> float:
         """Return <atom, array> = leftᵀ array right."""
         self._check_operand(array)
         right = self.right.astype(FLOAT64, copy=False)
         return float(self.left @ (array @ right))
-
-    @property
-    def _code(self) -> int:
-        return RANK_ONE
 
     @classmethod
     def _stack(cls, atoms: Sequence[Self]) -> list[NDArray[Any]]:
@@ -596,11 +568,13 @@ class RankOneAtom(Atom):
                 raise ValueError(f"a rank-one atom is a matrix, not of shape {shape}")
         left = split("left vectors", arrays[0], dtype, [s[0] for s in shapes])
         right = split("right vectors", arrays[1], dtype, [s[1] for s in shapes])
-        for u, v in zip(left, right, strict=True):
+        atoms = [cls(u, v) for u, v in zip(left, right, strict=True)]
+        for atom in atoms:
+            u, v = (np.abs(w).max(initial=0.0) for w in (atom.left, atom.right))
             # Python's floats overflow to infinity without a warning
-            if not math.isfinite(_largest(u) * _largest(v)):
+            if not math.isfinite(float(u) * float(v)):
                 raise ValueError("the entries of a rank-one atom are not finite")
-        return [cls(u, v) for u, v in zip(left, right, strict=True)]
+        return atoms
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -648,7 +622,7 @@ class PermutationAtom(Atom):
         return self.scale * float(entries.sum(dtype=np.float64))
 
     @property
-    def _code(self) -> int:
+    def _code(self) -> int:  # type: ignore[override]
         return PERMUTATION if self.scale == 1.0 else SCALED
 
     @classmethod
@@ -678,7 +652,3 @@ class PermutationAtom(Atom):
             if not np.array_equal(np.sort(columns), np.arange(columns.size)):
                 raise ValueError("the columns of a permutation must each occur once")
         return [cls(c.astype(INTP), s) for c, s in zip(stacked, scales, strict=True)]
-
-
-def _largest(vector: FloatArray) -> float:
-    return float(np.abs(vector).max(initial=0.0))

@@ -60,6 +60,7 @@ class ProductAtom(Atom):
     """
 
     kind: ClassVar[str] = "product"
+    _code: ClassVar[int] = PRODUCT
     parts: tuple[Atom, ...]
     shape: Shape = field(init=False)
 
@@ -98,10 +99,6 @@ class ProductAtom(Atom):
     def of_dtype(self, dtype: np.dtype[Any]) -> Self:
         """Return the product of the parts with entries of this dtype."""
         return type(self)(tuple(part.of_dtype(dtype) for part in self.parts))
-
-    @property
-    def _code(self) -> int:
-        return PRODUCT
 
     @classmethod
     def _stack(cls, atoms: Sequence[Self]) -> list[NDArray[Any]]:

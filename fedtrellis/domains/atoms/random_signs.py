@@ -54,15 +54,7 @@ def draw_signs(rng: np.random.Generator, size: int) -> NDArray[Any]:
 def sign_bits(seed: int, stream: int, size: int, count: int) -> Iterator[NDArray[Any]]:
     """Yield the bits of u_1, …, u_count of {−1, 1}^size, eight to a byte; 1 is +1.
 
-    Parameters
-    ----------
-    seed, stream : int
-        That the bits derive from; the same on every machine.
-    size, count : int
-
-    Yields
-    ------
-    ndarray of uint8, shape (⌈size/8⌉,)
+    They derive from seed and stream alone, the same on every machine.
     """
     rng = sign_rng(seed, stream)
     for _ in range(count):
@@ -72,19 +64,10 @@ def sign_bits(seed: int, stream: int, size: int, count: int) -> Iterator[NDArray
 def signed(
     bits: NDArray[Any], value: float, array: NDArray[Any], first: int = 0
 ) -> None:
-    """Do ``array += value * u`` in place, u the signs of the bits.
+    """Do ``array += value * u`` in place, u the signs of a whole direction's bits.
 
-    Every entry is one addition, so that the result has the same bits everywhere.
-
-    Parameters
-    ----------
-    bits : ndarray of uint8
-        Of a whole direction, see :func:`sign_bits`.
-    value : float
-    array : ndarray
-        In C order.
-    first : int, default 0
-        Which entry of u the array begins at: it may be a layer of the model.
+    Every entry is one addition, so that the result has the same bits everywhere. The
+    array, in C order, may be a layer of the model: it begins at entry ``first`` of u.
     """
     flat = array.reshape(-1)
     # ±value for the eight bits of every byte
@@ -120,6 +103,7 @@ class RandomSigns(Atom):
     """
 
     kind: ClassVar[str] = "random"
+    _code: ClassVar[int] = RANDOM
     seed: int
     stream: int
     scalars: FloatArray
@@ -162,10 +146,6 @@ class RandomSigns(Atom):
         """
         count = self.scalars.size
         return 24 + 8 * (count if self._modulus is None else 1 + -(-count // 64))
-
-    @property
-    def _code(self) -> int:
-        return RANDOM
 
     @classmethod
     def _stack(cls, atoms: Sequence[Self]) -> list[NDArray[Any]]:
