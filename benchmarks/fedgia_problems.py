@@ -12,7 +12,7 @@ import scipy
 from numpy.typing import NDArray
 
 from fedtrellis.objectives import LeastSquares, Logistic, MultinomialLogistic, Objective
-from fedtrellis.objectives.nonconvex_logistic import NonconvexLogistic
+from fedtrellis.objectives.linear_models import NonconvexLogistic
 from fedtrellis.wire.arrays import FloatArray
 
 __all__ = ["PROBLEMS", "Problem", "generated", "problem"]

@@ -1,28 +1,64 @@
-"""What an objective is: a smooth function that a client holds.
+"""What a loss is for a method, and what an objective is.
 
-The methods need only what :class:`Objective` declares; a user's own loss is a subclass
-with ``shape``, ``num_examples``, ``value`` and ``gradient``. A point x is one float64
-array of the objective's ``shape``. For PyTorch modules see
+A loss need not be a subclass of anything: it has the methods that its method calls, as
+:class:`Loss` and :class:`DifferentiableLoss` declare them. The losses of
+:mod:`fedtrellis.objectives` are an :class:`Objective` and have all of them; a user's
+own subclass has ``shape``, ``num_examples``, ``value`` and ``gradient``. A point x is
+one float64 array of the objective's ``shape``. For PyTorch modules see
 :class:`fedtrellis.objectives.torch_objective.TorchObjective`.
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from fedtrellis.objectives.checks import FLOAT64, Array, IntArray, check_point
-from fedtrellis.objectives.symmetric import largest_eigenvalue
-
-if TYPE_CHECKING:
-    from scipy.sparse.linalg import LinearOperator
+from fedtrellis.objectives.symmetric import Bound, largest_eigenvalue
 
 # values(points) works through a batch of points in slices whose intermediate arrays
 # have at most this many entries (64 MiB).
 _SLICE_ENTRIES = 2**23
+
+
+@runtime_checkable
+class Loss(Protocol):
+    """A function of which values can be asked for.
+
+    ``num_examples``, where it has one, counts for weights and metrics.
+
+    Examples
+    --------
+    >>> from fedtrellis.objectives import Loss
+    >>> class Device:
+    ...     def value(self, x):
+    ...         return float(x.sum())
+    >>> isinstance(Device(), Loss)
+    True
+    """
+
+    def value(self, x: Any, /) -> float:
+        """Return f(x); x is one ndarray, or a list of them for a model of several."""
+
+
+@runtime_checkable
+class DifferentiableLoss(Protocol):
+    """A function of which gradients can be asked for.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.objectives import DifferentiableLoss, LeastSquares
+    >>> isinstance(LeastSquares(np.eye(2), np.ones(2)), DifferentiableLoss)
+    True
+    """
+
+    def gradient(self, x: Any, /) -> Any:
+        """Return ∇f(x), shaped as x."""
 
 
 class Objective(ABC):
@@ -146,7 +182,7 @@ class Objective(ABC):
             raise NotImplementedError(f"{type(self).__name__} has no mini-batch values")
         return np.array([self.value(x) for x in points], dtype=np.float64)
 
-    def hessian_bound(self) -> Array | LinearOperator[Any]:
+    def hessian_bound(self) -> Bound:
         """Return a symmetric Θ with f(x) ≤ f(z) + ⟨∇f(z), x − z⟩ + ½‖x − z‖²_Θ.
 
         Returns
@@ -180,9 +216,10 @@ class FiniteSum(Objective):
     @abstractmethod
     def _values(self, points: Array, rows: IntArray | None) -> Array: ...
 
-    @abstractmethod
     def _entries_per_point(self, rows: IntArray | None) -> int:
         """The entries of the largest intermediate array that a point takes."""
+        examples = self.num_examples if rows is None else len(rows)
+        return max(examples, self.shape[0]) * math.prod(self.shape[1:])
 
     def value(self, x: Array) -> float:
         """Return f(x)."""

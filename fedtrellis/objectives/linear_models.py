@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
@@ -25,15 +25,134 @@ from fedtrellis.objectives.checks import (
     check_targets,
     is_sparse,
 )
-from fedtrellis.objectives.design_matrix import DesignMatrix
-from fedtrellis.objectives.losses import ScoreLoss
 from fedtrellis.objectives.stacked import StackedLinear
-from fedtrellis.objectives.symmetric import DENSE_ORDER, symmetric_operator
+from fedtrellis.objectives.symmetric import (
+    DENSE_ORDER,
+    Bound,
+    largest_eigenvalue,
+    symmetric_operator,
+)
 
-if TYPE_CHECKING:
-    from scipy.sparse.linalg import LinearOperator
+__all__ = [
+    "DesignMatrix",
+    "LeastSquares",
+    "LinearModel",
+    "Logistic",
+    "MultinomialLogistic",
+    "NonconvexLogistic",
+]
 
-__all__ = ["LeastSquares", "LinearModel", "Logistic"]
+# Most columns of a factor that multiplies a dense A from the left, transposed.
+_NARROW = 128
+# Gathering a column of a dense A costs about as much as multiplying by this many.
+_GATHERED = 32
+# Entries of unit vectors that are kept beside the data, 512 KiB.
+_MOST_KEPT = 2**16
+
+
+class DesignMatrix:
+    """The d × p data matrix A of a linear model, dense or CSR, and its products.
+
+    With ``intercept`` A has one more column, of ones, which is never stored.
+    """
+
+    def __init__(self, matrix: Any, *, intercept: bool = False) -> None:
+        self.matrix, self._is_dense = matrix, not is_sparse(matrix)
+        self.intercept = intercept
+        self.shape: tuple[int, int] = (matrix.shape[0], matrix.shape[1] + intercept)
+
+    def of_dtype(self, dtype: np.dtype[Any]) -> DesignMatrix:
+        """Return a copy with entries of another dtype."""
+        return DesignMatrix(self.matrix.astype(dtype), intercept=self.intercept)
+
+    def rows(self, rows: IntArray | None) -> DesignMatrix:
+        """Return the rows named (a copy), or this very object for None."""
+        if rows is None:
+            return self
+        return DesignMatrix(self.matrix[rows], intercept=self.intercept)
+
+    def like(self, matrix: Any, name: str) -> DesignMatrix:
+        """Return other data for the same model; ``name`` is what errors call them."""
+        other = DesignMatrix(check_examples(name, matrix), intercept=self.intercept)
+        if other.shape[1] != self.shape[1]:
+            raise ValueError(
+                f"{name} has shape {other.matrix.shape}; "
+                f"it must have {self.matrix.shape[1]} columns"
+            )
+        return other
+
+    def apply(self, x: Array) -> Array:
+        """Return A x, for x of shape (p,) or (p, c)."""
+        if not self.intercept:
+            return self._product(x)
+        scores = self._product(x[:-1])
+        scores += x[-1]
+        return scores
+
+    def apply_to_few(self, x: Array) -> Array:
+        """Return A x, from the columns of a dense A that x needs where these are few.
+
+        The difference of two atoms has a few entries that are not 0. It differs from
+        :meth:`apply` by rounding.
+        """
+        needed = np.flatnonzero(x if x.ndim == 1 else x.any(axis=1))
+        columns = self.matrix.shape[1]
+        last = bool(len(needed)) and needed[-1] == columns  # the intercept
+        if is_sparse(self.matrix) or _GATHERED * len(needed) > columns:
+            return self.apply(x)
+        stored = needed[:-1] if last else needed
+        scores: Array = self.matrix[:, stored] @ x[stored]
+        if last:
+            scores += x[-1]
+        return scores
+
+    def _product(self, x: Array) -> Array:
+        """Return A x for the columns of A that are stored."""
+        product: Array
+        if self._goes_left(x):
+            # for small arrays dot takes two thirds of what @ does
+            product = np.ascontiguousarray(x.T).dot(self.matrix.T).T
+        else:
+            product = self.matrix @ x
+        return product
+
+    def _goes_left(self, factor: Array) -> bool:
+        """Whether (factorᵀ Aᵀ)ᵀ is faster: a BLAS likes a narrow factor on the left."""
+        return self._is_dense and factor.ndim == 2 and factor.shape[1] <= _NARROW
+
+    def adjoint(self, y: Array) -> Array:
+        """Return Aᵀ y, for y of shape (d,) or (d, c)."""
+        left = self._goes_left(y)
+        product: Array = y.T.dot(self.matrix).T if left else self.matrix.T @ y
+        if not self.intercept:
+            return product
+        whole = np.empty((self.shape[1], *y.shape[1:]), product.dtype)
+        whole[:-1] = product
+        whole[-1] = np.add.reduce(y, axis=0)
+        return whole
+
+    def gram(self) -> Array:
+        """Return AᵀA, a dense p × p matrix."""
+        product = self.matrix.T @ self.matrix
+        gram: Array = product.toarray() if is_sparse(product) else product
+        if not self.intercept:
+            return gram
+        # [F 1]ᵀ[F 1] = [[FᵀF, Fᵀ1], [1ᵀF, d]]
+        sums = np.asarray(self.matrix.sum(axis=0), dtype=np.float64).ravel()
+        count = np.full((1, 1), float(self.shape[0]))
+        return np.block([[gram, sums[:, None]], [sums[None], count]])
+
+    @cached_property
+    def largest_gram_eigenvalue(self) -> float:
+        """The largest eigenvalue of AᵀA, which is that of AAᵀ."""
+        examples, features = self.shape
+        if features <= examples:
+            return largest_eigenvalue(
+                symmetric_operator(features, lambda v: self.adjoint(self.apply(v)))
+            )
+        return largest_eigenvalue(
+            symmetric_operator(examples, lambda v: self.apply(self.adjoint(v)))
+        )
 
 
 class LinearModel(FiniteSum):
@@ -55,7 +174,7 @@ class LinearModel(FiniteSum):
     def __init__(
         self,
         design: DesignMatrix,
-        loss: ScoreLoss,
+        loss: losses.ScoreLoss,
         labels: Any,
         shape: tuple[int, ...],
         *,
@@ -188,10 +307,6 @@ class LinearModel(FiniteSum):
             result += self.l2 * self._penalty_curvature(x, direction)
         return self.weight * result
 
-    def _entries_per_point(self, rows: IntArray | None) -> int:
-        examples = self.num_examples if rows is None else len(rows)
-        return max(examples, self.shape[0]) * int(np.prod(self.shape[1:]))
-
     def _values(self, points: Array, rows: IntArray | None) -> Array:
         design = self._design.rows(rows)
         factor = self.weight * self._factor * inverse_fraction(rows, self.num_examples)
@@ -209,14 +324,14 @@ class LinearModel(FiniteSum):
     def hessian_factor(self) -> tuple[Any, float, float]:
         """Return (A, s, c) with Θ = s AᵀA + c I, for solvers that exploit a wide A.
 
-        Not for :class:`~.multinomial_logistic.MultinomialLogistic`, whose Θ has another
+        Not for :class:`MultinomialLogistic`, whose Θ has another
         structure.
         """
         scale = self.weight * self._pointwise.curvature * self._factor
         matrix = (self._exact or self)._design.matrix
         return matrix, scale, self.weight * self.l2
 
-    def hessian_bound(self) -> Array | LinearOperator[Any]:
+    def hessian_bound(self) -> Bound:
         """Return Θ = weight (curvature · factor · AᵀA + l2 I), with l″ ≤ curvature.
 
         Returns
@@ -376,3 +491,180 @@ class Logistic(LinearModel):
     def metrics(self, x: Array) -> dict[str, float]:
         """Return ``{"accuracy": ...}``, the fraction of labels predicted correctly."""
         return {"accuracy": float(np.mean(self.predict(x) == (self._labels > 0)))}
+
+
+class NonconvexLogistic(Logistic):
+    """Binary logistic regression, labels in {0, 1}, not convex where l2 > 0.
+
+    f(x) = weight · ((1/d) Σ_k [ln(1 + exp(a_kᵀx)) − b_k a_kᵀx]
+    + (l2/2) Σ_j x_j²/(1 + x_j²)), with Θ = weight · ((1/4d) AᵀA + l2 I), that of
+    :class:`Logistic`.
+
+    Parameters
+    ----------
+    A : array_like or scipy.sparse matrix of shape (d, p)
+        Dense, or sparse and kept as CSR.
+    b : array_like of shape (d,)
+        Labels, 0 or 1.
+    l2 : float, default 0.0
+        μ, the factor of the regulariser.
+    weight : float, default 1.0
+        A positive factor on the whole function.
+
+    Raises
+    ------
+    ValueError
+        If shapes disagree, an entry is not finite, a label is neither 0 nor 1, or a
+        parameter is not allowed.
+
+    Notes
+    -----
+    The third loss of the public MATLAB code of FedGiA's authors (arXiv 2205.01438),
+    which the paper does not have. There μ is divided by the number d_i of the client's
+    examples, with μ = 0.1 for default in its description and 0.01 in the program.
+
+    The second derivative of x²/(2(1 + x²)) is (1 − 3x²)/(1 + x²)³, in [−1/4, 1]: the
+    quadratic regulariser's 1 bounds it from above, and f is l2/4-weakly convex at
+    worst.
+    """
+
+    def _penalty(self, flat: Array) -> Any:
+        # ½ Σ_j x_j²/(1 + x_j²), as ½ Σ_j 1/(1 + x_j⁻²) where x_j² would overflow
+        with np.errstate(over="ignore", divide="ignore"):
+            return 0.5 * (1.0 / (1.0 + 1.0 / np.square(flat))).sum(axis=-1)
+
+    def _penalty_slope(self, x: Array) -> Array:
+        # x_j/(1 + x_j²)²; the square of an entry beyond 1e154 is ∞, the slope 0
+        with np.errstate(over="ignore"):
+            slope: Array = x / np.square(1.0 + np.square(x))
+        return slope
+
+    def _penalty_curvature(self, x: Array, direction: Array) -> float:
+        # Σ_j d_j² (1 − 3x_j²)/(1 + x_j²)³ = Σ_j d_j² s²(4s − 3) with s = 1/(1 + x_j²),
+        # which is 0 where x_j² is ∞
+        with np.errstate(over="ignore"):
+            s = 1.0 / (1.0 + np.square(x))
+        return float(np.vdot(np.square(direction), np.square(s) * (4.0 * s - 3.0)))
+
+
+class MultinomialLogistic(LinearModel):
+    """Multi-class logistic regression: the mean cross-entropy of a linear softmax.
+
+    f(W) = weight · ((1/d) Σ_k [ln Σ_c exp(z_kc) − z_k,y_k] + (l2/2)‖W‖²), z = F W, and
+    the last row of W the bias when ``intercept``; l2 includes the bias. Points have
+    shape (q, classes), (q + 1, classes) with the intercept.
+
+    Parameters
+    ----------
+    features : array_like or scipy.sparse matrix of shape (d, q)
+        Dense, or sparse and kept as CSR.
+    labels : array_like of shape (d,)
+        Whole numbers in [0, classes).
+    classes : int
+        At least 2.
+    intercept : bool, default True
+    l2 : float, default 0.0
+    weight : float, default 1.0
+        A positive factor on the whole function.
+
+    Raises
+    ------
+    ValueError
+        If shapes disagree, an entry is not finite, or a label or parameter is not
+        allowed.
+
+    Notes
+    -----
+    Θ = weight · ((1/2d) [F 1]ᵀ[F 1] ⊗ (I − 11ᵀ/classes) + l2 I): D. Böhning,
+    "Multinomial logistic regression algorithm", 1992.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.objectives import MultinomialLogistic
+    >>> f = MultinomialLogistic(np.eye(2), np.array([0, 1]), classes=2, intercept=False)
+    >>> x = np.zeros((2, 2))
+    >>> round(f.value(x), 3)
+    0.693
+    >>> f.gradient(x).round(3)
+    array([[-0.25,  0.25],
+           [ 0.25, -0.25]])
+    """
+
+    def __init__(
+        self,
+        features: Any,
+        labels: ArrayLike,
+        classes: int,
+        *,
+        intercept: bool = True,
+        l2: float = 0.0,
+        weight: float = 1.0,
+    ) -> None:
+        matrix = check_examples("features", features)
+        if int(classes) != classes or classes < 2:
+            raise ValueError(f"classes is {classes!r}; it must be a whole number >= 2")
+        design = DesignMatrix(matrix, intercept=bool(intercept))
+        examples = matrix.shape[0]
+        shape = (design.shape[1], int(classes))
+        super().__init__(
+            design,
+            losses.CrossEntropy(),
+            check_integers("labels", labels, examples, int(classes)),
+            shape,
+            factor=1.0 / examples,
+            weight=weight,
+            l2=l2,
+        )
+
+    @cached_property
+    def _unit_vectors(self) -> Array | None:
+        """The unit vector of each example's class, in columns, where these are few."""
+        if self.num_examples * self.shape[1] > _MOST_KEPT:
+            return None
+        every = np.eye(self.shape[1], dtype=self.dtype)
+        own: Array = every.take(self._labels, axis=1)
+        return own
+
+    def _slopes(self, scores: Array, rows: IntArray | None) -> Array:
+        if rows is not None or self._unit_vectors is None:
+            return super()._slopes(scores, rows)
+        # softmax(z) − e_y: taking a matrix off is quicker than finding its entries
+        shares = cast(losses.CrossEntropy, self._pointwise).softmax(scores, scores)
+        shares -= self._unit_vectors.T
+        return shares
+
+    def hessian_factor(self) -> tuple[Any, float, float]:
+        """Not available: Θ is a Kronecker product, see :meth:`hessian_bound`."""
+        raise NotImplementedError("MultinomialLogistic has no hessian_factor")
+
+    def hessian_bound(self) -> Bound:
+        """Return Böhning's Θ, dense where it has at most 2048 rows."""
+        design, (rows, classes) = (self._exact or self)._design, self.shape
+        scale = self.weight * self._pointwise.curvature * self._factor
+        shift = self.weight * self.l2
+        if rows * classes <= DENSE_ORDER:
+            centring = np.eye(classes) - 1.0 / classes
+            bound = np.asarray(scale * np.kron(design.gram(), centring))
+            bound[np.diag_indices(rows * classes)] += shift
+            return bound
+
+        def product(v: Array) -> Array:
+            matrix = v.reshape(rows, classes)
+            centred = matrix - matrix.mean(axis=1, keepdims=True)
+            result = scale * design.adjoint(design.apply(centred)) + shift * matrix
+            return result.ravel()
+
+        return symmetric_operator(rows * classes, product)
+
+    def predict(self, x: Array, features: Any = None) -> IntArray:
+        """Return the class of the largest score of each row, by default its own."""
+        x = check_point(x, self.shape)
+        design = self._design
+        if features is not None:
+            design = design.like(features, "features")
+        return np.asarray(np.argmax(design.apply(x), axis=1), dtype=np.intp)
+
+    def metrics(self, x: Array) -> dict[str, float]:
+        """Return ``{"accuracy": ...}``, the fraction of labels predicted correctly."""
+        return {"accuracy": float(np.mean(self.predict(x) == self._labels))}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 import numpy as np
 import scipy  # its parts are loaded when first used
 from numpy.typing import ArrayLike
@@ -17,10 +15,7 @@ from fedtrellis.objectives.checks import (
     check_number,
     check_point,
 )
-from fedtrellis.objectives.symmetric import DENSE_ORDER, symmetric_operator
-
-if TYPE_CHECKING:
-    from scipy.sparse.linalg import LinearOperator
+from fedtrellis.objectives.symmetric import DENSE_ORDER, Bound, symmetric_operator
 
 __all__ = ["MatrixCompletion"]
 
@@ -138,7 +133,7 @@ class MatrixCompletion(FiniteSum):
         starts = np.searchsorted(rows, np.arange(m + 1))
         return scipy.sparse.csr_matrix((data, columns, starts), shape=(m, n))
 
-    def hessian_bound(self) -> Array | LinearOperator[Any]:
+    def hessian_bound(self) -> Bound:
         """Return ∇²f = (2 weight/d) diag(how often each entry is observed)."""
         diagonal = np.zeros(self.shape[0] * self.shape[1])
         diagonal[self._entries] = 2.0 * self._scale(None) * self._counts

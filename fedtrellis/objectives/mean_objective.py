@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from fedtrellis.objectives.base import Objective
 from fedtrellis.objectives.checks import Array, check_point
-from fedtrellis.objectives.symmetric import symmetric_operator
-
-if TYPE_CHECKING:
-    from scipy.sparse.linalg import LinearOperator
+from fedtrellis.objectives.symmetric import Bound, symmetric_operator
 
 __all__ = ["MeanObjective"]
 
@@ -64,7 +61,11 @@ class MeanObjective(Objective):
 
     def gradient(self, x: Array) -> Array:
         """Return ∇F(x), of the shape of x."""
-        return self._mean(lambda part: part.gradient(x))
+        total = np.zeros(self.shape)
+        for part in self._parts:
+            total += part.gradient(x)
+        total /= len(self._parts)
+        return total
 
     def value_and_gradient(self, x: Array) -> tuple[float, Array]:
         """Return F(x) and ∇F(x)."""
@@ -109,7 +110,7 @@ class MeanObjective(Objective):
         total /= len(self._parts)
         return total
 
-    def hessian_bound(self) -> Array | LinearOperator[Any]:
+    def hessian_bound(self) -> Bound:
         """Return Θ = (1/n) Σ Θ_i, which majorises F.
 
         Returns
@@ -122,7 +123,7 @@ class MeanObjective(Objective):
             One of the f_i has no bound.
         """
         total = np.zeros(())
-        operators: list[LinearOperator[Any]] = []
+        operators: list[Any] = []
         for part in self._parts:
             bound = part.hessian_bound()
             if isinstance(bound, np.ndarray):
@@ -166,10 +167,3 @@ class MeanObjective(Objective):
             for name in parts[0]
             if all(name in measures for measures in parts)
         }
-
-    def _mean(self, gradient: Callable[[Objective], Array]) -> Array:
-        total = np.zeros(self.shape)
-        for part in self._parts:
-            total += gradient(part)
-        total /= len(self._parts)
-        return total

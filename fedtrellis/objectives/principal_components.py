@@ -91,10 +91,6 @@ class PrincipalComponents(FiniteSum):
         direction = check_point(direction, self.shape, name="direction")
         return -self.weight * float(np.vdot(direction, self._product(direction, None)))
 
-    def _entries_per_point(self, rows: IntArray | None) -> int:
-        examples = self.num_examples if rows is None else len(rows)
-        return max(examples, self.shape[0]) * self.shape[1]
-
     def _values(self, points: Array, rows: IntArray | None) -> Array:
         # (p, m r): all the points in one matrix product
         columns = np.moveaxis(points, 0, 1).reshape(self.shape[0], -1)

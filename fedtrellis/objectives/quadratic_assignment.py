@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,10 +16,7 @@ from fedtrellis.objectives.checks import (
     check_number,
     check_point,
 )
-from fedtrellis.objectives.symmetric import DENSE_ORDER, symmetric_operator
-
-if TYPE_CHECKING:
-    from scipy.sparse.linalg import LinearOperator
+from fedtrellis.objectives.symmetric import DENSE_ORDER, Bound, symmetric_operator
 
 __all__ = ["QuadraticAssignment"]
 
@@ -156,7 +152,7 @@ class QuadraticAssignment(FiniteSum):
         costs: Array = np.einsum("mij,mij->m", products, points)
         return costs
 
-    def hessian_bound(self) -> Array | LinearOperator[Any]:
+    def hessian_bound(self) -> Bound:
         """Return 2 weight ‖A_E‖₂ ‖B‖₂ · I."""
         order, bound = self.shape[0] ** 2, self.lipschitz()
         if order <= DENSE_ORDER:

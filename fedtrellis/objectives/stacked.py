@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -60,50 +60,32 @@ def stack(objectives: Sequence[Any]) -> Stacked | None:
     make = getattr(kind, "stack", None)
     if make is None or any(type(objective) is not kind for objective in objectives):
         return None
-    return _kept.stack_of(objectives, make)
-
-
-class _Kept:
-    """The stacks of the last calls, up to so many entries of data together."""
-
-    def __init__(self) -> None:
-        # by their objectives' identities, which are kept too: none is another's
-        self._stacks: OrderedDict[
-            tuple[int, ...], tuple[tuple[Any, ...], Stacked | None]
-        ] = OrderedDict()
-        self._entries = 0
+    key = tuple(map(id, objectives))
+    if key in _kept:
+        _kept.move_to_end(key)
+        return _kept[key][1]
+    stacked: Stacked | None = make(objectives)
+    if key not in _seen:
         # random cohorts do not come again: what is kept of them is memory, and time
-        self._seen: OrderedDict[tuple[int, ...], None] = OrderedDict()
-
-    def stack_of(
-        self,
-        objectives: Sequence[Any],
-        make: Callable[[Sequence[Any]], Stacked | None],
-    ) -> Stacked | None:
-        key = tuple(map(id, objectives))
-        if key in self._stacks:
-            self._stacks.move_to_end(key)
-            return self._stacks[key][1]
-        stacked = make(objectives)
-        if key not in self._seen:
-            self._seen[key] = None
-            if len(self._seen) > _SEEN:
-                self._seen.popitem(last=False)
-            return stacked
-        self._stacks[key] = tuple(objectives), stacked
-        self._entries += self._size(stacked)
-        while self._entries > _KEPT:
-            _, (_, oldest) = self._stacks.popitem(last=False)
-            self._entries -= self._size(oldest)
+        _seen[key] = None
+        if len(_seen) > _SEEN:
+            del _seen[next(iter(_seen))]
         return stacked
+    _kept[key] = tuple(objectives), stacked
+    while sum(_size(kept) for _, kept in _kept.values()) > _KEPT:
+        _kept.popitem(last=False)
+    return stacked
 
-    @staticmethod
-    def _size(stacked: Stacked | None) -> int:
-        # one that there is none of takes room as well
-        return _KEPT // 256 + int(getattr(stacked, "entries", 0))
+
+# By the objectives' identities; they are kept too, so that none is another's.
+_kept: OrderedDict[tuple[int, ...], tuple[tuple[Any, ...], Stacked | None]]
+_kept = OrderedDict()
+_seen: dict[tuple[int, ...], None] = {}
 
 
-_kept = _Kept()
+def _size(stacked: Stacked | None) -> int:
+    # one that there is none of takes room as well
+    return _KEPT // 256 + int(getattr(stacked, "entries", 0))
 
 
 @lru_cache(maxsize=8)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -11,6 +11,9 @@ from fedtrellis.objectives.checks import Array
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
+
+#: A symmetric matrix, as an array or by its products.
+Bound: TypeAlias = "Array | LinearOperator[Any]"
 
 # Up to this order a matrix is formed and decomposed densely (32 MiB, seconds);
 # above it only its products are used.
@@ -35,7 +38,7 @@ def symmetric_operator(order: int, product: Any) -> LinearOperator[Any]:
     )
 
 
-def largest_eigenvalue(matrix: Array | LinearOperator[Any]) -> float:
+def largest_eigenvalue(matrix: Bound) -> float:
     """Return the largest eigenvalue of a symmetric matrix or operator.
 
     Its relative error is below 1e-12, unless other eigenvalues lie as close to it as

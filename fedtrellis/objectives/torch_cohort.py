@@ -139,19 +139,7 @@ class TorchCohort:
     def gradients(
         self, points: Array, rows: Sequence[IntArray | None] | None = None
     ) -> Array:
-        """Return ∇f_i(x_i) for every client.
-
-        Parameters
-        ----------
-        points : ndarray of shape (n, p)
-            x_1, …, x_n, or (n, *shape) for a model of one array.
-        rows : sequence of (ndarray of int or None), optional
-            Every client's mini-batch; None: all of its examples.
-
-        Returns
-        -------
-        ndarray of the shape and dtype of ``points``
-        """
+        """Return ∇f_i(x_i) of each, in the dtype of the points; see ``Stacked``."""
         tensor, dtype = self._tensor(points)
         return to_numpy(self._gradients(tensor, rows), dtype).reshape(np.shape(points))
 
@@ -163,21 +151,9 @@ class TorchCohort:
         *,
         pull: float = 0.0,
     ) -> Array:
-        """Take every client's steps, as ``TorchObjective.local_steps`` does.
+        """Take steps of the same sizes for every client, as ``TorchObjective`` does.
 
-        Parameters
-        ----------
-        points : ndarray of shape (n, p)
-            Or (n, *shape) for a model of one array.
-        sizes : sequence of float
-            γ_1, γ_2, …, the same for everybody.
-        rows : sequence of sequences, optional
-            For every step every client's mini-batch.
-        pull : float, default 0.0
-
-        Returns
-        -------
-        ndarray of the shape and dtype of ``points``
+        ``rows`` has for every step every client's mini-batch.
         """
         point, dtype = self._tensor(points)
         start = point.clone() if pull else point

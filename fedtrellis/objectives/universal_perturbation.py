@@ -38,12 +38,8 @@ class Classifier(Protocol):
 
 
 @runtime_checkable
-class DifferentiableClassifier(Protocol):
+class DifferentiableClassifier(Classifier, Protocol):
     """A classifier that can be differentiated, for attacks that see inside it."""
-
-    def logits(self, images: Array) -> Array:
-        """Return scores of shape (n, classes) for images of shape (n, ...)."""
-        ...
 
     def pullback(self, images: Array, cotangents: Array) -> Array:
         """Return ∇ Σ_kc cotangents_kc · logits_kc by the images, of their shape."""

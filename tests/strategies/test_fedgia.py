@@ -15,7 +15,7 @@ from scipy.special import expit
 from clients import FedGiAClient
 from fedtrellis import Callback, LocalGrid, RoundRecord
 from fedtrellis.objectives import LeastSquares, Logistic, Objective
-from fedtrellis.objectives.nonconvex_logistic import NonconvexLogistic
+from fedtrellis.objectives.linear_models import NonconvexLogistic
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import decode
 from strategies import FedGiA

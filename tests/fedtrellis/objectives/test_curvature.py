@@ -14,6 +14,7 @@ from fedtrellis.objectives import (
     Objective,
     QuadraticAssignment,
 )
+from fedtrellis.objectives.linear_models import NonconvexLogistic
 from fedtrellis.objectives.losses import (
     CrossEntropy,
     Hinge,
@@ -23,7 +24,6 @@ from fedtrellis.objectives.losses import (
     Squared,
 )
 from fedtrellis.objectives.mean_objective import MeanObjective
-from fedtrellis.objectives.nonconvex_logistic import NonconvexLogistic
 from fedtrellis.objectives.principal_components import PrincipalComponents
 from tests.fedtrellis.objectives.cases import (
     BITS,

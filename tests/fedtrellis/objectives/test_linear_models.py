@@ -16,7 +16,7 @@ from fedtrellis.objectives import (
     MultinomialLogistic,
     Objective,
 )
-from fedtrellis.objectives.design_matrix import DesignMatrix
+from fedtrellis.objectives.linear_models import DesignMatrix
 from tests.fedtrellis.objectives.cases import CASES, csr, dense_bound, features, point
 
 

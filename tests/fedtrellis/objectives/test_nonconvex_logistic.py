@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy.sparse.linalg import LinearOperator
 
 from fedtrellis.objectives import Logistic
-from fedtrellis.objectives.nonconvex_logistic import NonconvexLogistic
+from fedtrellis.objectives.linear_models import NonconvexLogistic
 
 Array = NDArray[np.float64]
 

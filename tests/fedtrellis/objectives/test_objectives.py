@@ -179,7 +179,6 @@ def test_a_large_bound_is_an_operator(
     for module in (
         "symmetric",
         "linear_models",
-        "multinomial_logistic",
         "matrix_completion",
         "quadratic_assignment",
     ):

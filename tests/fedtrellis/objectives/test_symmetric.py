@@ -7,7 +7,7 @@ import pytest
 import scipy.sparse
 from numpy.typing import NDArray
 
-from fedtrellis.objectives.design_matrix import DesignMatrix
+from fedtrellis.objectives.linear_models import DesignMatrix
 from fedtrellis.objectives.symmetric import (
     DIRECT_ORDER,
     largest_eigenvalue,
