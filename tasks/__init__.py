@@ -78,22 +78,11 @@ TASKS: dict[str, type[Task]] = {
 def make_task(
     name: str, config: Mapping[str, Any], num_clients: int, seed: int
 ) -> Task:
-    """Make a task from its name and the run config.
+    """Make a task from its name, a key of :data:`TASKS`, and the run config.
 
-    Parameters
-    ----------
-    name : str
-        A key of :data:`TASKS`, e.g. ``"lasso"``.
-    config : mapping
-        The run config; the task's keys start with its name and a dot, those of data
-        that lies on the nodes with ``data.``.
-    num_clients : int
-    seed : int
-
-    Raises
-    ------
-    SettingsError
-        An unknown name, or a setting that is not allowed.
+    Its keys start with the name and a dot, those of data that lies on the nodes with
+    ``data.``; ``num_clients`` and ``seed`` are the run's. A SettingsError: an unknown
+    name, or a setting that is not allowed.
     """
     kind = TASKS[check_choice("task", name, TASKS)]
     return kind.from_config(config, num_clients, seed)

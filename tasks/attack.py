@@ -134,10 +134,8 @@ class Attack(Nonconvex):
             self._check_own_classifier()
         classes = self._classes()
         if self.label() >= classes:
-            raise SettingsError(
-                f"attack.target-label = {self.label()} must be below {classes}, the "
-                "classifier's number of classes"
-            )
+            why = f"must be below {classes}, the classifier's number of classes"
+            raise SettingsError(f"attack.target-label = {self.label()} {why}")
         for held_out in (False, True):
             if not len(self.images(held_out=held_out)):
                 part = "held-out" if held_out else "training"
@@ -153,23 +151,19 @@ class Attack(Nonconvex):
         return self.classifier_path.endswith(".onnx")
 
     def _check_own_classifier(self) -> None:
+        path = f"attack.classifier-path = {self.classifier_path!r}"
         if self.scores != "logits":
-            raise SettingsError(
-                f"attack.scores = {self.scores!r} does not apply to attack.classifier-"
-                f"path = {self.classifier_path!r}, which is no .onnx"
-            )
+            raise self.refused("scores", f"does not apply to {path}, which is no .onnx")
         if self.dataset == "cifar10" and importlib.util.find_spec("torch") is None:
             raise SettingsError(
                 "attack.dataset = 'cifar10' needs PyTorch, or an ONNX model as "
                 'attack.classifier-path: pip install "fedtrellis[torch]"'
             )
         if self.dataset == "file" or (
-            self.dataset == "digits" and self.classifier_path
+            self.classifier_path and self.dataset == "digits"
         ):
-            raise SettingsError(
-                f"attack.classifier-path = {self.classifier_path!r} must name an ONNX "
-                f"model, FILE.onnx, for attack.dataset = {self.dataset!r}"
-            )
+            why = f"must name an ONNX model, FILE.onnx, for attack.dataset = {self.dataset!r}"
+            raise self.refused("classifier_path", why)
 
     def _classes(self) -> int:
         blank = np.zeros((1, *self.shapes()[0]))
@@ -184,8 +178,7 @@ class Attack(Nonconvex):
         """Return ε, the data set's own where the setting leaves it open."""
         return self.radius or _DATASETS[self.dataset][1]
 
-    def num_examples(self) -> int:
-        """Return the number of images that are dealt."""
+    def num_examples(self) -> int:  # noqa: D102
         return len(self.images(held_out=False))
 
     def shapes(self) -> list[tuple[int, ...]]:  # noqa: D102

@@ -257,8 +257,12 @@ class Task(ABC):
         return {}
 
     def option_key(self, name: str) -> str:
-        """Return the run-config key of one of :meth:`method_options`."""
+        """Return the run-config key of a field, or of one of :meth:`method_options`."""
         return f"{self.name}.{name.replace('_', '-')}"
+
+    def refused(self, name: str, why: str) -> SettingsError:
+        """Return the error that a field's value is refused with; ``why`` follows it."""
+        return SettingsError(f"{self.option_key(name)} = {getattr(self, name)!r} {why}")
 
     def client_parts(self, client: int) -> dict[str, Any]:
         """Return what client i in [0, n) is made of, by its constructor's arguments.

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtrellis.random import generator
-from fedtrellis.settings import SettingsError, setting
+from fedtrellis.settings import setting
 
 from .base import Nonconvex, check_torch, derived_seed
 from .classification import NetworkTask, device_setting
@@ -158,10 +158,8 @@ class Characters(Nonconvex, NetworkTask):
         from .networks import HEADS
 
         if self.width % HEADS:
-            raise SettingsError(
-                f"characters.width = {self.width} must be a multiple of {HEADS}, the "
-                "number of attention heads"
-            )
+            why = f"must be a multiple of {HEADS}, the number of attention heads"
+            raise self.refused("width", why)
 
     def check(self) -> None:  # noqa: D102
         super().check()

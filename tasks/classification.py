@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedtrellis.objectives import MultinomialLogistic
-from fedtrellis.settings import SettingsError, setting
+from fedtrellis.settings import setting
 
 from .base import Array, check_torch, data_path, derived_seed
 from .data.datasets import (
@@ -168,16 +168,12 @@ class Classification(NetworkTask):
         if self.on_nodes:
             return
         if self.dataset in BUILT_IN and self.model in _CNNS:
-            raise SettingsError(
-                f"classification.model = {self.model!r} does not fit "
-                f"classification.dataset = {self.dataset!r}, which has no images of "
-                "16 x 16 pixels or more; allowed: dnn, mclr"
-            )
+            why = "which has no images of 16 x 16 pixels or more; allowed: dnn, mclr"
+            data = f"classification.dataset = {self.dataset!r}"
+            raise self.refused("model", f"does not fit {data}, {why}")
         if self.partition == "natural" and self.dataset != "synthetic":
-            raise SettingsError(
-                "classification.partition = 'natural' is for synthetic data, not for "
-                f"{self.dataset!r}; allowed: dirichlet, iid, labels"
-            )
+            why = f"is for synthetic data, not for {self.dataset!r}"
+            raise self.refused("partition", f"{why}; allowed: dirichlet, iid, labels")
 
     def check_nodes(self) -> None:  # noqa: D102
         super().check_nodes()
@@ -210,11 +206,9 @@ class Classification(NetworkTask):
             return (features,)
         images = {math.prod(DATASETS[name]): DATASETS[name] for name in _OF_IMAGES}
         if len(images.get(features, ())) != 3:
-            raise SettingsError(
-                f"classification.model = {self.model!r} with data.features = "
-                f"{features}: images of 1 x 28 x 28 or 3 x 32 x 32 pixels, 784 or 3072 "
-                "features, are needed"
-            )
+            why = "images of 1 x 28 x 28 or 3 x 32 x 32 pixels, 784 or 3072 features"
+            given = f"with data.features = {features}"
+            raise self.refused("model", f"{given}: {why}, are needed")
         return images[features]
 
     def _classes(self) -> int:

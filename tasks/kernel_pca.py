@@ -71,10 +71,8 @@ class KernelPCA(Nonconvex, NodeDataTask):
         self.check_path()
         features = self.shapes()[0][0]
         if self.components > features:
-            raise SettingsError(
-                f"kernel-pca.components = {self.components} is too many: "
-                f"the examples have {features} features"
-            )
+            why = f"is too many: the examples have {features} features"
+            raise self.refused("components", why)
         super().check()
 
     def check_nodes(self) -> None:  # noqa: D102

@@ -11,7 +11,7 @@ import numpy as np
 from fedtrellis.domains import Domain
 from fedtrellis.objectives import LeastSquares
 from fedtrellis.random import generator
-from fedtrellis.settings import SettingsError, setting
+from fedtrellis.settings import setting
 
 from .base import Array
 from .data.regression import RegressionTask
@@ -47,9 +47,8 @@ class Lasso(RegressionTask):
 
     def check_settings(self) -> None:  # noqa: D102
         if self.nonzeros > self.columns and self.dataset == "generated":
-            raise SettingsError(
-                f"lasso.nonzeros = {self.nonzeros} must be at most lasso.columns "
-                f"= {self.columns}"
+            raise self.refused(
+                "nonzeros", f"must be at most lasso.columns = {self.columns}"
             )
 
     def node_weight(self, examples: int) -> float:

@@ -11,7 +11,7 @@ import numpy as np
 from fedtrellis.objectives import LeastSquares
 from fedtrellis.objectives.checks import is_sparse
 from fedtrellis.random import generator
-from fedtrellis.settings import SettingsError, setting
+from fedtrellis.settings import setting
 
 from .base import Array
 from .data.regression import RegressionTask
@@ -48,12 +48,10 @@ class LinearRegression(RegressionTask):
 
     name: ClassVar[str] = "linear-regression"
     summary: ClassVar[str] = "least squares on generated data of three distributions"
-    not_on_nodes: ClassVar[tuple[str, ...]] = (
-        *("features", "rows_min", "rows_max", "partition", "weighting", "condition"),
-    )
     not_of_file: ClassVar[tuple[str, ...]] = (
         *("features", "rows_min", "rows_max", "partition", "condition"),
     )
+    not_on_nodes: ClassVar[tuple[str, ...]] = (*not_of_file, "weighting")
     width_field: ClassVar[str] = "features"
 
     features: int = setting(100, "unknowns, the features of a sample", minimum=1)
@@ -78,10 +76,8 @@ class LinearRegression(RegressionTask):
 
     def check_settings(self) -> None:  # noqa: D102
         if self.rows_min > self.rows_max:
-            raise SettingsError(
-                f"linear-regression.rows-min = {self.rows_min} must be at most "
-                f"linear-regression.rows-max = {self.rows_max}"
-            )
+            why = f"must be at most linear-regression.rows-max = {self.rows_max}"
+            raise self.refused("rows_min", why)
 
     def solution(self) -> Array:
         """Return x*, where F has its minimum without a constraint (read-only).
@@ -100,9 +96,7 @@ class LinearRegression(RegressionTask):
 
     def _build_objective(self) -> LeastSquares:
         if self.weighting == "examples":
-            # (1/2d) ‖Ax − b‖²
-            data = data_of(self)
-            return LeastSquares(data.features, data.targets, scale="half-mean")
+            return super()._build_objective()  # type: ignore[no-any-return]
         # (1/n) Σ_i (1/2d_i) ‖A_i x − b_i‖² = ‖W^½ (Ax − b)‖², one product for all
         return LeastSquares(*_weighted(self))
 
@@ -116,24 +110,21 @@ class LinearRegression(RegressionTask):
         else:
             kinds = np.repeat(np.arange(len(sizes)) % 3, sizes)
         A, b = np.empty((count, self.features)), np.empty(count)
-        for kind in range(3):
+        for kind, draw in enumerate(
+            (
+                rng.standard_normal,
+                lambda shape: rng.standard_t(5.0, shape),
+                lambda shape: rng.uniform(-5.0, 5.0, shape),
+            )
+        ):
             rows = np.flatnonzero(kinds == kind)
-            samples = _draw(kind, rng, (len(rows), self.features + 1))
+            samples = draw((len(rows), self.features + 1))
             A[rows], b[rows] = samples[:, :-1], samples[:, -1]
         if self.condition > 1.0:
             # column j is multiplied by κ^(−(j−1)/(2(p−1)))
             A *= self.condition ** -np.linspace(0.0, 0.5, self.features)
-        starts = np.concatenate(([0], np.cumsum(sizes))).astype(np.intp)
+        starts = np.cumsum([0, *sizes]).astype(np.intp)
         return Dealt(A, b, starts).read_only()
-
-
-def _draw(kind: int, rng: np.random.Generator, shape: tuple[int, int]) -> Array:
-    """Draw samples from the distribution of a number."""
-    if kind == 0:
-        return rng.standard_normal(shape)
-    if kind == 1:
-        return rng.standard_t(5.0, shape)
-    return rng.uniform(-5.0, 5.0, shape)
 
 
 def _weighted(task: LinearRegression) -> tuple[Array, Array]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -15,7 +15,7 @@ from fedtrellis.objectives import Logistic, MultinomialLogistic, Objective
 from fedtrellis.objectives.linear_models import NonconvexLogistic
 from fedtrellis.objectives.mean_objective import MeanObjective
 from fedtrellis.random import generator
-from fedtrellis.settings import SettingsError, setting
+from fedtrellis.settings import setting
 
 from .base import Depending, Point, data_path, derived_seed
 from .data.datasets import load_file, load_libsvm, load_qsar, load_santander
@@ -33,11 +33,10 @@ _LOADERS = {"qsar": load_qsar, "santander": load_santander, "libsvm": load_libsv
 _SPARSE = ("qsar", "libsvm")
 
 
-def _schedule(task: LogisticRegression, given: Collection[str]) -> str | None:
-    return None if task.convex else "nonconvex"
-
-
-_SCHEDULE = Depending("nonconvex if the regularizer is, else nothing", _schedule)
+_SCHEDULE = Depending(
+    "nonconvex if the regularizer is, else nothing",
+    lambda task, given: None if task.convex else "nonconvex",
+)
 
 
 @dataclass(frozen=True)
@@ -147,10 +146,8 @@ class LogisticRegression(PartitionedTask):
     def check_settings(self) -> None:  # noqa: D102
         _scaling(self)
         if self.classes > 2 and self.regularizer != "l2":
-            raise SettingsError(
-                f"logistic-regression.regularizer = {self.regularizer!r} does not fit "
-                f"logistic-regression.classes = {self.classes}; allowed: l2"
-            )
+            why = f"does not fit logistic-regression.classes = {self.classes}"
+            raise self.refused("regularizer", f"{why}; allowed: l2")
 
     def shapes(self) -> list[tuple[int, ...]]:  # noqa: D102
         if self.on_nodes:
@@ -230,11 +227,10 @@ class LogisticRegression(PartitionedTask):
         shares = self.deal(labels[train])
         order, starts = train[np.concatenate(shares)], starts_of(shares)
         # copies, so that they can be scaled in place
+        parts = table.features[order], table.features[test]
         features, test_features = (
             with_constant(part) if self.intercept else part
-            for part in scaled(
-                table.features[order], table.features[test], _scaling(self)
-            )
+            for part in scaled(*parts, _scaling(self))
         )
         dealt = Dealt(features, labels[order], starts, test_features, labels[test])
         return dealt.read_only()
@@ -242,33 +238,30 @@ class LogisticRegression(PartitionedTask):
 
 def _scaling(task: LogisticRegression) -> str:
     """Return the scaling that ``auto`` stands for, or the one that was chosen."""
-    if task.on_nodes:
-        if task.scaling in ("standard", "unit-columns"):
-            raise SettingsError(
-                f"logistic-regression.scaling = {task.scaling!r} does not fit "
-                f"logistic-regression.dataset = {NODES!r}: it is measured on the "
-                "examples of all nodes; allowed: auto, none, unit-rows"
-            )
-        return "none" if task.scaling == "auto" else task.scaling
     dense_file = task.on_file and is_dense(task.path)
-    if task.scaling == "auto":
-        dense = dense_file or task.dataset == "breast-cancer"
-        return "standard" if dense else "unit-rows"
     sparse = task.dataset in _SPARSE or (task.on_file and not dense_file)
-    if task.scaling == "standard" and sparse:
-        raise SettingsError(
-            "logistic-regression.scaling = 'standard' does not fit "
-            f"logistic-regression.dataset = {task.dataset!r}, which is sparse and "
-            "would not stay so; allowed: auto, none, unit-columns, unit-rows"
+    dense = dense_file or task.dataset == "breast-cancer"
+    auto = "standard" if dense else "unit-rows"
+    left_out, why = (["standard"], ", which is sparse and would not stay so")
+    if task.on_nodes:
+        left_out, auto = ["standard", "unit-columns"], "none"
+        why = ": it is measured on the examples of all nodes"
+    if (sparse or task.on_nodes) and task.scaling in left_out:
+        every = ("auto", "none", "unit-columns", "unit-rows")
+        allowed = ", ".join(name for name in every if name not in left_out)
+        raise task.refused(
+            "scaling",
+            f"does not fit logistic-regression.dataset = {task.dataset!r}{why}; "
+            f"allowed: {allowed}",
         )
-    return task.scaling
+    return auto if task.scaling == "auto" else task.scaling
 
 
 def _table(task: LogisticRegression) -> Table:
     if task.on_file:
         key, column = "logistic-regression.path", task.nodes.label_column
         return load_file(key, task.path, column, task.classes)
-    if task.dataset != "breast-cancer":
+    if task.dataset in _LOADERS:
         path = data_path("logistic-regression.path", task.path)
         return _LOADERS[task.dataset](path)
     need("sklearn", "logistic-regression.dataset = 'breast-cancer'", "sklearn")
@@ -299,8 +292,6 @@ def _split(task: LogisticRegression, labels: Indices) -> tuple[Indices, Indices]
         found = f"{counts[0]} and {counts[1]} examples of the labels 0 and 1"
         if task.classes > 2:
             found = f"{task.classes} labels, one of {counts.min()} examples"
-        raise SettingsError(
-            f"logistic-regression.test-fraction = {task.test_fraction:g} does not "
-            f"suit {found}: training and test data need some of each"
-        ) from error
+        why = f"does not suit {found}: training and test data need some of each"
+        raise task.refused("test_fraction", why) from error
     return train, test

@@ -10,7 +10,7 @@ import numpy as np
 from fedtrellis.manifolds import Product
 from fedtrellis.objectives.low_rank_network import LowRankPerceptron
 from fedtrellis.random import generator
-from fedtrellis.settings import SettingsError, setting
+from fedtrellis.settings import setting
 
 from .base import Array, Nonconvex, Point, data_path
 from .data.datasets import limited, load_mnist, rows_of, split_digits
@@ -77,16 +77,13 @@ class LowRankNetwork(Nonconvex, PartitionedTask):
     def check_settings(self) -> None:  # noqa: D102
         largest = min(self._inputs(), self.hidden)
         if not self.full_rank and self.rank > largest:
-            raise SettingsError(
-                f"low-rank-network.rank = {self.rank} is too high: the hidden matrix "
-                f"is {self._inputs()} x {self.hidden}, so at most {largest}"
-            )
+            size = f"{self._inputs()} x {self.hidden}"
+            why = f"is too high: the hidden matrix is {size}, so at most {largest}"
+            raise self.refused("rank", why)
 
     def _inputs(self) -> int:
-        """Return the number of features."""
-        if self.on_nodes:
-            return self.nodes.num_features()
-        return _INPUTS[self.dataset]
+        on_nodes = self.on_nodes
+        return self.nodes.num_features() if on_nodes else _INPUTS[self.dataset]
 
     def _classes(self) -> int:
         return len(self.nodes.class_labels()) if self.on_nodes else _CLASSES

@@ -53,10 +53,7 @@ class MatrixCompletion(NodeDataTask):
     summary: ClassVar[str] = "low-rank matrix completion, generated or MovieLens-100k"
 
     not_on_nodes: ClassVar[tuple[str, ...]] = (
-        "path",
-        "test_fraction",
-        "validation_fraction",
-        "centred",
+        *("path", "test_fraction", "validation_fraction", "centred"),
     )
 
     dataset: str = setting(
@@ -101,12 +98,7 @@ class MatrixCompletion(NodeDataTask):
         return read_ratings(path, self.users, self.items)
 
     def shapes(self) -> list[tuple[int, ...]]:  # noqa: D102
-        return [self._shape()]
-
-    def _shape(self) -> tuple[int, int]:
-        if self.on_nodes:
-            return self.users, self.items
-        return _ratings(self)[2]
+        return [(self.users, self.items) if self.on_nodes else _ratings(self)[2]]
 
     def domains(self) -> dict[str, float]:
         """Return the nuclear norm ball.
@@ -118,7 +110,7 @@ class MatrixCompletion(NodeDataTask):
 
     def _loss(self, features: Any, targets: Any, weight: float) -> MeanSquaredError:
         rows, columns = features.astype(np.intp).T
-        return MeanSquaredError(rows, columns, targets, self._shape(), weight=weight)
+        return MeanSquaredError(rows, columns, targets, self.shapes()[0], weight=weight)
 
     def metrics(self, x: Point) -> dict[str, float]:
         """Return ``"rmse"`` on the test ratings and ``"rmse-train"``."""
@@ -169,14 +161,8 @@ def _ratings_of_file(
 def synthetic_ratings(seed: int) -> tuple[Any, Array, tuple[int, int], float]:
     """Generate noisy ratings of random entries of a 60 × 50 matrix of rank 3.
 
-    Returns
-    -------
-    cells : ndarray of int of shape (1500, 2)
-        User and item, counted from 0.
-    values : ndarray of shape (1500,)
-    shape : tuple of int
-    radius : float
-        The nuclear norm of the matrix without noise.
+    As :func:`_ratings` returns them: users and items of shape (1500, 2), counted from
+    0, values of shape (1500,), the matrix's shape, and its nuclear norm without noise.
     """
     rng = generator(seed, "matrix-completion")
     factors = [rng.standard_normal((size, _RANK)) for size in (_USERS, _ITEMS)]

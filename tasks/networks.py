@@ -63,16 +63,10 @@ def network_loss(
 ) -> Objective:
     """Return the cross-entropy of a network on some data, inputs and targets.
 
-    Parameters
-    ----------
-    make_model : callable
-        Makes the network, with the same weights whenever it is called.
-    data : (inputs, targets)
-    values_only : bool
-        Whether nobody asks for gradients. A network of ``FORWARD_FROM`` parameters or
-        more then takes the memory of inference.
-    **more
-        As of :class:`~fedtrellis.objectives.torch_objective.TorchObjective`.
+    ``make_model`` makes the network, with the same weights whenever it is called.
+    ``values_only``: nobody asks for gradients, so that a network of ``FORWARD_FROM``
+    parameters or more takes the memory of inference. ``more`` is as of
+    :class:`~fedtrellis.objectives.torch_objective.TorchObjective`.
     """
     model = make_model()
     loss = nn.CrossEntropyLoss()
@@ -83,10 +77,7 @@ def network_loss(
 
 
 def _seeded(seed: int, make: Callable[..., Model], *sizes: Any) -> Model:
-    """Make a model with the same weights in every process, with and without a GPU.
-
-    PyTorch's default initialisation, whose global state is left as it was.
-    """
+    """Make a model with the same weights in every process, with and without a GPU."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return make(*sizes)
@@ -98,30 +89,17 @@ def _seeded(seed: int, make: Callable[..., Model], *sizes: Any) -> Model:
 def make_model(name: str, shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
     """Make a model with the same initial weights in every process.
 
-    Parameters
-    ----------
-    name : {"dnn", "cnn", "small-cnn"}
-        ``dnn``: one hidden layer of 20 for 60 features, two of 100 for images;
-        ``cnn``: 5 × 5 convolutions with 32 and 64 channels, each with a 2 × 2 maximum,
-        and a hidden layer of 128; without padding 28 × 28 pixels come down to
-        64 · 4 · 4 = 1024 features; ``small-cnn``: 5 × 5 convolutions with 8 and 16
-        channels, each by steps of 2 pixels, and no hidden layer, for a pass in a
-        fiftieth of the time. ReLU throughout.
-    shape : tuple of int
-        Of an example: (features,) or (channels, height, width).
-    classes : int
-    seed : int
-        For PyTorch's default initialisation; its global state is left as it was.
+    Its name is one of ``dnn``: one hidden layer of 20 for 60 features, two of 100 for
+    images; ``cnn``: 5 × 5 convolutions with 32 and 64 channels, each with a 2 × 2
+    maximum, and a hidden layer of 128; without padding 28 × 28 pixels come down to
+    64 · 4 · 4 = 1024 features; ``small-cnn``: 5 × 5 convolutions with 8 and 16
+    channels, each by steps of 2 pixels, and no hidden layer, for a pass in a fiftieth
+    of the time. ReLU throughout. The sizes of the first two are those of the
+    experiments of FedFW, arXiv 2408.10090.
 
-    Returns
-    -------
-    torch.nn.Module
-        Maps float32 (d, *shape) to scores (d, classes).
-
-    Notes
-    -----
-    The sizes of ``dnn`` and ``cnn`` are those of the experiments of FedFW, arXiv
-    2408.10090.
+    It maps float32 (d, ``*shape``) to scores (d, ``classes``); the shape is
+    (features,) or (channels, height, width). The seed is for PyTorch's default
+    initialisation, whose global state is left as it was.
     """
     makers = {"dnn": _dnn, "cnn": _cnn, "small-cnn": _small_cnn}
     return _seeded(seed, makers[name], shape, classes)
@@ -202,16 +180,9 @@ class _Block(nn.Module):
 class CharacterTransformer(nn.Module):
     """Scores of the next symbol behind every symbol of a passage.
 
-    Parameters
-    ----------
-    symbols : int
-        Of the alphabet.
-    context : int
-        The most symbols of a passage.
-    width : int
-        A multiple of :data:`HEADS`.
-    blocks : int
-        Of attention and perceptron, each behind a layer norm.
+    Of an alphabet of ``symbols``, in a passage of at most ``context``; ``blocks`` of
+    attention and perceptron, each behind a layer norm; ``width`` is a multiple of
+    :data:`HEADS`.
     """
 
     def __init__(self, symbols: int, context: int, width: int, blocks: int) -> None:
@@ -304,12 +275,7 @@ class ConvolutionalClassifier:
 
     Three convolutions of stride 2, each with ReLU, and a dense layer.
 
-    Parameters
-    ----------
-    weights : mapping from str to ndarray of float32
-        Of :data:`SHAPES`.
-    dtype : torch.dtype, default torch.float32
-        What scores are computed in.
+    ``weights`` are of :data:`SHAPES`; scores are computed in ``dtype``.
     """
 
     def __init__(self, weights: Weights, dtype: torch.dtype = torch.float32) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar
+from importlib import resources
+from pathlib import Path
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import scipy  # its parts are loaded when first used
@@ -14,10 +17,20 @@ from fedtrellis.objectives import QuadraticAssignment as Cost
 from fedtrellis.random import generator
 from fedtrellis.settings import setting
 
-from .base import Array, Nonconvex, Point, data_path, even_share
-from .data.qaplib import Instance, chr12a, read_instance, read_solution
+from .base import Array, DataFileError, Nonconvex, Point, data_path, even_share
 
-__all__ = ["QuadraticAssignment"]
+__all__ = ["Instance", "QuadraticAssignment", "read_instance", "read_solution"]
+
+
+class Instance(NamedTuple):
+    """A QAPLIB instance: minimise Σ_ij A_ij B_{p(i), p(j)} over permutations p.
+
+    ``optimum`` is the best cost known, None where it is not known.
+    """
+
+    A: Array
+    B: Array
+    optimum: float | None
 
 
 @dataclass(frozen=True)
@@ -46,7 +59,7 @@ class QuadraticAssignment(Nonconvex):
 
     def num_examples(self) -> int:
         """Return the number of entries that are dealt."""
-        return int(np.count_nonzero(self._dealt()[1]))
+        return int(np.count_nonzero(self._dealt()))
 
     def shapes(self) -> list[tuple[int, ...]]:  # noqa: D102
         return [self.instance().A.shape]
@@ -63,22 +76,23 @@ class QuadraticAssignment(Nonconvex):
         shape = self.instance().A.shape
         return [np.full(shape, 1.0 / shape[0])]
 
-    def _dealt(self) -> tuple[str, Array]:
-        """Return which matrix is dealt, and that matrix."""
-        instance = self.instance()
-        if np.count_nonzero(instance.B) > np.count_nonzero(instance.A):
-            return "B", instance.B
-        return "A", instance.A
+    def _deals_a(self) -> bool:
+        A, B, _ = self.instance()
+        return bool(np.count_nonzero(A) >= np.count_nonzero(B))
+
+    def _dealt(self) -> Array:
+        """Return the matrix that is dealt."""
+        return self.instance().A if self._deals_a() else self.instance().B
 
     def mask(self, client: int) -> NDArray[np.bool_]:
         """Return which entries of the dealt matrix a client holds."""
         self.check()
-        matrix = self._dealt()[1]
+        matrix = self._dealt()
         entries = np.flatnonzero(matrix)
         order = generator(self.seed, self.name).permutation(len(entries))
-        own = entries[order[even_share(len(order), self.num_clients, client)]]
+        held = entries[order[even_share(len(order), self.num_clients, client)]]
         mask = np.zeros(matrix.shape, dtype=np.bool_)
-        mask.flat[own] = True
+        mask.flat[held] = True
         return mask
 
     def _build_objective(self) -> Cost:
@@ -87,7 +101,7 @@ class QuadraticAssignment(Nonconvex):
     def _build_client_objective(self, client: int) -> Cost:
         A, B, _ = self.instance()
         mask, weight = self.mask(client), float(self.num_clients)
-        if self._dealt()[0] == "A":
+        if self._deals_a():
             return Cost(A, B, mask=mask, weight=weight)
         return Cost(A, np.where(mask, B, 0.0), weight=weight)
 
@@ -129,7 +143,62 @@ def _instance(path: str) -> Instance:
             optimum, _ = read_solution(solution, len(instance.A))
             instance = instance._replace(optimum=optimum)
     else:
-        instance = chr12a()
+        # beside this module, whichever of its two names the package is imported under
+        text = resources.files(__package__).joinpath("data/chr12a.json").read_text()
+        found = json.loads(text)
+        A, B = (np.array(found[name], dtype=np.float64) for name in "AB")
+        instance = Instance(A, B, float(found["optimum"]))
     instance.A.setflags(write=False)
     instance.B.setflags(write=False)
     return instance
+
+
+def _numbers(path: Path) -> tuple[int, Array]:
+    """Return the first number, the order, and the others; line breaks mean nothing."""
+    numbers: list[float] = []
+    with path.open(encoding="latin-1") as lines:
+        for count, line in enumerate(lines, start=1):
+            try:
+                numbers.extend(map(float, line.replace(",", " ").split()))
+            except ValueError as error:
+                raise DataFileError(f"{path}, line {count}: not numbers") from error
+    values = np.array(numbers)
+    if not np.isfinite(values).all():
+        raise DataFileError(f"{path}: not all numbers are finite")
+    if not len(values) or values[0] < 1 or values[0] % 1:
+        raise DataFileError(f"{path}: must start with the order n, a whole number >= 1")
+    return int(values[0]), values[1:]
+
+
+def read_instance(path: Path) -> Instance:
+    """Read a QAPLIB ``.dat`` file: n, then the n × n matrices A and B.
+
+    A DataFileError: it holds something else.
+    """
+    n, values = _numbers(path)
+    if len(values) != 2 * n * n:
+        raise DataFileError(
+            f"{path}: order {n} asks for {2 * n * n} entries of A and B, "
+            f"the file has {len(values)}"
+        )
+    A, B = values.reshape(2, n, n)
+    if not A.any() or not B.any():
+        raise DataFileError(f"{path}: A or B has zeros only")
+    return Instance(A, B, None)
+
+
+def read_solution(path: Path, order: int) -> tuple[float, NDArray[np.intp]]:
+    """Read a QAPLIB ``.sln`` file: n, the cost, and a permutation of 1 … n.
+
+    Return the cost and the permutation, counted from 0. A DataFileError: it holds
+    something else.
+    """
+    n, values = _numbers(path)
+    if n != order or len(values) != 1 + n:
+        raise DataFileError(
+            f"{path}: must hold {order}, the cost and {order} places; "
+            f"it starts with {n} and has {len(values) + 1} numbers"
+        )
+    if not np.array_equal(np.sort(values[1:]), np.arange(1, n + 1)):
+        raise DataFileError(f"{path}: the places are no permutation of 1 to {n}")
+    return float(values[0]), values[1:].astype(np.intp) - 1

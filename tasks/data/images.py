@@ -104,7 +104,7 @@ def read_idx_folder(path: Path, schema: Schema) -> Table:
         fault(path, "idx files have images and their classes; the run needs csv or npz")
     found = []
     for end in ("images-idx3-ubyte", "labels-idx1-ubyte"):
-        files = sorted([*path.glob(f"*{end}"), *path.glob(f"*{end}.gz")])
+        files = [*path.glob(f"*{end}"), *path.glob(f"*{end}.gz")]
         if len(files) != 1:
             fault(path, f"has {len(files)} files *{end}[.gz]; exactly one is expected")
         found += files

@@ -95,22 +95,10 @@ class PartitionedTask(NodeDataTask):
         return self.deal(examples.labels)
 
     def deal(self, labels: NDArray[Any]) -> list[Indices]:
-        """Deal examples to the clients.
+        """Deal all examples to the clients, each once and no share empty.
 
-        Parameters
-        ----------
-        labels : ndarray of int of shape (d,)
-
-        Returns
-        -------
-        list of ndarray of int
-            The examples of each client: all of them, each once, no share empty.
-
-        Raises
-        ------
-        SettingsError
-            The labels do not suffice for so many clients, or flwr-datasets is needed
-            and not installed.
+        By their labels, int of shape (d,). A SettingsError: the labels do not suffice
+        for so many clients, or flwr-datasets is needed and not installed.
         """
         self.check_clients(len(labels), "examples")
         if self.partition == "iid":
@@ -123,13 +111,16 @@ class PartitionedTask(NodeDataTask):
     def _deal_labels(self, labels: NDArray[Any]) -> list[Indices]:
         present, counts = np.unique(labels, return_counts=True)
         clients, k = self.num_clients, self.labels_per_client
-        where = f"{self.name}.labels-per-client = {k} with {clients} clients"
+
+        def refused(why: str) -> SettingsError:
+            return self.refused("labels_per_client", f"with {clients} clients: {why}")
+
         if k > len(present):
-            raise SettingsError(f"{where}: there are only {len(present)} labels")
+            raise refused(f"there are only {len(present)} labels")
         if clients * k < len(present):
-            raise SettingsError(
-                f"{where}: they cannot hold all {len(present)} labels, so that "
-                f"examples would be left out; take more labels or more clients"
+            raise refused(
+                f"they cannot hold all {len(present)} labels, so that examples would "
+                "be left out; take more labels or more clients"
             )
         # Labels in a random order, as ranks; part v gets the label of rank v modulo
         # their number, so parts ik … ik + k − 1 have k different ones.
@@ -138,9 +129,9 @@ class PartitionedTask(NodeDataTask):
         scarce = np.flatnonzero(counts[order] < holders)
         if len(scarce):
             label, count = present[order[scarce[0]]], counts[order[scarce[0]]]
-            raise SettingsError(
-                f"{where}: label {label} has {count} examples for "
-                f"{holders[scarce[0]]} clients; take fewer labels or fewer clients"
+            raise refused(
+                f"label {label} has {count} examples for {holders[scarce[0]]} clients; "
+                "take fewer labels or fewer clients"
             )
         ranks = np.argsort(order)[np.searchsorted(present, labels)]
         partitioner = self._flwr_partitioners().PathologicalPartitioner(
@@ -167,11 +158,9 @@ class PartitionedTask(NodeDataTask):
                 warnings.simplefilter("ignore")
                 return _load(partitioner, self._shuffled(len(labels)), labels)
         except ValueError as error:
-            raise SettingsError(
-                f"{self.name}.alpha = {self.alpha:g} with {self.num_clients} clients "
-                f"and {len(labels)} examples: every draw left a client without any; "
-                "take a larger alpha or fewer clients"
-            ) from error
+            given = f"with {self.num_clients} clients and {len(labels)} examples"
+            why = "every draw left a client without any; take a larger alpha or fewer"
+            raise self.refused("alpha", f"{given}: {why} clients") from error
 
     def _shuffled(self, count: int) -> Indices:
         return generator(self.seed, "shuffle").permutation(count)
@@ -180,10 +169,8 @@ class PartitionedTask(NodeDataTask):
         try:
             from flwr_datasets import partitioner
         except ImportError as error:
-            raise SettingsError(
-                f"{self.name}.partition = {self.partition!r} needs flwr-datasets: "
-                'pip install "fedtrellis[data]"'
-            ) from error
+            why = 'needs flwr-datasets: pip install "fedtrellis[data]"'
+            raise self.refused("partition", why) from error
         return partitioner
 
 

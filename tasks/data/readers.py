@@ -63,12 +63,8 @@ _MOST_LABELS = 1000
 def node_path(node_config: Mapping[str, Any], key: str = "data") -> Path:
     """Return the file that a node's config names.
 
-    Raises
-    ------
-    SettingsError
-        There is no such entry, or it is no absolute path.
-    FileNotFoundError
-        There is no such file or folder.
+    A SettingsError: there is no such entry, or it is no absolute path; a
+    FileNotFoundError: there is no such file or folder.
     """
     value = node_config.get(key)
     if value is None:
@@ -127,24 +123,12 @@ def read_own_file(
 ) -> Table:
     """Read a file of the user's, once per process while it stays as it is.
 
-    Parameters
-    ----------
-    key : str
-        The setting that names it, for messages.
-    path : str
-        ``.csv`` and ``.csv.gz``: a first line of column names; ``.npz``: arrays
-        ``features``, ``labels`` and maybe ``names``; of any other name LIBSVM's text,
-        raw or packed.
-    target : {"class", "number"}
-        What the labels are; classes are counted from 0 in the order of the table's
-        ``labels``, which nobody has listed.
-    label_column, weight_column : str
-        Of a csv file; no weights where the latter is empty.
-
-    Returns
-    -------
-    Table
-        Columns without names are ``feature-1`` and so on.
+    ``key`` is the setting that names it, for messages. ``.csv`` and ``.csv.gz``: a first
+    line of column names, with the labels and the weights, if it has a name for them, in
+    the columns given; ``.npz``: arrays ``features``, ``labels`` and maybe ``names``; of
+    any other name LIBSVM's text, raw or packed. Columns without names are ``feature-1``
+    and so on. Classes are counted from 0 in the order of the table's ``labels``, which
+    nobody has listed.
     """
     found = data_path(key, path)
     schema = Schema(
@@ -303,6 +287,7 @@ def read_csv(
         for line in lines[1:]:
             _check_fields(path, line, len(names), 1, header=True)
     needed = [*schema.ignored]
+    special = (schema.label_column, schema.weight_column, "id" if schema.split else "")
     if schema.split:
         needed.append("id")
     else:
@@ -311,7 +296,6 @@ def read_csv(
     for name in needed:
         if name not in names:
             fault(path, f"the first line has no column {name!r}")
-    special = (schema.label_column, schema.weight_column, "id" if schema.split else "")
     apart = {*special, *schema.ignored}
     own = [j for j, name in enumerate(names) if name not in apart]
     found = [names[j] for j in own]
@@ -490,21 +474,11 @@ def read_npz(path: Path, schema: Schema) -> Table:
 def read_libsvm(path: Path, features: int = 0) -> tuple[Any, Array]:
     """Read ``label index:value …``, a line an example, raw or packed.
 
-    Parameters
-    ----------
-    path : Path
-    features : int, optional
-        p; then indices count from 1 to p: unlike scikit-learn this does not take a file
-        with an index 0 for one that counts from 0, which another node's might not have.
-        0: p is what the largest index says, and indices are counted from 1, or from 0
-        where one of them is 0.
-
-    Returns
-    -------
-    features : scipy.sparse.csr_array of shape (d, p)
-        float64.
-    labels : ndarray of shape (d,)
-        float64, as they stand in the file.
+    With ``features`` p, indices count from 1 to p: unlike scikit-learn this does not
+    take a file with an index 0 for one that counts from 0, which another node's might
+    not have. 0: p is what the largest index says, and indices are counted from 1, or
+    from 0 where one of them is 0. Return a CSR array of float64 of shape (d, p), and
+    the labels of shape (d,), float64, as they stand in the file.
     """
     need("sklearn", f"{path}, a file in LIBSVM's format,", "sklearn")
     lines = None
@@ -553,12 +527,11 @@ def _svmlight(lines: list[bytes], features: int) -> tuple[Any, Array] | None:
 
 def libsvm_table(path: Path, schema: Schema) -> Table:
     """Read LIBSVM's text by a schema, which may ask for nothing else than labels."""
-    lacks = {
-        "sample ids": schema.split,
-        "names for features": bool(schema.names),
-        "samples' weights": bool(schema.weight_column),
-    }
-    for what, needed in lacks.items():
+    for what, needed in (
+        ("sample ids", schema.split),
+        ("names for features", schema.names),
+        ("samples' weights", schema.weight_column),
+    ):
         if needed:
             fault(path, f"LIBSVM's format has no {what}; use csv or npz")
     matrix, targets = read_libsvm(path, schema.features)
@@ -566,12 +539,11 @@ def libsvm_table(path: Path, schema: Schema) -> Table:
     return make_table(path, schema, matrix, labels=targets, columns=columns)
 
 
+_SUFFIXES = (".svm", ".libsvm", ".txt")
 _READERS: dict[tuple[str, ...], Callable[[Path, Schema], Table]] = {
     (".csv", ".csv.gz"): read_csv,
     (".npz",): read_npz,
     tuple(
-        suffix + packed
-        for suffix in (".svm", ".libsvm", ".txt")
-        for packed in ("", ".gz", ".bz2")
+        s + packed for s in _SUFFIXES for packed in ("", ".gz", ".bz2")
     ): libsvm_table,
 }

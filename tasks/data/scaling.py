@@ -35,12 +35,8 @@ def norms(matrix: Any, axis: int) -> NDArray[np.float64]:
 def scaled(train: Any, test: Any, scaling: str) -> tuple[Any, Any]:
     """Scale training and test features in place, as measured on the former.
 
-    Parameters
-    ----------
-    train, test : ndarray or scipy.sparse.csr_array of shape (d, p)
-        float64.
-    scaling : {"none", "unit-rows", "unit-columns", "standard"}
-        ``standard``, zero mean and unit variance, is for dense ones.
+    ``scaling`` is "none", "unit-rows", "unit-columns" or, of dense features alone,
+    "standard": zero mean and unit variance.
     """
     if scaling == "unit-rows":
         return divide(train, norms(train, 0), 0), divide(test, norms(test, 0), 0)

@@ -210,10 +210,10 @@ class NodeDataTask(Task):
             value = getattr(self, entry.name)
             # what is switched off does no harm
             if entry.name in names and value not in (entry.default, 0):
-                raise SettingsError(
-                    f"{self.option_key(entry.name)} = {value!r} has no meaning with "
-                    f"{self.name}.dataset = {dataset!r}: {why}; allowed: "
-                    f"{entry.default!r}"
+                raise self.refused(
+                    entry.name,
+                    f"has no meaning with {self.name}.dataset = {dataset!r}: {why}; "
+                    f"allowed: {entry.default!r}",
                 )
 
     def num_examples(self) -> int:  # noqa: D102

@@ -12,7 +12,7 @@ import pytest
 import tasks.data
 from fedtrellis.settings import SettingsError
 from tasks import QuadraticAssignment
-from tasks.data.qaplib import read_instance, read_solution
+from tasks.quadratic_assignment import read_instance, read_solution
 
 
 def chr12a_permutation() -> np.ndarray:
