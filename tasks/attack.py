@@ -151,19 +151,21 @@ class Attack(Nonconvex):
         return self.classifier_path.endswith(".onnx")
 
     def _check_own_classifier(self) -> None:
-        path = f"attack.classifier-path = {self.classifier_path!r}"
+        path = self.classifier_path
         if self.scores != "logits":
-            raise self.refused("scores", f"does not apply to {path}, which is no .onnx")
+            why = f"does not apply to attack.classifier-path = {path!r}"
+            raise self.refused("scores", f"{why}, which is no .onnx")
         if self.dataset == "cifar10" and importlib.util.find_spec("torch") is None:
             raise SettingsError(
                 "attack.dataset = 'cifar10' needs PyTorch, or an ONNX model as "
                 'attack.classifier-path: pip install "fedtrellis[torch]"'
             )
-        if self.dataset == "file" or (
-            self.classifier_path and self.dataset == "digits"
-        ):
-            why = f"must name an ONNX model, FILE.onnx, for attack.dataset = {self.dataset!r}"
-            raise self.refused("classifier_path", why)
+        if self.dataset == "file" or (path and self.dataset == "digits"):
+            raise self.refused(
+                "classifier_path",
+                "must name an ONNX model, FILE.onnx, for attack.dataset = "
+                f"{self.dataset!r}",
+            )
 
     def _classes(self) -> int:
         blank = np.zeros((1, *self.shapes()[0]))

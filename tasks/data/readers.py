@@ -123,11 +123,11 @@ def read_own_file(
 ) -> Table:
     """Read a file of the user's, once per process while it stays as it is.
 
-    ``key`` is the setting that names it, for messages. ``.csv`` and ``.csv.gz``: a first
-    line of column names, with the labels and the weights, if it has a name for them, in
-    the columns given; ``.npz``: arrays ``features``, ``labels`` and maybe ``names``; of
-    any other name LIBSVM's text, raw or packed. Columns without names are ``feature-1``
-    and so on. Classes are counted from 0 in the order of the table's ``labels``, which
+    ``key`` is the setting that names it, for messages. ``.csv`` and ``.csv.gz``: a
+    first line of column names, those of the labels and, unless empty, of the weights
+    among them; ``.npz``: arrays ``features``, ``labels`` and maybe ``names``; of any
+    other name LIBSVM's text, raw or packed. Columns without names are ``feature-1`` and
+    so on. Classes are counted from 0 in the order of the table's ``labels``, which
     nobody has listed.
     """
     found = data_path(key, path)
