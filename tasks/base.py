@@ -113,6 +113,13 @@ class Task(ABC):
         has a loss of its own; for the methods that work on such data.
     shared : mapping
         Groups of settings that several tasks have, by what their keys begin with.
+    on_nodes : bool
+        Whether every node has its own data, and the server none.
+    of_file : tuple of str
+        Fields of :class:`DataSettings` that describe a file of the user's; none of them
+        where the task reads none.
+    node_examples : int
+        How many examples all nodes have together; 0: nobody knows.
     node_metrics : tuple of str
         Those of an objective's metrics whose mean over nodes with data of their own
         means something.
@@ -132,6 +139,9 @@ class Task(ABC):
     bounded_below: ClassVar[bool] = True
     split_data: ClassVar[bool] = False
     shared: ClassVar[Mapping[str, type[Any]]] = {"data": DataSettings}
+    on_nodes: ClassVar[bool] = False
+    of_file: ClassVar[tuple[str, ...]] = ()
+    node_examples: ClassVar[int] = 0
     node_metrics: ClassVar[tuple[str, ...]] = ()
     required_options: ClassVar[tuple[str, ...]] = ()
 
@@ -273,24 +283,6 @@ class Task(ABC):
         return {"objective": _client_part(self, self._existing(client))}
 
     # -- where nodes have data of their own: :class:`tasks.data.task.NodeDataTask`
-
-    @property
-    def on_nodes(self) -> bool:
-        """Whether every node has its own data, and the server none."""
-        return False
-
-    @property
-    def of_file(self) -> tuple[str, ...]:
-        """Fields of :class:`DataSettings` that say what a file of the user's is like.
-
-        None of them where the task reads none.
-        """
-        return ()
-
-    @property
-    def node_examples(self) -> int:
-        """How many examples all nodes have together; 0: nobody knows."""
-        return 0
 
     def node_parts(self, node_config: Mapping[str, Any]) -> dict[str, Any]:
         """Return what the client of a node with its own data is made of.

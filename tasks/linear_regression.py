@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -110,13 +111,12 @@ class LinearRegression(RegressionTask):
         else:
             kinds = np.repeat(np.arange(len(sizes)) % 3, sizes)
         A, b = np.empty((count, self.features)), np.empty(count)
-        for kind, draw in enumerate(
-            (
-                rng.standard_normal,
-                lambda shape: rng.standard_t(5.0, shape),
-                lambda shape: rng.uniform(-5.0, 5.0, shape),
-            )
-        ):
+        draws: tuple[Callable[[tuple[int, int]], Any], ...] = (
+            rng.standard_normal,
+            lambda shape: rng.standard_t(5.0, shape),
+            lambda shape: rng.uniform(-5.0, 5.0, shape),
+        )
+        for kind, draw in enumerate(draws):
             rows = np.flatnonzero(kinds == kind)
             samples = draw((len(rows), self.features + 1))
             A[rows], b[rows] = samples[:, :-1], samples[:, -1]

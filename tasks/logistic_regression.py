@@ -45,7 +45,7 @@ class LogisticRegression(PartitionedTask):
 
     ``regularizer = "l2"``: f_i is weight times the mean over the client's d_i examples
     of ln(1 + exp(aᵀx)) − b aᵀx, plus (μ/2)‖x‖² with μ = ``l2``;
-    ``regularizer = "nonconvex"``: with (μ/2) Σ x_j²/(1 + x_j²) in its place.
+    ``regularizer = "nonconvex"``: with (μ/2) Σ x_j²/(1 + x_j²) instead.
 
     ``weighting = "examples"``: weight n·d_i/d, so that F = (1/n) Σ f_i is the mean over
     all training examples; ``weighting = "clients"``: weight 1, F = (1/n) Σ f_i counts
@@ -72,7 +72,7 @@ class LogisticRegression(PartitionedTask):
     Example V.2 of FedGiA, arXiv 2205.01438: *qot* (qsar) and *sct* (santander), l2,
     μ = 0.001, every client counting the same. The paper does not say how it scales
     its data or whether it has test data; the authors' public code has columns of norm
-    1, uneven shares, and μ/d_i in the place of μ.
+    1, uneven shares, and μ/d_i instead of μ.
     """
 
     name: ClassVar[str] = "logistic-regression"
@@ -228,10 +228,10 @@ class LogisticRegression(PartitionedTask):
         order, starts = train[np.concatenate(shares)], starts_of(shares)
         # copies, so that they can be scaled in place
         parts = table.features[order], table.features[test]
-        features, test_features = (
-            with_constant(part) if self.intercept else part
-            for part in scaled(*parts, _scaling(self))
-        )
+        parts = scaled(*parts, _scaling(self))
+        if self.intercept:
+            parts = with_constant(parts[0]), with_constant(parts[1])
+        features, test_features = parts
         dealt = Dealt(features, labels[order], starts, test_features, labels[test])
         return dealt.read_only()
 

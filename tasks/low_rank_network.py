@@ -33,7 +33,7 @@ class LowRankNetwork(Nonconvex, PartitionedTask):
     over the client's d_i images plus (l2/2)‖x‖², so that F = (1/n) Σ f_i has it once.
     The model's arrays are, with ``factored``, U (p × R), s (R), V (h × R) of
     W = U diag(s) Vᵀ, the hidden bias (h), the output layer (h × 10) and its bias; else
-    W in the place of the first three. ``full-rank`` puts no bound on the rank and keeps
+    W instead of the first three. ``full-rank`` puts no bound on the rank and keeps
     W whole, for comparison. For one seed all of them start from one draw of W, cut to
     rank R.
 

@@ -98,7 +98,10 @@ class MatrixCompletion(NodeDataTask):
         return read_ratings(path, self.users, self.items)
 
     def shapes(self) -> list[tuple[int, ...]]:  # noqa: D102
-        return [(self.users, self.items) if self.on_nodes else _ratings(self)[2]]
+        return [self._shape()]
+
+    def _shape(self) -> tuple[int, int]:
+        return (self.users, self.items) if self.on_nodes else _ratings(self)[2]
 
     def domains(self) -> dict[str, float]:
         """Return the nuclear norm ball.
@@ -110,7 +113,7 @@ class MatrixCompletion(NodeDataTask):
 
     def _loss(self, features: Any, targets: Any, weight: float) -> MeanSquaredError:
         rows, columns = features.astype(np.intp).T
-        return MeanSquaredError(rows, columns, targets, self.shapes()[0], weight=weight)
+        return MeanSquaredError(rows, columns, targets, self._shape(), weight=weight)
 
     def metrics(self, x: Point) -> dict[str, float]:
         """Return ``"rmse"`` on the test ratings and ``"rmse-train"``."""

@@ -384,10 +384,10 @@ def read_matrix(path: Path) -> Array:
         fault(path, "the name must end in .npy, .npz or .csv")
     array = None
     if suffix == ".npz":
-        arrays = load_arrays(path)
+        arrays = [*load_arrays(path).values()]
         if len(arrays) != 1:
             fault(path, f"it has {len(arrays)} arrays; one is expected")
-        array = next(iter(arrays.values()))
+        [array] = arrays
     else:
         with suppress(ValueError, OSError, EOFError):
             array = np.load(path, allow_pickle=False)

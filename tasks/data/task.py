@@ -146,7 +146,7 @@ class NodeDataTask(Task):
     # -- which data
 
     @property
-    def on_nodes(self) -> bool:  # noqa: D102
+    def on_nodes(self) -> bool:  # type: ignore[override]  # noqa: D102
         return getattr(self, "dataset", "") == NODES
 
     @property
@@ -155,13 +155,13 @@ class NodeDataTask(Task):
         return getattr(self, "dataset", "") == FILE
 
     @property
-    def of_file(self) -> tuple[str, ...]:
+    def of_file(self) -> tuple[str, ...]:  # type: ignore[override]
         """Which column of a csv file has the label, and which the weights."""
         columns = ("label_column", *["weight_column"] * self.weighs)
         return columns if self.on_file else ()
 
     @property
-    def node_examples(self) -> int:
+    def node_examples(self) -> int:  # type: ignore[override]
         """The setting ``data.examples``."""
         return self.nodes.examples
 
