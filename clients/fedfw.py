@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedtrellis.corrective import Form, Iterate, LocalProblem
 from fedtrellis.domains import Domain
-from fedtrellis.domains.atoms import Atom, PackedAtoms
+from fedtrellis.domains.atoms import Atom, pack_atoms
 from fedtrellis.domains.base import describe
 from fedtrellis.objectives import DifferentiableLoss
 from fedtrellis.privacy import LocalNoise
@@ -77,7 +77,7 @@ class FedFWClient(StatefulClient):
             )
             return arrays, 0, {}
         atoms = yield from oracle_steps(self, x, self.domain, config)
-        return PackedAtoms(atoms), 0, {}
+        return pack_atoms(atoms), 0, {}
 
 
 def correct(
@@ -312,4 +312,4 @@ class NaiveFrankWolfeClient(MethodClient):
         """The atom s_i = argmin over s in D of ⟨∇f_i(x̄), s⟩, with x̄ in ``x``."""
         gradient = yield Gradient(x)
         atom = self.domain.lmo(gradient).of_dtype(self.layout.point_dtype)
-        return PackedAtoms([atom]), 0, {}
+        return pack_atoms([atom]), 0, {}

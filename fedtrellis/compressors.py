@@ -28,8 +28,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtrellis.wire.arrays import FloatArray, Layout
-from fedtrellis.wire.sparse import from_sparse_or_dense
+from fedtrellis.wire.arrays import FloatArray, Layout, from_sparse_or_dense
 
 __all__ = [
     "ChangeCompression",

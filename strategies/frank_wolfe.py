@@ -7,7 +7,7 @@ from logging import WARNING
 from typing import Any, Literal
 
 from fedtrellis.domains import Domain
-from fedtrellis.domains.atoms import Atom, PackedAtoms, rounding, unpack_atoms
+from fedtrellis.domains.atoms import Atom, rounding, unpack_atoms
 from fedtrellis.domains.base import alike, describe
 from fedtrellis.random import generator
 from fedtrellis.schedules import FrankWolfeSchedule, Schedule
@@ -141,11 +141,7 @@ class FrankWolfeStrategy(RoundStrategy):
         """
         layout = self.broadcast.layout
         shape, dtype = layout.point_shape, layout.point_dtype
-        atoms: Sequence[Atom]
-        if isinstance(answer.arrays, PackedAtoms):
-            atoms = answer.arrays.unpacked(shape, dtype)
-        else:
-            atoms = unpack_atoms(answer.arrays, shape, dtype)
+        atoms = unpack_atoms(answer.arrays, shape, dtype)
         if len(atoms) != count:
             raise ValueError(f"the answer has {len(atoms)} atoms instead of {count}")
         for atom in atoms:

@@ -16,8 +16,14 @@ from fedtrellis.server.conversation import Conversation
 from fedtrellis.server.everyone import ask_again, ask_everyone
 from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.settings import SettingsError, given, setting
-from fedtrellis.wire.arrays import FloatArray, Layout, array_record, encode, filled
-from fedtrellis.wire.sparse import sparse_or_dense
+from fedtrellis.wire.arrays import (
+    FloatArray,
+    Layout,
+    array_record,
+    encode,
+    filled,
+    sparse_or_dense,
+)
 
 __all__ = ["ROWS", "HybridStrategy", "add_shares"]
 

@@ -29,8 +29,7 @@ from fedtrellis.server.options import StrategyOptions
 from fedtrellis.settings import SettingsError, keys, parse, parse_values
 from fedtrellis.wire.arrays import FloatArray, Layout, array_record, record_arrays
 from fedtrellis.wire.flower_internals import log
-from fedtrellis.wire.grid_options import GridOptions
-from fedtrellis.wire.local_grid import LocalGrid
+from fedtrellis.wire.local_grid import GridOptions, LocalGrid
 
 __all__ = ["Experiment", "make_experiment", "prediction_writer", "read_model"]
 

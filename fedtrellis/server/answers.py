@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from fedtrellis.wire.arrays import FloatArray, Layout, contents, record_arrays
-from fedtrellis.wire.protocol import (
-    ARRAYS,
-    LARGEST,
-    METRICS,
-    STATUS,
-    is_moderate,
-    moderate_norm,
-)
+from fedtrellis.wire.arrays import FloatArray, Layout
+from fedtrellis.wire.protocol import LARGEST, NodeReply, is_moderate, moderate_norm
 
 __all__ = ["Answer", "ClientRefusalError", "one_point", "open_answer", "refusal_in"]
 
 
 class ClientRefusalError(ValueError):
-    """A client says that it will not do what it was asked.
+    """A client will not do what it was asked.
 
     Attributes
     ----------
@@ -97,29 +89,27 @@ def one_point(answer: Answer, shape: tuple[int, ...], layout: Layout) -> FloatAr
     return point
 
 
-def refusal_in(content: RecordDict) -> ClientRefusalError | None:
-    """The refusal that an answer is; None if it is another."""
-    status = contents(content).get(STATUS)
-    said = contents(status) if isinstance(status, ConfigRecord) else {}
-    code, why = said.get("refused"), said.get("why")
+def refusal_in(status: Mapping[str, Any]) -> ClientRefusalError | None:
+    """The refusal that a reply of this status is; None if it is another."""
+    code, why = status.get("refused"), status.get("why")
     if not (isinstance(code, str) and code and isinstance(why, str)):
         return None
     return ClientRefusalError(code, why)
 
 
 def open_answer(
-    content: RecordDict,
+    reply: NodeReply,
     client: str,
     session: str,
     server_round: int,
     model_version: int | None,
     phase: str | None,
 ) -> Answer | None:
-    """Check an answer's envelope; None if the client has to be restored.
+    """Check a reply; None if the client has to be restored.
 
     Parameters
     ----------
-    content : RecordDict
+    reply : NodeReply
         What arrived. Nothing in it is trusted.
     client : str
         Who was asked.
@@ -140,17 +130,7 @@ def open_answer(
         finite: the message is the reason to drop it. What a client sent may raise
         anything else, too.
     """
-    records = contents(content)
-    if STATUS not in records:
-        raise ValueError("the answer has no status")
-    for name, record in records.items():
-        kind = _KINDS.get(name)
-        if kind is not None and not isinstance(record, kind):
-            raise ValueError(
-                f"the answer's {name!r} is a {type(record).__name__}, "
-                f"expected {kind.__name__}"
-            )
-    status = contents(records[STATUS])
+    status = reply.status
     for key, expected in (
         ("client-id", client),
         ("session", session),
@@ -161,7 +141,7 @@ def open_answer(
             raise ValueError(
                 f"the answer has {key} {status.get(key)!r}, not {expected!r}"
             )
-    if refused := refusal_in(content):
+    if refused := refusal_in(status):
         raise refused
     in_sync = status.get("in-sync")
     if not isinstance(in_sync, bool):
@@ -173,9 +153,7 @@ def open_answer(
         type(version) is not int or version != model_version
     ):
         raise ValueError(f"the answer is for model version {version!r}")
-    arrays: list[NDArray[Any]] = []
-    if ARRAYS in records:
-        arrays = record_arrays(records[ARRAYS])
+    arrays = reply.arrays or []
     data = status.get("numbers", b"")
     if not isinstance(data, bytes) or len(data) % 8:
         raise ValueError("the answer's numbers are not numbers of 8 bytes each")
@@ -183,13 +161,8 @@ def open_answer(
     norm = moderate_norm(arrays[0]) if len(arrays) == 1 else None
     for array in (*(arrays if norm is None else ()), numbers):
         _check_moderate(array)
-    metrics: dict[str, Any] = {}
-    if METRICS in records:
-        metrics = dict(contents(records[METRICS]))
+    metrics = dict(reply.metrics)
     return Answer(client, arrays, metrics, numbers, model_version, server_round, norm)
-
-
-_KINDS = {STATUS: ConfigRecord, ARRAYS: ArrayRecord, METRICS: MetricRecord}
 
 
 def _check_moderate(array: NDArray[Any]) -> None:

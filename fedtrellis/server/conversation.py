@@ -1,10 +1,8 @@
-"""What the server says to its clients in a run, and what it makes of their answers.
+"""What the server sends its clients in a run, and what it makes of their answers.
 
-One object holds all that a run's messages have in common: the grid, who the clients are
-and what each of them is known to have, the session and the epoch of the state protocol
-(:mod:`fedtrellis.wire.protocol`), and what the round has moved so far. The round loop,
-checkpoints and methods of several waves a round talk to the clients through it. What a
-method decides of its messages, the conversation asks its :class:`Policy`.
+What a method decides of its messages, the :class:`Conversation` asks its
+:class:`Policy`. They travel through any Flower grid, or, where nobody could see a
+message, straight to the nodes of this process.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from logging import WARNING
 from typing import Any, Protocol
 
-from flwr.app import ArrayRecord, Message
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedtrellis.server.answers import (
@@ -24,12 +22,27 @@ from fedtrellis.server.answers import (
     refusal_in,
 )
 from fedtrellis.server.callbacks import listed
-from fedtrellis.server.in_process import hear_together
-from fedtrellis.server.requests import Requests
-from fedtrellis.wire.exchange import Client, Reason, Registry, Traffic, exchange
-from fedtrellis.wire.flower_internals import log
-from fedtrellis.wire.grids import own_method
-from fedtrellis.wire.protocol import identity_order
+from fedtrellis.signals import window
+from fedtrellis.wire.arrays import contents, filled
+from fedtrellis.wire.exchange import (
+    Client,
+    Reason,
+    Registry,
+    Traffic,
+    exchange,
+    failure,
+)
+from fedtrellis.wire.flower_internals import ErrorCode, alike_to, log
+from fedtrellis.wire.local_grid import LocalGrid
+from fedtrellis.wire.protocol import (
+    CONFIG,
+    MODEL,
+    RESTORE,
+    STATUS,
+    NodeReply,
+    NodeRequest,
+    identity_order,
+)
 
 __all__ = ["Conversation", "Policy"]
 
@@ -55,10 +68,6 @@ class Policy(Protocol):
     @property
     def client_keys(self) -> str | None:
         """Whether clients keep their nodes' keys, as a ``Registry`` takes it."""
-
-    @property
-    def one_model(self) -> bool:
-        """Whether all clients are sent the model alike."""
 
     @property
     def model_version(self) -> int:
@@ -110,11 +119,6 @@ class Conversation:
         self.registry = Registry(policy.client_keys, policy.refuse_newcomer)
         self.session, self.epoch = secrets.token_hex(4), ""
         self.traffic = Traffic()
-        # the first request of the last wave: the next one differs little
-        self.earlier: Message | None = None
-        # bytes of train requests without content, by the digits of the round and the
-        # bits of the node's id
-        self.envelopes: dict[tuple[int, int], int] = {}
 
     # ----------------------------------------------------------------- who is there
 
@@ -185,7 +189,61 @@ class Conversation:
         entries : mapping
             What the method has to say, for the client's ``config``.
         """
-        return Requests(self, server_round, kind, {name: entries}, False).to(name)
+        request = self._request(server_round, name, kind, entries)
+        node_id, group = self.registry[name].node_id, str(server_round)
+        return Message(request.content, node_id, kind, group_id=group)
+
+    def _request(
+        self,
+        server_round: int,
+        name: str,
+        kind: str,
+        entries: Mapping[str, Any],
+        made: dict[Any, NodeRequest] | None = None,
+    ) -> NodeRequest:
+        """A request to one client; one of ``made`` where that has all in common."""
+        client, policy = self.registry[name], self.policy
+        own = dict(entries)
+        model, model_config = policy.model_for(name, own)
+        stateful = policy.stateful and kind != "evaluate"
+        replace = stateful and policy.replaces_state(name)
+        restore = replace or (stateful and not client.ready)
+        # what a request depends on: all of it exists while others of the wave are made
+        state = (client.used_round, client.epoch, name if restore else "")
+        key = id(entries), id(model), state if stateful else None
+        if made is not None and key in made:
+            return made[key]
+        config: dict[str, Any] = {
+            "session": self.session,
+            "server-round": server_round,
+            **model_config,
+            **own,
+        }
+        records: dict[str, Any] = {MODEL: model}
+        if not policy.keep_model:
+            config["keep-model"] = False
+        if stateful:
+            config["used-round"] = client.used_round
+            # without a server that was started again, neither is there
+            if client.epoch:
+                config["used-epoch"] = client.epoch
+            if self.epoch:
+                config["epoch"] = self.epoch
+        if restore:
+            given, restore_config = policy.state_for(name)
+            config.update(restore_config)
+            if replace or not policy.keep_old_state:
+                config["restore-alone"] = True
+            if replace:
+                config["restore-over"] = True
+            if given:
+                records[RESTORE] = given
+        record = filled(ConfigRecord(), config)
+        content = filled(RecordDict(), {CONFIG: record, **records})
+        request = NodeRequest(kind, content)
+        if made is not None:
+            made[key] = request
+        return request
 
     def ask(
         self,
@@ -212,45 +270,81 @@ class Conversation:
             Those that passed the checks, in the clients' order; why the others did
             not is in :attr:`traffic`.
         """
+        grid, answers = self.grid, []
+        local = grid if isinstance(grid, LocalGrid) else None
+        made: dict[Any, NodeRequest] | None = None
+        if local is not None and local.untouched:
+            made = {}  # nobody can change what requests have in common
         todo = sorted(entries, key=identity_order)
-        shares = own_method(self.grid, "shares_contents")
-        shared = shares is not None and bool(shares())
-        made = Requests(self, server_round, kind, entries, shared)
-        answers = hear_together(self, made, todo)
-        if answers:
-            if len(answers) == len(todo):
-                self.traffic.waves += 1
-                return answers
-            # the rest of the wave
-            heard = {answer.client for answer in answers}
-            todo = [name for name in todo if name not in heard]
         for attempt in (1, 2):
-            requests = [made.to(name) for name in todo]
-            by_node = {self.registry[name].node_id: name for name in todo}
+            requests = {
+                name: self._request(server_round, name, kind, entries[name], made)
+                for name in todo
+            }
             self.traffic.waves += 1
-            asked = [self.registry[name] for name in todo]
-            replies = exchange(self.grid, requests, timeout, self.traffic, asked)
+            replies: Mapping[str, Message | NodeReply | Reason]
+            ids = [self.registry[name].node_id for name in todo]
+            if local is not None and local.asks(kind, ids):
+                replies = self._ask_nodes(local, server_round, requests)
+            else:
+                replies = self._exchange(server_round, kind, requests, timeout)
             silent = [
-                by_node[node]
-                for node, reply in replies.items()
+                name
+                for name, reply in replies.items()
                 if isinstance(reply, Reason) and reply.code == "no-answer"
             ]
             if silent:
                 names = listed(sorted(silent, key=identity_order), 20)
                 log(WARNING, "round %d: no answer from client %s", server_round, names)
             behind: list[str] = []
-            for node_id, reply in replies.items():
-                name = by_node[node_id]
-                if not isinstance(reply, Message):
+            for name, reply in replies.items():
+                if isinstance(reply, Reason):
                     self.reject(name, reply)
                     continue
-                answers += self._hear(reply, server_round, name, behind)
+                answers += self._checked(reply, server_round, name, kind, behind)
                 if attempt == 2 and name in behind:
                     self.reject(name, "its state could not be restored")
             todo = sorted(behind, key=identity_order)
             if not todo:
                 break
         return sorted(answers, key=lambda answer: identity_order(answer.client))
+
+    def _exchange(
+        self,
+        server_round: int,
+        kind: str,
+        requests: Mapping[str, NodeRequest],
+        timeout: float,
+    ) -> dict[str, Message | Reason]:
+        """What clients reply to messages, or why they do not."""
+        group = str(server_round)
+        messages: list[Message] = []
+        clients = [self.registry[name] for name in requests]
+        for client, request in zip(clients, requests.values(), strict=True):
+            content, node_id = request.content, client.node_id
+            messages.append(
+                alike_to(messages[0], node_id, content)
+                if messages
+                else Message(content, node_id, kind, group_id=group)
+            )
+        found = exchange(self.grid, messages, timeout, self.traffic, clients)
+        names = {self.registry[name].node_id: name for name in requests}
+        return {names[node_id]: reply for node_id, reply in found.items()}
+
+    @window()
+    def _ask_nodes(
+        self, grid: LocalGrid, server_round: int, requests: Mapping[str, NodeRequest]
+    ) -> dict[str, NodeReply | Reason]:
+        """As :meth:`_exchange`, of nodes of this process, without messages."""
+        asked = [(self.registry[name].node_id, r) for name, r in requests.items()]
+        found, down, up = grid.ask(asked, server_round)
+        self.traffic.down += down
+        self.traffic.up += up
+        code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+        return {
+            name: failure(code, reply) if isinstance(reply, str) else reply
+            for name, reply in zip(requests, found, strict=True)
+        }
 
     def send(
         self, messages: Iterable[Message], timeout: float
@@ -273,7 +367,7 @@ class Conversation:
             reply = found[self.registry[name].node_id]
             if not isinstance(reply, Message):
                 self.reject(name, reply)
-            elif reply.has_content() and (error := refusal_in(reply.content)):
+            elif error := refusal_in(_status_of(reply)):
                 self.reject(name, Reason(str(error), "refused", error.code))
             else:
                 replies[name] = reply
@@ -293,15 +387,21 @@ class Conversation:
             if name is None or reply.has_error():
                 self.reject(name or "an unknown node", "no usable reply")
             else:
-                answers += self._hear(reply, server_round, name, [])
+                kind = reply.metadata.message_type
+                answers += self._checked(reply, server_round, name, kind, [])
         return answers
 
-    def _hear(
-        self, reply: Message, server_round: int, name: str, behind: list[str]
+    def _checked(
+        self,
+        reply: Message | NodeReply,
+        server_round: int,
+        name: str,
+        kind: str,
+        behind: list[str],
     ) -> list[Answer]:
         """One answer or none; a client that is out of step is added to ``behind``."""
         try:
-            answer = self.open(reply, server_round, name)
+            answer = self.open(reply, server_round, name, kind)
         except ClientRefusalError as error:
             self.reject(name, Reason(str(error), "refused", error.code))
             return []
@@ -314,15 +414,22 @@ class Conversation:
             return []
         return [answer]
 
-    def open(self, reply: Message, server_round: int, name: str) -> Answer | None:
-        """Check a reply's envelope, see :func:`~fedtrellis.server.answers.open_answer`.
+    def open(
+        self, reply: Message | NodeReply, server_round: int, name: str, kind: str
+    ) -> Answer | None:
+        """Check a reply, see :func:`~fedtrellis.server.answers.open_answer`.
 
-        Nothing changes here: what an answer says counts once it is used.
+        Nothing changes here: what an answer holds counts once it is used.
         """
+        if isinstance(reply, Message):
+            reply = NodeReply.of(reply.content)
         policy = self.policy
         version = policy.model_version if policy.keep_model else None
-        # of "train.propose", which exchange() holds to be the request's type as well
-        phase = reply.metadata.message_type.partition(".")[2] or None
-        return open_answer(
-            reply.content, name, self.session, server_round, version, phase
-        )
+        phase = kind.partition(".")[2] or None  # "propose" of "train.propose"
+        return open_answer(reply, name, self.session, server_round, version, phase)
+
+
+def _status_of(reply: Message) -> Mapping[str, Any]:
+    """The status of a reply; empty if it has none."""
+    status = contents(reply.content).get(STATUS) if reply.has_content() else None
+    return contents(status) if isinstance(status, ConfigRecord) else {}

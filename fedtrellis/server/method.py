@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
@@ -304,11 +303,6 @@ class Method(Strategy, Declared):
             What it answered to the introduction.
         """
         return "" if self.newcomers else "the method's clients are those of the start"
-
-    @cached_property
-    def one_model(self) -> bool:
-        """Whether all clients are sent the model alike, as those that keep none."""
-        return not self.keep_model and type(self).model_for is Method.model_for
 
     def model_for(
         self, client: str, entries: dict[str, Any]

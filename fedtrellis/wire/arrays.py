@@ -20,16 +20,22 @@ from numpy.typing import NDArray
 from fedtrellis.wire.layout import FloatArray, Layout
 
 __all__ = [
+    "ENVELOPE",
     "Described",
     "FloatArray",
     "Layout",
     "array_record",
+    "bits_of",
+    "check_entries",
     "contents",
     "decode",
     "encode",
     "filled",
+    "from_sparse_or_dense",
     "one_array_of",
+    "owned",
     "record_arrays",
+    "sparse_or_dense",
 ]
 
 _NUMPY_STYPE = "numpy.ndarray"
@@ -91,6 +97,15 @@ def encode(array: NDArray[Any]) -> Array:
         stype=_NUMPY_STYPE,
         data=b"".join((header, body)),
     )
+    return made
+
+
+def owned(array: NDArray[Any]) -> NDArray[Any]:
+    """A read-only copy of what :func:`encode` takes."""
+    made = np.array(array, order="C")
+    if made.dtype.kind not in _ALLOWED_KINDS:
+        encode(made)  # which says so
+    made.flags.writeable = False
     return made
 
 
@@ -269,3 +284,52 @@ def record_arrays(record: ArrayRecord) -> list[NDArray[Any]]:
     if len(arrays) == 1 and _JOINED in arrays:
         return split_arrays(decode(arrays[_JOINED]))
     return [decode(array) for array in arrays.values()]
+
+
+# ------------------------------------------------------------- sparse arrays
+
+#: What an array costs on the wire beside its data: names, hashes, the .npy header.
+ENVELOPE = 400
+
+
+def bits_of(flat: NDArray[Any]) -> NDArray[Any]:
+    """The bits of a contiguous array's numbers, as unsigned integers."""
+    return flat.view(f"u{flat.itemsize}")
+
+
+def sparse_or_dense(point: NDArray[Any]) -> list[NDArray[Any]]:
+    """The smaller of [indices, values] of the non-zeros and [the array itself].
+
+    Of any dtype that travels: see :meth:`~fedtrellis.wire.layout.Layout.to_wire`.
+    """
+    flat = point.reshape(-1)
+    bits = bits_of(flat)  # −0.0 is no zero here: it arrives as what it was
+    index_dtype = np.min_scalar_type(max(flat.size - 1, 0))
+    count = np.count_nonzero(bits)
+    if count * (index_dtype.itemsize + flat.itemsize) + ENVELOPE >= flat.nbytes:
+        return [point]
+    indices = np.flatnonzero(bits)
+    return [indices.astype(index_dtype), flat[indices]]
+
+
+def check_entries(indices: NDArray[Any], values: NDArray[Any], size: int) -> None:
+    """Raise ValueError unless these are entries of an array of so many."""
+    if indices.shape != values.shape or indices.dtype.kind != "u" or indices.ndim != 1:
+        raise ValueError("indices and values of a sparse array do not fit together")
+    if indices.size and int(indices.max()) >= size:
+        raise ValueError(f"an index lies outside an array of {size} entries")
+
+
+def from_sparse_or_dense(
+    arrays: Sequence[NDArray[Any]], shape: tuple[int, ...]
+) -> NDArray[Any]:
+    """Inverse of :func:`sparse_or_dense`; the result may be a read-only view."""
+    if len(arrays) == 1:
+        return arrays[0].reshape(shape)
+    if len(arrays) != 2:
+        raise ValueError(f"a sparse array has 2 arrays, not {len(arrays)}")
+    indices, values = arrays
+    check_entries(indices, values, prod(shape))
+    point = np.zeros(shape, values.dtype)
+    point.reshape(-1)[indices] = values
+    return point

@@ -1,32 +1,54 @@
-"""The client's side: from a ``client_fn`` to a ``ClientApp`` on the Message API."""
+"""The client's side: from a ``client_fn`` to a ``ClientApp`` on the Message API.
+
+:class:`Serving` is a request at a client until its reply is there, however it came: in
+a message, or within this process.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import import_module
-from typing import Any
+from logging import INFO
+from typing import Any, cast
 
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 
-from fedtrellis.settings import SettingsError
-from fedtrellis.wire.arrays import filled
-from fedtrellis.wire.broadcast import MAX_PARAMETERS
-from fedtrellis.wire.flower_internals import reply_to
-from fedtrellis.wire.handling import PHASE, ClientFn, Node, make_client
+from fedtrellis.settings import CodedError, SettingsError
+from fedtrellis.wire.arrays import contents, filled, owned
+from fedtrellis.wire.broadcast import (
+    MAX_PARAMETERS,
+    OutOfSyncError,
+    ReceivedModel,
+    receive,
+)
+from fedtrellis.wire.flower_internals import log, reply_to
+from fedtrellis.wire.layout import Layout
+from fedtrellis.wire.local_work import run_together
 from fedtrellis.wire.method_client import (
     PHASES,
     MethodClient,
     StatefulClient,
     evaluate_objective,
     speaks_for,
+    takes_steps,
 )
 from fedtrellis.wire.protocol import (
     CONFIG,
     EXAMPLES,
     STATUS,
+    ClientMemory,
+    MissingError,
+    Named,
+    NodeContext,
+    NodeReply,
+    NodeRequest,
+    RestoreNeededError,
     client_identity,
 )
 
@@ -34,12 +56,19 @@ __all__ = [
     "MAX_COUNT",
     "MethodApp",
     "MethodClient",
+    "Node",
+    "Serving",
     "StatefulClient",
     "client_app",
     "evaluate_objective",
+    "serve",
     "speaks_for",
 ]
 
+ClientFn = Callable[[Context], Any]
+
+#: A message of type ``train.NAME`` is for the method of this prefix and NAME.
+PHASE = "fit_"
 # Flower's mods that take a message's arrays for the model
 _PLAIN_MODS = (
     "fixedclipping_mod",
@@ -51,6 +80,305 @@ _PLAIN_MODS = (
 
 #: Local steps, samples and the like that a request may ask for, see :func:`client_app`.
 MAX_COUNT = 10**6
+
+# Entries of the points of clients side by side: 2 MiB, so that a few arrays of them
+# stay in the cache. A client with as many by itself gains nothing from company.
+_ENTRIES = 2**18
+
+
+@dataclass(frozen=True)
+class Node:
+    """What all the requests of an app are served with.
+
+    Parameters
+    ----------
+    client_fn : callable
+        Makes the client.
+    max_parameters, max_count : int
+        As :func:`fedtrellis.client_app` takes them.
+    """
+
+    client_fn: ClientFn
+    max_parameters: int
+    max_count: int
+
+    def client(self, context: Context) -> NumPyClient:
+        """The client of a node; TypeError if it is none."""
+        client = self.client_fn(context)
+        kind: Any = type(client)
+        if not _is_client(kind):
+            hint = "; return it without .to_client()" if hasattr(client, "fit") else ""
+            raise TypeError(
+                f"client_fn returned a {type(client).__name__}, "
+                f"expected a flwr.client.NumPyClient{hint}"
+            )
+        return cast(NumPyClient, client)
+
+
+@lru_cache(maxsize=128)  # of an abstract class Python would look it up every time
+def _is_client(kind: type) -> bool:
+    return issubclass(kind, NumPyClient)
+
+
+class Serving:
+    """A request at a client: :meth:`begin`, :meth:`call` and :meth:`finish`, in turn.
+
+    Whoever calls these calls :meth:`failed` with what they raise: the client's state is
+    then what it was before.
+
+    Parameters
+    ----------
+    node : Node
+    function : str
+        The client's method that the request is for.
+    request : NodeRequest
+    context : Context
+        The client's.
+    received : dict, optional
+        The models of requests that are served together, by what they are made of.
+
+    Attributes
+    ----------
+    client : NumPyClient
+    config : Named
+        What the method is given, beside the layers of ``model``; not to be changed.
+    model : ReceivedModel
+        Read-only.
+    """
+
+    client: NumPyClient
+    config: Named
+    model: ReceivedModel
+    _before: tuple[ClientMemory | None, Mapping[str, Any]] | None = None
+
+    def __init__(
+        self,
+        node: Node,
+        function: str,
+        request: NodeRequest,
+        context: Context,
+        received: dict[Any, ReceivedModel] | None = None,
+    ) -> None:
+        self.node, self.function = node, function
+        self.request, self.context = request, context
+        self._received = {} if received is None else received
+        self._status: dict[str, Any] = {}
+
+    def begin(self) -> NodeReply | None:
+        """Take the request, and make the client; a reply if that is all."""
+        context, content, node = self.context, self.request.content, self.node
+        held: ClientMemory | None = None
+        if isinstance(context, NodeContext):
+            held, records = context.held()
+        else:
+            records = context.state
+        self._before = held, {k: v.copy() for k, v in contents(records).items()}
+        config = self.config = self.request.read(node.max_count)
+        session = config["session"]
+        if held is not None and held.session == session:
+            memory = held.copy()
+        elif held is not None:
+            memory = ClientMemory(session)
+        else:
+            memory = ClientMemory.load(records, session)
+        self._memory = memory
+        self._status = {
+            "client-id": client_identity(context),
+            "session": session,
+            "server-round": config["server-round"],
+            "in-sync": True,
+        }
+        if self.function.startswith(PHASE):
+            # a round has several of them, whose answers nothing else tells apart
+            self._status["phase"] = self.function.removeprefix(PHASE)
+        try:
+            memory.take_request(content, config, node.max_parameters, self._receive)
+        except (OutOfSyncError, RestoreNeededError):
+            return self._out_of_step()
+        assert memory.model is not None
+        self.model = memory.model
+        self._keep_model = bool(config.get("keep-model", True))
+        if self._keep_model or self.function == "evaluate":
+            self._status["model-version"] = memory.model.version
+        client = self.client = node.client(context)
+        if isinstance(client, StatefulClient):
+            client.check_restored(content)
+            client.state = Named("the client's state", memory.arrays())
+        return None
+
+    def _receive(
+        self,
+        record: Any,
+        config: Mapping[str, Any],
+        stored: ReceivedModel | None,
+        max_parameters: int,
+    ) -> ReceivedModel:
+        """As :func:`receive`; who has and is sent the same has the same model."""
+        key = id(record), stored  # the requests that are served together all exist
+        model = self._received.get(key)
+        if model is None:
+            model = receive(record, config, stored, max_parameters)
+            model.point.flags.writeable = False
+            self._received[key] = model
+        return model
+
+    def _out_of_step(self) -> NodeReply:
+        # nothing has changed; the server sends everything in the same round
+        return NodeReply({**self._status, "in-sync": False})
+
+    def failed(self, error: Exception) -> NodeReply | Exception:
+        """Undo what was done to the client's state; the reply of one that refuses.
+
+        Flower keeps what an exception left behind when deployed, and drops it in
+        simulation; a client that failed is as it was before, everywhere.
+        """
+        if self._before is None:
+            return error
+        held, records = self._before
+        if isinstance(self.context, NodeContext):
+            self.context.put_back(held, RecordDict(dict(records)))
+        else:
+            state = self.context.state
+            for key in set(state) - set(records):
+                del state[key]
+            for key, record in records.items():
+                state[key] = record
+        # what could not be read is no request
+        if not isinstance(error, CodedError) or not self._status:
+            return error
+        log(INFO, "refused: %s", error)
+        return NodeReply({**self._status, "refused": error.code, "why": str(error)})
+
+    def call(self) -> Any:
+        """What the client's method returns, for :meth:`finish`."""
+        handle = getattr(self.client, self.function, None)
+        kind = type(self.client).__name__
+        if handle is None:
+            raise TypeError(f"{kind} has no method {self.function}")
+        model = self.model
+        layers = model.layout.layers(model.point)
+        try:
+            return handle(layers, Named("the request's config", self.config))
+        except RestoreNeededError:  # what the method found its state to be
+            return None
+        except MissingError as error:
+            raise TypeError(
+                f"{error.args[0]}: is {kind} the client of the server's strategy?"
+            ) from error
+
+    def finish(self, result: Any) -> NodeReply:
+        """Make the reply, and keep the client's state.
+
+        Parameters
+        ----------
+        result : tuple or None
+            What :meth:`call` returned, or what the client's steps came to.
+        """
+        if result is None:
+            return self._out_of_step()
+        client, memory = self.client, self._memory
+        reply = NodeReply(self._status)
+        metrics: dict[str, Any] = {}
+        if self.function == "evaluate":
+            loss, num_examples, extra = result
+            if isinstance(client, MethodClient) and client.weigh_evaluation is not None:
+                loss, extra = client.weigh_evaluation(*result)
+            metrics["loss"] = float(loss)
+            metrics[EXAMPLES] = int(num_examples)
+        else:
+            arrays, num_examples, extra = result
+            reply.arrays = [owned(array) for array in arrays]
+            if num_examples:  # a method that reveals nothing of its data returns 0
+                metrics[EXAMPLES] = int(num_examples)
+            if isinstance(client, StatefulClient):
+                if client.numbers is not None:
+                    self._status["numbers"] = client.numbers.astype("<f8").tobytes()
+                if "used-round" in self.config:
+                    memory.note(self.config, client.state)
+        metrics.update(extra)
+        if metrics:
+            reply.metrics = contents(MetricRecord(metrics))
+        # the state is written last: whatever raised before has changed nothing
+        if self._keep_model or self.function != "evaluate":
+            # an evaluation elsewhere leaves the model that the client goes on with
+            if not self._keep_model:
+                memory.model = None  # the server sends it whole anyway
+            if isinstance(self.context, NodeContext):
+                self.context.hold(memory)
+            else:
+                memory.save(self.context.state)
+        return reply
+
+
+def serve(serving: Serving) -> NodeReply | Exception:
+    """The reply to a request, or what the client raised."""
+    try:
+        return serving.begin() or serving.finish(serving.call())
+    except Exception as error:
+        return serving.failed(error)
+    except BaseException:
+        serving.failed(Exception())
+        raise
+
+
+def serve_together(servings: Sequence[Serving], replies: list[Any]) -> None:
+    """As :func:`serve`, where clients' steps go side by side.
+
+    Parameters
+    ----------
+    servings : sequence of Serving
+    replies : list
+        To be filled.
+    """
+    waiting: dict[Layout, list[int]] = defaultdict(list)
+    place = -1
+    try:
+        for place, serving in enumerate(servings):
+            try:
+                replies[place] = serving.begin()
+                if replies[place] is not None:
+                    continue
+                if serving.function != "fit" or not takes_steps(serving.client):
+                    replies[place] = serving.finish(serving.call())
+                    continue
+            except Exception as error:
+                replies[place] = serving.failed(error)
+                continue
+            layout = serving.model.layout
+            waiting[layout].append(place)
+            # so many at a time, that what they need is still in the cache
+            if len(waiting[layout]) * layout.size >= _ENTRIES:
+                _side_by_side(servings, waiting.pop(layout), replies)
+        for members in waiting.values():
+            _side_by_side(servings, members, replies)
+    except BaseException:
+        for begun, reply in zip(servings[: place + 1], replies, strict=False):
+            if reply is None:
+                begun.failed(Exception())
+        raise
+
+
+def _side_by_side(
+    servings: Sequence[Serving], places: list[int], replies: list[Any]
+) -> None:
+    layers: dict[ReceivedModel, Any] = {}
+    members = [servings[place] for place in places]
+    for model in {serving.model for serving in members}:
+        layers[model] = model.layout.layers(model.point)
+    results = run_together(
+        [serving.client for serving in members],
+        [layers[serving.model] for serving in members],
+        [serving.config for serving in members],
+    )
+    for place, serving, result in zip(places, members, results, strict=True):
+        try:
+            if isinstance(result, Exception):
+                raise result
+            replies[place] = serving.finish(result)
+        except Exception as error:
+            serving.failed(error)
+            # it says so in the words of a client alone
+            replies[place] = serve(serving)
 
 
 class MethodApp(ClientApp):
@@ -65,6 +393,8 @@ class MethodApp(ClientApp):
     ----------
     node : Node
         What its messages are handled with.
+    functions : dict of str to str
+        By types of messages, the client's methods that they are for.
     plain : bool
         Whether a message is handled by that and by nothing else: there are no mods and
         no lifespan around it.
@@ -73,6 +403,7 @@ class MethodApp(ClientApp):
     def __init__(self, node: Node, mods: list[Any] | None) -> None:
         super().__init__(mods=mods)
         self.node, self.plain = node, not mods
+        self.functions: dict[str, str] = {}
 
     def lifespan(self) -> Any:
         """Flower's, which wants every message to pass through it."""
@@ -121,7 +452,11 @@ class _Handler:
     function: str
 
     def __call__(self, message: Message, context: Context) -> Message:
-        return self.node.answer(self.function, message, context)
+        request = NodeRequest(message.metadata.message_type, message.content)
+        answer = serve(Serving(self.node, self.function, request, context))
+        if isinstance(answer, Exception):
+            raise answer
+        return reply_to(message, answer.content)
 
 
 @dataclass(frozen=True)
@@ -131,7 +466,7 @@ class _Hello:
     node: Node
 
     def __call__(self, message: Message, context: Context) -> Message:
-        client = make_client(self.node.client_fn, context)
+        client = self.node.client(context)
         status = filled(ConfigRecord(), {"client-id": client_identity(context)})
         # how many parts the node thinks that the data has, for whoever wants to check
         properties: dict[str, Any] = {
@@ -209,7 +544,9 @@ def client_app(
 
     app.train()(_Handler(node, "fit"))
     app.evaluate()(_Handler(node, "evaluate"))
+    app.functions = {"train": "fit", "evaluate": "evaluate"}
     for phase in dict.fromkeys((*PHASES, *phases)):
         app.train(phase)(_Handler(node, PHASE + phase))
+        app.functions[f"train.{phase}"] = PHASE + phase
     app.query("hello")(_Hello(node))
     return app

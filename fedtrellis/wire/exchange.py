@@ -15,6 +15,7 @@ from flwr.serverapp import Grid
 from fedtrellis.settings import SettingsError
 from fedtrellis.signals import window
 from fedtrellis.wire.arrays import contents
+from fedtrellis.wire.encoding import message_bytes
 from fedtrellis.wire.flower_internals import (
     ErrorCode,
     advice_on,
@@ -22,8 +23,6 @@ from fedtrellis.wire.flower_internals import (
     is_simulation,
     log,
 )
-from fedtrellis.wire.grids import own_method
-from fedtrellis.wire.message_size import message_bytes
 from fedtrellis.wire.protocol import (
     CONFIG,
     EXAMPLES,
@@ -46,6 +45,7 @@ __all__ = [
     "Traffic",
     "await_nodes",
     "exchange",
+    "failure",
 ]
 
 #: Whether a client's name belongs to one key for good.
@@ -76,7 +76,7 @@ class Reason(str):
     text : str
     code : str
         ``"no-answer"``; ``"crashed"``, a SuperNode gave its ClientApp up; ``"error"``,
-        any other error in place of an answer; ``"refused"``, the client says that it
+        any other error instead of an answer; ``"refused"``, the client says that it
         will not; or ``"dropped"``, the answer was no good.
     refusal : str
         The code of the client's :class:`~fedtrellis.settings.CodedError`; else empty.
@@ -90,6 +90,13 @@ class Reason(str):
         self = super().__new__(cls, text)
         self.code, self.refusal = code, refusal
         return self
+
+
+def failure(code: int, reason: str | None) -> Reason:
+    """Why there is an error instead of an answer."""
+    said = (reason or "no reason given").strip()[-_REASON_LENGTH:]
+    crashed = code == ErrorCode.CLIENT_APP_CRASHED
+    return Reason(f"error {code}: {said}", "crashed" if crashed else "error")
 
 
 NO_ANSWER = Reason("no answer", "no-answer")
@@ -133,7 +140,7 @@ def exchange(
     grid : Grid
         One that has a method ``settled(message_ids)`` is asked whether waiting for
         the rest makes sense at all (a message that was lost in this process will not
-        come), and one with ``bytes_of(reply)`` what a reply took.
+        come), and one with ``bytes_of(message)`` what a message took.
     requests : sequence of Message
         At most one to a node.
     timeout : float
@@ -150,12 +157,21 @@ def exchange(
     dict
         For each node its reply, or the reason why there is none.
     """
-    settled, measured = getattr(grid, "settled", None), own_method(grid, "bytes_of")
+    settled, measured = getattr(grid, "settled", None), getattr(grid, "bytes_of", None)
+    if getattr(measured, "__self__", None) is not grid:
+        measured = None  # that of a grid within it, which may see other messages
+
+    def size_of(message: Message) -> int:
+        size: int | None = measured(message) if measured else None
+        return message_bytes(message) if size is None else size
+
+    if not measured:  # a grid may change what it sends
+        traffic.down += sum(map(message_bytes, requests))
     # in this process there is nobody in between who could keep an answer back
     behind = [] if settled else _still_behind(grid, clients)
-    sizes: dict[int, Any] = {}
-    traffic.down += sum(message_bytes(request, sizes) for request in requests)
     message_ids = list(grid.push_messages(list(requests)))
+    if measured:
+        traffic.down += sum(map(size_of, requests))
     result: dict[int, Message | Reason] = {}
     waiting: dict[str, int] = {}
     kinds: dict[str, str] = {}
@@ -178,15 +194,9 @@ def exchange(
             if reply_to not in waiting:
                 continue  # late, or a copy of one that was taken
             node_id = waiting.pop(reply_to)
-            size = measured(reply) if measured else None
-            traffic.up += message_bytes(reply) if size is None else size
+            traffic.up += size_of(reply)
             if reply.has_error():
-                said = (reply.error.reason or "no reason given").strip()
-                crashed = reply.error.code == ErrorCode.CLIENT_APP_CRASHED
-                result[node_id] = Reason(
-                    f"error {reply.error.code}: {said[-_REASON_LENGTH:]}",
-                    "crashed" if crashed else "error",
-                )
+                result[node_id] = failure(reply.error.code, reply.error.reason)
             elif reply.metadata.message_type != kinds[reply_to]:
                 # errors may have a type of Flower's own, an answer has its request's
                 result[node_id] = Reason(
@@ -427,12 +437,7 @@ class Registry:
             if node.node_id in strangers:
                 strangers[node.node_id].key = Key.of(node)
         hello = _hello(new[0])
-        shares = own_method(grid, "shares_contents")
-        shared = shares is not None and shares()
-        requests = [
-            alike_to(hello, node_id, hello.content if shared else RecordDict())
-            for node_id in new
-        ]
+        requests = [alike_to(hello, node_id, RecordDict()) for node_id in new]
         replies = exchange(grid, requests, timeout, traffic, list(strangers.values()))
         reasons = []
         for node_id, reply in replies.items():

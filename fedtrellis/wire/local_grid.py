@@ -3,7 +3,7 @@
 No Ray and no SuperLink: a message is handled when it is pushed. The grid can encode
 every message to bytes and back, as a SuperLink would, and can lose, delay, repeat and
 spoil messages and set clients back, so that tests of the wire and of faults need no
-cluster.
+cluster. Where nobody could see a message, our own strategies ask its nodes directly.
 """
 
 from __future__ import annotations
@@ -11,44 +11,117 @@ from __future__ import annotations
 import json
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Unpack
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
-from flwr.app import Context, Error, Message, RecordDict
+import numpy as np
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Error,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
+from numpy.typing import NDArray
 
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError
+from fedtrellis.wire.arrays import (
+    Described,
+    array_record,
+    filled,
+    one_array_of,
+    record_arrays,
+)
 from fedtrellis.wire.client import MethodApp
-from fedtrellis.wire.encoding import Encoder
-from fedtrellis.wire.faults import FAULTS, Faults, Parcel, checked_faults, spoilt
+from fedtrellis.wire.encoding import (
+    Counted,
+    Encoder,
+    content_bytes,
+    items_to_bytes,
+    message_bytes,
+)
 from fedtrellis.wire.flower_internals import (
+    CHUNK_SIZE,
     ErrorCode,
     empty_run,
     encode_message,
     join_run,
     name_message,
     node_infos,
+    reply_to,
 )
-from fedtrellis.wire.handling import Wave
-from fedtrellis.wire.node_context import NodeContext
-from fedtrellis.wire.nodes import Nodes
-from fedtrellis.wire.workers import Workers
+from fedtrellis.wire.nodes import Delivery, Nodes, Workers
+from fedtrellis.wire.protocol import (
+    ARRAYS,
+    METRICS,
+    STATUS,
+    NodeContext,
+    NodeReply,
+    NodeRequest,
+)
 
 if TYPE_CHECKING:
     from fedtrellis.wire.flower_internals import NodeInfo, Run
-    from fedtrellis.wire.reply_sizes import Asked
-    from fedtrellis.wire.together import Heard
 
-__all__ = ["FAULTS", "LocalGrid", "encode_message"]
+__all__ = ["FAULTS", "GridOptions", "LocalGrid", "encode_message"]
 
 # As long as those that Flower draws, so that messages have the bytes they have there.
 _RUN_ID = 2**63 - 1
 
+#: Probabilities, by message, of what can go wrong, and when it strikes.
+FAULTS = {
+    "request_loss": "the node never sees the request",
+    "wipe": "the node lost all state before the request",
+    "crash": "the client raises after it has written its state",
+    "state_loss": "the reply arrives, but the node did not store its new state",
+    "reply_loss": "the node handled the request, the reply is lost",
+    "late_reply": "the reply arrives one wave too late",
+    "garbage": "the reply arrives spoilt",
+    "duplicate": "the reply arrives twice",
+}
 
-def _number_of(message: Message) -> int:
-    """How many messages there have been, this one among them."""
-    return int(message.metadata.message_id)
+
+class Faults(TypedDict, total=False):
+    """:data:`FAULTS` as keyword arguments, for editors and type checkers."""
+
+    request_loss: float
+    wipe: float
+    crash: float
+    state_loss: float
+    reply_loss: float
+    late_reply: float
+    garbage: float
+    duplicate: float
+
+
+def checked_faults(given: Faults) -> dict[str, float]:
+    """The probability of each of :data:`FAULTS`; SettingsError if one is wrong."""
+    chances = cast(dict[str, float], given)
+    for name, probability in chances.items():
+        if name not in FAULTS:
+            raise SettingsError(f"{name!r} is no fault; allowed: {', '.join(FAULTS)}")
+        if not 0.0 <= probability <= 1.0:
+            raise SettingsError(
+                f"{name} = {probability!r} must be at least 0 and at most 1"
+            )
+    return {name: float(chances.get(name, 0.0)) for name in FAULTS}
+
+
+class GridOptions(Faults, total=False):
+    """What :class:`LocalGrid` takes besides app and number of nodes, as keywords."""
+
+    seed: int
+    run_config: Mapping[str, Any] | None
+    node_configs: Sequence[Mapping[str, Any]] | None
+    encode: bool
+    batched: bool
+    workers: int
 
 
 class LocalGrid(Grid):
@@ -158,11 +231,9 @@ class LocalGrid(Grid):
         self._handled = 0  # numbers the messages, for their ids and their faults
         self._replies: dict[str, Message] = {}
         self._late: list[Message] = []
-        self._sizes: dict[str, int] = {}  # of replies, by their ids
-        # what messages that are pushed together have in common
-        self._encode, self._wave = Encoder(), Wave()
+        self._sizes: dict[str, int] = {}  # of the last wave's messages, by their ids
+        self._encode = Encoder()
         self._run = empty_run(_RUN_ID)
-        self._own = frozenset(vars(self)) | {"_own"}
         join_run(_RUN_ID)
 
     # ------------------------------------------------------------- Flower's interface
@@ -173,13 +244,13 @@ class LocalGrid(Grid):
 
     @property
     def client_app(self) -> ClientApp:
-        """What handles the nodes' messages; to be set before workers begin."""
+        """What handles the nodes' messages; to be set before workers start."""
         return self._nodes.app
 
     @client_app.setter
     def client_app(self, app: ClientApp) -> None:
         if isinstance(self._nodes, Workers):
-            raise RuntimeError("the worker processes have begun with another app")
+            raise RuntimeError("the worker processes have started with another app")
         self._nodes = Nodes(app, self._contexts, self.batched)
 
     @property
@@ -209,29 +280,24 @@ class LocalGrid(Grid):
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Let every node handle its message; the replies wait to be pulled."""
         late, self._late, self._sizes = self._late, [], {}
-        message_ids, together = [], []
-        one_by_one = self.workers == 1 and not self.batched
-        self._encode = Encoder(sharing=self.shares_contents())
-        self._wave = Wave()
-        for message in messages:
-            self._handled += 1
-            message_id = f"{self._handled:036d}"  # as long as a UUID
+        wave = list(messages)
+        first = self._handled + 1
+        ids = [f"{first + index:036d}" for index in range(len(wave))]  # as a UUID
+        for message, message_id in zip(wave, ids, strict=True):
             name_message(message, message_id)
-            message_ids.append(message_id)
-            if one_by_one:
-                self._deliver(message)
-            else:
-                together.append(message)
+        self._handled += len(wave)
+        self._encode = Encoder(sharing=self.untouched)
+        distinct = {message.metadata.dst_node_id for message in wave}
         # a node's second message finds what its first one left behind
-        if len({message.metadata.dst_node_id for message in together}) == len(together):
-            self._deliver_all(together)
+        if len(distinct) == len(wave) and type(self)._deliver is LocalGrid._deliver:
+            self._deliver_all(wave)
         else:
-            for message in together:
+            for message in wave:
                 self._deliver(message)
-        self._encode, self._wave = Encoder(), Wave()
+        self._encode = Encoder()
         for reply in late:
             self._replies[reply.metadata.message_id] = reply
-        return message_ids
+        return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Replies to the given messages, and late ones that nobody asks for any more.
@@ -246,9 +312,9 @@ class LocalGrid(Grid):
         ]
         return [self._replies.pop(key) for key in taken]
 
-    def bytes_of(self, reply: Message) -> int | None:
-        """What a reply to a message of the last wave took as bytes, if it was."""
-        return self._sizes.get(reply.metadata.message_id)
+    def bytes_of(self, message: Message) -> int | None:
+        """What a message of the last wave, or a reply to one, took as bytes, if any."""
+        return self._sizes.get(message.metadata.message_id)
 
     def settled(self, message_ids: Iterable[str]) -> bool:
         """Whether nothing more will come for these messages."""
@@ -264,46 +330,68 @@ class LocalGrid(Grid):
         """Push, and pull whatever came back."""
         return self.pull_messages(self.push_messages(messages))
 
-    def shares_contents(self) -> bool:
-        """Whether requests that say the same may have their content in common.
+    @property
+    def untouched(self) -> bool:
+        """Whether messages go to our own clients, and nobody else can touch them.
 
-        Not where somebody could change one of them on its way: mods of the client app,
-        or whoever has overridden what messages go through.
+        Not where there are mods in the client app, or another grid's methods around.
         """
         app = self._nodes.app
         return (
             isinstance(app, MethodApp)
             and app.plain
             and type(self) is LocalGrid
-            and vars(self).keys() <= self._own
+            and "push_messages" not in vars(self)
+            and "pull_messages" not in vars(self)
         )
 
-    def answers_together(self) -> bool:
-        """Whether clients of a ``train`` wave can answer without messages.
+    def asks(self, kind: str, node_ids: Iterable[int]) -> bool:
+        """Whether these nodes can be asked for this kind of thing by :meth:`ask`.
 
-        Not where these would travel as bytes or to another process, where something may
-        happen to them, or where somebody could look at them.
+        Not where messages would travel as bytes, or something may happen to them, as to
+        those for nodes that are gone.
         """
         return (
-            self.batched
-            and self.workers == 1
+            self.untouched
             and not self.encode
             and not self._late
             and not any(self.faults.values())
-            and self.shares_contents()
+            and kind in cast(MethodApp, self._nodes.app).functions
+            and self._contexts.keys() >= set(node_ids)
         )
 
-    def answer_together(self, asked: Sequence[Asked]) -> list[Heard | None]:
-        """What the clients of a ``train`` wave answer, without a message made of it.
+    def ask(
+        self, asked: Sequence[tuple[int, NodeRequest]], server_round: int
+    ) -> tuple[list[NodeReply | str], int, int]:
+        """The replies of nodes, of which no messages are made.
 
-        None for a client that has to be sent one. Where :meth:`answers_together`.
+        Parameters
+        ----------
+        asked : sequence of (int, NodeRequest)
+            At most one to a node, where :meth:`asks` allows it.
+        server_round : int
+
+        Returns
+        -------
+        (list of NodeReply or str, int, int)
+            The replies, or why there is none; and how many bytes the messages down and
+            up would have taken.
         """
-        nodes = self._nodes
-        assert isinstance(nodes, Nodes)
-        assert nodes.together is not None
-        heard = nodes.together.answer(asked)
-        self._handled += sum(each is not None for each in heard)
-        return heard
+        replies = self._handlers().ask(asked)
+        self._handled += len(asked)
+        group, down, up = str(server_round), 0, 0
+        contents: dict[NodeRequest, int] = {}
+        for (node_id, request), reply in zip(asked, replies, strict=True):
+            if request not in contents:
+                contents[request] = content_bytes(request.content)
+            sizes = _envelopes(request.kind, group, node_id.bit_length())
+            down += sizes[0] + contents[request]
+            if isinstance(reply, str):
+                message = _request(request.kind, group, node_id)
+                up += message_bytes(_error(reply, message))
+            else:
+                up += sizes[1] + _reply_bytes(reply)
+        return replies, down, up
 
     # -------------------------------------------------------------------- the nodes
 
@@ -313,15 +401,30 @@ class LocalGrid(Grid):
 
     def _deliver_all(self, messages: Sequence[Message]) -> None:
         """Take messages to nodes, each to another one, and their replies back."""
-        parcels = [Parcel(message) for message in messages]
-        arrived = [parcel for parcel in parcels if self._arrives(parcel)]
-        deliveries = [parcel.delivery() for parcel in arrived]
-        answers = self._handlers().answer(deliveries, self._wave)
-        for parcel, answer in zip(arrived, answers, strict=True):
-            self._leaves(parcel, answer)
+        struck: list[tuple[Message, set[str]]] = []
+        deliveries: list[Delivery] = []
+        for message in messages:
+            if message.metadata.dst_node_id not in self._contexts:
+                error = Error(ErrorCode.NODE_UNAVAILABLE, "no such node")
+                self._post(Message(error, reply_to=message), "")
+                continue
+            strikes = self._strikes(message)
+            if "request_loss" in strikes:
+                continue
+            arrived = message
+            if self.encode:
+                arrived, size = self._encode(message)
+                self.bytes_down += size
+                self._sizes[message.metadata.message_id] = size
+            struck.append((message, strikes))
+            wiped, forgotten = "wipe" in strikes, "state_loss" in strikes
+            deliveries.append(Delivery(arrived, wiped, forgotten))
+        answers = self._handlers().answer(deliveries)
+        for (message, strikes), answer in zip(struck, answers, strict=True):
+            self._leaves(message, strikes, answer)
 
     def _handlers(self) -> Nodes | Workers:
-        """What handles messages: this process, or others, which begin when needed."""
+        """What handles messages: this process, or others, started when needed."""
         if self.workers > 1 and isinstance(self._nodes, Nodes):
             count = min(self.workers, len(self._contexts))
             self._nodes = Workers(self._nodes.app, self._contexts, self.batched, count)
@@ -336,40 +439,24 @@ class LocalGrid(Grid):
         if isinstance(self._nodes, Workers):
             self._closing()
 
-    def _arrives(self, parcel: Parcel) -> bool:
-        """Whether a message reaches its node."""
-        message = parcel.message
-        if message.metadata.dst_node_id not in self._contexts:
-            error = Error(ErrorCode.NODE_UNAVAILABLE, "no such node")
-            self._post(Message(error, reply_to=message), "")
-            return False
-        parcel.strikes = self._strikes(message)
-        if "request_loss" in parcel.strikes:
-            return False
-        if self.encode:
-            parcel.message, size = self._encode(message)
-            self.bytes_down += size
-        return True
-
-    def _leaves(self, parcel: Parcel, answer: Message | str) -> None:
+    def _leaves(
+        self, message: Message, strikes: set[str], answer: Message | str
+    ) -> None:
         """Take a node's reply back, with what happens to it."""
-        message, strikes, size = parcel.message, parcel.strikes, 0
         if "crash" in strikes and not isinstance(answer, str):
             answer = "RuntimeError: injected: the client raised after writing state"
-        if isinstance(answer, str):
-            code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
-            reply = Message(Error(code, answer), reply_to=message)
-        else:
-            reply = answer
+        reply = _error(answer, message) if isinstance(answer, str) else answer
         if "reply_loss" in strikes:
             return
+        number = int(message.metadata.message_id)
         if "garbage" in strikes and reply.has_content():
             reply = self._spoil(reply, message)
+        size = 0
         if self.encode:
             reply, size = Encoder()(reply)
             self.bytes_up += size
         if "late_reply" in strikes:
-            name_message(reply, f"late-{_number_of(message)}")
+            name_message(reply, f"late-{number}")
             self._late.append(reply)
             return
         self._post(reply, "")
@@ -377,6 +464,11 @@ class LocalGrid(Grid):
             self._sizes[reply.metadata.message_id] = size
         if "duplicate" in strikes:
             self._post(reply, "-again")
+
+    def _spoil(self, reply: Message, message: Message) -> Message:
+        """A reply with one thing wrong."""
+        rng = generator(self._seed, "garbage", int(message.metadata.message_id))
+        return Message(spoilt(reply.content, rng), reply_to=message)
 
     def _post(self, reply: Message, suffix: str) -> None:
         if not suffix:
@@ -389,7 +481,8 @@ class LocalGrid(Grid):
             return set()
         if message.metadata.message_type.startswith("query"):
             return set()
-        draws = generator(self._seed, "faults", _number_of(message)).random(len(FAULTS))
+        number = int(message.metadata.message_id)
+        draws = generator(self._seed, "faults", number).random(len(FAULTS))
         strikes = {
             name
             for name, draw in zip(FAULTS, draws, strict=True)
@@ -398,11 +491,6 @@ class LocalGrid(Grid):
         for name in strikes:
             self.fault_counts[name] += 1
         return strikes
-
-    def _spoil(self, reply: Message, message: Message) -> Message:
-        """A reply with one thing wrong."""
-        rng = generator(self._seed, "garbage", _number_of(message))
-        return Message(spoilt(reply.content, rng), reply_to=message)
 
     # ------------------------------------------------------------------- checkpoints
 
@@ -417,3 +505,87 @@ class LocalGrid(Grid):
             # the faults to come are those that would have come
             self._handled = json.loads(states[""])["handled"]
         self._handlers().load(states)
+
+
+def spoilt(content: RecordDict, rng: np.random.Generator) -> RecordDict:
+    """An answer with one thing wrong: NaN, a cut array, no records, another round."""
+    records: dict[str, Any] = {k: v.copy() for k, v in content.items()}
+    status = [r for r in records.values() if isinstance(r, ConfigRecord)]
+    kind = int(rng.integers(4))
+    if kind == 1 and status:
+        status[0]["server-round"] = 10**9
+    elif kind < 2 or not any(isinstance(r, ArrayRecord) for r in records.values()):
+        records = {}
+    else:
+        for name, record in records.items():
+            if isinstance(record, ArrayRecord):
+                arrays = [_broken(a, kind == 2) for a in record_arrays(record)]
+                records[name] = array_record(arrays, join="joined" in record)
+    return RecordDict(records)
+
+
+def _broken(array: NDArray[Any], nan: bool) -> NDArray[Any]:
+    if nan and array.dtype.kind == "f":
+        return np.full_like(array, np.nan)
+    return array.reshape(-1)[:-1]
+
+
+# ------------------------------------------------- bytes of messages that nobody makes
+
+
+def _request(kind: str, group: str, node_id: int) -> Message:
+    message = Message(RecordDict(), node_id, kind, group_id=group)
+    name_message(message, "0" * 36)
+    return message
+
+
+def _error(reason: str, request: Message) -> Message:
+    error = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason)
+    return Message(error, reply_to=request)
+
+
+def _envelopes(kind: str, group: str, bits: int) -> tuple[int, int]:
+    """Bytes of a request's own object and its reply's, to a node of so long an id."""
+    return _known_envelopes(kind, "0" * len(group), bits)
+
+
+@lru_cache(maxsize=1024)
+def _known_envelopes(kind: str, group: str, bits: int) -> tuple[int, int]:
+    request = _request(kind, group, 2**bits - 1)
+    empty = content_bytes(RecordDict())
+    reply = reply_to(request, RecordDict())
+    return message_bytes(request) - empty, message_bytes(reply) - empty
+
+
+def _reply_bytes(reply: NodeReply) -> int:
+    """Bytes of a reply's records."""
+    status = len(items_to_bytes(ConfigRecord, reply.status))
+    metrics = len(items_to_bytes(MetricRecord, reply.metrics)) if reply.metrics else 0
+    arrays = reply.arrays
+    described = None if arrays is None else tuple((a.dtype, a.shape) for a in arrays)
+    size = _known_reply_bytes(status, described, metrics)
+    # of equal arrays one is sent: what is in several of them counts
+    return content_bytes(reply.content) if size is None else size
+
+
+@lru_cache(maxsize=4096)
+def _known_reply_bytes(
+    status: int, described: Described | None, metrics: int
+) -> int | None:
+    """Bytes of records of so long items, and of arrays of such dtypes and shapes.
+
+    None where that depends on what is in the arrays.
+    """
+    objects = Counted()
+    names = {STATUS: objects.put("ConfigRecord", (), bytes(status))}
+    if described is not None:
+        one = one_array_of(described)
+        if one is None or one[3] > CHUNK_SIZE:
+            return None
+        key, dtype, shape, size = one
+        array = Array(dtype, shape, "numpy.ndarray", bytes(size))
+        names[ARRAYS], _ = objects.put_record(filled(ArrayRecord(), {key: array}))
+    if metrics:
+        names[METRICS] = objects.put("MetricRecord", (), bytes(metrics))
+    objects.put_names("RecordDict", names)
+    return objects.size

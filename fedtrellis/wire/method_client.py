@@ -61,7 +61,7 @@ class MethodClient(NumPyClient):
         Of the model, known from the moment :meth:`steps` is called.
     announcement : mapping
         Told to the server before round 1, beside what ``get_properties`` answers.
-    told_evaluation : callable or None
+    weigh_evaluation : callable or None
         Given the loss, the number of examples and the metrics that ``evaluate``
         returned, returns the loss and the metrics to be sent.
 
@@ -81,7 +81,7 @@ class MethodClient(NumPyClient):
     objective: Any
     layout: Layout
     announcement: Mapping[str, Any] = MappingProxyType({})
-    told_evaluation: (
+    weigh_evaluation: (
         Callable[[float, int, dict[str, Any]], tuple[float, dict[str, Any]]] | None
     ) = None
 

@@ -28,48 +28,55 @@ time, which another ``epoch`` beside the round gives away.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import sqrt
+from math import isfinite, prod, sqrt
 from typing import Any, TypeGuard, cast
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    MetricRecord,
+    RecordDict,
+)
 from numpy.typing import NDArray
 
 from fedtrellis.wire.arrays import (
     FloatArray,
     Layout,
+    array_record,
     contents,
     decode,
     encode,
     filled,
+    from_sparse_or_dense,
+    owned,
+    record_arrays,
+    sparse_or_dense,
 )
 from fedtrellis.wire.broadcast import MAX_PARAMETERS, ReceivedModel, receive
-from fedtrellis.wire.requests import (
-    CONFIG,
-    ENTRY_TYPES,
-    MODEL,
-    RESTORE,
-    MissingError,
-    Named,
-    read_request,
-)
-from fedtrellis.wire.sparse import from_sparse_or_dense, sparse_or_dense
 
 __all__ = [
     "ANSWER_BOUND",
+    "ARRAYS",
     "CONFIG",
     "ENTRY_TYPES",
     "EXAMPLES",
     "HELLO",
     "LARGEST",
-    "MEMORY_RECORDS",
+    "METRICS",
     "MODEL",
     "RESTORE",
+    "STATUS",
     "ClientMemory",
     "MissingError",
     "Named",
+    "NodeContext",
+    "NodeReply",
+    "NodeRequest",
     "client_identity",
     "identity_order",
     "is_count",
@@ -79,8 +86,124 @@ __all__ = [
 ]
 
 HELLO = "query.hello"
+# Names of the records in a request.
+CONFIG, MODEL, RESTORE = "config", "model", "restore"
+# What a request's config may say of the protocol, and of which type it is.
+_REQUIRED: dict[str, type] = {
+    "session": str,
+    "server-round": int,
+    "model-encoding": str,
+    "model-version": int,
+}
+_OPTIONAL: dict[str, type] = {
+    "model-base": int,
+    "model-shapes": list,
+    "model-dtype": str,
+    "keep-model": bool,
+    "used-round": int,
+    "used-epoch": str,
+    "epoch": str,
+    "restore": bool,
+    "restore-alone": bool,
+    "restore-over": bool,
+    "restore-as-model": list,
+}
+#: Of all that is the protocol's, and not the method's.
+ENTRY_TYPES = _REQUIRED | _OPTIONAL
+_KINDS = {CONFIG: ConfigRecord, MODEL: ArrayRecord, RESTORE: ArrayRecord}
+# How often a client is to do something, or how many numbers it is to draw.
+_COUNTS = ("local-steps", "samples", "batch-size", "local-passes")
+# What a client keeps a number for each of: so many samples in each of so many steps.
+_TOGETHER = ("local-steps", "samples")
+
+
+class MissingError(KeyError):
+    """A request, or a client's state, lacks an entry that the client's method needs."""
+
+
+class Named(dict[str, Any]):
+    """A dict that says what it is when something is missing in it (MissingError).
+
+    Parameters
+    ----------
+    what : str
+        Such as ``"the request's config"``.
+    items : mapping
+    """
+
+    def __init__(self, what: str, items: Mapping[str, Any]) -> None:
+        super().__init__(items)
+        self._what = what
+
+    def __missing__(self, key: str) -> Any:
+        raise MissingError(f"{self._what} has no {key!r}")
+
+
+def read_request(content: RecordDict, max_count: int) -> Named:
+    """A request's config, once its records and what the protocol needs are right.
+
+    Parameters
+    ----------
+    content : RecordDict
+        What arrived. Nothing in it is trusted.
+    max_count : int
+        The largest number of local steps, samples or examples that it may ask for, and
+        of samples in all local steps together.
+
+    Raises
+    ------
+    ValueError, KeyError
+        A record or an entry is missing or of the wrong type, or a number too large.
+    """
+    records = contents(content)
+    for name, kind in _KINDS.items():
+        record = records.get(name)
+        if record is None and name != RESTORE:
+            raise ValueError(f"the request has no {name!r}")
+        if record is not None and not isinstance(record, kind):
+            raise ValueError(
+                f"the request's {name!r} is a {type(record).__name__}, expected "
+                f"{kind.__name__}"
+            )
+    config = Named("the request's config", contents(records[CONFIG]))
+    for key in _REQUIRED:
+        config[key]  # which says so if it is missing
+    for key, value in config.items():
+        expected = ENTRY_TYPES.get(key)
+        # True is an int too, but no round
+        if expected is not None and type(value) is not expected:
+            raise ValueError(
+                f"the request has {key} = {value!r}, expected {expected.__name__}"
+            )
+        # such as a number for each of so many steps
+        if isinstance(value, list) and len(value) > max_count:
+            raise ValueError(
+                f"the request has {len(value)} numbers for {key}; this client takes "
+                f"up to {max_count} (client_app's max_count)"
+            )
+    for key, of in (("model-shapes", int), ("restore-as-model", str)):
+        if not all(type(item) is of for item in config.get(key, ())):
+            raise ValueError(f"the request has {key} = {config[key]!r}")
+    for key in _COUNTS:
+        if key in config and not (
+            type(config[key]) is int and 0 <= config[key] <= max_count
+        ):
+            raise ValueError(
+                f"the request has {key} = {config[key]!r}; this client takes whole "
+                f"numbers up to {max_count} (client_app's max_count)"
+            )
+    together = prod(config.get(key, 1) for key in _TOGETHER)
+    if together > max_count:
+        raise ValueError(
+            f"the request has {' times '.join(_TOGETHER)} = {together}; this client "
+            f"takes up to {max_count} (client_app's max_count)"
+        )
+    return config
+
+
 # Names of the records in an answer, and in a client's context.state.
 STATUS, ARRAYS, METRICS = "status", "arrays", "metrics"
+_ANSWER_KINDS = {STATUS: ConfigRecord, ARRAYS: ArrayRecord, METRICS: MetricRecord}
 # These two are in checkpoints and on SuperNodes' disks: names, not modules.
 _META, _STORED = "fedtrellis.meta", "fedtrellis.arrays"
 _MODEL, _COMMITTED, _PROVISIONAL = "model", "committed/", "provisional/"
@@ -149,6 +272,76 @@ def moderate_norm(array: NDArray[Any]) -> float | None:
     return sqrt(square) if square <= LARGEST**2 else None
 
 
+@dataclass(eq=False)
+class NodeRequest:
+    """What the server asks of a client, or of several.
+
+    Attributes
+    ----------
+    kind : str
+        The message's type: ``"train"``, ``"train.NAME"`` or ``"evaluate"``.
+    content : RecordDict
+        The records of a request; not to be changed.
+    """
+
+    kind: str
+    content: RecordDict
+    _read: tuple[int, Named] | None = field(default=None, repr=False)
+
+    def read(self, max_count: int) -> Named:
+        """As :func:`read_request`, once for all clients; not to be changed."""
+        if self._read is None or self._read[0] != max_count:
+            self._read = max_count, read_request(self.content, max_count)
+        return self._read[1]
+
+
+@dataclass(slots=True)
+class NodeReply:
+    """What a client answers.
+
+    Attributes
+    ----------
+    status : dict
+    arrays : sequence of ndarray or None
+        Read-only; None of an evaluation, a refusal and a client that is out of step.
+    metrics : dict
+    """
+
+    status: Mapping[str, Any]
+    arrays: Sequence[NDArray[Any]] | None = None
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def content(self) -> RecordDict:
+        """The records of a message, made of it."""
+        records: dict[str, Any] = {STATUS: filled(ConfigRecord(), self.status)}
+        if self.arrays is not None:
+            records[ARRAYS] = array_record(self.arrays, join=True)
+        if self.metrics:
+            records[METRICS] = filled(MetricRecord(), self.metrics)
+        return filled(RecordDict(), records)
+
+    @classmethod
+    def of(cls, content: RecordDict) -> NodeReply:
+        """Inverse of :attr:`content`; ValueError if the records are not a reply's.
+
+        What arrived may raise anything else, too. Nothing in it is trusted.
+        """
+        records = contents(content)
+        if STATUS not in records:
+            raise ValueError("the answer has no status")
+        for name, record in records.items():
+            kind = _ANSWER_KINDS.get(name)
+            if kind is not None and not isinstance(record, kind):
+                raise ValueError(
+                    f"the answer's {name!r} is a {type(record).__name__}, "
+                    f"expected {kind.__name__}"
+                )
+        arrays = record_arrays(records[ARRAYS]) if ARRAYS in records else None
+        metrics = dict(contents(records[METRICS])) if METRICS in records else {}
+        return cls(contents(records[STATUS]), arrays, metrics)
+
+
 class RestoreNeededError(Exception):
     """The client's state is at none of the rounds that the server names."""
 
@@ -205,10 +398,6 @@ def encoded(model: ReceivedModel) -> Array:
     if "encoded" not in kept:
         kept["encoded"] = encode(model.point)
     return cast(Array, kept["encoded"])
-
-
-#: The records of ``context.state`` that a :class:`ClientMemory` lies in.
-MEMORY_RECORDS = frozenset((_META, _STORED))
 
 
 @dataclass
@@ -285,17 +474,17 @@ class ClientMemory:
             for name, value in self.committed.items()
         }
 
-    def note(self, config: Mapping[str, Any], state: dict[str, Any]) -> None:
+    def note(self, config: Mapping[str, Any], state: Mapping[str, Any]) -> None:
         """Keep what the round of a request has made of the method's state."""
-        self.provisional = state
+        self.provisional = {name: owned(value) for name, value in state.items()}
+        for name, value in self.provisional.items():
+            if value.dtype.kind == "f" and not isfinite(value.sum()):
+                raise FloatingPointError(f"the client's state {name!r} is not finite")
         self.provisional_round = cast(int, config["server-round"])
         self.provisional_epoch = config.get("epoch", "")
 
-    def save(self, state: RecordDict, keep_model: bool = True) -> None:
-        """Write the memory into ``state``, in place of what stood there.
-
-        The model is left out where the server says that it will send it whole anyway.
-        """
+    def save(self, state: RecordDict) -> None:
+        """Write the memory into ``state``, instead of what stood there."""
         meta: dict[str, Any] = {
             "session": self.session,
             "committed-round": self.committed_round,
@@ -304,7 +493,7 @@ class ClientMemory:
             "provisional-epoch": self.provisional_epoch,
         }
         stored: dict[str, Array] = {}
-        if self.model is not None and keep_model:
+        if self.model is not None:
             meta |= self.model.layout.entries()
             meta["model-version"] = self.model.version
             stored[_MODEL] = encoded(self.model)
@@ -376,3 +565,45 @@ class ClientMemory:
         self.committed_round, self.committed_epoch = used, epoch
         self.provisional, self.provisional_round = {}, NO_ROUND
         self.provisional_epoch = ""
+
+
+class NodeContext(Context):
+    """A node's context in this process, which holds its memory as it is worked with.
+
+    Records are made of it where somebody looks at :attr:`state`, and from then on count
+    alone: whoever looks may change them.
+    """
+
+    _records: RecordDict
+    _memory: ClientMemory | None = None
+
+    @property
+    def state(self) -> RecordDict:
+        """What Flower keeps of a node from message to message."""
+        if self._memory is not None:
+            self._memory.save(self._records)
+            self._memory = None
+        return self._records
+
+    @state.setter
+    def state(self, records: RecordDict) -> None:
+        self._records, self._memory = records, None
+
+    def held(self) -> tuple[ClientMemory | None, RecordDict]:
+        """The memory, if there is one, and the other records."""
+        session = ClientMemory.session_of(self._records)
+        if self._memory is None and session is not None:
+            self._memory = ClientMemory.load(self._records, session)
+            del self._records[_META], self._records[_STORED]
+        return self._memory, self._records
+
+    def hold(self, memory: ClientMemory) -> None:
+        """Replace the memory."""
+        if self._memory is None:
+            memory.save(self.state)  # somebody has looked
+        else:
+            self._memory = memory
+
+    def put_back(self, memory: ClientMemory | None, records: RecordDict) -> None:
+        """Replace the memory and the other records."""
+        self._memory, self._records = memory, records

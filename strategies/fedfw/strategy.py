@@ -15,9 +15,8 @@ from fedtrellis.schedules import FrankWolfeSchedule, Schedule
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.conversation import Conversation
 from fedtrellis.settings import SettingsError, setting
-from fedtrellis.wire.arrays import FloatArray, Layout, array_record
+from fedtrellis.wire.arrays import FloatArray, Layout, array_record, sparse_or_dense
 from fedtrellis.wire.flower_internals import log
-from fedtrellis.wire.sparse import sparse_or_dense
 
 from ..frank_wolfe import FrankWolfeStrategy
 from .corrective import CorrectiveSteps

@@ -313,13 +313,13 @@ class NodeDataTask(Task):
         return {"objective": self.node_objective(path)}
 
     def node_attributes(self, node_config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return ``announcement`` and ``told_evaluation``.
+        """Return ``announcement`` and ``weigh_evaluation``.
 
         See :class:`fedtrellis.wire.client.MethodClient`.
         """
         return {
             "announcement": self.announcement(node_path(node_config)),
-            "told_evaluation": self.told_evaluation,
+            "weigh_evaluation": self.weigh_evaluation,
         }
 
     def method_options(self) -> dict[str, Any]:
@@ -355,7 +355,7 @@ class NodeDataTask(Task):
             entries["data-columns"] = table.columns_digest()
         return entries
 
-    def told_evaluation(
+    def weigh_evaluation(
         self, loss: float, examples: int, metrics: dict[str, Any]
     ) -> tuple[float, dict[str, Any]]:
         """Return what a node's evaluation sends to the server.

@@ -33,9 +33,8 @@ from fedtrellis import LocalGrid, MethodClient, client_app
 from fedtrellis.domains import L1Ball
 from fedtrellis.manifolds import Sphere
 from fedtrellis.objectives import LeastSquares, Logistic, MultinomialLogistic
-from fedtrellis.wire import cohort, together
 from fedtrellis.wire.arrays import decode
-from fedtrellis.wire.handling import Handling
+from fedtrellis.wire.local_work import run_together
 from fedtrellis.wire.protocol import ClientMemory
 from strategies import (
     CompressedSGD,
@@ -200,14 +199,13 @@ def assert_same(one: Played[Any], many: Played[Any], tolerance: float) -> None:
 def spy(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many clients have taken their steps side by side each time."""
     counts: list[int] = []
-    for module in (cohort, together):
-        run = module.run_together
+    run = run_together
 
-        def counted(clients: Any, *given: Any, run: Any = run) -> Any:
-            counts.append(len(clients))
-            return run(clients, *given)
+    def counted(clients: Any, *given: Any) -> Any:
+        counts.append(len(clients))
+        return run(clients, *given)
 
-        monkeypatch.setattr(module, "run_together", counted)
+    monkeypatch.setattr("fedtrellis.wire.client.run_together", counted)
     return counts
 
 
@@ -323,13 +321,14 @@ class Listening(FedAvgGD):
 def messages(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The types of the messages that clients are sent from now on."""
     sent: list[str] = []
-    begin = Handling.begin
+    push = LocalGrid.push_messages
 
-    def noted(self: Handling, *given: Any) -> bool:
-        sent.append(self.message.metadata.message_type)
-        return begin(self, *given)
+    def noted(self: LocalGrid, messages: Any) -> list[str]:
+        wave = list(messages)
+        sent.extend(message.metadata.message_type for message in wave)
+        return push(self, wave)
 
-    monkeypatch.setattr(Handling, "begin", noted)
+    monkeypatch.setattr(LocalGrid, "push_messages", noted)
     return sent
 
 
@@ -344,11 +343,11 @@ def test_answers_of_which_no_message_is_made_are_what_messages_bring(
     one = run()
     sent = messages(monkeypatch)
     many = run(batched=True)
-    assert not sent
+    assert set(sent) == {"query.hello"}
     assert_same(one, many, 1e-12)
     assert one.strategy.heard == many.strategy.heard
     assert len(run(batched=True, encode=True).models) == 3
-    assert set(sent) == {"train"}
+    assert set(sent) == {"query.hello", "train"}
 
 
 @pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
@@ -359,7 +358,7 @@ def test_whoever_looks_finds_the_state_in_records(
     case.play(one)
     sent = messages(monkeypatch)
     case.play(many)
-    assert not sent
+    assert set(sent) == {"query.hello"}
     for a, b in zip(one._contexts.values(), many._contexts.values(), strict=True):
         assert a.state.keys() == b.state.keys()
         assert ClientMemory.session_of(a.state)
@@ -546,7 +545,7 @@ def test_contents_in_common_change_nothing(method: str, encode: bool) -> None:
         grid = kind(client_app(client_fn), len(each), **options)
         runs.append(play(made[method](), grid, np.zeros(4), rounds=12))
         grids.append(grid)
-    assert [grid.shares_contents() for grid in grids] == [True, False]
+    assert [grid.untouched for grid in grids] == [True, False]
     assert_same(runs[0], runs[1], 0.0)
     assert grids[0].bytes_down == grids[1].bytes_down
     assert grids[0].bytes_up == grids[1].bytes_up

@@ -36,10 +36,9 @@ from fedtrellis.domains.atoms import (
     unpack_atoms,
 )
 from fedtrellis.wire.arrays import Layout, record_arrays
-from fedtrellis.wire.broadcast import ModelBroadcast, Step, receive
+from fedtrellis.wire.broadcast import ModelBroadcast, Step, receive, unpack_steps
 from fedtrellis.wire.local_grid import encode_message
 from fedtrellis.wire.protocol import ARRAYS, CONFIG, MODEL, RESTORE, STATUS
-from fedtrellis.wire.steps import unpack_steps
 from strategies import FedFW, NaiveFrankWolfe
 from tests.harness import Array, app_of, grid_of, play
 

@@ -627,8 +627,8 @@ def test_clients_get_the_weights_of_their_features_and_send_no_ids(
     sent: list[list[NDArray[Any]]] = []
     read = Conversation.open
 
-    def spy(self: Conversation, reply: Any, server_round: int, name: str) -> Any:
-        answer = read(self, reply, server_round, name)
+    def spy(self: Conversation, reply: Any, server_round: int, *given: Any) -> Any:
+        answer = read(self, reply, server_round, *given)
         if server_round == 0 and answer is not None:
             sent.append([*answer.arrays])
         return answer

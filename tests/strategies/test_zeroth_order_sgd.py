@@ -17,8 +17,7 @@ from fedtrellis.objectives import LeastSquares
 from fedtrellis.random import generator
 from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.settings import SettingsError
-from fedtrellis.wire.broadcast import Step
-from fedtrellis.wire.steps import pack_steps, unpack_steps
+from fedtrellis.wire.broadcast import Step, pack_steps, unpack_steps
 from strategies import ZerothOrderSGD
 from tests.harness import Array, Stop, contexts, grid_of, memory_of, play
 

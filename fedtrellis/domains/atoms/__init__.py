@@ -23,7 +23,6 @@ from fedtrellis.domains.atoms.base import (
     rounding,
 )
 from fedtrellis.domains.atoms.packing import (
-    PackedAtoms,
     ProductAtom,
     pack_atoms,
     unpack_atoms,
@@ -34,7 +33,6 @@ __all__ = [
     "FLOAT64",
     "Atom",
     "DenseAtom",
-    "PackedAtoms",
     "PermutationAtom",
     "ProductAtom",
     "RandomSigns",

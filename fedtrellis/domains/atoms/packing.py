@@ -35,11 +35,10 @@ from fedtrellis.domains.atoms.base import (
     SparseAtom,
     check,
     check_count,
-    index_dtype,
 )
 from fedtrellis.domains.atoms.random_signs import RandomSigns
 
-__all__ = ["PackedAtoms", "ProductAtom", "pack_atoms", "unpack_atoms"]
+__all__ = ["ProductAtom", "pack_atoms", "unpack_atoms"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,74 +112,6 @@ class ProductAtom(Atom):
         if len(atoms) != len(shapes) or len(products) != len(shapes):
             raise ValueError(f"expected {len(shapes)} product atoms")
         return products
-
-
-class PackedAtoms(Sequence[NDArray[Any]]):
-    """What :func:`pack_atoms` makes of atoms, made once somebody looks at it.
-
-    Parameters
-    ----------
-    atoms : sequence of Atom
-        Of one shape.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from fedtrellis.domains import L1Ball
-    >>> from fedtrellis.domains.atoms import PackedAtoms
-    >>> packed = PackedAtoms([L1Ball(2.0).lmo(np.array([0.0, -3.0, 1.0]))])
-    >>> [array.tolist() for array in packed]
-    [[0], [1], [2.0]]
-    """
-
-    __slots__ = ("_arrays", "atoms")
-
-    def __init__(self, atoms: Sequence[Atom]) -> None:
-        self.atoms = tuple(atoms)
-        self._arrays: list[NDArray[Any]] | None = None
-
-    @property
-    def arrays(self) -> list[NDArray[Any]]:
-        """The arrays."""
-        if self._arrays is None:
-            self._arrays = pack_atoms(self.atoms)
-        return self._arrays
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.arrays[index]
-
-    def __len__(self) -> int:
-        return len(self.arrays)
-
-    @property
-    def are_single(self) -> bool:
-        """Whether they are sparse atoms of one entry each."""
-        return all(
-            type(atom) is SparseAtom and atom.values.size == 1 for atom in self.atoms
-        )
-
-    def described(self) -> tuple[tuple[np.dtype[Any], Shape], ...]:
-        """Dtypes and shapes of the arrays, for which single atoms are not packed."""
-        if not self.are_single:
-            return tuple((array.dtype, array.shape) for array in self.arrays)
-        count, first = (len(self.atoms),), self.atoms[0]
-        assert isinstance(first, SparseAtom)
-        indices = index_dtype(math.prod(first.shape))
-        return (UINT8, count), (indices, count), (first.values.dtype, count)
-
-    def unpacked(self, shape: Shape, dtype: np.dtype[Any]) -> Sequence[Atom]:
-        """What :func:`unpack_atoms` makes of the arrays, with the same checks."""
-        size = math.prod(shape)
-        for atom in self.atoms:
-            if not (
-                type(atom) is SparseAtom
-                and atom.values.size == 1
-                and atom.shape == shape
-                and atom.values.dtype is dtype
-                and 0 <= int(atom.indices[0]) < size
-            ):
-                return unpack_atoms(self.arrays, shape, dtype)
-        return self.atoms
 
 
 _CLASSES: dict[int, tuple[type[Atom], int]] = {  # code: class, number of arrays

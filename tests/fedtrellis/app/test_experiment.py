@@ -20,9 +20,7 @@ from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.server.options import StrategyOptions
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import record_arrays
-from fedtrellis.wire.faults import FAULTS
-from fedtrellis.wire.grid_options import GridOptions
-from fedtrellis.wire.local_grid import LocalGrid
+from fedtrellis.wire.local_grid import FAULTS, GridOptions, LocalGrid
 
 CASES = {
     "domain": (

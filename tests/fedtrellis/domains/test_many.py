@@ -15,11 +15,7 @@ from fedtrellis.domains import (
     Simplex,
 )
 from fedtrellis.domains.atoms import (
-    FLOAT64,
-    PackedAtoms,
     SparseAtom,
-    pack_atoms,
-    unpack_atoms,
 )
 
 DOMAINS = [
@@ -73,31 +69,3 @@ def test_the_l1_ball_judges_a_single_entry_as_any_point() -> None:
     for value in (2.0, -2.0, 2.0 + 1e-9, 2.1, np.nan, np.inf, 0.0):
         atom = SparseAtom(np.array([1]), np.array([value]), (4,))
         assert ball.contains_atom(atom) == ball.contains(atom.dense())
-
-
-@pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("size", [9, 300])
-def test_packed_atoms_are_described_and_unpacked_as_if_packed(
-    count: int, dtype: str, size: int
-) -> None:
-    kind = np.dtype(dtype)
-    singles = [a.of_dtype(kind) for a in L1Ball(1.0).lmo_many(gradients((size,)))]
-    several = [KSupportBall(2, 1.0).lmo(g).of_dtype(kind) for g in gradients((size,))]
-    for atoms in (singles[:count], several[:count], [*singles[:1], *several[:count]]):
-        packed, arrays = PackedAtoms(atoms), pack_atoms(atoms)
-        assert packed.described() == tuple((a.dtype, a.shape) for a in arrays)
-        assert len(packed) == len(arrays)
-        for ours, theirs in zip(packed, arrays, strict=True):
-            np.testing.assert_array_equal(ours, theirs)
-        back = unpack_atoms(arrays, (size,), kind)
-        for one, other in zip(packed.unpacked((size,), kind), back, strict=True):
-            np.testing.assert_array_equal(one.dense(), other.dense())
-
-
-def test_atoms_that_nobody_would_unpack_are_refused_as_arrays_are() -> None:
-    outside = SparseAtom(np.array([9]), np.array([1.0]), (4,))
-    with pytest.raises(ValueError, match="out of range"):
-        PackedAtoms([outside]).unpacked((4,), FLOAT64)
-    with pytest.raises(ValueError, match="float32 vector"):
-        PackedAtoms([outside]).unpacked((12,), np.dtype(np.float32))

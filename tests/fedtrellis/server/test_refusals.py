@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import ArrayRecord
 
 from fedtrellis import LocalGrid, LoopStrategy, StatefulClient, client_app
 from fedtrellis.encryption import EncryptionError, RefusedError
@@ -14,6 +14,7 @@ from fedtrellis.server.answers import ClientRefusalError, open_answer
 from fedtrellis.server.everyone import ask_everyone
 from fedtrellis.settings import CodedError, SettingsError
 from fedtrellis.wire.exchange import NO_ANSWER, Reason, Traffic
+from fedtrellis.wire.protocol import NodeReply
 from tests.harness import number_of
 
 
@@ -122,8 +123,7 @@ def test_a_refusal_is_checked_like_an_answer() -> None:
     }
 
     def opened(**changes: Any) -> Any:
-        content = RecordDict({"status": ConfigRecord({**status, **changes})})
-        return open_answer(content, "a", "s", 1, None, None)
+        return open_answer(NodeReply({**status, **changes}), "a", "s", 1, None, None)
 
     with pytest.raises(ClientRefusalError, match="no") as caught:
         opened()

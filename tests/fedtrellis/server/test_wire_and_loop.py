@@ -375,7 +375,7 @@ def test_late_replies_are_not_used() -> None:
     assert not strategy.broadcast.model.any()
 
 
-@pytest.mark.parametrize(("seconds", "most"), [(1, 25), (6, 50), (600, 140)])
+@pytest.mark.parametrize(("seconds", "most"), [(1, 75), (6, 110), (600, 205)])
 def test_a_long_wave_costs_few_requests(
     monkeypatch: pytest.MonkeyPatch, seconds: float, most: int
 ) -> None:

@@ -23,9 +23,10 @@ from fedtrellis.wire.broadcast import (
     OutOfSyncError,
     ReceivedModel,
     Step,
+    pack_steps,
     receive,
+    unpack_steps,
 )
-from fedtrellis.wire.steps import pack_steps, unpack_steps
 
 Point = NDArray[np.float64]
 Config = dict[str, Any]

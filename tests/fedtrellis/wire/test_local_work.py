@@ -10,8 +10,7 @@ import pytest
 from fedtrellis import Gradient, MethodClient, MiniBatches
 from fedtrellis.local_steps import take_steps
 from fedtrellis.objectives import LeastSquares
-from fedtrellis.wire.cohort_work import run_together
-from fedtrellis.wire.local_work import Descent
+from fedtrellis.wire.local_work import Descent, run_together
 
 
 def losses(count: int = 5) -> list[LeastSquares]:

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from fedtrellis import LocalGrid
 from fedtrellis.wire.arrays import array_record, encode
 from fedtrellis.wire.client import client_app
+from fedtrellis.wire.encoding import message_bytes
 from fedtrellis.wire.local_grid import encode_message
-from fedtrellis.wire.message_size import message_bytes
 
 # a grid gives this process the place in a run that messages need
 LocalGrid(client_app(lambda context: None), 1)
@@ -35,7 +35,6 @@ def request(content: RecordDict | None = None, **options: Any) -> Message:
 def assert_counted(message: Message) -> None:
     _, size = encode_message(message)
     assert message_bytes(message) == size
-    assert message_bytes(message, {}) == size
 
 
 TEXT = st.text(max_size=20)
@@ -161,15 +160,3 @@ def test_equal_chunks_travel_once() -> None:
     assert_counted(request(content))
     # the first chunk, which has the header, and the last one of each, and one of zeros
     assert message_bytes(request(content)) < 1.5 * zeros.nbytes
-
-
-def test_the_cache_of_a_wave_changes_nothing() -> None:
-    shared = array_record([np.arange(100.0)])
-    messages = [
-        request(RecordDict({"model": shared, "config": ConfigRecord({"i": i})}))
-        for i in (1, 100, 10_000)
-    ]
-    known: dict[int, Any] = {}
-    assert [message_bytes(m, known) for m in messages] == [
-        message_bytes(m) for m in messages
-    ]

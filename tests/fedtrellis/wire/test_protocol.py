@@ -162,16 +162,6 @@ def test_the_memory_survives_being_stored() -> None:
     assert np.array_equal(again.model.point, np.arange(500.0))
 
 
-def test_the_model_is_not_stored_where_it_is_always_sent_whole() -> None:
-    memory = memory_at(3)
-    memory.model = ReceivedModel(Layout(((SIZE,),)), np.ones(SIZE), 1)
-    state = RecordDict()
-    memory.save(state, keep_model=False)
-    again = ClientMemory.load(state, "s")
-    assert again.model is None
-    assert value(again) == 3.0
-
-
 def test_what_was_stored_before_is_replaced() -> None:
     state = RecordDict({"of-the-user": ConfigRecord({"a": 1})})
     memory_at(3, provisional=5).save(state)

@@ -564,7 +564,7 @@ def test_weights_make_every_example_count_once(
     assert np.mean(values) == pytest.approx(expected, rel=1e-12)
     # and so does what the nodes answer when they are asked to evaluate
     losses = [
-        several.told_evaluation(f.value(x), f.num_examples, {"accuracy": 1.0})[0]
+        several.weigh_evaluation(f.value(x), f.num_examples, {"accuracy": 1.0})[0]
         for f in objectives
     ]
     counts = [several.announcement(path)["num-examples"] for path in paths]
