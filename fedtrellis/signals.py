@@ -47,7 +47,7 @@ class Interrupted(KeyboardInterrupt):
 
     @property
     def exit_status(self) -> int:
-        """What a shell says of a process that the signal ended: 128 and its number."""
+        """A shell's status of a process that the signal ended: 128 and its number."""
         return 128 + self.number
 
 
@@ -56,13 +56,13 @@ class _Signals:
 
     def __init__(self) -> None:
         self.before: dict[int, Any] = {}  # the handlers that ours stand in for
-        self.heard = False  # whether ours have been set, and not yet taken back
+        self.armed = False  # whether ours have been set, and not yet taken back
         self.came: int | None = None
-        self.raised = False  # whether Interrupted has told of it
+        self.raised = False  # whether Interrupted was raised for it
         self.depth = 0  # how many deferred() are open
 
     def set(self) -> None:
-        self.heard, self.came, self.raised = True, None, False
+        self.armed, self.came, self.raised = True, None, False
         for number in _SIGNALS:
             before = signal.getsignal(number)
             # nohup means it; and None is a handler that Python cannot put back
@@ -98,7 +98,7 @@ def _in_main_thread() -> bool:
 
 def signals_heard() -> bool:
     """Whether a signal would interrupt this thread by :class:`Interrupted`."""
-    return _in_main_thread() and _signals.heard
+    return _in_main_thread() and _signals.armed
 
 
 @contextmanager
@@ -106,12 +106,12 @@ def signals_interrupt() -> Iterator[None]:
     """Let SIGINT, SIGTERM and SIGHUP raise :class:`Interrupted`; the outermost counts.
 
     Only the first signal does: a second one meets the handlers from before. They are
-    back at the end, and if one of them is a program's own (Flower's, which tells the
+    back at the end, and if one of them is a program's own (Flower's, which informs the
     SuperLink), it is then given the signal too. What the caller has ignored, as nohup
     does SIGHUP, stays ignored; but for SIGINT, which shells switch off for what runs in
     the background.
     """
-    if not _in_main_thread() or _signals.heard:
+    if not _in_main_thread() or _signals.armed:
         yield
         return
     _signals.set()
@@ -120,7 +120,7 @@ def signals_interrupt() -> Iterator[None]:
     finally:
         _signals.put_back()
         before, came = _signals.before, _signals.came
-        _signals.before, _signals.heard, _signals.came = {}, False, None
+        _signals.before, _signals.armed, _signals.came = {}, False, None
         if came is not None:
             handler = before[came]
             if callable(handler) and handler is not signal.default_int_handler:
@@ -132,7 +132,7 @@ def deferred() -> Iterator[None]:
     """Let what belongs together finish first.
 
     A signal raises at the next :func:`check_signals` or :func:`window`, or where the
-    outermost of these ends, if nobody was told before.
+    outermost of these ends, if it was not raised before.
     """
     if not _in_main_thread():
         yield
@@ -142,7 +142,7 @@ def deferred() -> Iterator[None]:
         yield
     finally:
         _signals.depth -= 1
-    # who has been told already is cleaning up
+    # where it was raised already, somebody is cleaning up
     if not _signals.depth and not _signals.raised:
         _signals.check()
 

@@ -445,7 +445,7 @@ class BirkhoffPolytope(_Square):
             while True:
                 trial = _dual(z, dual + length * step)
                 better = float(np.abs(trial[1]).max()) <= 0.5 * size
-                # near the end values differ by rounding alone: then the residual tells
+                # near the end values differ by rounding alone: the residual decides
                 if better or trial[0] <= value + 1e-4 * length * slope:
                     break
                 length *= 0.5

@@ -3,8 +3,13 @@
 ``fit`` takes what nodes hold, and plays the nodes in this process.
 """
 
-from .classifiers import FederatedLogisticRegression, FederatedSVC
-from .regressors import FederatedElasticNet, FederatedLasso, FederatedRidge
+from .linear_models import (
+    FederatedElasticNet,
+    FederatedLasso,
+    FederatedLogisticRegression,
+    FederatedRidge,
+    FederatedSVC,
+)
 
 __all__ = [
     "FederatedElasticNet",

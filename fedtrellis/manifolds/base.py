@@ -42,7 +42,7 @@ class Manifold(ABC):
     name: ClassVar[str]
     shape: Shape
 
-    # What a manifold has to say. Here every argument is checked and a batch; a batch
+    # What a manifold implements. Here every argument is checked and a batch; a batch
     # of one stands for as many as the other argument has.
 
     @property

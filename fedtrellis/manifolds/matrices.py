@@ -183,7 +183,7 @@ class Stiefel(_Orthonormal):
         # Zimmermann, Hüper, "Computing the Riemannian logarithm on the Stiefel
         # manifold", SIAM J. Matrix Anal. Appl. 2022, the Euclidean metric:
         #   Exp_x(v) = [x Q] exp([2A −Rᵀ; R 0]) [I; 0] exp(−A),  A = xᵀv,  QR = v − xA
-        # Here with K = QR itself in the place of Q: no factorisation, any rank.
+        # Here with K = QR itself instead of Q: no factorisation, any rank.
         self._check_length(v)
         r = self.shape[1]
         product = x.swapaxes(1, 2) @ v

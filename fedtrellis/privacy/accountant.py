@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from math import inf
 from typing import Any, Literal, TypedDict, Unpack
@@ -18,6 +19,7 @@ Mechanism = Literal["gaussian", "exponential"]
 _CELL = 1e-3
 
 
+@dataclass(eq=False)
 class Accountant:
     """ε(δ) of so many releases of one mechanism, each on a cohort drawn anew.
 
@@ -67,25 +69,23 @@ class Accountant:
     0.726
     """
 
-    def __init__(
-        self,
-        noise_multiplier: float,
-        delta: float,
-        *,
-        sampling: Cohort = "all",
-        participation: float = 1.0,
-        cohort: int = 1,
-        clients: int = 1,
-        mechanism: Mechanism = "gaussian",
-    ) -> None:
+    noise_multiplier: float
+    delta: float
+    _: KW_ONLY
+    sampling: Cohort = "all"
+    participation: float = 1.0
+    cohort: int = 1
+    clients: int = 1
+    mechanism: Mechanism = "gaussian"
+    _composed: int = field(default=0, init=False, repr=False)
+
+    def __post_init__(self) -> None:
         need("dp_accounting", "an accountant of privacy", "privacy")
-        self.noise_multiplier = noise_multiplier
-        self.delta = delta
-        self.sampling = sampling
-        self.participation = participation
-        self.cohort, self.clients = cohort, clients
-        self.closed = sampling == "all" and mechanism == "gaussian"
-        self._composed = 0
+
+    @property
+    def closed(self) -> bool:
+        """Whether ε has a closed form."""
+        return self.sampling == "all" and self.mechanism == "gaussian"
 
     @cached_property
     def _running(self) -> Any:
@@ -107,7 +107,7 @@ class Accountant:
         if self.sampling == "all":
             return dp_accounting.ZCDpEvent(0.5 / self.noise_multiplier**2)
         if self.sampling == "fixed":
-            # another answer in the place of one moves the sum by 2C
+            # another answer instead of one moves the sum by 2C
             noise = dp_accounting.GaussianDpEvent(self.noise_multiplier / 2.0)
             return dp_accounting.SampledWithoutReplacementDpEvent(
                 self.clients, self.cohort, noise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from math import sqrt
 from typing import Any, Self
 
@@ -133,6 +134,7 @@ def clipped(vector: FloatArray, clip: float, order: float | None = None) -> Floa
     return short
 
 
+@dataclass(eq=False)
 class PrivateMean:
     """The noisy mean of clipped changes, which stands in for an average of answers.
 
@@ -174,15 +176,12 @@ class PrivateMean:
     array([0.75, 0.  ])
     """
 
-    def __init__(
-        self, clip: float, noise_multiplier: float, weight: float, noise: SecretNoise
-    ) -> None:
-        self.clip = clip
-        self.noise_multiplier = noise_multiplier
-        self.weight = weight
-        self.noise = noise
-        self.releases = 0
-        self.relative_noise = 0.0
+    clip: float
+    noise_multiplier: float
+    weight: float
+    noise: SecretNoise
+    releases: int = field(default=0, init=False)
+    relative_noise: float = field(default=0.0, init=False)
 
     def __call__(
         self, points: Sequence[FloatArray] | FloatArray, centre: FloatArray

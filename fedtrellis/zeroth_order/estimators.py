@@ -145,6 +145,7 @@ def weighted_sum(scalars: FloatArray, blocks: Iterable[FloatArray]) -> FloatArra
 Values = Callable[[FloatArray], FloatArray]
 
 
+@dataclass(frozen=True, eq=False)
 class Evaluator:
     """Function values, for all points in one call or for one part after the other.
 
@@ -157,19 +158,14 @@ class Evaluator:
         each point.
     """
 
-    def __init__(
-        self,
-        of_points: Callable[[FloatArray, np.random.Generator | None], FloatArray],
-        rng: np.random.Generator | None,
-        rows: int,
-        shared: bool,
-    ) -> None:
-        self._of_points, self._rng, self._shared = of_points, rng, shared
-        self.rows = rows
+    of_points: Callable[[FloatArray, np.random.Generator | None], FloatArray]
+    rng: np.random.Generator | None
+    rows: int
+    shared: bool
 
     def __call__(self, points: FloatArray) -> FloatArray:
         """The values at x and the points after it, with new mini-batches."""
-        return self._of_points(points, self._rng)
+        return self.of_points(points, self.rng)
 
     def parts(self, parts: Iterable[FloatArray]) -> Iterator[FloatArray]:
         """The values of one call, part after part, each part beginning with x.
@@ -177,10 +173,10 @@ class Evaluator:
         All parts have one mini-batch if all points of a call have.
         """
         # what the first part draws, each of the others draws again
-        start = deepcopy(self._rng) if self._shared else None
+        start = deepcopy(self.rng) if self.shared else None
         for number, points in enumerate(parts):
-            rng = deepcopy(start) if number and start is not None else self._rng
-            yield self._of_points(points, rng)
+            rng = deepcopy(start) if number and start is not None else self.rng
+            yield self.of_points(points, rng)
 
 
 def evaluator(
