@@ -29,17 +29,6 @@ from fedtrellis.settings import SettingsError, keys, parse
 
 from .data.settings import NODES, DataSettings
 
-__all__ = [
-    "Array",
-    "DataFileError",
-    "Depending",
-    "Nonconvex",
-    "Point",
-    "Task",
-    "data_path",
-    "derived_seed",
-]
-
 Array = NDArray[np.float64]
 Point = Array | Sequence[Array]
 

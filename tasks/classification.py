@@ -14,19 +14,8 @@ from fedtrellis.objectives import MultinomialLogistic
 from fedtrellis.settings import setting
 
 from .base import Array, check_torch, data_path, derived_seed
-from .data.datasets import (
-    BUILT_IN,
-    DATASETS,
-    EMNIST_CLASSES,
-    Examples,
-    limited,
-    load_cifar10,
-    load_emnist,
-    load_mnist,
-    rows_of,
-    split_digits,
-    synthetic,
-)
+from .data import datasets
+from .data.datasets import BUILT_IN, DATASETS, EMNIST_CLASSES, Examples
 from .data.partition import PartitionedTask, limit_setting, validation_setting
 from .data.settings import NODES
 from .data.task import Dealt, Indices, dense
@@ -222,19 +211,25 @@ class Classification(NetworkTask):
         if self.dataset in _OF_IMAGES:
             path = data_path("classification.path", self.path, folder=True)
         if self.dataset == "synthetic":
-            examples = synthetic(self.num_clients, limit, self.seed, iid=not natural)
+            examples = datasets.synthetic(
+                self.num_clients, limit, self.seed, iid=not natural
+            )
             limit = 0  # the clients' sizes shrink alike
         elif self.dataset == "digits":
-            examples = split_digits(self.seed)
+            examples = datasets.split_digits(self.seed)
         elif self.dataset == "mnist":
-            examples = load_mnist(path)
+            examples = datasets.load_mnist(path)
         elif self.dataset == "emnist":
             partial, seed = self.partial, self.seed
-            examples = load_emnist(path, self.split, partial=partial, seed=seed)
+            examples = datasets.load_emnist(
+                path, self.split, partial=partial, seed=seed
+            )
         else:
-            examples = load_cifar10(path, partial=self.partial)
+            examples = datasets.load_cifar10(path, partial=self.partial)
         others = self.test_limit, self.validation_fraction, self.seed
-        return self.deal_examples(limited(examples, limit, *others), self._inputs)
+        return self.deal_examples(
+            datasets.limited(examples, limit, *others), self._inputs
+        )
 
     def shares(self, examples: Examples) -> list[Indices]:  # noqa: D102
         if self.partition != "natural":
@@ -244,7 +239,7 @@ class Classification(NetworkTask):
     def _inputs(self, features: Any) -> Any:
         """Return rows of float64 for mclr, else float32 of the examples' shape."""
         if self.model == "mclr":
-            return rows_of(features)
+            return datasets.rows_of(features)
         scale = np.float32(255.0 if features.dtype == np.uint8 else 1.0)
         inputs = np.asarray(features / scale, dtype=np.float32)
         return inputs.reshape(-1, *self._shape())

@@ -22,19 +22,6 @@ from .base import Array
 from .data.packed import load_arrays
 from .data.table import fault
 
-__all__ = [
-    "FORWARD_FROM",
-    "HEADS",
-    "SHAPES",
-    "CharacterTransformer",
-    "ConvolutionalClassifier",
-    "load_weights",
-    "make_model",
-    "make_transformer",
-    "network_loss",
-    "train",
-]
-
 Model = TypeVar("Model", bound=nn.Module)
 
 #: Parameters from which a loss that is only evaluated keeps none: below that

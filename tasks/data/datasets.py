@@ -24,24 +24,6 @@ from .images import Images, read_cifar, read_idx_pair
 from .readers import libsvm_table, read_csv, read_own_file
 from .table import Schema, Table, fault
 
-__all__ = [
-    "BUILT_IN",
-    "DATASETS",
-    "EMNIST_CLASSES",
-    "Examples",
-    "limited",
-    "load_cifar10",
-    "load_emnist",
-    "load_file",
-    "load_libsvm",
-    "load_mnist",
-    "load_qsar",
-    "load_santander",
-    "rows_of",
-    "split_digits",
-    "synthetic",
-]
-
 #: Data sets by name, with the shape of an example.
 DATASETS: dict[str, tuple[int, ...]] = {
     "synthetic": (60,),

@@ -20,15 +20,6 @@ from numpy.typing import NDArray
 from .packed import read_at_most
 from .table import Schema, Table, check_width, fault, make_table
 
-__all__ = [
-    "Images",
-    "read_cifar",
-    "read_idx",
-    "read_idx_folder",
-    "read_idx_pair",
-    "restricted_load",
-]
-
 Bytes = NDArray[np.uint8]
 
 # No idx file of MNIST or EMNIST is larger (byclass has 697 932 training images).

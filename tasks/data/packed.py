@@ -15,8 +15,6 @@ import numpy as np
 
 from .table import fault
 
-__all__ = ["UNPACKING_ERRORS", "load_arrays", "open_packed", "read_at_most"]
-
 _OPENERS: dict[str, Callable[..., Any]] = {
     ".gz": gzip.open,
     ".bz2": bz2.open,

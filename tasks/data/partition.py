@@ -22,8 +22,6 @@ from ..base import derived_seed
 from .datasets import Examples
 from .task import Dealt, Indices, NodeDataTask, arrange
 
-__all__ = ["PartitionedTask", "limit_setting", "validation_setting"]
-
 
 def limit_setting(part: str) -> int:
     """Return the setting of the most examples of a part, training or test."""

@@ -37,20 +37,6 @@ from .table import (
     to_number,
 )
 
-__all__ = [
-    "file_stamp",
-    "is_dense",
-    "libsvm_table",
-    "node_path",
-    "read_csv",
-    "read_libsvm",
-    "read_matrix",
-    "read_npz",
-    "read_own_file",
-    "read_ratings",
-    "read_table",
-]
-
 # What separates the fields of a file of ratings.
 _BLANKS = r"\s+"
 # How many labels a message counts to before it asks whether they are numbers.

@@ -17,8 +17,6 @@ from .readers import read_own_file
 from .settings import FILE, NODES
 from .task import Dealt, NodeDataTask, arrange, data_of
 
-__all__ = ["RegressionTask"]
-
 
 @dataclass(frozen=True)
 class RegressionTask(NodeDataTask):

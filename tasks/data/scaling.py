@@ -8,8 +8,6 @@ import numpy as np
 import scipy  # its parts are loaded when first used
 from numpy.typing import NDArray
 
-__all__ = ["divide", "norms", "scaled", "with_constant"]
-
 
 def divide(matrix: Any, lengths: NDArray[np.float64], axis: int) -> Any:
     """Divide rows (axis 0) or columns (axis 1) by lengths, in place; 0/0 is 0."""

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from fedtrellis.settings import SettingsError, setting
 
-__all__ = ["FILE", "NODES", "DataSettings"]
-
 #: The value of a task's ``dataset`` with which every node has a file of its own.
 NODES = "nodes"
 #: The value with which a task reads a file of the user's, by its ``path``.

@@ -21,18 +21,6 @@ from fedtrellis.dual.weights import LIGHTEST
 
 from ..base import Array, DataFileError
 
-__all__ = [
-    "Schema",
-    "Table",
-    "check_width",
-    "fault",
-    "in_order",
-    "is_number",
-    "make_table",
-    "numbers",
-    "to_number",
-]
-
 
 @dataclass(frozen=True)
 class Schema:

@@ -25,16 +25,6 @@ from .readers import file_stamp, node_path, read_table
 from .settings import FILE, NODES, DataSettings
 from .table import Schema, Table
 
-__all__ = [
-    "Dealt",
-    "Indices",
-    "NodeDataTask",
-    "arrange",
-    "data_of",
-    "dense",
-    "starts_of",
-]
-
 Indices = NDArray[np.intp]
 
 
