@@ -30,6 +30,14 @@ def check_number(name: str, value: float, *, positive: bool = False) -> float:
     return number
 
 
+def check_count(name: str, value: float, least: int, most: int | None = None) -> int:
+    """Return a whole number from ``least`` on, up to ``most`` if there is one."""
+    if int(value) != value or value < least or (most is not None and value > most):
+        allowed = f">= {least}" if most is None else f"from {least} to {most}"
+        raise ValueError(f"{name} is {value!r}; it must be a whole number {allowed}")
+    return int(value)
+
+
 def check_array(name: str, value: ArrayLike, ndim: int) -> Array:
     """Return ``value`` as finite, C-contiguous float64, copied only if needed."""
     array = np.asarray(value)

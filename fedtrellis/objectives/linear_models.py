@@ -18,6 +18,7 @@ from fedtrellis.objectives.base import FiniteSum, inverse_fraction
 from fedtrellis.objectives.checks import (
     Array,
     IntArray,
+    check_count,
     check_examples,
     check_integers,
     check_number,
@@ -145,30 +146,17 @@ class DesignMatrix:
     @cached_property
     def largest_gram_eigenvalue(self) -> float:
         """The largest eigenvalue of AᵀA, which is that of AAᵀ."""
-        examples, features = self.shape
-        if features <= examples:
-            return largest_eigenvalue(
-                symmetric_operator(features, lambda v: self.adjoint(self.apply(v)))
-            )
-        return largest_eigenvalue(
-            symmetric_operator(examples, lambda v: self.apply(self.adjoint(v)))
-        )
+        ways: list[Any] = [self.apply, self.adjoint]
+        first, second = ways if self.shape[1] <= self.shape[0] else ways[::-1]
+        order = min(self.shape)
+        return largest_eigenvalue(symmetric_operator(order, lambda v: second(first(v))))
 
 
 class LinearModel(FiniteSum):
     """f(x) = weight · (factor · Σ_k l(a_kᵀx; y_k) + (l2/2)‖x‖²), for a loss l.
 
-    Parameters
-    ----------
-    design : DesignMatrix
-        The a_k in its rows.
-    loss : ScoreLoss
-        l, of :mod:`fedtrellis.objectives.losses`.
-    labels : ndarray of shape (d,)
-        y, as the loss wants them.
-    shape : tuple of int
-        That of x; (p,), or (p, c) for a loss of c scores.
-    factor, weight, l2 : float
+    The a_k are the rows of ``design``, the labels y_k are as the loss wants them, and x
+    has the ``shape`` (p,), or (p, c) for a loss of c scores.
     """
 
     def __init__(
@@ -182,12 +170,9 @@ class LinearModel(FiniteSum):
         weight: float,
         l2: float,
     ) -> None:
-        self._design = design
-        self._pointwise = loss
-        self._labels = labels
-        self._factor = factor
-        self.num_examples = design.shape[0]
-        self.shape = shape
+        self._design, self._labels = design, labels
+        self._pointwise, self._factor = loss, factor
+        self.num_examples, self.shape = design.shape[0], shape
         self.weight = check_number("weight", weight, positive=True)
         self.l2 = check_number("l2", l2)
         # f in float64, where this is f in float32
@@ -237,6 +222,12 @@ class LinearModel(FiniteSum):
         A subclass whose gradient is another, or depends on more, overrides it.
         """
         return StackedLinear.of(models)
+
+    def _scores_of(self, x: Array, data: Any, name: str) -> Array:
+        """Return the scores of other data, by default its own."""
+        x = check_point(x, self.shape)
+        design = self._design if data is None else self._design.like(data, name)
+        return design.apply(x)
 
     def _labels_of(self, rows: IntArray | None) -> Any:
         return self._labels if rows is None else self._labels[rows]
@@ -324,8 +315,7 @@ class LinearModel(FiniteSum):
     def hessian_factor(self) -> tuple[Any, float, float]:
         """Return (A, s, c) with Θ = s AᵀA + c I, for solvers that exploit a wide A.
 
-        Not for :class:`MultinomialLogistic`, whose Θ has another
-        structure.
+        Not for :class:`MultinomialLogistic`, whose Θ has another structure.
         """
         scale = self.weight * self._pointwise.curvature * self._factor
         matrix = (self._exact or self)._design.matrix
@@ -484,9 +474,7 @@ class Logistic(LinearModel):
 
     def predict(self, x: Array, A: Any = None) -> IntArray:
         """Return the labels 1[a_kᵀx > 0] of the rows of A, by default its own."""
-        x = check_point(x, self.shape)
-        design = self._design if A is None else self._design.like(A, "A")
-        return (design.apply(x) > 0.0).astype(np.intp)
+        return (self._scores_of(x, A, "A") > 0.0).astype(np.intp)
 
     def metrics(self, x: Array) -> dict[str, float]:
         """Return ``{"accuracy": ...}``, the fraction of labels predicted correctly."""
@@ -602,16 +590,14 @@ class MultinomialLogistic(LinearModel):
         weight: float = 1.0,
     ) -> None:
         matrix = check_examples("features", features)
-        if int(classes) != classes or classes < 2:
-            raise ValueError(f"classes is {classes!r}; it must be a whole number >= 2")
+        classes = check_count("classes", classes, 2)
         design = DesignMatrix(matrix, intercept=bool(intercept))
         examples = matrix.shape[0]
-        shape = (design.shape[1], int(classes))
         super().__init__(
             design,
             losses.CrossEntropy(),
-            check_integers("labels", labels, examples, int(classes)),
-            shape,
+            check_integers("labels", labels, examples, classes),
+            (design.shape[1], classes),
             factor=1.0 / examples,
             weight=weight,
             l2=l2,
@@ -659,11 +645,8 @@ class MultinomialLogistic(LinearModel):
 
     def predict(self, x: Array, features: Any = None) -> IntArray:
         """Return the class of the largest score of each row, by default its own."""
-        x = check_point(x, self.shape)
-        design = self._design
-        if features is not None:
-            design = design.like(features, "features")
-        return np.asarray(np.argmax(design.apply(x), axis=1), dtype=np.intp)
+        scores = self._scores_of(x, features, "features")
+        return np.asarray(np.argmax(scores, axis=1), dtype=np.intp)
 
     def metrics(self, x: Array) -> dict[str, float]:
         """Return ``{"accuracy": ...}``, the fraction of labels predicted correctly."""

@@ -12,6 +12,7 @@ from fedtrellis.objectives.base import FiniteSum, inverse_fraction
 from fedtrellis.objectives.checks import (
     Array,
     IntArray,
+    check_count,
     check_examples,
     check_integers,
     check_number,
@@ -95,20 +96,14 @@ class LowRankPerceptron(FiniteSum):
     ) -> None:
         self._features = check_examples("features", np.asarray(features))
         self.num_examples, inputs = self._features.shape
-        for name, size, least in (("classes", classes, 2), ("hidden", hidden, 1)):
-            if int(size) != size or size < least:
-                raise ValueError(
-                    f"{name} is {size!r}; it must be a whole number >= {least}"
-                )
+        self.inputs = inputs
+        self.classes = check_count("classes", classes, 2)
+        self.hidden = check_count("hidden", hidden, 1)
         self._labels = check_integers("labels", labels, self.num_examples, classes)
-        bound = min(inputs, hidden)
-        if rank is not None and (int(rank) != rank or not 1 <= rank <= bound):
-            raise ValueError(
-                f"rank is {rank!r}; it must be a whole number from 1 to {bound}"
-            )
+        if rank is not None:
+            rank = check_count("rank", rank, 1, min(inputs, hidden))
         if activation not in ("tanh", "relu"):
             raise ValueError(f"activation is {activation!r}; allowed: 'relu', 'tanh'")
-        self.classes, self.hidden, self.inputs = int(classes), int(hidden), inputs
         self.bound_on_rank = rank
         self.factored = bool(factored) and rank is not None
         self.activation = activation
@@ -310,19 +305,9 @@ class LowRankPerceptron(FiniteSum):
         *,
         batch_size: int | None = None,
     ) -> Array:
-        """Return f at each of m points, in a few products for all of them.
+        """Return f at each of m points, in a few products; see ``Objective.values``.
 
-        Parameters
-        ----------
-        points : ndarray of shape (m, q), or list of ndarrays of shape (m, *array shape)
-        rng : numpy.random.Generator, optional
-            Draws the mini-batch; not used without ``batch_size``.
-        batch_size : int, optional
-            Estimate all m values from one mini-batch that they share.
-
-        Returns
-        -------
-        ndarray of shape (m,)
+        Points have shape (m, q), or are a list of ndarrays of (m, *array shape).
         """
         flat = self._flat(points, self._forms.count(points))
         return super().values(flat, rng, batch_size=batch_size)

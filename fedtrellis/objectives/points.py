@@ -19,13 +19,7 @@ FLOATS = (np.dtype(np.float32), FLOAT64)
 
 
 class PointForms:
-    """A list of arrays, one flat array, or a single array in its own shape.
-
-    Parameters
-    ----------
-    shapes : sequence of tuple of int
-        Of the model's arrays.
-    """
+    """A list of arrays, one flat array, or a single array in its own shape."""
 
     def __init__(self, shapes: Sequence[tuple[int, ...]]) -> None:
         self.shapes = list(shapes)
@@ -33,13 +27,7 @@ class PointForms:
         self.flat = (sum(self.sizes),)
 
     def layers(self, x: Point, batch: tuple[int, ...] = ()) -> list[Array]:
-        """Return a point, or a batch of them, as arrays of float32 or float64.
-
-        Raises
-        ------
-        ValueError
-            It does not fit the model.
-        """
+        """Return a point, or a batch of them, as arrays of float32 or float64."""
         if isinstance(x, np.ndarray):
             array = _floats(x)
             if len(self.shapes) == 1 and array.shape == (*batch, *self.shapes[0]):

@@ -11,6 +11,7 @@ from fedtrellis.objectives.base import FiniteSum
 from fedtrellis.objectives.checks import (
     Array,
     IntArray,
+    check_count,
     check_examples,
     check_number,
     check_point,
@@ -51,12 +52,7 @@ class PrincipalComponents(FiniteSum):
     def __init__(self, A: ArrayLike, components: int, *, weight: float = 1.0) -> None:
         self._rows = check_examples("A", np.asarray(A))
         self.num_examples, features = self._rows.shape
-        if int(components) != components or not 1 <= components <= features:
-            raise ValueError(
-                f"components is {components!r}; "
-                f"it must be a whole number from 1 to {features}"
-            )
-        self.shape = (features, int(components))
+        self.shape = (features, check_count("components", components, 1, features))
         self.weight = check_number("weight", weight, positive=True)
 
     @cached_property

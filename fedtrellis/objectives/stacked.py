@@ -98,12 +98,7 @@ class StackedLinear:
     """Linear models of one loss, on dense data.
 
     The data are filled up with rows of zeros, which add nothing to a gradient Aᵀ s
-    whatever their slopes s are.
-
-    Parameters
-    ----------
-    models : sequence of LinearModel
-        Of one class and shape.
+    whatever their slopes s are. The models are of one class and shape.
     """
 
     def __init__(self, models: Sequence[Any]) -> None:

@@ -23,16 +23,8 @@ class TorchCohort:
 
     A pass is one forward pass of ``torch.func.vmap`` over stacked parameters and
     examples, for the clients with equally many examples, and one backward pass.
-
-    Parameters
-    ----------
-    objectives : sequence of TorchObjective
-        That ``TorchObjective.stack`` found to be alike.
-
-    Attributes
-    ----------
-    entries : int
-        Numbers in the copies that it keeps of the data.
+    ``TorchObjective.stack`` has found them to be alike. ``entries`` counts the numbers
+    in the copies that it keeps of the data.
     """
 
     def __init__(self, objectives: Sequence[Any]) -> None:

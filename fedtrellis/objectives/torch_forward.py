@@ -31,15 +31,8 @@ Shift = Callable[[int, NDArray[Any]], None]
 class _BareModule:
     """A copy of a module without its learnt weights, which stand elsewhere.
 
-    Attributes
-    ----------
-    module : torch.nn.Module
-        In evaluation mode; its learnt parameters take no memory and are not numbers, so
-        that a layer that gets at one in another way than by its name makes the loss
-        NaN.
-    shapes : list of tuple of int
-    dtype : torch.dtype
-        That it computes in.
+    They take no memory and are not numbers, so that a layer that gets at one in another
+    way than by its name makes the loss NaN.
     """
 
     def __init__(
@@ -174,15 +167,9 @@ class TorchForward(ModuleLoss):
         *,
         batch_size: int | None = None,
     ) -> Array:
-        """Return f at m points, one after the other, shape (m,).
+        """Return f at m points, one after the other; see ``Objective.values``.
 
-        Parameters
-        ----------
-        points : ndarray of shape (m, p), or list of ndarrays of shape (m, *layer shape)
-        rng : numpy.random.Generator, optional
-            Draws the mini-batch; not used without ``batch_size``.
-        batch_size : int, optional
-            Estimate all m values from one mini-batch that they share.
+        Points have shape (m, p), or are a list of ndarrays of (m, *layer shape).
         """
         rows = common_batch(rng, self.num_examples, batch_size)
         (count,) = self._forms.count(points)

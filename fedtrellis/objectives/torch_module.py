@@ -91,31 +91,10 @@ def check_learnable(
 class FlatModule:
     """A module in evaluation mode, whose learnt parameters are views of one vector.
 
-    One copy sets a model, and an ordinary forward and backward pass is taken on it. It
-    is for one thread at a time.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-        It is copied, and never changed.
-    device : torch.device
-    dtype : torch.dtype, optional
-        Of parameters and buffers in floating point; None: as they are.
-
-    Attributes
-    ----------
-    module : torch.nn.Module
-        The copy.
-    parameters : dict of str to Parameter
-        Those that require a gradient, in the module's order.
-    shapes : list of tuple of int
-        Theirs.
-    point : Tensor of shape (p,)
-        On the device, in the module's dtype.
-    layers : list of Tensor
-        Its views, of the parameters' shapes.
-    initial : Tensor of shape (p,)
-        What the parameters were when the model was given.
+    One copy sets a model, and an ordinary forward and backward pass is taken on it: on
+    ``module``, a copy of the model, whose ``parameters`` that require a gradient, by
+    name, are the ``layers``, views of ``point``, in the module's dtype. It is for one
+    thread at a time.
     """
 
     def __init__(

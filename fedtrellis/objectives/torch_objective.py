@@ -456,19 +456,9 @@ class TorchObjective(ModuleLoss):
         *,
         batch_size: int | None = None,
     ) -> Array:
-        """Return f at each of m points, evaluated together.
+        """Return f at each of m points, evaluated together; see ``Objective.values``.
 
-        Parameters
-        ----------
-        points : ndarray of shape (m, p), or list of ndarrays of shape (m, *layer shape)
-        rng : numpy.random.Generator, optional
-            Draws the mini-batch; not used without ``batch_size``.
-        batch_size : int, optional
-            Estimate all m values from one mini-batch that they share.
-
-        Returns
-        -------
-        ndarray of shape (m,)
+        Points have shape (m, p), or are a list of ndarrays of (m, *layer shape).
         """
         rows = common_batch(rng, self.num_examples, batch_size)
         batch = self._forms.count(points)

@@ -14,6 +14,7 @@ from fedtrellis.objectives.checks import (
     Array,
     IntArray,
     check_array,
+    check_count,
     check_number,
     check_point,
 )
@@ -162,12 +163,7 @@ class UniversalPerturbation(FiniteSum):
         self.num_examples = len(self._images)
         self._classifier = classifier
         self._classes = classifier.logits(self._images[:1]).shape[1]
-        if int(label) != label or not 0 <= label < self._classes:
-            raise ValueError(
-                f"label is {label!r}; it must be a whole number from 0 to "
-                f"{self._classes - 1}"
-            )
-        self.label = int(label)
+        self.label = check_count("label", label, 0, self._classes - 1)
         self.confidence = check_number("confidence", confidence)
         self.balance = check_number("balance", balance)
         self.clip = bool(clip)
