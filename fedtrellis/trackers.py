@@ -19,6 +19,7 @@ import math
 import os
 import time
 from abc import abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from logging import WARNING
 from pathlib import Path
@@ -343,7 +344,7 @@ class OpenMetrics(Tracker):
         """The first file says that the run is running."""
         self._labels = {**self.labels, "strategy": str(settings["strategy"])}
         self._last: dict[str, float] = {}
-        self._sums: dict[str, float] = {}
+        self._sums: dict[str, float] = defaultdict(float)
         self._round = 0
         self.close("running")
 
@@ -352,7 +353,7 @@ class OpenMetrics(Tracker):
         self._round = step
         for name, value in values.items():
             if name.startswith("round/"):
-                self._sums[name] = self._sums.get(name, 0.0) + value
+                self._sums[name] += value
             else:
                 self._last[name] = value
         self.close("running")
@@ -375,31 +376,25 @@ class OpenMetrics(Tracker):
         from prometheus_client.core import CounterMetricFamily as Counter
         from prometheus_client.core import GaugeMetricFamily as Gauge
 
-        def family(kind: Any, name: str, text: str, key: str, samples: Any) -> Any:
-            labels = [*self._labels, *([key] if key else [])]
-            found = kind(f"fedtrellis_{name}", text, labels=labels)
+        def family(kind: Any, name: str, text: str, samples: Any, *key: str) -> Any:
+            found = kind(f"fedtrellis_{name}", text, labels=[*self._labels, *key])
             for which, value in samples.items():
-                own = [which] if key else []
-                found.add_metric([*self._labels.values(), *own], value)
+                more = [which] if key else []
+                found.add_metric([*self._labels.values(), *more], value)
             return found
 
-        def totals(pattern: str, *kinds: str) -> dict[str, float]:
-            return {k: self._sums.get(f"round/{pattern.format(k)}", 0.0) for k in kinds}
-
-        yield family(Gauge, "round", "The last finished round.", "", {"": self._round})
-        yield family(
-            Gauge, "rounds_planned", "Rounds planned.", "", {"": self._planned}
-        )
-        name, now = "last_round_timestamp_seconds", {"": time.time()}
-        yield family(Gauge, name, "When it ended.", "", now)
-        sent = totals("bytes-{}", "up", "down")
-        yield family(Counter, "bytes", "Bytes of messages.", "direction", sent)
-        answers = totals("{}", "used", "dropped")
-        yield family(Counter, "answers", "Clients' answers.", "fate", answers)
-        yield family(Gauge, "metric", "The last value.", "name", self._last)
+        yield family(Gauge, "round", "The last finished round.", {"": self._round})
+        yield family(Gauge, "rounds_planned", "Rounds planned.", {"": self._planned})
+        name = "last_round_timestamp_seconds"
+        yield family(Gauge, name, "When it ended.", {"": time.time()})
+        sent = {way: self._sums[f"round/bytes-{way}"] for way in ("up", "down")}
+        yield family(Counter, "bytes", "Bytes of messages.", sent, "direction")
+        answers = {fate: self._sums[f"round/{fate}"] for fate in ("used", "dropped")}
+        yield family(Counter, "answers", "Clients' answers.", answers, "fate")
+        yield family(Gauge, "metric", "The last value.", self._last, "name")
         every = ("running", "completed", "interrupted", "failed")
         status = {name: float(name == self._status) for name in every}
-        yield family(Gauge, "run_status", "1: it is this.", "status", status)
+        yield family(Gauge, "run_status", "1: it is this.", status, "status")
 
 
 # a tracker by name, and how one of a run with a record is made
@@ -421,6 +416,12 @@ def tracker_names(track: str) -> list[str]:
     ------
     SettingsError
         One is not known, or its library is not installed.
+
+    Examples
+    --------
+    >>> from fedtrellis.trackers import tracker_names
+    >>> tracker_names("")
+    []
     """
     names = [name.strip() for name in track.split(",") if name.strip()]
     for name in names:
@@ -440,5 +441,11 @@ def make_trackers(names: list[str], directory: Path) -> list[Tracker]:
     directory : Path
         The record: ``tensorboard`` and ``wandb`` are folders in it, ``metrics.prom`` a
         file. MLflow writes where ``MLFLOW_TRACKING_URI`` says.
+
+    Examples
+    --------
+    >>> from fedtrellis.trackers import make_trackers
+    >>> make_trackers([], None)
+    []
     """
     return [_TRACKERS[name][1](directory) for name in names]

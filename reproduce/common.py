@@ -28,7 +28,7 @@ from flwr.app import ArrayRecord, MetricRecord
 import sim
 from fedtrellis.app import Experiment
 from fedtrellis.app.directory import flatten
-from fedtrellis.app.settings import RunSettings
+from fedtrellis.app.registry import RunSettings
 from fedtrellis.server.callbacks import EarlyStop
 from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.wire.arrays import record_arrays

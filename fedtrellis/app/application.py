@@ -23,8 +23,7 @@ from fedtrellis.app.directory import flatten, read_config
 from fedtrellis.app.experiment import Experiment, make_experiment
 from fedtrellis.app.listing import print_list, write_config_block
 from fedtrellis.app.nodes import CheckNodes, make_client, number_of_clients
-from fedtrellis.app.registry import AppRegistry, Pair
-from fedtrellis.app.settings import RunSettings, run_options
+from fedtrellis.app.registry import AppRegistry, Pair, RunSettings, run_options
 from fedtrellis.domains import RUN_DOMAINS, Domain
 from fedtrellis.server.callbacks import Callback, EarlyStop
 from fedtrellis.server.checkpoint import Checkpoint

@@ -17,8 +17,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
-from fedtrellis.app.registry import AppRegistry, MethodEntry
-from fedtrellis.app.settings import RunSettings, run_options
+from fedtrellis.app.registry import AppRegistry, MethodEntry, RunSettings, run_options
 from fedtrellis.declared import misplaced, refuse_misplaced
 from fedtrellis.domains import Domain, Product, WholeSpace, fitting_domains
 from fedtrellis.domains.enclosing import enclosing_ball
@@ -383,8 +382,9 @@ def make_experiment(
     run, options = parse(RunSettings, config), run_options(config)
     entry: MethodEntry = registry.choose("method", run.method)
     kind = registry.choose("task", run.task)
-    settings = parse_values(entry.fields, entry.strategy, config)
-    client_settings = parse_values(entry.client_fields, entry.client_settings, config)
+    settings, client_settings = (
+        parse_values(fields, cls, config) for cls, fields in entry.parts
+    )
     rule = next(rule for rule in AGGREGATIONS if rule.name == options["aggregation"])
     used = {"method": run.method, "task": run.task, "aggregation": rule.name}
     registry.refuse_foreign(config, used)

@@ -13,21 +13,109 @@ from types import ModuleType
 from typing import Any
 
 from fedtrellis._alias import unify_roots
-from fedtrellis.app.settings import RunSettings
 from fedtrellis.declared import Declared
 from fedtrellis.domains import RUN_DOMAINS, Domain
+from fedtrellis.domains.enclosing import ENCLOSING
 from fedtrellis.server.guarded import AGGREGATIONS
 from fedtrellis.server.loop import LoopStrategy
-from fedtrellis.settings import AUTO, SettingsError, check_choice, keys
+from fedtrellis.server.progress import LOG_FORMATS
+from fedtrellis.settings import (
+    AUTO,
+    SettingsError,
+    check_choice,
+    keys,
+    parse_values,
+    setting,
+)
 
-__all__ = ["AppRegistry", "MethodEntry", "Plugin", "SettingGroup", "pairs"]
+__all__ = [
+    "AppRegistry",
+    "MethodEntry",
+    "Plugin",
+    "RunSettings",
+    "SettingGroup",
+    "pairs",
+    "run_options",
+]
 
 #: The entry points by which installed packages name what they bring along.
 PLUGINS = "fedtrellis.plugins"
 
 Field = dataclasses.Field[Any]
+#: A class that has settings, and these by run-config key.
+Part = tuple[type[Any], dict[str, Field]]
 #: A method's two halves: the class of its strategy and that of its client.
 Pair = tuple[type[LoopStrategy], type[Any]]
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """What a run config says of the run, beside the options of every strategy.
+
+    The latter are the fields of :class:`~fedtrellis.RoundStrategy`: participation,
+    seed, min-nodes and so on.
+    """
+
+    method: str = setting("fedfw", "the method")
+    task: str = setting("digits", "what is learnt")
+    rounds: int = setting(50, "rounds", minimum=1)
+    domain: str = setting("", "the constraint; empty: the task's own")
+    radius: float = setting(0.0, "of the domain; 0: the task's own", minimum=0.0)
+    layers: str = setting(
+        "whole",
+        "several layers: one vector in one set, or a product of sets",
+        choices=("whole", "product"),
+    )
+    outer_domain: str = setting(
+        "", f"larger set that clients may have: {', '.join(ENCLOSING)}; empty: none"
+    )
+    outer_fraction: float = setting(
+        0.0,
+        "fraction of clients with the larger set, beside those whose node config has "
+        "outer-domain too",
+        minimum=0.0,
+        maximum=0.99,
+    )
+    evaluate_gap: bool = setting(
+        True,
+        "whether to evaluate the Frank-Wolfe gap, ‖∇F‖² without a constraint, "
+        "or ‖G(x)‖ on a manifold",
+    )
+    reference: bool = setting(
+        False, "solve a convex task centrally first, to show the distance to F*"
+    )
+    stop_metric: str = setting("", "metric to stop on, such as gap; empty: none")
+    stop_tolerance: float = setting(0.0, "stop when the metric is at most this")
+    timeout: float = setting(600.0, "seconds to wait for answers", above=0.0)
+    resume: str = setting(
+        "", "record of a run to go on from, as an absolute path; empty: none"
+    )
+    initial_model: str = setting(
+        "",
+        "model to start from, as an absolute path: the record of a run, or a .npz of "
+        "arrays; empty: the task's own",
+    )
+    results_dir: str = setting(
+        "", "where records go, an absolute path; empty: ~/.fedtrellis/runs"
+    )
+    picture: bool = setting(
+        True,
+        "whether the record has convergence.png; Matplotlib, which draws it, is only "
+        "loaded if so",
+    )
+    track: str = setting(
+        "",
+        "what else is told of the rounds, with commas between: tensorboard, mlflow, "
+        "wandb, openmetrics; empty: nothing",
+    )
+    log_format: str = setting(
+        "text", "a line a round for people, or JSON objects", choices=LOG_FORMATS
+    )
+
+
+def run_options(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of every strategy that a run config has, by field, checked."""
+    return parse_values(keys(LoopStrategy), LoopStrategy, config)
 
 
 @dataclass(frozen=True)
@@ -58,14 +146,11 @@ class Plugin:
 
 @dataclass(frozen=True)
 class SettingGroup:
-    """Settings of one owner, such as ``"method"`` ``"fedgia"``; of the run without.
-
-    ``parts`` are the classes that have the settings, and these by run-config key.
-    """
+    """Settings of one owner, such as ``"method"`` ``"fedgia"``; of the run without."""
 
     kind: str
     owner: str
-    parts: list[tuple[type[Any], dict[str, Field]]]
+    parts: list[Part]
 
     @cached_property
     def fields(self) -> dict[str, Field]:
@@ -95,21 +180,13 @@ class MethodEntry:
         return self.strategy.name
 
     @cached_property
-    def fields(self) -> dict[str, Field]:
-        """The strategy's own settings by run-config key."""
+    def parts(self) -> list[Part]:
+        """The strategy's own settings, and those of the client's ``Settings``."""
         found = keys(self.strategy, f"{self.name}.")
         common = keys(LoopStrategy, f"{self.name}.")
-        return {key: value for key, value in found.items() if key not in common}
-
-    @property
-    def client_settings(self) -> type[Any]:
-        """The class ``Settings`` of what run configs may set of the client."""
-        return getattr(self.client, "Settings", _None)
-
-    @cached_property
-    def client_fields(self) -> dict[str, Field]:
-        """These by run-config key."""
-        return keys(self.client_settings, f"{self.name}.")
+        own = {key: value for key, value in found.items() if key not in common}
+        client = getattr(self.client, "Settings", _None)
+        return [(self.strategy, own), (client, keys(client, f"{self.name}."))]
 
     @property
     def node_fields(self) -> dict[str, Field]:
@@ -229,12 +306,9 @@ class AppRegistry:
         shared: dict[str, type[Any]] = {}
         for task in self.tasks.values():
             shared |= task.shared
-        parts = [(kind, keys(kind)) for kind in (RunSettings, LoopStrategy)]
+        parts: list[Part] = [(cls, keys(cls)) for cls in (RunSettings, LoopStrategy)]
         groups = [SettingGroup("", "", parts)]
-        for name, entry in self.methods.items():
-            parts = [(entry.strategy, entry.fields)]
-            parts.append((entry.client_settings, entry.client_fields))
-            groups.append(SettingGroup("method", name, parts))
+        groups += [SettingGroup("method", n, m.parts) for n, m in self.methods.items()]
         for kind, owners in (
             ("aggregation", {cls.name: cls for cls in AGGREGATIONS}),
             ("domain", {name: d.settings() for name, d in self.domains.items()}),

@@ -90,8 +90,7 @@ def compare_runs(options: argparse.Namespace) -> None:
     shown = table(runs, options.metric)
     print(shown.to_string(na_rep="–", float_format="{:.6g}".format))
     if options.out is not None:
-        metric = options.metric or "loss"
-        compare(runs, options.out, options.x, metric, options.different_tasks)
+        compare(runs, options.out, options.x, options.metric or "loss")
         print(f"Curves: {options.out}")
 
 
@@ -169,7 +168,6 @@ def compare(
     out: str | Path,
     x: str = "rounds",
     metric: str = "loss",
-    different_tasks: bool = False,
 ) -> None:
     """Draw the runs' curves into one file of a kind that Matplotlib writes.
 
@@ -182,10 +180,7 @@ def compare(
     from matplotlib.figure import Figure
 
     path = Path(out).expanduser()
-    check_choice("x", x, AXES)
     check_choice("metric", metric, {name for run in runs for name in run.columns()})
-    if not different_tasks:
-        check_tasks(runs)
     figure = Figure(layout="constrained")
     axes = figure.subplots()
     optima = {run.reference for run in runs}

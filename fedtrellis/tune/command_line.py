@@ -65,8 +65,14 @@ def search(options: argparse.Namespace) -> None:
     import optuna
 
     from fedtrellis.tune.report import report
-    from fedtrellis.tune.space import check_key, read_space
-    from fedtrellis.tune.study import PRUNERS, SAMPLERS, Search, run
+    from fedtrellis.tune.study import (
+        PRUNERS,
+        SAMPLERS,
+        Search,
+        check_key,
+        read_space,
+        run,
+    )
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     for name, least in (("nodes", 1), ("trials", 1), ("jobs", 1), ("seed", 0)):
@@ -106,10 +112,9 @@ def search(options: argparse.Namespace) -> None:
         raise SettingsError(text) from None
     about = {
         "app": app.name,
-        "nodes": what.nodes,
-        "seed": what.seed,
-        "sampler": what.sampler,
-        "pruner": what.pruner,
+        **{
+            name: getattr(what, name) for name in ("nodes", "seed", "sampler", "pruner")
+        },
         "config": fixed,
         "search": {key: f"{each!r}" for key, each in space.items()},
     }

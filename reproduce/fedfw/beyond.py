@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedtrellis.app import Experiment
-from fedtrellis.app.registry import MethodEntry
-from fedtrellis.app.settings import RunSettings
+from fedtrellis.app.registry import MethodEntry, RunSettings
 from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.wire.broadcast import Step
 from reproduce.common import (

@@ -65,7 +65,7 @@ def test_a_run_configs_default_is_the_fields() -> None:
 def test_a_clients_own_default_is_that_of_its_settings() -> None:
     declared = 0
     for entry in REGISTRY.methods.values():
-        for field in entry.client_fields.values():
+        for field in entry.parts[1][1].values():
             argument = inspect.signature(entry.client).parameters[field.name]
             assert argument.default in (argument.empty, field.default)
             declared += 1
