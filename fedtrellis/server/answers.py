@@ -7,10 +7,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from flwr.app import ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
-from fedtrellis.wire.arrays import FloatArray, Layout
-from fedtrellis.wire.protocol import LARGEST, NodeReply, is_moderate, moderate_norm
+from fedtrellis.wire.arrays import FloatArray, Layout, contents
+from fedtrellis.wire.protocol import (
+    LARGEST,
+    STATUS,
+    NodeReply,
+    is_moderate,
+    moderate_norm,
+)
 
 __all__ = ["Answer", "ClientRefusalError", "one_point", "open_answer", "refusal_in"]
 
@@ -89,8 +96,13 @@ def one_point(answer: Answer, shape: tuple[int, ...], layout: Layout) -> FloatAr
     return point
 
 
-def refusal_in(status: Mapping[str, Any]) -> ClientRefusalError | None:
-    """The refusal that a reply of this status is; None if it is another."""
+def refusal_in(content: RecordDict) -> ClientRefusalError | None:
+    """The refusal that a reply is; None if it is another."""
+    status = contents(content).get(STATUS)
+    return _refusal(contents(status)) if isinstance(status, ConfigRecord) else None
+
+
+def _refusal(status: Mapping[str, Any]) -> ClientRefusalError | None:
     code, why = status.get("refused"), status.get("why")
     if not (isinstance(code, str) and code and isinstance(why, str)):
         return None
@@ -141,7 +153,7 @@ def open_answer(
             raise ValueError(
                 f"the answer has {key} {status.get(key)!r}, not {expected!r}"
             )
-    if refused := refusal_in(status):
+    if refused := _refusal(status):
         raise refused
     in_sync = status.get("in-sync")
     if not isinstance(in_sync, bool):

@@ -23,7 +23,7 @@ from fedtrellis.server.answers import (
 )
 from fedtrellis.server.callbacks import listed
 from fedtrellis.signals import window
-from fedtrellis.wire.arrays import contents, filled
+from fedtrellis.wire.arrays import filled
 from fedtrellis.wire.exchange import (
     Client,
     Reason,
@@ -38,7 +38,6 @@ from fedtrellis.wire.protocol import (
     CONFIG,
     MODEL,
     RESTORE,
-    STATUS,
     NodeReply,
     NodeRequest,
     identity_order,
@@ -367,7 +366,7 @@ class Conversation:
             reply = found[self.registry[name].node_id]
             if not isinstance(reply, Message):
                 self.reject(name, reply)
-            elif error := refusal_in(_status_of(reply)):
+            elif reply.has_content() and (error := refusal_in(reply.content)):
                 self.reject(name, Reason(str(error), "refused", error.code))
             else:
                 replies[name] = reply
@@ -427,9 +426,3 @@ class Conversation:
         version = policy.model_version if policy.keep_model else None
         phase = kind.partition(".")[2] or None  # "propose" of "train.propose"
         return open_answer(reply, name, self.session, server_round, version, phase)
-
-
-def _status_of(reply: Message) -> Mapping[str, Any]:
-    """The status of a reply; empty if it has none."""
-    status = contents(reply.content).get(STATUS) if reply.has_content() else None
-    return contents(status) if isinstance(status, ConfigRecord) else {}
