@@ -159,15 +159,9 @@ def take_steps(
         x_i -= gamma * slope
         # ‖x_i‖ ≤ b needs no closer look
         if config is not None and not flat.dot(flat) <= bound**2:
-            try:
-                check_steps(x_i, x, config)
-            except FloatingPointError:
-                # then it is not the size of the steps
-                if np.isnan(slope).any():
-                    raise FloatingPointError(
-                        "the objective's gradient is not a number"
-                    ) from None
-                raise
+            if np.isnan(slope).any():  # then it is not the size of the steps
+                raise FloatingPointError("the objective's gradient is not a number")
+            check_steps(x_i, x, config)
     return x_i
 
 

@@ -15,21 +15,15 @@ __all__ = ["call_method", "hessian_of", "lipschitz_of", "majoriser_of"]
 
 
 class FactorHessian:
-    """H = s AᵀA + diag(c) with A of shape (d, p), c one number or p of them.
-
-    Attributes
-    ----------
-    order : int
-        Of the smallest matrix whose factor solves systems with H.
-    data_bytes : int
-        What is in memory anyway.
-    """
+    """H = s AᵀA + diag(c) with A of shape (d, p), c one number or p of them."""
 
     def __init__(self, A: Any, s: float, c: float | Array) -> None:
         self.A, self.s, self.c = A, s, c
         # Woodbury's identity takes a multiple of the identity
         self.wide = np.ndim(c) == 0 and A.shape[0] < A.shape[1]
+        # of the smallest matrix whose factor solves systems with H
         self.order = A.shape[0] if self.wide else A.shape[1]
+        # of what is in memory anyway
         arrays = [A.data, A.indices, A.indptr] if is_sparse(A) else [A]
         self.data_bytes = sum(array.nbytes for array in arrays)
         if np.ndim(c):
@@ -45,17 +39,14 @@ class FactorHessian:
 
     def matrix(self) -> Array:
         """Return H, a new array."""
-        product = self.A.T @ self.A
-        H: Array = product.toarray() if is_sparse(product) else product
+        H = _dense(self.A.T @ self.A)
         H *= self.s
         H[np.diag_indices(len(H))] += self.c
         return H
 
     def outer(self) -> Array:
         """Return A Aᵀ, a new array."""
-        product = self.A @ self.A.T
-        gram: Array = product.toarray() if is_sparse(product) else product
-        return gram
+        return _dense(self.A @ self.A.T)
 
     def diagonal(self) -> Array:
         """Return s times the columns' squared lengths, plus c."""
@@ -118,6 +109,11 @@ class BoundHessian:
 
 #: A symmetric positive semi-definite p × p matrix that majorises a loss.
 KnownHessian = FactorHessian | BoundHessian
+
+
+def _dense(matrix: Any) -> Array:
+    array: Array = matrix.toarray() if is_sparse(matrix) else matrix
+    return array
 
 
 def name_of(objective: Any) -> str:
@@ -225,18 +221,20 @@ def lipschitz_of(
 
 def objective_lipschitz(objective: Any, factor_file: str | None) -> Any:
     """Return ``objective.lipschitz()``, from the file where it is kept."""
-
-    def compute() -> Any:
-        return {"value": _required(objective, "lipschitz")}
-
     file = FactorFile(factor_file)
     # without a factor no fingerprint costs less than the constant
     factor = _factor_of(objective) if factor_file else None
     if factor is None:
-        return compute()["value"]
+        return _required(objective, "lipschitz")
     # A subclass may know a better constant of the same matrix, so its name counts.
     kind = f"{type(objective).__module__}.{type(objective).__qualname__}"
-    return float(file.get("lipschitz", compute, kind, *factor.identity())["value"])
+    kept = file.get(
+        "lipschitz",
+        lambda: {"value": _required(objective, "lipschitz")},
+        kind,
+        *factor.identity(),
+    )
+    return float(kept["value"])
 
 
 def user_diagonal(given: Any, size: int | None) -> float | Array:

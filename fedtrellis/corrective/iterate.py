@@ -1,7 +1,4 @@
-"""The contract of a client's iterate: what both sides hold, and what travels of it.
-
-With the iterate of a product of sets, which is one of each set.
-"""
+"""The contract of a client's iterate, what both sides hold, and one of many pieces."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtrellis.corrective.problem import LocalProblem
+from fedtrellis.corrective.problem import LocalProblem, PieceProblem
 from fedtrellis.domains.atoms import FLOAT64
 from fedtrellis.domains.base import Domain, FloatArray, Shape
 from fedtrellis.domains.product import Product
@@ -28,15 +25,9 @@ Changes = list[NDArray[Any]]
 
 
 class Form(NamedTuple):
-    """What decides on the form of an iterate.
+    """What decides on the form of an iterate: its set, and the model's dtype.
 
-    Attributes
-    ----------
-    domain : Domain
-    correction : {"pairwise", "projected"} or None
-        Weights over atoms, or projected steps, whatever the set's own form is.
-    dtype : dtype
-        Of the model.
+    With the correction "pairwise" it is weights over atoms, whatever the set's own is.
     """
 
     domain: Domain
@@ -68,24 +59,17 @@ class Iterate(ABC):
     Client and server hold the same iterate. The client finds :meth:`corrections`, which
     travel, and both sides make the next iterate of them with :meth:`changed`, bit for
     bit the same.
-
-    Attributes
-    ----------
-    shape : tuple of int
-        Of a point.
-    balance : float
-        The target of :class:`~fedtrellis.corrective.penalty.Balance`: 1 where the steps
-        come close to the minimiser of L_i.
-    dtype : dtype
-        Of the model: what factors and atoms are of. Points and weights are float64,
-        which both sides go on with for as long as the run is.
     """
 
     #: Every form by its name.
     forms: ClassVar[dict[str, type[Iterate]]] = {}
 
+    #: The target of :class:`~fedtrellis.corrective.penalty.Balance`: 1 where the steps
+    #: come close to the minimiser of L_i.
     balance: float = 1.0
     shape: Shape
+    #: Of the model: what factors and atoms are of. Points and weights are float64,
+    #: which both sides go on with for as long as the run is.
     dtype: np.dtype[Any] = FLOAT64
 
     def __init_subclass__(cls, form: str, **more: Any) -> None:
@@ -157,7 +141,7 @@ class Parts(Iterate, form="parts"):
         domains = cast(Product, domain).domains
         for part, piece in zip(domains, self.pieces, strict=True):
             stop = start + math.prod(piece.shape)
-            block = problem.block(x, slice(start, stop), piece.shape)
+            block = PieceProblem(problem, x, slice(start, stop), piece.shape)
             made = piece.corrections(block, part, share)
             x[start:stop] = piece.changed(made, part, share).dense().reshape(-1)
             found.append(made)

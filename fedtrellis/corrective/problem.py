@@ -10,7 +10,7 @@ import numpy as np
 from fedtrellis.domains.base import FloatArray, Shape
 from fedtrellis.wire.arrays import Layout
 
-__all__ = ["LocalProblem"]
+__all__ = ["LocalProblem", "PieceProblem"]
 
 # A step is kept if the value falls by this share of what the slope promises (Armijo).
 _SUFFICIENT = 0.25
@@ -81,10 +81,6 @@ class LocalProblem:
             + 0.5 * self.penalty * float(np.vdot(away, away))
         )
 
-    def block(self, x: FloatArray, where: slice, shape: Shape) -> LocalProblem:
-        """The problem of one piece of a flat x, the rest of which stays as it is."""
-        return _PieceProblem(self, x, where, shape)
-
     def bend(self, x: FloatArray, direction: FloatArray) -> float | None:
         """Curvature of L_i at x along d ≠ 0 over ‖d‖²; None where it is not known."""
         length = float(np.vdot(direction, direction))
@@ -153,8 +149,8 @@ class LocalProblem:
         return 0.0
 
 
-class _PieceProblem(LocalProblem):
-    """L_i as a function of some of the entries."""
+class PieceProblem(LocalProblem):
+    """L_i as a function of one piece of a flat x, the rest of which stays as it is."""
 
     def __init__(
         self, problem: LocalProblem, x: FloatArray, where: slice, shape: Shape
@@ -169,13 +165,16 @@ class _PieceProblem(LocalProblem):
         return x
 
     def gradient(self, x: FloatArray) -> FloatArray:
+        """∇L_i, of the piece."""
         whole = self._problem.gradient(self._whole(x))
         return whole[self._where].reshape(self._shape)
 
     def value(self, x: FloatArray) -> float:
+        """L_i at the whole x."""
         return self._problem.value(self._whole(x))
 
     def bend(self, x: FloatArray, direction: FloatArray) -> float | None:
+        """Curvature along a direction of the piece."""
         along = np.zeros(self._x.shape)
         along[self._where] = direction.reshape(-1)
         return self._problem.bend(self._whole(x), along)
