@@ -154,7 +154,7 @@ class KernelPCA(Nonconvex, NodeDataTask):
                 )
             centred /= norm
         starts = starts_of(np.array_split(order, self.num_clients))
-        return Dealt(centred, labels[order], starts).read_only()
+        return Dealt(centred, labels[order], starts)
 
 
 @lru_cache(maxsize=4)

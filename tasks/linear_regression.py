@@ -124,7 +124,7 @@ class LinearRegression(RegressionTask):
             # column j is multiplied by κ^(−(j−1)/(2(p−1)))
             A *= self.condition ** -np.linspace(0.0, 0.5, self.features)
         starts = np.cumsum([0, *sizes]).astype(np.intp)
-        return Dealt(A, b, starts).read_only()
+        return Dealt(A, b, starts)
 
 
 def _weighted(task: LinearRegression) -> tuple[Array, Array]:

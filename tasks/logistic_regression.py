@@ -232,8 +232,7 @@ class LogisticRegression(PartitionedTask):
         if self.intercept:
             parts = with_constant(parts[0]), with_constant(parts[1])
         features, test_features = parts
-        dealt = Dealt(features, labels[order], starts, test_features, labels[test])
-        return dealt.read_only()
+        return Dealt(features, labels[order], starts, test_features, labels[test])
 
 
 def _scaling(task: LogisticRegression) -> str:

@@ -136,8 +136,7 @@ class MatrixCompletion(NodeDataTask):
             values = values - values[kept].mean()
         # The ratings are shuffled already: equal consecutive shares are random.
         starts = starts_of(np.array_split(kept, self.num_clients))
-        dealt = Dealt(cells[kept], values[kept], starts, cells[held], values[held])
-        return dealt.read_only()
+        return Dealt(cells[kept], values[kept], starts, cells[held], values[held])
 
 
 def _ratings(task: MatrixCompletion) -> tuple[Any, Array, tuple[int, int], float]:

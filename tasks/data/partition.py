@@ -83,10 +83,8 @@ class PartitionedTask(NodeDataTask):
             self.shares(examples),
             test_targets=examples.test_labels.astype(np.intp),
         )
-        features = prepare(dealt.features)
-        return dealt._replace(
-            features=features, test_features=prepare(examples.test_features)
-        ).read_only()
+        features, tests = prepare(dealt.features), prepare(examples.test_features)
+        return dealt._replace(features=features, test_features=tests)
 
     def shares(self, examples: Examples) -> list[Indices]:
         """Return the examples of each client; here :meth:`deal`, by their labels."""
@@ -132,54 +130,48 @@ class PartitionedTask(NodeDataTask):
                 "take fewer labels or fewer clients"
             )
         ranks = np.argsort(order)[np.searchsorted(present, labels)]
-        partitioner = self._flwr_partitioners().PathologicalPartitioner(
+        parts = self._partitioned(
+            "PathologicalPartitioner",
+            ranks,
             num_partitions=clients * k,
-            partition_by="label",
             num_classes_per_partition=1,
             class_assignment_mode="deterministic",
-            seed=derived_seed(self.seed, "partition"),
         )
-        parts = _load(partitioner, self._shuffled(len(ranks)), ranks)
         return [np.concatenate(parts[i * k : (i + 1) * k]) for i in range(clients)]
 
     def _deal_dirichlet(self, labels: NDArray[Any]) -> list[Indices]:
-        partitioner = self._flwr_partitioners().DirichletPartitioner(
-            num_partitions=self.num_clients,
-            partition_by="label",
-            alpha=self.alpha,
-            min_partition_size=1,
-            seed=derived_seed(self.seed, "partition"),
-        )
+        clients = self.num_clients
+        more = {"alpha": self.alpha, "min_partition_size": 1}
         try:
             with warnings.catch_warnings():
                 # It draws again where a share is empty, and warns each time.
                 warnings.simplefilter("ignore")
-                return _load(partitioner, self._shuffled(len(labels)), labels)
+                return self._partitioned(
+                    "DirichletPartitioner", labels, num_partitions=clients, **more
+                )
+        except SettingsError:
+            raise
         except ValueError as error:
-            given = f"with {self.num_clients} clients and {len(labels)} examples"
+            given = f"with {clients} clients and {len(labels)} examples"
             why = "every draw left a client without any; take a larger alpha or fewer"
             raise self.refused("alpha", f"{given}: {why} clients") from error
 
-    def _shuffled(self, count: int) -> Indices:
-        return generator(self.seed, "shuffle").permutation(count)
-
-    def _flwr_partitioners(self) -> Any:
+    def _partitioned(
+        self, kind: str, labels: NDArray[Any], **settings: Any
+    ) -> list[Indices]:
+        """Deal shuffled examples by a partitioner of flwr-datasets."""
         try:
+            from datasets import Dataset
             from flwr_datasets import partitioner
         except ImportError as error:
             why = 'needs flwr-datasets: pip install "fedtrellis[data]"'
             raise self.refused("partition", why) from error
-        return partitioner
-
-
-def _load(partitioner: Any, order: Indices, labels: NDArray[Any]) -> list[Indices]:
-    """Deal the examples, taken in an order, by a partitioner of flwr-datasets."""
-    from datasets import Dataset
-
-    # Only labels and indices go through it: pixels would be copied many times over.
-    partitioner.dataset = Dataset.from_dict({"label": labels[order], "index": order})
-    count = partitioner.num_partitions
-    return [
-        np.asarray(partitioner.load_partition(i)["index"][:], dtype=np.intp)
-        for i in range(count)
-    ]
+        order = generator(self.seed, "shuffle").permutation(len(labels))
+        seed = derived_seed(self.seed, "partition")
+        made = getattr(partitioner, kind)(partition_by="label", seed=seed, **settings)
+        # labels and indices alone: pixels would be copied many times over
+        made.dataset = Dataset.from_dict({"label": labels[order], "index": order})
+        return [
+            np.asarray(made.load_partition(i)["index"][:], dtype=np.intp)
+            for i in range(settings["num_partitions"])
+        ]

@@ -80,7 +80,7 @@ def arrange(
     if not np.array_equal(np.sort(order), np.arange(len(targets))):
         raise ValueError("shares leave out an example or name one twice")
     rows = features[order], targets[order], starts_of(shares)
-    return Dealt(*rows, test_features, test_targets).read_only()
+    return Dealt(*rows, test_features, test_targets)
 
 
 def dense(features: Any) -> Array:
@@ -380,7 +380,7 @@ class NodeDataTask(Task):
 @lru_cache(maxsize=2)
 def data_of(task: NodeDataTask) -> Dealt:
     """Return a task's data set, loaded or generated once per process."""
-    return task._load()
+    return task._load().read_only()
 
 
 @lru_cache(maxsize=2)
