@@ -141,15 +141,15 @@ class ProjectedFedAvgClient(FedAvgGDClient):
         return x_i
 
 
-class _StatefulDescent(StatefulClient):
-    """A client with a loss and with state."""
+class StatefulDescent(StatefulClient):
+    """Base of clients that keep state, beside a loss with gradients."""
 
     def __init__(self, context: Context, objective: DifferentiableLoss) -> None:
         super().__init__(context)
         self.objective = objective
 
 
-class ScaffoldClient(_StatefulDescent):
+class ScaffoldClient(StatefulDescent):
     """Takes local steps with a control variate; see ``Scaffold``.
 
     Parameters and errors are those of :class:`FedAvgGDClient`.
@@ -180,7 +180,7 @@ class ScaffoldClient(_StatefulDescent):
         return [answer], 0, {}
 
 
-class CompressedSGDClient(_StatefulDescent):
+class CompressedSGDClient(StatefulDescent):
     """Takes FedAvg's local steps, and sends the change; see ``CompressedSGD``.
 
     Parameters and errors are those of :class:`FedAvgGDClient`.
@@ -215,7 +215,7 @@ class CompressedSGDClient(_StatefulDescent):
         return arrays, 0, {}
 
 
-class FedDRClient(_StatefulDescent):
+class FedDRClient(StatefulDescent):
     """One client of federated Douglas-Rachford splitting; see ``FedDR``.
 
     Parameters and errors are those of :class:`FedAvgGDClient`; mini-batches need no

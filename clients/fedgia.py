@@ -85,7 +85,7 @@ class FedGiAClient(StatefulClient):
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
         """r_i, a diagonal above H_i, and whether this client is to be spared.
 
-        The server asks before round 1. ``majoriser`` is the diagonal, as the bytes of
+        Asked for before round 1. ``majoriser`` is the diagonal, as the bytes of
         float64, or of the one number r_i.
         """
         properties: dict[str, Any] = {}
@@ -113,14 +113,7 @@ class FedGiAClient(StatefulClient):
         batches = mini_batches(self.objective, self.client_id, config)
         gradient = yield Gradient(x, batches)
         lost = "pi" not in self.state and config["used-round"] > 0
-        return self._step(
-            x, gradient, config, 0 if lost else config.get("local-steps", 0)
-        )
-
-    def _step(
-        self, x: FloatArray, gradient: FloatArray, config: dict[str, Any], steps: int
-    ) -> FloatArray:
-        """z_i after so many ADMM steps, or one gradient step, given ∇f_i(x)."""
+        steps = 0 if lost else config.get("local-steps", 0)
         m, number = config["num-clients"], config["sigma"]
         # σ is that number, or that times S where the server has sent a scale S
         scale = self.state.get("scale")

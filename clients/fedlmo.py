@@ -5,20 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from flwr.app import Context
 
 from fedtrellis.compressors import compressor
 from fedtrellis.layer_steps import LayerOracle, moved, with_momentum
 from fedtrellis.local_steps import check_steps, mini_batches
-from fedtrellis.objectives import DifferentiableLoss
 from fedtrellis.wire.arrays import FloatArray, Layout
-from fedtrellis.wire.client import StatefulClient
 from fedtrellis.wire.local_work import Gradient, Result, Steps
+
+from .fedavg import StatefulDescent
 
 __all__ = ["FedLMOClient"]
 
 
-class FedLMOClient(StatefulClient):
+class FedLMOClient(StatefulDescent):
     """Takes LMO steps layer by layer, or answers with a gradient; see ``FedLMO``.
 
     Parameters
@@ -40,10 +39,6 @@ class FedLMOClient(StatefulClient):
     >>> from fedtrellis.clients import FedLMOClient
     >>> app = client_app(lambda context: FedLMOClient(context, my_loss(context)))
     """
-
-    def __init__(self, context: Context, objective: DifferentiableLoss) -> None:
-        super().__init__(context)
-        self.objective = objective
 
     def steps(self, x: FloatArray, config: dict[str, Any]) -> Steps:
         """x_i after k local steps, with h_i or m_i; h_i; or C(D_i − v_i).
@@ -68,7 +63,7 @@ class FedLMOClient(StatefulClient):
         mu, nesterov = config["momentum"], config["nesterov"]
         if config["variant"] == "ef21":
             self.state["momentum"], d = with_momentum(m, h, mu, nesterov)
-            return self._told_change(d, config)
+            return self._compressed(d, config)
         oracle = LayerOracle(
             tuple(config["layers"].split(",")),
             config["scaling"],
@@ -82,10 +77,10 @@ class FedLMOClient(StatefulClient):
         correction: FloatArray | float = 0.0
         if corrected:
             # c − c_i
-            c = _told(config["control"], layout)
+            c = _received(config["control"], layout)
             correction = c - self.state.get("control", np.zeros_like(x))
         elif averaged:
-            m = _told(config["mean-momentum"], layout)
+            m = _received(config["mean-momentum"], layout)
         x_i = x.copy()
         for _ in range(steps):
             g = yield Gradient(x_i, batches)
@@ -100,13 +95,13 @@ class FedLMOClient(StatefulClient):
             return [*answer, layout.to_wire(m)], 0, {}
         self.state["momentum"] = m
         if corrected:
-            told = layout.to_wire(h)
             # of the h_i that the server has
-            self.state["control"] = layout.from_wire(told)
-            answer.append(told)
+            sent = layout.to_wire(h)
+            self.state["control"] = layout.from_wire(sent)
+            answer.append(sent)
         return answer, 0, {}
 
-    def _told_change(self, d: FloatArray, config: dict[str, Any]) -> Result:
+    def _compressed(self, d: FloatArray, config: dict[str, Any]) -> Result:
         """C(D_i − v_i), and v_i as the server will have it."""
         by = compressor(
             config["compressor"], config["kept-fraction"], rank=config["rank"]
@@ -118,7 +113,7 @@ class FedLMOClient(StatefulClient):
         return arrays, 0, {}
 
 
-def _told(numbers: bytes, layout: Layout) -> FloatArray:
+def _received(numbers: bytes, layout: Layout) -> FloatArray:
     """A vector of the model's shape that the server sent beside the model."""
     return layout.from_wire(
         np.frombuffer(numbers, layout.wire_dtype).reshape(layout.point_shape)

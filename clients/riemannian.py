@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from fedtrellis.objectives import DifferentiableLoss, Loss
 from fedtrellis.random import generator
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.client import StatefulClient, evaluate_objective
-from fedtrellis.wire.local_work import Gradient, MiniBatches, Steps
+from fedtrellis.wire.local_work import Gradient, Steps
 from fedtrellis.zeroth_order import (
     Estimate,
     evaluator,
@@ -70,12 +70,12 @@ class FirstOrderRFLClient(StatefulClient):
         """τ steps from P_M(x); the answer is ẑ, which lies off the manifold."""
         layout, eta, tau = self.layout, config["step-size"], config["local-steps"]
         c = self._correction(x, config)
-        estimate = self.gradient_source(config)
+        self.begin(config)
         start = z = self.manifold.project(x)
         z_hat = z.copy()
         g = np.zeros(x.shape)
         for step in range(tau):
-            G = yield from estimate(z)
+            G = yield from self.estimate(z, config)
             g += G / tau
             # ẑ ← ẑ − η (G + c_i)
             z_hat -= eta * (G + c)
@@ -99,18 +99,14 @@ class FirstOrderRFLClient(StatefulClient):
             return c
         return self.state.get("c", np.zeros(x.shape))
 
-    def gradient_source(self, config: dict[str, Any]) -> Callable[[FloatArray], Steps]:
-        """Grad f_i(z), the tangent part of the gradient, as a function of z.
+    def begin(self, config: dict[str, Any]) -> None:
+        """Prepare what a round's estimates share: its mini-batches."""
+        self.batches = mini_batches(self.objective, self.client_id, config)
 
-        The steps say ``yield from`` to what the function returns.
-        """
-        batches = mini_batches(self.objective, self.client_id, config)
-
-        def at(z: FloatArray) -> Steps:
-            gradient = yield Gradient(z, batches)
-            return riemannian_gradient(self.manifold, z, gradient)
-
-        return at
+    def estimate(self, z: FloatArray, config: dict[str, Any]) -> Steps:
+        """Grad f_i(z), the tangent part of the gradient; a part of the steps."""
+        gradient = yield Gradient(z, self.batches)
+        return riemannian_gradient(self.manifold, z, gradient)
 
     def pack(self, z_hat: FloatArray) -> tuple[list[NDArray[Any]], dict[str, Any]]:
         """What is sent: arrays and metrics."""
@@ -123,11 +119,6 @@ class FirstOrderRFLClient(StatefulClient):
         layout = Layout.of(parameters)
         z = self.manifold.project(layout.point(parameters))
         return evaluate_objective(self.objective, layout.layers(z))
-
-    def _rng(self, purpose: str, config: dict[str, Any]) -> np.random.Generator:
-        return generator(
-            config["seed"], purpose, self.client_id, config["server-round"]
-        )
 
 
 class ZerothOrderRFLClient(FirstOrderRFLClient):
@@ -154,28 +145,24 @@ class ZerothOrderRFLClient(FirstOrderRFLClient):
     """
 
     def __init__(self, context: Context, objective: Loss, manifold: Manifold) -> None:
-        # of the gradient that the base class wants there are estimates
-        values: Any = objective
+        values: Any = objective  # of the base class's gradient there are estimates
         super().__init__(context, values, manifold)
+
+    def begin(self, config: dict[str, Any]) -> None:
+        """Prepare mini-batches and directions."""
+        super().begin(config)
+        self.rng = generator(
+            config["seed"], "directions", self.client_id, config["server-round"]
+        )
         self._scalars: list[FloatArray] = []
-        self._send_scalars = False
-        self._dropped = 0
+        self._send_scalars, self._dropped = config.get("scalars", False), 0
 
-    def gradient_source(self, config: dict[str, Any]) -> Callable[[FloatArray], Steps]:
+    def estimate(self, z: FloatArray, config: dict[str, Any]) -> Steps:
         """Estimator (7) at z, with new directions and a new mini-batch every time."""
-        size = config.get("batch-size", 0)
-        batches = MiniBatches(self._rng("mini-batch", config), size) if size else None
-        rng = self._rng("directions", config)
-        self._scalars, self._dropped = [], 0
-        self._send_scalars = config.get("scalars", False)
-
-        def at(z: FloatArray) -> Steps:
-            estimate = yield _Estimate(z, self.manifold, rng, batches, config)
-            self._scalars.append(estimate.scalars)
-            self._dropped += estimate.dropped
-            return estimate.gradient
-
-        return at
+        found = yield _Estimate(z, self, config)
+        self._scalars.append(found.scalars)
+        self._dropped += found.dropped
+        return found.gradient
 
     def pack(self, z_hat: FloatArray) -> tuple[list[NDArray[Any]], dict[str, Any]]:
         """The scalars of all τ estimates, which ẑ is made of, or ẑ itself.
@@ -194,24 +181,19 @@ class _Estimate:
     """Ask for F at a point and the m around it, of which estimator (7) is made."""
 
     point: FloatArray
-    manifold: Manifold
-    rng: np.random.Generator  # of the directions
-    batches: MiniBatches | None
+    client: ZerothOrderRFLClient
     config: Mapping[str, Any]
 
     def answer(self, objective: Any, layout: Layout) -> Estimate:
+        client, config, batches = self.client, self.config, self.client.batches
         values = evaluator(
             objective,
             layout,
-            batch_size=0 if self.batches is None else self.batches.size,
-            rng=None if self.batches is None else self.batches.rng,
-            shared=self.config.get("shared-samples", True),
+            batch_size=batches.size if batches else 0,
+            rng=batches.rng if batches else None,
+            shared=config.get("shared-samples", True),
         )
+        m, mu, rng = config["samples"], config["smoothing"], client.rng
         return projection_estimate(
-            values,
-            self.manifold,
-            self.point,
-            self.rng,
-            samples=self.config["samples"],
-            smoothing=self.config["smoothing"],
+            values, client.manifold, self.point, rng, samples=m, smoothing=mu
         )

@@ -18,7 +18,7 @@ from fedtrellis.domains.atoms.random_signs import signed
 from fedtrellis.encryption import remove_run_key
 from fedtrellis.encryption.node_secrets import NodeSecrets
 from fedtrellis.encryption.secure_sum import LEAST_TERMS, Member, Question, SumMember
-from fedtrellis.local_steps import step_size_at
+from fedtrellis.local_steps import sizes_of
 from fedtrellis.objectives import Loss
 from fedtrellis.privacy import LocalNoise
 from fedtrellis.random import generator
@@ -66,7 +66,7 @@ class ZerothOrderSGDClient(StatefulClient):
     With secure sums the node's keys are those of its node config: ``key-file``, or
     ``identity-file`` and ``roster-file``. ``ledger`` names a folder for what it
     remembers of its answers, and ``least`` the terms of a sum that it takes part in. A
-    node with keys answers in sums only, unless it says ``exposed = "accept"``.
+    node with keys answers in sums only, unless it has ``exposed = "accept"``.
 
     Examples
     --------
@@ -80,7 +80,7 @@ class ZerothOrderSGDClient(StatefulClient):
     restorable = frozenset((START,))
 
     def __init__(self, context: Context, objective: Loss) -> None:
-        self._told: Mapping[str, Any] = {}
+        self._node_file: Mapping[str, Any] = {}
         super().__init__(context)
         self.objective = objective
 
@@ -89,11 +89,11 @@ class ZerothOrderSGDClient(StatefulClient):
         """Which model the objective begins at, so that nobody has to send it."""
         begin = getattr(self.objective, "initial_point", None)
         start = {} if begin is None else {START: mark_of(begin())}
-        return {**self._told, **start}
+        return {**self._node_file, **start}
 
     @announcement.setter
-    def announcement(self, told: Mapping[str, Any]) -> None:
-        self._told = told  # of a node's file
+    def announcement(self, of_node_file: Mapping[str, Any]) -> None:
+        self._node_file = of_node_file
 
     def fit(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
@@ -125,11 +125,11 @@ class ZerothOrderSGDClient(StatefulClient):
                 seed, self.client_id, server_round, tau * m, config["pool"]
             )
             u = PooledSigns(seed, chosen.tolist(), x.size)
-        told = []
+        scalars_of_steps = []
         for k in range(tau):
             again = deepcopy(u)
             at = self._values(x, layout, u, batches, config)
-            # an error would tell something of the data, and zeros are sent instead
+            # an error would reveal something of the data, and zeros are sent instead
             if private is None and not np.isfinite(at).all():
                 raise FloatingPointError(
                     "a function value is not finite: "
@@ -139,14 +139,13 @@ class ZerothOrderSGDClient(StatefulClient):
             s = (at[1:] - at[0]) / config["smoothing"]
             if clip > 0.0:
                 s = np.clip(s, -clip, clip)
-            told.append(s)
+            scalars_of_steps.append(s)
             if k < tau - 1:
-                step = (server_round - 1) * tau + k + 1
-                gamma = step_size_at(config["step-schedule"], config["step-size"], step)
+                gamma = sizes_of(config)[k]
                 for s_j in s.tolist():
                     # x_i ← x_i − (γ_k/m) Σ_j s_kj u_kj
                     signed(again.draw(), -gamma / m * s_j, x)
-        scalars = np.concatenate(told)
+        scalars = np.concatenate(scalars_of_steps)
         if private is not None:
             scalars = private.hidden(scalars)
         signs = config["variant"] == "feedsign"
@@ -157,8 +156,6 @@ class ZerothOrderSGDClient(StatefulClient):
             return [np.packbits(scalars > 0.0)], 0, {}
         self.numbers = scalars
         return [], 0, {}
-
-    # --------------------------------------------------------------------- secure sums
 
     @cached_property
     def _node(self) -> NodeSecrets:
@@ -181,8 +178,8 @@ class ZerothOrderSGDClient(StatefulClient):
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
     ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
         """Check everybody's nonces and keys."""
-        said = (config[key] for key in ("members", "member-keys", "member-nonces"))
-        members = [Member(*one) for one in zip(*said, strict=True)]
+        sent = (config[key] for key in ("members", "member-keys", "member-nonces"))
+        members = [Member(*one) for one in zip(*sent, strict=True)]
         self._member.agree(config["session"], members)
         return [], 0, {}
 
@@ -210,8 +207,8 @@ class ZerothOrderSGDClient(StatefulClient):
         if "sum-cohort" not in config:
             self._check_exposed("scalars")
             return None
-        said = [[key, config.get(key)] for key in _ASKED]
-        inputs = hashlib.sha256(json.dumps([said, x.dtype.str, x.size]).encode())
+        asked = [[key, config.get(key)] for key in _ASKED]
+        inputs = hashlib.sha256(json.dumps([asked, x.dtype.str, x.size]).encode())
         inputs.update(np.ascontiguousarray(x).data)
         return Question(
             config["session"],
@@ -221,15 +218,10 @@ class ZerothOrderSGDClient(StatefulClient):
             inputs.digest(),
         )
 
-    # ---------------------------------------------------------------------- the values
-
     def _model(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
     ) -> tuple[FloatArray, Layout]:
-        """Return x as one point, and its layout.
-
-        With a pool of directions the parameters are their weights.
-        """
+        """Return x, which may have come as weights of a pool, and its layout."""
         if config.get("pool"):
             layout = Layout.from_list(config["start-shapes"], config["start-dtype"])
             if START in self.state:

@@ -19,12 +19,32 @@ from fedtrellis.settings import setting
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.layout import DTYPES
 
+from ._entries import entries_of
+
 __all__ = ["CompressedSGD", "FedAvgGD", "FedOpt", "FedProx", "LocalSGD", "Scaffold"]
 
 Optimizer = Literal["momentum", "adam", "yogi"]
 
 
-class FedAvgGD(RoundStrategy):
+class LocalModels(RoundStrategy):
+    """Base of strategies whose clients send a point, and whose state is the model."""
+
+    needs: Needs | None = "sum"
+    dtypes = DTYPES
+
+    stateful = False
+    newcomers = True
+    keep_model = False
+
+    def setup(self, point: FloatArray, layout: Layout) -> None:
+        """Nothing to prepare: the model is all of the state."""
+
+    def check(self, answer: Answer) -> FloatArray:
+        """The local model x_i."""
+        return self.take_point(answer)
+
+
+class FedAvgGD(LocalModels):
     """Non-stochastic FedAvg: local gradient steps and the mean of the local models.
 
     For min over x of f(x) = (1/m) Σ_i f_i(x), without a constraint, over m clients. In
@@ -76,12 +96,6 @@ class FedAvgGD(RoundStrategy):
     name = "fedavg-gd"
     about = "FedAvg with full local gradients, without a constraint"
     space = "whole"
-    needs: Needs | None = "sum"
-    dtypes = DTYPES
-
-    stateful = False
-    newcomers = True
-    keep_model = False
 
     local_steps: int = setting(
         5, "gradient steps of a client in a round", symbol="k_0", minimum=1
@@ -111,26 +125,15 @@ class FedAvgGD(RoundStrategy):
         maximum=1.0,
     )
 
-    def setup(self, point: FloatArray, layout: Layout) -> None:
-        """Nothing to prepare: the model is all of the state."""
-
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
-        """The local steps; the round says which k they are."""
-        entries: dict[str, Any] = {
-            "local-steps": self.local_steps,
-            "step-size": self.step_size,
-            "step-schedule": self.step_schedule,
-        }
+        """The local steps; the round decides which k they are."""
+        entries = entries_of(self, "local_steps", "step_size", "step_schedule")
         if self.batch_fraction < 1.0:
-            entries |= {"batch-fraction": self.batch_fraction, "seed": self.seed}
+            entries |= entries_of(self, "batch_fraction", "seed")
         return entries
 
     def audience(self, server_round: int, client: str) -> None:
         """All of them are sent the same."""
-
-    def check(self, answer: Answer) -> FloatArray:
-        """The local model x_i."""
-        return self.take_point(answer)
 
     def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
         """Average the local models of those who answered."""
@@ -302,22 +305,21 @@ class FedOpt(LocalSGD):
     def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
         """Step along the mean change of those who answered."""
         x, change = self.broadcast.model, self.mean_change(answers)
+        beta = self.server_momentum
         if self.optimizer == "momentum":
             # m ← β₁ m + Δ;  x ← x + η m
-            self._m = self.server_momentum * self._m + change
-            self.broadcast.replace(x + self.server_step_size * self._m)
-            return {}
-        rest, square = 1.0 - self.second_moment, change**2
-        # m ← β₁ m + (1 − β₁) Δ
-        self._m = self.server_momentum * self._m + (1.0 - self.server_momentum) * change
-        if self.optimizer == "adam":
-            # v ← β₂ v + (1 − β₂) Δ²
-            self._v = self.second_moment * self._v + rest * square
+            step = self._m = beta * self._m + change
         else:
-            # v ← v − (1 − β₂) Δ² sign(v − Δ²)
-            self._v = self._v - rest * square * np.sign(self._v - square)
-        # x ← x + η m / (√v + τ)
-        step = self._m / (np.sqrt(self._v) + self.adaptivity)
+            # m ← β₁ m + (1 − β₁) Δ;  x ← x + η m / (√v + τ)
+            self._m = beta * self._m + (1.0 - beta) * change
+            rest, square = 1.0 - self.second_moment, change**2
+            if self.optimizer == "adam":
+                # v ← β₂ v + (1 − β₂) Δ²
+                self._v = self.second_moment * self._v + rest * square
+            else:
+                # v ← v − (1 − β₂) Δ² sign(v − Δ²)
+                self._v = self._v - rest * square * np.sign(self._v - square)
+            step = self._m / (np.sqrt(self._v) + self.adaptivity)
         self.broadcast.replace(x + self.server_step_size * step)
         return {}
 
@@ -493,13 +495,8 @@ class CompressedSGD(FedOpt):
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         """The local steps, and how to compress where they lead."""
-        return {
-            **super().instruction(server_round, client),
-            "seed": self.seed,
-            "compressor": self.compressor,
-            "kept-fraction": self.kept_fraction,
-            "levels": self.levels,
-        }
+        steps = super().instruction(server_round, client)
+        return steps | entries_of(self, "seed", "compressor", "kept_fraction", "levels")
 
     def check(self, answer: Answer) -> FloatArray:
         """The change d_i; in proportion to the model, but for signs."""

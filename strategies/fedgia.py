@@ -168,10 +168,7 @@ class FedGiA(RoundStrategy):
         minimum=0.0,
     )
     l2: float = setting(
-        0.0,
-        "of h: an elastic net with l1, ridge alone",
-        symbol="ρ",
-        minimum=0.0,
+        0.0, "of h: an elastic net with l1, ridge alone", symbol="ρ", minimum=0.0
     )
     lower: float | None = setting(None, "least value of every parameter; auto: none")
     upper: float | None = setting(None, "largest value of every parameter; auto: none")
@@ -193,14 +190,14 @@ class FedGiA(RoundStrategy):
             log(INFO, "the model to start from is moved to where lower and upper allow")
             self.broadcast.replace(within)
             point = self.broadcast.model
-        self._adapted: AdaptedSigma | None = None
+        self._adapted: _AdaptedSigma | None = None
         if self.sigma is None and self.sigma_scale is None:
-            self._adapted = AdaptedSigma(self, point.size, self._h)
+            self._adapted = _AdaptedSigma(self, point.size, self._h)
             self.settled_sigma = self._adapted.sigma
         else:
             self.settled_sigma = self._settle_sigma()
-        properties = {name: self.client_properties(name) for name in self.clients}
-        self._eligible = [n for n, p in properties.items() if not p.get("slow")]
+        asked = self.client_properties
+        self._eligible = [name for name in self.clients if not asked(name).get("slow")]
         if not self._eligible:
             log(WARNING, "every client is slow: plain gradient descent, without ADMM")
         self._index = {name: i for i, name in enumerate(self.clients)}
@@ -211,7 +208,7 @@ class FedGiA(RoundStrategy):
         self._drawn: tuple[int, frozenset[str]] = (0, frozenset())
 
     def _settle_sigma(self) -> float:
-        """σ as given, or t·r/m from what the clients say of their r_i."""
+        """σ as given, or t·r/m from the r_i that the clients send."""
         if self.sigma is not None:
             return self.sigma
         assert self.sigma_scale is not None
@@ -229,7 +226,7 @@ class FedGiA(RoundStrategy):
         properties = self.client_properties(name)
         bound = properties.get("lipschitz")
         if not isinstance(bound, float) or not 0.0 < bound < inf:
-            why = properties.get("lipschitz-problem", f"it said {bound!r}")
+            why = properties.get("lipschitz-problem", f"it sent {bound!r}")
             raise SettingsError(
                 f"client {name} gives no Lipschitz constant of its gradient: "
                 f"{why}; or set sigma"
@@ -259,7 +256,7 @@ class FedGiA(RoundStrategy):
         return entries
 
     def audience(self, server_round: int, client: str) -> bool:
-        """Those in C are told the same, and so are the others."""
+        """Those in C are sent the same, and so are the others."""
         return client in self.selected(server_round)
 
     def check(self, answer: Answer) -> FloatArray:
@@ -280,7 +277,7 @@ class FedGiA(RoundStrategy):
             mean = self.mean_of_z()
             self.broadcast.replace(self._h.prox(mean, weight) if self._h else mean)
         else:
-            x = adapted.hear(server_round, [self._index[name] for name in answers])
+            x = adapted.receive(server_round, [self._index[name] for name in answers])
             if x is None:
                 return {}
             self._go_to(x, adapted)
@@ -292,12 +289,11 @@ class FedGiA(RoundStrategy):
         if adapted is not None:
             metrics |= adapted.quality
         if self._h:
-            metrics["penalty"] = self._h.value(
-                self.broadcast.model.astype(np.float64).reshape(-1)
-            )
+            point = self.broadcast.model.astype(np.float64).reshape(-1)
+            metrics["penalty"] = self._h.value(point)
         return metrics
 
-    def _go_to(self, x: FloatArray, adapted: AdaptedSigma) -> None:
+    def _go_to(self, x: FloatArray, adapted: _AdaptedSigma) -> None:
         self.broadcast.replace(x.reshape(self.broadcast.model.shape))
         if adapted.sigma != self.settled_sigma:
             self.settled_sigma = adapted.sigma
@@ -308,11 +304,11 @@ class FedGiA(RoundStrategy):
     ) -> dict[str, float] | None:
         metrics = super()._use(server_round, answers)
         refused = [why for _, why in self.conversation.traffic.rejected]
-        if metrics is None and any(why.code != "no-answer" for why in refused):
-            adapted = self._adapted
-            x = None if adapted is None else adapted.go_back()
-            if adapted is not None and x is not None:
-                self._go_to(x, adapted)
+        lost = metrics is None and any(why.code != "no-answer" for why in refused)
+        if lost and self._adapted is not None:
+            x = self._adapted.go_back()
+            if x is not None:
+                self._go_to(x, self._adapted)
         return metrics
 
     def mean_of_z(self) -> FloatArray:
@@ -361,8 +357,7 @@ class FedGiA(RoundStrategy):
 
     def client_point(self, client: str) -> FloatArray:
         """The client's z_i that the average counts, a new array."""
-        z: FloatArray = self._z[self._index[client]].copy()
-        return z
+        return np.array(self._z[self._index[client]])
 
     def client_state(self, client: str) -> dict[str, FloatArray]:
         """S, where σ is adapted."""
@@ -379,7 +374,7 @@ class FedGiA(RoundStrategy):
         for name, i in self._index.items():
             arrays[f"{name}/z"] = self._z[i]
             arrays[f"{name}/change"] = self._changes[i]
-        return arrays | ({} if self._adapted is None else self._adapted.state())
+        return arrays if self._adapted is None else arrays | self._adapted.state()
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Inverse of :meth:`state`; the clients' π_i are good for their own σ only."""
@@ -406,28 +401,16 @@ class FedGiA(RoundStrategy):
             self._adapted.load_state(state)
 
 
-class AdaptedSigma:
+class _AdaptedSigma:
     """The server's half of a run in which σ = θS/m.
 
-    Parameters
-    ----------
-    strategy : FedGiA
-        Whose clients, z_i and model these are.
-    size : int
-        p, the number of parameters.
-    h : Separable
-        What the server adds to f.
-
-    Attributes
-    ----------
-    scale : ndarray of float64 of shape (p,)
-        S, the mean of the diagonals that the clients say to be above their H_i.
-    quality : dict
-        How good the best x is known to be, if the last round has shown it.
-    converged : bool
-        Whether the gradients of everybody, at one point and without ADMM steps, fulfil
-        the stop rule there.
+    ``scale`` is S, float64 of shape (p,), the mean of the diagonals that the clients
+    know to be above their H_i; ``quality`` how good the best x is known to be, if the
+    last round has shown it; ``converged`` whether the gradients of everybody, at one
+    point and without ADMM steps, fulfil the stop rule there.
     """
+
+    residual = inf
 
     def __init__(self, strategy: FedGiA, size: int, h: Separable) -> None:
         self._strategy = strategy
@@ -437,7 +420,6 @@ class AdaptedSigma:
         # what h has of a square is as good as a part of f
         self._h, self._square = h, h.l2
         self._search = self._fresh_search()
-        m = strategy.num_clients
         self.converged = False
         self.quality: dict[str, float] = {}
         self._modulus = h.l2 + _mean_modulus(strategy)
@@ -445,16 +427,14 @@ class AdaptedSigma:
         # ever since the x of now
         self._plainly, self._exact = True, True
         # who has answered at this x, and for how many rounds each has been silent
-        self._heard = np.zeros(m, dtype=bool)
-        self._silent = np.zeros(m)
+        self._answered = np.zeros(strategy.num_clients, dtype=bool)
+        self._silent = np.zeros(strategy.num_clients)
         self._lowest = self._last = inf
 
     def _fresh_search(self) -> QuasiNewton:
-        return QuasiNewton(
-            self.scale + self._square,
-            replace(self._h, l2=0.0),
-            dtype=self._strategy.broadcast.layout.point_dtype,
-        )
+        dtype = self._strategy.broadcast.layout.point_dtype
+        h = replace(self._h, l2=0.0)
+        return QuasiNewton(self.scale + self._square, h, dtype=dtype)
 
     @property
     def sigma(self) -> float:
@@ -465,24 +445,17 @@ class AdaptedSigma:
         """Whether C is empty in a round."""
         return self._plainly or server_round == self._strategy.num_rounds
 
-    def hear(self, server_round: int, heard: list[int]) -> FloatArray | None:
-        """Take in a round's answers; the next x, None where it stays.
-
-        Parameters
-        ----------
-        server_round : int
-        heard : list of int
-            Numbers of the clients whose z_i came.
-        """
-        self._heard[heard] = True
+    def receive(self, server_round: int, answered: list[int]) -> FloatArray | None:
+        """The next x, given whose z_i came, by number; None where x stays."""
+        self._answered[answered] = True
         self._silent += 1
-        self._silent[heard] = 0
+        self._silent[answered] = 0
         self._exact = self._exact and self.without_admm(server_round)
         self.converged, self.quality = False, {}
         if self._precise and not self._strategy.aggregator.robust:
-            if self._heard.all():
+            if self._answered.all():
                 return self._step(server_round)
-            if (~self._heard & (self._silent <= _HELD)).any():
+            if (~self._answered & (self._silent <= _HELD)).any():
                 return None
         return self._average()
 
@@ -505,7 +478,7 @@ class AdaptedSigma:
             if self._modulus > 0.0:
                 # F(x) − F* ≤ ‖∇F(x)‖²/(2μ)
                 self.quality["suboptimality"] = self.residual / (2.0 * self._modulus)
-        self._heard[:] = False
+        self._answered[:] = False
         self._lowest = self._last = inf
         self.converged = self._plainly = False
         if small:
@@ -517,12 +490,10 @@ class AdaptedSigma:
             return search.plain_step()
         return search.propose(is_best)
 
-    residual = inf
-
     def _average(self) -> FloatArray:
         """(12), from whatever the clients sent last; safe by the residual alone."""
         strategy, search = self._strategy, self._search
-        self._heard[:] = False
+        self._answered[:] = False
         self._exact = True
         self.residual = residual = strategy.residual_of_z()
         if residual > _GROWN * self._lowest and residual > self._last:
@@ -539,25 +510,17 @@ class AdaptedSigma:
 
     def go_back(self) -> FloatArray | None:
         """The next x where nobody had a number to answer with: it was too far."""
-        self._heard[:] = False
+        self._answered[:] = False
         return None if self._search.best is None else self._search.go_back()
-
-    # -------------------------------------------------------------------- checkpoints
 
     def state(self) -> dict[str, NDArray[Any]]:
         """S, and how far the search has come."""
-        numbers = [
-            self.converged,
-            self._plainly,
-            self._exact,
-            self._lowest,
-            self._last,
-            self.residual,
-        ]
+        flags = [self.converged, self._plainly, self._exact]
+        numbers = [*flags, self._lowest, self._last, self.residual]
         return {
             "scale": self.scale,
             "adapted": np.array(numbers, dtype=np.float64),
-            "heard": self._heard,
+            "heard": self._answered,
             "silent": self._silent,
             **{f"search/{name}": a for name, a in self._search.state().items()},
         }
@@ -566,19 +529,12 @@ class AdaptedSigma:
         """Inverse of :meth:`state`."""
         self.scale = state["scale"]
         self._search = self._fresh_search()
-        self._search.load_state(
-            {
-                name.removeprefix("search/"): array
-                for name, array in state.items()
-                if name.startswith("search/")
-            }
-        )
-        converged, plainly, exact, lowest, last, residual = state["adapted"]
-        self.converged, self._plainly = bool(converged), bool(plainly)
-        self._exact = bool(exact)
-        self._lowest, self._last = float(lowest), float(last)
-        self.residual = float(residual)
-        self._heard = state["heard"].astype(bool)
+        own = {k: a for k, a in state.items() if k.startswith("search/")}
+        self._search.load_state({k.removeprefix("search/"): a for k, a in own.items()})
+        flags, numbers = state["adapted"][:3], state["adapted"][3:]
+        self.converged, self._plainly, self._exact = map(bool, flags)
+        self._lowest, self._last, self.residual = map(float, numbers)
+        self._answered = state["heard"].astype(bool)
         self._silent = np.array(state["silent"], dtype=np.float64)
 
 
@@ -586,21 +542,21 @@ def _mean_modulus(strategy: FedGiA) -> float:
     """What the clients know of f's modulus of strong convexity; 0 if nothing."""
     moduli = []
     for name in strategy.clients:
-        told = strategy.client_properties(name).get("strong-convexity", 0.0)
-        moduli.append(told if isinstance(told, float) and 0.0 <= told < inf else 0.0)
+        mu = strategy.client_properties(name).get("strong-convexity")
+        moduli.append(mu if isinstance(mu, float) and 0.0 <= mu < inf else 0.0)
     return float(np.mean(moduli))
 
 
 def _mean_majoriser(strategy: FedGiA, size: int) -> FloatArray:
-    """S, the mean of the diagonals that the clients say to be above their H_i."""
+    """S, the mean of the diagonals that the clients know to be above their H_i."""
     diagonals, one = [], False
     for name in strategy.clients:
         bound = strategy.lipschitz_of(name)
         properties = strategy.client_properties(name)
         # a client of somebody else's may know r_i only
-        told = properties.get("majoriser", np.float64(bound).tobytes())
-        fits = isinstance(told, bytes) and len(told) in (8, 8 * size)
-        diagonal = np.frombuffer(told, dtype="<f8") if fits else np.zeros(1)
+        sent = properties.get("majoriser", np.float64(bound).tobytes())
+        fits = isinstance(sent, bytes) and len(sent) in (8, 8 * size)
+        diagonal = np.frombuffer(sent, dtype="<f8") if fits else np.zeros(1)
         if not (diagonal.min() >= 0.0 and 0.0 < diagonal.max() < inf):
             raise SettingsError(
                 f"client {name} gives no diagonal of {size} numbers above its "

@@ -26,10 +26,14 @@ from fedtrellis.settings import setting
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.layout import DTYPES
 
+from ._entries import entries_of
+
 __all__ = ["VARIANTS", "FedLMO"]
 
 Variant = Literal["corrected", "averaged", "local", "server", "ef21"]
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
+# what the server sends beside the model: c, or m
+_BESIDE = {"corrected": "control", "averaged": "mean-momentum"}
 
 
 class FedLMO(RoundStrategy):
@@ -132,9 +136,7 @@ class FedLMO(RoundStrategy):
         choices=StepSchedule,
     )
     warm_up: int = setting(
-        0,
-        "rounds in which the step size grows to that of the schedule",
-        minimum=0,
+        0, "rounds in which the step size grows to that of the schedule", minimum=0
     )
     momentum: float = setting(
         0.9,
@@ -145,8 +147,7 @@ class FedLMO(RoundStrategy):
         below=1.0,
     )
     nesterov: bool = setting(
-        False,
-        "whether the oracle is asked at (1 − μ) g + μ m instead of m",
+        False, "whether the oracle is asked at (1 − μ) g + μ m instead of m"
     )
     radius: float = setting(
         0.0,
@@ -236,8 +237,7 @@ class FedLMO(RoundStrategy):
             self.compressor, self.kept_fraction, rank=self.rank
         )
         self._momentum = zero
-        self._control = layout.to_wire(zero).tobytes()
-        self._mean_momentum = self._control
+        self._send_beside(zero)
 
     def step_size_at(self, server_round: int) -> float:
         """γ_t."""
@@ -251,33 +251,21 @@ class FedLMO(RoundStrategy):
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         """What the local steps need, γ_t and with control variates c."""
-        entries: dict[str, Any] = {
-            "variant": self.variant,
-            "local-steps": self.local_steps,
-            "batch-size": self.batch_size,
-            "seed": self.seed,
-        }
+        entries = entries_of(self, "variant", "local_steps", "batch_size", "seed")
         if self.variant == "server":
             return entries
-        entries |= {"momentum": self.momentum, "nesterov": self.nesterov}
+        entries |= entries_of(self, "momentum", "nesterov")
         if self.variant == "ef21":
-            return entries | {
-                "compressor": self.compressor,
-                "kept-fraction": self.kept_fraction,
-                "rank": self.rank,
-            }
+            return entries | entries_of(self, "compressor", "kept_fraction", "rank")
         entries |= {
             "step-size": self.step_size_at(server_round),
             "radius": self.radius,
             "layers": ",".join(self._oracle.kinds),
-            "scaling": self.scaling,
-            "orthogonalization": self.orthogonalization,
-            "newton-schulz-steps": self.newton_schulz_steps,
         }
-        if self.variant == "corrected":
-            entries["control"] = self._control
-        elif self.variant == "averaged":
-            entries["mean-momentum"] = self._mean_momentum
+        oracle = ("scaling", "orthogonalization", "newton_schulz_steps")
+        entries |= entries_of(self, *oracle)
+        if self.variant in _BESIDE:
+            entries[_BESIDE[self.variant]] = self._beside
         return entries
 
     def check(self, answer: Answer) -> Any:
@@ -316,23 +304,20 @@ class FedLMO(RoundStrategy):
                 # v_i ← v_i + d_i
                 self._vectors[name] = self._vectors[name] + change
             # D = (1/n) Σ over all n of v_i
-            self._step(
-                self.average(list(self._vectors.values()), np.zeros_like(x)),
-                server_round,
-            )
+            self._step(self._mean_vector(), server_round)
         else:
             points = answers
+            if self.variant in _BESIDE:
+                points = {name: point for name, (point, _) in answers.items()}
+                beside = {name: vector for name, (_, vector) in answers.items()}
             if self.variant == "averaged":
-                points = {name: point for name, (point, _) in answers.items()}
                 # m ← (1/|S|) Σ over S of m_i
-                momenta = [m for _, m in answers.values()]
-                self._momentum = self.average(momenta, np.zeros_like(x))
-                self._tell_momentum()
+                self._momentum = self.average(list(beside.values()), np.zeros_like(x))
+                self._send_beside(self._momentum)
             elif self.variant == "corrected":
-                points = {name: point for name, (point, _) in answers.items()}
                 # c_i ← h_i;  c ← (1/n) Σ c_i over all clients
-                self._vectors.update({name: h for name, (_, h) in answers.items()})
-                self._tell_control()
+                self._vectors.update(beside)
+                self._send_beside(self._mean_vector())
             # x ← (1/|S|) Σ over S of x_i
             self.broadcast.replace(self.mean_of(points, x))
         return {}
@@ -345,13 +330,12 @@ class FedLMO(RoundStrategy):
         gamma = self.step_size_at(server_round)
         self.broadcast.replace(moved(x, s, gamma, self.radius))
 
-    def _tell_control(self) -> None:
+    def _mean_vector(self) -> FloatArray:
         zero = np.zeros_like(self.broadcast.model)
-        c = self.average(list(self._vectors.values()), zero)
-        self._control = self.broadcast.layout.to_wire(c).tobytes()
+        return self.average(list(self._vectors.values()), zero)
 
-    def _tell_momentum(self) -> None:
-        self._mean_momentum = self.broadcast.layout.to_wire(self._momentum).tobytes()
+    def _send_beside(self, vector: FloatArray) -> None:
+        self._beside = self.broadcast.layout.to_wire(vector).tobytes()
 
     def client_state(self, client: str) -> dict[str, FloatArray]:
         """c_i or v_i; its momentum starts anew."""
@@ -368,8 +352,8 @@ class FedLMO(RoundStrategy):
         """Inverse of :meth:`state`."""
         if self.variant in ("server", "averaged"):
             self._momentum = np.array(state["momentum"])
-            self._tell_momentum()
+            self._send_beside(self._momentum)
         elif self._vectors:
             self._vectors = {name: np.array(state[name]) for name in self.clients}
         if self.variant == "corrected":
-            self._tell_control()
+            self._send_beside(self._mean_vector())

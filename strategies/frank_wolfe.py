@@ -27,7 +27,7 @@ _DIRECTIONS = 10
 class FrankWolfeStrategy(RoundStrategy):
     """Base of strategies that take atoms: D, and whose atoms are taken.
 
-    A client says before round 1 which set it works on, and an atom outside that set is
+    A client sends before round 1 which set it works on, and an atom outside that set is
     refused: whatever one of n clients sends, its share of x̄ stays in its set.
     """
 
@@ -52,19 +52,12 @@ class FrankWolfeStrategy(RoundStrategy):
         """Check that the model has the shape of the domain's points."""
         self.domain.check_shape(layout.point_shape)
 
-    # ------------------------------------------------------------------ larger sets
-
     def settle_domains(self, shape: tuple[int, ...]) -> None:
-        """Find out which set each client has, of what was declared and what it said.
+        """Find out which set each client has, of what was declared and what it sent.
 
-        A client that says nothing, as somebody else's may, has what is declared for
-        its name, else D.
-
-        Raises
-        ------
-        SettingsError
-            A client works on a set that was not declared for it, or what was declared
-            is not for a client of this run, or does not enclose D.
+        A client that sends nothing, as somebody else's may, has what is declared for
+        its name, else D. SettingsError where a client works on a set that was not
+        declared for it, or one that was is for no client of this run, or too small.
         """
         named: Mapping[str, Domain] = {}
         anybody: Sequence[Domain] = ()
@@ -72,12 +65,11 @@ class FrankWolfeStrategy(RoundStrategy):
             named = self.client_domains
         else:
             anybody = self.client_domains
-        for name in named:
-            if name not in self.clients:
-                raise SettingsError(
-                    f"client_domains has client {name!r}; the clients are "
-                    f"{', '.join(self.clients[:20])}"
-                )
+        for name in sorted(named.keys() - set(self.clients)):
+            raise SettingsError(
+                f"client_domains has client {name!r}; the clients are "
+                f"{', '.join(self.clients[:20])}"
+            )
         for domain in (*named.values(), *anybody):
             self._check_encloses(domain, shape)
         self._domains = {
@@ -94,15 +86,15 @@ class FrankWolfeStrategy(RoundStrategy):
     def _domain_of(
         self, name: str, its_own: Domain | None, anybody: Sequence[Domain]
     ) -> Domain:
-        said = self.client_properties(name).get("domain", "")
+        sent = str(self.client_properties(name).get("domain", ""))
         allowed = [d for d in (its_own, self.domain, *anybody) if d is not None]
-        if not said:
+        if not sent:
             return allowed[0]
         for domain in allowed:
-            if alike(str(said), describe(domain)):
+            if alike(sent, describe(domain)):
                 return domain
         raise SettingsError(
-            f"client {name} works on {str(said)[:500]}, and the strategy on "
+            f"client {name} works on {sent[:500]}, and the strategy on "
             f"{' or '.join(map(repr, allowed))}: make them one set, or declare the "
             f"client's, which must enclose the strategy's, by client_domains (in a run "
             "config outer-domain)"
@@ -121,31 +113,16 @@ class FrankWolfeStrategy(RoundStrategy):
                     f"{self.domain!r}"
                 )
 
-    # ------------------------------------------------------------------------ atoms
-
-    def check_atom(self, client: str, atom: Atom) -> None:
-        """Refuse an atom that is none of its client's set; ValueError says so."""
-        domain = self._domains[client]
-        tolerance = rounding(self.broadcast.layout.point_dtype)
-        if not domain.contains_atom(atom, tolerance):
-            raise ValueError(f"an atom lies outside {domain!r}")
-
     def take_atoms(self, answer: Answer, count: int) -> tuple[Atom, ...]:
-        """The atoms of an answer.
-
-        Raises
-        ------
-        ValueError
-            There are not so many, or one lies outside the client's set; the message is
-            the reason that log and history give.
-        """
+        """The atoms of an answer; ValueError if one is missing or outside its set."""
         layout = self.broadcast.layout
         shape, dtype = layout.point_shape, layout.point_dtype
         atoms = unpack_atoms(answer.arrays, shape, dtype)
         if len(atoms) != count:
             raise ValueError(f"the answer has {len(atoms)} atoms instead of {count}")
-        for atom in atoms:
-            self.check_atom(answer.client, atom)
+        domain = self._domains[answer.client]
+        if not all(domain.contains_atom(atom, rounding(dtype)) for atom in atoms):
+            raise ValueError(f"an atom lies outside {domain!r}")
         return tuple(atoms)
 
     def whether_outside(self) -> dict[str, float]:
@@ -231,7 +208,7 @@ class NaiveFrankWolfe(FrankWolfeStrategy):
         return {}
 
     def audience(self, server_round: int, client: str) -> None:
-        """All of them are told the same."""
+        """All of them are sent the same."""
 
     def check(self, answer: Answer) -> Atom:
         """The atom s_i."""

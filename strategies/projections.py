@@ -9,17 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtrellis.domains import Domain
-from fedtrellis.server.answers import Answer
-from fedtrellis.server.guarded import Needs
-from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import given, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
-from fedtrellis.wire.layout import DTYPES
+
+from ._entries import entries_of
+from .fedavg import LocalModels
 
 __all__ = ["FedDR", "ProjectedFedAvg"]
 
 
-class ProjectedFedAvg(RoundStrategy):
+class ProjectedFedAvg(LocalModels):
     """Local gradient steps, the mean of the local models, one projection.
 
     ::
@@ -60,12 +59,6 @@ class ProjectedFedAvg(RoundStrategy):
     name = "projected-fedavg"
     about = "FedAvg with a projection after the average"
     space = "domain"
-    needs: Needs | None = "sum"
-    dtypes = DTYPES
-
-    stateful = False
-    newcomers = True
-    keep_model = False
 
     domain: Domain = given("D", kw_only=False)
     local_steps: int = setting(
@@ -78,24 +71,12 @@ class ProjectedFedAvg(RoundStrategy):
         """Check that the model has the shape of the domain's points."""
         self.domain.check_shape(layout.point_shape)
 
-    def setup(self, point: FloatArray, layout: Layout) -> None:
-        """Nothing to prepare: the model is all of the state."""
-
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         """The local steps."""
-        return {
-            "local-steps": self.local_steps,
-            "local-step-size": self.local_step_size,
-            "batch-size": self.batch_size,
-            "seed": self.seed,
-        }
+        return entries_of(self, "local_steps", "local_step_size", "batch_size", "seed")
 
     def audience(self, server_round: int, client: str) -> None:
         """All of them are sent the same."""
-
-    def check(self, answer: Answer) -> FloatArray:
-        """The local model x_i."""
-        return self.take_point(answer)
 
     def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
         """Average and project."""
@@ -171,8 +152,7 @@ class FedDR(ProjectedFedAvg):
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         """Relaxation, proximal step and local steps."""
         steps = super().instruction(server_round, client)
-        own = {"relaxation": self.relaxation, "proximal-step": self.proximal_step}
-        return own | steps
+        return entries_of(self, "relaxation", "proximal_step") | steps
 
     def audience(self, server_round: int, client: str) -> None:
         """All of them are sent the same."""

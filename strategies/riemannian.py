@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import inf, prod, sqrt
 from typing import Any, Literal
 
@@ -17,6 +16,8 @@ from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import given, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.zeroth_order import combine
+
+from ._entries import entries_of
 
 __all__ = ["FirstOrderRFL", "ZerothOrderRFL"]
 
@@ -103,11 +104,7 @@ class FirstOrderRFL(RoundStrategy):
     local_steps: int = setting(
         5, "local steps of a client in a round", symbol="τ", minimum=1
     )
-    batch_size: int = setting(
-        0,
-        "examples in a local mini-batch; 0: all",
-        minimum=0,
-    )
+    batch_size: int = setting(0, "examples in a local mini-batch; 0: all", minimum=0)
     correction: bool = setting(
         True, "whether the clients have correction terms", symbol="c_i"
     )
@@ -164,11 +161,11 @@ class FirstOrderRFL(RoundStrategy):
         if not self.correction:
             entries["correction"] = False
         if self.batch_size:
-            entries |= {"batch-size": self.batch_size, "seed": self.seed}
+            entries |= entries_of(self, "batch_size", "seed")
         return entries
 
     def audience(self, server_round: int, client: str) -> None:
-        """All of them are told the same."""
+        """All of them are sent the same."""
 
     def check(self, answer: Answer) -> Any:
         """ẑ_i."""
@@ -228,20 +225,17 @@ class FirstOrderRFL(RoundStrategy):
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Every c_i, which round x is of, and how many clients it averaged."""
-        arrays: dict[str, NDArray[Any]] = {
+        carried = {} if self._carried is None else {"carried": self._carried}
+        return {
             "x-round": np.array(self._x_round),
             "averaged": np.array(self._averaged),
+            **carried,
+            **{f"{name}/c": c_i for name, c_i in self._corrections.items()},
         }
-        if self._carried is not None:
-            arrays["carried"] = self._carried
-        for name, correction in self._corrections.items():
-            arrays[f"{name}/c"] = correction
-        return arrays
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Inverse of :meth:`state`."""
-        self._x_round = int(state["x-round"])
-        self._averaged = int(state["averaged"])
+        self._x_round, self._averaged = int(state["x-round"]), int(state["averaged"])
         self._z = self.manifold.project(self.broadcast.model)
         if self._carried is not None:
             self._carried = np.array(state["carried"])
@@ -251,14 +245,6 @@ class FirstOrderRFL(RoundStrategy):
 
 
 Upload = Literal["auto", "scalars", "dense"]
-
-
-@dataclass(frozen=True)
-class _Answer:
-    """ẑ_i, and how many values were dropped."""
-
-    point: FloatArray
-    dropped: int
 
 
 class ZerothOrderRFL(FirstOrderRFL):
@@ -301,7 +287,6 @@ class ZerothOrderRFL(FirstOrderRFL):
     name = "zeroth-order-rfl"
     about = "Riemannian federated learning from function values"
     values_only = True
-    space = "manifold"
 
     samples: int = setting(50, "directions of a step", symbol="m", minimum=1)
     smoothing: float = setting(1e-4, "length of a difference", symbol="μ", above=0.0)
@@ -319,20 +304,16 @@ class ZerothOrderRFL(FirstOrderRFL):
 
     @property
     def sends_scalars(self) -> bool:
-        """Whether clients send scalars in the place of ẑ."""
+        """Whether clients send scalars instead of ẑ."""
         if self.upload == "auto":
             size = prod(self.broadcast.layout.point_shape)
             return self.local_steps * self.samples < size
         return self.upload == "scalars"
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
-        """What :class:`FirstOrderRFL` says; m, μ and the seed of the directions."""
+        """What :class:`FirstOrderRFL` sends; m, μ and the seed of the directions."""
         entries = super().instruction(server_round, client)
-        entries |= {
-            "samples": self.samples,
-            "smoothing": self.smoothing,
-            "seed": self.seed,
-        }
+        entries |= entries_of(self, "samples", "smoothing", "seed")
         if self.sends_scalars:
             entries["scalars"] = True
         if not self.shared_samples:
@@ -340,45 +321,39 @@ class ZerothOrderRFL(FirstOrderRFL):
         return entries
 
     def audience(self, server_round: int, client: str) -> None:
-        """All of them are told the same."""
+        """All of them are sent the same."""
 
-    def check(self, answer: Answer) -> _Answer:
-        """ẑ_i, replayed from the scalars if that is what was sent."""
+    def check(self, answer: Answer) -> tuple[FloatArray, int]:
+        """ẑ_i, replayed if scalars were sent; and how many values were dropped."""
         dropped = answer.metrics.get("dropped", 0)
         if not isinstance(dropped, int) or dropped < 0:
             raise ValueError(f"the answer has dropped {dropped!r}")
         if not self.sends_scalars:
-            return _Answer(self.take_point(answer), dropped)
-        scalars = answer.numbers
-        count = self.local_steps * self.samples
+            return self.take_point(answer), dropped
+        scalars, count = answer.numbers, self.local_steps * self.samples
         if answer.arrays or scalars.shape != (count,):
             raise ValueError(
                 f"the answer has {scalars.size} scalars and {len(answer.arrays)} "
                 f"arrays, expected {count} and none"
             )
-        point = self._replayed(scalars, answer.client, answer.server_round)
-        self.check_proportion(point, self.broadcast.model)
-        return _Answer(point, dropped)
-
-    def _replayed(
-        self, scalars: FloatArray, client: str, server_round: int
-    ) -> FloatArray:
-        rng = generator(self.seed, "directions", client, server_round)
+        rng = generator(self.seed, "directions", answer.client, answer.server_round)
         total = np.zeros(self._z.shape)
         for of_step in scalars.reshape(self.local_steps, self.samples):
             # G_t = (p·r/m) Σ_j s_tj u_tj, with the client's own directions
             total += combine(of_step, rng, self._z.shape)
         # ẑ = z − η Σ_t (G_t + c_i)
-        total += self.local_steps * self._corrections[client]
-        return self._z - self.step_size * total
+        total += self.local_steps * self._corrections[answer.client]
+        point = self._z - self.step_size * total
+        self.check_proportion(point, self.broadcast.model)
+        return point, dropped
 
     def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
         """As :class:`FirstOrderRFL` does; and count."""
-        points = {name: answer.point for name, answer in answers.items()}
+        points = {name: point for name, (point, _) in answers.items()}
         metrics = super().aggregate(server_round, points)
         a_step = self.samples + 1 if self.shared_samples else 2 * self.samples
         metrics["evaluations"] = len(answers) * self.local_steps * a_step
-        dropped = sum(answer.dropped for answer in answers.values())
+        dropped = sum(count for _, count in answers.values())
         if dropped:
             metrics["dropped-values"] = dropped
         return metrics

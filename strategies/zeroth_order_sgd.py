@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
 from fedtrellis.domains.atoms import RandomSigns
-from fedtrellis.local_steps import StepSchedule, step_size_at
+from fedtrellis.local_steps import StepSchedule, step_sizes
 from fedtrellis.server.aggregation import Aggregation
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.rounds import RoundStrategy
@@ -18,17 +18,13 @@ from fedtrellis.settings import setting
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.broadcast import ModelBroadcast, Step
 from fedtrellis.wire.layout import DTYPES
-from fedtrellis.zeroth_order.shared_signs import (
-    START,
-    from_pool,
-    mark_of,
-    pool_choice,
-)
+from fedtrellis.zeroth_order.shared_signs import START, from_pool, mark_of, pool_choice
 
-__all__ = ["VARIANTS", "ZerothOrderSGD"]
+from ._entries import entries_of
+
+__all__ = ["ZerothOrderSGD"]
 
 Variant = Literal["decomfl", "fedkseed", "feedsign"]
-VARIANTS: tuple[Variant, ...] = get_args(Variant)
 _SCALARS = ("decomfl", "fedkseed")
 # whose clients all answer about the same directions
 _SHARED = ("decomfl", "feedsign")
@@ -189,16 +185,13 @@ class ZerothOrderSGD(RoundStrategy):
     def model_for(
         self, client: str, entries: dict[str, Any]
     ) -> tuple[ArrayRecord, dict[str, Any]]:
-        """The model, or weights of a pool, which is said then."""
+        """The model, or weights of a pool, with what these are of."""
         arrays, config = super().model_for(client, entries)
         if self.variant == "fedkseed":
-            config = config | {
-                "pool": self.pool,
-                "seed": self.seed,
-                "start-shapes": self._layout.to_list(),
-                "start-dtype": self._layout.dtype,
-                "start-mark": self._mark,
-            }
+            config = config | entries_of(self, "pool", "seed")
+            config["start-shapes"] = self._layout.to_list()
+            config["start-dtype"] = self._layout.dtype
+            config["start-mark"] = self._mark
         return arrays, config
 
     def client_state(self, client: str) -> dict[str, Any]:
@@ -210,17 +203,8 @@ class ZerothOrderSGD(RoundStrategy):
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         """What a client's steps need."""
-        return {
-            "local-steps": self.local_steps,
-            "samples": self.samples,
-            "step-size": self.step_size,
-            "step-schedule": self.step_schedule,
-            "smoothing": self.smoothing,
-            "batch-size": self.batch_size,
-            "variant": self.variant,
-            "clip": self.clip,
-            "seed": self.seed,
-        }
+        steps = ("local_steps", "samples", "step_size", "step_schedule", "smoothing")
+        return entries_of(self, *steps, "batch_size", "variant", "clip", "seed")
 
     def check(self, answer: Answer) -> NDArray[Any]:
         """The scalars or signs, of shape (τ·m,); or what hides them, of one more.
@@ -275,11 +259,8 @@ class ZerothOrderSGD(RoundStrategy):
 
     def _weights(self, server_round: int) -> FloatArray:
         """γ_k/m of each of a round's scalars, of shape (τ·m,)."""
-        before = (server_round - 1) * self.local_steps
-        sizes = [
-            step_size_at(self.step_schedule, self.step_size, before + k)
-            for k in range(1, self.local_steps + 1)
-        ]
+        schedule, size = self.step_schedule, self.step_size
+        sizes = step_sizes(schedule, size, self.local_steps, server_round)
         return np.repeat(sizes, self.samples) / self.samples
 
     def _move(self, answer: Answer, scalars: FloatArray) -> FloatArray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -40,22 +40,22 @@ NODES = 10
 class AveragingFedFW(FedFW):
     """FedFW whose server averages the atoms of those who answered.
 
-    x̄ ← (1 − η_t) x̄ + (η_t / |S|) Σ over S of s_i, in the place of the exact step, which
+    x̄ ← (1 − η_t) x̄ + (η_t / |S|) Σ over S of s_i, instead of the exact step, which
     needs the x_i of those who answered. With everybody in S the two are one.
     """
 
     def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
         """Average the atoms; replay the clients' steps, as FedFW does."""
-        kept = self.broadcast
+        kept, half = self.broadcast, cast(Any, self.half)
         # the exact step first, for the mirrors and the duals, on a copy of x̄
-        eta = self._schedule.step(server_round)
+        eta = half._schedule.step(server_round)
         x_bar = kept.model.copy()
         version = kept.version
         super().aggregate(server_round, answers)
         kept.model[...] = x_bar
         kept.replace(x_bar)
         kept.version = version
-        atoms = tuple(atom for answer in answers.values() for atom in answer.atoms)
+        atoms = tuple(atom for sent, _ in answers.values() for atom in sent)
         kept.advance(Step(1.0 - eta, eta / len(answers), atoms))
         return {}
 

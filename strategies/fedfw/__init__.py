@@ -1,5 +1,6 @@
 """The server's half of federated Frank-Wolfe."""
 
-from .strategy import STEP_COUNTS, VARIANTS, FedFW
+from .settings import VARIANTS
+from .strategy import FedFW
 
-__all__ = ["STEP_COUNTS", "VARIANTS", "FedFW"]
+__all__ = ["VARIANTS", "FedFW"]

@@ -68,7 +68,7 @@ from strategies import (
     ZerothOrderRFL,
     ZerothOrderSGD,
 )
-from strategies.fedfw.strategy import VARIANTS
+from strategies.fedfw import VARIANTS
 from tests.harness import only_for
 from tests.strategies.hyfdca_runs import View, small
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from fedtrellis.objectives import LeastSquares
 from fedtrellis.random import generator
 from fedtrellis.schedules import SCHEDULES
 from fedtrellis.server.callbacks import Callback, RoundRecord
-from fedtrellis.settings import SettingsError
 from fedtrellis.wire.protocol import CONFIG, STATUS
 from strategies import FedFW
 from tests.harness import Array, Played, Stop, app_of, play
@@ -185,25 +183,6 @@ def test_it_is_in_the_checkpoint(stopped: int, tmp_path: Path) -> None:
         run(strategy(checkpoint=path, callbacks=[Stop(stopped)]), 8, lost=lost)
     rest, _ = run(strategy(resume=path), 8, lost=lost)
     assert rest.strategy.half.penalty == whole.strategy.half.penalty
-    assert np.array_equal(rest.model, whole.model)
-
-
-def test_a_checkpoint_that_does_not_have_it(tmp_path: Path) -> None:
-    """As of a version in which the task or a constant chose it."""
-    path = tmp_path / "checkpoint.npz"
-    options: dict[str, Any] = {"checkpoint": path, "callbacks": [Stop(3)]}
-    run(FedFW(BALL, variant="plain", penalty=0.3, **options))
-    with np.load(path) as file:
-        arrays = {name: file[name] for name in file.files if "penalty" not in name}
-    meta = arrays["meta"].tobytes().decode()
-    meta = re.sub(r'"state/penalty": \[\],? ?', "", meta)
-    arrays["meta"] = np.frombuffer(meta.encode(), dtype=np.uint8)
-    np.savez(path, **arrays)
-    with pytest.raises(SettingsError, match="set penalty") as refused:
-        run(FedFW(BALL, variant="plain", resume=path))
-    assert "\n" not in str(refused.value)
-    rest, _ = run(FedFW(BALL, variant="plain", penalty=0.3, resume=path))
-    whole, _ = run(FedFW(BALL, variant="plain", penalty=0.3))
     assert np.array_equal(rest.model, whole.model)
 
 

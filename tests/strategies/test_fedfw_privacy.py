@@ -72,7 +72,7 @@ class Curious(FedFW):
             v = asked[name]["penalty"] * (points[name] - x_bar)
             if self.variant == "augmented":
                 v = v + self.client_state(name)["y"]
-            atom = answer.atoms[0].dense()
+            atom = answer[0][0].dense()
             self.rounds[name].append(Round(points[name], atom, N * v))
         return metrics
 
@@ -175,7 +175,7 @@ def test_an_automatic_penalty_sends_the_length_too() -> None:
     run = spy(L2Ball(TIGHT), 1, variant="plain")
     for name, loss in zip(run.clients, SQUARES, strict=True):
         answer = run.answers[0][name]
-        found = -N * answer.norm * answer.atoms[0].dense() / TIGHT
+        found = -N * answer[1] * answer[0][0].dense() / TIGHT
         assert error(found, loss.gradient(np.zeros(P))) < 1e-12
 
 
@@ -196,7 +196,7 @@ class Malicious(FedFW):
         if server_round <= 10:
             return super().aggregate(server_round, answers)
         for name, answer in answers.items():
-            atom = answer.atoms[0].dense()
+            atom = answer[0][0].dense()
             away = self.client_iterate(name) - self.broadcast.model
             v = N * 10 * (server_round - 10) * away
             seen = self.directions.setdefault(name, [])

@@ -152,7 +152,7 @@ class _Estimates(ZerothOrderRFL):
     """Keeps the first client's G."""
 
     def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
-        self.estimate = (self._z - answers["0"].point) / self.step_size
+        self.estimate = (self._z - answers["0"][0]) / self.step_size
         return super().aggregate(server_round, answers)
 
 
