@@ -116,11 +116,6 @@ def _dense(matrix: Any) -> Array:
     return array
 
 
-def name_of(objective: Any) -> str:
-    """Return the name of its class."""
-    return type(objective).__name__
-
-
 def size_of(objective: Any) -> int | None:
     """Return p, or None for an objective that does not say."""
     shape = getattr(objective, "shape", None)
@@ -143,7 +138,7 @@ def _required(objective: Any, method: str) -> Any:
     value = call_method(objective, method)
     if value is None:
         raise ValueError(
-            f"objective {name_of(objective)} has no {method}(); give "
+            f"objective {type(objective).__name__} has no {method}(); give "
             "FedGiAClient(hessian=...) a number, a diagonal, or an object with "
             "solve(vector, shift)"
         )
@@ -156,7 +151,7 @@ def hessian_of(objective: Any) -> KnownHessian:
     if factor is not None:
         return factor
     bound = _required(objective, "hessian_bound")
-    name = f"hessian_bound() of objective {name_of(objective)}"
+    name = f"hessian_bound() of objective {type(objective).__name__}"
     order = int(bound.shape[0])
     if bound.shape != (order, order) or size_of(objective) not in (None, order):
         raise ValueError(
@@ -181,7 +176,7 @@ def _factor_of(objective: Any) -> FactorHessian | None:
         matrix: Any = scipy.sparse.csr_array(A, dtype=np.float64)
     else:
         matrix = np.asarray(A, dtype=np.float64)
-    name = f"hessian_factor() of objective {name_of(objective)}"
+    name = f"hessian_factor() of objective {type(objective).__name__}"
     if matrix.ndim != 2 or 0 in matrix.shape:
         raise ValueError(f"{name} has A of shape {matrix.shape}; it must be a matrix")
     s, c = check_number(f"s of {name}", s), check_number(f"c of {name}", c)
@@ -198,7 +193,7 @@ def lipschitz_of(
     that has it, and else the objective's ``lipschitz()``, which is kept in the file if
     there is one and the objective has ``hessian_factor()``.
     """
-    name = f"lipschitz() of objective {name_of(objective)}"
+    name = f"lipschitz() of objective {type(objective).__name__}"
     if user_hessian is None:
         value = objective_lipschitz(objective, factor_file)
     elif not hasattr(user_hessian, "solve"):
@@ -209,7 +204,7 @@ def lipschitz_of(
         if own is None:
             value = objective_lipschitz(objective, None)
         else:
-            name = f"lipschitz of hessian, of type {name_of(user_hessian)},"
+            name = f"lipschitz of hessian, of type {type(user_hessian).__name__},"
             value = own() if callable(own) else own
     number = check_number(name, value)
     if number == 0.0:
@@ -243,8 +238,8 @@ def user_diagonal(given: Any, size: int | None) -> float | Array:
         given, int | float | np.number | np.ndarray
     ):
         raise ValueError(
-            f"hessian is of type {name_of(given)}; it must be a number, a 1-D array, "
-            "or an object with solve(vector, shift)"
+            f"hessian is of type {type(given).__name__}; it must be a number, a 1-D "
+            "array, or an object with solve(vector, shift)"
         )
     if np.ndim(given) == 0:
         return check_number("hessian", given)  # type: ignore[arg-type]

@@ -123,14 +123,8 @@ class FactorFile:
     ) -> Mapping[str, Any]:
         """Return the arrays of an entry by name, computed and kept where need be.
 
-        Parameters
-        ----------
-        entry : str
-            ``"lipschitz"``, ``"majoriser"`` or ``"factor"``.
-        compute : callable
-            Returns the arrays.
-        kind, data, *numbers
-            All that they depend on, as :func:`fingerprint` takes it.
+        ``"lipschitz"``, ``"majoriser"`` or ``"factor"``; kind, data and numbers are all
+        that the arrays depend on, as :func:`fingerprint` takes it.
         """
         if not self._name:
             return compute()

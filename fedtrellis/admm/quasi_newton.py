@@ -132,22 +132,24 @@ class QuasiNewton:
         # above F(best) − F(first), if f is convex
         self._above = 0.0
 
+    def _best(self) -> tuple[Array, Array]:
+        assert self.best is not None
+        assert self.gradient is not None
+        return self.best, self.gradient
+
     def plain_step(self) -> Array:
         """Return prox(x − ∇f(x)/(θS)) for the best x: F is no higher if θS majorises.
 
         The point counts as a trial that :meth:`observe` looks at.
         """
-        assert self.best is not None
-        assert self.gradient is not None
+        x, gradient = self._best()
         self._was_plain = True
         weight = self.growth * self.scale
-        return self.h.prox(self.best - self.gradient / weight, weight)
+        return self.h.prox(x - gradient / weight, weight)
 
     def residual(self) -> float:
         """Return the squared length of the shortest of ∇f + ∂h at the best point."""
-        assert self.best is not None
-        assert self.gradient is not None
-        return float(np.sum(self.h.slope(self.best, self.gradient) ** 2))
+        return float(np.sum(self.h.slope(*self._best()) ** 2))
 
     def observe(self, x: Array, gradient: Array) -> bool:
         """Take in ∇f at a point, not copied; whether it is the best so far."""
@@ -189,15 +191,14 @@ class QuasiNewton:
 
     def propose(self, is_best: bool) -> Array:
         """Return the next point, given what :meth:`observe` answered."""
-        assert self.best is not None
-        assert self.gradient is not None
         if not is_best:
             return self.go_back()
         if not len(self._steps):
             return self.plain_step()
-        x = self._long(self.best, self.gradient)
-        slope = float(self.gradient @ (x - self.best))
-        slope += self.h.value(x) - self.h.value(self.best)
+        best, gradient = self._best()
+        x = self._long(best, gradient)
+        slope = float(gradient @ (x - best))
+        slope += self.h.value(x) - self.h.value(best)
         if not np.isfinite(x).all() or not slope < 0.0:
             self._forget()
             return self.plain_step()

@@ -18,7 +18,6 @@ from fedtrellis.admm.hessians import (
     KnownHessian,
     hessian_of,
     majoriser_of,
-    name_of,
     objective_lipschitz,
     size_of,
     user_diagonal,
@@ -127,7 +126,7 @@ def make_system(
             h = user_diagonal(user_hessian, size_of(objective))
         else:
             h = check_number(
-                f"lipschitz() of objective {name_of(objective)}",
+                f"lipschitz() of objective {type(objective).__name__}",
                 objective_lipschitz(objective, factor_file),
             )
         system = DiagonalSystem(h, weight, shift)
@@ -140,8 +139,8 @@ def make_system(
             system = _system_of(H, weight, shift, steps, FactorFile(factor_file))
         except np.linalg.LinAlgError as error:
             raise ValueError(
-                f"H of objective {name_of(objective)} is not positive semi-definite: "
-                f"{error}"
+                f"H of objective {type(objective).__name__} is not positive "
+                f"semi-definite: {error}"
             ) from error
     return system if scale is None else ScaledSystem(system, scale)
 

@@ -19,8 +19,6 @@ from fedtrellis.admm.hessians import KnownHessian
 from fedtrellis.objectives.checks import Array
 from fedtrellis.objectives.symmetric import symmetric_operator
 
-_EPSILON = float(np.finfo(np.float64).eps)
-
 
 class ShiftedSystem:
     """Solves (weight · H + shift · I) d = u, with H positive semi-definite.
@@ -184,6 +182,10 @@ class FactoredSystem(ShiftedSystem):
     ) -> None:
         super().__init__(weight, shift)
         self._H, self._parts = H, parts
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Compute what all solves share; LinAlgError if H is indefinite."""
 
     @staticmethod
     @abstractmethod
@@ -215,14 +217,11 @@ class WideCholeskySystem(FactoredSystem):
 
     any_shift = False
 
-    def __init__(
-        self, H: Any, parts: Mapping[str, Array], weight: float, shift: float
-    ) -> None:
-        super().__init__(H, parts, weight, shift)
-        self._A, self._adjoint = H.A, H.A.T
-        self._a = weight * H.c + shift
-        self._t = weight * H.s / self._a
-        self._factor = parts["factor"]
+    def _prepare(self) -> None:
+        self._A, self._adjoint = self._H.A, self._H.A.T
+        self._a = self.weight * self._H.c + self.shift
+        self._t = self.weight * self._H.s / self._a
+        self._factor = self._parts["factor"]
 
     @staticmethod
     def factorise(H: Any, weight: float, shift: float) -> dict[str, Array]:
@@ -270,13 +269,9 @@ class SpectralSystem(FactoredSystem):
 
     any_shift = True
 
-    def __init__(
-        self, H: KnownHessian, parts: Mapping[str, Array], weight: float, shift: float
-    ) -> None:
-        super().__init__(H, parts, weight, shift)
-        self._values, self._vectors = parts["values"], parts["vectors"]
-        lowest = weight * self._values[0] + shift
-        if not lowest > 0.0:
+    def _prepare(self) -> None:
+        self._values, self._vectors = self._parts["values"], self._parts["vectors"]
+        if not self.weight * self._values[0] + self.shift > 0.0:
             raise np.linalg.LinAlgError(f"it has the eigenvalue {self._values[0]:g}")
 
     @staticmethod
@@ -302,15 +297,11 @@ class WideSpectralSystem(FactoredSystem):
 
     any_shift = True
 
-    def __init__(
-        self, H: Any, parts: Mapping[str, Array], weight: float, shift: float
-    ) -> None:
-        super().__init__(H, parts, weight, shift)
-        self._A, self._adjoint = H.A, H.A.T
-        self._s, self._c = H.s, H.c
-        values, self._vectors = parts["values"], parts["vectors"]
+    def _prepare(self) -> None:
+        self._A, self._adjoint = self._H.A, self._H.A.T
+        values, self._vectors = self._parts["values"], self._parts["vectors"]
         # Eigenvalues that are 0 but for rounding: A has no such direction.
-        self._present = values > _EPSILON * len(values) * values[-1]
+        self._present = values > np.finfo(np.float64).eps * len(values) * values[-1]
         self._values = np.where(self._present, values, 1.0)
 
     @staticmethod
@@ -321,8 +312,8 @@ class WideSpectralSystem(FactoredSystem):
     def admm_steps(self, u: Array, steps: int) -> tuple[Array, Array]:
         """Return w and d, f(H) u for their two f, by one product with A and one Aᵀ."""
         coordinates = self._vectors.T @ (self._A @ u)
-        at_c = self._closed_form(self._c, steps)
-        at_values = self._closed_form(self._c + self._s * self._values, steps)
+        at_c = self._closed_form(self._H.c, steps)
+        at_values = self._closed_form(self._H.c + self._H.s * self._values, steps)
         # f(c) u + Aᵀ U [(f(c + sΛ) − f(c))/Λ] Uᵀ A u
         quotients = [
             np.where(self._present, (value - base) / self._values, 0.0)

@@ -128,13 +128,7 @@ class Parts(Iterate, form="parts"):
         return np.concatenate([piece.dense().reshape(-1) for piece in self.pieces])
 
     def corrections(self, problem: LocalProblem, domain: Domain, steps: int) -> Changes:
-        """The steps are shared out: piece after piece, each after the others.
-
-        Returns
-        -------
-        list of ndarray
-            How many arrays each piece has (int64), then theirs.
-        """
+        """Steps piece after piece; how many arrays each has (int64), then theirs."""
         share = max(1, steps // len(self.pieces))
         x, start = self.dense(), 0
         found = []

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedtrellis.domains.base import FloatArray
 
@@ -122,7 +121,7 @@ class Balance:
         # flat: a checkpoint takes entries that were empty at first, not other axes
         self._duals, self._z, self._answers = list(duals), z.reshape(-1), 0
 
-    def state(self, clients: Sequence[str]) -> dict[str, NDArray[np.float64]]:
+    def state(self, clients: Sequence[str]) -> dict[str, FloatArray]:
         """What a checkpoint needs."""
         penalty = math.nan if self.penalty is None else self.penalty
         marks = zip(clients, self._duals, strict=False)  # none before there is a ρ
@@ -133,7 +132,7 @@ class Balance:
         }
 
     def load_state(
-        self, state: Mapping[str, NDArray[np.float64]], clients: Sequence[str]
+        self, state: Mapping[str, FloatArray], clients: Sequence[str]
     ) -> None:
         """Inverse of :meth:`state`; a fixed ρ stays what it is."""
         penalty, changes, answers = state["balance"].tolist()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ _MAX_HALVINGS = 40
 _NOISE = 1e-14
 
 
+@dataclass(eq=False)
 class LocalProblem:
     """L_i(x) = (1/n) f_i(x) + ⟨y_i, x − z⟩ + (ρ/2) ‖x − z‖².
 
@@ -30,29 +32,26 @@ class LocalProblem:
         where it has one.
     layout : Layout
         Shapes of the model's arrays.
-    num_clients : int
-        n.
+    n : int
+        How many clients there are.
     y, z : ndarray of float64
         The client's dual variable, and what the server sent.
     penalty : float
         ρ.
     """
 
-    def __init__(
-        self,
-        objective: Any,
-        layout: Layout,
-        num_clients: int,
-        y: FloatArray,
-        z: FloatArray,
-        penalty: float = 0.0,
-    ) -> None:
-        self.objective, self.layout = objective, layout
-        self.n, self.y, self.z, self.penalty = num_clients, y, z, penalty
-        self._curvature = getattr(objective, "curvature", None)
-        self._quadratic = bool(getattr(objective, "quadratic", False))
+    objective: Any
+    layout: Layout
+    n: int
+    y: FloatArray
+    z: FloatArray
+    penalty: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._curvature = getattr(self.objective, "curvature", None)
+        self._quadratic = bool(getattr(self.objective, "quadratic", False))
         # what f_i computes in decides how much of its value is rounding
-        coarser = np.finfo(layout.point_dtype).eps / np.finfo(np.float64).eps
+        coarser = np.finfo(self.layout.point_dtype).eps / np.finfo(np.float64).eps
         self._noise = _NOISE * float(coarser)
 
     def loss_gradient(self, x: FloatArray) -> FloatArray:
@@ -114,12 +113,7 @@ class LocalProblem:
         Exact where f_i is quadratic and says so. Otherwise a step by the curvature at
         x, or by that of the parabola through L_i(x), the slope and L_i at the longest
         step, halved until the value falls by a quarter of what the slope
-        ⟨∇L_i(x), d⟩ < 0 promises.
-
-        Returns
-        -------
-        (float, float or None)
-            γ, and :meth:`bend` at x along d.
+        ⟨∇L_i(x), d⟩ < 0 promises. With γ comes :meth:`bend` at x along d.
         """
         bend = self.bend(x, direction)
         if bend is None:

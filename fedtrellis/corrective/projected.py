@@ -211,13 +211,7 @@ class Factors(Iterate, form="low-rank"):
         return np.asarray(left @ right.T)
 
     def corrections(self, problem: LocalProblem, domain: Domain, steps: int) -> Changes:
-        """Projected steps, see :func:`projected_steps`.
-
-        Returns
-        -------
-        list of ndarray
-            A and B, C-contiguous, of the model's dtype.
-        """
+        """[A, B] after :func:`projected_steps`, C-contiguous, of the model's dtype."""
         x = projected_steps(problem, domain, self.dense(), steps)
         found = type(self).at(x, Form(domain, dtype=self.dtype))
         return [np.ascontiguousarray(array) for array in found.arrays()]

@@ -136,9 +136,8 @@ class Vertices(Iterate, form="vertices"):
         """Set the changed weights, add the new atoms, drop what is empty."""
         if len(arrays) < 2:
             raise ValueError("changed weights need their places")
-        places, weights = arrays[0], arrays[1]
+        places, weights, packed = arrays[0], arrays[1], arrays[2:]
         old = len(self.atoms)
-        packed = arrays[2:]
         new = unpack_atoms(packed, self.shape, self.dtype) if packed else []
         if places.dtype.kind != "u" or places.ndim != 1:
             raise ValueError("the places of changed weights are not unsigned integers")
@@ -157,8 +156,7 @@ class Vertices(Iterate, form="vertices"):
         if not (everyone >= 0.0).all() or abs(everyone.sum() - 1.0) > _SUM_TOLERANCE:
             raise ValueError(
                 f"the weights are between {everyone.min():g} and {everyone.max():g} "
-                f"and sum up to {everyone.sum():.12g}; they have to be weights of a "
-                f"mean"
+                f"and sum up to {everyone.sum():.12g}; they must be a mean's"
             )
         for atom in new:
             if not domain.contains_atom(atom, rounding(self.dtype)):
