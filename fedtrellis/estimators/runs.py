@@ -6,8 +6,9 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from flwr.app import ArrayRecord, Context
@@ -79,83 +80,82 @@ def _number(context: Context) -> int:
     return int(context.node_config["partition-id"])
 
 
+@dataclass(eq=False, repr=False)
 class Distance:
     """f(v) = ½‖v − s‖², whose gradient step of length 1 ends at s, the goal."""
 
-    num_examples = 1
-
-    def __init__(self, goal: Array) -> None:
-        self.goal = goal
+    goal: Array
+    num_examples: ClassVar[int] = 1
 
     def gradient(self, x: Array) -> Array:
         """Return v − s."""
         return x - self.goal
 
 
+@dataclass(eq=False, repr=False)
 class SplitLasso:
     """A node's share of an elastic net, as a smooth function of w's two signs.
 
     f(u, v) = (factor/2)‖(X − 1μᵀ)w − y‖² + Σ_j (l1/s_j)(u_j + v_j) + (l2/2)‖w‖² with
     w_j = (u_j − v_j)/s_j, a point being u and v one after the other. X is not centred
     itself, and may be sparse.
+
     ``features`` is X, an ndarray or CSR array of shape (n, p), ``targets`` y,
     ``centre`` μ and ``scale`` s > 0; ``weights`` multiply each row's square.
     """
 
-    quadratic = True
+    features: Any
+    targets: Array
+    centre: Array
+    scale: Array
+    _: KW_ONLY
+    factor: float
+    l1: float
+    l2: float
+    weights: Array | None = None
+    quadratic: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        features: Any,
-        targets: Array,
-        centre: Array,
-        scale: Array,
-        *,
-        factor: float,
-        l1: float,
-        l2: float,
-        weights: Array | None = None,
-    ) -> None:
-        self._row_weights = weights
-        self._X, self._y, self._centre, self._scale = features, targets, centre, scale
-        self._factor, self._l1, self._l2 = factor, l1 / scale, l2
-        self.num_examples = len(targets)
+    @property
+    def num_examples(self) -> int:
+        """Return n."""
+        return len(self.targets)
 
-    def _weights(self, x: Array) -> Array:
+    def _coef(self, x: Array) -> Array:
         u, v = np.split(x, 2)
-        return np.asarray((u - v) / self._scale)
+        return np.asarray((u - v) / self.scale)
 
     def _scores(self, w: Array) -> Array:
         # (X − 1μᵀ)w
-        return np.asarray(self._X @ w - self._centre @ w)
+        return np.asarray(self.features @ w - self.centre @ w)
 
     def _times(self, r: Array) -> Array:
-        return r if self._row_weights is None else self._row_weights * r
+        return r if self.weights is None else self.weights * r
 
     def value(self, x: Array) -> float:
         """Return f at a point of shape (2p,)."""
-        w = self._weights(x)
-        r = self._scores(w) - self._y
+        w = self._coef(x)
+        r = self._scores(w) - self.targets
         u, v = np.split(x, 2)
-        smooth = self._factor * float(r @ self._times(r)) + self._l2 * float(w @ w)
+        smooth = self.factor * float(r @ self._times(r)) + self.l2 * float(w @ w)
         smooth *= 0.5
-        return smooth + float(self._l1 @ (u + v))
+        return smooth + float(self.l1 / self.scale @ (u + v))
 
     def gradient(self, x: Array) -> Array:
         """Return ∇f, of shape (2p,)."""
-        w = self._weights(x)
-        r = self._times(self._scores(w) - self._y)
+        w = self._coef(x)
+        r = self._times(self._scores(w) - self.targets)
         # with respect to w: factor (X − 1μᵀ)ᵀr + l2 w
-        g = self._factor * (self._X.T @ r - self._centre * r.sum()) + self._l2 * w
-        g = g / self._scale
-        return np.concatenate([self._l1 + g, self._l1 - g])
+        g = self.factor * (self.features.T @ r - self.centre * r.sum()) + self.l2 * w
+        g = g / self.scale
+        l1 = self.l1 / self.scale
+        return np.concatenate([l1 + g, l1 - g])
 
     def curvature(self, x: Array, direction: Array) -> float:
         """Return dᵀ∇²f d, the same at every x."""
-        w = self._weights(direction)
+        w = self._coef(direction)
         change = self._scores(w)
-        bent = self._factor * float(change @ self._times(change))
-        return bent + self._l2 * float(w @ w)
+        bent = self.factor * float(change @ self._times(change))
+        return bent + self.l2 * float(w @ w)
 
 
 class _Complete(Callback):
