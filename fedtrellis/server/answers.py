@@ -22,6 +22,10 @@ from fedtrellis.wire.protocol import (
 __all__ = ["Answer", "ClientRefusalError", "one_point", "open_answer", "refusal_in"]
 
 
+_NONE: FloatArray = np.empty(0)
+_NONE.flags.writeable = False
+
+
 class ClientRefusalError(ValueError):
     """A client will not do what it was asked.
 
@@ -153,7 +157,7 @@ def open_answer(
             raise ValueError(
                 f"the answer has {key} {status.get(key)!r}, not {expected!r}"
             )
-    if refused := _refusal(status):
+    if "refused" in status and (refused := _refusal(status)):
         raise refused
     in_sync = status.get("in-sync")
     if not isinstance(in_sync, bool):
@@ -169,10 +173,12 @@ def open_answer(
     data = status.get("numbers", b"")
     if not isinstance(data, bytes) or len(data) % 8:
         raise ValueError("the answer's numbers are not numbers of 8 bytes each")
-    numbers = np.frombuffer(data, dtype="<f8")
+    numbers = np.frombuffer(data, dtype="<f8") if data else _NONE
     norm = moderate_norm(arrays[0]) if len(arrays) == 1 else None
-    for array in (*(arrays if norm is None else ()), numbers):
+    for array in () if norm is not None else arrays:
         _check_moderate(array)
+    if data:
+        _check_moderate(numbers)
     metrics = dict(reply.metrics)
     return Answer(client, arrays, metrics, numbers, model_version, server_round, norm)
 

@@ -6,6 +6,7 @@ a message, or within this process.
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -172,7 +173,8 @@ class Serving:
             held, records = context.held()
         else:
             records = context.state
-        self._before = held, {k: v.copy() for k, v in contents(records).items()}
+        before = contents(records)
+        self._before = held, {k: before[k].copy() for k in before}
         config = self.config = self.request.read(node.max_count)
         session = config["session"]
         if held is not None and held.session == session:
@@ -332,6 +334,10 @@ def serve_together(servings: Sequence[Serving], replies: list[Any]) -> None:
     """
     waiting: dict[Layout, list[int]] = defaultdict(list)
     place = -1
+    # what a wave makes for each client it drops at the end, and it makes no cycles:
+    # Python would go through all nodes again and again to find that out
+    collects = gc.isenabled()
+    gc.disable()
     try:
         for place, serving in enumerate(servings):
             try:
@@ -356,6 +362,9 @@ def serve_together(servings: Sequence[Serving], replies: list[Any]) -> None:
             if reply is None:
                 begun.failed(Exception())
         raise
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _side_by_side(
@@ -370,6 +379,7 @@ def _side_by_side(
         [layers[serving.model] for serving in members],
         [serving.config for serving in members],
     )
+    gc.collect(0)  # cycles that clients have made
     for place, serving, result in zip(places, members, results, strict=True):
         try:
             if isinstance(result, Exception):

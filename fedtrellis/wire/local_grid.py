@@ -381,10 +381,16 @@ class LocalGrid(Grid):
         self._handled += len(asked)
         group, down, up = str(server_round), 0, 0
         contents: dict[NodeRequest, int] = {}
+        known: dict[tuple[NodeRequest, int], tuple[int, int]] = {}
         for (node_id, request), reply in zip(asked, replies, strict=True):
-            if request not in contents:
-                contents[request] = content_bytes(request.content)
-            sizes = _envelopes(request.kind, group, node_id.bit_length())
+            place = request, node_id.bit_length()
+            sizes = known.get(place)
+            if sizes is None:
+                if request not in contents:
+                    contents[request] = content_bytes(request.content)
+                # of a group as long as this one
+                sizes = _envelopes(request.kind, "0" * len(group), place[1])
+                known[place] = sizes
             down += sizes[0] + contents[request]
             if isinstance(reply, str):
                 message = _request(request.kind, group, node_id)
@@ -544,13 +550,9 @@ def _error(reason: str, request: Message) -> Message:
     return Message(error, reply_to=request)
 
 
+@lru_cache(maxsize=1024)
 def _envelopes(kind: str, group: str, bits: int) -> tuple[int, int]:
     """Bytes of a request's own object and its reply's, to a node of so long an id."""
-    return _known_envelopes(kind, "0" * len(group), bits)
-
-
-@lru_cache(maxsize=1024)
-def _known_envelopes(kind: str, group: str, bits: int) -> tuple[int, int]:
     request = _request(kind, group, 2**bits - 1)
     empty = content_bytes(RecordDict())
     reply = reply_to(request, RecordDict())
@@ -559,13 +561,20 @@ def _known_envelopes(kind: str, group: str, bits: int) -> tuple[int, int]:
 
 def _reply_bytes(reply: NodeReply) -> int:
     """Bytes of a reply's records."""
-    status = len(items_to_bytes(ConfigRecord, reply.status))
+    # all of it but whose it is, which comes first, is what others' replies have
+    client, *rest = reply.status.items()
+    status = _status_bytes(client) + _status_bytes(*rest)
     metrics = len(items_to_bytes(MetricRecord, reply.metrics)) if reply.metrics else 0
     arrays = reply.arrays
     described = None if arrays is None else tuple((a.dtype, a.shape) for a in arrays)
     size = _known_reply_bytes(status, described, metrics)
     # of equal arrays one is sent: what is in several of them counts
     return content_bytes(reply.content) if size is None else size
+
+
+@lru_cache(maxsize=16384)
+def _status_bytes(*items: tuple[str, Any]) -> int:
+    return len(items_to_bytes(ConfigRecord, dict(items)))
 
 
 @lru_cache(maxsize=4096)

@@ -576,10 +576,12 @@ class NodeContext(Context):
 
     _records: RecordDict
     _memory: ClientMemory | None = None
+    _looked = True
 
     @property
     def state(self) -> RecordDict:
         """What Flower keeps of a node from message to message."""
+        self._looked = True
         if self._memory is not None:
             self._memory.save(self._records)
             self._memory = None
@@ -587,23 +589,25 @@ class NodeContext(Context):
 
     @state.setter
     def state(self, records: RecordDict) -> None:
-        self._records, self._memory = records, None
+        self._records, self._memory, self._looked = records, None, True
 
     def held(self) -> tuple[ClientMemory | None, RecordDict]:
         """The memory, if there is one, and the other records."""
-        session = ClientMemory.session_of(self._records)
-        if self._memory is None and session is not None:
-            self._memory = ClientMemory.load(self._records, session)
-            del self._records[_META], self._records[_STORED]
+        if self._looked:
+            session = ClientMemory.session_of(self._records)
+            if session is not None:
+                self._memory = ClientMemory.load(self._records, session)
+                del self._records[_META], self._records[_STORED]
+            self._looked = False
         return self._memory, self._records
 
     def hold(self, memory: ClientMemory) -> None:
         """Replace the memory."""
-        if self._memory is None:
-            memory.save(self.state)  # somebody has looked
+        if self._looked:
+            memory.save(self._records)
         else:
             self._memory = memory
 
     def put_back(self, memory: ClientMemory | None, records: RecordDict) -> None:
         """Replace the memory and the other records."""
-        self._memory, self._records = memory, records
+        self._memory, self._records, self._looked = memory, records, False
