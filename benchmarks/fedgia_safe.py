@@ -87,7 +87,7 @@ class _Stop(Callback):
     def on_round(self, strategy: LoopStrategy, record: RoundRecord) -> bool:
         """Note down the error; whether it is small enough."""
         if record.round:
-            self.errors.append(self.task.error(strategy.result_point().ravel()))
+            self.errors.append(self.task.error(strategy._result_point().ravel()))
         return self.errors[-1] <= TOLERANCE
 
 

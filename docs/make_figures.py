@@ -86,7 +86,7 @@ def two_quadratics() -> None:
         ways.items(), ("-", "--", ":", "-", "-", "--"), strict=True
     ):
         curve = _Gaps()
-        strategy.callbacks = [curve]
+        strategy.options.callbacks = [curve]
         start = ArrayRecord([np.zeros(1)])
         strategy.start(LocalGrid(client_app(client), 2), start, num_rounds=ROUNDS // 5)
         axes.semilogy(np.maximum(curve.gaps, 1e-16), style, label=name)

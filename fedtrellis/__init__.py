@@ -5,15 +5,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedtrellis.runs.load import load_run
-    from fedtrellis.server.aggregation import Clipping, Mean, Median, TrimmedMean
+    from fedtrellis.server.aggregation import (
+        Aggregation,
+        Clipping,
+        Mean,
+        Median,
+        TrimmedMean,
+    )
     from fedtrellis.server.answers import Answer
     from fedtrellis.server.callbacks import Callback, EarlyStop, RoundRecord
     from fedtrellis.server.loop import LoopStrategy
+    from fedtrellis.server.options import RunOptions
     from fedtrellis.server.private import Private
     from fedtrellis.server.progress import JsonLines, Progress
     from fedtrellis.server.rounds import RoundStrategy
     from fedtrellis.server.secure_sum import SecureSum
-    from fedtrellis.settings import SettingsError, setting
+    from fedtrellis.settings import SettingsError, given, setting
     from fedtrellis.wire.client import MethodClient, StatefulClient, client_app
     from fedtrellis.wire.local_grid import LocalGrid
     from fedtrellis.wire.local_work import Gradient, MiniBatches
@@ -21,6 +28,7 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 __all__ = [
+    "Aggregation",
     "Answer",
     "Callback",
     "Clipping",
@@ -37,12 +45,14 @@ __all__ = [
     "Progress",
     "RoundRecord",
     "RoundStrategy",
+    "RunOptions",
     "SecureSum",
     "SettingsError",
     "StatefulClient",
     "TrimmedMean",
     "__version__",
     "client_app",
+    "given",
     "load_run",
     "setting",
 ]
@@ -51,15 +61,16 @@ __all__ = [
 # nothing of the server's, nor a server of the nodes'.
 _HOMES = {
     "runs.load": ("load_run",),
-    "server.aggregation": ("Clipping", "Mean", "Median", "TrimmedMean"),
+    "server.aggregation": ("Aggregation", "Clipping", "Mean", "Median", "TrimmedMean"),
     "server.answers": ("Answer",),
     "server.callbacks": ("Callback", "EarlyStop", "RoundRecord"),
     "server.loop": ("LoopStrategy",),
+    "server.options": ("RunOptions",),
     "server.private": ("Private",),
     "server.progress": ("JsonLines", "Progress"),
     "server.rounds": ("RoundStrategy",),
     "server.secure_sum": ("SecureSum",),
-    "settings": ("SettingsError", "setting"),
+    "settings": ("SettingsError", "given", "setting"),
     "wire.client": ("MethodClient", "StatefulClient", "client_app"),
     "wire.local_grid": ("LocalGrid",),
     "wire.local_work": ("Gradient", "MiniBatches"),

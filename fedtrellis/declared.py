@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, dataclass_transform
 
 from fedtrellis.settings import (
@@ -31,14 +32,17 @@ class Declared:
     checked when an object is made, before its ``__post_init__`` goes on, and its
     docstring gets their list. A class with an ``__init__`` of its own is left as it is.
 
-    The fields of a class defined with ``options=True`` are those that all below it
-    share: their docstrings only refer to it, and run configs set them without a prefix.
+    A class defined with ``options=Options``, another declared class, and those below it
+    take the fields of ``Options`` as keywords, too: an object's ``options`` has them.
+    Docstrings only refer to it, and run configs set them without a prefix.
     """
 
-    def __init_subclass__(cls, options: bool = False, **more: Any) -> None:
+    def __init_subclass__(
+        cls, options: type[Declared] | None = None, **more: Any
+    ) -> None:
         super().__init_subclass__(**more)
-        if options:
-            cls.__options__ = cls  # type: ignore[attr-defined]
+        if options is not None:
+            cls.__options__ = options  # type: ignore[attr-defined]
         makers = (base for base in cls.__mro__ if "__init__" in base.__dict__)
         maker = next(makers)
         # below a class with an __init__ of its own nothing is generated either
@@ -52,6 +56,9 @@ class Declared:
             }
             dataclasses.dataclass(kw_only=True, eq=False, repr=False)(cls)
             cls.__annotations__ = annotations
+            shared = getattr(cls, "__options__", None)
+            if shared is not None:
+                cls.__init__ = _with_options(cls.__init__, shared)  # type: ignore[method-assign]
             cls.__declared__ = True  # type: ignore[attr-defined]
             _document(cls)
 
@@ -71,7 +78,7 @@ class Declared:
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
         refuse_misplaced(cls, values)
 
-    def described(self) -> dict[str, Any]:
+    def _described(self) -> dict[str, Any]:
         """Its fields' values, by name and symbol; "auto" for what is not settled."""
         values = {}
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
@@ -122,20 +129,36 @@ def refuse_misplaced(
 _SECTION = re.compile(r"\n(Attributes|Returns|Raises|Notes|Examples)\n---")
 
 
+def _with_options(init: Callable[..., None], shared: type[Any]) -> Callable[..., None]:
+    """A constructor that takes the fields of ``shared`` as keywords, too."""
+    names = {field.name for field in dataclasses.fields(shared)}
+
+    @functools.wraps(init)
+    def construct(self: Any, *arguments: Any, **values: Any) -> None:
+        found = {name: values.pop(name) for name in names.intersection(values)}
+        self.options = shared(**found)
+        init(self, *arguments, **values)
+
+    own, more = inspect.signature(init), inspect.signature(shared).parameters.values()
+    construct.__signature__ = own.replace(  # type: ignore[attr-defined]
+        parameters=[*own.parameters.values(), *more]
+    )
+    return construct
+
+
 def _document(cls: type[Any]) -> None:
     """Put the fields into the docstring, as numpydoc's Parameters."""
     # a dataclass without a docstring gets its signature for one
     text = inspect.cleandoc(cls.__doc__ or "")
     if not text or text.startswith(f"{cls.__name__}("):
         return
-    root = getattr(cls, "__options__", cls)
-    common = set() if root is cls else {f.name for f in dataclasses.fields(root)}
+    shared = getattr(cls, "__options__", None)
     lines = ["Parameters", "----------"]
     for field in dataclasses.fields(cls):
-        if "help" in field.metadata and field.name not in common:
+        if "help" in field.metadata:
             lines += _parameter(field)
-    if common:
-        name = f"{root.__module__}.{root.__qualname__}"
+    if shared is not None:
+        name = f"{shared.__module__}.{shared.__qualname__}"
         lines += ["**options", f"    Those of :class:`~{name}`."]
     found = _SECTION.search(text)
     at = found.start() if found else len(text) + 1

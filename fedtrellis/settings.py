@@ -118,7 +118,7 @@ def setting(
     above, below : float, optional
         Exclusive bounds.
     shown : bool
-        Whether :meth:`Declared.described` has it.
+        Whether :meth:`Declared's listing` has it.
     only : mapping, optional
         Values of other settings, by their names, that this one applies to; beside
         others it is refused, and no task's suggestion counts.

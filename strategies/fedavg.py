@@ -12,7 +12,7 @@ from fedtrellis.compressors import ChangeCompression, compressor
 from fedtrellis.local_steps import StepSchedule, step_sizes
 from fedtrellis.server.aggregation import Aggregation
 from fedtrellis.server.answers import Answer
-from fedtrellis.server.guarded import Needs
+from fedtrellis.server.method import Needs
 from fedtrellis.server.private import Private
 from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import setting
@@ -33,7 +33,7 @@ class LocalModels(RoundStrategy):
     dtypes = DTYPES
 
     stateful = False
-    newcomers = True
+    _newcomers = True
     keep_model = False
 
     def setup(self, point: FloatArray, layout: Layout) -> None:
@@ -264,7 +264,7 @@ class FedOpt(LocalSGD):
     name = "fedopt"
     about = "FedAvg with momentum, Adam or Yogi on the server"
 
-    state_settings: tuple[str, ...] = ("optimizer",)
+    _state_settings: tuple[str, ...] = ("optimizer",)
 
     step_schedule: StepSchedule = setting(
         "constant",
@@ -373,7 +373,7 @@ class Scaffold(FedAvgGD):
     # each c_i is replayed from its x_i
     needs = "each"
     stateful = True
-    newcomers = False
+    _newcomers = False
 
     step_schedule: StepSchedule = setting(
         "constant",
@@ -463,7 +463,7 @@ class CompressedSGD(FedOpt):
     name = "compressed-sgd"
     about = "FedAvg whose changes go up as few entries, levels or signs"
     stateful = True
-    state_settings: tuple[str, ...] = ("optimizer", "compressor")
+    _state_settings: tuple[str, ...] = ("optimizer", "compressor")
 
     compressor: ChangeCompression = setting(
         "top-k",
@@ -489,9 +489,9 @@ class CompressedSGD(FedOpt):
         only={"compressor": ("qsgd",)},
     )
 
-    def admits(self, kind: type[Aggregation]) -> bool:
+    def _admits(self, kind: type[Aggregation]) -> bool:
         """No noise for changes that carry what was left of earlier ones."""
-        return super().admits(kind) and not issubclass(kind, Private)
+        return super()._admits(kind) and not issubclass(kind, Private)
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         """The local steps, and how to compress where they lead."""
@@ -506,7 +506,7 @@ class CompressedSGD(FedOpt):
         if not np.isfinite(change).all():
             raise ValueError("the answer is not finite")
         if self.compressor != "sign":
-            self.check_proportion(x + change, x)
+            self._check_proportion(x + change, x)
         return change
 
     def mean_change(self, answers: dict[str, Any]) -> FloatArray:

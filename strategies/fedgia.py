@@ -102,13 +102,13 @@ class FedGiA(RoundStrategy):
     about = "inexact ADMM and gradient descent, without a constraint"
     space = "whole"
     # of every client the last is kept
-    needs, least_answers = "each", 1
+    needs, _least_answers = "each", 1
     dtypes = DTYPES
 
     keep_model = False
     # a multiplier from an older round would be worse than none
-    keep_old_state = False
-    state_settings = ("hessian", "l1", "l2", "lower", "upper")
+    _keep_old_state = False
+    _state_settings = ("hessian", "l1", "l2", "lower", "upper")
 
     sigma: float | None = setting(
         None,
@@ -196,7 +196,7 @@ class FedGiA(RoundStrategy):
             self.settled_sigma = self._adapted.sigma
         else:
             self.settled_sigma = self._settle_sigma()
-        asked = self.client_properties
+        asked = self._client_properties
         self._eligible = [name for name in self.clients if not asked(name).get("slow")]
         if not self._eligible:
             log(WARNING, "every client is slow: plain gradient descent, without ADMM")
@@ -223,7 +223,7 @@ class FedGiA(RoundStrategy):
 
     def lipschitz_of(self, name: str) -> float:
         """A client's r_i."""
-        properties = self.client_properties(name)
+        properties = self._client_properties(name)
         bound = properties.get("lipschitz")
         if not isinstance(bound, float) or not 0.0 < bound < inf:
             why = properties.get("lipschitz-problem", f"it sent {bound!r}")
@@ -341,11 +341,11 @@ class FedGiA(RoundStrategy):
         return self.tolerance > 0.0 and self.residual() <= bound
 
     @property
-    def descends(self) -> bool:
+    def _descends(self) -> bool:
         """Whether the loss that is evaluated is all that the method lowers."""
         return not self._h
 
-    def diverged(self) -> str:
+    def _diverged(self) -> str:
         """Where the residual of a fixed σ ended, if that is above where it began."""
         first, last = self._first_residual, self.residual_of_z()
         if self._adapted is None and isfinite(first) and not last <= first:
@@ -542,7 +542,7 @@ def _mean_modulus(strategy: FedGiA) -> float:
     """What the clients know of f's modulus of strong convexity; 0 if nothing."""
     moduli = []
     for name in strategy.clients:
-        mu = strategy.client_properties(name).get("strong-convexity")
+        mu = strategy._client_properties(name).get("strong-convexity")
         moduli.append(mu if isinstance(mu, float) and 0.0 <= mu < inf else 0.0)
     return float(np.mean(moduli))
 
@@ -552,7 +552,7 @@ def _mean_majoriser(strategy: FedGiA, size: int) -> FloatArray:
     diagonals, one = [], False
     for name in strategy.clients:
         bound = strategy.lipschitz_of(name)
-        properties = strategy.client_properties(name)
+        properties = strategy._client_properties(name)
         # a client of somebody else's may know r_i only
         sent = properties.get("majoriser", np.float64(bound).tobytes())
         fits = isinstance(sent, bytes) and len(sent) in (8, 8 * size)

@@ -109,7 +109,7 @@ class FedLMO(RoundStrategy):
     dtypes = DTYPES
 
     keep_model = False
-    state_settings = ("variant", "compressor", "kept_fraction", "rank")
+    _state_settings = ("variant", "compressor", "kept_fraction", "rank")
 
     variant: Variant = setting(
         "corrected",
@@ -205,18 +205,18 @@ class FedLMO(RoundStrategy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.needs_planned_rounds = self.step_schedule != "constant"
+        self._needs_planned_rounds = self.step_schedule != "constant"
 
-    def check_aggregation(self) -> None:
+    def _check_aggregation(self) -> None:
         """One vector is enough where nothing travels beside it."""
         if self.variant in ("local", "server"):
             self.needs = "sum"
         elif self.variant != "ef21":
             self.needs = "each"
         # ef21: a liar's small changes add up in its v_i, and the oracle knows no size
-        super().check_aggregation()
+        super()._check_aggregation()
 
-    def check_model(self, layout: Layout) -> None:
+    def _check_model(self, layout: Layout) -> None:
         """Check that ``layers`` names an oracle for every array of the model."""
         settle_kinds(self.layers, layout.shapes)
 

@@ -32,7 +32,7 @@ class FrankWolfeStrategy(RoundStrategy):
     """
 
     space = "domain"
-    bounded = True
+    _bounded = True
     # the steps shrink: halves would soon no longer hold them
     dtypes = ("float64", "float32")
 
@@ -48,11 +48,11 @@ class FrankWolfeStrategy(RoundStrategy):
         shown=False,
     )
 
-    def check_model(self, layout: Layout) -> None:
+    def _check_model(self, layout: Layout) -> None:
         """Check that the model has the shape of the domain's points."""
         self.domain.check_shape(layout.point_shape)
 
-    def settle_domains(self, shape: tuple[int, ...]) -> None:
+    def _settle_domains(self, shape: tuple[int, ...]) -> None:
         """Find out which set each client has, of what was declared and what it sent.
 
         A client that sends nothing, as somebody else's may, has what is declared for
@@ -73,20 +73,20 @@ class FrankWolfeStrategy(RoundStrategy):
         for domain in (*named.values(), *anybody):
             self._check_encloses(domain, shape)
         self._domains = {
-            name: self._domain_of(name, named.get(name), anybody)
+            name: self._domain_from(name, named.get(name), anybody)
             for name in self.clients
         }
         self._may_leave = any(d is not self.domain for d in self._domains.values())
         self._was_outside = False
 
-    def domain_of(self, client: str) -> Domain:
+    def _domain_of(self, client: str) -> Domain:
         """D_i, the client's own set, or D."""
         return self._domains[client]
 
-    def _domain_of(
+    def _domain_from(
         self, name: str, its_own: Domain | None, anybody: Sequence[Domain]
     ) -> Domain:
-        sent = str(self.client_properties(name).get("domain", ""))
+        sent = str(self._client_properties(name).get("domain", ""))
         allowed = [d for d in (its_own, self.domain, *anybody) if d is not None]
         if not sent:
             return allowed[0]
@@ -113,7 +113,7 @@ class FrankWolfeStrategy(RoundStrategy):
                     f"{self.domain!r}"
                 )
 
-    def take_atoms(self, answer: Answer, count: int) -> tuple[Atom, ...]:
+    def _take_atoms(self, answer: Answer, count: int) -> tuple[Atom, ...]:
         """The atoms of an answer; ValueError if one is missing or outside its set."""
         layout = self.broadcast.layout
         shape, dtype = layout.point_shape, layout.point_dtype
@@ -125,7 +125,7 @@ class FrankWolfeStrategy(RoundStrategy):
             raise ValueError(f"an atom lies outside {domain!r}")
         return tuple(atoms)
 
-    def whether_outside(self) -> dict[str, float]:
+    def _whether_outside(self) -> dict[str, float]:
         """The metric ``outside-domain``: 1 where the model lies outside D, else 0.
 
         Empty where all clients have D, so that it cannot. The first time is logged.
@@ -133,7 +133,7 @@ class FrankWolfeStrategy(RoundStrategy):
         if not self._may_leave:
             return {}
         tolerance = rounding(self.broadcast.layout.point_dtype)
-        outside = not self.domain.contains(self.result_point(), tolerance)
+        outside = not self.domain.contains(self._result_point(), tolerance)
         if outside and not self._was_outside:
             log(
                 WARNING,
@@ -190,15 +190,15 @@ class NaiveFrankWolfe(FrankWolfeStrategy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.needs_planned_rounds = self.schedule == "nonconvex"
+        self._needs_planned_rounds = self.schedule == "nonconvex"
 
     def setup(self, point: FloatArray, layout: Layout) -> None:
         """Make the schedule, now that rounds and clients are known."""
-        self.settle_domains(layout.point_shape)
+        self._settle_domains(layout.point_shape)
         self._schedule = FrankWolfeSchedule(
             self.schedule,
             penalty=0.0,
-            participation=self.expected_participation,
+            participation=self._expected_participation,
             num_rounds=self.planned_rounds,
             step_size=self.step_size,
         )
@@ -212,7 +212,7 @@ class NaiveFrankWolfe(FrankWolfeStrategy):
 
     def check(self, answer: Answer) -> Atom:
         """The atom s_i."""
-        (atom,) = self.take_atoms(answer, 1)
+        (atom,) = self._take_atoms(answer, 1)
         return atom
 
     def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
@@ -221,4 +221,4 @@ class NaiveFrankWolfe(FrankWolfeStrategy):
         # x̄ ← (1 − η_t) x̄ + (η_t / |S|) Σ s_i
         step = Step(1.0 - eta, eta / len(answers), tuple(answers.values()))
         self.broadcast.advance(step)
-        return self.whether_outside()
+        return self._whether_outside()

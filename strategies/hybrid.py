@@ -47,7 +47,7 @@ class HybridStrategy(LoopStrategy):
     space = "split"
 
     keep_model = False
-    keep_old_state = False
+    _keep_old_state = False
     #: Whether clients can score samples together, in waves of their own.
     predicts = False
     #: C, where each of several classes is separated from the rest; else 1.
@@ -106,7 +106,7 @@ class HybridStrategy(LoopStrategy):
         """What a client without state is given: arrays, and entries for its config."""
         return {}, {}
 
-    def model_for(
+    def _model_for(
         self, client: str, entries: dict[str, Any]
     ) -> tuple[ArrayRecord, dict[str, Any]]:
         """The weights of the client's own features and no others, if any are sent."""
@@ -119,12 +119,12 @@ class HybridStrategy(LoopStrategy):
             "model-version": 0,
         }
 
-    def replaces_state(self, client: str) -> bool:
+    def _replaces_state(self, client: str) -> bool:
         """Before a client's first round: what earlier waves left is not complete."""
         known = self.conversation.client(client)
         return not known.ready and not known.used_round
 
-    def state_for(self, client: str) -> tuple[ArrayRecord, dict[str, Any]]:
+    def _state_for(self, client: str) -> tuple[ArrayRecord, dict[str, Any]]:
         """What :meth:`restore` gives, as it travels."""
         arrays, entries = self.restore(client)
         record = filled(ArrayRecord(), {key: encode(a) for key, a in arrays.items()})
@@ -189,7 +189,7 @@ class HybridStrategy(LoopStrategy):
 
     # ------------------------------------------------------------------- alignment
 
-    def check_model(self, layout: Layout) -> None:
+    def _check_model(self, layout: Layout) -> None:
         """The model is one vector of weights, (p,), or of several classes (p, C)."""
         C = self.classes
         if len(layout.shapes) != 1 or layout.shapes[0][1:] != ((C,) if C > 1 else ()):

@@ -89,7 +89,7 @@ class HybridFedAvg(HybridStrategy, RoundStrategy):
     # features have different holders
     needs = "each"
     # a feature of too few answers keeps its weight
-    least_answers = 1
+    _least_answers = 1
 
     stateful = False
     match_samples = False
@@ -129,9 +129,9 @@ class HybridFedAvg(HybridStrategy, RoundStrategy):
         minimum=0.0,
     )
 
-    def admits(self, kind: type[Aggregation]) -> bool:
+    def _admits(self, kind: type[Aggregation]) -> bool:
         """Rules that look at one feature after the other."""
-        return super().admits(kind) and issubclass(kind, Mean | ByCoordinate)
+        return super()._admits(kind) and issubclass(kind, Mean | ByCoordinate)
 
     # ------------------------------------------------------------------ before round 1
 

@@ -67,7 +67,7 @@ class ProjectedFedAvg(LocalModels):
     local_step_size: float = setting(0.1, "their size", symbol="γ", above=0.0)
     batch_size: int = setting(0, "examples in a local mini-batch; 0: all", minimum=0)
 
-    def check_model(self, layout: Layout) -> None:
+    def _check_model(self, layout: Layout) -> None:
         """Check that the model has the shape of the domain's points."""
         self.domain.check_shape(layout.point_shape)
 
@@ -119,8 +119,8 @@ class FedDR(ProjectedFedAvg):
     about = "federated Douglas-Rachford splitting"
     # of every client the last is kept
     needs = "each"
-    least_answers = 1
-    stateful, newcomers = True, False
+    _least_answers = 1
+    stateful, _newcomers = True, False
 
     relaxation: float = setting(
         1.95,

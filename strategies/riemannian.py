@@ -86,8 +86,8 @@ class FirstOrderRFL(RoundStrategy):
     # a half's digits are no point of a manifold
     dtypes = ("float64", "float32")
     # c_i is sent whole; what an older round left would be taken for newer
-    keep_old_state = False
-    state_settings = ("correction",)
+    _keep_old_state = False
+    _state_settings = ("correction",)
 
     manifold: Manifold = given(
         "M, in the shape of the model: an array's own shape if the model has one "
@@ -132,7 +132,7 @@ class FirstOrderRFL(RoundStrategy):
         """η̃ = η_g η τ of the step that made x."""
         return self.settled_server_step_size * self.step_size * self.local_steps
 
-    def check_model(self, layout: Layout) -> None:
+    def _check_model(self, layout: Layout) -> None:
         """Check that the model has the shape of the manifold's points."""
         self.manifold.check_shape(layout.point_shape)
 
@@ -200,7 +200,7 @@ class FirstOrderRFL(RoundStrategy):
         self._step_norm = float(np.linalg.norm(self._z - z)) / self.total_step
         return {"step-norm": self._step_norm}
 
-    def result_point(self) -> FloatArray:
+    def _result_point(self) -> FloatArray:
         """P_M(x): the model that is evaluated, and the run's result."""
         return self._z
 
@@ -212,7 +212,7 @@ class FirstOrderRFL(RoundStrategy):
         """Whether the projected step is at most the tolerance."""
         return self.tolerance > 0.0 and self._step_norm <= self.tolerance
 
-    def replaces_state(self, client: str) -> bool:
+    def _replaces_state(self, client: str) -> bool:
         """Whether x has changed since the client's last round, which its c_i needs."""
         used_round = self.conversation.client(client).used_round
         return self.correction and 0 < used_round != self._x_round
@@ -286,7 +286,7 @@ class ZerothOrderRFL(FirstOrderRFL):
 
     name = "zeroth-order-rfl"
     about = "Riemannian federated learning from function values"
-    values_only = True
+    _values_only = True
 
     samples: int = setting(50, "directions of a step", symbol="m", minimum=1)
     smoothing: float = setting(1e-4, "length of a difference", symbol="μ", above=0.0)
@@ -344,7 +344,7 @@ class ZerothOrderRFL(FirstOrderRFL):
         # ẑ = z − η Σ_t (G_t + c_i)
         total += self.local_steps * self._corrections[answer.client]
         point = self._z - self.step_size * total
-        self.check_proportion(point, self.broadcast.model)
+        self._check_proportion(point, self.broadcast.model)
         return point, dropped
 
     def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:

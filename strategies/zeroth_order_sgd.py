@@ -100,11 +100,11 @@ class ZerothOrderSGD(RoundStrategy):
 
     name = "zeroth-order-sgd"
     about = "zeroth-order FedAvg, scalars both ways (DeComFL)"
-    values_only = True
+    _values_only = True
     space = "whole"
     needs = "sum"
     dtypes = DTYPES
-    private_mechanism = "gaussian"
+    _private_mechanism = "gaussian"
 
     local_steps: int = setting(1, "steps of a client in a round", symbol="τ", minimum=1)
     samples: int = setting(10, "directions of a step", symbol="m", minimum=1)
@@ -157,10 +157,10 @@ class ZerothOrderSGD(RoundStrategy):
         # a client of a pool keeps x_0
         self.stateful = self.variant == "fedkseed"
 
-    def admits(self, kind: type[Aggregation]) -> bool:
+    def _admits(self, kind: type[Aggregation]) -> bool:
         """Scalars along directions that all share can be hidden, too."""
         shared = issubclass(kind, SecureSum) and self.variant in _SHARED
-        return shared or super().admits(kind)
+        return shared or super()._admits(kind)
 
     def setup(self, point: FloatArray, layout: Layout) -> None:
         """With a pool of directions, what travels are their weights."""
@@ -172,21 +172,21 @@ class ZerothOrderSGD(RoundStrategy):
             )
 
     @property
-    def result_layout(self) -> Layout:
+    def _result_layout(self) -> Layout:
         """The model's, of which the weights of a pool know nothing."""
         return self._layout
 
-    def result_point(self) -> FloatArray:
+    def _result_point(self) -> FloatArray:
         """The model itself."""
         if self.variant == "fedkseed":
             return from_pool(self._start, self.broadcast.model, self.seed)
         return self.broadcast.model
 
-    def model_for(
+    def _model_for(
         self, client: str, entries: dict[str, Any]
     ) -> tuple[ArrayRecord, dict[str, Any]]:
         """The model, or weights of a pool, with what these are of."""
-        arrays, config = super().model_for(client, entries)
+        arrays, config = super()._model_for(client, entries)
         if self.variant == "fedkseed":
             config = config | entries_of(self, "pool", "seed")
             config["start-shapes"] = self._layout.to_list()
@@ -198,7 +198,7 @@ class ZerothOrderSGD(RoundStrategy):
         """What a client of a pool makes the model of: x_0, unless it has it."""
         if self.variant != "fedkseed":
             return {}
-        known = self.client_properties(client).get(START) == self._mark
+        known = self._client_properties(client).get(START) == self._mark
         return {} if known else {START: self._start}
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:

@@ -130,7 +130,7 @@ class Watch(Callback):
     def on_round(self, strategy: Any, record: RoundRecord) -> None:
         """Note a round down; round 0 is none, but the evaluation of the start."""
         if record.round:
-            self.used.append([int(name) for name in strategy._used])
+            self.used.append([int(name) for name in strategy.used])
             self.models.append(strategy.broadcast.model.copy())
             self.metrics.append(record.train)
         if record.round == self.last_fault:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,32 @@ from fedtrellis import LocalGrid, client_app
 from fedtrellis.app import App, pairs
 from fedtrellis.objectives import LeastSquares
 from fedtrellis.settings import SettingsError
-from strategies import FedFW, FirstOrderRFL
+from strategies import FedAvgGD, FedFW, FirstOrderRFL
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "docs" / "plug-in.md", *sorted(ROOT.glob("examples/*/README.md"))]
+
+
+#: What a method's author writes, declares or calls.
+SURFACE = {
+    *("name", "about", "space", "needs", "stateful", "keep_model", "dtypes"),
+    *("setup", "instruction", "audience", "check", "aggregate", "converged", "sample"),
+    *("state", "load_state", "client_state", "run_round", "prepare", "finish"),
+    *("take_point", "average", "mean_of", "num_clients", "start", "summary"),
+    *("configure_train", "aggregate_train"),
+    *("configure_evaluate", "aggregate_evaluate"),
+}
+
+
+@pytest.mark.parametrize("kind", [FedAvgGD, FedFW])
+def test_an_authors_surface_is_small_and_on_the_page(kind: type[Any]) -> None:
+    public = {name for name in dir(kind) if not name.startswith("_")}
+    assert len(public) <= 45
+    assert public - {field.name for field in dataclasses.fields(kind)} == SURFACE
+    page = PAGES[0].read_text(encoding="utf-8")
+    code = " ".join(re.findall(r"`([^`\n]+)`", page))
+    assert set(re.findall(r"\w+", code)) >= SURFACE
+    assert len(page.split()) <= 1500
 
 
 def programs() -> list[str]:

@@ -273,7 +273,7 @@ class App:
         directory = Path(resume).expanduser()
         saved = self._saved(directory)
         method = self.registry.choose("method", config["method"])
-        free = {f"{method.name}.{key}" for key in method.strategy.free_to_change}
+        free = {f"{method.name}.{key}" for key in method.strategy._free_to_change}
         for key, value in saved.items():
             fixed = key in self.registry.fields and key not in _FREE | free
             if fixed and config.get(key) != value:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,9 +22,8 @@ from fedtrellis.declared import misplaced, refuse_misplaced
 from fedtrellis.domains import Domain, Product, WholeSpace, fitting_domains
 from fedtrellis.domains.enclosing import enclosing_ball
 from fedtrellis.manifolds import Euclidean, Manifold
-from fedtrellis.server.guarded import AGGREGATIONS
 from fedtrellis.server.loop import LoopStrategy
-from fedtrellis.server.options import StrategyOptions
+from fedtrellis.server.options import AGGREGATIONS
 from fedtrellis.settings import SettingsError, keys, parse, parse_values
 from fedtrellis.wire.arrays import FloatArray, Layout, array_record, record_arrays
 from fedtrellis.wire.flower_internals import log
@@ -101,14 +100,14 @@ class Experiment:
         idle = misplaced(self.entry.strategy, together)
         return {name: value for name, value in suggested.items() if name not in idle}
 
-    def strategy(self, **options: Unpack[StrategyOptions]) -> LoopStrategy:
-        """The server's half of the method; ``options`` are those of every strategy."""
+    def strategy(self, **options: Any) -> LoopStrategy:
+        """The server's half of the method; ``options`` are ``RunOptions``' fields."""
         cls = self.entry.strategy
         parts: dict[str, Any] = {"domain": self.domain, "manifold": self.manifold}
         if self.run.outer_domain:
             parts["client_domains"] = [self._enclosing(self.run.outer_domain)]
         parts |= self.task.method_options()
-        wanted = {f.name for f in dataclasses.fields(cls)}
+        wanted = set(inspect.signature(cls).parameters)
         known = wanted | set(self.entry.client_arguments)
         for name in self.task.required_options:
             if name in parts and name not in known:
@@ -137,7 +136,7 @@ class Experiment:
     @property
     def warnings(self) -> list[str]:
         """What a reader of the record must not overlook."""
-        return self._strategy.warnings()
+        return self._strategy._warnings()
 
     def check(self) -> None:
         """Find what only the strategy can find wrong, before there is a record."""
@@ -405,7 +404,7 @@ def make_experiment(
     # a task that knows of no other computes in float64
     dtype = options["dtype"] or "float64"
     more: dict[str, Any] = {} if dtype == "float64" else {"dtype": dtype}
-    if entry.strategy.values_only:
+    if entry.strategy._values_only:
         more["values_only"] = True
     task = kind.from_config(config, num_clients, options["seed"], **more)
     refuse_misplaced(kind, vars(task), f"{kind.name}.")
@@ -449,7 +448,7 @@ def _check_for_nodes(run: RunSettings, entry: MethodEntry, task: Any) -> None:
             f"outer-fraction = {run.outer_fraction} {where}: the nodes have no order; "
             "those whose own config has outer-domain too have the larger set"
         )
-    known = entry.strategy.measures
+    known = entry.strategy._measures
     if not task.split_data:
         known = (*known, "loss", *task.node_metrics)
     if run.stop_metric and run.stop_metric not in known:
@@ -480,7 +479,7 @@ def _make_domain(
         raise SettingsError(f"radius = {radius}: {name} has none; allowed: 0")
     registry.refuse_foreign(config, {"domain": name})
     if issubclass(chosen, WholeSpace):
-        if method.bounded:
+        if method._bounded:
             raise SettingsError(f"{unfit} needs a bounded set")
         on_manifold = method.space == "manifold" and task.manifold() is not None
         if not task.bounded_below and not on_manifold:

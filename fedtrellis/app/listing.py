@@ -10,7 +10,7 @@ from typing import Any
 
 from fedtrellis.app.registry import AppRegistry, Field, SettingGroup
 from fedtrellis.domains import fitting_domains
-from fedtrellis.server.guarded import AGGREGATIONS
+from fedtrellis.server.options import AGGREGATIONS
 from fedtrellis.server.records import to_toml
 from fedtrellis.settings import SettingsError, check_choice, describe_fields, parse
 
@@ -105,7 +105,7 @@ def _domain_use(registry: AppRegistry, name: str) -> str:
         return f"for {', '.join(tasks) or 'a task of your own'}"
     strategies = {n: entry.strategy for n, entry in registry.methods.items()}
     only = [n for n, s in strategies.items() if s.space in ("whole", "manifold")]
-    can = [n for n, s in strategies.items() if s.space == "domain" and not s.bounded]
+    can = [n for n, s in strategies.items() if s.space == "domain" and not s._bounded]
     return (
         f"no constraint: for {' and '.join(can)}, and the only choice "
         f"of {', '.join(only)}"

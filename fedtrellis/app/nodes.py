@@ -11,6 +11,7 @@ from flwr.client import NumPyClient
 from fedtrellis.app.experiment import Experiment
 from fedtrellis.server.callbacks import Callback
 from fedtrellis.server.loop import LoopStrategy
+from fedtrellis.server.options import RunOptions
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.flower_internals import log
 
@@ -28,7 +29,7 @@ def number_of_clients(context: Context, on_nodes: bool) -> int:
                 '--node-config \'client-id="NAME" data="/absolute/path"\''
             )
         # n is that of the run config: a node does not know how many are connected
-        return int(context.run_config.get("min-nodes", LoopStrategy.min_nodes))
+        return int(context.run_config.get("min-nodes", RunOptions.min_nodes))
     if "data" in node:
         _warn_of_unused_data()
     for key in ("partition-id", "num-partitions"):
@@ -78,7 +79,7 @@ class CheckNodes(Callback):
     def on_meeting(self, strategy: LoopStrategy) -> None:
         """Compare the properties that the nodes gave of their data."""
         n = strategy.num_clients
-        known = {name: strategy.client_properties(name) for name in strategy.clients}
+        known = {name: strategy._client_properties(name) for name in strategy.clients}
         reasons = [f"{who}: {why}" for who, why in strategy.refused]
         if self.examples is None:
             strategy.conversation.registry.refuse = lambda properties: (

@@ -16,8 +16,8 @@ from fedtrellis._alias import unify_roots
 from fedtrellis.declared import Declared
 from fedtrellis.domains import RUN_DOMAINS, Domain
 from fedtrellis.domains.enclosing import ENCLOSING
-from fedtrellis.server.guarded import AGGREGATIONS
 from fedtrellis.server.loop import LoopStrategy
+from fedtrellis.server.options import AGGREGATIONS, RunOptions
 from fedtrellis.server.progress import LOG_FORMATS
 from fedtrellis.settings import (
     AUTO,
@@ -115,7 +115,7 @@ class RunSettings:
 
 def run_options(config: Mapping[str, Any]) -> dict[str, Any]:
     """The options of every strategy that a run config has, by field, checked."""
-    return parse_values(keys(LoopStrategy), LoopStrategy, config)
+    return parse_values(keys(RunOptions), RunOptions, config)
 
 
 @dataclass(frozen=True)
@@ -182,9 +182,7 @@ class MethodEntry:
     @cached_property
     def parts(self) -> list[Part]:
         """The strategy's own settings, and those of the client's ``Settings``."""
-        found = keys(self.strategy, f"{self.name}.")
-        common = keys(LoopStrategy, f"{self.name}.")
-        own = {key: value for key, value in found.items() if key not in common}
+        own = keys(self.strategy, f"{self.name}.")
         client = getattr(self.client, "Settings", _None)
         return [(self.strategy, own), (client, keys(client, f"{self.name}."))]
 
@@ -306,7 +304,7 @@ class AppRegistry:
         shared: dict[str, type[Any]] = {}
         for task in self.tasks.values():
             shared |= task.shared
-        parts: list[Part] = [(cls, keys(cls)) for cls in (RunSettings, LoopStrategy)]
+        parts: list[Part] = [(cls, keys(cls)) for cls in (RunSettings, RunOptions)]
         groups = [SettingGroup("", "", parts)]
         groups += [SettingGroup("method", n, m.parts) for n, m in self.methods.items()]
         for kind, owners in (

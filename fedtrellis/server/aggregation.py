@@ -189,7 +189,7 @@ class Aggregation(Declared, ABC):
         """What a reader of the run's record must not overlook; empty: nothing."""
         return ""
 
-    def blame(self) -> str:
+    def why_failed(self) -> str:
         """What it may have done to a run that came to nothing; empty: nothing."""
         return ""
 

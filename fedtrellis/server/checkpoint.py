@@ -82,7 +82,7 @@ def pack_checkpoint(
 
 
 def _bound_settings(strategy: Any) -> dict[str, Any]:
-    return {name: getattr(strategy, name) for name in strategy.state_settings}
+    return {name: getattr(strategy, name) for name in strategy._state_settings}
 
 
 def write_checkpoint(

@@ -1,15 +1,15 @@
-"""The round loop: one base class for every strategy of fedtrellis.
+"""The round loop: what runs a method, and the base class that has it.
 
-Flower's own loop sends one wave of messages a round and cannot stop, resume or tell
-anybody how it goes. This one waits for the nodes, goes through the rounds, evaluates,
-calls callbacks, keeps checkpoints, and gives up when nobody answers any more. What a
-round is, a subclass says: one wave (:class:`~fedtrellis.RoundStrategy`) or several.
+Flower's own loop sends one wave of messages a round and cannot stop, resume or report
+how it goes. This one waits for the nodes, goes through the rounds, evaluates, calls
+callbacks, keeps checkpoints, and gives up when nobody answers any more. What a round
+is, is the method's: one wave (:class:`~fedtrellis.RoundStrategy`) or several.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from logging import INFO, WARNING
 from pathlib import Path
@@ -20,7 +20,8 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
-from fedtrellis.server.callbacks import Callback, RoundRecord, observers
+from fedtrellis.server.aggregation import Cohorts
+from fedtrellis.server.callbacks import RoundRecord
 from fedtrellis.server.checkpoint import (
     Checkpoint,
     pack_checkpoint,
@@ -28,23 +29,304 @@ from fedtrellis.server.checkpoint import (
 )
 from fedtrellis.server.conversation import Conversation
 from fedtrellis.server.endings import check_ended, unanswered
-from fedtrellis.server.guarded import GuardedMethod
+from fedtrellis.server.method import Method
 from fedtrellis.server.metrics import plain_metrics
-from fedtrellis.server.progress import RoundLog
 from fedtrellis.server.same_code import check_same_code
-from fedtrellis.settings import SettingsError, given, setting
+from fedtrellis.settings import SettingsError
 from fedtrellis.signals import check_signals, deferred, signals_heard
-from fedtrellis.wire.arrays import encode, record_arrays
+from fedtrellis.wire.arrays import Layout, encode, record_arrays
 from fedtrellis.wire.broadcast import ModelBroadcast
 from fedtrellis.wire.flower_internals import log
 from fedtrellis.wire.protocol import EXAMPLES
 
-__all__ = ["LoopStrategy"]
+__all__ = ["HOOKS", "Loop", "LoopStrategy"]
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
+#: Parts of Flower's own loop, which a subclass may override where a round is one wave.
+HOOKS = (
+    *("configure_train", "aggregate_train"),
+    *("configure_evaluate", "aggregate_evaluate"),
+)
 
-class LoopStrategy(GuardedMethod, options=True):
+
+class Loop:
+    """A run of a method: clients, rounds, callbacks, evaluations, checkpoints.
+
+    It is the :class:`~fedtrellis.server.conversation.Policy` of the conversation.
+    """
+
+    def __init__(self, method: LoopStrategy, grid: Grid) -> None:
+        self.method, self.options, self.grid = method, method.options, grid
+        self.stateful, self.keep_model = method.stateful, method.keep_model
+        self.keep_old_state = method._keep_old_state
+        self.client_keys = method.options.client_keys
+        self.model_for, self.state_for = method._model_for, method._state_for
+        self.replaces_state = method._replaces_state
+        self.resume = None if self.options.resume is None else Path(self.options.resume)
+        checkpoint = self.options.checkpoint
+        self.checkpoint = None if checkpoint is None else Path(checkpoint)
+        # of which finished round the state is, None while it is changed; and, where it
+        # is changed and something is waited for, the checkpoint from before
+        self.whole: int | None = None
+        self.snapshot: dict[str, Any] | None = None
+        # rounds that the history beside the checkpoint has
+        self._saved = 0
+        self.result = Result()
+        # of the arrays that the run begins with, by name
+        self.dtypes: dict[str, np.dtype[Any]] = {}
+        self.conversation = Conversation(grid, self)
+
+    # -------------------------------------------- what the conversation asks the method
+
+    @property
+    def model_version(self) -> int:
+        """The version of the model that requests bring, which answers have to name."""
+        return self.method.broadcast.version
+
+    def refuse_newcomer(self, properties: Mapping[str, Any]) -> str:
+        """Why a client that comes after the start cannot take part; empty if it can."""
+        if self.options.privacy != "none":
+            return "privacy is planned for the clients of the start"
+        if self.method.aggregator.sums_only:
+            return "aggregation is planned for the clients of the start"
+        if self.options.client_weights == "examples" and not properties.get(EXAMPLES):
+            return "client_weights = 'examples', and it declares none"
+        newcomers = self.method._newcomers
+        return "" if newcomers else "the method's clients are those of the start"
+
+    # --------------------------------------------------------------- before the rounds
+
+    def layout_of(self, arrays: ArrayRecord) -> Layout:
+        """Shapes and dtype of the model that begins as these arrays."""
+        layout, dtypes = Layout.of(record_arrays(arrays)), self.method.dtypes
+        found = layout.dtype if layout.dtype in dtypes else "float64"
+        return Layout(layout.shapes, self.options.dtype or found)
+
+    def meet(self) -> None:
+        """Wait for the clients, and look at what they declare.
+
+        Raises
+        ------
+        SettingsError
+            There are too few for the aggregation; or what
+            :meth:`~fedtrellis.server.conversation.Conversation.meet` raises.
+        """
+        method, options = self.method, self.options
+        method._check_hooks()
+        if self.resume is not None:
+            self.conversation.registry.remember(Checkpoint(self.resume).keys)
+        self.conversation.meet(options.min_nodes, options.start_timeout)
+        method.clients = self.conversation.names
+        fixed = method._fixed_count() if options.sampling == "fixed" else None
+        cohorts = Cohorts(
+            method.clients,
+            options.participation,
+            fixed,
+            method._expected_participation,
+            method.num_rounds,
+        )
+        for part in method._parts:
+            part.begin(cohorts)
+        if options.client_weights == "examples":
+            for client in method.clients:
+                if not method._client_properties(client).get(EXAMPLES):
+                    raise SettingsError(
+                        f"client_weights = 'examples': client {client} declared none; "
+                        "its objective needs num_examples"
+                    )
+        method.refused = list(self.conversation.traffic.rejected)
+        for callback in options.callbacks:
+            callback.on_meeting(method)
+
+    def go_on(self) -> int:
+        """Load the checkpoint to go on from, if there is one; the round before."""
+        if self.resume is None:
+            return 0
+        history = Checkpoint(self.resume).load(self.method, self.grid)
+        self.method.history = history
+        for record in history:
+            for metrics, by_round in (
+                (record.train, self.result.train_metrics_clientapp),
+                (record.client_evaluation, self.result.evaluate_metrics_clientapp),
+                (record.evaluation, self.result.evaluate_metrics_serverapp),
+            ):
+                if metrics:
+                    by_round[record.round] = MetricRecord({**metrics})
+        last_round = history[-1].round
+        log(INFO, "Resumed: going on with round %d", last_round + 1)
+        return last_round
+
+    def planned_rounds(self) -> int:
+        """T of a schedule: the rounds that the run was planned with when it began."""
+        rounds = self.method.num_rounds
+        return rounds if self.resume is None else Checkpoint(self.resume).planned_rounds
+
+    # ---------------------------------------------------------------------- the rounds
+
+    def run(
+        self,
+        before: int,
+        evaluate_fn: EvaluateFn | None,
+        configs: tuple[ConfigRecord, ConfigRecord],
+        timeout: float,
+    ) -> None:
+        """The rounds after so many, until the last one or a stop."""
+        method, options, num_rounds = self.method, self.options, self.method.num_rounds
+        if not before and evaluate_fn is not None:
+            evaluation = self._evaluate(evaluate_fn, 0)
+            self._finished(RoundRecord(round=0, evaluation=evaluation))
+        failed = 0
+        for server_round in range(before + 1, num_rounds + 1):
+            check_signals()
+            record = self._round(server_round, configs, timeout)
+            failed = 0 if method.used or not method.sampled else failed + 1
+            if failed == options.max_failed_rounds:
+                self._finished(record)
+                raise unanswered(f"{failed} rounds in a row", record)
+            converged = method.converged()
+            if converged:
+                log(INFO, "Converged in round %d", server_round)
+            last = converged or server_round == num_rounds
+            if evaluate_fn and (last or server_round % options.evaluate_every == 0):
+                record.evaluation = self._evaluate(evaluate_fn, server_round)
+            if self._finished(record) and not last:
+                log(INFO, "Stopped after round %d", server_round)
+                last = True
+            self.whole, self.snapshot = server_round, None
+            due = last or server_round % options.checkpoint_every == 0
+            if self.checkpoint is not None and due:
+                self._save(self._pack(server_round))
+            if last:
+                return
+
+    def _round(
+        self,
+        server_round: int,
+        configs: tuple[ConfigRecord, ConfigRecord],
+        timeout: float,
+    ) -> RoundRecord:
+        began = time.perf_counter()
+        method, conversation, result = self.method, self.conversation, self.result
+        conversation.meet_again(timeout)
+        method.clients = conversation.names
+        with self._interruptible():
+            metrics = method.run_round(conversation, server_round, configs[0], timeout)
+        if metrics:
+            result.train_metrics_clientapp[server_round] = MetricRecord({**metrics})
+        waves = conversation.traffic.waves
+        evaluated = None
+        if self.evaluates_clients(server_round):
+            with deferred():  # the round is not finished yet, but the state is the next
+                evaluated = method._evaluate_clients(
+                    conversation, server_round, configs[1], timeout
+                )
+        if evaluated is not None:
+            result.evaluate_metrics_clientapp[server_round] = evaluated
+        traffic = conversation.take_traffic()
+        return RoundRecord(
+            round=server_round,
+            sampled=len(method.sampled),
+            used=len(method.used),
+            rejected=list(traffic.rejected),
+            bytes_up=traffic.up,
+            bytes_down=traffic.down,
+            seconds=time.perf_counter() - began,
+            round_trips=waves,
+            train=metrics or {},
+            client_evaluation=plain_metrics(evaluated),
+        )
+
+    def evaluates_clients(self, server_round: int) -> bool:
+        """Whether the clients are asked for an evaluation in this round."""
+        every = self.options.client_evaluate_every
+        return bool(every) and server_round % every == 0
+
+    def _evaluate(self, evaluate_fn: EvaluateFn, server_round: int) -> dict[str, float]:
+        metrics = evaluate_fn(server_round, self.model_record())
+        if metrics is None:
+            return {}
+        self.result.evaluate_metrics_serverapp[server_round] = metrics
+        return plain_metrics(metrics)
+
+    def _finished(self, record: RoundRecord) -> bool:
+        """Give a round to the history and the callbacks; whether one stops the run."""
+        self.method.history.append(record)
+        # each gets it, also after a stop
+        stops = [one.on_round(self.method, record) for one in self.options.callbacks]
+        return any(stops)
+
+    def model_record(self) -> ArrayRecord:
+        """The model under the names, and in the dtypes, of the arrays it began with."""
+        layers = self.method._result_layout.layers(self.method._result_point())
+        record = ArrayRecord()
+        for (name, dtype), layer in zip(self.dtypes.items(), layers, strict=True):
+            kept = layer.astype(dtype, copy=False) if dtype.kind == "f" else layer
+            record[name] = encode(kept)
+        return record
+
+    # --------------------------------------------------------------------- its endings
+
+    @contextmanager
+    def ending_in_order(self, timeout: float) -> Iterator[None]:
+        """Agree before the rounds; clean up after them, also when they end badly."""
+        method, callbacks = self.method, self.options.callbacks
+        try:
+            method.aggregator.prepare(self.conversation, method.clients, timeout)
+            method.prepare(self.conversation, timeout)
+            yield
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                self._save_last()
+            for callback in callbacks:
+                callback.on_failure(method, error)
+            raise
+        finally:
+            with deferred():  # the signal is known, it need not end this wave too
+                method.finish(self.conversation)
+                method.aggregator.finish(method.clients)
+
+    def _save_last(self) -> None:
+        """Save the state after the last finished round, if it is still there."""
+        if self.checkpoint is None or not (self.whole or self.snapshot):
+            return
+        try:
+            self._save(self.snapshot or self._pack(self.whole or 0))
+        except OSError as error:
+            log(WARNING, "the last checkpoint was not saved: %s", error)
+
+    def _pack(self, server_round: int) -> dict[str, Any]:
+        return pack_checkpoint(
+            self.method, self.grid, server_round, self.method.planned_rounds
+        )
+
+    def _save(self, arrays: dict[str, Any]) -> None:
+        assert self.checkpoint is not None
+        write_checkpoint(self.checkpoint, arrays, self.method.history, self._saved)
+        self._saved = len(self.method.history)
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """Wait for a round's answers so that a signal leaves the state before it.
+
+        A round of several waves changes the state between them. Where a wave can take
+        long, because its clients are elsewhere, the state before is kept meanwhile.
+        """
+        if self.method._one_wave:  # it changes nothing until it has its answers
+            yield
+        elif getattr(self.grid, "client_states", None) is not None:
+            self.whole = None
+            with deferred():
+                yield
+        else:
+            if self.checkpoint is not None and self.whole and signals_heard():
+                packed = self._pack(self.whole)
+                self.snapshot = {name: np.array(a) for name, a in packed.items()}
+            self.whole = None
+            yield
+
+
+class LoopStrategy(Method):
     """Base class: the loop, callbacks, checkpoints and evaluations of a run.
 
     A method of one wave a round is a :class:`~fedtrellis.RoundStrategy`. One of several
@@ -53,12 +335,26 @@ class LoopStrategy(GuardedMethod, options=True):
 
     Attributes
     ----------
+    options : RunOptions
+        What every strategy takes; each is an attribute of the strategy as well.
     history : list of RoundRecord
     refused : list of (str, str)
         Nodes that could not introduce themselves before round 1, and why.
+    clients : list of str
+        Identities of the run's clients, in order; from the start of the run on.
+    conversation : Conversation
+        With the clients; from the start of the run on.
+    num_rounds : int
+        Rounds planned; from the start of the run on.
     planned_rounds : int
         T of a schedule that needs one: the rounds that the run was planned with when it
         began, also if it goes on with more. Known from :meth:`setup` on.
+    broadcast : ModelBroadcast
+        The model, and how it gets to the clients; from :meth:`setup` on.
+    sampled, used : list of str
+        Clients that the last round asked, and whose answers it used.
+    aggregator : Aggregation
+        The run's own.
 
     Examples
     --------
@@ -74,10 +370,10 @@ class LoopStrategy(GuardedMethod, options=True):
     ...         pass
     ...     def run_round(self, conversation, server_round, config, timeout):
     ...         # whom the round asks, and whose answers it uses
-    ...         self._sampled = self._used = list(self.clients)
+    ...         self.sampled = self.used = list(self.clients)
     ...
-    ...         def mean_of(phase, said):
-    ...             asked = {client: said for client in self.clients}
+    ...         def mean_of(phase, entries):
+    ...             asked = {client: entries for client in self.clients}
     ...             answers = conversation.ask(server_round, phase, asked, timeout)
     ...             return np.mean([answer.arrays[0] for answer in answers], axis=0)
     ...
@@ -102,100 +398,22 @@ class LoopStrategy(GuardedMethod, options=True):
     array([2.])
     """
 
-    #: Whether the method's numbers depend on ``planned_rounds``.
-    needs_planned_rounds = False
-
-    callbacks: Sequence[Callback] = given(
-        "told of every round; any of them can stop the run", default=(), shown=False
-    )
-    checkpoint: str | Path | None = given(
-        "file to keep the run's state in, replaced in one step, so that a run killed "
-        "at any moment leaves a whole one",
-        default=None,
-        shown=False,
-    )
-    checkpoint_every: int = setting(
-        10, "rounds between checkpoints", minimum=1, shown=False
-    )
-    resume: str | Path | None = given(
-        "checkpoint to go on from", default=None, shown=False
-    )
-    evaluate_every: int = setting(
-        1,
-        "rounds between evaluations",
-        note="the last round is always evaluated",
-        minimum=1,
-        shown=False,
-    )
-    client_evaluate_every: int = setting(
-        0,
-        "rounds between evaluations on the clients; 0: never, but with nodes' own data "
-        "as evaluate-every says",
-        minimum=0,
-        shown=False,
-    )
-    min_nodes: int = setting(
-        1,
-        "nodes to wait for before the start",
-        note="the run begins once no further ones connect; all that are there then are "
-        "the clients, and with methods that keep nothing of a single one (the FedAvg "
-        "family) later ones too",
-        minimum=1,
-        shown=False,
-    )
-    start_timeout: float = given(
-        "seconds to wait for them", default=600.0, above=0.0, shown=False
-    )
-    max_failed_rounds: int = setting(
-        5,
-        "rounds in a row without a usable answer that end the run",
-        minimum=1,
-        shown=False,
-    )
+    # Whether the method's numbers depend on planned_rounds.
+    _needs_planned_rounds = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        logged = any(callback.tells_of_rounds for callback in self.callbacks)
-        logs = () if logged else (RoundLog(),)
-        self.callbacks = [*self.callbacks, *observers.get(), *logs]
-        self._checkpoint = None if self.checkpoint is None else Path(self.checkpoint)
-        self._resume = None if self.resume is None else Path(self.resume)
-        self.history: list[RoundRecord] = []
-        self.refused: list[tuple[str, str]] = []
         self.planned_rounds = 0
-        self._used: list[str] = []
-        # of which finished round the state is, None while it is changed; and, where it
-        # is changed and something is waited for, the checkpoint from before
-        self._whole: int | None = None
-        self._snapshot: dict[str, Any] | None = None
+
+    @property
+    def _one_wave(self) -> bool:
+        """Whether a round is one wave, which changes nothing before its answers."""
+        return False
 
     def summary(self) -> None:
         """Log the strategy's settings."""
-        for name, value in self.settings().items():
+        for name, value in self._settings().items():
             log(INFO, "\t├── %s: %s", name, value)
-
-    def refuse_newcomer(self, properties: Mapping[str, Any]) -> str:
-        """As the method has it, and where its numbers rest on who was there."""
-        for name, planned in (
-            ("privacy", self.privacy != "none"),
-            ("aggregation", self.aggregator.sums_only),
-        ):
-            if planned:
-                return f"{name} is planned for the clients of the start"
-        if self.client_weights == "examples" and not properties.get(EXAMPLES):
-            return "client_weights = 'examples', and it declares none"
-        return super().refuse_newcomer(properties)
-
-    # --------------------------------------------------------------------- the loop
-
-    def _model_record(self) -> ArrayRecord:
-        """The model under the names, and in the dtypes, of the arrays it began with."""
-        layers = self.result_layout.layers(self.result_point())
-        record = ArrayRecord()
-        for (name, dtype), layer in zip(self._dtypes.items(), layers, strict=True):
-            kept = layer.astype(dtype, copy=False) if dtype.kind == "f" else layer
-            record[name] = encode(kept)
-        return record
 
     def start(
         self,
@@ -250,212 +468,71 @@ class LoopStrategy(GuardedMethod, options=True):
                 "flwr.app.ArrayRecord, for example ArrayRecord([x0])"
             )
         check_same_code(grid)
-        arrays = record_arrays(initial_arrays)
-        layout = self.layout_of(arrays)
-        if not np.isfinite(layout.point(arrays)).all():
+        loop = self._loop = Loop(self, grid)
+        self.conversation = loop.conversation
+        layout = loop.layout_of(initial_arrays)
+        point = layout.point(record_arrays(initial_arrays))
+        if not np.isfinite(point).all():
             raise ValueError("initial_arrays are not finite")
-        point = layout.rounded(layout.point(arrays))
-        self.check_model(layout)
-        self._dtypes = {n: np.dtype(array.dtype) for n, array in initial_arrays.items()}
-        self.num_rounds = num_rounds
-        train_config = train_config or ConfigRecord()
-        evaluate_config = evaluate_config or ConfigRecord()
-        self.history, self._history_saved = [], 0
-        conversation = self.conversation = Conversation(grid, self)
+        point = layout.rounded(point)
+        self._check_model(layout)
+        loop.dtypes = {n: np.dtype(array.dtype) for n, array in initial_arrays.items()}
+        self.num_rounds, self.history = num_rounds, []
         log(INFO, "Starting %s: %d rounds", type(self).__name__, num_rounds)
         self.summary()
 
-        self.meet(conversation, self.min_nodes, self.start_timeout, self._resume)
-        self.refused = list(conversation.traffic.rejected)
-        for callback in self.callbacks:
-            callback.on_meeting(self)
+        loop.meet()
         self.broadcast = ModelBroadcast(layout, point)
-        self.planned_rounds = self._planned_rounds()
-        self.setup(point, layout)
-        del arrays, point  # one model is enough for the rounds
-        result, first_round = Result(), 1
-        if self._resume is not None:
-            self.history = Checkpoint(self._resume).load(self, grid)
-            first_round = 1 + self.history[-1].round
-            for record in self.history:
-                for metrics, by_round in (
-                    (record.train, result.train_metrics_clientapp),
-                    (record.client_evaluation, result.evaluate_metrics_clientapp),
-                    (record.evaluation, result.evaluate_metrics_serverapp),
-                ):
-                    if metrics:
-                        by_round[record.round] = MetricRecord({**metrics})
-            log(INFO, "Resumed: going on with round %d", first_round)
-        self._whole, self._snapshot = first_round - 1, None
-        for callback in self.callbacks:
-            callback.on_start(self, first_round, num_rounds)
-        # a signal has to wait until the state is whole: that of a finished round, with
-        # nothing of the next but messages
-        with deferred(), self._ending_in_order():
-            self.aggregator.prepare(conversation, self.clients, timeout)
-            self.prepare(conversation, timeout)
-            if first_round == 1 and evaluate_fn is not None:
-                evaluation = self._evaluate(evaluate_fn, 0, result)
-                self._tell(RoundRecord(round=0, evaluation=evaluation))
-            failed = 0
-            for server_round in range(first_round, num_rounds + 1):
-                check_signals()
-                record = self._one_round(
-                    server_round, train_config, evaluate_config, timeout, result
-                )
-                failed = 0 if self._used or not self._sampled else failed + 1
-                if failed == self.max_failed_rounds:
-                    self._tell(record)
-                    raise unanswered(f"{failed} rounds in a row", record)
-                converged = self.converged()
-                if converged:
-                    log(INFO, "Converged in round %d", server_round)
-                last = converged or server_round == num_rounds
-                if evaluate_fn is not None and (
-                    last or server_round % self.evaluate_every == 0
-                ):
-                    record.evaluation = self._evaluate(
-                        evaluate_fn, server_round, result
-                    )
-                if self._tell(record) and not last:
-                    log(INFO, "Stopped after round %d", server_round)
-                    last = True
-                self._whole, self._snapshot = server_round, None
-                if self._checkpoint is not None and (
-                    last or server_round % self.checkpoint_every == 0
-                ):
-                    self._save(self._pack(server_round))
-                if last:
-                    break
-            check_ended(self)
-            result.arrays = self._model_record()
-            for callback in self.callbacks:
-                callback.on_end(self, result)
-        return result
-
-    def _planned_rounds(self) -> int:
-        if self._resume is None or not self.needs_planned_rounds:
-            return self.num_rounds
-        planned = Checkpoint(self._resume).planned_rounds
-        if planned != self.num_rounds:
+        self.planned_rounds = loop.planned_rounds()
+        if self.planned_rounds != num_rounds and self._needs_planned_rounds:
             log(
                 INFO,
                 "The schedule goes on with T = %d, the rounds planned when the run "
                 "began, not with %d",
-                planned,
-                self.num_rounds,
+                self.planned_rounds,
+                num_rounds,
             )
-        return planned
+        self.setup(point, layout)
+        del point  # one model is enough for the rounds
+        before = loop.whole = loop.go_on()
+        for callback in self.options.callbacks:
+            callback.on_start(self, before + 1, num_rounds)
+        configs = train_config or ConfigRecord(), evaluate_config or ConfigRecord()
+        # a signal has to wait until the state is whole: that of a finished round, with
+        # nothing of the next but messages
+        with deferred(), loop.ending_in_order(timeout):
+            loop.run(before, evaluate_fn, configs, timeout)
+            check_ended(self)
+            loop.result.arrays = loop.model_record()
+            for callback in self.options.callbacks:
+                callback.on_end(self, loop.result)
+        return loop.result
 
-    @contextmanager
-    def _ending_in_order(self) -> Iterator[None]:
-        """Clean up after the rounds, also when they end badly."""
-        try:
-            yield
-        except BaseException as error:
-            if isinstance(error, KeyboardInterrupt):
-                self._save_last()
-            for callback in self.callbacks:
-                callback.on_failure(self, error)
-            raise
-        finally:
-            with deferred():  # the signal is known, it need not end this wave too
-                self.finish(self.conversation)
-                self.aggregator.finish(self.clients)
+    # -------------------------------------------------------------- Flower's own loop
 
-    def _save_last(self) -> None:
-        """Save the state after the last finished round, if it is still there."""
-        if self._checkpoint is None or not (self._whole or self._snapshot):
-            return
-        try:
-            self._save(self._snapshot or self._pack(self._whole or 0))
-        except OSError as error:
-            log(WARNING, "the last checkpoint was not saved: %s", error)
+    def _overridden(self, base: type[Any]) -> list[str]:
+        """The parts of Flower's loop that a subclass of ``base`` overrides."""
+        kind = type(self)
+        return [h for h in HOOKS if getattr(kind, h) is not getattr(base, h)]
 
-    def _pack(self, server_round: int) -> dict[str, Any]:
-        grid = self.conversation.grid
-        return pack_checkpoint(self, grid, server_round, self.planned_rounds)
+    def _check_hooks(self) -> None:
+        """Raise TypeError if an overridden part of Flower's loop is never called."""
+        self._refuse_hooks(self._overridden(LoopStrategy))
 
-    def _save(self, arrays: dict[str, Any]) -> None:
-        assert self._checkpoint is not None
-        write_checkpoint(self._checkpoint, arrays, self.history, self._history_saved)
-        self._history_saved = len(self.history)
+    def _refuse_hooks(self, hooks: list[str]) -> None:
+        if hooks:
+            raise TypeError(
+                f"{type(self).__name__} overrides {hooks[0]}, but its rounds take "
+                "several waves of messages, which Flower's loop does not have: "
+                "override run_round, or use a callback"
+            )
 
-    @contextmanager
-    def _interruptible(self) -> Iterator[None]:
-        """Wait for a round's answers so that a signal leaves the state before it.
-
-        A round of several waves changes the state between them. Where a wave can take
-        long, because its clients are elsewhere, the state before is kept meanwhile.
-        """
-        grid = self.conversation.grid
-        if getattr(grid, "client_states", None) is not None:
-            self._whole = None
-            with deferred():
-                yield
-        else:
-            if self._checkpoint is not None and self._whole and signals_heard():
-                packed = self._pack(self._whole)
-                self._snapshot = {name: np.array(a) for name, a in packed.items()}
-            self._whole = None
-            yield
-
-    def _one_round(
-        self,
-        server_round: int,
-        train_config: ConfigRecord,
-        evaluate_config: ConfigRecord,
-        timeout: float,
-        result: Result,
-    ) -> RoundRecord:
-        began = time.perf_counter()
-        conversation = self.conversation
-        conversation.meet_again(timeout)
-        with self._interruptible():
-            metrics = self.run_round(conversation, server_round, train_config, timeout)
-        if metrics:
-            result.train_metrics_clientapp[server_round] = MetricRecord({**metrics})
-        waves = conversation.traffic.waves
-        evaluated = None
-        if self._evaluates_clients(server_round):
-            with deferred():  # the round is not finished yet, but the state is the next
-                evaluated = self.evaluate_clients(
-                    conversation, server_round, evaluate_config, timeout
-                )
-        if evaluated is not None:
-            result.evaluate_metrics_clientapp[server_round] = evaluated
-        traffic = conversation.take_traffic()
-        return RoundRecord(
-            round=server_round,
-            sampled=len(self._sampled),
-            used=len(self._used),
-            rejected=list(traffic.rejected),
-            bytes_up=traffic.up,
-            bytes_down=traffic.down,
-            seconds=time.perf_counter() - began,
-            round_trips=waves,
-            train=metrics or {},
-            client_evaluation=plain_metrics(evaluated),
+    def _not_one_wave(self, *arguments: Any, **more: Any) -> Any:
+        """Refuse: a round is not one wave; RuntimeError."""
+        raise RuntimeError(
+            f"{type(self).__name__} takes several waves of messages a round, which "
+            "Flower's own loop cannot send: use strategy.start"
         )
 
-    def _evaluates_clients(self, server_round: int) -> bool:
-        """Whether the clients are asked for an evaluation in this round."""
-        every = self.client_evaluate_every
-        return bool(every) and server_round % every == 0
-
-    def _evaluate(
-        self, evaluate_fn: EvaluateFn, server_round: int, result: Result
-    ) -> dict[str, float]:
-        metrics = evaluate_fn(server_round, self._model_record())
-        if metrics is None:
-            return {}
-        result.evaluate_metrics_serverapp[server_round] = metrics
-        return plain_metrics(metrics)
-
-    def _tell(self, record: RoundRecord) -> bool:
-        """Give a round to the history and to the callbacks; whether one said stop."""
-        self.history.append(record)
-        stop = False
-        for callback in self.callbacks:  # each hears of it, also after a stop
-            stop = bool(callback.on_round(self, record)) or stop
-        return stop
+    configure_train = aggregate_train = _not_one_wave
+    configure_evaluate = aggregate_evaluate = _not_one_wave

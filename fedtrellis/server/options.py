@@ -1,44 +1,182 @@
-"""What every strategy takes, as keyword arguments for editors and type checkers."""
+"""What every strategy takes beside its method's own settings."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import field, fields
 from pathlib import Path
-from typing import Literal, TypedDict
+from typing import Any, Literal, get_args
 
-from fedtrellis.server.aggregation import Aggregation
+from fedtrellis.declared import Declared
+from fedtrellis.server.aggregation import (
+    Aggregation,
+    Clipping,
+    Mean,
+    Median,
+    TrimmedMean,
+)
 from fedtrellis.server.callbacks import Callback
-from fedtrellis.server.guarded import Name, Privacy, Weights
-from fedtrellis.server.method import Sampling
+from fedtrellis.server.private import Budget, Private
+from fedtrellis.server.secure_sum import SecureSum
+from fedtrellis.settings import given, setting
 from fedtrellis.wire.exchange import ClientKeys
 from fedtrellis.wire.layout import DType
+from fedtrellis.wire.protocol import ANSWER_BOUND
 
-__all__ = ["StrategyOptions"]
+__all__ = ["AGGREGATIONS", "SAMPLINGS", "RunOptions"]
+
+Sampling = Literal["bernoulli", "fixed"]
+SAMPLINGS: tuple[Sampling, ...] = get_args(Sampling)
+Weights = Literal["equal", "examples"]
+Privacy = Literal["none", "local"]
+Name = Literal["mean", "median", "trimmed-mean", "clipping", "private", "secure-sum"]
+
+#: What ``aggregation`` may name.
+AGGREGATIONS: tuple[type[Aggregation], ...] = (
+    *(Mean, Median, TrimmedMean, Clipping),
+    *(Private, SecureSum),
+)
 
 
-class StrategyOptions(TypedDict, total=False):
-    """Fields of :class:`~fedtrellis.LoopStrategy`, which describes and checks them."""
+def _of_noise(name: str) -> Any:
+    """A setting of noise's budget, for noise by the clients."""
+    (declared,) = (one for one in fields(Budget) if one.name == name)
+    meta = {"shown": False, "only": {"privacy": ("local",)}}
+    return field(default=declared.default, metadata={**declared.metadata, **meta})
 
-    participation: float
-    sampling: Sampling
-    seed: int
-    dtype: DType | Literal["auto"]
-    aggregation: Name | Aggregation
-    answer_bound: float
-    client_keys: ClientKeys | Literal["auto"]
-    client_weights: Weights
-    evaluation_weights: Weights
-    privacy: Privacy
-    privacy_clip: float
-    privacy_noise_multiplier: float
-    privacy_epsilon: float
-    privacy_delta: float
-    callbacks: Sequence[Callback]
-    checkpoint: str | Path | None
-    checkpoint_every: int
-    resume: str | Path | None
-    evaluate_every: int
-    client_evaluate_every: int
-    min_nodes: int
-    start_timeout: float
-    max_failed_rounds: int
+
+class RunOptions(Declared):
+    """What every strategy takes as keywords, and run configs without a prefix.
+
+    A strategy has them in its ``options``, and reads them as its own attributes.
+
+    Examples
+    --------
+    >>> from fedtrellis.strategies import FedAvgGD
+    >>> strategy = FedAvgGD(participation=0.5, seed=1)
+    >>> strategy.options.participation, strategy.seed
+    (0.5, 1)
+    """
+
+    participation: float = setting(
+        1.0,
+        "probability, or fraction, of the clients that take part in a round",
+        symbol="p",
+        above=0.0,
+        maximum=1.0,
+    )
+    sampling: Sampling = setting(
+        "bernoulli",
+        "a coin flip for each client, or a fixed number of them, ⌈p·n⌉",
+        choices=Sampling,
+    )
+    seed: int = setting(0, "of everything random", minimum=0, shown=False)
+    dtype: DType | Literal["auto"] = setting(
+        None,
+        "what the model is made of: computed, kept and sent in; auto: what "
+        "initial_arrays are of, where the method takes that, and in a run config "
+        "float64",
+        note="see :mod:`fedtrellis.wire.layout`",
+        choices=DType,
+        shown=False,
+    )
+    aggregation: Name | Aggregation = setting(
+        "mean",
+        "how a round's answers become one vector: the mean, an average that a few of "
+        "them cannot choose, one with noise and an ε, or sums of what clients hide",
+        note="In Python also an object, such as ``TrimmedMean(fraction=0.3)``; in a "
+        "run config its settings are ``trimmed-mean.fraction`` and so on",
+        choices=Name,
+        shown=False,
+    )
+    answer_bound: float = setting(
+        ANSWER_BOUND,
+        "an answer of a norm beyond this times max(1, the model's) is refused",
+        minimum=1.0,
+        shown=False,
+    )
+    client_keys: ClientKeys | Literal["auto"] = setting(
+        None,
+        "whether a client-id is bound to the key of the node that first answered for "
+        "it, over checkpoints too; auto: where the node's key was registered under a "
+        "name",
+        choices=ClientKeys,
+        shown=False,
+    )
+    client_weights: Weights = given(
+        "what an answer weighs in the mean of a round: as much as any other, as in the "
+        "papers, or by the examples that its client declared before round 1, as in "
+        "Flower's FedAvg",
+        note="By examples the minimum is that of Σ d_i f_i / Σ d_i, the mean over all "
+        "examples where f_i is the mean over the client's d_i",
+        default="equal",
+        choices=Weights,
+        shown=False,
+    )
+    evaluation_weights: Weights = given(
+        "what a client's evaluation weighs in the mean: the examples that it declared "
+        "before round 1, or as much as any other's",
+        default="examples",
+        choices=Weights,
+        shown=False,
+    )
+    privacy: Privacy = setting(
+        "none",
+        "whether clients add noise to all that they send: differential privacy of each "
+        "client's whole data, from the server too",
+        choices=Privacy,
+        shown=False,
+    )
+    privacy_clip: float = _of_noise("clip")
+    privacy_noise_multiplier: float = _of_noise("noise_multiplier")
+    privacy_epsilon: float = _of_noise("epsilon")
+    privacy_delta: float = _of_noise("delta")
+    callbacks: Sequence[Callback] = given(
+        "called with every round; any of them can stop the run",
+        default=(),
+        shown=False,
+    )
+    checkpoint: str | Path | None = given(
+        "file to keep the run's state in, replaced in one step, so that a run killed "
+        "at any moment leaves a whole one",
+        default=None,
+        shown=False,
+    )
+    checkpoint_every: int = setting(
+        10, "rounds between checkpoints", minimum=1, shown=False
+    )
+    resume: str | Path | None = given(
+        "checkpoint to go on from", default=None, shown=False
+    )
+    evaluate_every: int = setting(
+        1,
+        "rounds between evaluations",
+        note="the last round is always evaluated",
+        minimum=1,
+        shown=False,
+    )
+    client_evaluate_every: int = setting(
+        0,
+        "rounds between evaluations on the clients; 0: never, but with nodes' own data "
+        "as evaluate-every says",
+        minimum=0,
+        shown=False,
+    )
+    min_nodes: int = setting(
+        1,
+        "nodes to wait for before the start",
+        note="the run begins once no further ones connect; all that are there then are "
+        "the clients, and with methods that keep nothing of a single one (the FedAvg "
+        "family) later ones too",
+        minimum=1,
+        shown=False,
+    )
+    start_timeout: float = given(
+        "seconds to wait for them", default=600.0, above=0.0, shown=False
+    )
+    max_failed_rounds: int = setting(
+        5,
+        "rounds in a row without a usable answer that end the run",
+        minimum=1,
+        shown=False,
+    )

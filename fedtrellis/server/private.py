@@ -91,9 +91,9 @@ class Budget(Declared):
             )
         need("dp_accounting", self.wanted, "privacy")
 
-    def described(self) -> dict[str, Any]:
+    def _described(self) -> dict[str, Any]:
         """Its settings' values, by name and symbol; none that is left open."""
-        shown = super().described()
+        shown = super()._described()
         return {name: value for name, value in shown.items() if value != AUTO}
 
     def open(self, planned: int, clients: int, how: Releases) -> None:
@@ -139,7 +139,7 @@ class Budget(Declared):
             "and counts in this record have no noise"
         )
 
-    def blame(self) -> str:
+    def why_failed(self) -> str:
         """The noise, where there is some, for a run that came to nothing."""
         if not self.settled_noise_multiplier:
             return ""

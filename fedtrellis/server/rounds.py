@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -12,9 +11,10 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
+from fedtrellis.server.aggregation import Sealed
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.conversation import Conversation
-from fedtrellis.server.loop import LoopStrategy
+from fedtrellis.server.loop import HOOKS, LoopStrategy
 from fedtrellis.server.metrics import plain_metrics
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import record_arrays
@@ -109,48 +109,45 @@ class RoundStrategy(LoopStrategy):
         """
 
     def audience(self, server_round: int, client: str) -> Hashable:
-        """What a client's :meth:`instruction` depends on: equal ones are told the same.
+        """What a client's :meth:`instruction` depends on: equal ones get the same.
 
         By default its name, so that each is asked for. A method that overrides it saves
-        the server a look at each; a subclass with another :meth:`instruction` says it
-        anew, or does without.
+        the server a look at each; a subclass with another :meth:`instruction` overrides
+        both, or does without.
         """
         return client
 
-    @cached_property
-    def _hooks_training(self) -> bool:
-        """Whether the parts of Flower's loop that train are overridden."""
-        own = self.own_hooks(RoundStrategy)
-        return any(hook.endswith("_train") for hook in own)
+    @property
+    def _one_wave(self) -> bool:
+        return type(self).run_round is RoundStrategy.run_round
 
     @cached_property
     def _has_audiences(self) -> bool:
-        kind, own = type(self), ("instruction", "request_entries")
-        return all(speaks_for(kind, "audience", one) for one in own)
+        named = ("instruction", "_request_entries")
+        return all(speaks_for(type(self), "audience", one) for one in named)
 
     def _entries(
         self, server_round: int, config: ConfigRecord
     ) -> dict[str, Mapping[str, Any]]:
-        """By client what the round's requests say; one object where it is the same."""
-        said = self._has_audiences
-        told: dict[Hashable, Mapping[str, Any]] = {}
+        """The round's requests by client; one object where they are the same."""
+        made: dict[Hashable, Mapping[str, Any]] = {}
         entries: dict[str, Mapping[str, Any]] = {}
-        for name in self._sampled:
-            key = self.audience(server_round, name) if said else name
-            if key not in told:
-                told[key] = {**config, **self.request_entries(server_round, name)}
-            entries[name] = told[key]
+        for name in self.sampled:
+            key = self.audience(server_round, name) if self._has_audiences else name
+            if key not in made:
+                made[key] = {**config, **self._request_entries(server_round, name)}
+            entries[name] = made[key]
         return entries
 
-    def request_entries(self, server_round: int, client: str) -> dict[str, Any]:
-        """The :meth:`instruction`, and what every method says beside it."""
+    def _request_entries(self, server_round: int, client: str) -> dict[str, Any]:
+        """The :meth:`instruction`, and what every method sends beside it."""
         entries: dict[str, Any] = {"num-clients": self.num_clients}
-        if self.answer_bound != ANSWER_BOUND:
-            entries["answer-bound"] = self.answer_bound
+        if self.options.answer_bound != ANSWER_BOUND:
+            entries["answer-bound"] = self.options.answer_bound
         if self.local_noise is not None:
             entries |= self.local_noise.entries()
         entries |= self.instruction(server_round, client)
-        return entries | self.aggregator.entries(self._sampled)
+        return entries | self.aggregator.entries(self.sampled)
 
     def run_round(
         self,
@@ -160,29 +157,19 @@ class RoundStrategy(LoopStrategy):
         timeout: float,
     ) -> dict[str, float] | None:
         """One round: a wave, and what the method makes of it."""
-        if self._hooks_training:
+        if self._hooked("_train"):
             return self._run_hooks(conversation, server_round, config, timeout)
-        self._sampled = self.sample(server_round)
+        self.sampled = self.sample(server_round)
         entries = self._entries(server_round, config)
         if not entries and not self.aggregator.always:
-            self._used = []
+            self.used = []
             return None
         if self.local_noise is not None:
             self.local_noise.note_asked(entries)
         answers: Sequence[Answer] = ()
         if entries:
-            answers = self.ask_round(conversation, server_round, entries, timeout)
+            answers = self.aggregator.ask(conversation, server_round, entries, timeout)
         return self._use(server_round, answers)
-
-    def ask_round(
-        self,
-        conversation: Conversation,
-        server_round: int,
-        entries: Mapping[str, Mapping[str, Any]],
-        timeout: float,
-    ) -> Sequence[Answer]:
-        """The answers of a round's clients, each of whom is told its entries."""
-        return self.aggregator.ask(conversation, server_round, entries, timeout)
 
     def _use(
         self, server_round: int, answers: Sequence[Answer]
@@ -196,51 +183,56 @@ class RoundStrategy(LoopStrategy):
                 self.conversation.reject(answer.client, str(error))
             else:
                 self.conversation.note_version(answer)
-        why = self.unusable(server_round, checked)
+        why = self._unusable(server_round, checked)
         for name in checked if why else ():
             self.conversation.reject(name, why)
-        self._used = [] if why else list(checked)
-        if not self._used and not self.aggregator.always:
+        self.used = [] if why else list(checked)
+        if not self.used and not self.aggregator.always:
             return None
-        self._whole = None
-        metrics = self.aggregate(server_round, self.sealed(checked))
+        self._loop.whole = None
+        sealed = checked
+        if self.aggregator.sums_only:
+            sealed = {name: Sealed(answer) for name, answer in checked.items()}
+        metrics = self.aggregate(server_round, sealed)
         for name in checked:
             self.conversation.note_used(name, server_round)
         metrics = metrics | self.aggregator.metrics()
-        return (
-            metrics
-            if self.local_noise is None
-            else metrics | self.local_noise.metrics()
-        )
+        noise = self.local_noise
+        return metrics if noise is None else metrics | noise.metrics()
 
-    @contextmanager
-    def _interruptible(self) -> Iterator[None]:
-        # the only wave changes nothing until _use has its answers
-        if type(self).run_round is RoundStrategy.run_round:
-            yield
-        else:
-            with super()._interruptible():
-                yield
+    def _unusable(self, server_round: int, answers: Mapping[str, Any]) -> str:
+        """Why a round's checked answers come to nothing; empty if they do not."""
+        if self.aggregator.robust and len(answers) < self._least_answers:
+            return (
+                f"aggregation = {self.aggregator.name!r} needs at least "
+                f"{self._least_answers} answers in a round, and this one had "
+                f"{len(answers)}"
+            )
+        return self.aggregator.lost(server_round, self.sampled, answers)
 
     # -------------------------------------------------------------- Flower's own loop
 
-    def check_hooks(self) -> None:
+    def _hooked(self, which: str) -> bool:
+        """Whether parts of Flower's loop that end so are overridden."""
+        kind, names = type(self), [name for name in HOOKS if name.endswith(which)]
+        return any(getattr(kind, n) is not getattr(RoundStrategy, n) for n in names)
+
+    def _check_hooks(self) -> None:
         """Where a round is one wave, each part of Flower's loop can be overridden."""
-        own = self.own_hooks(RoundStrategy)
-        one_wave = type(self).run_round is RoundStrategy.run_round
-        said, ways = "", [*own, *([] if one_wave else ["run_round"])]
+        own = self._overridden(RoundStrategy)
+        stated, ways = "", [*own, *([] if self._one_wave else ["run_round"])]
         if self.aggregator.sums_only:
-            said = f"aggregation = {self.aggregator.name!r}"
+            stated = f"aggregation = {self.aggregator.name!r}"
         elif self.local_noise is not None:
-            said = self.local_noise.wanted
-        if said and ways:
+            stated = self.local_noise.wanted
+        if stated and ways:
             raise SettingsError(
-                f"{said} does not apply to {self.described_name}, which overrides "
+                f"{stated} does not apply to {self._described_name}, which overrides "
                 f"{ways[0]}: what it does there with answers is not known"
             )
-        if not one_wave:
+        if not self._one_wave:
             # an evaluation is one wave all the same
-            self.refuse_hooks([hook for hook in own if hook.endswith("_train")])
+            self._refuse_hooks([hook for hook in own if hook.endswith("_train")])
 
     def _run_hooks(
         self,
@@ -254,20 +246,20 @@ class RoundStrategy(LoopStrategy):
         The model becomes what the latter returns, where that is another one.
         """
         messages = self.configure_train(
-            server_round, self._model_record(), config.copy(), conversation.grid
+            server_round, self._loop.model_record(), config.copy(), conversation.grid
         )
         replies, asked = conversation.send(messages, timeout)
-        self._sampled = asked
-        self._used = [name for name, reply in replies.items() if reply.has_content()]
+        self.sampled = asked
+        self.used = [name for name, reply in replies.items() if reply.has_content()]
         arrays, metrics = self.aggregate_train(server_round, list(replies.values()))
         if arrays is not None:
             layers, layout = record_arrays(arrays), self.broadcast.layout
-            ours = layout.layers(self.result_point())
+            ours = layout.layers(self._result_point())
             if not all(map(np.array_equal, layers, ours)):
                 self.broadcast.replace(layout.point(layers))
         return None if metrics is None else plain_metrics(metrics)
 
-    def evaluate_clients(
+    def _evaluate_clients(
         self,
         conversation: Conversation,
         server_round: int,
@@ -275,11 +267,12 @@ class RoundStrategy(LoopStrategy):
         timeout: float,
     ) -> MetricRecord | None:
         """Mean of the clients' metrics, or what overridden hooks make of them."""
-        own = self.own_hooks(RoundStrategy)
-        if not any(hook.endswith("_evaluate") for hook in own):
-            return super().evaluate_clients(conversation, server_round, config, timeout)
+        if not self._hooked("_evaluate"):
+            return super()._evaluate_clients(
+                conversation, server_round, config, timeout
+            )
         messages = self.configure_evaluate(
-            server_round, self._model_record(), config.copy(), conversation.grid
+            server_round, self._loop.model_record(), config.copy(), conversation.grid
         )
         replies, _ = conversation.send(messages, timeout)
         return self.aggregate_evaluate(server_round, list(replies.values()))
@@ -299,15 +292,15 @@ class RoundStrategy(LoopStrategy):
     ) -> Iterable[Message]:
         """Messages of a round's wave."""
         conversation = self._in_a_run()
-        self._sampled = self.sample(server_round)
+        self.sampled = self.sample(server_round)
         return [
             conversation.request(
                 server_round,
                 name,
                 "train",
-                {**config, **self.request_entries(server_round, name)},
+                {**config, **self._request_entries(server_round, name)},
             )
-            for name in self._sampled
+            for name in self.sampled
         ]
 
     def aggregate_train(
@@ -318,14 +311,14 @@ class RoundStrategy(LoopStrategy):
         metrics = self._use(server_round, answers)
         if metrics is None:
             return None, None
-        return self._model_record(), MetricRecord(dict(metrics))
+        return self._loop.model_record(), MetricRecord(dict(metrics))
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Messages of an evaluation on all clients' own data, if this round has one."""
         conversation = self._in_a_run()
-        if not self._evaluates_clients(server_round):
+        if not self._loop.evaluates_clients(server_round):
             return []
         return [
             conversation.request(server_round, name, "evaluate", dict(config))
@@ -335,5 +328,5 @@ class RoundStrategy(LoopStrategy):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Mean of the clients' metrics, as :meth:`mean_evaluation` takes it."""
-        return self.mean_evaluation(self.conversation.read(server_round, replies))
+        """Mean of the clients' metrics, weighted by ``evaluation_weights``."""
+        return self._mean_evaluation(self.conversation.read(server_round, replies))

@@ -71,7 +71,7 @@ class CorrectiveSteps:
     def _form(self, client: str) -> Form:
         strategy = self._strategy
         dtype = strategy.broadcast.layout.point_dtype
-        return Form(strategy.domain_of(client), strategy.correction, dtype)
+        return Form(strategy._domain_of(client), strategy.correction, dtype)
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         """ρ, unless there is none yet, k, and whether the certificate is wanted."""
@@ -95,7 +95,7 @@ class CorrectiveSteps:
         """The client's next iterate, in its own set; ValueError if it is none."""
         strategy = self._strategy
         iterate = self._iterates[answer.client].changed(
-            answer.arrays, strategy.domain_of(answer.client), self._steps
+            answer.arrays, strategy._domain_of(answer.client), self._steps
         )
         numbers, first = answer.numbers.tolist(), self.penalty is None
         expected = first + 2 * strategy.certificate
@@ -159,7 +159,7 @@ class CorrectiveSteps:
         self._calm = self._calm + len(answers) if calm else 0
         if strategy.certificate:
             metrics |= self._certify()
-        return metrics | strategy.whether_outside()
+        return metrics | strategy._whether_outside()
 
     def _certify(self) -> dict[str, float]:
         """A lower bound of F*, for convex f_i, once everybody has answered.
@@ -191,7 +191,7 @@ class CorrectiveSteps:
             return False
         return not self._strategy.certificate or self.gap <= tolerance * self._scale
 
-    def client_iterate(self, client: str) -> FloatArray:
+    def _client_iterate(self, client: str) -> FloatArray:
         return self._points[client].copy()
 
     def client_state(self, client: str) -> dict[str, NDArray[Any]]:

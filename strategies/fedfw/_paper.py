@@ -42,7 +42,7 @@ class PaperSteps:
             # 0 until it is known
             strategy.penalty or 0.0,
             # who counts steps needs no p
-            1.0 if strategy.counts_own_steps else strategy.expected_participation,
+            1.0 if strategy._counts_own_steps else strategy._expected_participation,
             strategy.planned_rounds * self._local_steps,
             strategy.step_size,
             strategy.averaging,
@@ -80,7 +80,7 @@ class PaperSteps:
         Until λ_0 is known there is one step, in which x_i = x̄ and λ does not matter.
         """
         count = range(1, 1 + (1 if self.penalty is None else self._local_steps))
-        if not self._strategy.counts_own_steps:
+        if not self._strategy._counts_own_steps:
             # τ = (t − 1) k + j
             first = (server_round - 1) * self._local_steps
             both = [float(first + j) for j in count]
@@ -120,19 +120,19 @@ class PaperSteps:
 
     def audience(self, client: str) -> int:
         """k_i, where the schedule goes by it."""
-        return self._steps_taken[client] if self._strategy.counts_own_steps else 0
+        return self._steps_taken[client] if self._strategy._counts_own_steps else 0
 
     # ------------------------------------------------------------ what is received
 
     def check(self, answer: Answer) -> _Answer:
         if self.penalty is not None:
-            return self._strategy.take_atoms(answer, self._local_steps), 0.0
+            return self._strategy._take_atoms(answer, self._local_steps), 0.0
         if answer.numbers.shape != (1,) or not answer.numbers[0] >= 0.0:
             raise ValueError(
                 "the answer has no norm of the client's gradient, which penalty = "
                 "'auto' needs"
             )
-        return self._strategy.take_atoms(answer, 1), float(answer.numbers[0])
+        return self._strategy._take_atoms(answer, 1), float(answer.numbers[0])
 
     def aggregate(
         self, server_round: int, answers: dict[str, _Answer]
@@ -176,7 +176,7 @@ class PaperSteps:
                 self._advance(Step(1.0 - eta, eta / n, each))
         if self.penalty is None:
             self._settle_by([norm for _, norm in answers.values()])
-        return self._strategy.whether_outside()
+        return self._strategy._whether_outside()
 
     def _replace(self, x_bar: FloatArray) -> None:
         if self._mean is not None:
@@ -215,14 +215,14 @@ class PaperSteps:
         """Never: Frank-Wolfe's steps shrink by a schedule, not by what is reached."""
         return False
 
-    def client_iterate(self, client: str) -> FloatArray:
+    def _client_iterate(self, client: str) -> FloatArray:
         return self._mirrors[client].dense()
 
     def client_state(self, client: str) -> dict[str, NDArray[Any]]:
         broadcast = self._strategy.broadcast
         x = self._start
         if self._steps_taken[client]:
-            x = self.client_iterate(client)
+            x = self._client_iterate(client)
         elif broadcast.version == 0:
             # x_i¹ = x̄¹: costs nothing to send
             x = broadcast.model

@@ -147,14 +147,14 @@ class FedFWSettings(FrankWolfeStrategy):
                 "step_count = 'own' is for schedule = 'convex', not for "
                 f"{self.schedule!r}; allowed: 'round'"
             )
-        self.needs_planned_rounds = self.schedule == "nonconvex"
+        self._needs_planned_rounds = self.schedule == "nonconvex"
 
-    def check_aggregation(self) -> None:
+    def _check_aggregation(self) -> None:
         """The corrective variant averages each client's last; x̄ of others is atoms."""
         self.needs = None if self.variant in PAPERS else "each"
         # an atom for each local step
-        self.private_releases = self.local_steps or 1
-        super().check_aggregation()
+        self._private_releases = self.local_steps or 1
+        super()._check_aggregation()
 
     def _check_private(self) -> None:
         """Refuse variants that send more than atoms, and what needs ‖g_i‖."""
@@ -171,6 +171,6 @@ class FedFWSettings(FrankWolfeStrategy):
             )
 
     @property
-    def counts_own_steps(self) -> bool:
+    def _counts_own_steps(self) -> bool:
         """Whether the schedule goes by each client's own steps."""
         return self.schedule == "convex" and self.step_count != "round"

@@ -89,14 +89,14 @@ class FedFW(FedFWSettings):
 
     name = "fedfw"
     about = "federated Frank-Wolfe: FedFW, FedFW+, FedFW-sto"
-    state_settings = ("variant", "correction")
-    least_answers = 1
-    private_mechanism = "exponential"
-    free_to_change = ("penalty",)
+    _state_settings = ("variant", "correction")
+    _least_answers = 1
+    _private_mechanism = "exponential"
+    _free_to_change = ("penalty",)
 
     def setup(self, point: FloatArray, layout: Layout) -> None:
         """Start the variant's half, with every client at the initial model."""
-        self.settle_domains(layout.point_shape)
+        self._settle_domains(layout.point_shape)
         if not self.domain.contains(point, rounding(layout.point_dtype)):
             log(WARNING, "The initial model lies outside %r", self.domain)
         kind = PaperSteps if self.variant in PAPERS else CorrectiveSteps
@@ -118,11 +118,11 @@ class FedFW(FedFWSettings):
         """Take the variant's server step, and replay every used client's."""
         return self.half.aggregate(server_round, answers)
 
-    def client_iterate(self, client: str) -> FloatArray:
+    def _client_iterate(self, client: str) -> FloatArray:
         """x_i as the server replays it, a new array."""
-        return self.half.client_iterate(client)
+        return self.half._client_iterate(client)
 
-    def result_point(self) -> FloatArray:
+    def _result_point(self) -> FloatArray:
         """x̄, which the corrective variant does not send."""
         return self.half.model
 
@@ -130,12 +130,12 @@ class FedFW(FedFWSettings):
         """Whether the corrective variant's residuals are within the tolerance."""
         return self.half.converged()
 
-    def model_for(
+    def _model_for(
         self, client: str, entries: dict[str, Any]
     ) -> tuple[ArrayRecord, dict[str, Any]]:
         """What the broadcast has, or for an evaluation x̄ where that is not the same."""
         if not entries.pop(_EVALUATED, False):
-            return super().model_for(client, entries)
+            return super()._model_for(client, entries)
         layout = self.broadcast.layout
         parts = sparse_or_dense(layout.to_wire(self.half.model))
         return array_record(parts, join=True), {
@@ -146,7 +146,7 @@ class FedFW(FedFWSettings):
             "keep-model": False,
         }
 
-    def evaluate_clients(
+    def _evaluate_clients(
         self,
         conversation: Conversation,
         server_round: int,
@@ -155,10 +155,12 @@ class FedFW(FedFWSettings):
     ) -> MetricRecord | None:
         """Mean of the clients' metrics at x̄."""
         if self.half.model is self.broadcast.model:
-            return super().evaluate_clients(conversation, server_round, config, timeout)
+            return super()._evaluate_clients(
+                conversation, server_round, config, timeout
+            )
         entries = {name: {**config, _EVALUATED: True} for name in self.clients}
         answers = conversation.ask(server_round, "evaluate", entries, timeout)
-        return self.mean_evaluation(answers)
+        return self._mean_evaluation(answers)
 
     def client_state(self, client: str) -> dict[str, NDArray[Any]]:
         """x_i, and what else of the variant's state the server can replay."""

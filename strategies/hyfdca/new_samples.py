@@ -60,4 +60,4 @@ def score_new_samples(
         if known:
             to_score[name] = {**config, **{f"scores/{g}": scores[g] for g in known}}
     answers = conversation.ask(server_round, "evaluate", to_score, timeout)
-    return strategy.mean_evaluation(answers)
+    return strategy._mean_evaluation(answers)

@@ -180,7 +180,7 @@ def settle_cipher(strategy: HyFDCA, rest: Mapping[str, list[NDArray[Any]]]) -> C
     else:
         cipher = backend_class(strategy.encryption).adder()
     kind = {
-        str(strategy.client_properties(name).get("key-kind", "run")) for name in rest
+        str(strategy._client_properties(name).get("key-kind", "run")) for name in rest
     }
     if kind == {"roster"}:
         return cipher

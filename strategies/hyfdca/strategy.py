@@ -113,12 +113,12 @@ class HyFDCA(HyFDCASettings):
     about = "encrypted dual ascent: samples and features split over nodes"
 
     predicts = True
-    state_settings = ("step", "parts", "secure_sum")
-    measures = ("primal", "dual", "duality-gap")
+    _state_settings = ("step", "parts", "secure_sum")
+    _measures = ("primal", "dual", "duality-gap")
     # the strategy compares the key itself
-    free_to_change = ("context",)
+    _free_to_change = ("context",)
 
-    def warnings(self) -> list[str]:
+    def _warnings(self) -> list[str]:
         """Say where nothing is encrypted."""
         if self.encryption == "none":
             return ["NOTHING WAS ENCRYPTED: encryption = 'none' is for debugging"]
@@ -218,7 +218,7 @@ class HyFDCA(HyFDCASettings):
 
     def _weighted(self) -> bool:
         """Whether some client's samples have weights."""
-        known = ((name, self.client_properties(name)) for name in self.clients)
+        known = ((name, self._client_properties(name)) for name in self.clients)
         names = [name for name, one in known if one.get("weighted")]
         if names:
             self.check_weights(f"client {', '.join(names)}: samples have weights")
@@ -250,7 +250,7 @@ class HyFDCA(HyFDCASettings):
     @property
     def noisy(self) -> bool:
         """Whether clients add noise, so that neither v nor D is exact."""
-        noisy = (self.client_properties(name).get("noisy") for name in self.clients)
+        noisy = (self._client_properties(name).get("noisy") for name in self.clients)
         return self.noise > 0.0 or any(map(bool, noisy))
 
     def prepare(self, conversation: Conversation, timeout: float) -> None:
@@ -303,7 +303,7 @@ class HyFDCA(HyFDCASettings):
         """Which kind of keys the clients have: all of them the same."""
         kinds: dict[str, list[str]] = {}
         for name in self.clients:
-            kind = str(self.client_properties(name).get("key-kind", "run"))
+            kind = str(self._client_properties(name).get("key-kind", "run"))
             kinds.setdefault(kind, []).append(name)
         if len(kinds) > 1:
             words = {
@@ -453,15 +453,15 @@ class HyFDCA(HyFDCASettings):
         timeout: float,
     ) -> dict[str, float] | None:
         """One iteration, in as many waves as it takes."""
-        self._sampled = self.sample(server_round)
+        self.sampled = self.sample(server_round)
         used, metrics = self.steps.iterate(
-            conversation, server_round, dict(config), self._sampled, timeout
+            conversation, server_round, dict(config), self.sampled, timeout
         )
         # answers that bring nothing closer to a move are as good as none
         moved = self._progress()
-        self._used = [name for name in self.clients if name in used and moved]
+        self.used = [name for name in self.clients if name in used and moved]
         if not conversation.traffic.waves:
-            self._sampled = []  # all who are here wait for somebody who is away
+            self.sampled = []  # all who are here wait for somebody who is away
         primal = metrics.get("primal")
         self._best.note(
             self.steps.primals, self.steps.duals, np.atleast_2d(self.steps.certified)
@@ -475,14 +475,14 @@ class HyFDCA(HyFDCASettings):
             self.steps.lag if primal is not None else self._uncertified + move
         )
         self.broadcast.replace(_flat(np.atleast_2d(self.steps.w)))
-        return metrics if self._used else None
+        return metrics if self.used else None
 
     def _progress(self) -> bool:
         """Whether anything has come closer to a move: else the round has failed."""
         before, self._reached = self._reached, self.steps.reached()
         return bool(self._reached != before)
 
-    def result_point(self) -> FloatArray:
+    def _result_point(self) -> FloatArray:
         """The model, in the units of the columns that the clients have."""
         w = self.found_point()
         if self._scales is None:
@@ -540,7 +540,7 @@ class HyFDCA(HyFDCASettings):
         """
         return score_new_samples(self, conversation, server_round, timeout)
 
-    def evaluate_clients(
+    def _evaluate_clients(
         self,
         conversation: Conversation,
         server_round: int,

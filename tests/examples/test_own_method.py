@@ -58,6 +58,40 @@ def loop(step_size: float) -> Any:
     return x
 
 
+def feddyn(rounds: int, alpha: float, step: float, k: int) -> Any:
+    """FedDyn's rounds without messages, with h as its authors have it."""
+    config = {"task": "linear-regression", "method": "fedgia"}
+    task = sim.app.experiment(config, 4).task
+    gradients = [task.client_objective(i).gradient for i in range(4)]
+    x, h, g = np.zeros(100), np.zeros(100), np.zeros((4, 100))
+    for _ in range(rounds):
+        ends = np.tile(x, (4, 1))
+        for i, gradient in enumerate(gradients):
+            for _ in range(k):
+                ends[i] -= step * (gradient(ends[i]) - g[i] + alpha * (ends[i] - x))
+        g -= alpha * (ends - x)
+        h -= alpha * (ends - x).mean(axis=0)
+        x = ends.mean(axis=0) - h / alpha
+    return x
+
+
+def test_a_method_with_state_is_the_papers_also_when_it_goes_on(
+    installed: dict[str, str], tmp_path: Path
+) -> None:
+    words = ["sim.py", "--nodes", "4", "--out", str(tmp_path), "-c"]
+    config = 'method="feddyn" task="linear-regression" checkpoint-every=3'
+    config += " feddyn.alpha=2.0 feddyn.step-size=0.05 feddyn.local-steps=3"
+    done = call(installed, *words, f"{config} rounds=3")
+    assert done.returncode == 0, done.stderr
+    (first,) = tmp_path.iterdir()
+    done = call(installed, *words, f'resume="{first}" rounds=6')
+    assert done.returncode == 0, done.stderr
+    (second,) = set(tmp_path.iterdir()) - {first}
+    for record, rounds in ((first, 3), (second, 6)):
+        expected = feddyn(rounds, alpha=2.0, step=0.05, k=3)
+        np.testing.assert_allclose(model(record), expected, rtol=0, atol=1e-12)
+
+
 def test_the_app_of_a_checkout_knows_it(
     installed: dict[str, str], tmp_path: Path
 ) -> None:

@@ -156,14 +156,14 @@ def test_describe_gives_key_default_and_what_is_allowed() -> None:
 # ------------------------------------------------------------ classes with such fields
 
 
-class Common(Declared, options=True):
+class Common(Declared):
     """What all have."""
 
     seed: int = setting(0, "of everything random", minimum=0)
-    said: list[str] = given("who spoke", default_factory=list, shown=False)
+    heights: list[str] = given("in order", default_factory=list, shown=False)
 
 
-class Method(Common):
+class Method(Declared, options=Common):
     """A method.
 
     Says more here.
@@ -210,7 +210,7 @@ class BelowByHand(ByHand):
 def test_fields_are_keyword_arguments_and_what_is_only_annotated_is_none() -> None:
     parameters = inspect.signature(Method).parameters
     assert list(parameters) == [
-        *("where", "seed", "said", "weight", "scale", "fraction", "steps", "kind")
+        *("where", "weight", "scale", "fraction", "steps", "kind", "seed", "heights")
     ]
     assert parameters["where"].kind is parameters["where"].POSITIONAL_OR_KEYWORD
     assert parameters["steps"].kind is parameters["steps"].KEYWORD_ONLY
@@ -218,7 +218,9 @@ def test_fields_are_keyword_arguments_and_what_is_only_annotated_is_none() -> No
     with pytest.raises(TypeError, match="where"):
         Method()  # type: ignore[call-arg]
     # a list of its own for everybody
-    assert Method("d").said is not Method("d").said
+    one: Any = Method("d", seed=2)  # type: ignore[call-arg]
+    assert one.options.seed == 2
+    assert one.options.heights is not Common().heights
 
 
 @pytest.mark.parametrize(
@@ -259,7 +261,6 @@ def test_values_become_their_fields_types(
         ({"weight": "none"}, "weight = 'none' must be a number, not a str, or 'auto'"),
         ({"scale": math.inf}, "scale = inf must be greater than 0 and finite"),
         ({"kind": "c"}, "kind = 'c' is not known; allowed: a, b"),
-        ({"seed": -1}, "seed = -1 must be at least 0"),
     ],
 )
 def test_a_constructor_checks_as_a_run_config_does(
@@ -283,6 +284,8 @@ def test_a_subclass_says_only_what_is_different() -> None:
     assert set(keys(Faster)) - set(keys(Method)) == {"extra"}
     with pytest.raises(SettingsError, match="steps = 0 must be at least 1"):
         Faster("d", steps=0)
+    with pytest.raises(SettingsError, match="seed = -1 must be at least 0"):
+        Faster("d", seed=-1)  # type: ignore[call-arg]
 
 
 def test_a_constructor_by_hand_stays_and_below_it_nothing_is_generated() -> None:
@@ -320,8 +323,7 @@ def test_docstrings_list_a_classs_own_fields_as_numpydoc_has_them() -> None:
 def test_described_has_values_by_name_and_symbol_and_leaves_out_what_is_hidden() -> (
     None
 ):
-    assert Faster("d", weight=2).described() == {
-        "seed": 0,
+    assert Faster("d", weight=2)._described() == {
         "where": "d",
         "weight λ": 2.0,
         "scale": "auto",

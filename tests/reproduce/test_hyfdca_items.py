@@ -264,7 +264,7 @@ def run(
     def run_round(*arguments: Any) -> Any:
         result = original(*arguments)
         seen.append(strategy.steps.w.copy())
-        there.append({int(name) for name in strategy._sampled})
+        there.append({int(name) for name in strategy.sampled})
         return result
 
     vars(strategy)["run_round"] = run_round

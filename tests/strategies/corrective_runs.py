@@ -206,10 +206,10 @@ class Rounds(Callback):
         if not record.round:
             return
         half, names = strategy.half, strategy.clients
-        self.used.append([int(name) for name in strategy._used])
+        self.used.append([int(name) for name in strategy.used])
         self.kept.append(
             {
-                "x": [strategy.client_iterate(name) for name in names],
+                "x": [strategy._client_iterate(name) for name in names],
                 "y": [half._duals[name].copy() for name in names],
                 "z": strategy.broadcast.model.copy(),
                 "model": half.model.copy(),
@@ -318,5 +318,5 @@ def check_nodes(ran: Run) -> None:
                 assert theirs.tobytes() == expected[key].tobytes(), (name, key)
             else:  # no step of this client was used yet
                 assert used_round == 0
-    assert in_step >= set(strategy._used)
-    assert strategy._used
+    assert in_step >= set(strategy.used)
+    assert strategy.used

@@ -438,8 +438,8 @@ def _server_errors(case: Case, strategy: Any) -> float:
     model = strategy.broadcast.model
     expected: Any = model
     if case.method == "fedfw":
-        names, model = strategy.clients, strategy.result_point()
-        expected = np.mean([strategy.client_iterate(n) for n in names], axis=0)
+        names, model = strategy.clients, strategy._result_point()
+        expected = np.mean([strategy._client_iterate(n) for n in names], axis=0)
     elif case.method == "fedgia":
         names = strategy.clients
         expected = np.mean([strategy.client_point(n) for n in names], axis=0)

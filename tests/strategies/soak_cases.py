@@ -252,11 +252,11 @@ def _fedfw(problem: Problem, variant: Any) -> Case:
         return Form(domain).unpack(split_arrays(packed), (P,)).dense()
 
     def errors(strategy: Any, grid: LocalGrid) -> Errors:
-        mirrors = {name: strategy.client_iterate(name) for name in strategy.clients}
+        mirrors = {name: strategy._client_iterate(name) for name in strategy.clients}
         mean = np.mean(list(mirrors.values()), axis=0)
         states = node_states(strategy, grid)
         found = {
-            "x̄ = mean of the x_i": distance(strategy.result_point(), mean),
+            "x̄ = mean of the x_i": distance(strategy._result_point(), mean),
             "mirrors = clients' x_i": max(
                 distance(iterate(state["x"]), mirrors[name])
                 for name, state in states.items()
@@ -333,7 +333,7 @@ def _averages(
         for name, point in answers.items():
             context = Context(0, 0, {"partition-id": int(name)}, None, {})  # type: ignore[arg-type]
             client = kind(context, problem.objectives[int(name)])
-            config = {"server-round": t, **strategy.request_entries(t, name)}
+            config = {"server-round": t, **strategy._request_entries(t, name)}
             (expected,), _, _ = client.fit([before], config)
             worst = max(worst, distance(point, expected))
         mean = project(np.mean(list(answers.values()), axis=0))
@@ -382,7 +382,7 @@ def _compressed(problem: Problem, **local: Any) -> Case:
         for name, change in answers.items():
             context = Context(0, 0, {"partition-id": int(name)}, None, {})  # type: ignore[arg-type]
             client = CompressedSGDClient(context, problem.objectives[int(name)])
-            config = {"server-round": t, **strategy.request_entries(t, name)}
+            config = {"server-round": t, **strategy._request_entries(t, name)}
             arrays, _, _ = client.fit([before], config)
             expected = Quantized(127).unpack(arrays, layout)
             worst = max(worst, distance(change, expected))
@@ -527,7 +527,7 @@ def _riemannian(name: str, order: int, **settings: Any) -> Case:
             if c is not None:
                 worst = max(worst, distance(c, corrections[key]))
         total = np.sum(list(corrections.values()), axis=0)
-        z = strategy.result_point()
+        z = strategy._result_point()
         return {
             "Σ c_i = 0": distance(total, np.zeros_like(total)),
             "mirrors = clients' c_i": worst,
@@ -630,7 +630,7 @@ def _split_by_features(method: str) -> Case:
         worst = 0.0
         for name, w_k in answers.items() if not stateful else ():
             context = Context(0, 0, {"partition-id": int(name)}, None, {})  # type: ignore[arg-type]
-            config = {"server-round": t, **strategy.request_entries(t, name)}
+            config = {"server-round": t, **strategy._request_entries(t, name)}
             expected = make_client(context).descend(before[held[int(name)]], config)
             worst = max(worst, distance(w_k, expected))
         local = strategy._local if stateful else answers

@@ -356,9 +356,9 @@ def test_frank_wolfe_in_float32(domain: Domain, options: dict[str, Any]) -> None
     # the model is, and so is whatever of an answer is as long as one
     assert {d for r, d in grid.seen if r == MODEL} <= {"float32", "uint8", "uint16"}
     # x̄ is the mean of the x_i but for a few roundings, and each client has its x_i
-    points = [strategy.client_iterate(name) for name in strategy.clients]
+    points = [strategy._client_iterate(name) for name in strategy.clients]
     x_bar = np.mean(points, axis=0)
-    assert np.abs(strategy.result_point() - x_bar).max() <= 2e-6
+    assert np.abs(strategy._result_point() - x_bar).max() <= 2e-6
     if "variant" in options:
         for i, context in contexts(grid).items():
             memory = memory_of(strategy, context)
@@ -397,7 +397,7 @@ def test_a_resumed_frank_wolfe_run_is_the_whole_one_to_the_last_bit(
     for other in (go(resume=path), go(encode=True)):
         assert other.model.tobytes() == whole.model.tobytes()
         for name in whole.strategy.clients:
-            x, y = (r.strategy.client_iterate(name) for r in (whole, other))
+            x, y = (r.strategy._client_iterate(name) for r in (whole, other))
             # replayed in another order, in float64
             assert np.abs(x - y).max() <= 1e-12
 

@@ -536,6 +536,6 @@ def test_bad_settings(make: Any, options: dict[str, Any], says: str) -> None:
 
 def test_settings_name_the_schedule() -> None:
     for name in get_args(StepSchedule):
-        shown = FedAvgGD(step_schedule=name).settings()
+        shown = FedAvgGD(step_schedule=name)._settings()
         assert (shown["step size a"], shown["step schedule γ_k"]) == (0.01, name)
-    assert FedProx(proximal_weight=0.5).settings()["proximal weight μ"] == 0.5
+    assert FedProx(proximal_weight=0.5)._settings()["proximal weight μ"] == 0.5

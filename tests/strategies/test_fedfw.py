@@ -202,7 +202,7 @@ def test_run_equals_numpy_loop(
     )
     assert np.abs(model - x_bar).max() < 1e-10
     for i in range(N):
-        assert np.abs(strategy.client_iterate(str(i)) - x[i]).max() < 1e-10
+        assert np.abs(strategy._client_iterate(str(i)) - x[i]).max() < 1e-10
     assert np.abs(model - np.mean(x, axis=0)).max() < 1e-10
     assert [record.sampled for record in strategy.history] == [len(s) for s in sets]
     assert [record.used for record in strategy.history] == [len(s) for s in sets]
@@ -386,8 +386,8 @@ def test_a_client_may_use_a_larger_set() -> None:
         grid = grid_of(own_set, list(zip(objectives, domains, strict=True)))
         model = play(strategy, grid, np.zeros(6), rounds).model
         errors.append(float(np.linalg.norm(model - solution)))
-        assert ball.contains(strategy.client_iterate("0"))
-        assert L2Ball(1.0).contains(strategy.client_iterate("3"))
+        assert ball.contains(strategy._client_iterate("0"))
+        assert L2Ball(1.0).contains(strategy._client_iterate("3"))
     assert errors[1] < 0.05
     assert errors[1] < 0.6 * errors[0]
     assert np.abs(model).sum() < 1.05  # x̄ itself is in D at consensus only
@@ -566,7 +566,7 @@ def test_other_sets_equal_numpy_loop(
     assert np.abs(model - x_bar).max() < 1e-9
     assert domain.contains(model)
     for i in range(N):
-        assert np.abs(strategy.client_iterate(str(i)) - x[i]).max() < 1e-9
+        assert np.abs(strategy._client_iterate(str(i)) - x[i]).max() < 1e-9
 
 
 def test_matrix_completion() -> None:

@@ -107,7 +107,7 @@ def test_the_tolerance_ends_the_run(certificate: bool) -> None:
             assert value - lowest <= 2.0 * tolerance * lowest + 1e-7
         last = ran.watch.metrics[-1]
         size = max(
-            float(np.linalg.norm(strategy.client_iterate(n))) for n in strategy.clients
+            float(np.linalg.norm(strategy._client_iterate(n))) for n in strategy.clients
         )
         assert max(last["primal-residual"], last["dual-residual"]) <= tolerance * size
     assert 2 < rounds[1e-2] < rounds[1e-3] < rounds[1e-5] < 300

@@ -191,7 +191,7 @@ def test_a_client_that_was_never_heard_is_at_the_start() -> None:
     finally:
         made.objectives[2] = original
     assert all(used == [0, 1, 3, 4] for used in ran.used)
-    assert np.array_equal(ran.strategy.client_iterate("2"), made.start)
+    assert np.array_equal(ran.strategy._client_iterate("2"), made.start)
     assert isinstance(ran.strategy, FedFW)
     worst = differences(ran, loop(made))
     assert max(worst["x"], worst["y"], worst["z"]) < 1e-9

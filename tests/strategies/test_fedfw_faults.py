@@ -43,7 +43,7 @@ class Counts(Callback):
     def on_round(self, strategy: Any, record: RoundRecord) -> None:
         dropped = {name for name, _ in record.rejected}
         if not strategy.client_evaluate_every:  # its waves' losses are noted down too
-            assert dropped == set(strategy._sampled) - set(strategy._used)
+            assert dropped == set(strategy.sampled) - set(strategy.used)
 
 
 class Run:
@@ -96,7 +96,7 @@ class Run:
 
     def check_mean(self) -> None:
         names = self.strategy.clients
-        iterates = [self.strategy.client_iterate(name) for name in names]
+        iterates = [self.strategy._client_iterate(name) for name in names]
         assert len(names) == self.n
         assert np.abs(self.model - np.mean(iterates, axis=0)).max() < 1e-9
 
@@ -117,14 +117,14 @@ class Run:
                 continue  # it will ask to be restored
             in_step.add(name)
             x = decode(state["x"])
-            assert np.abs(x - self.strategy.client_iterate(name)).max() < 1e-9
+            assert np.abs(x - self.strategy._client_iterate(name)).max() < 1e-9
             if self.variant == "augmented":
                 y = decode(state["y"])
                 assert np.abs(y - self.strategy.half._duals[name]).max() < 1e-9
             else:
                 assert "y" not in state
-        assert in_step >= set(self.strategy._used)
-        assert len(self.strategy._used) > 0
+        assert in_step >= set(self.strategy.used)
+        assert len(self.strategy.used) > 0
 
     def check_loop(self, sets: Sequence[Sequence[int]] | None = None) -> None:
         """The model is METHODS' in NumPy, §1 and §5.2, with the answers used."""
@@ -171,7 +171,7 @@ class Run:
             x_bar = x.mean(axis=0)
         assert np.abs(self.model - x_bar).max() < 1e-10
         for i in range(self.n):
-            assert np.abs(self.strategy.client_iterate(str(i)) - x[i]).max() < 1e-10
+            assert np.abs(self.strategy._client_iterate(str(i)) - x[i]).max() < 1e-10
 
 
 @pytest.mark.parametrize("encode", [False, True])
@@ -334,7 +334,7 @@ def test_flowers_own_calls_restore_in_the_next_round() -> None:
         arrays, _ = run.strategy.aggregate_train(t, replies)
         assert arrays is not None
         (run.model,) = arrays.to_numpy_ndarrays()
-        sets.append([int(name) for name in run.strategy._used])
+        sets.append([int(name) for name in run.strategy.used])
     assert sets == [[0, 1, 2], [0, 1, 2], [0, 2], [0, 1, 2], [0, 1, 2], [0, 1, 2]]
     run.check_mean()
     run.check_loop(sets)

@@ -65,7 +65,7 @@ class Curious(FedFW):
         if self.variant == "corrective":
             return super().aggregate(server_round, answers)
         x_bar = self.broadcast.model.copy()
-        points = {name: self.client_iterate(name) for name in answers}
+        points = {name: self._client_iterate(name) for name in answers}
         asked = {name: self.half.instruction(server_round, name) for name in answers}
         metrics = super().aggregate(server_round, answers)
         for name, answer in answers.items():
@@ -197,7 +197,7 @@ class Malicious(FedFW):
             return super().aggregate(server_round, answers)
         for name, answer in answers.items():
             atom = answer[0][0].dense()
-            away = self.client_iterate(name) - self.broadcast.model
+            away = self._client_iterate(name) - self.broadcast.model
             v = N * 10 * (server_round - 10) * away
             seen = self.directions.setdefault(name, [])
             seen.append((-atom / np.linalg.norm(atom), v))
@@ -212,7 +212,7 @@ def test_a_server_that_cheats_needs_two_requests() -> None:
     for name, loss in zip(strategy.clients, LOGISTIC, strict=True):
         (u1, v1), (u2, v2) = strategy.directions[name]
         c = np.linalg.lstsq(np.stack([u1, -u2], axis=1), v1 - v2, rcond=None)[0]
-        truth = loss.gradient(strategy.client_iterate(name))
+        truth = loss.gradient(strategy._client_iterate(name))
         assert error(c[0] * u1 - v1, truth) < 1e-9
 
 
@@ -288,7 +288,7 @@ def test_l1_replay_gives_what_corrective_gives_only_coarser(variant: str) -> Non
 def duals(run: Curious) -> list[tuple[Array, Array]]:
     """The attack: −n y_i is ∇f_i(x_i), up to the normal cone; and x_i."""
     states = [(run.client_state(name)["y"], name) for name in run.clients]
-    return [(-N * y, run.client_iterate(name)) for y, name in states]
+    return [(-N * y, run._client_iterate(name)) for y, name in states]
 
 
 @pytest.mark.parametrize("losses", [SQUARES, LOGISTIC])
@@ -340,14 +340,14 @@ def test_the_first_corrective_round_sends_the_client_s_own_solution() -> None:
             np.linalg.solve(hessian(loss), -loss.gradient(np.zeros(P))), dtype=float
         )
         assert np.linalg.norm(own) < WIDE
-        assert error(run.client_iterate(name), own) < 0.01
+        assert error(run._client_iterate(name), own) < 0.01
 
 
 def test_scalars_of_the_first_corrective_round() -> None:
     """A pairwise step's length and the curvature: the largest entry of ∇f_i(x¹)."""
     run = spy(L1Ball(WIDE), 1, correction="pairwise", local_steps=1)
     for name, loss in zip(run.clients, SQUARES, strict=True):
-        x = run.client_iterate(name)
+        x = run._client_iterate(name)
         (j,) = np.flatnonzero(x)
         curvature = run.answers[0][name].curvature
         # H_jj, and γ = −slope / curvature
@@ -362,5 +362,5 @@ def test_a_certificate_sends_every_client_s_loss() -> None:
     run = spy(L1Ball(TIGHT), 3, certificate=True)
     for name, loss in zip(run.clients, SQUARES, strict=True):
         loss_sent, _ = run.answers[-1][name].certificate
-        value = loss.value(run.client_iterate(name))
+        value = loss.value(run._client_iterate(name))
         assert N * loss_sent == pytest.approx(value, rel=1e-12)

@@ -132,7 +132,7 @@ def test_a_liar_counts_as_much_as_one_who_is_not_there(
             for why in reasons
         )
     assert any("outside" in why for r in strategy.history for _, why in r.rejected)
-    assert np.array_equal(strategy.client_iterate(str(LIAR)), np.full(P, 0.1))
+    assert np.array_equal(strategy._client_iterate(str(LIAR)), np.full(P, 0.1))
 
 
 def test_the_baselines_server_refuses_them_as_well() -> None:

@@ -164,7 +164,7 @@ def test_bytes_of_a_million_parameters() -> None:
     assert sum(record.bytes_down for record in strategy.history) == grid.bytes_down
     assert sum(record.bytes_up for record in strategy.history) == grid.bytes_up
     assert grid.bytes_down + grid.bytes_up < 0.002 * 2 * NODES * rounds * DENSE
-    iterates = [strategy.client_iterate(name) for name in strategy.clients]
+    iterates = [strategy._client_iterate(name) for name in strategy.clients]
     assert np.abs(model - np.mean(iterates, axis=0)).max() < 1e-12
     assert 0 < np.count_nonzero(model) <= NODES * rounds
 
@@ -196,7 +196,7 @@ def test_several_steps_travel_as_their_atoms_where_that_is_less(size: int) -> No
         assert config["model-encoding"] == "steps"
         steps = unpack_steps(arrays_of(grid.requests[t, i][0], MODEL), (size,))
         assert [len(step.atoms) for step in steps] == [n] * k
-    iterates = [strategy.client_iterate(name) for name in strategy.clients]
+    iterates = [strategy._client_iterate(name) for name in strategy.clients]
     assert np.abs(model - np.mean(iterates, axis=0)).max() < 1e-12
 
 
@@ -226,7 +226,7 @@ def test_bytes_after_a_missed_round_and_a_wipe() -> None:
         if t > 1:
             for message in messages:
                 assert encode_message(message)[1] < 10_000
-    iterates = [strategy.client_iterate(name) for name in strategy.clients]
+    iterates = [strategy._client_iterate(name) for name in strategy.clients]
     assert np.abs(model - np.mean(iterates, axis=0)).max() < 1e-12
 
 
@@ -364,7 +364,7 @@ def test_atoms_of_several_kinds_in_one_step() -> None:
     # with a dense atom among them the n atoms are larger than x̄, so that x̄ travels
     config = config_of(grid.requests[3, 0][0])
     assert config["model-encoding"] == "dense"
-    iterates = [strategy.client_iterate(name) for name in strategy.clients]
+    iterates = [strategy._client_iterate(name) for name in strategy.clients]
     assert np.abs(model - np.mean(iterates, axis=0)).max() < 1e-12
 
     domains[1] = ball  # without it they pay: one step of two kinds

@@ -504,7 +504,7 @@ def test_cyclic_groups() -> None:
     asked: list[list[int]] = []
 
     def look(run: Run, t: int) -> None:
-        asked.append([int(name) for name in run.strategy._used])
+        asked.append([int(name) for name in run.strategy.used])
         run.check_reported()
 
     run = Run(

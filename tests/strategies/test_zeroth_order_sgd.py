@@ -355,8 +355,8 @@ def test_a_round_is_scalars_both_ways() -> None:
                 return self.clients
             return self.clients[:1] if server_round < away else self.clients[:2]
 
-        def model_for(self, client: str, entries: dict[str, Any]) -> Any:
-            made = super().model_for(client, entries)
+        def _model_for(self, client: str, entries: dict[str, Any]) -> Any:
+            made = super()._model_for(client, entries)
             watched.append((self.broadcast.version, made[1]["model-encoding"]))
             return made
 

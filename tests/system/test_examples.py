@@ -235,12 +235,9 @@ def test_a_loss_of_ones_own_under_fedgia_from_a_folder_of_wheels(
     assert value(x) - value(best.x) < 1e-6
 
 
-def test_the_fedavg_version_on_the_page_runs_too(
-    clean: Path, apps: Path, tmp_path: Path
-) -> None:
-    """The page's differences, taken back, are an app that runs with Flower's FedAvg."""
-    page = (ROOT / "docs" / "plug-in.md").read_text(encoding="utf-8")
-    patch = "".join(re.findall(r"```diff\n(.*?)```", page, flags=re.DOTALL))
+def test_the_fedavg_version_runs_too(clean: Path, apps: Path, tmp_path: Path) -> None:
+    """The patch from FedAvg, taken back, is an app that runs with Flower's FedAvg."""
+    patch = (ROOT / "examples" / "quickstart-pytorch" / "from-fedavg.diff").read_text()
     before = tmp_path / "before"
     shutil.copytree(apps / "quickstart-pytorch", before)
     subprocess.run(

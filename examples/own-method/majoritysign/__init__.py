@@ -3,6 +3,7 @@
 from fedtrellis.app import Plugin
 
 from .client import MajoritySignClient
+from .feddyn import FedDyn, FedDynClient
 from .strategy import MajoritySign
 
-plugin = Plugin(methods=[(MajoritySign, MajoritySignClient)])
+plugin = Plugin(methods=[(MajoritySign, MajoritySignClient), (FedDyn, FedDynClient)])

@@ -7,9 +7,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Context
 
-from fedtrellis import MethodClient
-from fedtrellis.wire.arrays import Layout
-from fedtrellis.wire.client import evaluate_objective
+from fedtrellis import Gradient, MethodClient
 
 
 class MajoritySignClient(MethodClient):
@@ -26,17 +24,7 @@ class MajoritySignClient(MethodClient):
     def __init__(self, context: Context, objective: Any) -> None:
         self.objective = objective
 
-    def fit(
-        self, parameters: list[Any], config: dict[str, Any]
-    ) -> tuple[list[Any], int, dict[str, Any]]:
+    def steps(self, x: Any, config: dict[str, Any]) -> Any:
         """The signs, int8, in the shape of the model's one array."""
-        layout = Layout.of(parameters)
-        x = layout.objective_point(layout.point(parameters))
-        gradient = layout.objective_gradient(self.objective.gradient(x))
+        gradient = yield Gradient(x)
         return [np.sign(gradient).astype(np.int8)], 0, {}
-
-    def evaluate(
-        self, parameters: list[Any], config: dict[str, Any]
-    ) -> tuple[float, int, dict[str, Any]]:
-        """f_i(x) on this client's data."""
-        return evaluate_objective(self.objective, parameters)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import json
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,8 +15,6 @@ import sim
 from fedtrellis import TrimmedMean
 from fedtrellis.app.directory import read_config
 from fedtrellis.privacy.accountant import Accountant, Releases
-from fedtrellis.server.loop import LoopStrategy
-from fedtrellis.server.options import StrategyOptions
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import record_arrays
 from fedtrellis.wire.local_grid import FAULTS, GridOptions, LocalGrid
@@ -100,13 +97,7 @@ def test_unknown_keys_are_refused_with_a_hint() -> None:
         sim.app.experiment({"method": "fedgia", "fedgia.sigm": 1.0}, 3)
 
 
-def test_options_that_an_editor_completes_are_those_that_there_are() -> None:
-    fields = {f.name for f in dataclasses.fields(LoopStrategy) if f.init}
-    assert get_type_hints(StrategyOptions) == {
-        name: hint
-        for name, hint in get_type_hints(LoopStrategy).items()
-        if name in fields
-    }
+def test_the_grids_options_that_an_editor_completes_are_those_that_there_are() -> None:
     grid = dict(inspect.signature(LocalGrid).parameters)
     faults = grid.pop("faults").annotation
     del grid["client_app"], grid["num_nodes"]

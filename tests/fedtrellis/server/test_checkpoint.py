@@ -411,7 +411,7 @@ def test_a_checkpoint_of_another_version_of_the_strategy_is_refused(
     saved: Path,
 ) -> None:
     class Bound(Drift):
-        state_settings = ("half",)
+        _state_settings = ("half",)
         half = 0.5
 
     Bound.__name__ = "Drift"

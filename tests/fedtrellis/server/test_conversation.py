@@ -60,15 +60,15 @@ class Spread(LoopStrategy):
         config: ConfigRecord,
         timeout: float,
     ) -> dict[str, float] | None:
-        self._sampled = self.sample(server_round)
-        ask: dict[str, dict[str, Any]] = {name: {} for name in self._sampled}
+        self.sampled = self.sample(server_round)
+        ask: dict[str, dict[str, Any]] = {name: {} for name in self.sampled}
         numbers = {
             answer.client: float(answer.arrays[0][0])
             for answer in conversation.ask(
                 server_round, "train.their_number", ask, timeout
             )
         }
-        self._used = []
+        self.used = []
         if not numbers:
             return None
         mean = float(np.mean(list(numbers.values())))
@@ -80,7 +80,7 @@ class Spread(LoopStrategy):
             conversation.note_version(answer)
             conversation.note_used(answer.client, server_round)
             self.counts[answer.client] += 1
-            self._used.append(answer.client)
+            self.used.append(answer.client)
             distances.append(float(answer.arrays[0][0]))
         self.broadcast.replace(np.array([mean]))
         return {"variance": float(np.mean(distances))} if distances else None

@@ -46,7 +46,7 @@ from fedtrellis import (
     client_app,
 )
 from fedtrellis.domains import L1Ball
-from fedtrellis.server.flower_ways import FLOWER_HOOKS
+from fedtrellis.server.loop import HOOKS
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import record_arrays
 from strategies import (
@@ -207,7 +207,7 @@ ALL = [
 ]
 
 
-@pytest.mark.parametrize("hook", FLOWER_HOOKS)
+@pytest.mark.parametrize("hook", HOOKS)
 def test_several_waves_refuse_what_nobody_would_call(hook: str) -> None:
     several = [cls for cls in ALL if not issubclass(cls, RoundStrategy)]
     assert HyFDCA in several

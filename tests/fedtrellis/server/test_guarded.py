@@ -135,7 +135,7 @@ def test_a_strategy_has_a_copy_of_its_own() -> None:
     rule = TrimmedMean(fraction=0.3)
     one, other = Mean(aggregation=rule), Mean(aggregation=rule)
     assert one.aggregator is not other.aggregator
-    assert one.settings()["trimmed-mean fraction β"] == 0.3
+    assert one._settings()["trimmed-mean fraction β"] == 0.3
 
 
 def test_a_rule_needs_three_clients() -> None:

@@ -135,7 +135,7 @@ def joining(
         if record.round == after:
             grid.first = NODES
 
-    strategy.callbacks = [*strategy.callbacks, Call(note)]
+    strategy.options.callbacks = [*strategy.callbacks, Call(note)]
     strategy.start(grid, START, num_rounds=rounds)
     return models
 

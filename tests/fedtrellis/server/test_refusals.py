@@ -57,7 +57,7 @@ class Listening(LoopStrategy):
         pass
 
     def run_round(self, conversation: Any, t: int, config: Any, timeout: float) -> Any:
-        self._sampled = list(self.clients)
+        self.sampled = list(self.clients)
         entries = {name: {"number": t} for name in self.clients}
         if self.everyone:
             ask_everyone(
@@ -69,8 +69,8 @@ class Listening(LoopStrategy):
                 self.clients,
             )
         answers = conversation.ask(t, "train", entries, timeout)
-        self._used = [answer.client for answer in answers]
-        for name in self._used:
+        self.used = [answer.client for answer in answers]
+        for name in self.used:
             conversation.note_used(name, t)
         self.counts = [float(answer.arrays[0][0]) for answer in answers]
         rejected = conversation.traffic.rejected

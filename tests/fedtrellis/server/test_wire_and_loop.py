@@ -38,7 +38,6 @@ from fedtrellis import (
     client_app,
 )
 from fedtrellis.server.answers import Answer
-from fedtrellis.server.conversation import Conversation
 from fedtrellis.server.metrics import mean_metrics, weighted_median
 from fedtrellis.wire.arrays import Layout, encode
 from fedtrellis.wire.exchange import Reason, Registry, Traffic, exchange
@@ -641,7 +640,7 @@ def test_too_few_nodes_end_the_run_with_their_number() -> None:
 def test_clients_properties_are_known_to_the_strategy() -> None:
     strategy = Steps()
     start(strategy, LocalGrid(app_with(), 2), rounds=1)
-    assert strategy.client_properties("1") == {"num-partitions": 2}
+    assert strategy._client_properties("1") == {"num-partitions": 2}
 
 
 # -------------------------------------------------------------------------- sampling
@@ -649,8 +648,7 @@ def test_clients_properties_are_known_to_the_strategy() -> None:
 
 def with_clients(count: int, **options: Any) -> Steps:
     strategy = Steps(**options)
-    strategy.conversation = Conversation(LocalGrid(app_with(), count), strategy)
-    strategy.conversation.registry.names = [str(i) for i in range(count)]
+    strategy.clients = [str(i) for i in range(count)]
     return strategy
 
 
@@ -671,8 +669,8 @@ def test_fixed_sampling_takes_p_n_clients_rounded_up(
     p: float, n: int, count: int
 ) -> None:
     strategy = with_clients(n, participation=p, sampling="fixed")
-    assert strategy.expected_participation == count / n
-    assert with_clients(n, participation=p).expected_participation == p
+    assert strategy._expected_participation == count / n
+    assert with_clients(n, participation=p)._expected_participation == p
     for server_round in range(1, 20):
         chosen = strategy.sample(server_round)
         assert len(chosen) == len(set(chosen)) == count
