@@ -22,8 +22,8 @@ from .lasso import Lasso
 from .linear_regression import LinearRegression
 from .logistic_regression import LogisticRegression
 from .low_rank_network import LowRankNetwork
-from .matrix_completion import MatrixCompletion
-from .quadratic_assignment import QuadraticAssignment
+from .matrix_completion import MatrixCompletionTask
+from .quadratic_assignment import QuadraticAssignmentTask
 
 __all__ = [
     "NODES",
@@ -45,9 +45,9 @@ __all__ = [
     "LinearRegression",
     "LogisticRegression",
     "LowRankNetwork",
-    "MatrixCompletion",
+    "MatrixCompletionTask",
     "NodeDataTask",
-    "QuadraticAssignment",
+    "QuadraticAssignmentTask",
     "Task",
     "make_task",
     "node_path",
@@ -59,8 +59,8 @@ TASKS: dict[str, type[Task]] = {
     for task in (
         Digits,
         Lasso,
-        QuadraticAssignment,
-        MatrixCompletion,
+        QuadraticAssignmentTask,
+        MatrixCompletionTask,
         Classification,
         Characters,
         LinearRegression,

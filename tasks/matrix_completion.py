@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedtrellis.objectives import MatrixCompletion as MeanSquaredError
+from fedtrellis.objectives import MatrixCompletion
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, setting
 
@@ -20,7 +20,7 @@ from .data.settings import NODES, DataSettings
 from .data.table import Schema, Table, fault
 from .data.task import Dealt, NodeDataTask, starts_of
 
-__all__ = ["MatrixCompletion", "synthetic_ratings"]
+__all__ = ["MatrixCompletionTask", "synthetic_ratings"]
 
 # The generated set, small enough for an LMO in milliseconds.
 _USERS, _ITEMS, _RANK, _OBSERVED, _NOISE = 60, 50, 3, 0.5, 0.1
@@ -29,7 +29,7 @@ _RADIUS = 7000.0
 
 
 @dataclass(frozen=True)
-class MatrixCompletion(NodeDataTask):
+class MatrixCompletionTask(NodeDataTask):
     """F(X) = mean over the training ratings of (X_user,item − rating)².
 
     The ratings are shuffled by the seed; ``test-fraction`` of them are test data and
@@ -111,9 +111,9 @@ class MatrixCompletion(NodeDataTask):
         """
         return {"nuclear-norm-ball": 0.0 if self.on_nodes else _ratings(self)[3]}
 
-    def _loss(self, features: Any, targets: Any, weight: float) -> MeanSquaredError:
+    def _loss(self, features: Any, targets: Any, weight: float) -> MatrixCompletion:
         rows, columns = features.astype(np.intp).T
-        return MeanSquaredError(rows, columns, targets, self._shape(), weight=weight)
+        return MatrixCompletion(rows, columns, targets, self._shape(), weight=weight)
 
     def metrics(self, x: Point) -> dict[str, float]:
         """Return ``"rmse"`` on the test ratings and ``"rmse-train"``."""
@@ -139,7 +139,7 @@ class MatrixCompletion(NodeDataTask):
         return Dealt(cells[kept], values[kept], starts, cells[held], values[held])
 
 
-def _ratings(task: MatrixCompletion) -> tuple[Any, Array, tuple[int, int], float]:
+def _ratings(task: MatrixCompletionTask) -> tuple[Any, Array, tuple[int, int], float]:
     """Return users and items of all ratings, these, the matrix's shape and a radius."""
     if not task.path:
         return synthetic_ratings(task.seed)

@@ -13,13 +13,13 @@ import numpy as np
 import scipy  # its parts are loaded when first used
 from numpy.typing import NDArray
 
-from fedtrellis.objectives import QuadraticAssignment as Cost
+from fedtrellis.objectives import QuadraticAssignment
 from fedtrellis.random import generator
 from fedtrellis.settings import setting
 
 from .base import Array, DataFileError, Nonconvex, Point, data_path, even_share
 
-__all__ = ["Instance", "QuadraticAssignment", "read_instance", "read_solution"]
+__all__ = ["Instance", "QuadraticAssignmentTask", "read_instance", "read_solution"]
 
 
 class Instance(NamedTuple):
@@ -34,7 +34,7 @@ class Instance(NamedTuple):
 
 
 @dataclass(frozen=True)
-class QuadraticAssignment(Nonconvex):
+class QuadraticAssignmentTask(Nonconvex):
     """F(X) = trace(A X Bᵀ Xᵀ) over the doubly stochastic matrices; not convex.
 
     F is linear in A and in B. The non-zero entries of the one of the two that has
@@ -95,15 +95,15 @@ class QuadraticAssignment(Nonconvex):
         mask.flat[held] = True
         return mask
 
-    def _build_objective(self) -> Cost:
-        return Cost(self.instance().A, self.instance().B)
+    def _build_objective(self) -> QuadraticAssignment:
+        return QuadraticAssignment(self.instance().A, self.instance().B)
 
-    def _build_client_objective(self, client: int) -> Cost:
+    def _build_client_objective(self, client: int) -> QuadraticAssignment:
         A, B, _ = self.instance()
         mask, weight = self.mask(client), float(self.num_clients)
         if self._deals_a():
-            return Cost(A, B, mask=mask, weight=weight)
-        return Cost(A, np.where(mask, B, 0.0), weight=weight)
+            return QuadraticAssignment(A, B, mask=mask, weight=weight)
+        return QuadraticAssignment(A, np.where(mask, B, 0.0), weight=weight)
 
     def round(self, x: Point) -> NDArray[np.intp]:
         """Return the permutation p nearest to X, the one with the largest Σ X_i,p(i).

@@ -24,7 +24,7 @@ from fedtrellis.dual.alignment import Alignment, Group
 __all__ = [
     "NONCE_BYTES",
     "Agreement",
-    "Member",
+    "Party",
     "feature_digests",
     "needs_norms",
     "second_holder",
@@ -38,7 +38,7 @@ BoolArray = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Member:
+class Party:
     """A client of the run.
 
     Attributes
@@ -64,7 +64,7 @@ class Agreement:
     ----------
     settings : mapping
         Session, method, declared rounds: strings and numbers.
-    members : tuple of Member
+    members : tuple of Party
     features : tuple of str
         A digest of each feature's name, in the model's order, see
         :func:`feature_digests`.
@@ -76,7 +76,7 @@ class Agreement:
     """
 
     settings: Mapping[str, Any]
-    members: tuple[Member, ...]
+    members: tuple[Party, ...]
     features: tuple[str, ...]
     held: tuple[str, ...]
     groups: tuple[tuple[tuple[int, ...], int, str], ...]
@@ -88,7 +88,7 @@ class Agreement:
     def of(
         cls,
         settings: Mapping[str, Any],
-        members: Sequence[Member],
+        members: Sequence[Party],
         alignment: Alignment,
         new: Sequence[Group] = (),
     ) -> Agreement:
@@ -227,7 +227,7 @@ def _parse(data: bytes) -> Agreement:
         content = json.loads(data)
         found = Agreement(
             dict(content["settings"]),
-            tuple(Member(*map(str, entry)) for entry in content["members"]),
+            tuple(Party(*map(str, entry)) for entry in content["members"]),
             tuple(map(str, content["features"])),
             tuple(map(str, content["held"])),
             *(

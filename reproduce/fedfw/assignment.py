@@ -11,7 +11,7 @@ from scipy.optimize import quadratic_assignment
 
 from reproduce.common import Item, Options, Run, app_config, execute, read_config
 from reproduce.drawing import measured, new_figure, save
-from tasks import QuadraticAssignment, make_task
+from tasks import QuadraticAssignmentTask, make_task
 
 __all__ = ["ITEMS", "random_start"]
 
@@ -51,7 +51,7 @@ def compute(options: Options) -> dict[str, Any]:
         long, short, starts = 20, 5, min(starts, 2)
         methods = dict(list(RUNS.items())[1:3])
     task = make_task("quadratic-assignment", app_config(base), NODES, 0)
-    assert isinstance(task, QuadraticAssignment)
+    assert isinstance(task, QuadraticAssignmentTask)
     A, B, optimum = task.instance()
     points = [random_start(len(A), seed) for seed in range(starts)]
     runs = [

@@ -18,7 +18,7 @@ from scipy.optimize import quadratic_assignment
 
 from reproduce.common import Item, Options, Run, app_config, execute, read_config
 from reproduce.drawing import measured, new_figure, save
-from tasks import QuadraticAssignment, make_task
+from tasks import QuadraticAssignmentTask, make_task
 
 from .assignment import random_start
 
@@ -78,7 +78,7 @@ VARIANTS = {
 }
 
 
-def gradient_size(task: QuadraticAssignment) -> float:
+def gradient_size(task: QuadraticAssignmentTask) -> float:
     """Return the mean |entry| of ∇f_i(x)/n at the barycentre, over all clients."""
     (x,) = task.initial_point()
     n = task.num_clients
@@ -123,7 +123,7 @@ def compute(options: Options) -> dict[str, Any]:
         options.file(f"qaplib/{name}.sln")
         configs[name] = base | {"quadratic-assignment.path": str(path)}
         task = make_task("quadratic-assignment", app_config(configs[name]), NODES, 0)
-        assert isinstance(task, QuadraticAssignment)
+        assert isinstance(task, QuadraticAssignmentTask)
         tasks[name] = task
 
     def all_of(keys: list[Key]) -> dict[Key, dict[str, Any]]:

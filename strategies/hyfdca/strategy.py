@@ -10,7 +10,7 @@ import numpy as np
 from flwr.app import ConfigRecord, MetricRecord
 from numpy.typing import NDArray
 
-from fedtrellis.dual.agreement import NONCE_BYTES, Agreement, Member
+from fedtrellis.dual.agreement import NONCE_BYTES, Agreement, Party
 from fedtrellis.dual.alignment import Alignment
 from fedtrellis.dual.columns import ColumnScales
 from fedtrellis.dual.held_groups import HeldGroup
@@ -269,9 +269,7 @@ class HyFDCA(HyFDCASettings):
             log(WARNING, "NOTHING IS ENCRYPTED: encryption = 'none' is for debugging")
         self._new = align_new_samples(self, rest)
         members = [
-            Member(
-                name, rest[name][0].tobytes().decode(), rest[name][1].tobytes().hex()
-            )
+            Party(name, rest[name][0].tobytes().decode(), rest[name][1].tobytes().hex())
             for name in self.clients
         ]
         new = [] if self._new is None else self._new.groups

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from clients.hyfdca.matching import _points
-from fedtrellis.dual.agreement import Agreement, Member
+from fedtrellis.dual.agreement import Agreement, Party
 from fedtrellis.dual.alignment import align
 from fedtrellis.encryption import EncryptionError, Ledger, open_sealed, seal
 from fedtrellis.encryption.intersection import blind, evaluate, scalar_from
@@ -40,7 +40,7 @@ def formats(folder: Path) -> Iterator[tuple[str, bytes, Callable[[bytes], Any]]]
         {"a": _hashes(6), "b": _hashes(6), "c": _hashes(4)},
         {"a": ["x", "y"], "b": ["z"], "c": ["x", "z"]},
     )
-    members = [Member(name, "00" * 32, "11" * 16) for name in "abc"]
+    members = [Party(name, "00" * 32, "11" * 16) for name in "abc"]
     settings = {"session": "s", "answers": 10, "regularization": 0.01}
     agreement = Agreement.of(settings, members, alignment)
     yield "agreement", agreement.to_bytes(), Agreement.from_bytes

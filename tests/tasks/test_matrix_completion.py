@@ -8,7 +8,7 @@ import pytest
 
 from fedtrellis.domains import NuclearNormBall
 from fedtrellis.settings import SettingsError
-from tasks import MatrixCompletion
+from tasks import MatrixCompletionTask
 from tasks.data.readers import read_ratings
 from tasks.data.task import data_of
 from tasks.matrix_completion import synthetic_ratings
@@ -36,7 +36,7 @@ def test_reading_udata_of(tmp_path: Path) -> None:
     assert ratings.features.T.tolist() == [[195, 185, 21], [241, 301, 376]]
     assert ratings.targets is not None
     assert ratings.targets.tolist() == [3.0, 3.0, 1.0]
-    task = MatrixCompletion(num_clients=2, seed=0, path=path)
+    task = MatrixCompletionTask(num_clients=2, seed=0, path=path)
     task.check()
     assert task.shapes() == [(196, 377)]
     assert task.domains() == {"nuclear-norm-ball": 7000.0}
@@ -45,7 +45,7 @@ def test_reading_udata_of(tmp_path: Path) -> None:
 @pytest.mark.parametrize("n", [1, 3, 40])
 def test_every_rating_is_used_once(tmp_path: Path, n: int) -> None:
     path = ratings_file(tmp_path / "u.data", 203)
-    task = MatrixCompletion(num_clients=n, seed=0, path=path)
+    task = MatrixCompletionTask(num_clients=n, seed=0, path=path)
     data = data_of(task)
     assert len(data.test_targets) == 41  # 20 % of 203, rounded
     whole = read_ratings(Path(path))
@@ -63,7 +63,7 @@ def test_every_rating_is_used_once(tmp_path: Path, n: int) -> None:
 
 def test_centred_ratings_and_a_share_for_validation(tmp_path: Path) -> None:
     path = ratings_file(tmp_path / "u.data", 200)
-    plain = MatrixCompletion(num_clients=4, seed=0, path=path)
+    plain = MatrixCompletionTask(num_clients=4, seed=0, path=path)
     data, centred = data_of(plain), data_of(replace(plain, centred=True))
     mean = data.targets.mean()
     # the test ratings' mean is not looked at
@@ -82,7 +82,7 @@ def test_centred_ratings_and_a_share_for_validation(tmp_path: Path) -> None:
 
 def test_metrics_are_root_mean_squares(tmp_path: Path) -> None:
     path = ratings_file(tmp_path / "u.data", 100)
-    task = MatrixCompletion(num_clients=4, seed=0, path=path)
+    task = MatrixCompletionTask(num_clients=4, seed=0, path=path)
     data = data_of(task)
     x = np.random.default_rng(0).standard_normal(task.shapes()[0])
     errors = [
@@ -103,7 +103,7 @@ def test_generated_ratings() -> None:
     assert shape == (60, 50)
     assert len(values) == 1500
     assert len(np.unique(cells @ [50, 1])) == 1500
-    task = MatrixCompletion(num_clients=4, seed=0)
+    task = MatrixCompletionTask(num_clients=4, seed=0)
     radius = task.domains()["nuclear-norm-ball"]
     domain, x = NuclearNormBall(radius), np.zeros((60, 50))
     start = task.metrics(x)["rmse"]
@@ -136,13 +136,13 @@ def test_generated_ratings() -> None:
 def test_malformed_files(tmp_path: Path, text: str, message: str) -> None:
     path = write(tmp_path / "u.data", text)
     with pytest.raises(SettingsError, match=message) as caught:
-        MatrixCompletion(num_clients=1, seed=0, path=path).check()
+        MatrixCompletionTask(num_clients=1, seed=0, path=path).check()
     assert "u.data" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_a_missing_file() -> None:
-    task = MatrixCompletion(num_clients=1, seed=0, path="nowhere/u.data")
+    task = MatrixCompletionTask(num_clients=1, seed=0, path="nowhere/u.data")
     with pytest.raises(FileNotFoundError, match=r"matrix-completion\.path") as caught:
         task.check()
     assert "\n" not in str(caught.value)

@@ -11,7 +11,7 @@ import pytest
 
 import tasks.data
 from fedtrellis.settings import SettingsError
-from tasks import QuadraticAssignment
+from tasks import QuadraticAssignmentTask
 from tasks.quadratic_assignment import read_instance, read_solution
 
 
@@ -31,7 +31,7 @@ def write_instance(path: Path, A: np.ndarray, B: np.ndarray) -> str:
 
 
 def test_the_stored_permutation_costs_9552() -> None:
-    task = QuadraticAssignment(num_clients=72, seed=0)
+    task = QuadraticAssignmentTask(num_clients=72, seed=0)
     permutation = chr12a_permutation()
     x = matrix(permutation)
     assert task.value(x) == 9552.0
@@ -49,7 +49,7 @@ def test_the_cost_of_any_permutation_is_the_value_at_its_matrix(
     rng = np.random.default_rng(0)
     A, B = rng.integers(0, 9, (2, 6, 6))  # not symmetric
     path = write_instance(tmp_path / "six.dat", A, B)
-    task = QuadraticAssignment(num_clients=3, seed=0, path=path)
+    task = QuadraticAssignmentTask(num_clients=3, seed=0, path=path)
     for _ in range(5):
         p = rng.permutation(6)
         cost = sum(A[i, j] * B[p[i], p[j]] for i in range(6) for j in range(6))
@@ -60,18 +60,18 @@ def test_the_cost_of_any_permutation_is_the_value_at_its_matrix(
 
 
 def test_the_start_is_the_barycentre() -> None:
-    (x,) = QuadraticAssignment(num_clients=2, seed=0).initial_point()
+    (x,) = QuadraticAssignmentTask(num_clients=2, seed=0).initial_point()
     np.testing.assert_array_equal(x, np.full((12, 12), 1 / 12))
 
 
 @pytest.mark.parametrize("n", [1, 7, 72, 130])
 def test_every_nonzero_entry_is_dealt_once(n: int) -> None:
-    task = QuadraticAssignment(num_clients=n, seed=0)
+    task = QuadraticAssignmentTask(num_clients=n, seed=0)
     masks = [task.mask(i) for i in range(n)]
     held = np.sum([mask.astype(int) for mask in masks], axis=0)
     np.testing.assert_array_equal(held, task.instance().B != 0)
     assert {int(m.sum()) for m in masks} <= {130 // n, 130 // n + 1}
-    other = QuadraticAssignment(num_clients=n, seed=1)
+    other = QuadraticAssignmentTask(num_clients=n, seed=1)
     if 1 < n < 130:
         assert not np.array_equal(other.mask(0), masks[0])
 
@@ -82,7 +82,7 @@ def test_the_entries_of_A_are_dealt_where_it_has_more(  # noqa: N802
     rng = np.random.default_rng(1)
     A, B = rng.integers(1, 9, (5, 5)), np.diag([1, 2, 0, 0, 0])
     path = write_instance(tmp_path / "five.dat", A, B)
-    task = QuadraticAssignment(num_clients=25, seed=0, path=path)
+    task = QuadraticAssignmentTask(num_clients=25, seed=0, path=path)
     task.check()
     x = rng.standard_normal((5, 5))
     parts = [task.client_objective(i) for i in range(25)]
@@ -94,7 +94,7 @@ def test_a_solution_beside_the_file_is_read(tmp_path: Path) -> None:
     A = np.array([[0, 3], [1, 0]])
     path = write_instance(tmp_path / "two.dat", A, A)
     (tmp_path / "two.sln").write_text("2  6\n 2,1\n")
-    task = QuadraticAssignment(num_clients=2, seed=0, path=path)
+    task = QuadraticAssignmentTask(num_clients=2, seed=0, path=path)
     assert task.instance().optimum == 6.0
     cost, permutation = read_solution(tmp_path / "two.sln", 2)
     assert (cost, permutation.tolist()) == (6.0, [1, 0])
@@ -117,7 +117,7 @@ def test_a_solution_beside_the_file_is_read(tmp_path: Path) -> None:
 def test_malformed_instances(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "bad.dat"
     path.write_text(text)
-    task = QuadraticAssignment(num_clients=1, seed=0, path=str(path))
+    task = QuadraticAssignmentTask(num_clients=1, seed=0, path=str(path))
     with pytest.raises(SettingsError, match=message) as caught:
         task.check()
     assert "bad.dat" in str(caught.value)
@@ -132,7 +132,7 @@ def test_malformed_solutions(tmp_path: Path, text: str) -> None:
 
 
 def test_a_missing_file() -> None:
-    task = QuadraticAssignment(num_clients=1, seed=0, path="nowhere/tai.dat")
+    task = QuadraticAssignmentTask(num_clients=1, seed=0, path="nowhere/tai.dat")
     with pytest.raises(
         FileNotFoundError, match=r"quadratic-assignment\.path"
     ) as caught:
@@ -146,13 +146,13 @@ def test_qaplib() -> None:
         pytest.skip("FEDTRELLIS_DATA names no folder with qaplib/index.csv")
     with (folder / "index.csv").open() as file:
         best = {row["name"]: row["best_value"] for row in csv.DictReader(file)}
-    stored = QuadraticAssignment(num_clients=1, seed=0).instance()
+    stored = QuadraticAssignmentTask(num_clients=1, seed=0).instance()
     original = read_instance(folder / "chr12a.dat")
     np.testing.assert_array_equal(stored.A, original.A)
     np.testing.assert_array_equal(stored.B, original.B)
     for name in ("chr12a", "had16", "nug20", "tai20a", "esc16a", "tai100a"):
         path = str(folder / f"{name}.dat")
-        task = QuadraticAssignment(num_clients=10, seed=0, path=path)
+        task = QuadraticAssignmentTask(num_clients=10, seed=0, path=path)
         task.check()
         cost, permutation = read_solution(folder / f"{name}.sln", task.shapes()[0][0])
         assert cost == float(best[name])

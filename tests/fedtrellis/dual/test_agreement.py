@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtrellis.dual.agreement import Agreement, Member, feature_digests
+from fedtrellis.dual.agreement import Agreement, Party, feature_digests
 from fedtrellis.dual.alignment import HASH_BYTES, align
 
 
@@ -22,8 +22,8 @@ def _hashes(samples: list[int]) -> Any:
     return np.frombuffer(data, dtype=np.uint8).reshape(-1, HASH_BYTES)
 
 
-def _member(name: str) -> Member:
-    return Member(name, "f" * 16, hashlib.sha256(name.encode()).hexdigest()[:32])
+def _member(name: str) -> Party:
+    return Party(name, "f" * 16, hashlib.sha256(name.encode()).hexdigest()[:32])
 
 
 def _agreed(samples: dict[str, list[int]], features: dict[str, list[str]]) -> Agreement:
