@@ -116,7 +116,7 @@ def checkpoint_round(record: Path) -> int:
     [
         ((FedFWClient, "fit"), 1),  # round 2 has changed nothing yet
         ((FedFW, "aggregate"), 2),
-        ((FedFW, "result_point"), 2),  # the evaluation
+        ((FedFW, "_result_point"), 2),  # the evaluation
         ((RunRecord, "on_round"), 2),
     ],
 )

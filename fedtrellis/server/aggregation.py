@@ -1,9 +1,5 @@
 """How a round's answers become one vector: the mean, and rules that no few can choose.
 
-A run chooses one :class:`Aggregation`, by its name or as an object. Two more stand in
-modules of their own: noise with an ε (:mod:`fedtrellis.server.private`) and sums whose
-terms nobody sees (:mod:`fedtrellis.server.secure_sum`).
-
 The mean of n points is wherever one of them wants it. Each robust rule here stays near
 the points of the majority, whatever the others are, and pays for it where honest points
 differ: then it is not their mean either.
@@ -43,7 +39,7 @@ Points = Sequence[FloatArray] | FloatArray
 #: Of fewer points no majority is known: a liar and a client are one each.
 LEAST = 3
 
-# Centred clipping's l. One is enough near the mean, as its authors say; from the last
+# Centred clipping's l. One is enough near the mean, as its authors write; from the last
 # model, as far away as the points are, the first brings the centre among them.
 _CLIPPINGS = 3
 
@@ -162,7 +158,7 @@ class Aggregation(Declared, ABC):
         return list(drawn)
 
     def entries(self, cohort: Sequence[str]) -> dict[str, Any]:
-        """What each of a round's clients is told."""
+        """What each of a round's clients is sent."""
         return {}
 
     def ask(
@@ -172,7 +168,7 @@ class Aggregation(Declared, ABC):
         entries: Mapping[str, Mapping[str, Any]],
         timeout: float,
     ) -> Sequence[Answer]:
-        """The answers of a round's clients, each of whom is told its entries."""
+        """The answers of a round's clients, each of whom is sent its entries."""
         return conversation.ask(server_round, "train", entries, timeout)
 
     def lost(
@@ -182,7 +178,7 @@ class Aggregation(Declared, ABC):
         return ""
 
     def metrics(self) -> dict[str, float]:
-        """What a round's metrics say of it, after the round's result."""
+        """Its own metrics of a round, after the round's result."""
         return {}
 
     def warning(self) -> str:

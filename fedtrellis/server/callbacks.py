@@ -32,7 +32,7 @@ class RoundRecord:
     round : int
         From 1; 0 is the model the run started from.
     sampled, used : int
-        Clients asked (``strategy.sample(round)`` says which), and answers used.
+        Clients asked (those of ``strategy.sample(round)``), and answers used.
     rejected : list of (str, str)
         Who was dropped, and why.
     bytes_up, bytes_down : int
@@ -179,7 +179,7 @@ def format_bytes(count: float) -> str:
 
 
 def shortened(text: str, length: int = 80) -> str:
-    """A text on one line; of a long one the end, where an error says what it is."""
+    """A text on one line; of a long one the end, where an error names its cause."""
     line = " ".join(text.split())
     return line if len(line) <= length else "…" + line[1 - length :]
 

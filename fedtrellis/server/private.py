@@ -1,10 +1,8 @@
 """Differential privacy of a run: how much noise, to what, and what ε that comes to.
 
-The unit is a client with all its data. ``aggregation="private"``: the server, which is
-trusted, clips each client's answer, adds noise to the mean and shows nothing else. With
-``privacy="local"`` every client does so before it answers
-(:class:`~fedtrellis.privacy.LocalNoise`), so that nobody has to be trusted. ε is an
-accountant's, of what was released.
+The unit is a client with all its data. With ``privacy="local"`` every client clips and
+adds noise before it answers (:class:`~fedtrellis.privacy.LocalNoise`), so that nobody
+has to be trusted. ε is an accountant's, of what was released.
 """
 
 from __future__ import annotations
@@ -83,11 +81,12 @@ class Budget(Declared):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if (self.noise_multiplier is None) == (self.epsilon is None):
+        values = self.noise_multiplier, self.epsilon
+        if values.count(None) != 1:
+            shown = ["'auto'" if value is None else f"{value:g}" for value in values]
             raise SettingsError(
-                f"{self.prefix}noise-multiplier = {_said(self.noise_multiplier)} and "
-                f"{self.prefix}epsilon = {_said(self.epsilon)}: one of them must be a "
-                "number, and the other 'auto'"
+                f"{self.prefix}noise-multiplier = {shown[0]} and {self.prefix}epsilon "
+                f"= {shown[1]}: one of them must be a number, and the other 'auto'"
             )
         need("dp_accounting", self.wanted, "privacy")
 
@@ -97,16 +96,9 @@ class Budget(Declared):
         return {name: value for name, value in shown.items() if value != AUTO}
 
     def open(self, planned: int, clients: int, how: Releases) -> None:
-        """Settle how much noise a run takes.
+        """Settle the noise of a run of n clients with so many releases each, at most.
 
-        Parameters
-        ----------
-        planned : int
-            Releases of one client's data, at most.
-        clients : int
-            n.
-        how : dict
-            What else the accountant has to know of a release.
+        ``how`` is what else the accountant has to know of a release.
         """
         z = self.noise_multiplier
         if z is None:
@@ -116,14 +108,9 @@ class Budget(Declared):
         self.settled_noise_multiplier, self._clients = z, clients
         self._accountant = Accountant(z, self.delta, **how)
         if self.delta >= 1.0 / clients:
-            log(
-                INFO,
-                "%sdelta = %g is not below 1/n for the %d clients: it allows that one "
-                "of them is shown",
-                self.prefix,
-                self.delta,
-                clients,
-            )
+            stated = f"{self.prefix}delta = {self.delta:g} is not below 1/n"
+            why = "it allows that one of them is shown"
+            log(INFO, "%s for the %d clients: %s", stated, clients, why)
 
     def spent(self, releases: int) -> dict[str, float]:
         """ε of so many releases, as a metric; nothing where no guarantee holds."""
@@ -143,11 +130,11 @@ class Budget(Declared):
         """The noise, where there is some, for a run that came to nothing."""
         if not self.settled_noise_multiplier:
             return ""
-        said = f"the noise of {self.wanted} is too much for {self._clients} clients"
+        why = f"the noise of {self.wanted} is too much for {self._clients} clients"
         if times := self.relative_noise:
-            said += f": in a round it is {times:.2g} times as long as any change counts"
+            why += f": in a round it is {times:.2g} times as long as any change counts"
         return (
-            f"{said}. More clients or a larger {self.prefix}epsilon make it less; so "
+            f"{why}. More clients or a larger {self.prefix}epsilon make it less; so "
             f"does a {self.prefix}clip, here {self.clip:g}, near what clients change"
         )
 
@@ -181,7 +168,7 @@ class Private(Budget, Aggregation):
 
     test_seed: int | None = given(
         "for tests: noise that can be drawn again, which voids the guarantee, so that "
-        "no ε is said",
+        "no ε is shown",
         default=None,
         shown=False,
     )
@@ -249,7 +236,7 @@ class Private(Budget, Aggregation):
 
 
 class LocalPrivacy(Budget):
-    """Noise by each client: what it is told, and the ε of the one asked most."""
+    """Noise by each client: what it is sent, and the ε of the one asked most."""
 
     wanted = "privacy = 'local'"
     prefix = "privacy-"
@@ -267,7 +254,7 @@ class LocalPrivacy(Budget):
         self.open(self.each * cohorts.rounds, len(cohorts.clients), how)
 
     def entries(self) -> dict[str, Any]:
-        """What each client is told."""
+        """What each client is sent."""
         return {
             "privacy-clip": self.clip,
             "privacy-noise-multiplier": self.settled_noise_multiplier,
@@ -281,7 +268,3 @@ class LocalPrivacy(Budget):
     def metrics(self) -> dict[str, float]:
         """ε so far; nothing where no guarantee holds."""
         return self.spent(self.each * max(self._asked.values(), default=0))
-
-
-def _said(value: float | None) -> str:
-    return "'auto'" if value is None else f"{value:g}"

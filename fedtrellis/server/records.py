@@ -33,7 +33,7 @@ _REASONS = 5
 
 
 def default_results_dir() -> Path:
-    """Where records go if nothing else is said.
+    """Where records go by default.
 
     Under the user's home: a relative path would mean a bundle's directory, or that of
     a long-lived SuperLink.
@@ -174,8 +174,8 @@ class RunRecord(Callback):
             return
         try:
             self._write_summary(how_it_ended(error), f"{type(error).__name__}: {error}")
-        except OSError as again:  # say, the full disk that ended the run
-            log(WARNING, "the summary says that the run goes on: %s", again)
+        except OSError as again:  # such as the full disk that ended the run
+            log(WARNING, "the summary has the run as still going on: %s", again)
 
     def _write_summary(self, status: str, error: str | None) -> None:
         self.status = status

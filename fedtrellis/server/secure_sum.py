@@ -37,7 +37,7 @@ _LONGEST_REST = 64
 class SecureSum(Aggregation):
     """Sums of what clients hide from the server.
 
-    What a client is told by :meth:`entries` makes it hide its vector under masks that
+    What a client is sent by :meth:`entries` makes it hide its vector under masks that
     cancel in the sum over the round's cohort
     (:class:`~fedtrellis.encryption.secure_sum.SumMember`); :meth:`take` checks what it
     sends, and :meth:`combine` adds. A method that admits it sends a vector whose mean
@@ -84,28 +84,18 @@ class SecureSum(Aggregation):
             members[answer.client] = _member(answer)
             conversation.note_version(answer)
 
-        ask_everyone(
-            conversation,
-            "train.sum_keys",
-            lambda name: {},
-            introduced,
-            timeout,
-            clients,
-        )
+        phase = "train.sum_keys"
+        ask_everyone(conversation, phase, lambda name: {}, introduced, timeout, clients)
         agreed = [members[name] for name in clients]
         self._key = agreed[0].key
-        everybody = {
+        agreement = {
             "members": [one.name for one in agreed],
             "member-keys": [one.key for one in agreed],
             "member-nonces": [one.nonce for one in agreed],
         }
+        phase, take = "train.sum_agree", conversation.note_version
         ask_everyone(
-            conversation,
-            "train.sum_agree",
-            lambda name: everybody,
-            conversation.note_version,
-            timeout,
-            clients,
+            conversation, phase, lambda name: agreement, take, timeout, clients
         )
 
     def cohort(self, server_round: int, drawn: Sequence[str]) -> list[str]:
@@ -119,7 +109,7 @@ class SecureSum(Aggregation):
         return list(drawn) if len(drawn) >= LEAST_TERMS else []
 
     def entries(self, cohort: Sequence[str]) -> dict[str, Any]:
-        """What each of a round's clients is told."""
+        """What each of a round's clients is sent."""
         return {"sum-cohort": list(cohort), "sum-key": self._key}
 
     def ask(
@@ -141,32 +131,14 @@ class SecureSum(Aggregation):
         def take(answer: Answer) -> None:
             answers[answer.client] = answer
 
+        clients, of = list(entries), entries.__getitem__
         ask_again(
-            conversation,
-            server_round,
-            "train",
-            entries.__getitem__,
-            take,
-            timeout,
-            list(entries),
-            _ATTEMPTS,
+            conversation, server_round, "train", of, take, timeout, clients, _ATTEMPTS
         )
         return list(answers.values())
 
     def take(self, answer: Answer, count: int) -> Words:
-        """A client's term, of shape (count + 1,).
-
-        Parameters
-        ----------
-        answer : Answer
-        count : int
-            Numbers that it hides.
-
-        Raises
-        ------
-        ValueError
-            The answer is something else.
-        """
+        """A client's term of so many numbers, shape (count + 1,); else ValueError."""
         term: Any = answer.arrays[0] if len(answer.arrays) == 1 else np.zeros(0)
         if term.dtype != np.uint64 or term.shape != (count + 1,) or answer.numbers.size:
             raise ValueError(
