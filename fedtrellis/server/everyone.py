@@ -36,7 +36,7 @@ def ask_again(
     kind : str
         The messages' type.
     entries : callable
-        What a client is told, by its name; made anew for each attempt.
+        What a client is sent, by its name; made anew for each attempt.
     take : callable
         Uses an answer, or raises ValueError with the reason to drop it.
     timeout : float

@@ -375,7 +375,7 @@ def receive(
     ----------
     record : ArrayRecord
     config : mapping
-        What :meth:`ModelBroadcast.encode` said, of the right types.
+        What :meth:`ModelBroadcast.encode` returned, of the right types.
     stored : ReceivedModel or None
         What the client has of this session. A model of other shapes is refused.
     max_parameters : int

@@ -191,7 +191,7 @@ class Serving:
             "in-sync": True,
         }
         if self.function.startswith(PHASE):
-            # a round has several of them, whose answers nothing else tells apart
+            # a round has several of them, whose answers nothing else distinguishes
             self._status["phase"] = self.function.removeprefix(PHASE)
         try:
             memory.take_request(content, config, node.max_parameters, self._receive)
@@ -358,9 +358,9 @@ def serve_together(servings: Sequence[Serving], replies: list[Any]) -> None:
         for members in waiting.values():
             _side_by_side(servings, members, replies)
     except BaseException:
-        for begun, reply in zip(servings[: place + 1], replies, strict=False):
+        for started, reply in zip(servings[: place + 1], replies, strict=False):
             if reply is None:
-                begun.failed(Exception())
+                started.failed(Exception())
         raise
     finally:
         if collects:

@@ -94,9 +94,9 @@ class Reason(str):
 
 def failure(code: int, reason: str | None) -> Reason:
     """Why there is an error instead of an answer."""
-    said = (reason or "no reason given").strip()[-_REASON_LENGTH:]
+    text = (reason or "no reason given").strip()[-_REASON_LENGTH:]
     crashed = code == ErrorCode.CLIENT_APP_CRASHED
-    return Reason(f"error {code}: {said}", "crashed" if crashed else "error")
+    return Reason(f"error {code}: {text}", "crashed" if crashed else "error")
 
 
 NO_ANSWER = Reason("no answer", "no-answer")
@@ -242,9 +242,9 @@ def _still_behind(grid: Grid, clients: Sequence[Client]) -> list[Client]:
     """The clients that are behind, less those whose nudge has been answered.
 
     A SuperNode handles a message and sends whatever answer it has then. One that gave
-    a ClientApp up (it looked dead for a minute) has told the SuperLink so; if that
-    ClientApp answers all the same, its answer goes out in place of the next one, that
-    one in place of the one after, and no answer is ever in time again. A second
+    a ClientApp up (it looked dead for a minute) has reported this to the SuperLink; if
+    that ClientApp answers all the same, its answer goes out instead of the next one,
+    that one instead of the one after, and no answer is ever in time again. A second
     message pushes the answer to the first one out.
     """
     nudged = {client.nudge: client for client in clients if client.nudge}

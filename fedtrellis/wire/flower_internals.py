@@ -27,7 +27,7 @@ TESTED_FLOWER = ("1.41.0",)
 
 @contextmanager
 def _flower() -> Iterator[None]:
-    """Say in one line what a version of Flower lacks."""
+    """Name in one line what a version of Flower lacks."""
     try:
         yield
     except ImportError as error:
@@ -77,7 +77,6 @@ __all__ = [
     "join_run",
     "log",
     "name_message",
-    "next_to",
     "node_infos",
     "records_from_bytes",
     "records_to_bytes",
@@ -88,49 +87,20 @@ __all__ = [
 # ------------------------------------------------------------------------- messages
 
 
-_ENVELOPES: dict[tuple[Any, ...], int] = {}
-_MOST_ENVELOPES = 1024
-
-
-def envelope_bytes(message: Message) -> int:
-    """Bytes of a message's own object without its content: metadata and error."""
-    if message.has_error() or not _is_plain(message):
-        return _envelope_bytes(message)
-    kept = message.metadata.__dict__
-    # what its length depends on: most of a round's messages have all of it in common
-    key = (
-        kept["_run_id"],
-        kept["_src_node_id"].bit_length(),
-        kept["_dst_node_id"].bit_length(),
-        len(kept["_reply_to_message_id"].encode()),
-        len(kept["_group_id"].encode()),
-        kept["_message_type"],
-        kept["_created_at"] == 0.0,
-        kept["_ttl"] == 0.0,
-        kept["_src_task_id"],
-        kept["_dst_task_id"],
-    )
-    size = _ENVELOPES.get(key)
-    if size is None:
-        if len(_ENVELOPES) >= _MOST_ENVELOPES:
-            _ENVELOPES.clear()
-        size = _ENVELOPES[key] = _envelope_bytes(message)
-    return size
-
-
 def _envelope(message: Message) -> Any:
     if message.__dict__.get("_error") is None and _is_plain(message):
         kept = message.__dict__["_metadata"].__dict__
         # what is None is left out
-        said = {field: kept[name] for name, field in _SENT.items()}
-        return _ProtoMessage(metadata=_ProtoMetadata(**said))
+        sent = {field: kept[name] for name, field in _SENT.items()}
+        return _ProtoMessage(metadata=_ProtoMetadata(**sent))
     proto = metadata_to_proto(message.metadata)
     proto.message_id = ""
     error = error_to_proto(message.error) if message.has_error() else None
     return _ProtoMessage(metadata=proto, content=None, error=error)
 
 
-def _envelope_bytes(message: Message) -> int:
+def envelope_bytes(message: Message) -> int:
+    """Bytes of a message's own object without its content: metadata and error."""
     size: int = _envelope(message).ByteSize()
     return size
 
@@ -213,22 +183,6 @@ def reply_to(request: Message, content: RecordDict) -> Message:
         _src_task_id=given["_dst_task_id"],
         _dst_task_id=given["_src_task_id"],
         _delivered_at="",
-    )
-
-
-def next_to(
-    request: Message, node_id: int, content: RecordDict, group_id: str
-) -> Message:
-    """A request like one of an earlier wave."""
-    if not _is_plain(request):
-        kind = request.metadata.message_type
-        return Message(content, node_id, kind, group_id=group_id)
-    return _resembling(
-        request,
-        content,
-        _dst_node_id=node_id,
-        _group_id=group_id,
-        _created_at=time.time(),
     )
 
 

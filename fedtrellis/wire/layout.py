@@ -273,10 +273,10 @@ class Layout:
 
         The dtype goes without saying where it is float64.
         """
-        said: dict[str, Any] = {"model-shapes": self.to_list()}
+        entries: dict[str, Any] = {"model-shapes": self.to_list()}
         if self.dtype != "float64":
-            said["model-dtype"] = self.dtype
-        return said
+            entries["model-dtype"] = self.dtype
+        return entries
 
     @classmethod
     def of_entries(cls, entries: Mapping[str, Any]) -> Layout:

@@ -218,7 +218,7 @@ class Descent:
 def begin(
     client: Any, parameters: Sequence[NDArray[Any]], config: Mapping[str, Any]
 ) -> Steps:
-    """A client's steps, not yet begun; the client knows its ``layout`` from here on.
+    """A client's steps, not yet started; the client knows its ``layout`` from here on.
 
     Parameters
     ----------
