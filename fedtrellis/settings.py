@@ -39,6 +39,7 @@ __all__ = [
     "SettingsError",
     "check_choice",
     "describe_fields",
+    "entries_of",
     "given",
     "keys",
     "parse",
@@ -282,6 +283,11 @@ def keys(cls: type[Any], prefix: str = "") -> dict[str, dataclasses.Field[Any]]:
         for field in dataclasses.fields(cls)
         if "help" in field.metadata and not field.metadata.get("given")
     }
+
+
+def entries_of(strategy: object, *names: str) -> dict[str, Any]:
+    """What a request repeats of a strategy's settings, by their run-config keys."""
+    return {name.replace("_", "-"): getattr(strategy, name) for name in names}
 
 
 def parse_values(

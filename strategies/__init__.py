@@ -1,6 +1,15 @@
 """The server's half of every method."""
 
-from .fedavg import CompressedSGD, FedAvgGD, FedOpt, FedProx, LocalSGD, Scaffold
+from .fedavg import (
+    CompressedSGD,
+    FedAvgGD,
+    FedDR,
+    FedOpt,
+    FedProx,
+    LocalSGD,
+    ProjectedFedAvg,
+    Scaffold,
+)
 from .fedfw import FedFW
 from .fedgia import FedGiA
 from .fedlmo import FedLMO
@@ -8,7 +17,6 @@ from .frank_wolfe import NaiveFrankWolfe
 from .hybrid_fedavg import HybridFedAvg
 from .hyfdca import HyFDCA
 from .hyfem import HyFEM
-from .projections import FedDR, ProjectedFedAvg
 from .riemannian import FirstOrderRFL, ZerothOrderRFL
 from .zeroth_order_sgd import ZerothOrderSGD
 

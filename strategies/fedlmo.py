@@ -22,11 +22,9 @@ from fedtrellis.layer_steps import (
 )
 from fedtrellis.server.answers import Answer, one_point
 from fedtrellis.server.rounds import RoundStrategy
-from fedtrellis.settings import setting
+from fedtrellis.settings import entries_of, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.layout import DTYPES
-
-from ._entries import entries_of
 
 __all__ = ["VARIANTS", "FedLMO"]
 

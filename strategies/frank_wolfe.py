@@ -207,8 +207,7 @@ class NaiveFrankWolfe(FrankWolfeStrategy):
         """Nothing: the client only needs x̄."""
         return {}
 
-    def audience(self, server_round: int, client: str) -> None:
-        """All of them are sent the same."""
+    audience = RoundStrategy._all_alike
 
     def check(self, answer: Answer) -> Atom:
         """The atom s_i."""

@@ -13,11 +13,9 @@ from fedtrellis.manifolds import Manifold
 from fedtrellis.random import generator
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.rounds import RoundStrategy
-from fedtrellis.settings import given, setting
+from fedtrellis.settings import entries_of, given, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.zeroth_order import combine
-
-from ._entries import entries_of
 
 __all__ = ["FirstOrderRFL", "ZerothOrderRFL"]
 
@@ -164,8 +162,7 @@ class FirstOrderRFL(RoundStrategy):
             entries |= entries_of(self, "batch_size", "seed")
         return entries
 
-    def audience(self, server_round: int, client: str) -> None:
-        """All of them are sent the same."""
+    audience = RoundStrategy._all_alike
 
     def check(self, answer: Answer) -> Any:
         """ẑ_i."""
@@ -320,8 +317,7 @@ class ZerothOrderRFL(FirstOrderRFL):
             entries["shared-samples"] = False
         return entries
 
-    def audience(self, server_round: int, client: str) -> None:
-        """All of them are sent the same."""
+    audience = RoundStrategy._all_alike
 
     def check(self, answer: Answer) -> tuple[FloatArray, int]:
         """ẑ_i, replayed if scalars were sent; and how many values were dropped."""

@@ -14,13 +14,11 @@ from fedtrellis.server.aggregation import Aggregation
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.server.secure_sum import SecureSum
-from fedtrellis.settings import setting
+from fedtrellis.settings import entries_of, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.broadcast import ModelBroadcast, Step
 from fedtrellis.wire.layout import DTYPES
 from fedtrellis.zeroth_order.shared_signs import START, from_pool, mark_of, pool_choice
-
-from ._entries import entries_of
 
 __all__ = ["ZerothOrderSGD"]
 

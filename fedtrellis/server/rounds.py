@@ -117,6 +117,9 @@ class RoundStrategy(LoopStrategy):
         """
         return client
 
+    def _all_alike(self, server_round: int, client: str) -> None:
+        """An :meth:`audience` of all clients: one instruction for everybody."""
+
     @property
     def _one_wave(self) -> bool:
         return type(self).run_round is RoundStrategy.run_round

@@ -1,0 +1,817 @@
+"""FedFW, FedFW+, FedFW-sto and corrective FedFW: federated Frank-Wolfe."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from logging import INFO, WARNING
+from typing import Any, Literal, get_args
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from numpy.typing import NDArray
+
+from fedtrellis.corrective import Correction, Form, Iterate
+from fedtrellis.corrective.penalty import Balance
+from fedtrellis.domains.atoms import Atom, rounding
+from fedtrellis.schedules import FrankWolfeSchedule, Schedule, automatic_penalty
+from fedtrellis.server.answers import Answer
+from fedtrellis.server.conversation import Conversation
+from fedtrellis.settings import SettingsError, setting
+from fedtrellis.wire.arrays import (
+    FloatArray,
+    Layout,
+    array_record,
+    join_arrays,
+    sparse_or_dense,
+    split_arrays,
+)
+from fedtrellis.wire.broadcast import Step
+from fedtrellis.wire.flower_internals import log
+from fedtrellis.wire.replay import ReplayedIterate
+
+from .frank_wolfe import FrankWolfeStrategy
+
+__all__ = ["VARIANTS", "FedFW"]
+
+Paper = Literal["plain", "augmented", "stochastic"]
+Variant = Literal["corrective", Paper]
+PAPERS: tuple[Paper, ...] = get_args(Paper)
+VARIANTS: tuple[Variant, ...] = get_args(Variant)
+StepCount = Literal["own", "round"]
+_CORRECTIVE = {"variant": ("corrective",)}
+_PAPERS = {"variant": PAPERS}
+# whose clients send atoms alone, of gradients of one round
+_PRIVATE = ("plain", "augmented")
+_AUGMENTED = {"variant": ("augmented",)}
+_STOCHASTIC = {"variant": ("stochastic",)}
+# entry of an evaluation's request: it is to bring x̄
+_EVALUATED = "evaluated"
+# Rounding of x̄ over its largest entry, in eight units of a float32's last place.
+_DRIFT = 8.0 * float(np.finfo(np.float32).eps)
+# Corrective steps of a round unless the user sets them.
+_STEPS = 20
+# Answers a client, on average, for which residuals have to stay small.
+_CALM_ANSWERS = 2
+
+
+class FedFW(FrankWolfeStrategy):
+    """Federated Frank-Wolfe: clients send points of a set in their smallest form.
+
+    Solves min over x in D of F(x) = (1/n) Σ_i f_i(x). Every client i keeps its own
+    x_i, the server keeps x̄ = (1/n) Σ_i x_i. In round t, with S the clients whose
+    answers were used::
+
+        client   g_i = (1/n) ∇f_i(x_i) + λ_t (x_i − x̄)                       plain
+                 y_i ← y_i + λ_0 (x_i − x̄);  g_i as above, plus y_i          augmented
+                 d_i ← (1 − ρ_t) d_i + ρ_t (1/n) ∇f_i(x_i, ω),
+                 g_i = d_i + λ_t (x_i − x̄)                                   stochastic
+                 s_i = argmin over s in D of ⟨g_i, s⟩
+                 x_i ← (1 − η_i) x_i + η_i s_i
+                 sends s_i, and ‖g_i‖ once if λ_0 is to find itself
+        server   x̄ ← x̄ + (1/n) Σ over S of η_i (s_i − x_i)
+
+    k ``local_steps`` are k of the client's lines against one x̄, and k atoms. With
+    ``step_count = "own"`` the convex schedule's t is 1 + k_i for client i, which has
+    taken k_i steps that were used, and in λ_t 1 + the mean of all k_i; with "round" it
+    is that of the round, one η_t for all.
+
+    With everybody in S and one η the server's step is x̄ ← (1 − η) x̄ + (η / n) Σ s_i: n
+    atoms, which is how x̄ travels back to the clients. The server knows every x_i
+    without ever seeing one, because it can replay it from the s_i it used; so it can
+    take the exact step when clients sit out or answers are lost, and give a client that
+    lost its state x_i (and y_i) back. A gradient average d_i that is lost starts again
+    with ρ = 1.
+
+    Source: arXiv 2408.10090, algorithm 1 with its variants FedFW+ and FedFW-sto, §4.2
+    (participation), §4.3 (clients with a larger D_i of their own). Own steps, several
+    steps a round and λ_0 by itself are ours.
+
+    Notes
+    -----
+    Nothing of this is private: from what it replays the server can compute gradients
+    of f_i, see ``docs/fedfw.md``.
+
+    The matching client is ``FedFWClient(context, objective, domain)``. No theory covers
+    FedFW-sto with p < 1 or on non-convex losses, or clients with steps of their own.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from flwr.app import ArrayRecord
+    >>> from fedtrellis import LocalGrid, client_app
+    >>> from fedtrellis.clients import FedFWClient
+    >>> from fedtrellis.domains import L1Ball
+    >>> from fedtrellis.objectives import LeastSquares
+    >>> from fedtrellis.strategies import FedFW
+    >>> targets = [np.array([1.0, 0.0, 0.0]), np.array([2.0, 0.5, 0.0])]
+    >>> losses = [LeastSquares(np.eye(3), target) for target in targets]
+    >>> def client_fn(context):
+    ...     loss = losses[context.node_config["partition-id"]]
+    ...     return FedFWClient(context, loss, L1Ball(1.0))
+    >>> grid = LocalGrid(client_app(client_fn), 2)
+    >>> strategy = FedFW(L1Ball(1.0))
+    >>> start = ArrayRecord([np.zeros(3)])
+    >>> result = strategy.start(grid, start, num_rounds=30)
+    >>> result.arrays.to_numpy_ndarrays()[0].round(2) + 0.0
+    array([1., 0., 0.])
+    """
+
+    name = "fedfw"
+    about = "federated Frank-Wolfe: FedFW, FedFW+, FedFW-sto"
+    _state_settings = ("variant", "correction")
+    _least_answers = 1
+    _private_mechanism = "exponential"
+    _free_to_change = ("penalty",)
+
+    penalty: float = setting(
+        None,
+        "weight of the consensus penalty, λ_0, or ρ of the corrective variant; auto: "
+        "by what the clients' first answers say",
+        symbol="λ_0",
+        minimum=0.0,
+    )
+    variant: Variant | Literal["auto"] = setting(
+        None,
+        "corrective steps, FedFW, FedFW+ (augmented) or FedFW-sto",
+        auto="corrective",
+        choices=Variant,
+    )
+    correction: Correction = setting(
+        "projected",
+        "the corrective variant's steps: on x_i itself, within a face that the oracle "
+        "widens, or pairwise, on the weights of atoms",
+        choices=Correction,
+        only=_CORRECTIVE,
+    )
+    schedule: Schedule | Literal["auto"] = setting(
+        None,
+        "of step size and penalty; the corrective variant has no steps of a schedule, "
+        "and asks only whether F is convex or nonconvex",
+        note="see :class:`~fedtrellis.schedules.FrankWolfeSchedule`",
+        auto="convex",
+        choices=Schedule,
+    )
+    step_count: StepCount | Literal["auto"] = setting(
+        None,
+        "what t of the convex schedule counts: the steps of each client that were "
+        "used (own), or the rounds (round), as the paper does; auto: own with that "
+        "schedule",
+        choices=StepCount,
+        only=_PAPERS,
+    )
+    local_steps: int = setting(
+        None,
+        "steps of a client in a round; auto: 20 of the corrective variant, 1 of the "
+        "papers'",
+        symbol="k",
+        minimum=1,
+    )
+    step_size: float = setting(
+        0.01,
+        "of the constant schedule",
+        symbol="η",
+        above=0.0,
+        maximum=1.0,
+        only=_PAPERS,
+    )
+    averaging: float = setting(
+        0.1,
+        "weight of a new gradient in FedFW-sto's constant schedule",
+        symbol="ρ",
+        above=0.0,
+        maximum=1.0,
+        only=_STOCHASTIC,
+    )
+    dual_penalty: float = setting(
+        None,
+        "λ_0 of y_i in FedFW+; auto: that of penalty",
+        minimum=0.0,
+        only=_AUGMENTED,
+    )
+    batch_size: int = setting(
+        64, "examples in a mini-batch of FedFW-sto", minimum=1, only=_STOCHASTIC
+    )
+    tolerance: float = setting(
+        0.0,
+        "relative size of the corrective variant's residuals, and of the certificate "
+        "if there is one, that ends the run; 0: never",
+        minimum=0.0,
+        only=_CORRECTIVE,
+    )
+    certificate: bool = setting(
+        False,
+        "bound F* from below, for convex f_i: every client of the corrective variant "
+        "also sends f_i(x_i) and a Frank-Wolfe gap",
+        only=_CORRECTIVE,
+    )
+    lmo_noise: float = setting(
+        0.0,
+        "standard deviation of Gaussian noise on g_i, added by the client before its "
+        "oracle; 0: none",
+        symbol="σ",
+        minimum=0.0,
+        only=_PAPERS,
+    )
+    lmo_noise_decay: bool = setting(
+        True,
+        "whether that deviation is σ √η_t; without this F stays above F*, by more the "
+        "larger σ is",
+        only=_PAPERS,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.privacy != "none":
+            self._check_private()
+        if self.variant not in PAPERS:
+            if self.schedule not in ("convex", "nonconvex"):
+                raise SettingsError(
+                    f"schedule = {self.schedule!r} is for variant = "
+                    f"{', '.join(PAPERS)}, not for {self.variant!r}; allowed: convex, "
+                    "nonconvex"
+                )
+            if self.penalty == 0.0:
+                raise SettingsError(
+                    "penalty = 0.0 is for variant = "
+                    f"{', '.join(PAPERS)}, not for {self.variant!r}, which divides by "
+                    "it; allowed: numbers above 0, 'auto'"
+                )
+            return
+        if self.step_count == "own" and self.schedule != "convex":
+            raise SettingsError(
+                "step_count = 'own' is for schedule = 'convex', not for "
+                f"{self.schedule!r}; allowed: 'round'"
+            )
+        self._needs_planned_rounds = self.schedule == "nonconvex"
+
+    def _check_aggregation(self) -> None:
+        """The corrective variant averages each client's last; x̄ of others is atoms."""
+        self.needs = None if self.variant in PAPERS else "each"
+        # an atom for each local step
+        self._private_releases = self.local_steps or 1
+        super()._check_aggregation()
+
+    def _check_private(self) -> None:
+        """Refuse variants that send more than atoms, and what needs ‖g_i‖."""
+        given = f"privacy = {self.privacy!r}"
+        if self.variant not in _PRIVATE:
+            raise SettingsError(
+                f"{given} does not apply to variant = {self.variant!r}; allowed: "
+                f"{', '.join(_PRIVATE)}"
+            )
+        if self.penalty is None:
+            raise SettingsError(
+                f"penalty = 'auto' does not apply beside {given}, as clients would "
+                "send the norm of their gradients; allowed: numbers"
+            )
+
+    @property
+    def _counts_own_steps(self) -> bool:
+        """Whether the schedule goes by each client's own steps."""
+        return self.schedule == "convex" and self.step_count != "round"
+
+    def setup(self, point: FloatArray, layout: Layout) -> None:
+        """Start the variant's half, with every client at the initial model."""
+        self._settle_domains(layout.point_shape)
+        if not self.domain.contains(point, rounding(layout.point_dtype)):
+            log(WARNING, "The initial model lies outside %r", self.domain)
+        kind = _PaperSteps if self.variant in PAPERS else _CorrectiveSteps
+        self.half: _PaperSteps | _CorrectiveSteps = kind(self)
+
+    def instruction(self, server_round: int, client: str) -> dict[str, Any]:
+        """What the variant's client needs for its answer."""
+        return self.half.instruction(server_round, client)
+
+    def audience(self, server_round: int, client: str) -> Hashable:
+        """What of a client the variant's steps depend on."""
+        return self.half.audience(client)
+
+    def check(self, answer: Answer) -> Any:
+        """What the variant makes of an answer."""
+        return self.half.check(answer)
+
+    def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
+        """Take the variant's server step, and replay every used client's."""
+        return self.half.aggregate(server_round, answers)
+
+    def _client_iterate(self, client: str) -> FloatArray:
+        """x_i as the server replays it, a new array."""
+        return self.half._client_iterate(client)
+
+    def _result_point(self) -> FloatArray:
+        """x̄, which the corrective variant does not send."""
+        return self.half.model
+
+    def converged(self) -> bool:
+        """Whether the corrective variant's residuals are within the tolerance."""
+        return self.half.converged()
+
+    def _model_for(
+        self, client: str, entries: dict[str, Any]
+    ) -> tuple[ArrayRecord, dict[str, Any]]:
+        """What the broadcast has, or for an evaluation x̄ where that is not the same."""
+        if not entries.pop(_EVALUATED, False):
+            return super()._model_for(client, entries)
+        layout = self.broadcast.layout
+        parts = sparse_or_dense(layout.to_wire(self.half.model))
+        return array_record(parts, join=True), {
+            "model-encoding": "dense" if len(parts) == 1 else "sparse",
+            **layout.entries(),
+            "model-version": self.broadcast.version,
+            # what the client keeps is z
+            "keep-model": False,
+        }
+
+    def _evaluate_clients(
+        self,
+        conversation: Conversation,
+        server_round: int,
+        config: ConfigRecord,
+        timeout: float,
+    ) -> MetricRecord | None:
+        """Mean of the clients' metrics at x̄."""
+        if self.half.model is self.broadcast.model:
+            return super()._evaluate_clients(
+                conversation, server_round, config, timeout
+            )
+        entries = {name: {**config, _EVALUATED: True} for name in self.clients}
+        answers = conversation.ask(server_round, "evaluate", entries, timeout)
+        return self._mean_evaluation(answers)
+
+    def client_state(self, client: str) -> dict[str, NDArray[Any]]:
+        """x_i, and what else of the variant's state the server can replay."""
+        return self.half.client_state(client)
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """What the server replays, for a checkpoint."""
+        return self.half.state()
+
+    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Inverse of :meth:`state`."""
+        self.half.load_state(state)
+
+
+# Of an answer: s_i of each local step, and ‖(1/n) ∇f_i(x¹)‖ where it was asked for.
+_Answer = tuple[tuple[Atom, ...], float]
+
+
+class _PaperSteps:
+    """FedFW, FedFW+ and FedFW-sto: the server's half of a run.
+
+    ``penalty`` is λ_0; None until the clients' first answers settle it.
+    """
+
+    def __init__(self, strategy: FedFW) -> None:
+        self._strategy = strategy
+        self._local_steps = strategy.local_steps or 1
+        self._schedule = FrankWolfeSchedule(
+            strategy.schedule,
+            # 0 until it is known
+            strategy.penalty or 0.0,
+            # who counts steps needs no p
+            1.0 if strategy._counts_own_steps else strategy._expected_participation,
+            strategy.planned_rounds * self._local_steps,
+            strategy.step_size,
+            strategy.averaging,
+        )
+        self.penalty: float | None = strategy.penalty
+        # x_i and y_i are replayed for the whole run, in float64 whatever x̄ is of
+        self._start = strategy.broadcast.model.astype(np.float64)
+        # what x̄ would be without rounding, where it is rounded
+        narrow = strategy.broadcast.layout.dtype != "float64"
+        self._mean = self._start.copy() if narrow else None
+        self._mirrors = {n: ReplayedIterate(self._start) for n in strategy.clients}
+        self._duals: dict[str, FloatArray] = {}
+        if strategy.variant == "augmented":
+            self._duals = {n: np.zeros(self._start.shape) for n in strategy.clients}
+        # k_i, and their sum
+        self._steps_taken, self._all_steps = dict.fromkeys(strategy.clients, 0), 0
+
+    def _settle(self, penalty: float | None) -> None:
+        self.penalty = penalty
+        self._schedule = replace(self._schedule, penalty=penalty or 0.0)
+
+    @property
+    def _dual_penalty(self) -> float:
+        """λ_0 of y_i; 0 while it is not known."""
+        given = self._strategy.dual_penalty
+        return given if given is not None else self.penalty or 0.0
+
+    # ---------------------------------------------------------------- what is sent
+
+    def _clocks(
+        self, server_round: int, client: str
+    ) -> tuple[list[float], list[float]]:
+        """Return t of η_t and t of λ_t for each local step of a client's answer.
+
+        Until λ_0 is known there is one step, in which x_i = x̄ and λ does not matter.
+        """
+        count = range(1, 1 + (1 if self.penalty is None else self._local_steps))
+        if not self._strategy._counts_own_steps:
+            # τ = (t − 1) k + j
+            first = (server_round - 1) * self._local_steps
+            both = [float(first + j) for j in count]
+            return both, both
+        # η_i = 2 / (k_i + 2), λ = λ_0 √(mean of all k_i + 2)
+        own = self._steps_taken[client]
+        mean = self._all_steps / len(self._steps_taken)
+        return [float(own + j) for j in count], [mean + j for j in count]
+
+    def instruction(self, server_round: int, client: str) -> dict[str, Any]:
+        """η_t, λ_t and what else the variant needs; a list where steps are several."""
+        strategy, schedule = self._strategy, self._schedule
+        own, together = self._clocks(server_round, client)
+        step_sizes = [schedule.step(t) for t in own]
+        entries: dict[str, Any] = {
+            "step-size": _one_or_all(step_sizes),
+            "penalty": _one_or_all([schedule.penalty_weight(t) for t in together]),
+        }
+        if self.penalty is None:
+            entries["gradient-norm"] = True
+        if strategy.variant != "plain":
+            entries["variant"] = strategy.variant
+        if strategy.variant == "augmented":
+            entries["dual-penalty"] = self._dual_penalty
+        if strategy.variant == "stochastic":
+            weights = [schedule.averaging_weight(t) for t in own]
+            entries["averaging"] = _one_or_all(weights)
+            entries["batch-size"] = strategy.batch_size
+        if strategy.lmo_noise:
+            # σ √η_t, or σ
+            decays, sigma = strategy.lmo_noise_decay, strategy.lmo_noise
+            noise = [sigma * (eta**0.5 if decays else 1.0) for eta in step_sizes]
+            entries["lmo-noise"] = _one_or_all(noise)
+        if strategy.lmo_noise or strategy.variant == "stochastic":
+            entries["seed"] = strategy.seed
+        return entries
+
+    def audience(self, client: str) -> int:
+        """k_i, where the schedule goes by it."""
+        return self._steps_taken[client] if self._strategy._counts_own_steps else 0
+
+    # ------------------------------------------------------------ what is received
+
+    def check(self, answer: Answer) -> _Answer:
+        if self.penalty is not None:
+            return self._strategy._take_atoms(answer, self._local_steps), 0.0
+        if answer.numbers.shape != (1,) or not answer.numbers[0] >= 0.0:
+            raise ValueError(
+                "the answer has no norm of the client's gradient, which penalty = "
+                "'auto' needs"
+            )
+        return self._strategy._take_atoms(answer, 1), float(answer.numbers[0])
+
+    def aggregate(
+        self, server_round: int, answers: dict[str, _Answer]
+    ) -> dict[str, float]:
+        """Take the exact server step, and replay every used client's steps."""
+        n, broadcast = self._strategy.num_clients, self._strategy.broadcast
+        known: dict[int, list[float]] = {}
+        etas: dict[str, list[float]] = {}
+        for name in answers:
+            own = self.audience(name)
+            if own not in known:
+                clock, _ = self._clocks(server_round, name)
+                known[own] = [self._schedule.step(t) for t in clock]
+            etas[name] = known[own]
+        first = next(iter(etas.values()))
+        alike = len(answers) == n and all(one == first for one in etas.values())
+        sent = broadcast.model.astype(np.float64, copy=False)
+        x_bar = None if alike else np.array(sent if self._mean is None else self._mean)
+        for name, (atoms, _) in answers.items():
+            mirror = self._mirrors[name]
+            if self._duals:
+                # y_i ← y_i + λ_0 (x_i − x̄), at the x̄ that the client was sent
+                y = self._duals[name]
+                mirror.add_to(y, self._dual_penalty)
+                y -= self._dual_penalty * sent
+            for eta, atom in zip(etas[name], atoms, strict=True):
+                if x_bar is not None:
+                    # x̄ ← x̄ + (1/n) Σ over S of η_i (s_i − x_i)
+                    atom.add_to(x_bar, eta / n)
+                    mirror.add_to(x_bar, -eta / n)
+                # x_i ← (1 − η_i) x_i + η_i s_i
+                mirror.step(1.0 - eta, eta, atom)
+            self._steps_taken[name] += len(atoms)
+            self._all_steps += len(atoms)
+        if x_bar is not None:
+            self._replace(x_bar)
+        else:
+            for j, eta in enumerate(first):
+                # x̄ ← (1 − η_t) x̄ + (η_t / n) Σ s_i
+                each = tuple(atoms[j] for atoms, _ in answers.values())
+                self._advance(Step(1.0 - eta, eta / n, each))
+        if self.penalty is None:
+            self._settle_by([norm for _, norm in answers.values()])
+        return self._strategy._whether_outside()
+
+    def _replace(self, x_bar: FloatArray) -> None:
+        if self._mean is not None:
+            self._mean = x_bar
+        self._strategy.broadcast.replace(x_bar)
+
+    def _advance(self, step: Step) -> None:
+        broadcast = self._strategy.broadcast
+        broadcast.advance(step)
+        if self._mean is None:
+            return
+        step.apply(self._mean)
+        # every step rounds x̄: once in a while it is sent whole, rounded only once
+        drift = float(np.abs(broadcast.model - self._mean).max())
+        if drift > _DRIFT * float(np.abs(self._mean).max()):
+            self._replace(self._mean)
+
+    def _settle_by(self, norms: Sequence[float]) -> None:
+        """Settle λ_0 by the norms of the first gradients used."""
+        # one client among several cannot choose it alone
+        norm = float(np.median(norms))
+        if norm > 0.0:  # else it waits for the next round
+            diameter = self._strategy.domain.diameter(self._start.shape)
+            augmented = self._strategy.variant == "augmented"
+            name = self._schedule.name
+            self._settle(automatic_penalty(norm, diameter, name, augmented))
+            log(INFO, "penalty λ_0 = %g, by the clients' gradients", self.penalty)
+
+    # ------------------------------------------------------------------- its state
+
+    @property
+    def model(self) -> FloatArray:
+        return self._strategy.broadcast.model
+
+    def converged(self) -> bool:
+        """Never: Frank-Wolfe's steps shrink by a schedule, not by what is reached."""
+        return False
+
+    def _client_iterate(self, client: str) -> FloatArray:
+        return self._mirrors[client].dense()
+
+    def client_state(self, client: str) -> dict[str, NDArray[Any]]:
+        broadcast = self._strategy.broadcast
+        x = self._start
+        if self._steps_taken[client]:
+            x = self._client_iterate(client)
+        elif broadcast.version == 0:
+            # x_i¹ = x̄¹: costs nothing to send
+            x = broadcast.model
+        return {"x": x, "y": self._duals[client]} if self._duals else {"x": x}
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """λ_0, mirrors and duals."""
+        arrays: dict[str, NDArray[Any]] = {
+            "start": self._start,
+            "penalty": np.array(np.nan if self.penalty is None else self.penalty),
+        }
+        for name, mirror in self._mirrors.items():
+            for key, array in mirror.state().items():
+                arrays[f"{name}/x/{key}"] = array
+            arrays[f"{name}/steps"] = np.array(self._steps_taken[name])
+        for name, y in self._duals.items():
+            arrays[f"{name}/y"] = y
+        if self._mean is not None:
+            arrays["mean"] = self._mean
+        return arrays
+
+    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        if self._strategy.penalty is None:  # else it may be another
+            saved = float(state["penalty"])
+            self._settle(None if np.isnan(saved) else saved)
+        self._start = np.array(state["start"])
+        if self._mean is not None:
+            self._mean = np.array(state["mean"])
+        mirrors: dict[str, dict[str, NDArray[Any]]] = defaultdict(dict)
+        for key, array in state.items():
+            # a name may hold a slash, what follows "/x/" may not
+            name, found, entry = key.rpartition("/x/")
+            if found:
+                mirrors[name][entry] = array
+        for name in self._mirrors:
+            self._mirrors[name] = ReplayedIterate.from_state(self._start, mirrors[name])
+            self._steps_taken[name] = int(state[f"{name}/steps"])
+        self._duals = {name: np.array(state[f"{name}/y"]) for name in self._duals}
+        self._all_steps = sum(self._steps_taken.values())
+
+
+def _one_or_all(numbers: list[float]) -> float | list[float]:
+    return numbers[0] if len(numbers) == 1 else numbers
+
+
+@dataclass
+class _Corrected:
+    """What an answer comes to, once it is checked."""
+
+    iterate: Iterate
+    certificate: tuple[float, float] | None  # φ_i and γ_i
+    curvature: float | None  # of f_i / n on the client's way, in the first round
+
+
+class _CorrectiveSteps:
+    """Corrective FedFW: the server's half of a run.
+
+    ``model`` is x̄ = (1/n) Σ x_i, where the broadcast has z; ``penalty`` is ρ, None
+    until the clients' first answers settle where it starts.
+    """
+
+    def __init__(self, strategy: FedFW) -> None:
+        self._strategy = strategy
+        self._steps = strategy.local_steps or _STEPS
+        # x_i in D from the first round on: steps start there
+        point, domain = strategy.broadcast.model, strategy.domain
+        layout = strategy.broadcast.layout
+        inside = domain.contains(point, rounding(layout.point_dtype))
+        start = layout.rounded(point if inside else domain.project(point))
+        self._start = start
+        self._start_is_model = inside
+        self.model: FloatArray = self._start
+        self._iterates = {n: self._form(n).start_at(start) for n in strategy.clients}
+        # x_i as it stands, and y_i
+        self._points = dict.fromkeys(strategy.clients, self._start)
+        self._duals = {n: np.zeros(self._start.shape) for n in strategy.clients}
+        self._certificates: dict[str, tuple[float, float]] = {}
+        targets = [iterate.balance for iterate in self._iterates.values()]
+        convex = strategy.schedule != "nonconvex"
+        self._robust = strategy.aggregator.robust
+        self._balance = Balance(strategy.penalty, convex, max(targets), self._robust)
+        self.primal_residual = self.dual_residual = np.inf
+        self.gap, self._scale = np.inf, 0.0
+        # answers in a row after which both residuals were small
+        self._calm = 0
+
+    @property
+    def penalty(self) -> float | None:
+        return self._balance.penalty
+
+    def _form(self, client: str) -> Form:
+        strategy = self._strategy
+        dtype = strategy.broadcast.layout.point_dtype
+        return Form(strategy._domain_of(client), strategy.correction, dtype)
+
+    def instruction(self, server_round: int, client: str) -> dict[str, Any]:
+        """ρ, unless there is none yet, k, and whether the certificate is wanted."""
+        strategy = self._strategy
+        entries: dict[str, Any] = {
+            "variant": strategy.variant,
+            "local-steps": self._steps,
+        }
+        if self.penalty is not None:
+            entries["penalty"] = self.penalty
+        if strategy.certificate:
+            entries["certificate"] = True
+        if strategy.correction != "projected":
+            entries["correction"] = strategy.correction
+        return entries
+
+    def audience(self, client: str) -> None:
+        return None
+
+    def check(self, answer: Answer) -> _Corrected:
+        """The client's next iterate, in its own set; ValueError if it is none."""
+        strategy = self._strategy
+        iterate = self._iterates[answer.client].changed(
+            answer.arrays, strategy._domain_of(answer.client), self._steps
+        )
+        numbers, first = answer.numbers.tolist(), self.penalty is None
+        expected = first + 2 * strategy.certificate
+        if len(numbers) != expected:
+            raise ValueError(
+                f"the answer has {len(numbers)} scalars instead of {expected}"
+            )
+        if first and numbers[0] < 0.0:
+            raise ValueError(f"the curvature is {numbers[0]:g}, below 0")
+        return _Corrected(
+            iterate,
+            # a gap is never below 0, but by rounding or as a lie
+            (numbers[-2], max(numbers[-1], 0.0)) if strategy.certificate else None,
+            numbers[0] if first else None,
+        )
+
+    def aggregate(
+        self, server_round: int, answers: dict[str, _Corrected]
+    ) -> dict[str, float]:
+        """Replay x_i and y_i of those who answered; the next z and ρ."""
+        rho, strategy = self.penalty, self._strategy
+        broadcast, z = strategy.broadcast, strategy.broadcast.model
+        for name, corrected in answers.items():
+            self._iterates[name] = corrected.iterate
+            x = self._points[name] = corrected.iterate.dense()
+            # y_i ← y_i + ρ (x_i − z), at the z and ρ that the client was sent
+            if rho is not None:
+                self._duals[name] = self._duals[name] + rho * (x - z)
+            if corrected.certificate is not None:
+                self._certificates[name] = corrected.certificate
+        # x̄ = (1/n) Σ x_i, over everybody
+        points, duals = list(self._points.values()), list(self._duals.values())
+        self.model = np.mean(points, axis=0)
+        # z ← (1/n) Σ (x_i + y_i / ρ);  without a ρ all y_i are 0
+        following = self.model
+        if self._robust:
+            # whoever stays away from z counts no more here than there
+            self.model = strategy.domain.project(strategy.average(points, z))
+            wanted = points if rho is None else points + np.divide(duals, rho)
+            following = strategy.average(wanted, z)
+        elif rho is not None:
+            following = self.model + np.mean(duals, axis=0) / rho
+        broadcast.revise(following)
+        self.primal_residual = float(
+            np.sqrt(np.mean([np.vdot(x - self.model, x - self.model) for x in points]))
+        )
+        self.dual_residual = float(np.linalg.norm(following - z))
+        if rho is None:
+            curvatures = [answer.curvature or 0.0 for answer in answers.values()]
+            self._balance.begin(curvatures, duals, broadcast.model)
+        else:
+            self._balance.observe(len(answers), duals, broadcast.model)
+        metrics = {
+            "penalty": rho or 0.0,
+            "primal-residual": self.primal_residual,
+            "dual-residual": self.dual_residual,
+        }
+        size = max(float(np.linalg.norm(x)) for x in points)
+        still = max(self.primal_residual, self.dual_residual)
+        calm = still <= strategy.tolerance * size
+        self._calm = self._calm + len(answers) if calm else 0
+        if strategy.certificate:
+            metrics |= self._certify()
+        return metrics | strategy._whether_outside()
+
+    def _certify(self) -> dict[str, float]:
+        """A lower bound of F*, for convex f_i, once everybody has answered.
+
+        F* ≥ Σ φ_i − Σ γ_i + Σ ⟨y_i, x_i⟩ − max over v in D of ⟨Σ y_i, v⟩, with
+        φ_i = f_i(x_i) / n and γ_i the Frank-Wolfe gap of f_i/n + ⟨y_i, ·⟩ at x_i.
+        """
+        clients, duals = self._strategy.clients, self._duals
+        if len(self._certificates) < len(clients):
+            return {}
+        losses = sum(self._certificates[name][0] for name in clients)
+        gaps = sum(self._certificates[name][1] for name in clients)
+        products = sum(float(np.vdot(duals[n], self._points[n])) for n in clients)
+        total = np.sum([duals[name] for name in clients], axis=0)
+        # max over v in D of ⟨Σ y_i, v⟩ is at what the oracle returns for −Σ y_i
+        most = self._strategy.domain.lmo(-total).dot(total)
+        self.gap = gaps - products + most
+        self._scale = max(self._scale, abs(losses))
+        return {"lower-bound": losses - self.gap, "certificate": self.gap}
+
+    def converged(self) -> bool:
+        """Whether both residuals, and the certificate if it is on, are small enough.
+
+        For two answers a client, on average: z hardly moves where few answer, and the
+        x_i can be close together on their way.
+        """
+        tolerance, n = self._strategy.tolerance, self._strategy.num_clients
+        if not tolerance or self._calm < _CALM_ANSWERS * n:
+            return False
+        return not self._strategy.certificate or self.gap <= tolerance * self._scale
+
+    def _client_iterate(self, client: str) -> FloatArray:
+        return self._points[client].copy()
+
+    def client_state(self, client: str) -> dict[str, NDArray[Any]]:
+        """The iterate, packed, and y_i."""
+        broadcast, x = self._strategy.broadcast, self._packed(client)
+        if x is None and broadcast.version == 0 and self._start_is_model:
+            x = broadcast.model  # costs nothing to send
+        return {"x": self._start if x is None else x, "y": self._duals[client]}
+
+    def _packed(self, client: str) -> NDArray[Any] | None:
+        """The iterate; None before its first step."""
+        if self._points[client] is self._start:
+            return None
+        return join_arrays(self._iterates[client].arrays())
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Iterates, duals and what ρ depends on, for a checkpoint."""
+        arrays: dict[str, NDArray[Any]] = {
+            "start": self._start,
+            "model": self.model,
+            "scale": np.array(self._scale),
+            "calm": np.array(self._calm),
+            **self._balance.state(self._strategy.clients),
+        }
+        for name in self._strategy.clients:
+            packed = self._packed(name)
+            if packed is not None:
+                arrays[f"{name}/x"] = packed
+            arrays[f"{name}/y"] = self._duals[name]
+            if name in self._certificates:
+                arrays[f"{name}/certificate"] = np.array(self._certificates[name])
+        return arrays
+
+    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        strategy = self._strategy
+        self._start, self.model = np.array(state["start"]), np.array(state["model"])
+        self._scale, self._calm = float(state["scale"]), int(state["calm"])
+        self._balance.load_state(state, strategy.clients)
+        for name in strategy.clients:
+            self._duals[name] = np.array(state[f"{name}/y"])
+            form, self._points[name] = self._form(name), self._start
+            self._iterates[name] = form.start_at(self._start)
+            if f"{name}/x" in state:
+                packed = split_arrays(np.asarray(state[f"{name}/x"]))
+                iterate = form.unpack(packed, self._start.shape)
+                self._iterates[name], self._points[name] = iterate, iterate.dense()
+            if f"{name}/certificate" in state:
+                loss, gap = state[f"{name}/certificate"].tolist()
+                self._certificates[name] = loss, gap
