@@ -4,6 +4,7 @@ from .fedavg import (
     CompressedSGDClient,
     FedAvgGDClient,
     FedDRClient,
+    FedLMOClient,
     FedOptClient,
     FedProxClient,
     LocalSGDClient,
@@ -12,7 +13,6 @@ from .fedavg import (
 )
 from .fedfw import FedFWClient, NaiveFrankWolfeClient
 from .fedgia import FedGiAClient
-from .fedlmo import FedLMOClient
 from .hybrid_fedavg import HybridFedAvgClient
 from .hyfdca import HyFDCAClient
 from .hyfem import HyFEMClient

@@ -46,15 +46,12 @@ class FedFWClient(StatefulClient):
 
     Examples
     --------
-    >>> import numpy as np
     >>> from fedtrellis import client_app
     >>> from fedtrellis.clients import FedFWClient
     >>> from fedtrellis.domains import L1Ball
-    >>> from fedtrellis.objectives import LeastSquares
-    >>> def client_fn(context):
-    ...     loss = LeastSquares(np.eye(3), np.ones(3))
-    ...     return FedFWClient(context, loss, L1Ball(1.0))
-    >>> app = client_app(client_fn)
+    >>> app = client_app(
+    ...     lambda context: FedFWClient(context, my_loss(context), L1Ball(1.0))
+    ... )
     """
 
     def __init__(

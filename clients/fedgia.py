@@ -49,14 +49,9 @@ class FedGiAClient(StatefulClient):
 
     Examples
     --------
-    >>> import numpy as np
     >>> from fedtrellis import client_app
     >>> from fedtrellis.clients import FedGiAClient
-    >>> from fedtrellis.objectives import LeastSquares
-    >>> def client_fn(context):
-    ...     loss = LeastSquares(np.eye(3), np.ones(3))
-    ...     return FedGiAClient(context, loss)
-    >>> app = client_app(client_fn)
+    >>> app = client_app(lambda context: FedGiAClient(context, my_loss(context)))
     """
 
     @dataclass(frozen=True)

@@ -48,14 +48,11 @@ class FirstOrderRFLClient(StatefulClient):
 
     Examples
     --------
-    >>> import numpy as np
     >>> from fedtrellis import client_app
     >>> from fedtrellis.clients import FirstOrderRFLClient
     >>> from fedtrellis.manifolds import Sphere
-    >>> from fedtrellis.objectives import LeastSquares
     >>> def client_fn(context):
-    ...     loss = LeastSquares(np.eye(3), np.ones(3))
-    ...     return FirstOrderRFLClient(context, loss, Sphere((3,)))
+    ...     return FirstOrderRFLClient(context, my_loss(context), Sphere((3,)))
     >>> app = client_app(client_fn)
     """
 

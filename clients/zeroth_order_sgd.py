@@ -72,9 +72,9 @@ class ZerothOrderSGDClient(StatefulClient):
     --------
     >>> from fedtrellis import client_app
     >>> from fedtrellis.clients import ZerothOrderSGDClient
-    >>> def client_fn(context):
-    ...     return ZerothOrderSGDClient(context, my_loss(context))
-    >>> app = client_app(client_fn)
+    >>> app = client_app(
+    ...     lambda context: ZerothOrderSGDClient(context, my_loss(context))
+    ... )
     """
 
     restorable = frozenset((START,))

@@ -540,24 +540,12 @@ class ProjectedFedAvg(LocalModels):
 
     Examples
     --------
-    >>> import numpy as np
-    >>> from flwr.app import ArrayRecord
-    >>> from fedtrellis import LocalGrid, client_app
-    >>> from fedtrellis.clients import ProjectedFedAvgClient
+    Run as :class:`FedAvgGD` is, with ``ProjectedFedAvgClient`` on the nodes:
+
     >>> from fedtrellis.domains import L1Ball
-    >>> from fedtrellis.objectives import LeastSquares
     >>> from fedtrellis.strategies import ProjectedFedAvg
-    >>> targets = [np.array([1.0, 0.0, 0.0]), np.array([2.0, 0.5, 0.0])]
-    >>> losses = [LeastSquares(np.eye(3), target) for target in targets]
-    >>> def client_fn(context):
-    ...     loss = losses[context.node_config["partition-id"]]
-    ...     return ProjectedFedAvgClient(context, loss)
-    >>> grid = LocalGrid(client_app(client_fn), 2)
-    >>> strategy = ProjectedFedAvg(L1Ball(1.0))
-    >>> start = ArrayRecord([np.zeros(3)])
-    >>> result = strategy.start(grid, start, num_rounds=30)
-    >>> result.arrays.to_numpy_ndarrays()[0].round(2) + 0.0
-    array([1., 0., 0.])
+    >>> ProjectedFedAvg(L1Ball(1.0)).local_steps
+    5
     """
 
     name = "projected-fedavg"
@@ -610,7 +598,7 @@ class FedDR(ProjectedFedAvg):
 
     Examples
     --------
-    Run as :class:`ProjectedFedAvg` is, with ``FedDRClient`` on the nodes:
+    Run as :class:`FedAvgGD` is, with ``FedDRClient`` on the nodes:
 
     >>> from fedtrellis.domains import L1Ball
     >>> from fedtrellis.strategies import FedDR

@@ -16,7 +16,7 @@ from fedtrellis.admm.shifted_systems import Hessian
 from fedtrellis.random import generator
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.rounds import RoundStrategy
-from fedtrellis.settings import SettingsError, setting
+from fedtrellis.settings import SettingsError, entries_of, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.flower_internals import log
 from fedtrellis.wire.layout import DTYPES
@@ -79,23 +79,11 @@ class FedGiA(RoundStrategy):
 
     Examples
     --------
-    >>> import numpy as np
-    >>> from flwr.app import ArrayRecord
-    >>> from fedtrellis import LocalGrid, client_app
-    >>> from fedtrellis.clients import FedGiAClient
-    >>> from fedtrellis.objectives import LeastSquares
+    Run as :class:`FedAvgGD` is, with ``FedGiAClient`` on the nodes:
+
     >>> from fedtrellis.strategies import FedGiA
-    >>> targets = [np.array([1.0, 0.0, 0.0]), np.array([2.0, 0.5, 0.0])]
-    >>> losses = [LeastSquares(np.eye(3), target) for target in targets]
-    >>> def client_fn(context):
-    ...     loss = losses[context.node_config["partition-id"]]
-    ...     return FedGiAClient(context, loss)
-    >>> grid = LocalGrid(client_app(client_fn), 2)
-    >>> strategy = FedGiA()
-    >>> start = ArrayRecord([np.zeros(3)])
-    >>> result = strategy.start(grid, start, num_rounds=60)
-    >>> result.arrays.to_numpy_ndarrays()[0].round(2) + 0.0
-    array([1.5 , 0.25, 0.  ])
+    >>> FedGiA().hessian
+    'diagonal'
     """
 
     name = "fedgia"
@@ -190,10 +178,15 @@ class FedGiA(RoundStrategy):
             log(INFO, "the model to start from is moved to where lower and upper allow")
             self.broadcast.replace(within)
             point = self.broadcast.model
-        self._adapted: _AdaptedSigma | None = None
+        m = self.num_clients
+        # for the next x where σ = θS/m is adapted; None: σ is one number for the run
+        self._search: QuasiNewton | None = None
         if self.sigma is None and self.sigma_scale is None:
-            self._adapted = _AdaptedSigma(self, point.size, self._h)
-            self.settled_sigma = self._adapted.sigma
+            # S, of shape (p,)
+            self._scale = self._mean_majoriser(point.size)
+            self._search = self._fresh_search()
+            self.settled_sigma = self._search.growth / m
+            self._modulus = self._h.l2 + self._mean_modulus()
         else:
             self.settled_sigma = self._settle_sigma()
         asked = self._client_properties
@@ -201,18 +194,27 @@ class FedGiA(RoundStrategy):
         if not self._eligible:
             log(WARNING, "every client is slow: plain gradient descent, without ADMM")
         self._index = {name: i for i, name in enumerate(self.clients)}
-        self._z = np.tile(point, (self.num_clients, *[1] * point.ndim))
+        self._z = np.tile(point, (m, *[1] * point.ndim))
         # ‖z_i − z_i before‖² of each client's last answer, each entry times that of S
-        self._changes = np.full(self.num_clients, inf)
+        self._changes = np.full(m, inf)
         self._first_residual = inf
         self._drawn: tuple[int, frozenset[str]] = (0, frozenset())
+        # whether everybody's gradients at one point, without ADMM steps, fulfil the
+        # stop rule there
+        self._stopped = False
+        # whether everybody is to take the gradient branch, and whether that was so
+        # ever since the x of now
+        self._plainly, self._exact = True, True
+        # who has answered at this x, and for how many rounds each has been silent
+        self._answered, self._silent = np.zeros(m, dtype=bool), np.zeros(m)
+        self._residual = self._lowest = self._last = inf
 
     def _settle_sigma(self) -> float:
         """σ as given, or t·r/m from the r_i that the clients send."""
         if self.sigma is not None:
             return self.sigma
         assert self.sigma_scale is not None
-        bounds = [self.lipschitz_of(name) for name in self.clients]
+        bounds = [self._lipschitz_of(name) for name in self.clients]
         r = max(bounds)
         if self.aggregator.robust:
             # one client alone cannot have any σ
@@ -221,7 +223,7 @@ class FedGiA(RoundStrategy):
         log(INFO, "sigma σ = %.6g, from r = %.6g", sigma, r)
         return sigma
 
-    def lipschitz_of(self, name: str) -> float:
+    def _lipschitz_of(self, name: str) -> float:
         """A client's r_i."""
         properties = self._client_properties(name)
         bound = properties.get("lipschitz")
@@ -233,9 +235,52 @@ class FedGiA(RoundStrategy):
             )
         return bound
 
+    def _mean_modulus(self) -> float:
+        """What the clients know of f's modulus of strong convexity; 0 if nothing."""
+        moduli = []
+        for name in self.clients:
+            mu = self._client_properties(name).get("strong-convexity")
+            moduli.append(mu if isinstance(mu, float) and 0.0 <= mu < inf else 0.0)
+        return float(np.mean(moduli))
+
+    def _mean_majoriser(self, size: int) -> FloatArray:
+        """S, the mean of the diagonals that the clients know to be above their H_i."""
+        diagonals, one = [], False
+        for name in self.clients:
+            bound = self._lipschitz_of(name)
+            properties = self._client_properties(name)
+            # a client of somebody else's may know r_i only
+            sent = properties.get("majoriser", np.float64(bound).tobytes())
+            fits = isinstance(sent, bytes) and len(sent) in (8, 8 * size)
+            diagonal = np.frombuffer(sent, dtype="<f8") if fits else np.zeros(1)
+            if not (diagonal.min() >= 0.0 and 0.0 < diagonal.max() < inf):
+                raise SettingsError(
+                    f"client {name} gives no diagonal of {size} numbers above its "
+                    "Hessian; set sigma or sigma_scale"
+                )
+            diagonals.append(np.broadcast_to(diagonal, (size,)))
+            one = one or bool(properties.get("one-sigma"))
+        scale: FloatArray = np.mean(diagonals, axis=0)
+        if self.aggregator.robust:
+            # one client alone cannot have any σ
+            most = _MOST_CURVED * np.median(diagonals, axis=0)
+            scale = np.where(most > 0.0, np.minimum(scale, most), scale)
+        # a column of zeros everywhere has no curvature, and no gradient to step along
+        scale[scale == 0.0] = scale.max()
+        if one:  # a client's own solve knows multiples of the identity only
+            scale[:] = scale.max()
+        log(INFO, "sigma mσ from %.6g to %.6g, adapted", scale.min(), scale.max())
+        return scale
+
+    def _fresh_search(self) -> QuasiNewton:
+        # what h has of a square is as good as a part of f
+        rest = replace(self._h, l2=0.0)
+        dtype = self.broadcast.layout.point_dtype
+        return QuasiNewton(self._scale + self._h.l2, rest, dtype=dtype)
+
     def selected(self, server_round: int) -> frozenset[str]:
         """C, the clients of a round that take ADMM steps."""
-        if self._adapted is not None and self._adapted.without_admm(server_round):
+        if self._without_admm(server_round):
             return frozenset()
         if self._drawn[0] != server_round:
             rng = generator(self.seed, "selection", server_round)
@@ -247,12 +292,17 @@ class FedGiA(RoundStrategy):
             self._drawn = (server_round, chosen)
         return self._drawn[1]
 
+    def _without_admm(self, server_round: int) -> bool:
+        """Whether C is empty in a round because σ is adapted."""
+        if self._search is None:
+            return False
+        return self._plainly or server_round == self.num_rounds
+
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         """σ; and for those in C the number of steps and which H_i."""
         entries: dict[str, Any] = {"sigma": self.settled_sigma}
         if client in self.selected(server_round):
-            entries["local-steps"] = self.local_steps
-            entries["hessian"] = self.hessian
+            entries |= entries_of(self, "local_steps", "hessian")
         return entries
 
     def audience(self, server_round: int, client: str) -> bool:
@@ -265,61 +315,119 @@ class FedGiA(RoundStrategy):
 
     def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
         """Average all clients' last z_i, or look where the gradients at x point to."""
-        adapted = self._adapted
-        scale = 1.0 if adapted is None else adapted.scale.reshape(self._z.shape[1:])
+        search = self._search
+        scale = 1.0 if search is None else self._scale.reshape(self._z.shape[1:])
         for name, z in answers.items():
             i = self._index[name]
             self._changes[i] = float((((z - self._z[i]) * scale) ** 2).sum())
             self._z[i] = z
-        if adapted is None:
+        metrics: dict[str, float] = {}
+        if search is None:
             # x ← (1/m) Σ z_i, or its prox
             weight = self.num_clients * self.settled_sigma
-            mean = self.mean_of_z()
+            mean = self._mean_of_z()
             self.broadcast.replace(self._h.prox(mean, weight) if self._h else mean)
         else:
-            x = adapted.receive(server_round, [self._index[name] for name in answers])
-            if x is None:
+            answered = [self._index[name] for name in answers]
+            self._answered[answered] = True
+            self._silent += 1
+            self._silent[answered] = 0
+            self._exact = self._exact and self._without_admm(server_round)
+            self._stopped = False
+            # 16 bits of a z_i hide the gradient
+            precise = self.broadcast.layout.dtype in ("float64", "float32")
+            if not precise or self.aggregator.robust:
+                x = self._averaged(search)
+            elif self._answered.all():
+                x, metrics = self._step(server_round, search)
+            elif (~self._answered & (self._silent <= _HELD)).any():
                 return {}
-            self._go_to(x, adapted)
-        residual, metrics = self.residual(), {}
+            else:
+                x = self._averaged(search)
+            self._go_to(x, search)
+        residual = self.residual()
         if isfinite(residual):
-            metrics["stop-residual"] = residual
+            metrics = {"stop-residual": residual, **metrics}
             if not isfinite(self._first_residual):
                 self._first_residual = residual
-        if adapted is not None:
-            metrics |= adapted.quality
         if self._h:
             point = self.broadcast.model.astype(np.float64).reshape(-1)
             metrics["penalty"] = self._h.value(point)
         return metrics
 
-    def _go_to(self, x: FloatArray, adapted: _AdaptedSigma) -> None:
+    def _step(
+        self, server_round: int, search: QuasiNewton
+    ) -> tuple[FloatArray, dict[str, float]]:
+        """The next x from everybody's answers at this one, and how good the best is."""
+        x = self.broadcast.model.astype(np.float64).reshape(-1)
+        mean = self._mean_of_z().reshape(-1)
+        # as z_i = x − ḡ_i/σ for i outside C:  ∇f(x) = mσ (x − (1/m) Σ z_i)
+        gradient = search.growth * self._scale * (x - mean) + self._h.l2 * x
+        is_best = search.observe(x, gradient)
+        self._residual = search.residual()
+        exact = self._exact and is_best
+        quality: dict[str, float] = {}
+        if exact:
+            quality["gradient-norm"] = sqrt(self._residual)
+            if self._modulus > 0.0:
+                # F(x) − F* ≤ ‖∇F(x)‖²/(2μ)
+                quality["suboptimality"] = self._residual / (2.0 * self._modulus)
+        self._answered[:] = False
+        self._exact = True
+        self._lowest = self._last = inf
+        # the stop rule is for gradients: once more, without ADMM steps
+        small = self._plainly = self._is_small(self._residual)
+        self._stopped = small and exact
+        if small:
+            assert search.best is not None
+            return search.best, quality
+        if server_round == self.num_rounds:
+            return search.plain_step(), quality
+        return search.propose(is_best), quality
+
+    def _averaged(self, search: QuasiNewton) -> FloatArray:
+        """(12), from whatever the clients sent last; safe by the residual alone."""
+        self._answered[:] = False
+        self._exact = True
+        self._residual = residual = self._residual_of_z()
+        if residual > _GROWN * self._lowest and residual > self._last:
+            search.grow()
+            self._lowest = self._last = inf
+            if search.best is not None:
+                # what was sent was for another σ
+                self._z[:] = search.best.reshape(self._z.shape[1:])
+                return search.best
+        elif isfinite(residual):
+            self._lowest = min(self._lowest, residual)
+            self._last = residual
+        weight = search.growth * self._scale
+        return self._h.prox(self._mean_of_z().reshape(-1), weight)
+
+    def _go_to(self, x: FloatArray, search: QuasiNewton) -> None:
         self.broadcast.replace(x.reshape(self.broadcast.model.shape))
-        if adapted.sigma != self.settled_sigma:
-            self.settled_sigma = adapted.sigma
-            log(INFO, "sigma grows: θ/m = %.6g", self.settled_sigma)
+        sigma = search.growth / self.num_clients
+        if sigma != self.settled_sigma:
+            self.settled_sigma = sigma
+            log(INFO, "sigma grows: θ/m = %.6g", sigma)
 
     def _use(
         self, server_round: int, answers: Sequence[Answer]
     ) -> dict[str, float] | None:
-        metrics = super()._use(server_round, answers)
+        metrics, search = super()._use(server_round, answers), self._search
         refused = [why for _, why in self.conversation.traffic.rejected]
         lost = metrics is None and any(why.code != "no-answer" for why in refused)
-        if lost and self._adapted is not None:
-            x = self._adapted.go_back()
-            if x is not None:
-                self._go_to(x, self._adapted)
+        if lost and search is not None:
+            # nobody had a number to answer with: x was too far
+            self._answered[:] = False
+            if search.best is not None:
+                self._go_to(search.go_back(), search)
         return metrics
 
-    def mean_of_z(self) -> FloatArray:
+    def _mean_of_z(self) -> FloatArray:
         """(1/m) Σ z_i, or the robust average of the z_i."""
         return self.average(self._z, self.broadcast.model)
 
-    def forget_z(self, x: FloatArray) -> None:
-        """Let every z_i be x, of shape (p,): what was sent was for another σ."""
-        self._z[:] = x.reshape(self._z.shape[1:])
-
-    def residual_of_z(self) -> float:
+    def _residual_of_z(self) -> float:
         """σ²m Σ_i ‖z_i − z_i before‖²; infinite until everybody has answered once.
 
         As x⁺ − x is the mean of the z_i's changes, it is at least (σm)² ‖x⁺ − x‖². With
@@ -331,14 +439,17 @@ class FedGiA(RoundStrategy):
 
     def residual(self) -> float:
         """The left side of the stop rule, as of the last x that was changed."""
-        return self.residual_of_z() if self._adapted is None else self._adapted.residual
+        return self._residual_of_z() if self._search is None else self._residual
+
+    def _is_small(self, residual: float) -> bool:
+        bound = self.tolerance * self.broadcast.model.size
+        return self.tolerance > 0.0 and residual <= bound
 
     def converged(self) -> bool:
         """Whether the residual is at most n · tolerance."""
-        if self._adapted is not None:
-            return self._adapted.converged
-        bound = self.tolerance * self.broadcast.model.size
-        return self.tolerance > 0.0 and self.residual() <= bound
+        if self._search is not None:
+            return self._stopped
+        return self._is_small(self.residual())
 
     @property
     def _descends(self) -> bool:
@@ -347,8 +458,8 @@ class FedGiA(RoundStrategy):
 
     def _diverged(self) -> str:
         """Where the residual of a fixed σ ended, if that is above where it began."""
-        first, last = self._first_residual, self.residual_of_z()
-        if self._adapted is None and isfinite(first) and not last <= first:
+        first, last = self._first_residual, self._residual_of_z()
+        if self._search is None and isfinite(first) and not last <= first:
             return (
                 f"its stop-residual ended at {last:.3g} and was {first:.3g} at first; "
                 "leave sigma and sigma_scale to 'auto', or take a larger one"
@@ -361,9 +472,9 @@ class FedGiA(RoundStrategy):
 
     def client_state(self, client: str) -> dict[str, FloatArray]:
         """S, where σ is adapted."""
-        if self._adapted is None:
+        if self._search is None:
             return {}
-        return {"scale": self._adapted.scale.reshape(self._z.shape[1:])}
+        return {"scale": self._scale.reshape(self._z.shape[1:])}
 
     def state(self) -> dict[str, NDArray[Any]]:
         """σ, every client's z_i, and where σ is adapted what it goes by."""
@@ -374,20 +485,30 @@ class FedGiA(RoundStrategy):
         for name, i in self._index.items():
             arrays[f"{name}/z"] = self._z[i]
             arrays[f"{name}/change"] = self._changes[i]
-        return arrays if self._adapted is None else arrays | self._adapted.state()
+        if self._search is None:
+            return arrays
+        flags = [self._stopped, self._plainly, self._exact]
+        numbers = [*flags, self._lowest, self._last, self._residual]
+        return arrays | {
+            "scale": self._scale,
+            "adapted": np.array(numbers, dtype=np.float64),
+            "heard": self._answered,
+            "silent": self._silent,
+            **{f"search/{name}": a for name, a in self._search.state().items()},
+        }
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Inverse of :meth:`state`; the clients' π_i are good for their own σ only."""
         sigma, adapted = float(state["sigma"]), "scale" in state
-        if adapted and self._adapted is None:
+        if adapted and self._search is None:
             raise SettingsError(
                 f"sigma = {self.settled_sigma}, but the run to go on with adapts it: "
                 "leave sigma and sigma_scale to 'auto'"
             )
-        if not adapted and self._adapted is not None:
+        if not adapted and self._search is not None:
             # the run goes on as it began
             log(INFO, "sigma σ = %.6g, that of the checkpoint", sigma)
-            self._adapted = None
+            self._search = None
         if self.sigma is not None and self.sigma != sigma:
             raise SettingsError(
                 f"sigma = {self.sigma}, but the run to go on with had {sigma}"
@@ -397,181 +518,14 @@ class FedGiA(RoundStrategy):
         for name, i in self._index.items():
             self._z[i] = state[f"{name}/z"]
             self._changes[i] = state[f"{name}/change"]
-        if self._adapted is not None:
-            self._adapted.load_state(state)
-
-
-class _AdaptedSigma:
-    """The server's half of a run in which σ = θS/m.
-
-    ``scale`` is S, float64 of shape (p,), the mean of the diagonals that the clients
-    know to be above their H_i; ``quality`` how good the best x is known to be, if the
-    last round has shown it; ``converged`` whether the gradients of everybody, at one
-    point and without ADMM steps, fulfil the stop rule there.
-    """
-
-    residual = inf
-
-    def __init__(self, strategy: FedGiA, size: int, h: Separable) -> None:
-        self._strategy = strategy
-        self.scale = _mean_majoriser(strategy, size)
-        # 16 bits of a z_i hide the gradient
-        self._precise = strategy.broadcast.layout.dtype in ("float64", "float32")
-        # what h has of a square is as good as a part of f
-        self._h, self._square = h, h.l2
-        self._search = self._fresh_search()
-        self.converged = False
-        self.quality: dict[str, float] = {}
-        self._modulus = h.l2 + _mean_modulus(strategy)
-        # whether everybody is to take the gradient branch, and whether that was so
-        # ever since the x of now
-        self._plainly, self._exact = True, True
-        # who has answered at this x, and for how many rounds each has been silent
-        self._answered = np.zeros(strategy.num_clients, dtype=bool)
-        self._silent = np.zeros(strategy.num_clients)
-        self._lowest = self._last = inf
-
-    def _fresh_search(self) -> QuasiNewton:
-        dtype = self._strategy.broadcast.layout.point_dtype
-        h = replace(self._h, l2=0.0)
-        return QuasiNewton(self.scale + self._square, h, dtype=dtype)
-
-    @property
-    def sigma(self) -> float:
-        """θ/m, what S is multiplied by."""
-        return self._search.growth / self._strategy.num_clients
-
-    def without_admm(self, server_round: int) -> bool:
-        """Whether C is empty in a round."""
-        return self._plainly or server_round == self._strategy.num_rounds
-
-    def receive(self, server_round: int, answered: list[int]) -> FloatArray | None:
-        """The next x, given whose z_i came, by number; None where x stays."""
-        self._answered[answered] = True
-        self._silent += 1
-        self._silent[answered] = 0
-        self._exact = self._exact and self.without_admm(server_round)
-        self.converged, self.quality = False, {}
-        if self._precise and not self._strategy.aggregator.robust:
-            if self._answered.all():
-                return self._step(server_round)
-            if (~self._answered & (self._silent <= _HELD)).any():
-                return None
-        return self._average()
-
-    def _step(self, server_round: int) -> FloatArray:
-        """The next x from everybody's answers at this one."""
-        strategy, search = self._strategy, self._search
-        x = strategy.broadcast.model.astype(np.float64).reshape(-1)
-        mean = strategy.mean_of_z().reshape(-1)
-        # as z_i = x − ḡ_i/σ for i outside C:  ∇f(x) = mσ (x − (1/m) Σ z_i)
-        gradient = search.growth * self.scale * (x - mean) + self._square * x
-        is_best = search.observe(x, gradient)
-        best = search.best
-        assert best is not None
-        self.residual = search.residual()
-        bound = strategy.tolerance * x.size
-        small = strategy.tolerance > 0.0 and self.residual <= bound
-        exact, self._exact = self._exact, True
-        if exact and is_best:
-            self.quality = {"gradient-norm": sqrt(self.residual)}
-            if self._modulus > 0.0:
-                # F(x) − F* ≤ ‖∇F(x)‖²/(2μ)
-                self.quality["suboptimality"] = self.residual / (2.0 * self._modulus)
-        self._answered[:] = False
-        self._lowest = self._last = inf
-        self.converged = self._plainly = False
-        if small:
-            # the stop rule is for gradients: once more, without ADMM steps
-            self.converged = exact and is_best
-            self._plainly = True
-            return best
-        if server_round == strategy.num_rounds:
-            return search.plain_step()
-        return search.propose(is_best)
-
-    def _average(self) -> FloatArray:
-        """(12), from whatever the clients sent last; safe by the residual alone."""
-        strategy, search = self._strategy, self._search
-        self._answered[:] = False
-        self._exact = True
-        self.residual = residual = strategy.residual_of_z()
-        if residual > _GROWN * self._lowest and residual > self._last:
-            search.grow()
-            self._lowest = self._last = inf
-            if search.best is not None:
-                strategy.forget_z(search.best)
-                return search.best
-        elif isfinite(residual):
-            self._lowest = min(self._lowest, residual)
-            self._last = residual
-        weight = search.growth * self.scale
-        return self._h.prox(strategy.mean_of_z().reshape(-1), weight)
-
-    def go_back(self) -> FloatArray | None:
-        """The next x where nobody had a number to answer with: it was too far."""
-        self._answered[:] = False
-        return None if self._search.best is None else self._search.go_back()
-
-    def state(self) -> dict[str, NDArray[Any]]:
-        """S, and how far the search has come."""
-        flags = [self.converged, self._plainly, self._exact]
-        numbers = [*flags, self._lowest, self._last, self.residual]
-        return {
-            "scale": self.scale,
-            "adapted": np.array(numbers, dtype=np.float64),
-            "heard": self._answered,
-            "silent": self._silent,
-            **{f"search/{name}": a for name, a in self._search.state().items()},
-        }
-
-    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Inverse of :meth:`state`."""
-        self.scale = state["scale"]
+        if self._search is None:
+            return
+        self._scale = state["scale"]
         self._search = self._fresh_search()
         own = {k: a for k, a in state.items() if k.startswith("search/")}
         self._search.load_state({k.removeprefix("search/"): a for k, a in own.items()})
         flags, numbers = state["adapted"][:3], state["adapted"][3:]
-        self.converged, self._plainly, self._exact = map(bool, flags)
-        self._lowest, self._last, self.residual = map(float, numbers)
+        self._stopped, self._plainly, self._exact = map(bool, flags)
+        self._lowest, self._last, self._residual = map(float, numbers)
         self._answered = state["heard"].astype(bool)
         self._silent = np.array(state["silent"], dtype=np.float64)
-
-
-def _mean_modulus(strategy: FedGiA) -> float:
-    """What the clients know of f's modulus of strong convexity; 0 if nothing."""
-    moduli = []
-    for name in strategy.clients:
-        mu = strategy._client_properties(name).get("strong-convexity")
-        moduli.append(mu if isinstance(mu, float) and 0.0 <= mu < inf else 0.0)
-    return float(np.mean(moduli))
-
-
-def _mean_majoriser(strategy: FedGiA, size: int) -> FloatArray:
-    """S, the mean of the diagonals that the clients know to be above their H_i."""
-    diagonals, one = [], False
-    for name in strategy.clients:
-        bound = strategy.lipschitz_of(name)
-        properties = strategy._client_properties(name)
-        # a client of somebody else's may know r_i only
-        sent = properties.get("majoriser", np.float64(bound).tobytes())
-        fits = isinstance(sent, bytes) and len(sent) in (8, 8 * size)
-        diagonal = np.frombuffer(sent, dtype="<f8") if fits else np.zeros(1)
-        if not (diagonal.min() >= 0.0 and 0.0 < diagonal.max() < inf):
-            raise SettingsError(
-                f"client {name} gives no diagonal of {size} numbers above its "
-                "Hessian; set sigma or sigma_scale"
-            )
-        diagonals.append(np.broadcast_to(diagonal, (size,)))
-        one = one or bool(properties.get("one-sigma"))
-    scale: FloatArray = np.mean(diagonals, axis=0)
-    if strategy.aggregator.robust:
-        # one client alone cannot have any σ
-        most = _MOST_CURVED * np.median(diagonals, axis=0)
-        scale = np.where(most > 0.0, np.minimum(scale, most), scale)
-    # a column of zeros everywhere has no curvature, and no gradient to step along
-    scale[scale == 0.0] = scale.max()
-    if one:  # a client's own solve knows multiples of the identity only
-        scale[:] = scale.max()
-    log(INFO, "sigma mσ from %.6g to %.6g, adapted", scale.min(), scale.max())
-    return scale
