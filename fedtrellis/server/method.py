@@ -126,6 +126,14 @@ class Method(Strategy, _Base, options=RunOptions):
                 raise AttributeError(f"{kind!r} object has no attribute {name!r}")
             return getattr(options, name)
 
+        def __setattr__(self, name: str, value: Any) -> None:
+            """An option of the run is set where it is read."""
+            options = self.__dict__.get("options")
+            if options is not None and name in options.__dict__:
+                setattr(options, name, value)
+            else:
+                super().__setattr__(name, value)
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self.options: RunOptions

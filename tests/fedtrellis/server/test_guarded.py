@@ -337,3 +337,11 @@ def test_a_checkpoint_knows_whose_the_names_are(tmp_path: Path) -> None:
         del grid._contexts[node]
     with pytest.raises(SettingsError, match="number of clients is 3, this run's is 2"):
         start(Mean(resume=path), rounds=4, grid=grid)
+
+
+def test_an_option_is_set_where_it_is_read() -> None:
+    strategy = FedAvgGD(step_size=0.1, seed=1)
+    strategy.seed = 2
+    assert strategy.options.seed == strategy.seed == 2
+    strategy.options.seed = 3
+    assert strategy.seed == 3
