@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedtrellis.runs.load import load_run
+    from fedtrellis.runs import load_run
     from fedtrellis.server.aggregation import (
         Aggregation,
         Clipping,
@@ -60,7 +60,7 @@ __all__ = [
 # Imported when they are asked for: a node starts a process for every message, and needs
 # nothing of the server's, nor a server of the nodes'.
 _HOMES = {
-    "runs.load": ("load_run",),
+    "runs": ("load_run",),
     "server.aggregation": ("Aggregation", "Clipping", "Mean", "Median", "TrimmedMean"),
     "server.answers": ("Answer",),
     "server.callbacks": ("Callback", "EarlyStop", "RoundRecord"),

@@ -9,7 +9,7 @@ from pathlib import Path
 from fedtrellis.app.command_line import add_run_options, guarded, parse_words
 from fedtrellis.app.listing import print_list
 from fedtrellis.builtin import installed_app
-from fedtrellis.runs.compare import (
+from fedtrellis.runs import (
     add_compare_options,
     add_runs_options,
     compare_runs,

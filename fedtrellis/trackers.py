@@ -40,8 +40,7 @@ __all__ = [
     "TensorBoard",
     "Tracker",
     "WeightsAndBiases",
-    "make_trackers",
-    "tracker_names",
+    "trackers_of",
 ]
 
 
@@ -397,55 +396,22 @@ class OpenMetrics(Tracker):
         yield family(Gauge, "run_status", "1: it is this.", status, "status")
 
 
-# a tracker by name, and how one of a run with a record is made
+# a tracker by name, and what makes the one of a record
 _TRACKERS: dict[str, tuple[type[Tracker], Callable[[Path], Tracker]]] = {
     "tensorboard": (TensorBoard, lambda record: TensorBoard(record / "tensorboard")),
     "mlflow": (MLflow, lambda record: MLflow(record.name)),
-    "wandb": (
-        WeightsAndBiases,
-        lambda record: WeightsAndBiases(run_name=record.name, directory=record),
-    ),
+    "wandb": (WeightsAndBiases, lambda r: WeightsAndBiases("fedtrellis", r.name, r)),
     "openmetrics": (OpenMetrics, lambda record: OpenMetrics(record / "metrics.prom")),
 }
 
 
-def tracker_names(track: str) -> list[str]:
-    """The trackers that a run config's ``track`` names, with commas between.
+def trackers_of(track: str) -> list[Callable[[Path], Tracker]]:
+    """What makes the trackers that ``track`` names, with commas, for a run's record.
 
-    Raises
-    ------
-    SettingsError
-        One is not known, or its library is not installed.
-
-    Examples
-    --------
-    >>> from fedtrellis.trackers import tracker_names
-    >>> tracker_names("")
-    []
+    SettingsError if one is not known, or its library is not installed.
     """
     names = [name.strip() for name in track.split(",") if name.strip()]
     for name in names:
-        check_choice("track", name, _TRACKERS)
-        kind, _ = _TRACKERS[name]
+        kind, _ = _TRACKERS[check_choice("track", name, _TRACKERS)]
         need(kind.library, f"track = {track!r}", kind.extra)
-    return names
-
-
-def make_trackers(names: list[str], directory: Path) -> list[Tracker]:
-    """Trackers by name, for a run with a record.
-
-    Parameters
-    ----------
-    names : list of str
-        As :func:`tracker_names` returns them.
-    directory : Path
-        The record: ``tensorboard`` and ``wandb`` are folders in it, ``metrics.prom`` a
-        file. MLflow writes where ``MLFLOW_TRACKING_URI`` says.
-
-    Examples
-    --------
-    >>> from fedtrellis.trackers import make_trackers
-    >>> make_trackers([], None)
-    []
-    """
-    return [_TRACKERS[name][1](directory) for name in names]
+    return [_TRACKERS[name][1] for name in names]

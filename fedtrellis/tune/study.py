@@ -39,7 +39,7 @@ from optuna.trial import Trial, TrialState
 from fedtrellis.app.directory import load_app, one_line
 from fedtrellis.builtin import own_app
 from fedtrellis.random import generator
-from fedtrellis.runs.load import load_run
+from fedtrellis.runs import load_run
 from fedtrellis.server.callbacks import Callback, RoundRecord, observed_by
 from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.settings import AUTO, SettingsError, check_choice

@@ -26,7 +26,7 @@ from optuna.trial import TrialState
 import sim
 from fedtrellis.app.directory import read_config
 from fedtrellis.command_line import main
-from fedtrellis.runs.load import load_run
+from fedtrellis.runs import load_run
 from fedtrellis.server.callbacks import RoundRecord
 from fedtrellis.settings import SettingsError
 from fedtrellis.tune.metrics import METRICS, divergence, measure

@@ -16,8 +16,7 @@ from matplotlib.figure import Figure
 import fedtrellis
 import sim
 from fedtrellis.command_line import main
-from fedtrellis.runs.compare import compare, names, table
-from fedtrellis.runs.load import Run, find_runs, load_run
+from fedtrellis.runs import Run, compare, find_runs, load_run, names, table
 from fedtrellis.settings import SettingsError
 
 ROUNDS = 4

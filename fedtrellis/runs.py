@@ -1,0 +1,404 @@
+"""Finished and running runs: read one, list them, compare them."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtrellis.app.directory import flatten
+from fedtrellis.extras import need
+from fedtrellis.server.callbacks import CRITERIA, QUALITIES, RoundRecord, format_bytes
+from fedtrellis.server.files import naming
+from fedtrellis.server.records import default_results_dir
+from fedtrellis.settings import SettingsError, check_choice
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = [
+    "Run",
+    "add_compare_options",
+    "add_runs_options",
+    "compare",
+    "compare_runs",
+    "find_runs",
+    "list_runs",
+    "load_run",
+    "names",
+    "table",
+]
+
+_FIELDS = {field.name for field in dataclasses.fields(RoundRecord)}
+# what a round is, beside its metrics; seconds and bytes are those of this round alone
+_OF_A_ROUND = ("round", "sampled", "used", "bytes_up", "bytes_down", "seconds")
+#: What a curve can be drawn over, and how the axis is called.
+AXES = {
+    "rounds": "round",
+    "bytes": "bytes up and down, all nodes",
+    "seconds": "seconds of the rounds",
+}
+# what the name has anyway, and where a run's files and lines went
+_UNNAMED = ("method", "resume", "results-dir", "log-format")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run, as its record has it.
+
+    Attributes
+    ----------
+    directory : Path
+        The record.
+    settings : dict
+        The run config, flat: ``{"method": "fedfw", "fedfw.penalty": ..., ...}``.
+    summary : dict
+        What ``summary.json`` has: ``status`` (``"running"``, ``"completed"``,
+        ``"interrupted"``, ``"failed"``), ``rounds``, ``metrics``, totals.
+    history : list of RoundRecord
+        A record a round, the start (round 0) first.
+
+    Examples
+    --------
+    >>> import fedtrellis
+    >>> run = fedtrellis.load_run("RECORD")  # doctest: +SKIP
+    >>> run.settings["method"], run.status  # doctest: +SKIP
+    ('fedfw', 'completed')
+    >>> run.columns()["loss"][-1]  # doctest: +SKIP
+    1.2701...
+    """
+
+    directory: Path
+    settings: dict[str, Any]
+    summary: dict[str, Any]
+    history: list[RoundRecord]
+
+    def __repr__(self) -> str:
+        """A line: what it is of, how it ended, where it lies."""
+        rounds = self.history[-1].round if self.history else 0
+        return (
+            f"<Run {self.title}: {self.status}, {rounds} rounds, "
+            f"{str(self.directory)!r}>"
+        )
+
+    @property
+    def status(self) -> str:
+        """``"running"``, ``"completed"``, ``"interrupted"`` or ``"failed"``."""
+        return str(self.summary.get("status", "running"))
+
+    @property
+    def title(self) -> str:
+        """Method and task, such as ``"fedfw on digits"``."""
+        return f"{self.settings.get('method', '?')} on {self.settings.get('task', '?')}"
+
+    @property
+    def reference(self) -> float | None:
+        """F*, if the run knew it (``reference=true``)."""
+        value = self.summary.get("reference_optimum")
+        return None if value is None else float(value)
+
+    @cached_property
+    def model(self) -> dict[str, NDArray[Any]] | None:
+        """The model's arrays by their names; None until the run has ended."""
+        path = self.directory / "model.npz"
+        if not path.is_file():
+            return None
+        with np.load(path) as arrays:
+            return {name: arrays[name] for name in arrays.files}
+
+    def used(self) -> dict[str, Any]:
+        """The settings of the run, its method and its task, not those of others."""
+        owners = self.settings.get("method"), self.settings.get("task")
+        return {
+            key: value
+            for key, value in self.settings.items()
+            if "." not in key or key.split(".")[0] in owners
+        }
+
+    def columns(self) -> dict[str, NDArray[np.float64]]:
+        """The history as columns of float64, of one length.
+
+        Returns
+        -------
+        dict of str to ndarray of shape (rounds + 1,)
+            ``round``, ``sampled``, ``used``, ``bytes_up``, ``bytes_down`` (bytes of the
+            round), ``seconds`` (wall time of the round), and every metric; NaN where a
+            round has no such metric.
+        """
+        metrics = dict.fromkeys(name for r in self.history for name in r.metrics)
+        rows = [
+            # a metric by the name of a field of the round stands back
+            {**r.metrics, **{name: getattr(r, name) for name in _OF_A_ROUND}}
+            for r in self.history
+        ]
+        return {
+            name: np.array([float(row.get(name, np.nan)) for row in rows])
+            for name in dict.fromkeys((*_OF_A_ROUND, *metrics))
+        }
+
+    def frame(self) -> pd.DataFrame:
+        """:meth:`columns` as a pandas frame, indexed by round.
+
+        Raises
+        ------
+        SettingsError
+            pandas is not installed; :meth:`columns` needs none.
+        """
+        need("pandas", "Run.frame()", "report")
+        import pandas as pd
+
+        frame = pd.DataFrame(self.columns())
+        return frame.astype({"round": int}).set_index("round")
+
+
+def load_run(directory: str | Path) -> Run:
+    """Read the record of a run, also of one that goes on or failed.
+
+    Parameters
+    ----------
+    directory : path
+        The run's own, such as ``~/.fedtrellis/runs/20261122-110950-fedfw-digits``.
+
+    Raises
+    ------
+    SettingsError
+        If it is no record, or one of its files cannot be read.
+
+    Examples
+    --------
+    >>> from fedtrellis import load_run
+    >>> run = load_run("~/runs/20261122-110950-fedfw-digits")    # doctest: +SKIP
+    >>> load_run("/nowhere")
+    Traceback (most recent call last):
+    fedtrellis.settings.SettingsError: '/nowhere' is not the record of a run
+    """
+    path = Path(directory).expanduser().resolve()
+    # a strategy of somebody else may leave no config.toml
+    if not (path / "summary.json").is_file():
+        raise SettingsError(f"{str(directory)!r} is not the record of a run")
+    name = "config.toml"
+    try:
+        settings = flatten(tomllib.loads(_text(path / name)))
+        name = "summary.json"
+        summary = json.loads(_text(path / name) or "{}")
+        name = "history.jsonl"
+        history = _history(_text(path / name))
+    except (OSError, TypeError, ValueError) as error:
+        raise SettingsError(f"{path / name} cannot be read: {error}") from None
+    return Run(path, settings, summary, history)
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
+def _history(text: str) -> list[RoundRecord]:
+    """The rounds of ``history.jsonl``, but for a last line that is being written."""
+    found = []
+    for line in text.splitlines(keepends=True):
+        try:
+            content = json.loads(line)
+        except ValueError:
+            if line.endswith("\n"):
+                raise
+            break
+        # a record of a later version may know more than this one
+        known = {k: v for k, v in content.items() if k in _FIELDS}
+        found.append(RoundRecord.from_dict(known))
+    return found
+
+
+def find_runs(parent: str | Path | None = None) -> list[Run]:
+    """All records directly under a directory, the oldest first.
+
+    Parameters
+    ----------
+    parent : path, optional
+        By default ``~/.fedtrellis/runs``.
+
+    Raises
+    ------
+    SettingsError
+        If there is no such directory.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from fedtrellis.runs import find_runs
+    >>> find_runs(tempfile.mkdtemp())
+    []
+    """
+    path = Path(parent).expanduser() if parent else default_results_dir()
+    if not path.is_dir():
+        if parent is None:
+            return []
+        raise SettingsError(f"{str(parent)!r} is not a directory")
+    records = sorted(path.glob("*/summary.json"))
+    return [load_run(record.parent) for record in records]
+
+
+def add_runs_options(parser: argparse.ArgumentParser) -> None:
+    """What ``fedtrellis runs`` takes."""
+    parser.add_argument(
+        "directory",
+        metavar="DIR",
+        nargs="?",
+        help="folder of records [~/.fedtrellis/runs]",
+    )
+
+
+def add_compare_options(parser: argparse.ArgumentParser) -> None:
+    """What ``fedtrellis compare`` takes."""
+    parser.add_argument("directories", metavar="DIR", nargs="+", help="a run's record")
+    parser.add_argument(
+        "--x", choices=list(AXES), default="rounds", help="drawn over [rounds]"
+    )
+    parser.add_argument(
+        "--metric", help="loss, gap, ... [a table of all, and a picture of the loss]"
+    )
+    parser.add_argument("--out", metavar="FILE", help="a picture: .png, .svg or .pdf")
+    parser.add_argument(
+        "--different-tasks",
+        action="store_true",
+        help="take runs of different tasks [refused]",
+    )
+
+
+def list_runs(options: argparse.Namespace) -> None:
+    """Print a line a run, the oldest first."""
+    runs = find_runs(options.directory)
+    print(f"{'status':12}{'rounds':8}{'loss':12}record" if runs else "no runs yet")
+    for run in runs:
+        rounds = run.summary.get("rounds", 0)
+        loss = run.summary.get("metrics", {}).get("loss")
+        shown = "–" if loss is None else f"{loss:.6g}"
+        print(f"{run.status:12}{rounds:<8}{shown:12}{run.directory}")
+
+
+def compare_runs(options: argparse.Namespace) -> None:
+    """Print the table, and draw the curves if a file is named."""
+    need("pandas", "fedtrellis compare", "report")
+    runs = [load_run(directory) for directory in options.directories]
+    tasks = list(dict.fromkeys(str(run.settings.get("task", "?")) for run in runs))
+    if len(tasks) > 1 and not options.different_tasks:
+        raise SettingsError(
+            f"the runs are of different tasks: {', '.join(tasks)}; "
+            "--different-tasks compares them all the same"
+        )
+    if options.metric is not None:
+        check_choice("--metric", options.metric, _known(runs))
+    shown = table(runs, options.metric)
+    print(shown.to_string(na_rep="–", float_format="{:.6g}".format))
+    if options.out is not None:
+        compare(runs, options.out, options.x, options.metric or "loss")
+        print(f"Curves: {options.out}")
+
+
+def _known(runs: Sequence[Run]) -> set[str]:
+    return {name for run in runs for name in run.columns()}
+
+
+def names(runs: Sequence[Run]) -> list[str]:
+    """A short name for each run: its method and what it does not share with the rest.
+
+    ``fedgia``, ``fedfw variant=plain``; runs of equal settings are numbered.
+    """
+    values: dict[str, set[str]] = {}
+    for key, value in (item for run in runs for item in run.used().items()):
+        values.setdefault(key, set()).add(repr(value))
+    found = []
+    for run in runs:
+        method = str(run.settings.get("method", "?"))
+        parts = [
+            f"{key.removeprefix(f'{method}.')}={value}"
+            for key, value in run.used().items()
+            # an empty text is the task's default; a missing key is no difference
+            if len(values[key]) > 1 and value != "" and key not in _UNNAMED
+        ]
+        found.append(" ".join([method, *parts]))
+    return [
+        f"{name} ({found[: i + 1].count(name)})" if found.count(name) > 1 else name
+        for i, name in enumerate(found)
+    ]
+
+
+def table(runs: Sequence[Run], metric: str | None = None) -> pd.DataFrame:
+    """Last values of a metric, or of all, and totals: a row a run, by its name.
+
+    Columns are ``status``, ``rounds``, the metrics (NaN where a run has none), ``up``
+    and ``down`` (bytes as people read them) and ``seconds``.
+    """
+    import pandas as pd
+
+    known = _known(runs)
+    metrics = [name for name in (*CRITERIA, *QUALITIES) if name in known]
+    rows = []
+    for run in runs:
+        frame = run.frame()
+        last = {} if frame.empty else frame.ffill().iloc[-1]
+        rows.append(
+            {
+                "status": run.status,
+                "rounds": max(frame.index, default=0),
+                **{m: last.get(m) for m in ([metric] if metric else metrics)},
+                "up": format_bytes(frame["bytes_up"].sum()),
+                "down": format_bytes(frame["bytes_down"].sum()),
+                "seconds": frame["seconds"].sum().round(1),
+            }
+        )
+    return pd.DataFrame(rows, index=names(runs))
+
+
+def compare(
+    runs: Sequence[Run],
+    out: str | Path,
+    x: str = "rounds",
+    metric: str = "loss",
+) -> None:
+    """Draw the runs' curves into one file of a kind that Matplotlib writes.
+
+    Bytes and seconds add up over the rounds. The loss of runs that know F* of one
+    problem is drawn as its distance to F*. The axis is logarithmic where all values are
+    positive.
+    """
+    need("matplotlib", f"--out = {str(out)!r}", "report")
+    # the object interface: no global state, no display
+    from matplotlib.figure import Figure
+
+    path = Path(out).expanduser()
+    check_choice("metric", metric, _known(runs))
+    figure = Figure(layout="constrained")
+    axes = figure.subplots()
+    optima = {run.reference for run in runs}
+    optimum = optima.pop() if metric == "loss" and len(optima) == 1 else None
+    positive = True
+    for run, name in zip(runs, names(runs), strict=True):
+        columns = run.columns()
+        values = columns.get(metric, np.full(len(run.history), np.nan))
+        along = {
+            "rounds": columns["round"],
+            "bytes": np.cumsum(columns["bytes_up"] + columns["bytes_down"]),
+            "seconds": np.cumsum(columns["seconds"]),
+        }[x]
+        known = np.isfinite(values)
+        at, values = along[known], values[known]
+        if optimum is not None:  # what rounding made negative has no place
+            values = np.where(values > optimum, values - optimum, np.nan)
+        axes.plot(at, values, label=name)
+        positive = positive and not np.any(values <= 0.0)
+    axes.set_yscale("log" if positive else "linear")
+    axes.set_xlabel(AXES[x])
+    axes.set_ylabel(metric if optimum is None else "loss − F*")
+    axes.grid(True, alpha=0.3)
+    figure.legend(loc="outside lower center")
+    with naming(path):
+        figure.savefig(path, dpi=130)
