@@ -1,9 +1,4 @@
-"""Lines of Python by wing, at each of some revisions: ``python -m scripts.lines A B``.
-
-Comments and docstrings count. The first pattern that a path matches is its wing.
-"""
-
-from __future__ import annotations
+"""Lines of Python by wing at some revisions: ``python -m scripts.lines A B``."""
 
 import io
 import re
@@ -12,6 +7,7 @@ import sys
 import tarfile
 from collections import Counter
 
+# the first pattern that a path matches is its wing; comments count
 WINGS = {
     "tests": r"tests/|fedtrellis/testing",
     "reproduce, benchmarks": r"reproduce/|benchmarks/",
@@ -19,14 +15,11 @@ WINGS = {
     r"|fedtrellis/(dual|encryption)|tasks/hybrid",
     "the other strategies and clients": r"(strategies|clients)/",
     "tasks": r"tasks/",
-    "objectives": r"fedtrellis/objectives/",
-    "wire": r"fedtrellis/wire/",
-    "domains": r"fedtrellis/domains/",
-    "server": r"fedtrellis/server/",
     "app, settings": r"sim\.py|fedtrellis/(app/|settings|declared|builtin|command_line)"
     r"|fedtrellis/(extras|_)",
     "runs, tune, trackers": r"fedtrellis/(runs|tune|trackers)",
     "admm, corrective": r"fedtrellis/(admm|corrective)/",
+    **{w: f"fedtrellis/{w}/" for w in ("objectives", "wire", "domains", "server")},
     "the rest of the library": r"fedtrellis/",
     "scripts, deploy, examples": r"",
 }
@@ -38,29 +31,18 @@ def lines(revision: str) -> Counter[str]:
     packed = subprocess.run(command, check=True, capture_output=True).stdout
     found: Counter[str] = Counter()
     with tarfile.open(fileobj=io.BytesIO(packed)) as tree:
-        for member in tree:
-            file = tree.extractfile(member)
-            if file is None or not member.name.endswith(".py"):
-                continue
-            wing = next(w for w, there in WINGS.items() if re.match(there, member.name))
-            found[wing] += file.read().count(b"\n")
+        for one in tree:
+            if one.name.endswith(".py") and (file := tree.extractfile(one)):
+                wing = next(
+                    w for w, there in WINGS.items() if re.match(there, one.name)
+                )
+                found[wing] += file.read().count(b"\n")
     return found
 
 
-def table(revisions: list[str]) -> str:
-    """Return a Markdown table, a column a revision."""
-    counts = [lines(revision) for revision in revisions]
-    rows = [
-        ["wing", *revisions],
-        ["---"] * (1 + len(revisions)),
-        *(
-            [wing, *(f"{c[wing]:,}".replace(",", " ") for c in counts)]
-            for wing in WINGS
-        ),
-        ["together", *(f"{c.total():,}".replace(",", " ") for c in counts)],
-    ]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
 if __name__ == "__main__":
-    print(table(sys.argv[1:] or ["HEAD"]))
+    counts = [lines(revision) for revision in sys.argv[1:]]
+    print("| wing |", " | ".join(sys.argv[1:]), "|\n" + "| --- " * len(sys.argv) + "|")
+    for wing in WINGS:
+        print(f"| {wing} |", " | ".join(f"{c[wing]:_}" for c in counts), "|")
+    print("| together |", " | ".join(f"{c.total():_}" for c in counts), "|")

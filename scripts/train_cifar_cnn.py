@@ -42,18 +42,9 @@ _KERNELS = (5, 3, 3)
 
 
 def augment(pixels: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
-    """Return images shifted by up to 4 pixels, and half of them mirrored.
+    """Return a copy of (d, channels, height, width), shifted by up to 4 pixels.
 
-    Parameters
-    ----------
-    pixels : ndarray of uint8
-        Of shape (d, channels, height, width).
-    rng : numpy.random.Generator
-
-    Returns
-    -------
-    ndarray of uint8
-        A copy, of the same shape.
+    Half of the images are mirrored.
     """
     count, channels, height, width = pixels.shape
     border = (_BORDER, _BORDER)
@@ -78,7 +69,7 @@ def make_network() -> nn.Sequential:
     Three convolutions of stride 2, 5 × 5, 3 × 3 and 3 × 3 with 32, 64 and 64 channels,
     each with batch normalisation and ReLU, then a dense layer from 64 · 4 · 4 features
     to 10 scores. :func:`fold` turns the normalisation into weights. An attack asks for
-    millions of outputs: with strides in the place of maxima they cost a third.
+    millions of outputs: with strides instead of maxima they cost a third.
 
     Returns
     -------

@@ -36,7 +36,7 @@ from fedtrellis.objectives.torch_module import (
     to_numpy,
 )
 
-__all__ = ["BatchLoss", "ModuleLoss", "TorchObjective"]
+__all__ = ["BatchLoss", "TorchObjective"]
 
 BatchLoss = Callable[[Any, Tensor], Tensor]
 

@@ -21,9 +21,8 @@ class FedDyn(RoundStrategy):
 
     The server replays every g_i, so it can give a client that lost it g_i back.
 
-    Source: Acar, Zhao, Matas, Mattina, Whatmough, Saligrama, "Federated Learning Based
-    on Dynamic Regularization", ICLR 2021, arXiv 2111.04263, algorithm 1, with k
-    gradient steps for the clients' problem; its h is −(1/n) Σ g_i.
+    Source: Acar et al., ICLR 2021, arXiv 2111.04263, algorithm 1, with k gradient steps
+    for the clients' problem; its h is −(1/n) Σ g_i.
     """
 
     name = "feddyn"
