@@ -26,11 +26,11 @@ from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.client import StatefulClient, evaluate_objective
 from fedtrellis.wire.layout import Layers
-from fedtrellis.zeroth_order import evaluator
-from fedtrellis.zeroth_order.shared_signs import (
+from fedtrellis.zeroth_order import (
     START,
     PooledSigns,
     StreamedSigns,
+    evaluator,
     from_pool,
     mark_of,
     pool_choice,

@@ -18,7 +18,7 @@ from fedtrellis.settings import entries_of, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.broadcast import ModelBroadcast, Step
 from fedtrellis.wire.layout import DTYPES
-from fedtrellis.zeroth_order.shared_signs import START, from_pool, mark_of, pool_choice
+from fedtrellis.zeroth_order import START, from_pool, mark_of, pool_choice
 
 __all__ = ["ZerothOrderSGD"]
 

@@ -1,16 +1,22 @@
-"""What the estimators have in common: data in, rows to predict for, a score."""
+"""What the estimators have in common: data in, runs on a grid, rows, a score."""
 
 from __future__ import annotations
 
+import logging
+import math
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
+from importlib import import_module
 from typing import Any, ClassVar, Self
 
 import numpy as np
+from flwr.app import ArrayRecord, Context
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from numpy.typing import ArrayLike
+from scipy import sparse
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import (
@@ -19,12 +25,15 @@ from sklearn.utils.validation import (
     validate_data,
 )
 
+from fedtrellis.domains import NonNegativeL1Ball
 from fedtrellis.objectives.checks import Array, check_examples
+from fedtrellis.server.callbacks import Callback, RoundRecord
+from fedtrellis.wire.client import client_app
 from fedtrellis.wire.local_grid import LocalGrid
 
 from .partitions import Part, Partitions, check_positive, is_frame, read_partitions
 
-__all__ = ["FederatedModel", "Found", "Grids"]
+__all__ = ["FederatedModel", "Found", "dual_ascent", "sparse_regression"]
 
 
 #: What ``grid`` of an estimator may be.
@@ -185,3 +194,340 @@ class FederatedModel(BaseEstimator):  # type: ignore[misc]
                 ConvergenceWarning,
                 stacklevel=5,
             )
+
+
+# The constant feature whose weight is the intercept.
+_INTERCEPT = "(intercept)"
+# Rounds in which everybody could answer.
+_ATTEMPTS = 100
+
+
+def _methods() -> tuple[Any, Any]:
+    # in a wheel they lie in this package, and only there under these names
+    return import_module("fedtrellis.strategies"), import_module("fedtrellis.clients")
+
+
+@contextmanager
+def _quiet(verbose: bool) -> Iterator[None]:
+    logger = logging.getLogger("flwr")
+    level = logger.level
+    if not verbose:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _run(
+    model: FederatedModel,
+    strategy: Any,
+    client_fn: Callable[[Context], Any],
+    count: int,
+    start: Array,
+    rounds: int,
+) -> Array:
+    """Run a strategy on nodes that are numbered from 0; its last iterate."""
+    app = client_app(client_fn)
+    grid: Grid
+    if model.grid is None:
+        grid = LocalGrid(app, count)
+    elif isinstance(model.grid, LocalGrid):
+        grid, nodes = model.grid, len(model.grid.get_node_ids())
+        if nodes != count:
+            raise ValueError(f"grid has {nodes} nodes for {count} partitions")
+        model.grid.client_app = app
+    else:
+        grid = model.grid(app, count)
+    with _quiet(model.verbose):
+        result = strategy.start(
+            grid=grid, initial_arrays=ArrayRecord([start]), num_rounds=rounds
+        )
+    (found,) = result.arrays.to_numpy_ndarrays()
+    return np.asarray(found, dtype=np.float64)
+
+
+def _number(context: Context) -> int:
+    return int(context.node_config["partition-id"])
+
+
+@dataclass(eq=False, repr=False)
+class Distance:
+    """f(v) = ½‖v − s‖², whose gradient step of length 1 ends at s, the goal."""
+
+    goal: Array
+    num_examples: ClassVar[int] = 1
+
+    def gradient(self, x: Array) -> Array:
+        """Return v − s."""
+        return x - self.goal
+
+
+@dataclass(eq=False, repr=False)
+class SplitLasso:
+    """A node's share of an elastic net, as a smooth function of w's two signs.
+
+    f(u, v) = (factor/2)‖(X − 1μᵀ)w − y‖² + Σ_j (l1/s_j)(u_j + v_j) + (l2/2)‖w‖² with
+    w_j = (u_j − v_j)/s_j, a point being u and v one after the other. X is not centred
+    itself, and may be sparse.
+
+    ``features`` is X, an ndarray or CSR array of shape (n, p), ``targets`` y,
+    ``centre`` μ and ``scale`` s > 0; ``weights`` multiply each row's square.
+    """
+
+    features: Any
+    targets: Array
+    centre: Array
+    scale: Array
+    _: KW_ONLY
+    factor: float
+    l1: float
+    l2: float
+    weights: Array | None = None
+    quadratic: ClassVar[bool] = True
+
+    @property
+    def num_examples(self) -> int:
+        """Return n."""
+        return len(self.targets)
+
+    def _coef(self, x: Array) -> Array:
+        u, v = np.split(x, 2)
+        return np.asarray((u - v) / self.scale)
+
+    def _scores(self, w: Array) -> Array:
+        # (X − 1μᵀ)w
+        return np.asarray(self.features @ w - self.centre @ w)
+
+    def _times(self, r: Array) -> Array:
+        return r if self.weights is None else self.weights * r
+
+    def value(self, x: Array) -> float:
+        """Return f at a point of shape (2p,)."""
+        w = self._coef(x)
+        r = self._scores(w) - self.targets
+        u, v = np.split(x, 2)
+        smooth = self.factor * float(r @ self._times(r)) + self.l2 * float(w @ w)
+        smooth *= 0.5
+        return smooth + float(self.l1 / self.scale @ (u + v))
+
+    def gradient(self, x: Array) -> Array:
+        """Return ∇f, of shape (2p,)."""
+        w = self._coef(x)
+        r = self._times(self._scores(w) - self.targets)
+        # with respect to w: factor (X − 1μᵀ)ᵀr + l2 w
+        g = self.factor * (self.features.T @ r - self.centre * r.sum()) + self.l2 * w
+        g = g / self.scale
+        l1 = self.l1 / self.scale
+        return np.concatenate([l1 + g, l1 - g])
+
+    def curvature(self, x: Array, direction: Array) -> float:
+        """Return dᵀ∇²f d, the same at every x."""
+        w = self._coef(direction)
+        change = self._scores(w)
+        bent = self.factor * float(change @ self._times(change))
+        return bent + self.l2 * float(w @ w)
+
+
+class _Complete(Callback):
+    """Ends a run with the first round in which all nodes answered."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def on_round(self, strategy: Any, record: RoundRecord) -> bool:
+        return record.used == self._count
+
+
+def shared_sums(
+    model: FederatedModel, partitions: Partitions, targets: Sequence[Array]
+) -> tuple[float, float, float, Array, Array]:
+    """Return Σ s, and the means of y, y², x and x² over all rows, s their weights.
+
+    FedAvg adds them up: a gradient step of length 1 on ½‖v − s_i‖² ends at node i's
+    sums s_i wherever it begins, and the average of these is the round's model. So the
+    server sees every node's s_i in the clear.
+    """
+    strategies, clients = _methods()
+    parts = partitions.parts
+    goals = []
+    for part, y in zip(parts, targets, strict=True):
+        squares = part.features * part.features
+        both = part.features, squares
+        if part.weights is None:
+            columns = [np.asarray(m.sum(axis=0)).ravel() for m in both]
+            totals = [len(y), y.sum(), y @ y]
+        else:
+            s = part.weights
+            columns = [np.asarray(m.T @ s) for m in both]
+            totals = [s.sum(), s @ y, s @ (y * y)]
+        goals.append(np.concatenate([totals, *columns]))
+    strategy = strategies.FedAvgGD(
+        local_steps=1,
+        step_size=1.0,
+        step_schedule="constant",
+        callbacks=[_Complete(len(parts))],
+    )
+
+    def client_fn(context: Context) -> Any:
+        return clients.FedAvgGDClient(context, Distance(goals[_number(context)]))
+
+    start = np.zeros_like(goals[0])
+    mean = _run(model, strategy, client_fn, len(parts), start, _ATTEMPTS)
+    if strategy.history[-1].used < len(parts):
+        raise RuntimeError(
+            f"{len(parts)} nodes did not answer in one of {_ATTEMPTS} rounds, and the "
+            "means need all of them"
+        )
+    p = len(partitions.names)
+    total, mean = float(mean[0]), mean / mean[0]
+    count = total * len(parts)
+    if not partitions.weighted:
+        count = round(count)
+    return count, float(mean[1]), float(mean[2]), mean[3 : 3 + p], mean[3 + p :]
+
+
+def sparse_regression(
+    model: FederatedModel,
+    partitions: Partitions,
+    targets: Sequence[Array],
+    *,
+    l1: float,
+    l2: float,
+) -> Found:
+    """Minimise (1/2N)‖y − Xw − b‖² + l1 ‖w‖₁ + (l2/2)‖w‖² over w and b, by FedFW.
+
+    With weights of the rows (1/2S) Σ s_i (y − Xw − b)_i², S = Σ s_i.
+
+    With w_j = (u_j − v_j)/s_j and u, v ≥ 0 that is a smooth function of u and v, and at
+    its minimum l1 Σ (u_j + v_j)/s_j is at most its value at 0, (1/2N)‖y − b‖². So FedFW
+    finds it on the non-negative vectors of a bounded sum. s_j is the root of
+    the curvature along w_j, the column's variance and l2: it changes what a step is,
+    and not the minimum.
+    """
+    strategies, clients = _methods()
+    rows, offset, y_square, centre, square = shared_sums(model, partitions, targets)
+    if not model.fit_intercept:
+        centre, offset = np.zeros_like(centre), 0.0
+    spread = square - centre * centre
+    # a column that does not vary, but for rounding, has the coefficient 0
+    varies = spread > 1e-14 * square
+    # the function's own curvature along w_j
+    scale = np.sqrt(np.where(varies, spread, 1.0) + l2)
+    # half the mean of (y − b)², a little more where rounding may have taken some
+    at_zero = 0.5 * (y_square - offset * offset) + 1e-12 * y_square
+    p = len(partitions.names)
+    if at_zero == 0.0:  # y = b everywhere
+        return Found(np.zeros(p), offset, 0.0, 0.0, 0.0, [])
+    domain = NonNegativeL1Ball(at_zero * float(scale.max()) / l1)
+    count = len(partitions.parts)
+    objectives = [
+        SplitLasso(
+            part.features,
+            y - offset,
+            centre,
+            scale,
+            factor=count / rows,
+            l1=l1,
+            l2=l2,
+            weights=part.weights,
+        )
+        for part, y in zip(partitions.parts, targets, strict=True)
+    ]
+    strategy = strategies.FedFW(domain, tolerance=model.tol, certificate=True)
+
+    def client_fn(context: Context) -> Any:
+        return clients.FedFWClient(context, objectives[_number(context)], domain)
+
+    x = _run(model, strategy, client_fn, count, np.zeros(2 * p), model.max_iter)
+    scaled = x[:p] - x[p:]
+    # what is below the tolerance is on its way to 0 with one of the nodes
+    scaled[~varies | (np.abs(scaled) <= model.tol * np.abs(scaled).max())] = 0.0
+    w = scaled / scale
+    end = np.concatenate([np.maximum(scaled, 0.0), np.maximum(-scaled, 0.0)])
+    history = [record.to_dict() for record in strategy.history]
+    bound = max(r.metrics.get("lower-bound", -math.inf) for r in strategy.history)
+    return Found(
+        w,
+        offset - float(centre @ w),
+        # the mean of the nodes' f_i is the function
+        float(np.mean([f.value(end) for f in objectives])),
+        bound,
+        at_zero,
+        history,
+    )
+
+
+def dual_ascent(
+    model: FederatedModel,
+    partitions: Partitions,
+    targets: Sequence[Array | None],
+    *,
+    loss: str,
+    classes: int = 1,
+    class_weight: str | Mapping[float, float] | None = None,
+    regularization: float,
+    l1_ratio: float = 0.0,
+    standardize: bool = False,
+) -> Found:
+    """Minimise λ g(w) + (1/N) Σ l(x_iᵀw + b; y_i), by HyFDCA, however it is split.
+
+    With weights of the rows (1/S) Σ s_i l, S = Σ s_i.
+    g is ((1 − ρ)/2)‖w‖² + ρ‖w‖₁ of the weights of the columns, or of standardised ones.
+    Targets are NaN where a node has none. With C > 2 ``classes`` they are classes from
+    0; there is such a problem for each of them against the rest, and values are sums.
+    """
+    scale, intercept = partitions.weight_scale(), model.fit_intercept
+    strategies, clients = _methods()
+    held = []
+    for part, first in zip(partitions.parts, partitions.first, strict=True):
+        features, names = part.features, part.names
+        if intercept and first.any():
+            # once for every sample: the first that holds it has the constant, too
+            if isinstance(features, np.ndarray):
+                features = np.column_stack([features, first])
+            else:
+                stacked = sparse.hstack([features, first[:, None]])
+                features = sparse.csr_array(stacked)
+            names = (*names, _INTERCEPT)
+        held.append((features, names))
+    order = [*partitions.names, *([_INTERCEPT] if intercept else [])]
+    # all nodes are in this process: rules against the server protect from nobody
+    # and an intercept without a penalty may be beyond a node's bound on ‖w‖
+    rules = clients.HyFDCAClient.Rules(exposed="accept", max_weight_norm=1e12)
+    strategy = strategies.HyFDCA(
+        loss=loss,
+        classes=classes,
+        class_weight=class_weight,
+        regularization=regularization,
+        l1_ratio=l1_ratio,
+        free_feature=_INTERCEPT if intercept else "",
+        standardize=standardize,
+        tolerance=model.tol,
+        feature_names=order,
+        exposed="accept",
+    )
+
+    def client_fn(context: Context) -> Any:
+        number = _number(context)
+        features, names = held[number]
+        own = partitions.parts[number].weights
+        return clients.HyFDCAClient(
+            context,
+            features=features,
+            feature_names=names,
+            sample_ids=partitions.parts[number].ids,
+            labels=targets[number],
+            rules=rules,
+            weights=None if own is None else scale * own,
+        )
+
+    count = len(partitions.parts)
+    start = np.zeros((len(order), classes) if classes > 1 else len(order))
+    w = _run(model, strategy, client_fn, count, start, model.max_iter)
+    history = [record.to_dict() for record in strategy.history]
+    best = min(r.metrics["primal"] for r in strategy.history if "primal" in r.metrics)
+    gap = strategy.history[-1].metrics.get("duality-gap", math.inf)
+    p = len(partitions.names)
+    b = w[p] if intercept else np.zeros(start.shape[1:])
+    return Found(w[:p].T, b, best, best - gap, best, history)

@@ -18,9 +18,8 @@ from fedtrellis.dual.calibration import Sigmoid
 from fedtrellis.dual.weights import BALANCED
 from fedtrellis.objectives.checks import Array, check_number
 
-from .base import FederatedModel, Found
+from .base import FederatedModel, Found, dual_ascent, sparse_regression
 from .partitions import Partitions, check_positive, known
-from .runs import dual_ascent, sparse_regression
 
 __all__ = [
     "FederatedElasticNet",

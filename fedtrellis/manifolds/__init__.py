@@ -4,9 +4,15 @@ from inspect import signature
 from typing import Any
 
 from fedtrellis.domains.numerics import check_arguments
-from fedtrellis.manifolds.base import Manifold, Product, Shape
+from fedtrellis.manifolds.base import (
+    Euclidean,
+    Manifold,
+    Oblique,
+    Product,
+    Shape,
+    Sphere,
+)
 from fedtrellis.manifolds.matrices import FixedRank, Grassmann, Stiefel, polar_factor
-from fedtrellis.manifolds.vectors import Euclidean, Oblique, Sphere
 
 __all__ = [
     "MANIFOLDS",

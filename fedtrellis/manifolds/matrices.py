@@ -14,8 +14,8 @@ from fedtrellis.manifolds.base import (
     Manifold,
     Shape,
     checked_shape,
+    unit_columns,
 )
-from fedtrellis.manifolds.vectors import unit_columns
 
 __all__ = ["FixedRank", "Grassmann", "Stiefel", "polar_factor"]
 

@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from fedtrellis.declared import Declared
-from fedtrellis.privacy.accountant import Mechanism
+from fedtrellis.privacy import Mechanism
 from fedtrellis.random import generator
 from fedtrellis.server.aggregation import LEAST, Aggregation, Mean, Points, Sealed
 from fedtrellis.server.answers import Answer, one_point

@@ -16,11 +16,12 @@ from fedtrellis.declared import Declared
 from fedtrellis.extras import need
 from fedtrellis.privacy import (
     Accountant,
+    Mechanism,
     PrivateMean,
+    Releases,
     SecretNoise,
     noise_multiplier_for,
 )
-from fedtrellis.privacy.accountant import Mechanism, Releases
 from fedtrellis.server.aggregation import Aggregation, Cohorts, Points
 from fedtrellis.settings import AUTO, SettingsError, given, setting
 from fedtrellis.wire.arrays import FloatArray

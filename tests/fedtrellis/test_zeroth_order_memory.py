@@ -21,7 +21,6 @@ from fedtrellis.server.answers import Answer
 from fedtrellis.wire.arrays import Layout
 from fedtrellis.zeroth_order import (
     Estimate,
-    estimators,
     evaluator,
     projection_estimate,
 )
@@ -70,8 +69,8 @@ def test_parts_are_the_whole(
     kind: str, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = estimate(kind)
-    monkeypatch.setattr(estimators, "_BLOCK_ENTRIES", block)
-    monkeypatch.setattr(estimators, "_AT_ONCE", 1)
+    monkeypatch.setattr("fedtrellis.zeroth_order._BLOCK_ENTRIES", block)
+    monkeypatch.setattr("fedtrellis.zeroth_order._AT_ONCE", 1)
     parts = estimate(kind)
     np.testing.assert_allclose(parts.scalars, whole.scalars, rtol=1e-9)
     np.testing.assert_allclose(parts.gradient, whole.gradient, rtol=1e-9)

@@ -14,7 +14,7 @@ from flwr.app import Context, RecordDict
 import sim
 from fedtrellis import TrimmedMean
 from fedtrellis.app.directory import read_config
-from fedtrellis.privacy.accountant import Accountant, Releases
+from fedtrellis.privacy import Accountant, Releases
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import record_arrays
 from fedtrellis.wire.local_grid import FAULTS, GridOptions, LocalGrid

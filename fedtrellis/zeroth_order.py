@@ -1,33 +1,51 @@
-"""Function values at many points, random directions, and the gradients made of both."""
+"""Riemannian gradients estimated from function values alone.
+
+M is a manifold of arrays of n = p·r entries, P_M the projection onto it, F(x, ξ) a
+function of which only values can be asked for, ξ what is random in it (a mini-batch).
+The two estimators are (7) and (6) of "Zeroth-order projection-based Riemannian
+federated learning", arXiv 2507.22855:
+
+    G^P(x) = (n/m) Σ_j [F(P_M(x + μ u_j), ξ_j) − F(x, ξ_j)]/μ · u_j    u_j on the sphere
+    G^R(x) = (1/m) Σ_j [F(Retr_x(μ u_j), ξ_j) − F(x, ξ_j)]/μ · u_j     u_j in T_x M
+
+Both tend to the Riemannian gradient in the mean as μ → 0. The first lies off T_x M,
+and is known to whoever has the m scalars and the generator's seed: :func:`combine`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from math import isfinite, prod
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
+from fedtrellis.domains.atoms.random_signs import draw_signs, sign_rng, signed
 from fedtrellis.manifolds import Manifold
 from fedtrellis.objectives import Objective
+from fedtrellis.random import generator
 from fedtrellis.wire.arrays import FloatArray, Layout
 
 __all__ = [
     "RETRACTIONS",
+    "START",
     "Estimate",
-    "Evaluator",
+    "PooledSigns",
+    "StreamedSigns",
     "Values",
-    "block_lengths",
     "combine",
     "directions",
     "evaluator",
+    "from_pool",
+    "mark_of",
+    "pool_choice",
     "projection_estimate",
     "riemannian_gradient",
     "tangent_estimate",
-    "weighted_sum",
 ]
 
 
@@ -78,8 +96,7 @@ def combine(
     Parameters
     ----------
     scalars : array_like of shape (m,)
-        Of an :class:`~.estimators.Estimate` by
-        :func:`~.estimators.projection_estimate`.
+        Of an :class:`Estimate` by :func:`projection_estimate`.
     rng : numpy.random.Generator
         In the state in which the estimate was given its own.
     shape : tuple of int
@@ -340,7 +357,7 @@ def projection_estimate(
 ) -> Estimate:
     """Estimate the Riemannian gradient by projected random directions, estimator (7).
 
-    An :class:`~.function_values.Evaluator` is given the points in parts where they, or
+    An :class:`Evaluator` is given the points in parts where they, or
     the numbers that they make it compute, are more than 32 MiB: then memory stays
     within a few blocks of 8 MiB (or of one point). Any other callable is given them
     whole.
@@ -348,7 +365,7 @@ def projection_estimate(
     Parameters
     ----------
     values : callable
-        F at x and at the m perturbed points; see :data:`~.function_values.Values`.
+        F at x and at the m perturbed points; see :data:`Values`.
     manifold : Manifold
         M.
     x : array_like, shape S
@@ -417,7 +434,7 @@ def tangent_estimate(
     """Estimate the Riemannian gradient by tangent directions, estimator (6).
 
     Parameters, result and errors are those of :func:`projection_estimate`, but G has
-    no factor n and :func:`~.random_directions.combine` does not rebuild it. In
+    no factor n and :func:`combine` does not rebuild it. In
     addition:
 
     Parameters
@@ -580,3 +597,59 @@ def _checked_values(result: ArrayLike, samples: int) -> tuple[FloatArray, FloatA
         f"the function values have shape {numbers.shape}; expected ({samples + 1},), "
         f"or (2, {samples}) for a ξ for each direction"
     )
+
+
+#: The property by which a client announces the model that its objective begins at.
+START = "start"
+
+
+class StreamedSigns:
+    """The directions of a run's round of p entries: the same for all clients."""
+
+    def __init__(self, seed: int, stream: int, size: int) -> None:
+        self._rng, self._size = sign_rng(seed, stream), size
+
+    def draw(self) -> NDArray[Any]:
+        """Return the next direction's bits, uint8 of shape (⌈p/8⌉,)."""
+        return draw_signs(self._rng, self._size)
+
+
+class PooledSigns:
+    """Some of the K directions of a run's pool, each of p entries, in turn."""
+
+    def __init__(self, seed: int, indices: Sequence[int], size: int) -> None:
+        self._seed, self._left, self._size = seed, list(indices), size
+
+    def draw(self) -> NDArray[Any]:
+        """Return the next direction's bits, uint8 of shape (⌈p/8⌉,)."""
+        rng = generator(self._seed, "pool of signs", int(self._left.pop(0)))
+        return draw_signs(rng, self._size)
+
+
+def pool_choice(
+    seed: int, client: str, server_round: int, count: int, pool: int
+) -> NDArray[np.int64]:
+    """Draw which directions of a pool a client takes, with replacement: (count,)."""
+    rng = generator(seed, "choice of the pool", client, server_round)
+    return rng.integers(pool, size=count)
+
+
+def from_pool(start: FloatArray, weights: FloatArray, seed: int) -> FloatArray:
+    """Return x_0 + Σ_j a_j u_j in x_0's dtype, the same bits on every machine.
+
+    ``weights`` is a, of shape (K,); what is 0 costs nothing.
+    """
+    point = np.array(start, order="C")
+    used = np.flatnonzero(weights)
+    drawn = PooledSigns(seed, used.tolist(), point.size)
+    for weight in weights[used].tolist():
+        signed(drawn.draw(), weight, point)
+    return point
+
+
+def mark_of(arrays: Sequence[NDArray[Any]]) -> str:
+    """Return a digest of a model's numbers, the same whatever they are held in."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array, dtype="<f8").tobytes())
+    return digest.hexdigest()[:32]
