@@ -487,8 +487,8 @@ def dual_ascent(
             if isinstance(features, np.ndarray):
                 features = np.column_stack([features, first])
             else:
-                stacked = sparse.hstack([features, first[:, None]])
-                features = sparse.csr_array(stacked)
+                column: Any = first[:, None]
+                features = sparse.csr_array(sparse.hstack([features, column]))
             names = (*names, _INTERCEPT)
         held.append((features, names))
     order = [*partitions.names, *([_INTERCEPT] if intercept else [])]
