@@ -201,7 +201,7 @@ def _kinds(annotation: Any) -> tuple[type, ...]:
 _NAMES = {float: "a number", int: "a whole number", bool: "true or false"}
 
 
-def _convert(key: str, value: Any, kinds: tuple[type, ...]) -> Any:
+def convert(key: str, value: Any, kinds: tuple[type, ...]) -> Any:
     """Make a value of its field's type; numbers of NumPy's are numbers, too."""
     kind = kinds[0]
     real = isinstance(value, Real) and not isinstance(value, bool)
@@ -264,7 +264,7 @@ def checked(key: str, value: Any, field: dataclasses.Field[Any], hint: Any) -> A
     if not kinds or kinds[0] not in (bool, int, float, str):
         return value  # an object, which its class knows better
     try:
-        value = _convert(key, value, kinds)
+        value = convert(key, value, kinds)
         _check(key, value, field.metadata)
     except SettingsError as error:
         if field.default is None:

@@ -64,15 +64,7 @@ def search(options: argparse.Namespace) -> None:
         need(library, "fedtrellis tune", "tune")
     import optuna
 
-    from fedtrellis.tune.report import report
-    from fedtrellis.tune.study import (
-        PRUNERS,
-        SAMPLERS,
-        Search,
-        check_key,
-        read_space,
-        run,
-    )
+    from fedtrellis.tune import study as tuning
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     for name, least in (("nodes", 1), ("trials", 1), ("jobs", 1), ("seed", 0)):
@@ -81,10 +73,10 @@ def search(options: argparse.Namespace) -> None:
             raise SettingsError(f"--{name} {value} must be at least {least}")
     directory = _app_directory(options.app)
     app = own_app() if directory is None else load_app(directory)
-    space, trials = read_space(Path(options.search).expanduser(), app.config)
+    space, trials = tuning.read_space(Path(options.search).expanduser(), app.config)
     fixed = read_config(options.run_config)
     for key in fixed:
-        check_key("-c: key", key, app.config)
+        tuning.check_key("-c: key", key, app.config)
         if key in space:
             raise SettingsError(f"-c {key} = {fixed[key]!r}: the search is over it")
     for key in ("results-dir", "resume"):  # each trial has its own, and begins anew
@@ -93,7 +85,7 @@ def search(options: argparse.Namespace) -> None:
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     new = default_results_dir().parent / "tune" / f"{stamp}-{app.name}"
     out = Path(options.out or new).expanduser().resolve()
-    what = Search(
+    what = tuning.Search(
         app=directory,
         config={**app.config, **fixed},
         space=space,
@@ -101,8 +93,8 @@ def search(options: argparse.Namespace) -> None:
         out=out,
         trials=options.trials or trials or _TRIALS,
         seed=options.seed,
-        sampler=check_choice("--sampler", options.sampler, SAMPLERS),
-        pruner=check_choice("--pruner", options.pruner, PRUNERS),
+        sampler=check_choice("--sampler", options.sampler, tuning.SAMPLERS),
+        pruner=check_choice("--pruner", options.pruner, tuning.PRUNERS),
     )
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -110,11 +102,10 @@ def search(options: argparse.Namespace) -> None:
     except Exception as error:  # SQLAlchemy's own, among others
         text = f"--out {out} cannot be used: {one_line(error)}"
         raise SettingsError(text) from None
+    options_kept = ("nodes", "seed", "sampler", "pruner")
     about = {
         "app": app.name,
-        **{
-            name: getattr(what, name) for name in ("nodes", "seed", "sampler", "pruner")
-        },
+        **{name: getattr(options, name) for name in options_kept},
         "config": fixed,
         "search": {key: f"{each!r}" for key, each in space.items()},
     }
@@ -132,12 +123,12 @@ def search(options: argparse.Namespace) -> None:
     if done():
         print(f"{done()} trials are already in {out}", file=sys.stderr)
     try:
-        run(what, options.jobs)
+        tuning.run(what, options.jobs)
     except KeyboardInterrupt:
         text = f"interrupted; {done()} trials are kept, and the same command with"
         print(f"{text} --out {out} goes on", file=sys.stderr)
         raise
-    report(study.trials, out, app.name, fixed)
+    tuning.report(study.trials, out, app.name, fixed)
 
 
 def _app_directory(given: str | None) -> Path | None:

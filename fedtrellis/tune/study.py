@@ -1,4 +1,4 @@
-"""A search as an Optuna study: what is drawn, its trials, the processes that run them.
+"""A search as an Optuna study: its file, its trials, their processes, and its report.
 
 All trials are in ``study.db`` from the start, waiting. Every process takes one after
 the other. So a search that was interrupted goes on as it would have gone.
@@ -18,7 +18,7 @@ import sys
 import threading
 import tomllib
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,9 @@ from typing import Any, TextIO
 
 import numpy as np
 import optuna
+import pandas as pd
 from flwr.app import Context, RecordDict
+from matplotlib.figure import Figure
 from optuna import pruners, samplers
 from optuna.distributions import (
     BaseDistribution,
@@ -34,27 +36,29 @@ from optuna.distributions import (
     FloatDistribution,
     IntDistribution,
 )
-from optuna.trial import Trial, TrialState
+from optuna.trial import FrozenTrial, Trial, TrialState
 
 from fedtrellis.app.directory import load_app, one_line
 from fedtrellis.builtin import own_app
 from fedtrellis.random import generator
 from fedtrellis.runs import load_run
-from fedtrellis.server.callbacks import Callback, RoundRecord, observed_by
-from fedtrellis.server.loop import LoopStrategy
-from fedtrellis.settings import AUTO, SettingsError, check_choice
+from fedtrellis.server.callbacks import Call, RoundRecord, observed_by
+from fedtrellis.server.records import to_toml
+from fedtrellis.settings import AUTO, SettingsError, check_choice, convert
 from fedtrellis.signals import deferred
-from fedtrellis.tune.metrics import divergence, measure
+from fedtrellis.tune.grey_relational import ranked
+from fedtrellis.tune.metrics import LATENCIES, METRICS, divergence, measure
 from fedtrellis.wire.local_grid import LocalGrid
 
 __all__ = [
     "PRUNERS",
     "SAMPLERS",
-    "Pruning",
     "Search",
     "check_key",
     "perform",
+    "ranked_trials",
     "read_space",
+    "report",
     "run",
 ]
 
@@ -68,6 +72,8 @@ PRUNERS: dict[str, type[pruners.BasePruner]] = {
 _REPEATS = 1000  # in a row: then there are no new settings
 # what the usual libraries read as they are loaded
 _THREADS = ("OPENBLAS", "MKL", "OMP", "VECLIB_MAXIMUM")
+_SHOWN = f"seconds-{LATENCIES[1]:g}"  # of the three latencies that of the table
+_ROWS = 25  # of the table; trials.csv has all
 
 
 @dataclass(frozen=True)
@@ -217,26 +223,6 @@ def _end(study: optuna.Study, number: int, outcome: dict[str, Any]) -> None:
 # ----------------------------------------------------------------------------- a trial
 
 
-class Pruning(Callback):
-    """Report each round's loss to a trial, and stop the run where its pruner wants it.
-
-    ``pruned`` is the round that the run was stopped in; 0: it was not. A trial that was
-    cut off knows its first rounds already: they are passed over.
-    """
-
-    def __init__(self, trial: Trial) -> None:
-        self.trial, self.pruned = trial, 0
-        self._known = trial.study.trials[trial.number].last_step or 0
-
-    def on_round(self, strategy: LoopStrategy, record: RoundRecord) -> bool | None:
-        """Report; a round without the metric ``loss`` goes on."""
-        if record.round > self._known and "loss" in record.metrics:
-            self.trial.report(record.metrics["loss"], record.round)
-            if self.trial.should_prune():
-                self.pruned = record.round
-        return bool(self.pruned)
-
-
 def perform(search: Search, trial: Trial) -> dict[str, Any]:
     """Run a trial on a LocalGrid, and measure it.
 
@@ -253,7 +239,7 @@ def perform(search: Search, trial: Trial) -> dict[str, Any]:
         try:
             with _quiet(log):
                 pruned = _run(search, trial, directory)
-            outcome = _measured(directory, pruned)
+            outcome = _measured(_record(directory), pruned)
         except (Exception, SystemExit) as error:
             traceback.print_exc(file=log)
             outcome = {"reason": one_line(error), "status": "failed"}
@@ -261,6 +247,12 @@ def perform(search: Search, trial: Trial) -> dict[str, Any]:
     where = "" if record is None else str(record.relative_to(search.out))
     # the status is written last: what has one has all
     return {"record": where, **outcome}
+
+
+def _record(directory: Path) -> Path | None:
+    """The record of the run; the app names it."""
+    found = sorted(directory.rglob("history.jsonl"))
+    return found[-1].parent if found else None
 
 
 @contextlib.contextmanager
@@ -277,7 +269,7 @@ def _quiet(log: TextIO) -> Iterator[None]:
 
 
 def _run(search: Search, trial: Trial, directory: Path) -> int:
-    """Run it; the round in which it was pruned, or 0."""
+    """Run it, its pruner given each loss; the round it was pruned in, or 0."""
     app = own_app() if search.app is None else load_app(search.app)
     config = {**search.config, **trial.params, "results-dir": str(directory)}
     seed = config.get("seed", 0)
@@ -287,22 +279,26 @@ def _run(search: Search, trial: Trial, directory: Path) -> int:
         seed=seed if isinstance(seed, int) else 0,
         run_config=config,
     )
-    pruning = Pruning(trial)
+    pruned = 0
+    # a trial that was cut off has its first rounds already
+    known = trial.study.trials[trial.number].last_step or 0
+
+    def watch(record: RoundRecord) -> bool:
+        nonlocal pruned
+        if record.round > known and "loss" in record.metrics:
+            trial.report(record.metrics["loss"], record.round)
+            if trial.should_prune():
+                pruned = record.round
+        return bool(pruned)
+
     # without a pruner no round is written down
-    watched = nullcontext() if search.pruner == "none" else observed_by(pruning)
-    with watched:
+    watched = search.pruner != "none"
+    with observed_by(Call(watch)) if watched else nullcontext():
         app.server_app(grid, Context(0, 0, {}, RecordDict(), config))
-    return pruning.pruned
+    return pruned
 
 
-def _record(directory: Path) -> Path | None:
-    """The record of the run; the app names it."""
-    found = sorted(directory.rglob("history.jsonl"))
-    return found[-1].parent if found else None
-
-
-def _measured(directory: Path, pruned: int) -> dict[str, Any]:
-    record = _record(directory)
+def _measured(record: Path | None, pruned: int) -> dict[str, Any]:
     if record is None:
         raise SettingsError(
             "the run left no history.jsonl under its results-dir; its ServerApp has to "
@@ -331,21 +327,8 @@ def read_space(
 ) -> tuple[dict[str, BaseDistribution], int | None]:
     """Read a search file: what each key may be, and the number of trials if it has it.
 
-    It has a table for each key of the app's run config that is searched over::
-
-        trials = 20                  # optional
-
-        [fedgia.local-steps]
-        values = [1, 2, 5, 10]
-
-        [fedgia.sigma-scale]
-        low = 0.1                    # both inclusive
-        high = 10.0
-        scale = "log"                # the default; or "linear"
-
-    ``config`` has all keys with their defaults: whether a number is whole is what the
-    default is. Where that is ``"auto"``, bounds are those of any numbers, and values
-    are for the app to check.
+    ``config`` has all keys with their defaults, which give the types. Where one is
+    ``"auto"``, bounds are of any numbers, and values are for the app to check.
     """
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -417,15 +400,84 @@ def _distribution(key: str, table: Mapping[str, Any], default: Any) -> BaseDistr
 
 def _typed(key: str, value: Any, default: Any) -> Any:
     """Return a value as the type of the key's default."""
-    kind = type(default)
     if default == AUTO:
         return value  # the app checks it
-    if kind is float and type(value) is int:
-        value = float(value)
-    names = {float: "a number", int: "a whole number", bool: "true or false"}
-    if type(value) is not kind or (kind is float and not math.isfinite(value)):
-        raise SettingsError(
-            f"{key} = {value!r} must be {names.get(kind, 'a text')}, as its default "
-            f"{default!r} is"
-        )
+    value = convert(key, value, (type(default),))
+    if isinstance(value, float) and not math.isfinite(value):
+        raise SettingsError(f"{key} = {value!r} must be a number and finite")
     return value
+
+
+# -------------------------------------------------------------------------- the report
+
+
+def ranked_trials(trials: Sequence[FrozenTrial]) -> tuple[pd.DataFrame, list[str]]:
+    """A search's trials as a table, best first, and the metrics that all of them have.
+
+    A row has ``trial`` (its number), its settings, ``grade``, the metrics, ``status``,
+    ``reason`` and ``record``. Completed trials come first, the Pareto front by falling
+    grade, then the others by rising loss. SettingsError if none was completed.
+    """
+    table = pd.DataFrame(
+        {"trial": t.number, **t.params, "grade": float("nan"), **t.user_attrs}
+        for t in trials
+        if "status" in t.user_attrs
+    )
+    counts = table["status"] == "completed"
+    if not counts.any():
+        number, status, reason = table.iloc[0][["trial", "status", "reason"]]
+        raise SettingsError(
+            f"none of {len(table)} trials is left; trial {number} {status}: {reason}"
+        )
+    kept = table[counts].sort_values("loss", kind="stable")
+    metrics = [name for name in METRICS if name in kept.dropna(axis=1)]
+    kept = ranked(kept, {name: METRICS[name] for name in metrics})
+    return pd.concat([kept, table[~counts]]), metrics
+
+
+def report(
+    trials: Sequence[FrozenTrial], out: Path, name: str, fixed: Mapping[str, Any]
+) -> None:
+    """Print the ranking, and write ``trials.csv``, ``best.toml`` and ``pareto.png``.
+
+    ``fixed`` has the settings that all trials share, for ``best.toml``.
+    """
+    table, metrics = ranked_trials(trials)
+    table.to_csv(out / "trials.csv", index=False)
+    kept = table[table["status"] == "completed"]
+    best = trials[kept["trial"].iloc[0]]
+    head = (
+        f"# Trial {best.number} of fedtrellis tune, recommended by grey relational "
+        f"analysis over\n# {', '.join(metrics)}.\n"
+    )
+    text = head + to_toml({**fixed, **best.params})
+    (out / "best.toml").write_text(text, encoding="utf-8")
+    _picture(kept, f"{name}: {len(kept)} of {len(table)} trials", out / "pareto.png")
+
+    print(f"Recommended first; grades of the Pareto front over {len(metrics)} metrics")
+    shown = [m for m in metrics if m == _SHOWN or "seconds" not in m]
+    rows = kept[["trial", *best.params, "grade", *shown]].head(_ROWS)
+    print(rows.to_string(index=False, na_rep="-", float_format="{:.4g}".format))
+    if len(kept) > _ROWS:
+        print(f"... and {len(kept) - _ROWS} more in trials.csv")
+    for row in table[len(kept) :].to_dict("records"):
+        print(f"left out: trial {row['trial']} {row['status']}: {row['reason']}")
+    print(f"Best: {out / 'best.toml'}\nPicture: {out / 'pareto.png'}", flush=True)
+
+
+def _picture(kept: pd.DataFrame, title: str, path: Path) -> None:
+    """Seconds a round against the final loss, by grade; small and grey: dominated."""
+    figure = Figure(figsize=(7.6, 4.8), layout="constrained")
+    axes = figure.subplots()
+    axes.scatter(kept[_SHOWN], kept["loss"], s=15, c="0.6")
+    # a grade that is NaN is not drawn
+    points = axes.scatter(kept[_SHOWN], kept["loss"], s=70, c=kept["grade"])
+    best = kept.iloc[0]
+    axes.annotate(f"  trial {best['trial']}", (best[_SHOWN], best["loss"]))
+    axes.set_xlabel(f"seconds a round, with {LATENCIES[1]:g} s latency a round trip")
+    axes.set_ylabel("mean of the last 5 losses")
+    if kept["loss"].min() > 0.0:
+        axes.set_yscale("log")
+    axes.set_title(title)
+    figure.colorbar(points, label="grey relational grade")
+    figure.savefig(path, dpi=120)

@@ -30,8 +30,7 @@ from fedtrellis.runs import load_run
 from fedtrellis.server.callbacks import RoundRecord
 from fedtrellis.settings import SettingsError
 from fedtrellis.tune.metrics import METRICS, divergence, measure
-from fedtrellis.tune.report import ranked_trials
-from fedtrellis.tune.study import Search, perform, read_space
+from fedtrellis.tune.study import Search, perform, ranked_trials, read_space
 
 ROOT = Path(__file__).resolve().parents[3]
 
