@@ -24,11 +24,6 @@ __all__ = [
     "unit",
 ]
 
-# Up to so many entries sorting them is as quick as any other way to a threshold.
-_SORTED_UP_TO = 10_000
-# It takes some ten active sets; there are vectors with one for every entry.
-_MAX_ACTIVE_SETS = 50
-
 
 def positive(domain: str, parameter: str, value: Any) -> float:
     """Return a parameter as float; ValueError unless positive and finite."""
@@ -158,48 +153,22 @@ def thin_svd(x: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
 def project_simplex(vector: FloatArray, radius: float) -> FloatArray:
     """Solve argmin ½‖s − vector‖² over s ≥ 0 with Σ s_i = radius.
 
-    The answer is max(v − θ, 0). θ is found by sorting (Duchi, Shalev-Shwartz, Singer,
+    The answer is max(v − θ, 0), θ found by sorting (Duchi, Shalev-Shwartz, Singer,
     Chandra, "Efficient projections onto the l1-ball for learning in high dimensions",
-    ICML 2008, figure 1), in a long vector by active sets (Michelot, "A finite algorithm
-    for finding the projection of a point onto the canonical simplex of Rⁿ", JOTA 1986).
-    A vector in, a new vector out.
+    ICML 2008, figure 1). A vector in, a new vector out.
     """
     # The answer does not change when all entries shift. After this shift entries
     # below −radius are zero in it, and no sum can overflow.
     with np.errstate(over="ignore"):  # −∞ is as good as any value below −radius
         shifted = vector - vector.max()
-    if vector.size <= _SORTED_UP_TO:
-        theta = _theta_by_sorting(shifted[shifted > -radius], radius)
-    else:
-        theta = _theta_by_active_sets(shifted, radius)
+    descending = np.sort(shifted[shifted > -radius])[::-1]
+    # θ_k = (Σ_{i≤k} v_i − radius) / k  for the largest k with v_k > θ_k
+    thresholds = (np.cumsum(descending) - radius) / np.arange(1, descending.size + 1)
+    theta = thresholds[np.flatnonzero(descending > thresholds)[-1]]
     # s_i = max(v_i − θ, 0)
     shifted -= theta
     projection: FloatArray = np.maximum(shifted, 0.0, out=shifted)
     return projection
-
-
-def _theta_by_sorting(values: FloatArray, radius: float) -> float:
-    """Return the θ with Σ max(v_i − θ, 0) = radius."""
-    descending = np.sort(values)[::-1]
-    # θ_k = (Σ_{i≤k} v_i − radius) / k  for the largest k with v_k > θ_k
-    thresholds = (np.cumsum(descending) - radius) / np.arange(1, descending.size + 1)
-    return float(thresholds[np.flatnonzero(descending > thresholds)[-1]])
-
-
-def _theta_by_active_sets(values: FloatArray, radius: float) -> float:
-    """Return the θ with Σ max(v_i − θ, 0) = radius; the largest v_i is 0."""
-    # θ from all entries is a bound from below, and so is −radius
-    with np.errstate(over="ignore"):
-        theta = max((float(values.sum()) - radius) / values.size, -radius)
-    active = values[values > theta]
-    for _ in range(_MAX_ACTIVE_SETS):
-        # θ = (Σ over active v_i − radius) / #active  grows as entries at or below it go
-        theta = (float(active.sum()) - radius) / active.size
-        above = active > theta
-        if above.all():
-            return theta
-        active = active[above]
-    return _theta_by_sorting(active, radius)
 
 
 def project_l1(vector: FloatArray, radius: float) -> FloatArray:

@@ -165,8 +165,6 @@ _AFFORDED = 4
 _TIGHT = 1e-6
 # Its restarts, 20 products each, before a full decomposition is the cheaper.
 _MAX_RESTARTS = 40
-# Entries of a dense matrix that stay in a core's cache between both products.
-_CACHED = 2**17
 
 
 class SingularPairs(NamedTuple):
@@ -341,8 +339,6 @@ def _dense(a: Any) -> FloatArray:
 
 def _products(a: Any) -> Products:
     """Return V ↦ A V, AᵀA V for a batch of this one matrix."""
-    if isinstance(a, np.ndarray):
-        return lambda v, _: _in_cache(a, v)
     transposed = a.T
 
     def both(v: Array, _: Array) -> tuple[Array, Array]:
@@ -350,19 +346,6 @@ def _products(a: Any) -> Products:
         return w[None], (transposed @ w)[None]
 
     return both
-
-
-def _in_cache(a: FloatArray, v: Array) -> tuple[Array, Array]:
-    """Return A V, AᵀA V, reading A from memory once."""
-    m, n = a.shape
-    w, z = np.empty((1, m, v.shape[2])), np.zeros((1, n, v.shape[2]))
-    rows = max(8, _CACHED // n)
-    for first in range(0, m, rows):
-        strip = a[first : first + rows]
-        # AᵀA V = Σ over strips of rows of A_sᵀ (A_s V)
-        own = w[0, first : first + rows] = strip @ v[0]
-        z[0] += strip.T @ own
-    return w, z
 
 
 def _filled(given: ArrayLike | None, size: int, block: int) -> FloatArray:

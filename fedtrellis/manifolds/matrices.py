@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
+import scipy  # its parts are loaded when first used
 from numpy.typing import ArrayLike, NDArray
 
 from fedtrellis.domains.numerics import positive_integer, power_of_two_scaled, thin_svd
@@ -196,7 +197,7 @@ class Stiefel(_Orthonormal):
         generator[:, :r, :r] = 2.0 * a
         generator[:, :r, r:] = -(k.swapaxes(1, 2) @ k) / size
         generator[:, r:, :r] = size * np.eye(r)
-        flow = _expm(generator)[:, :, :r] @ _expm(-a)
+        flow = scipy.linalg.expm(generator)[:, :, :r] @ scipy.linalg.expm(-a)
         # [x  K/τ] exp(…) [I; 0] exp(−A);  the polar factor takes away rounding
         return polar_factor(x @ flow[:, :r] + (k / size) @ flow[:, r:])
 
@@ -246,31 +247,6 @@ class Grassmann(_Orthonormal):
         y = x @ (w * np.cos(angles)) + v @ (w * np.sinc(angles / np.pi))
         # the polar factor takes away rounding
         return polar_factor(y @ w.swapaxes(1, 2))
-
-
-def _expm(a: FloatArray) -> FloatArray:
-    """Return exp(A) for a batch of square matrices, by scaling and squaring.
-
-    The Taylor series of exp(A/2^s) with ‖A/2^s‖ ≤ 1/2, squared s times. Products of
-    the whole batch: SciPy goes through the batch matrix by matrix.
-    """
-    size = math.sqrt(float(np.einsum("mij,mij->m", a, a).max()))
-    squarings = max(0, math.frexp(size)[1] + 1)
-    a = a / 2.0**squarings
-    size /= 2.0**squarings
-    # terms until size^k/k! no longer counts
-    terms, term = 1, size
-    while term > 1e-18:
-        terms += 1
-        term *= size / terms
-    identity = np.eye(a.shape[1])
-    # I + A (I + A/2 (I + A/3 (…)))
-    result = identity + a / terms
-    for k in range(terms - 1, 0, -1):
-        result = identity + (a / k) @ result
-    for _ in range(squarings):
-        result = result @ result
-    return result
 
 
 # Subspace iteration pays where the rank is at most this share of the smaller side.

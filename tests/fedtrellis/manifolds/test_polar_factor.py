@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from scipy.linalg import expm, polar, sqrtm
+from scipy.linalg import polar, sqrtm
 
 from fedtrellis.domains.numerics import thin_svd
 from fedtrellis.manifolds import FixedRank, Stiefel, matrices, polar_factor
@@ -142,14 +142,6 @@ def test_the_other_driver_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
     left, values, right = thin_svd(x)
     np.testing.assert_allclose(values, expected[1], rtol=1e-13)
     np.testing.assert_allclose((left * values[:, None, :]) @ right, x, atol=1e-13)
-
-
-@pytest.mark.parametrize("scale", [0.0, 1e-9, 1e-4, 0.3, 1.0, 20.0])
-def test_expm_of_a_batch_against_scipy(scale: float) -> None:
-    a = np.random.default_rng(10).standard_normal((6, 5, 5))
-    a = scale * (a - a.swapaxes(1, 2)) / 5.0
-    expected = np.stack([expm(one) for one in a])
-    np.testing.assert_allclose(matrices._expm(a), expected, atol=1e-13 * (1 + scale))
 
 
 def low_rank(rng: np.random.Generator, values: Array, shape: tuple[int, int]) -> Array:
