@@ -72,14 +72,8 @@ class FedFWClient(StatefulClient):
         atoms = yield from self._oracle_steps(x, config)
         return pack_atoms(atoms), 0, {}
 
-    # ------------------------------------------------------------ corrective steps
-
     def _corrected(self, z: FloatArray, config: dict[str, Any]) -> list[NDArray[Any]]:
-        """The iterate's corrections by k steps on L_i; then the dual variable's step.
-
-        ``numbers`` are the curvature of f_i/n if there is no ρ yet, and φ_i and γ_i if
-        they are wanted.
-        """
+        """The iterate's corrections by k steps on L_i; then y_i's step."""
         domain, steps = self.domain, int(config["local-steps"])
         state: dict[str, NDArray[Any]] = self.state
         iterate, y = self._iterate(config.get("correction")), state["y"]
@@ -110,16 +104,10 @@ class FedFWClient(StatefulClient):
             return form.unpack(split_arrays(x), layout.point_shape)
         return form.start_at(x)
 
-    # --------------------------------------------------------- the papers' variants
-
     def _oracle_steps(
         self, x_bar: FloatArray, config: dict[str, Any]
     ) -> Generator[Request, Any, list[Atom]]:
-        """Return s_i of each step of a round, all with the same x̄.
-
-        ``numbers`` are ‖g_i‖ of the first step, noise included, where it is asked for.
-        What changes from step to step is a number where there is one step, else a list.
-        """
+        """Return s_i of each step of a round, all with the same x̄."""
         state, dtype = self.state, self.layout.point_dtype
         # x_i and y_i in float64, as the server replays them for the whole run
         x = state["x"].astype(np.float64, copy=False)
@@ -159,7 +147,7 @@ class FedFWClient(StatefulClient):
                 g += factor * y
             if noise_rng is not None:
                 g += factor * noise_rng.normal(scale=noise[j], size=g.shape)
-            if j == 0 and config.get("gradient-norm", False):
+            if j == 0 and config.get("gradient-norm", False):  # noise included
                 self.numbers = np.array([np.linalg.norm(g) / factor])
 
             atom = None
@@ -187,6 +175,7 @@ class FedFWClient(StatefulClient):
 
 
 def _each_of(config: dict[str, Any], key: str) -> list[float]:
+    """A number of each step, which comes as a list where there are several."""
     value = config[key]
     return list(value) if isinstance(value, list) else [value]
 

@@ -38,6 +38,8 @@ from fedtrellis.zeroth_order import (
 
 __all__ = ["ZerothOrderSGDClient"]
 
+Arrays = list[NDArray[Any]]
+Fit = tuple[Arrays, int, dict[str, Any]]
 # What an answer depends on beside x, the round, the client and its data.
 _ASKED = (
     *("local-steps", "samples", "step-size", "step-schedule", "smoothing"),
@@ -95,9 +97,7 @@ class ZerothOrderSGDClient(StatefulClient):
     def announcement(self, of_node_file: Mapping[str, Any]) -> None:
         self._node_file = of_node_file
 
-    def fit(
-        self, parameters: list[NDArray[Any]], config: dict[str, Any]
-    ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
+    def fit(self, parameters: Arrays, config: dict[str, Any]) -> Fit:
         """The scalars of τ steps, or their signs.
 
         Raises
@@ -166,26 +166,20 @@ class ZerothOrderSGDClient(StatefulClient):
         least: Any = self.context.node_config.get("least", LEAST_TERMS)
         return SumMember(self._node, least)
 
-    def fit_sum_keys(
-        self, parameters: list[NDArray[Any]], config: dict[str, Any]
-    ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
+    def fit_sum_keys(self, parameters: Arrays, config: dict[str, Any]) -> Fit:
         """A nonce, and which key the node has."""
         own = self._member.introduction(config["session"])
         answer = own.nonce, own.key.encode()
         return [np.frombuffer(data, np.uint8) for data in answer], 0, {}
 
-    def fit_sum_agree(
-        self, parameters: list[NDArray[Any]], config: dict[str, Any]
-    ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
+    def fit_sum_agree(self, parameters: Arrays, config: dict[str, Any]) -> Fit:
         """Check everybody's nonces and keys."""
         sent = (config[key] for key in ("members", "member-keys", "member-nonces"))
         members = [Member(*one) for one in zip(*sent, strict=True)]
         self._member.agree(config["session"], members)
         return [], 0, {}
 
-    def fit_sum_finish(
-        self, parameters: list[NDArray[Any]], config: dict[str, Any]
-    ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
+    def fit_sum_finish(self, parameters: Arrays, config: dict[str, Any]) -> Fit:
         """Remove the key that the clients of this machine made for the run."""
         if self._node.kind == "run":
             remove_run_key(config["session"])
@@ -219,7 +213,7 @@ class ZerothOrderSGDClient(StatefulClient):
         )
 
     def _model(
-        self, parameters: list[NDArray[Any]], config: dict[str, Any]
+        self, parameters: Arrays, config: dict[str, Any]
     ) -> tuple[FloatArray, Layout]:
         """Return x, which may have come as weights of a pool, and its layout."""
         if config.get("pool"):
@@ -273,7 +267,7 @@ class ZerothOrderSGDClient(StatefulClient):
         return np.concatenate(list(of_parts))
 
     def evaluate(
-        self, parameters: list[NDArray[Any]], config: dict[str, Any]
+        self, parameters: Arrays, config: dict[str, Any]
     ) -> tuple[float, int, dict[str, Any]]:
         """f_i(x) and the objective's metrics on this client's data.
 

@@ -270,6 +270,7 @@ class FedOpt(LocalSGD):
     name = "fedopt"
     about = "FedAvg with momentum, Adam or Yogi on the server"
 
+    _kept = ("_m", "_v")
     _state_settings: tuple[str, ...] = ("optimizer",)
 
     step_schedule: StepSchedule = setting(
@@ -335,14 +336,6 @@ class FedOpt(LocalSGD):
         # Δ = (1/|S|) Σ over S of x_i − x
         return self.mean_of(answers, x) - x
 
-    def state(self) -> dict[str, NDArray[Any]]:
-        """M and v."""
-        return {"m": self._m, "v": self._v}
-
-    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Inverse of :meth:`state`."""
-        self._m, self._v = np.array(state["m"]), np.array(state["v"])
-
 
 class Scaffold(FedAvgGD):
     """:class:`FedAvgGD` with control variates, which make its fixed point exact.
@@ -380,6 +373,7 @@ class Scaffold(FedAvgGD):
     needs = "each"
     stateful = True
     _newcomers = False
+    _kept = ("_controls",)
 
     step_schedule: StepSchedule = setting(
         "constant",
@@ -421,13 +415,9 @@ class Scaffold(FedAvgGD):
         """c_i."""
         return {"control": self._controls[client]}
 
-    def state(self) -> dict[str, NDArray[Any]]:
-        """Every c_i."""
-        return dict(self._controls)
-
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Inverse of :meth:`state`."""
-        self._controls = {name: np.array(state[name]) for name in self.clients}
+        super().load_state(state)
         self._publish_control()
 
 
@@ -612,6 +602,7 @@ class FedDR(ProjectedFedAvg):
     needs = "each"
     _least_answers = 1
     stateful, _newcomers = True, False
+    _kept = ("_reflections",)
 
     relaxation: float = setting(
         1.95,
@@ -660,11 +651,3 @@ class FedDR(ProjectedFedAvg):
         """A state whose x̂ = 2x − y is the one that the server has."""
         reflection = self._reflections[client]
         return {"x": reflection, "y": reflection}
-
-    def state(self) -> dict[str, NDArray[Any]]:
-        """Every client's x̂_i."""
-        return dict(self._reflections)
-
-    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Inverse of :meth:`state`."""
-        self._reflections = {name: np.array(state[name]) for name in self.clients}

@@ -18,7 +18,7 @@ from fedtrellis.domains.atoms import Atom, rounding
 from fedtrellis.schedules import FrankWolfeSchedule, Schedule, automatic_penalty
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.conversation import Conversation
-from fedtrellis.settings import SettingsError, setting
+from fedtrellis.settings import SettingsError, entries_of, setting
 from fedtrellis.wire.arrays import (
     FloatArray,
     Layout,
@@ -52,7 +52,8 @@ _EVALUATED = "evaluated"
 _DRIFT = 8.0 * float(np.finfo(np.float32).eps)
 # Corrective steps of a round unless the user sets them.
 _STEPS = 20
-# Answers a client, on average, for which residuals have to stay small.
+# Answers a client, on average, for which residuals have to stay small: z hardly moves
+# where few answer, and the x_i can be close together on their way.
 _CALM_ANSWERS = 2
 
 
@@ -358,10 +359,7 @@ _Answer = tuple[tuple[Atom, ...], float]
 
 
 class _PaperSteps:
-    """FedFW, FedFW+ and FedFW-sto: the server's half of a run.
-
-    ``penalty`` is λ_0; None until the clients' first answers settle it.
-    """
+    """FedFW, FedFW+ and FedFW-sto; ``penalty`` is λ_0, None until it is settled."""
 
     def __init__(self, strategy: FedFW) -> None:
         self._strategy = strategy
@@ -399,15 +397,11 @@ class _PaperSteps:
         given = self._strategy.dual_penalty
         return given if given is not None else self.penalty or 0.0
 
-    # ---------------------------------------------------------------- what is sent
-
     def _clocks(
         self, server_round: int, client: str
     ) -> tuple[list[float], list[float]]:
-        """Return t of η_t and t of λ_t for each local step of a client's answer.
-
-        Until λ_0 is known there is one step, in which x_i = x̄ and λ does not matter.
-        """
+        """Return t of η_t and t of λ_t for each local step of a client's answer."""
+        # until λ_0 is known there is one step, in which x_i = x̄ and λ does not matter
         count = range(1, 1 + (1 if self.penalty is None else self._local_steps))
         if not self._strategy._counts_own_steps:
             # τ = (t − 1) k + j
@@ -420,7 +414,6 @@ class _PaperSteps:
         return [float(own + j) for j in count], [mean + j for j in count]
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
-        """η_t, λ_t and what else the variant needs; a list where steps are several."""
         strategy, schedule = self._strategy, self._schedule
         own, together = self._clocks(server_round, client)
         step_sizes = [schedule.step(t) for t in own]
@@ -431,13 +424,13 @@ class _PaperSteps:
         if self.penalty is None:
             entries["gradient-norm"] = True
         if strategy.variant != "plain":
-            entries["variant"] = strategy.variant
+            entries |= entries_of(strategy, "variant")
         if strategy.variant == "augmented":
             entries["dual-penalty"] = self._dual_penalty
         if strategy.variant == "stochastic":
             weights = [schedule.averaging_weight(t) for t in own]
             entries["averaging"] = _one_or_all(weights)
-            entries["batch-size"] = strategy.batch_size
+            entries |= entries_of(strategy, "batch_size")
         if strategy.lmo_noise:
             # σ √η_t, or σ
             decays, sigma = strategy.lmo_noise_decay, strategy.lmo_noise
@@ -448,10 +441,7 @@ class _PaperSteps:
         return entries
 
     def audience(self, client: str) -> int:
-        """k_i, where the schedule goes by it."""
         return self._steps_taken[client] if self._strategy._counts_own_steps else 0
-
-    # ------------------------------------------------------------ what is received
 
     def check(self, answer: Answer) -> _Answer:
         if self.penalty is not None:
@@ -466,7 +456,6 @@ class _PaperSteps:
     def aggregate(
         self, server_round: int, answers: dict[str, _Answer]
     ) -> dict[str, float]:
-        """Take the exact server step, and replay every used client's steps."""
         n, broadcast = self._strategy.num_clients, self._strategy.broadcast
         known: dict[int, list[float]] = {}
         etas: dict[str, list[float]] = {}
@@ -534,8 +523,6 @@ class _PaperSteps:
             self._settle(automatic_penalty(norm, diameter, name, augmented))
             log(INFO, "penalty λ_0 = %g, by the clients' gradients", self.penalty)
 
-    # ------------------------------------------------------------------- its state
-
     @property
     def model(self) -> FloatArray:
         return self._strategy.broadcast.model
@@ -558,7 +545,6 @@ class _PaperSteps:
         return {"x": x, "y": self._duals[client]} if self._duals else {"x": x}
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """λ_0, mirrors and duals."""
         arrays: dict[str, NDArray[Any]] = {
             "start": self._start,
             "penalty": np.array(np.nan if self.penalty is None else self.penalty),
@@ -607,10 +593,10 @@ class _Corrected:
 
 
 class _CorrectiveSteps:
-    """Corrective FedFW: the server's half of a run.
+    """Corrective FedFW, replaying every x_i and y_i.
 
     ``model`` is x̄ = (1/n) Σ x_i, where the broadcast has z; ``penalty`` is ρ, None
-    until the clients' first answers settle where it starts.
+    until the clients' first answers settle it.
     """
 
     def __init__(self, strategy: FedFW) -> None:
@@ -648,12 +634,8 @@ class _CorrectiveSteps:
         return Form(strategy._domain_of(client), strategy.correction, dtype)
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
-        """ρ, unless there is none yet, k, and whether the certificate is wanted."""
         strategy = self._strategy
-        entries: dict[str, Any] = {
-            "variant": strategy.variant,
-            "local-steps": self._steps,
-        }
+        entries = entries_of(strategy, "variant") | {"local-steps": self._steps}
         if self.penalty is not None:
             entries["penalty"] = self.penalty
         if strategy.certificate:
@@ -666,7 +648,6 @@ class _CorrectiveSteps:
         return None
 
     def check(self, answer: Answer) -> _Corrected:
-        """The client's next iterate, in its own set; ValueError if it is none."""
         strategy = self._strategy
         iterate = self._iterates[answer.client].changed(
             answer.arrays, strategy._domain_of(answer.client), self._steps
@@ -689,7 +670,6 @@ class _CorrectiveSteps:
     def aggregate(
         self, server_round: int, answers: dict[str, _Corrected]
     ) -> dict[str, float]:
-        """Replay x_i and y_i of those who answered; the next z and ρ."""
         rho, strategy = self.penalty, self._strategy
         broadcast, z = strategy.broadcast, strategy.broadcast.model
         for name, corrected in answers.items():
@@ -755,11 +735,7 @@ class _CorrectiveSteps:
         return {"lower-bound": losses - self.gap, "certificate": self.gap}
 
     def converged(self) -> bool:
-        """Whether both residuals, and the certificate if it is on, are small enough.
-
-        For two answers a client, on average: z hardly moves where few answer, and the
-        x_i can be close together on their way.
-        """
+        """Whether both residuals, and the certificate if it is on, are small enough."""
         tolerance, n = self._strategy.tolerance, self._strategy.num_clients
         if not tolerance or self._calm < _CALM_ANSWERS * n:
             return False
@@ -769,7 +745,6 @@ class _CorrectiveSteps:
         return self._points[client].copy()
 
     def client_state(self, client: str) -> dict[str, NDArray[Any]]:
-        """The iterate, packed, and y_i."""
         broadcast, x = self._strategy.broadcast, self._packed(client)
         if x is None and broadcast.version == 0 and self._start_is_model:
             x = broadcast.model  # costs nothing to send
@@ -782,7 +757,6 @@ class _CorrectiveSteps:
         return join_arrays(self._iterates[client].arrays())
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Iterates, duals and what ρ depends on, for a checkpoint."""
         arrays: dict[str, NDArray[Any]] = {
             "start": self._start,
             "model": self.model,

@@ -226,7 +226,9 @@ class FedLMO(RoundStrategy):
             self.compressor, self.kept_fraction, rank=self.rank
         )
         self._momentum = zero
-        self._send_beside(zero)
+        one = self.variant in ("server", "averaged")
+        self._kept = ("_momentum",) if one else ("_vectors",)
+        self._publish()
 
     def step_size_at(self, server_round: int) -> float:
         """γ_t."""
@@ -302,11 +304,10 @@ class FedLMO(RoundStrategy):
             if self.variant == "averaged":
                 # m ← (1/|S|) Σ over S of m_i
                 self._momentum = self.average(list(beside.values()), np.zeros_like(x))
-                self._send_beside(self._momentum)
             elif self.variant == "corrected":
                 # c_i ← h_i;  c ← (1/n) Σ c_i over all clients
                 self._vectors.update(beside)
-                self._send_beside(self._mean_vector())
+            self._publish()
             # x ← (1/|S|) Σ over S of x_i
             self.broadcast.replace(self.mean_of(points, x))
         return {}
@@ -323,26 +324,19 @@ class FedLMO(RoundStrategy):
         zero = np.zeros_like(self.broadcast.model)
         return self.average(list(self._vectors.values()), zero)
 
-    def _send_beside(self, vector: FloatArray) -> None:
-        self._beside = self.broadcast.layout.to_wire(vector).tobytes()
+    def _publish(self) -> None:
+        """Settle what is sent beside the model: m, or c."""
+        if self.variant in _BESIDE:
+            averaged = self.variant == "averaged"
+            beside = self._momentum if averaged else self._mean_vector()
+            self._beside = self.broadcast.layout.to_wire(beside).tobytes()
 
     def client_state(self, client: str) -> dict[str, FloatArray]:
         """c_i or v_i; its momentum starts anew."""
         key = "control" if self.variant == "corrected" else "estimate"
         return {key: self._vectors[client]} if self._vectors else {}
 
-    def state(self) -> dict[str, NDArray[Any]]:
-        """Every c_i or v_i, or the server's momentum."""
-        if self.variant in ("server", "averaged"):
-            return {"momentum": self._momentum}
-        return dict(self._vectors)
-
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Inverse of :meth:`state`."""
-        if self.variant in ("server", "averaged"):
-            self._momentum = np.array(state["momentum"])
-            self._send_beside(self._momentum)
-        elif self._vectors:
-            self._vectors = {name: np.array(state[name]) for name in self.clients}
-        if self.variant == "corrected":
-            self._send_beside(self._mean_vector())
+        super().load_state(state)
+        self._publish()

@@ -53,12 +53,7 @@ class FrankWolfeStrategy(RoundStrategy):
         self.domain.check_shape(layout.point_shape)
 
     def _settle_domains(self, shape: tuple[int, ...]) -> None:
-        """Find out which set each client has, of what was declared and what it sent.
-
-        A client that sends nothing, as somebody else's may, has what is declared for
-        its name, else D. SettingsError where a client works on a set that was not
-        declared for it, or one that was is for no client of this run, or too small.
-        """
+        """Find out which set each client has, of what was declared and what it sent."""
         named: Mapping[str, Domain] = {}
         anybody: Sequence[Domain] = ()
         if isinstance(self.client_domains, Mapping):
@@ -88,7 +83,7 @@ class FrankWolfeStrategy(RoundStrategy):
     ) -> Domain:
         sent = str(self._client_properties(name).get("domain", ""))
         allowed = [d for d in (its_own, self.domain, *anybody) if d is not None]
-        if not sent:
+        if not sent:  # a client of somebody else's
             return allowed[0]
         for domain in allowed:
             if alike(sent, describe(domain)):
@@ -126,10 +121,7 @@ class FrankWolfeStrategy(RoundStrategy):
         return tuple(atoms)
 
     def _whether_outside(self) -> dict[str, float]:
-        """The metric ``outside-domain``: 1 where the model lies outside D, else 0.
-
-        Empty where all clients have D, so that it cannot. The first time is logged.
-        """
+        """The metric ``outside-domain``, 0 or 1; none where all clients have D."""
         if not self._may_leave:
             return {}
         tolerance = rounding(self.broadcast.layout.point_dtype)

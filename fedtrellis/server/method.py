@@ -90,6 +90,9 @@ class Method(Strategy, _Base, options=RunOptions):
     # Settings (names of attributes) that decide what state() holds and means: a
     # checkpoint is for runs that have the same.
     _state_settings: tuple[str, ...] = ()
+    # Attributes that state() holds: of "_x" the array as entry "x", or an array for
+    # each client as an entry of the client's name.
+    _kept: tuple[str, ...] = ()
     # Settings that a run may go on from a checkpoint without.
     _free_to_change: ClassVar[tuple[str, ...]] = ()
     # Whether clients ask their f_i for values and for no gradients.
@@ -235,10 +238,20 @@ class Method(Strategy, _Base, options=RunOptions):
 
         An entry that is not empty before round 1 keeps its shape.
         """
-        return {}
+        arrays: dict[str, NDArray[Any]] = {}
+        for name in self._kept:
+            value = getattr(self, name)
+            arrays |= value if isinstance(value, dict) else {name[1:]: value}
+        return arrays
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Inverse of :meth:`state`; called after :meth:`setup`."""
+        for name in self._kept:
+            value = getattr(self, name)
+            if isinstance(value, dict):
+                setattr(self, name, {key: np.array(state[key]) for key in value})
+            else:
+                setattr(self, name, np.array(state[name[1:]]))
 
     def client_state(self, client: str) -> dict[str, FloatArray]:
         """The state to give a client that has lost its own (or never had one).
