@@ -23,18 +23,6 @@ from fedtrellis.wire.client import MethodClient, StatefulClient
 from fedtrellis.wire.local_work import Gradient, Result, Steps
 from fedtrellis.wire.protocol import client_identity
 
-__all__ = [
-    "CompressedSGDClient",
-    "FedAvgGDClient",
-    "FedDRClient",
-    "FedLMOClient",
-    "FedOptClient",
-    "FedProxClient",
-    "LocalSGDClient",
-    "ProjectedFedAvgClient",
-    "ScaffoldClient",
-]
-
 
 class FedAvgGDClient(MethodClient):
     """Takes local gradient steps from x; see ``FedAvgGD``.

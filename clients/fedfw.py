@@ -21,8 +21,6 @@ from fedtrellis.wire.arrays import FloatArray, Layout, join_arrays, split_arrays
 from fedtrellis.wire.client import MethodClient, StatefulClient, speaks_for
 from fedtrellis.wire.local_work import Gradient, MiniBatches, Request, Steps
 
-__all__ = ["FedFWClient", "NaiveFrankWolfeClient"]
-
 
 class FedFWClient(StatefulClient):
     """One client of federated Frank-Wolfe; see ``FedFW`` for the algorithm.
@@ -211,14 +209,8 @@ class _Minimiser:
 class NaiveFrankWolfeClient(MethodClient):
     """Answers with the oracle of its own gradient at x̄; see ``NaiveFrankWolfe``.
 
-    Parameters
-    ----------
-    context : Context
-        What ``client_fn`` was given.
-    objective : object
-        f_i, with ``gradient(x)``.
-    domain : Domain
-        D.
+    Parameters are those of :class:`FedFWClient`; of the objective ``gradient(x)`` is
+    enough.
 
     Examples
     --------

@@ -17,8 +17,6 @@ from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.client import StatefulClient
 from fedtrellis.wire.local_work import Gradient, Steps
 
-__all__ = ["FedGiAClient"]
-
 
 class FedGiAClient(StatefulClient):
     """One client of FedGiA; see ``FedGiA`` for the algorithm.

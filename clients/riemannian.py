@@ -24,8 +24,6 @@ from fedtrellis.zeroth_order import (
     riemannian_gradient,
 )
 
-__all__ = ["FirstOrderRFLClient", "ZerothOrderRFLClient"]
-
 
 class FirstOrderRFLClient(StatefulClient):
     """Local steps on a manifold with a correction term; see ``FirstOrderRFL``.
@@ -121,15 +119,9 @@ class FirstOrderRFLClient(StatefulClient):
 class ZerothOrderRFLClient(FirstOrderRFLClient):
     """Local steps from function values alone; see ``ZerothOrderRFL``.
 
-    Parameters
-    ----------
-    context : Context
-        What ``client_fn`` was given.
-    objective : object
-        f_i, with ``values(points, rng, batch_size=...)`` for a batch of points at once,
-        or at least ``value(x)``.
-    manifold : Manifold
-        M, the server's.
+    Parameters are those of :class:`FirstOrderRFLClient`, but that the objective has
+    ``values(points, rng, batch_size=...)`` for a batch of points at once, or at least
+    ``value(x)``.
 
     Examples
     --------

@@ -36,8 +36,6 @@ from fedtrellis.zeroth_order import (
     pool_choice,
 )
 
-__all__ = ["ZerothOrderSGDClient"]
-
 Arrays = list[NDArray[Any]]
 Fit = tuple[Arrays, int, dict[str, Any]]
 # What an answer depends on beside x, the round, the client and its data.

@@ -20,17 +20,6 @@ from fedtrellis.settings import entries_of, given, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.layout import DTYPES
 
-__all__ = [
-    "CompressedSGD",
-    "FedAvgGD",
-    "FedDR",
-    "FedOpt",
-    "FedProx",
-    "LocalSGD",
-    "ProjectedFedAvg",
-    "Scaffold",
-]
-
 Optimizer = Literal["momentum", "adam", "yogi"]
 
 
@@ -103,6 +92,7 @@ class FedAvgGD(LocalModels):
 
     name = "fedavg-gd"
     about = "FedAvg with full local gradients, without a constraint"
+    audience = RoundStrategy._all_alike
     space = "whole"
 
     local_steps: int = setting(
@@ -139,8 +129,6 @@ class FedAvgGD(LocalModels):
         if self.batch_fraction < 1.0:
             entries |= entries_of(self, "batch_fraction", "seed")
         return entries
-
-    audience = RoundStrategy._all_alike
 
     def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
         """Average the local models of those who answered."""
@@ -217,6 +205,7 @@ class FedProx(FedAvgGD):
 
     name = "fedprox"
     about = "FedAvg with a proximal term, without a constraint"
+    audience = RoundStrategy._all_alike
 
     proximal_weight: float = setting(
         0.01,
@@ -233,8 +222,6 @@ class FedProx(FedAvgGD):
         if self.proximal_weight:
             entries["proximal-weight"] = float(self.proximal_weight)
         return entries
-
-    audience = RoundStrategy._all_alike
 
 
 class FedOpt(LocalSGD):
@@ -540,6 +527,7 @@ class ProjectedFedAvg(LocalModels):
 
     name = "projected-fedavg"
     about = "FedAvg with a projection after the average"
+    audience = RoundStrategy._all_alike
     space = "domain"
 
     domain: Domain = given("D", kw_only=False)
@@ -556,8 +544,6 @@ class ProjectedFedAvg(LocalModels):
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         """The local steps."""
         return entries_of(self, "local_steps", "local_step_size", "batch_size", "seed")
-
-    audience = RoundStrategy._all_alike
 
     def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
         """Average and project."""
@@ -598,6 +584,7 @@ class FedDR(ProjectedFedAvg):
 
     name = "feddr"
     about = "federated Douglas-Rachford splitting"
+    audience = RoundStrategy._all_alike
     # of every client the last is kept
     needs = "each"
     _least_answers = 1
@@ -635,8 +622,6 @@ class FedDR(ProjectedFedAvg):
         """Relaxation, proximal step and local steps."""
         steps = super().instruction(server_round, client)
         return entries_of(self, "relaxation", "proximal_step") | steps
-
-    audience = RoundStrategy._all_alike
 
     def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
         """Project the mean of all clients' last x̂_i."""

@@ -33,8 +33,6 @@ from fedtrellis.wire.replay import ReplayedIterate
 
 from .frank_wolfe import FrankWolfeStrategy
 
-__all__ = ["VARIANTS", "FedFW"]
-
 Paper = Literal["plain", "augmented", "stochastic"]
 Variant = Literal["corrective", Paper]
 PAPERS: tuple[Paper, ...] = get_args(Paper)
@@ -631,7 +629,7 @@ class _CorrectiveSteps:
     def _form(self, client: str) -> Form:
         strategy = self._strategy
         dtype = strategy.broadcast.layout.point_dtype
-        return Form(strategy._domain_of(client), strategy.correction, dtype)
+        return Form(strategy._domains[client], strategy.correction, dtype)
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         strategy = self._strategy
@@ -650,7 +648,7 @@ class _CorrectiveSteps:
     def check(self, answer: Answer) -> _Corrected:
         strategy = self._strategy
         iterate = self._iterates[answer.client].changed(
-            answer.arrays, strategy._domain_of(answer.client), self._steps
+            answer.arrays, strategy._domains[answer.client], self._steps
         )
         numbers, first = answer.numbers.tolist(), self.penalty is None
         expected = first + 2 * strategy.certificate

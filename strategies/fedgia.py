@@ -21,8 +21,6 @@ from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.flower_internals import log
 from fedtrellis.wire.layout import DTYPES
 
-__all__ = ["FedGiA"]
-
 # With a robust average a bound is at most this times the clients' median: f is no more
 # curved than their mean, and one that is far beyond the others is clipped anyway.
 _MOST_CURVED = 2.0

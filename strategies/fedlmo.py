@@ -26,8 +26,6 @@ from fedtrellis.settings import entries_of, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.layout import DTYPES
 
-__all__ = ["VARIANTS", "FedLMO"]
-
 Variant = Literal["corrected", "averaged", "local", "server", "ef21"]
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
 # what the server sends beside the model: c, or m

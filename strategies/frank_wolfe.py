@@ -18,8 +18,6 @@ from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.broadcast import Step
 from fedtrellis.wire.flower_internals import log
 
-__all__ = ["FrankWolfeStrategy", "NaiveFrankWolfe"]
-
 # Random directions in which a larger set is compared with D.
 _DIRECTIONS = 10
 
@@ -67,16 +65,13 @@ class FrankWolfeStrategy(RoundStrategy):
             )
         for domain in (*named.values(), *anybody):
             self._check_encloses(domain, shape)
+        # D_i, the client's own set, or D
         self._domains = {
             name: self._domain_from(name, named.get(name), anybody)
             for name in self.clients
         }
         self._may_leave = any(d is not self.domain for d in self._domains.values())
         self._was_outside = False
-
-    def _domain_of(self, client: str) -> Domain:
-        """D_i, the client's own set, or D."""
-        return self._domains[client]
 
     def _domain_from(
         self, name: str, its_own: Domain | None, anybody: Sequence[Domain]
@@ -167,6 +162,7 @@ class NaiveFrankWolfe(FrankWolfeStrategy):
 
     name = "naive-frank-wolfe"
     about = "averaged oracles, a baseline that does not converge"
+    audience = RoundStrategy._all_alike
     stateful = False
 
     schedule: Schedule | Literal["auto"] = setting(
@@ -198,8 +194,6 @@ class NaiveFrankWolfe(FrankWolfeStrategy):
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         """Nothing: the client only needs x̄."""
         return {}
-
-    audience = RoundStrategy._all_alike
 
     def check(self, answer: Answer) -> Atom:
         """The atom s_i."""

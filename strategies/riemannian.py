@@ -11,13 +11,11 @@ from numpy.typing import NDArray
 
 from fedtrellis.manifolds import Manifold
 from fedtrellis.random import generator
-from fedtrellis.server.answers import Answer
+from fedtrellis.server.answers import Answer, scalars_of
 from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import entries_of, given, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.zeroth_order import combine
-
-__all__ = ["FirstOrderRFL", "ZerothOrderRFL"]
 
 
 class FirstOrderRFL(RoundStrategy):
@@ -64,6 +62,7 @@ class FirstOrderRFL(RoundStrategy):
 
     name = "first-order-rfl"
     about = "Riemannian federated learning with projections"
+    audience = RoundStrategy._all_alike
     space = "manifold"
     # each c_i is replayed from its ẑ_i
     needs = "each"
@@ -149,8 +148,6 @@ class FirstOrderRFL(RoundStrategy):
         if self.batch_size:
             entries |= entries_of(self, "batch_size", "seed")
         return entries
-
-    audience = RoundStrategy._all_alike
 
     def check(self, answer: Answer) -> Any:
         """ẑ_i."""
@@ -271,6 +268,7 @@ class ZerothOrderRFL(FirstOrderRFL):
 
     name = "zeroth-order-rfl"
     about = "Riemannian federated learning from function values"
+    audience = RoundStrategy._all_alike
     _values_only = True
 
     samples: int = setting(50, "directions of a step", symbol="m", minimum=1)
@@ -305,8 +303,6 @@ class ZerothOrderRFL(FirstOrderRFL):
             entries["shared-samples"] = False
         return entries
 
-    audience = RoundStrategy._all_alike
-
     def check(self, answer: Answer) -> tuple[FloatArray, int]:
         """ẑ_i, replayed if scalars were sent; and how many values were dropped."""
         dropped = answer.metrics.get("dropped", 0)
@@ -314,12 +310,7 @@ class ZerothOrderRFL(FirstOrderRFL):
             raise ValueError(f"the answer has dropped {dropped!r}")
         if not self.sends_scalars:
             return self.take_point(answer), dropped
-        scalars, count = answer.numbers, self.local_steps * self.samples
-        if answer.arrays or scalars.shape != (count,):
-            raise ValueError(
-                f"the answer has {scalars.size} scalars and {len(answer.arrays)} "
-                f"arrays, expected {count} and none"
-            )
+        scalars = scalars_of(answer, self.local_steps * self.samples)
         rng = generator(self.seed, "directions", answer.client, answer.server_round)
         total = np.zeros(self._z.shape)
         for of_step in scalars.reshape(self.local_steps, self.samples):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fedtrellis.domains.atoms import RandomSigns
 from fedtrellis.local_steps import StepSchedule, step_sizes
 from fedtrellis.server.aggregation import Aggregation
-from fedtrellis.server.answers import Answer
+from fedtrellis.server.answers import Answer, scalars_of
 from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.server.secure_sum import SecureSum
 from fedtrellis.settings import entries_of, setting
@@ -19,8 +19,6 @@ from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.broadcast import ModelBroadcast, Step
 from fedtrellis.wire.layout import DTYPES
 from fedtrellis.zeroth_order import START, from_pool, mark_of, pool_choice
-
-__all__ = ["ZerothOrderSGD"]
 
 Variant = Literal["decomfl", "fedkseed", "feedsign"]
 _SCALARS = ("decomfl", "fedkseed")
@@ -204,12 +202,7 @@ class ZerothOrderSGD(RoundStrategy):
         if isinstance(self.aggregator, SecureSum):
             return self.aggregator.take(answer, count)
         if self.variant != "feedsign":
-            scalars = answer.numbers
-            if answer.arrays or scalars.shape != (count,):
-                raise ValueError(
-                    f"the answer has {scalars.size} scalars and {len(answer.arrays)} "
-                    f"arrays, expected {count} and none"
-                )
+            scalars = scalars_of(answer, count)
             # noise may be larger
             noisy = self.privacy == "local"
             if self.clip and not noisy and float(np.abs(scalars).max()) > self.clip:
@@ -253,14 +246,12 @@ class ZerothOrderSGD(RoundStrategy):
         return np.repeat(sizes, self.samples) / self.samples
 
     def _move(self, answer: Answer, scalars: FloatArray) -> FloatArray:
-        """What a client's scalars come to for each direction of the pool.
-
-        In units of the first step's, so that a bound on it is one on scalars.
-        """
+        """What a client's scalars come to for each direction of the pool."""
         weights = self._weights(answer.server_round)
         chosen = pool_choice(
             self.seed, answer.client, answer.server_round, weights.size, self.pool
         )
+        # in units of the first step's, so that a bound on it is one on scalars
         move = np.zeros(self.pool)
         np.add.at(move, chosen, weights / weights[0] * scalars)
         return move

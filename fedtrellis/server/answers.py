@@ -19,7 +19,14 @@ from fedtrellis.wire.protocol import (
     moderate_norm,
 )
 
-__all__ = ["Answer", "ClientRefusalError", "one_point", "open_answer", "refusal_in"]
+__all__ = [
+    "Answer",
+    "ClientRefusalError",
+    "one_point",
+    "open_answer",
+    "refusal_in",
+    "scalars_of",
+]
 
 
 _NONE: FloatArray = np.empty(0)
@@ -98,6 +105,16 @@ def one_point(answer: Answer, shape: tuple[int, ...], layout: Layout) -> FloatAr
     if array.dtype.kind != "f":
         _check_moderate(point)  # of bits nobody could tell before
     return point
+
+
+def scalars_of(answer: Answer, count: int) -> FloatArray:
+    """The scalars of an answer that is nothing else; ValueError if it is not."""
+    if answer.arrays or answer.numbers.shape != (count,):
+        raise ValueError(
+            f"the answer has {answer.numbers.size} scalars and {len(answer.arrays)} "
+            f"arrays, expected {count} and none"
+        )
+    return answer.numbers
 
 
 def refusal_in(content: RecordDict) -> ClientRefusalError | None:
