@@ -25,12 +25,9 @@ from fedtrellis.wire.arrays import FloatArray
 __all__ = [
     "Accountant",
     "LocalNoise",
-    "Mechanism",
     "PrivateMean",
-    "Releases",
     "SecretNoise",
     "clipped",
-    "has_few_vertices",
     "noise_multiplier_for",
     "report_noisy_max",
 ]

@@ -27,15 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Run",
-    "add_compare_options",
-    "add_runs_options",
-    "compare",
-    "compare_runs",
     "find_runs",
-    "list_runs",
     "load_run",
-    "names",
-    "table",
 ]
 
 _FIELDS = {field.name for field in dataclasses.fields(RoundRecord)}

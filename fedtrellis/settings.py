@@ -159,6 +159,13 @@ def given(
         False: it may be given by position, too.
     **about
         note, symbol, choices, bounds and shown, as for :func:`setting`.
+
+    Examples
+    --------
+    >>> from fedtrellis.domains import L1Ball
+    >>> from fedtrellis.strategies import FedFW
+    >>> FedFW(L1Ball(radius=2.0)).domain.radius  # it is ``given``, and comes first
+    2.0
     """
     metadata = {**setting(None, help, **about).metadata, "given": True}
     made: Any = dataclasses.field  # of two defaults one is missing

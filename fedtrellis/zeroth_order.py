@@ -32,17 +32,11 @@ from fedtrellis.wire.arrays import FloatArray, Layout
 
 __all__ = [
     "RETRACTIONS",
-    "START",
     "Estimate",
-    "PooledSigns",
-    "StreamedSigns",
     "Values",
     "combine",
     "directions",
     "evaluator",
-    "from_pool",
-    "mark_of",
-    "pool_choice",
     "projection_estimate",
     "riemannian_gradient",
     "tangent_estimate",
