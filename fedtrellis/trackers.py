@@ -40,7 +40,6 @@ __all__ = [
     "TensorBoard",
     "Tracker",
     "WeightsAndBiases",
-    "trackers_of",
 ]
 
 

@@ -91,6 +91,17 @@ class Aggregation(Declared, ABC):
     run-config keys ``NAME.setting``. It implements :meth:`combine`; the rest has
     defaults for what looks at answers in the clear, once. An object serves one run at a
     time: a strategy makes a copy of its own.
+
+    Examples
+    --------
+    >>> from fedtrellis import Aggregation
+    >>> from fedtrellis.strategies import FedAvgGD
+    >>> class Midrange(Aggregation):
+    ...     name = "midrange"
+    ...     def combine(self, points, centre):
+    ...         return (np.min(points, axis=0) + np.max(points, axis=0)) / 2
+    >>> FedAvgGD(aggregation=Midrange()).options.aggregation.name
+    'midrange'
     """
 
     #: What run configs call it.
