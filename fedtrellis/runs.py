@@ -25,11 +25,8 @@ from fedtrellis.settings import SettingsError, check_choice
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = [
-    "Run",
-    "find_runs",
-    "load_run",
-]
+# the rest serves the commands ``fedtrellis runs`` and ``fedtrellis compare``
+__all__ = ["Run", "find_runs", "load_run"]
 
 _FIELDS = {field.name for field in dataclasses.fields(RoundRecord)}
 # what a round is, beside its metrics; seconds and bytes are those of this round alone
@@ -108,7 +105,7 @@ class Run:
         with np.load(path) as arrays:
             return {name: arrays[name] for name in arrays.files}
 
-    def used(self) -> dict[str, Any]:
+    def _used(self) -> dict[str, Any]:
         """The settings of the run, its method and its task, not those of others."""
         owners = self.settings.get("method"), self.settings.get("task")
         return {
@@ -306,14 +303,14 @@ def names(runs: Sequence[Run]) -> list[str]:
     ``fedgia``, ``fedfw variant=plain``; runs of equal settings are numbered.
     """
     values: dict[str, set[str]] = {}
-    for key, value in (item for run in runs for item in run.used().items()):
+    for key, value in (item for run in runs for item in run._used().items()):
         values.setdefault(key, set()).add(repr(value))
     found = []
     for run in runs:
         method = str(run.settings.get("method", "?"))
         parts = [
             f"{key.removeprefix(f'{method}.')}={value}"
-            for key, value in run.used().items()
+            for key, value in run._used().items()
             # an empty text is the task's default; a missing key is no difference
             if len(values[key]) > 1 and value != "" and key not in _UNNAMED
         ]

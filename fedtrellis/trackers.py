@@ -40,6 +40,8 @@ __all__ = [
     "TensorBoard",
     "Tracker",
     "WeightsAndBiases",
+    "make_trackers",
+    "tracker_names",
 ]
 
 
@@ -404,13 +406,42 @@ _TRACKERS: dict[str, tuple[type[Tracker], Callable[[Path], Tracker]]] = {
 }
 
 
-def trackers_of(track: str) -> list[Callable[[Path], Tracker]]:
-    """What makes the trackers that ``track`` names, with commas, for a run's record.
+def tracker_names(track: str) -> list[str]:
+    """The trackers that a run config's ``track`` names, with commas between.
 
-    SettingsError if one is not known, or its library is not installed.
+    Raises
+    ------
+    SettingsError
+        One is not known, or its library is not installed.
+
+    Examples
+    --------
+    >>> from fedtrellis.trackers import tracker_names
+    >>> tracker_names("")
+    []
     """
     names = [name.strip() for name in track.split(",") if name.strip()]
     for name in names:
         kind, _ = _TRACKERS[check_choice("track", name, _TRACKERS)]
         need(kind.library, f"track = {track!r}", kind.extra)
-    return [_TRACKERS[name][1] for name in names]
+    return names
+
+
+def make_trackers(names: list[str], directory: Path) -> list[Tracker]:
+    """Trackers by name, for a run with a record.
+
+    Parameters
+    ----------
+    names : list of str
+        As :func:`tracker_names` returns them.
+    directory : Path
+        The record: ``tensorboard`` and ``wandb`` are folders in it, ``metrics.prom`` a
+        file. MLflow writes where ``MLFLOW_TRACKING_URI`` says.
+
+    Examples
+    --------
+    >>> from fedtrellis.trackers import make_trackers
+    >>> make_trackers([], None)
+    []
+    """
+    return [_TRACKERS[name][1](directory) for name in names]

@@ -32,7 +32,7 @@ from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.server.progress import JsonLines, Progress, json_log, print_json
 from fedtrellis.server.records import RunRecord, default_results_dir, summary_rows
 from fedtrellis.settings import SettingsError, check_choice, parse
-from fedtrellis.trackers import trackers_of
+from fedtrellis.trackers import make_trackers, tracker_names
 from fedtrellis.wire.client import by_name, client_app, name_of
 from fedtrellis.wire.exchange import await_nodes
 from fedtrellis.wire.flower_internals import log
@@ -200,7 +200,7 @@ class App:
             # relative to what? a bundle's folder, or that of a SuperLink
             if config[key] and not Path(config[key]).expanduser().is_absolute():
                 raise SettingsError(f"{key} = {config[key]!r} must be an absolute path")
-        trackers = trackers_of(settings.track)
+        tracked = tracker_names(settings.track)
         options = run_options(config)
         for kind in ("method", "task"):
             self.registry.choose(kind, config[kind])
@@ -242,7 +242,7 @@ class App:
         examples = task.node_examples if task.on_nodes else None
         first = CheckNodes(options["min_nodes"], examples)
         callbacks: list[Callback] = [first, record, progress]
-        callbacks += [make(record.directory) for make in trackers]
+        callbacks += make_trackers(tracked, record.directory)
         if settings.stop_metric:
             callbacks.append(EarlyStop(settings.stop_metric, settings.stop_tolerance))
         with ending_in_order(record, resume_command, as_json):
