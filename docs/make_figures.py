@@ -25,7 +25,7 @@ from fedtrellis.domains import L1Ball  # noqa: E402
 from fedtrellis.objectives import LeastSquares  # noqa: E402
 from fedtrellis.objectives.reference import certified_minimum  # noqa: E402
 from fedtrellis.server.callbacks import Callback, RoundRecord  # noqa: E402
-from fedtrellis.server.plots import plot_convergence  # noqa: E402
+from fedtrellis.server.records import plot_convergence  # noqa: E402
 from strategies import FedLMO, NaiveFrankWolfe  # noqa: E402
 
 mpl.use("Agg")

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from fedtrellis.dual.alignment import HASH_BYTES, Alignment, align
 from fedtrellis.encryption import Cipher, EncryptionError, add_vectors
 from fedtrellis.server.answers import Answer
-from fedtrellis.server.conversation import Conversation
-from fedtrellis.server.everyone import ask_again, ask_everyone
+from fedtrellis.server.conversation import Conversation, ask_again, ask_everyone
 from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.settings import SettingsError, given, setting
 from fedtrellis.wire.arrays import (
@@ -183,7 +182,7 @@ class HybridStrategy(LoopStrategy):
         timeout: float,
         clients: Sequence[str] | None = None,
     ) -> None:
-        """Ask until all have answered, see :mod:`fedtrellis.server.everyone`."""
+        """Ask until all have answered, see :mod:`fedtrellis.server.conversation`."""
         asked = self.clients if clients is None else clients
         ask_everyone(conversation, kind, entries, take, timeout, asked)
 

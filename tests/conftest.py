@@ -55,7 +55,7 @@ def logged(flower_logger: None) -> Iterator[list[str]]:
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Records without their pictures, which take longer than small runs."""
     monkeypatch.setattr(
-        "fedtrellis.server.plots.plot_convergence", lambda *rest, **options: None
+        "fedtrellis.server.records.plot_convergence", lambda *rest, **options: None
     )
 
 

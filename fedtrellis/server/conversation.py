@@ -8,7 +8,7 @@ message, straight to the nodes of this process.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from logging import WARNING
 from typing import Any, Protocol
 
@@ -22,6 +22,7 @@ from fedtrellis.server.answers import (
     refusal_in,
 )
 from fedtrellis.server.callbacks import listed
+from fedtrellis.settings import SettingsError
 from fedtrellis.signals import window
 from fedtrellis.wire.arrays import filled
 from fedtrellis.wire.exchange import (
@@ -43,7 +44,10 @@ from fedtrellis.wire.protocol import (
     identity_order,
 )
 
-__all__ = ["Conversation", "Policy"]
+__all__ = ["SETUP_ATTEMPTS", "Conversation", "Policy", "ask_again", "ask_everyone"]
+
+#: The clients have to agree before round 1, whatever is lost on the way.
+SETUP_ATTEMPTS = 30
 
 
 class Policy(Protocol):
@@ -329,8 +333,9 @@ class Conversation:
                 else Message(content, node_id, kind, group_id=group)
             )
         found = exchange(self.grid, messages, timeout, self.traffic, clients)
-        names = {self.registry[name].node_id: name for name in requests}
-        return {names[node_id]: reply for node_id, reply in found.items()}
+        # whatever order they came in
+        pairs = zip(requests, clients, strict=True)
+        return {name: found[client.node_id] for name, client in pairs}
 
     @window()
     def _ask_nodes(
@@ -428,3 +433,93 @@ class Conversation:
         version = policy.model_version if policy.keep_model else None
         phase = kind.partition(".")[2] or None  # "propose" of "train.propose"
         return open_answer(reply, name, self.session, server_round, version, phase)
+
+
+def ask_again(
+    conversation: Conversation,
+    server_round: int,
+    kind: str,
+    entries: Callable[[str], Mapping[str, Any]],
+    take: Callable[[Answer], None],
+    timeout: float,
+    clients: Sequence[str],
+    attempts: int,
+    code: str = SettingsError.code,
+) -> set[str]:
+    """One wave, and again for those whose answer could not be had.
+
+    Parameters
+    ----------
+    conversation : Conversation
+    server_round : int
+    kind : str
+        The messages' type.
+    entries : callable
+        What a client is sent, by its name; made anew for each attempt.
+    take : callable
+        Uses an answer, or raises ValueError with the reason to drop it.
+    timeout : float
+        Seconds to wait for the answers of one wave.
+    clients : sequence of str
+    attempts : int
+        Waves at most.
+    code : str
+        Of the refusals that end the run; empty: any does.
+
+    Returns
+    -------
+    set of str
+        The clients whose answers were taken.
+
+    Raises
+    ------
+    SettingsError
+        A client refused: its reason.
+    """
+    taken: set[str] = set()
+    for _ in range(attempts):
+        missing = [name for name in clients if name not in taken]
+        if not missing:
+            break
+        before = len(conversation.traffic.rejected)
+        wave = {name: entries(name) for name in missing}
+        answers = conversation.ask(server_round, kind, wave, timeout)
+        for name, why in conversation.traffic.rejected[before:]:
+            if why.refusal and code in ("", why.refusal):
+                who = f"client {name}"
+                raise SettingsError(why if why.startswith(who) else f"{who}: {why}")
+        for answer in answers:
+            try:
+                take(answer)
+            except ValueError as error:
+                conversation.reject(answer.client, str(error))
+            else:
+                taken.add(answer.client)
+    return taken
+
+
+def ask_everyone(
+    conversation: Conversation,
+    kind: str,
+    entries: Callable[[str], Mapping[str, Any]],
+    take: Callable[[Answer], None],
+    timeout: float,
+    clients: Sequence[str],
+) -> None:
+    """Ask before round 1 until each of some clients has answered.
+
+    Parameters are those of :func:`ask_again`.
+
+    Raises
+    ------
+    SettingsError
+        A client refused, whatever the code: its reason.
+    TimeoutError
+        A client never answered, or never well.
+    """
+    taken = ask_again(
+        conversation, 0, kind, entries, take, timeout, clients, SETUP_ATTEMPTS, ""
+    )
+    if missing := sorted(set(clients) - taken, key=identity_order):
+        names = ", ".join(missing)
+        raise TimeoutError(f"client {names} did not answer before round 1 ({kind})")

@@ -11,7 +11,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from logging import INFO, WARNING
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from fedtrellis.server.aggregation import Cohorts
+from fedtrellis.server.answers import plain_metrics
 from fedtrellis.server.callbacks import RoundRecord
 from fedtrellis.server.checkpoint import (
     Checkpoint,
@@ -28,9 +31,7 @@ from fedtrellis.server.checkpoint import (
     write_checkpoint,
 )
 from fedtrellis.server.conversation import Conversation
-from fedtrellis.server.endings import check_ended, unanswered
 from fedtrellis.server.method import Method
-from fedtrellis.server.metrics import plain_metrics
 from fedtrellis.server.same_code import check_same_code
 from fedtrellis.settings import SettingsError
 from fedtrellis.signals import check_signals, deferred, signals_heard
@@ -48,6 +49,9 @@ HOOKS = (
     *("configure_train", "aggregate_train"),
     *("configure_evaluate", "aggregate_evaluate"),
 )
+
+# No method's loss rises by this factor and is on its way: not one of them is so random.
+_BEYOND = 1e6
 
 
 class Loop:
@@ -183,7 +187,7 @@ class Loop:
             failed = 0 if method.used or not method.sampled else failed + 1
             if failed == options.max_failed_rounds:
                 self._finished(record)
-                raise unanswered(f"{failed} rounds in a row", record)
+                raise _unanswered(f"{failed} rounds in a row", record)
             converged = method.converged()
             if converged:
                 log(INFO, "Converged in round %d", server_round)
@@ -502,7 +506,7 @@ class LoopStrategy(Method):
         # nothing of the next but messages
         with deferred(), loop.ending_in_order(timeout):
             loop.run(before, evaluate_fn, configs, timeout)
-            check_ended(self)
+            _check_ended(self)
             loop.result.arrays = loop.model_record()
             for callback in self.options.callbacks:
                 callback.on_end(self, loop.result)
@@ -536,3 +540,65 @@ class LoopStrategy(Method):
 
     configure_train = aggregate_train = _not_one_wave
     configure_evaluate = aggregate_evaluate = _not_one_wave
+
+
+def _unanswered(rounds: str, record: RoundRecord) -> RuntimeError:
+    """The error of rounds in which nobody had a usable answer, the last of them."""
+    who, why = (record.rejected or [("?", "nobody was asked")])[-1]
+    return RuntimeError(f"no usable answer in {rounds}; the last: client {who}: {why}")
+
+
+def _check_ended(strategy: Method) -> None:
+    """Raise RuntimeError for a run that is not to be called completed.
+
+    No client was used in any round; or the run diverged.
+
+    The loss that ``evaluate_fn`` measured decides, where it did before round 1 and in
+    the end: it must be finite, for no method a million times what it was, and where
+    the method descends, as with noise for privacy, not above its start, but for
+    rounding. Any other that ends above its start is warned of. Where nobody measured a
+    loss the method's own measure decides.
+    """
+    if not any(record.used for record in strategy.history):
+        # however few the rounds were: the model is the one they began with
+        record = strategy.history[-1]
+        raise _unanswered(f"all of the {record.round} rounds", record)
+    if why := _diverged(strategy):
+        for part in strategy._parts:
+            if cause := part.why_failed():
+                raise RuntimeError(f"the run came to nothing: {why}; {cause}")
+        raise RuntimeError(f"the run diverged: {why}{_steps(strategy)}")
+
+
+def _steps(strategy: Method) -> str:
+    """The setting of the length of the method's steps; empty if it has none."""
+    sizes = {
+        field.name: getattr(strategy, field.name)
+        for field in fields(strategy)
+        if field.name in ("step_size", "local_step_size")
+    }
+    given = [f"{name} = {size:g}" for name, size in sizes.items() if size]
+    return f"; {given[0]} may be too long" if given else ""
+
+
+def _diverged(strategy: Method) -> str:
+    """Why it did; empty if it did not."""
+    history = strategy.history
+    measured = [r.metrics["loss"] for r in history if "loss" in r.metrics]
+    if measured and not isfinite(measured[-1]):
+        return f"its loss ended at {measured[-1]}"
+    start = history[0].evaluation.get("loss") if history else None
+    if start is None or history[0].round != 0 or not isfinite(start):
+        return strategy._diverged()
+    end, dtype = measured[-1], strategy.broadcast.layout.dtype
+    # bfloat16 has 8 bits
+    bits = 2.0**-8 if dtype == "bfloat16" else float(np.finfo(dtype).eps)
+    rounding = np.sqrt(bits) * abs(start)
+    if not end <= start + _BEYOND * max(1.0, abs(start)):
+        return f"its loss ended at {end:.3g} and was {start:.3g} before round 1"
+    if not end <= start + rounding:
+        above = f"its loss ended at {end:.3g}, above the {start:.3g} before round 1"
+        if strategy._descends:
+            return above
+        log(WARNING, "%s%s", above, _steps(strategy))
+    return ""

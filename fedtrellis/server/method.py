@@ -16,10 +16,9 @@ from fedtrellis.declared import Declared
 from fedtrellis.privacy import Mechanism
 from fedtrellis.random import generator
 from fedtrellis.server.aggregation import LEAST, Aggregation, Mean, Points, Sealed
-from fedtrellis.server.answers import Answer, one_point
+from fedtrellis.server.answers import Answer, mean_metrics, one_point
 from fedtrellis.server.callbacks import RoundRecord, observers
 from fedtrellis.server.conversation import Conversation
-from fedtrellis.server.metrics import mean_metrics
 from fedtrellis.server.options import AGGREGATIONS, RunOptions
 from fedtrellis.server.private import Budget, LocalPrivacy
 from fedtrellis.server.progress import RoundLog

@@ -227,21 +227,18 @@ class Progress(Callback):
 # ----------------------------------------------------------------------------- JSON
 
 
-def _finite(value: Any) -> Any:
-    """A value without NaN and infinities, which JSON does not have: null instead."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(name): _finite(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
+def _plain(value: Any) -> Any:
+    return dict(value) if isinstance(value, Mapping) else str(value)
 
 
 def _to_json(event: str, fields: Mapping[str, Any]) -> str:
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
-    line = {"event": event, "time": now, **_finite(fields)}
-    return json.dumps(line, ensure_ascii=False, allow_nan=False, default=str)
+    line = {"event": event, "time": now, **fields}
+    # JSON has no NaN and no infinities: null instead
+    plain = json.loads(
+        json.dumps(line, default=_plain), parse_constant=lambda name: None
+    )
+    return json.dumps(plain, ensure_ascii=False)
 
 
 def print_json(event: str, file: TextIO | None = None, **fields: Any) -> None:

@@ -12,10 +12,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
 from fedtrellis.server.aggregation import Sealed
-from fedtrellis.server.answers import Answer
+from fedtrellis.server.answers import Answer, plain_metrics
 from fedtrellis.server.conversation import Conversation
 from fedtrellis.server.loop import HOOKS, LoopStrategy
-from fedtrellis.server.metrics import plain_metrics
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import record_arrays
 from fedtrellis.wire.method_client import speaks_for

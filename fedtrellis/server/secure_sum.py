@@ -19,8 +19,7 @@ from fedtrellis.encryption.masks import Words
 from fedtrellis.encryption.secure_sum import LEAST_TERMS, Member, total_of
 from fedtrellis.server.aggregation import Aggregation, Points
 from fedtrellis.server.answers import Answer
-from fedtrellis.server.conversation import Conversation
-from fedtrellis.server.everyone import ask_again, ask_everyone
+from fedtrellis.server.conversation import Conversation, ask_again, ask_everyone
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.flower_internals import log
 

@@ -13,8 +13,7 @@ from fedtrellis.dual.agreement import needs_norms
 from fedtrellis.dual.alignment import Alignment, align
 from fedtrellis.encryption import Cipher, backend_class, load_evaluation
 from fedtrellis.server.answers import Answer
-from fedtrellis.server.conversation import Conversation
-from fedtrellis.server.everyone import SETUP_ATTEMPTS
+from fedtrellis.server.conversation import SETUP_ATTEMPTS, Conversation
 from fedtrellis.settings import SettingsError
 
 from ..hybrid import Blobs, add_shares

@@ -29,11 +29,11 @@ from fedtrellis import (
 )
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.callbacks import Call, format_bytes
-from fedtrellis.server.plots import plot_convergence
 from fedtrellis.server.progress import JsonLines, json_log, why_dropped
 from fedtrellis.server.records import (
     RunRecord,
     default_results_dir,
+    plot_convergence,
     summarise,
     summary_rows,
     to_toml,

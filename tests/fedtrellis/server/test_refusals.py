@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord
 from fedtrellis import LocalGrid, LoopStrategy, StatefulClient, client_app
 from fedtrellis.encryption import EncryptionError, RefusedError
 from fedtrellis.server.answers import ClientRefusalError, open_answer
-from fedtrellis.server.everyone import ask_everyone
+from fedtrellis.server.conversation import ask_everyone
 from fedtrellis.settings import CodedError, SettingsError
 from fedtrellis.wire.exchange import NO_ANSWER, Reason, Traffic
 from fedtrellis.wire.protocol import NodeReply
