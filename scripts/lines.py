@@ -1,4 +1,4 @@
-"""Lines of Python by wing at some revisions: ``python -m scripts.lines A B``."""
+"""Lines of Python, with comments, by wing and revision: ``-m scripts.lines A B``."""
 
 import io
 import re
@@ -7,7 +7,6 @@ import sys
 import tarfile
 from collections import Counter
 
-# the first pattern that a path matches is its wing; comments count
 WINGS = {
     "tests": r"tests/|fedtrellis/testing",
     "reproduce, benchmarks": r"reproduce/|benchmarks/",
