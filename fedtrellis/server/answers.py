@@ -139,30 +139,12 @@ def open_answer(
     model_version: int | None,
     phase: str | None,
 ) -> Answer | None:
-    """Check a reply; None if the client has to be restored.
+    """Check a reply, of which nothing is trusted; None if its client must be restored.
 
-    Parameters
-    ----------
-    reply : NodeReply
-        What arrived. Nothing in it is trusted.
-    client : str
-        Who was asked.
-    session : str
-    server_round : int
-    model_version : int or None
-        Of the model that it was asked with; None where clients do not keep the model.
-    phase : str or None
-        What it was asked for, ``"propose"`` by ``train.propose``; None in a round of
-        one wave.
-
-    Raises
-    ------
-    ClientRefusalError
-        The client refuses.
-    ValueError
-        The answer is malformed, of somebody else or another round or phase, or not
-        finite: the message is the reason to drop it. What a client sent may raise
-        anything else, too.
+    ``model_version`` is None where clients do not keep the model, ``phase`` in a round
+    of one wave. Raises ClientRefusalError where the client refuses, and ValueError with
+    the reason to drop an answer that is malformed, of somebody else or another round
+    or phase, or not finite; what a client sent may raise anything else, too.
     """
     status = reply.status
     for key, expected in (

@@ -51,18 +51,7 @@ SETUP_ATTEMPTS = 30
 
 
 class Policy(Protocol):
-    """What a method decides of its messages; every strategy of fedtrellis is one.
-
-    Attributes
-    ----------
-    stateful : bool
-        Whether the method's clients keep state (and so take part in the protocol).
-    keep_model : bool
-        Whether clients keep the model, to be sent the steps that they lack.
-    keep_old_state : bool
-        Whether a client that is out of step keeps what it has of the entries that it
-        is not given back, however old; else it starts without.
-    """
+    """What a method decides of its messages, as ``Method`` describes its fields."""
 
     stateful: bool
     keep_model: bool
@@ -95,7 +84,7 @@ class Policy(Protocol):
 
 
 class Conversation:
-    """A run's talk with its clients.
+    """A run's messages to its clients, and their answers.
 
     Parameters
     ----------
@@ -446,35 +435,12 @@ def ask_again(
     attempts: int,
     code: str = SettingsError.code,
 ) -> set[str]:
-    """One wave, and again for those whose answer could not be had.
+    """One wave, and again for those whose answer was lost, ``attempts`` at most.
 
-    Parameters
-    ----------
-    conversation : Conversation
-    server_round : int
-    kind : str
-        The messages' type.
-    entries : callable
-        What a client is sent, by its name; made anew for each attempt.
-    take : callable
-        Uses an answer, or raises ValueError with the reason to drop it.
-    timeout : float
-        Seconds to wait for the answers of one wave.
-    clients : sequence of str
-    attempts : int
-        Waves at most.
-    code : str
-        Of the refusals that end the run; empty: any does.
-
-    Returns
-    -------
-    set of str
-        The clients whose answers were taken.
-
-    Raises
-    ------
-    SettingsError
-        A client refused: its reason.
+    ``entries`` makes what a client is sent, by its name and anew for each attempt;
+    ``take`` uses an answer, or raises ValueError with the reason to drop it. Returns
+    the clients whose answers were taken; SettingsError where a client refused with
+    ``code``, or with any if that is empty.
     """
     taken: set[str] = set()
     for _ in range(attempts):
@@ -506,16 +472,10 @@ def ask_everyone(
     timeout: float,
     clients: Sequence[str],
 ) -> None:
-    """Ask before round 1 until each of some clients has answered.
+    """Ask before round 1, as :func:`ask_again` does, until each client has answered.
 
-    Parameters are those of :func:`ask_again`.
-
-    Raises
-    ------
-    SettingsError
-        A client refused, whatever the code: its reason.
-    TimeoutError
-        A client never answered, or never well.
+    SettingsError where one refused, TimeoutError where one never answered, or never
+    well.
     """
     taken = ask_again(
         conversation, 0, kind, entries, take, timeout, clients, SETUP_ATTEMPTS, ""

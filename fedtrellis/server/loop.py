@@ -49,6 +49,8 @@ HOOKS = (
     *("configure_train", "aggregate_train"),
     *("configure_evaluate", "aggregate_evaluate"),
 )
+# where the base classes of strategies are
+_BASES = ("fedtrellis.server.loop", "fedtrellis.server.rounds")
 
 # No method's loss rises by this factor and is on its way: not one of them is so random.
 _BEYOND = 1e6
@@ -514,17 +516,18 @@ class LoopStrategy(Method):
 
     # -------------------------------------------------------------- Flower's own loop
 
-    def _overridden(self, base: type[Any]) -> list[str]:
-        """The parts of Flower's loop that a subclass of ``base`` overrides."""
+    def _overridden(self, ending: str = "") -> list[str]:
+        """The parts of Flower's loop, whose names end so, that a subclass overrides."""
         kind = type(self)
-        return [h for h in HOOKS if getattr(kind, h) is not getattr(base, h)]
+        base = next(one for one in kind.__mro__ if one.__module__ in _BASES)
+        hooks = [hook for hook in HOOKS if hook.endswith(ending)]
+        return [
+            hook for hook in hooks if getattr(kind, hook) is not getattr(base, hook)
+        ]
 
-    def _check_hooks(self) -> None:
+    def _check_hooks(self, ending: str = "") -> None:
         """Raise TypeError if an overridden part of Flower's loop is never called."""
-        self._refuse_hooks(self._overridden(LoopStrategy))
-
-    def _refuse_hooks(self, hooks: list[str]) -> None:
-        if hooks:
+        if hooks := self._overridden(ending):
             raise TypeError(
                 f"{type(self).__name__} overrides {hooks[0]}, but its rounds take "
                 "several waves of messages, which Flower's loop does not have: "

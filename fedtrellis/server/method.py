@@ -498,18 +498,16 @@ class Method(Strategy, _Base, options=RunOptions):
                 f"{stated} does not apply to {self._described_name}{beside}; allowed: "
                 f"{', '.join(allowed)}"
             )
-        weights = self.options.client_weights
-        if weights != "equal" and self.needs != "sum":
-            raise SettingsError(
-                f"client_weights = {weights!r} does not apply to "
-                f"{self._described_name}; allowed: equal (scale each client's f_i by "
-                "its examples)"
+        weights, why = self.options.client_weights, ""
+        if self.needs != "sum":
+            why = (
+                f"to {self._described_name}; allowed: equal (scale each client's f_i "
+                "by its examples)"
             )
-        if weights != "equal" and not kind.weighs:
-            raise SettingsError(
-                f"client_weights = {weights!r} does not apply beside {stated}, with "
-                "which all clients count alike; allowed: equal"
-            )
+        elif not kind.weighs:
+            why = f"beside {stated}, with which all clients count alike; allowed: equal"
+        if why and weights != "equal":
+            raise SettingsError(f"client_weights = {weights!r} does not apply {why}")
         self._refuse_resume(stated, kind.no_resume)
 
     def _refuse_resume(self, stated: str, why: str) -> None:

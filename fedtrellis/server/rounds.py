@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 from fedtrellis.server.aggregation import Sealed
 from fedtrellis.server.answers import Answer, plain_metrics
 from fedtrellis.server.conversation import Conversation
-from fedtrellis.server.loop import HOOKS, LoopStrategy
+from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import record_arrays
 from fedtrellis.wire.method_client import speaks_for
@@ -159,7 +159,7 @@ class RoundStrategy(LoopStrategy):
         timeout: float,
     ) -> dict[str, float] | None:
         """One round: a wave, and what the method makes of it."""
-        if self._hooked("_train"):
+        if self._overridden("_train"):
             return self._run_hooks(conversation, server_round, config, timeout)
         self.sampled = self.sample(server_round)
         entries = self._entries(server_round, config)
@@ -214,15 +214,10 @@ class RoundStrategy(LoopStrategy):
 
     # -------------------------------------------------------------- Flower's own loop
 
-    def _hooked(self, which: str) -> bool:
-        """Whether parts of Flower's loop that end so are overridden."""
-        kind, names = type(self), [name for name in HOOKS if name.endswith(which)]
-        return any(getattr(kind, n) is not getattr(RoundStrategy, n) for n in names)
-
-    def _check_hooks(self) -> None:
+    def _check_hooks(self, ending: str = "_train") -> None:
         """Where a round is one wave, each part of Flower's loop can be overridden."""
-        own = self._overridden(RoundStrategy)
-        stated, ways = "", [*own, *([] if self._one_wave else ["run_round"])]
+        ways = [*self._overridden(), *([] if self._one_wave else ["run_round"])]
+        stated = ""
         if self.aggregator.sums_only:
             stated = f"aggregation = {self.aggregator.name!r}"
         elif self.local_noise is not None:
@@ -234,7 +229,7 @@ class RoundStrategy(LoopStrategy):
             )
         if not self._one_wave:
             # an evaluation is one wave all the same
-            self._refuse_hooks([hook for hook in own if hook.endswith("_train")])
+            super()._check_hooks(ending)
 
     def _run_hooks(
         self,
@@ -269,7 +264,7 @@ class RoundStrategy(LoopStrategy):
         timeout: float,
     ) -> MetricRecord | None:
         """Mean of the clients' metrics, or what overridden hooks make of them."""
-        if not self._hooked("_evaluate"):
+        if not self._overridden("_evaluate"):
             return super()._evaluate_clients(
                 conversation, server_round, config, timeout
             )
