@@ -13,7 +13,6 @@ from flwr.serverapp.strategy import Result
 
 __all__ = ["Callback", "EarlyStop", "RoundRecord", "format_bytes"]
 
-
 #: What shows best how far a run has come, with and without a constraint, in order.
 CRITERIA = (
     *("loss", "gap", "squared-gradient-norm", "gradient-map-norm"),

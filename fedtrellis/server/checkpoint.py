@@ -105,23 +105,10 @@ def write_checkpoint(
 
 
 class Checkpoint:
-    """A checkpoint that was read.
+    """A checkpoint that was read; SettingsError if the file is none.
 
-    Parameters
-    ----------
-    path : pathlib.Path
-
-    Attributes
-    ----------
-    keys : dict of str to Key
-        Of the run's clients, by identity.
-    planned_rounds : int
-        With which the run was planned when it began.
-
-    Raises
-    ------
-    SettingsError
-        If the file is none.
+    It has the ``keys`` of the run's clients, by identity, and ``planned_rounds``, with
+    which the run was planned when it began.
     """
 
     def __init__(self, path: Path) -> None:
@@ -157,11 +144,7 @@ class Checkpoint:
     def load(self, strategy: Any, grid: Grid) -> list[RoundRecord]:
         """Put a strategy that has been set up where it was; return the rounds so far.
 
-        Raises
-        ------
-        SettingsError
-            If it is of another method, model, seed or set of clients, or of another
-            variant of the method.
+        SettingsError if it is of another method or variant, model, seed or clients.
         """
         self._check_same_run(strategy)
         try:

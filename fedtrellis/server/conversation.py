@@ -71,13 +71,13 @@ class Policy(Protocol):
     def model_for(
         self, client: str, entries: dict[str, Any]
     ) -> tuple[ArrayRecord, dict[str, Any]]:
-        """The model as one client is sent it, and what to say of its encoding.
+        """The model as one client is sent it, and the entries on its encoding.
 
         ``entries`` are the request's; what they hold for the model is taken out.
         """
 
     def state_for(self, client: str) -> tuple[ArrayRecord, dict[str, Any]]:
-        """The state for a client that has none, and what to say of it."""
+        """The state for a client that has none, and the entries on it."""
 
     def replaces_state(self, client: str) -> bool:
         """Whether a client's own state no longer counts, only :meth:`state_for`."""
@@ -179,7 +179,7 @@ class Conversation:
         kind : str
             The message's type: ``"train"``, ``"train.NAME"`` or ``"evaluate"``.
         entries : mapping
-            What the method has to say, for the client's ``config``.
+            The method's, for the client's ``config``.
         """
         request = self._request(server_round, name, kind, entries)
         node_id, group = self.registry[name].node_id, str(server_round)
@@ -252,7 +252,7 @@ class Conversation:
         kind : str
             The messages' type, as :meth:`request` takes it.
         entries : mapping
-            By client, what the method has to say to it.
+            The method's, by client.
         timeout : float
             Seconds to wait for the answers of the wave.
 
