@@ -147,16 +147,18 @@ def open_answer(
     or phase, or not finite; what a client sent may raise anything else, too.
     """
     status = reply.status
-    for key, expected in (
-        ("client-id", client),
-        ("session", session),
-        ("server-round", server_round),
-        ("phase", phase),
+    if not (
+        status.get("client-id") == client
+        and status.get("session") == session
+        and status.get("server-round") == server_round
+        and status.get("phase") == phase
     ):
-        if status.get(key) != expected:
-            raise ValueError(
-                f"the answer has {key} {status.get(key)!r}, not {expected!r}"
-            )
+        expected = client, session, server_round, phase
+        keys = "client-id", "session", "server-round", "phase"
+        for key, value in zip(keys, expected, strict=True):
+            if status.get(key) != value:
+                found = status.get(key)
+                raise ValueError(f"the answer has {key} {found!r}, not {value!r}")
     if "refused" in status and (refused := _refusal(status)):
         raise refused
     in_sync = status.get("in-sync")

@@ -42,6 +42,7 @@ from fedtrellis.wire.method_client import (
 from fedtrellis.wire.protocol import (
     CONFIG,
     EXAMPLES,
+    PHASE,
     STATUS,
     ClientMemory,
     MissingError,
@@ -68,8 +69,6 @@ __all__ = [
 
 ClientFn = Callable[[Context], Any]
 
-#: A message of type ``train.NAME`` is for the method of this prefix and NAME.
-PHASE = "fit_"
 # Flower's mods that take a message's arrays for the model
 _PLAIN_MODS = (
     "fixedclipping_mod",
@@ -174,9 +173,9 @@ class Serving:
         else:
             records = context.state
         before = contents(records)
-        self._before = held, {k: before[k].copy() for k in before}
-        config = self.config = self.request.read(node.max_count)
-        session = config["session"]
+        self._before = held, {k: before[k].copy() for k in before} if before else {}
+        config, status = self.request.read(self.function, node.max_count)
+        self.config, session = config, config["session"]
         if held is not None and held.session == session:
             memory = held.copy()
         elif held is not None:
@@ -184,15 +183,7 @@ class Serving:
         else:
             memory = ClientMemory.load(records, session)
         self._memory = memory
-        self._status = {
-            "client-id": client_identity(context),
-            "session": session,
-            "server-round": config["server-round"],
-            "in-sync": True,
-        }
-        if self.function.startswith(PHASE):
-            # a round has several of them, whose answers nothing else distinguishes
-            self._status["phase"] = self.function.removeprefix(PHASE)
+        self._status = {"client-id": client_identity(context), **status}
         try:
             memory.take_request(content, config, node.max_parameters, self._receive)
         except (OutOfSyncError, RestoreNeededError):
@@ -333,7 +324,8 @@ def serve_together(servings: Sequence[Serving], replies: list[Any]) -> None:
         To be filled.
     """
     waiting: dict[Layout, list[int]] = defaultdict(list)
-    place = -1
+    place, members = -1, list[int]()
+    layout: Layout | None = None  # of the last ones, the members
     # what a wave makes for each client it drops at the end, and it makes no cycles:
     # Python would go through all nodes again and again to find that out
     collects = gc.isenabled()
@@ -350,12 +342,15 @@ def serve_together(servings: Sequence[Serving], replies: list[Any]) -> None:
             except Exception as error:
                 replies[place] = serving.failed(error)
                 continue
-            layout = serving.model.layout
-            waiting[layout].append(place)
+            if serving.model.layout is not layout:
+                layout = serving.model.layout
+                members = waiting[layout]
+            members.append(place)
             # so many at a time, that what they need is still in the cache
-            if len(waiting[layout]) * layout.size >= _ENTRIES:
+            if len(members) * layout.size >= _ENTRIES:
                 _side_by_side(servings, waiting.pop(layout), replies)
-        for members in waiting.values():
+                members = waiting[layout]
+        for members in filter(None, waiting.values()):
             _side_by_side(servings, members, replies)
     except BaseException:
         for started, reply in zip(servings[: place + 1], replies, strict=False):

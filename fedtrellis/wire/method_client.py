@@ -20,6 +20,7 @@ from fedtrellis.wire.arrays import (
 )
 from fedtrellis.wire.local_work import Steps, run_alone
 from fedtrellis.wire.protocol import (
+    PHASE,
     RESTORE,
     client_identity,
 )
@@ -35,7 +36,6 @@ __all__ = [
 #: Phases of rounds of several waves that the clients' classes defined so far have, as
 #: keys: a message of type ``train.NAME`` is for a client's ``fit_NAME``.
 PHASES: dict[str, None] = {}
-_PHASE = "fit_"
 
 
 class MethodClient(NumPyClient):
@@ -89,8 +89,8 @@ class MethodClient(NumPyClient):
         """Note the phases of a subclass, for the apps to come."""
         super().__init_subclass__(**options)
         for name in dir(cls):
-            if name.startswith(_PHASE) and callable(getattr(cls, name)):
-                PHASES[name.removeprefix(_PHASE)] = None
+            if name.startswith(PHASE) and callable(getattr(cls, name)):
+                PHASES[name.removeprefix(PHASE)] = None
 
     def steps(self, x: FloatArray, config: dict[str, Any]) -> Steps:
         """The client's local work, a generator.

@@ -69,6 +69,7 @@ __all__ = [
     "LARGEST",
     "METRICS",
     "MODEL",
+    "PHASE",
     "RESTORE",
     "STATUS",
     "ClientMemory",
@@ -86,6 +87,8 @@ __all__ = [
 ]
 
 HELLO = "query.hello"
+#: A message of type ``train.NAME`` is for the client's method of this prefix and NAME.
+PHASE = "fit_"
 # Names of the records in a request.
 CONFIG, MODEL, RESTORE = "config", "model", "restore"
 # What a request's config may say of the protocol, and of which type it is.
@@ -286,13 +289,25 @@ class NodeRequest:
 
     kind: str
     content: RecordDict
-    _read: tuple[int, Named] | None = field(default=None, repr=False)
+    _read: dict[tuple[str, int], tuple[Named, dict[str, Any]]] = field(
+        default_factory=dict, repr=False
+    )
 
-    def read(self, max_count: int) -> Named:
-        """As :func:`read_request`, once for all clients; not to be changed."""
-        if self._read is None or self._read[0] != max_count:
-            self._read = max_count, read_request(self.content, max_count)
-        return self._read[1]
+    def read(self, function: str, max_count: int) -> tuple[Named, dict[str, Any]]:
+        """As :func:`read_request`, once for all clients; not to be changed.
+
+        Beside it what the status of each of them has, for a method of the client.
+        """
+        found = self._read.get((function, max_count))
+        if found is None:
+            config = read_request(self.content, max_count)
+            status = {key: config[key] for key in ("session", "server-round")}
+            status["in-sync"] = True
+            if function.startswith(PHASE):
+                # a round has several of them, whose answers nothing else distinguishes
+                status["phase"] = function.removeprefix(PHASE)
+            found = self._read[function, max_count] = config, status
+        return found
 
 
 @dataclass(slots=True)

@@ -319,6 +319,10 @@ class SparseAtom(Atom):
 
     @classmethod
     def _stack(cls, atoms: Sequence[Self]) -> list[NDArray[Any]]:
+        if len(atoms) == 1:
+            (atom,) = atoms
+            dtype = index_dtype(math.prod(atom.shape))
+            return [atom.indices.astype(dtype), atom.values.copy()]
         counts = [atom.indices.size for atom in atoms]
         dtype = index_dtype(max(math.prod(atom.shape) for atom in atoms))
         arrays: list[NDArray[Any]] = [

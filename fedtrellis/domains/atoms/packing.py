@@ -157,6 +157,8 @@ def pack_atoms(atoms: Sequence[Atom]) -> list[NDArray[Any]]:
     >>> again.dense()
     array([ 0., -2.,  0.])
     """
+    if len(atoms) == 1 and isinstance(atoms[0], SparseAtom):  # the most frequent
+        return [np.array([SPARSE], dtype=UINT8), *SparseAtom._stack([atoms[0]])]
     codes: list[int] = []
     layouts: dict[tuple[int, ...], int] = {}
     groups: dict[int, list[Atom]] = {}
@@ -235,6 +237,8 @@ def unpack_atoms(
         raise ValueError("packed atoms need at least the array of kind codes")
     check("kind codes", arrays[0], UINT8, None)
     codes: list[int] = arrays[0].tolist()
+    if codes == [SPARSE] and len(arrays) == 3:  # the most frequent of answers
+        return list(SparseAtom._unstack(arrays[1:], [shape], dtype))
     if RANDOM in codes and not drawn:
         raise ValueError("random atoms are not taken here")
     used = 1
