@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import tomllib
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -144,3 +145,13 @@ def test_a_class_name_means_one_thing() -> None:
                 homes.setdefault(node.name, []).append(module)
     twice = {name: found for name, found in homes.items() if len(found) > 1}
     assert twice.keys() <= {"Product"}, twice
+
+
+def test_the_distribution_lists_every_package() -> None:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    there = {
+        module if module.startswith("fedtrellis") else f"fedtrellis.{module}"
+        for module, path in modules().items()
+        if path.name == "__init__.py"
+    }
+    assert set(declared["tool"]["setuptools"]["packages"]) == there
