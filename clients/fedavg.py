@@ -20,7 +20,7 @@ from fedtrellis.objectives import DifferentiableLoss
 from fedtrellis.random import generator
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.client import MethodClient, StatefulClient
-from fedtrellis.wire.local_work import Gradient, Result, Steps
+from fedtrellis.wire.local_work import Gradient, Steps
 from fedtrellis.wire.protocol import client_identity
 
 
@@ -280,7 +280,13 @@ class FedLMOClient(StatefulDescent):
         mu, nesterov = config["momentum"], config["nesterov"]
         if config["variant"] == "ef21":
             self.state["momentum"], d = with_momentum(m, h, mu, nesterov)
-            return self._compressed(d, config)
+            kind, fraction = config["compressor"], config["kept-fraction"]
+            by = compressor(kind, fraction, rank=config["rank"])
+            v = self.state.get("estimate", np.zeros_like(d))
+            arrays = by.pack(d - v, layout)
+            # v_i ← v_i + C(D_i − v_i), from what is sent, to the last bit
+            self.state["estimate"] = v + by.unpack(arrays, layout)
+            return arrays, 0, {}
         oracle = LayerOracle(
             tuple(config["layers"].split(",")),
             config["scaling"],
@@ -317,17 +323,6 @@ class FedLMOClient(StatefulDescent):
             self.state["control"] = layout.from_wire(sent)
             answer.append(sent)
         return answer, 0, {}
-
-    def _compressed(self, d: FloatArray, config: dict[str, Any]) -> Result:
-        """C(D_i − v_i), and v_i as the server will have it."""
-        by = compressor(
-            config["compressor"], config["kept-fraction"], rank=config["rank"]
-        )
-        v = self.state.get("estimate", np.zeros_like(d))
-        arrays = by.pack(d - v, self.layout)
-        # v_i ← v_i + C(D_i − v_i), from what is sent, to the last bit
-        self.state["estimate"] = v + by.unpack(arrays, self.layout)
-        return arrays, 0, {}
 
 
 def _received(numbers: bytes, layout: Layout) -> FloatArray:

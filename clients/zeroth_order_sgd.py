@@ -256,13 +256,20 @@ class ZerothOrderSGDClient(StatefulClient):
                 batch_size=batch_size or None,
             )
             return values
-        of_parts = evaluator(
-            self.objective,
-            layout,
-            batch_size=batch_size,
-            rng=batches if batch_size else None,
-        ).parts(_points(x, drawn, m + 1, mu, together))
-        return np.concatenate(list(of_parts))
+
+        def parts() -> Iterator[FloatArray]:
+            """Yield x and the x + μ u_j, as many as memory allows, in one buffer."""
+            buffer = np.empty((min(together, m + 1), *x.shape), x.dtype)
+            for start in range(0, m + 1, together):
+                points = buffer[: m + 1 - start]
+                points[...] = x
+                for point in points[0 if start else 1 :]:
+                    signed(next(drawn), mu, point)
+                yield points
+
+        rng = batches if batch_size else None
+        values_of = evaluator(self.objective, layout, batch_size=batch_size, rng=rng)
+        return np.concatenate(list(values_of.parts(parts())))
 
     def evaluate(
         self, parameters: Arrays, config: dict[str, Any]
@@ -277,21 +284,3 @@ class ZerothOrderSGDClient(StatefulClient):
         self._check_exposed("evaluation")
         x, layout = self._model(parameters, config)
         return evaluate_objective(self.objective, layout.layers(x))
-
-
-def _points(
-    x: FloatArray,
-    drawn: Iterator[NDArray[Any]],
-    count: int,
-    smoothing: float,
-    together: int,
-) -> Iterator[FloatArray]:
-    """Yield x and the x + μ u_j, as many together as memory allows, in one buffer."""
-    buffer = np.empty((min(together, count), *x.shape), x.dtype)
-    for start in range(0, count, together):
-        points = buffer[: min(together, count - start)]
-        points[...] = x
-        for number, point in enumerate(points, start):
-            if number:
-                signed(next(drawn), smoothing, point)
-        yield points

@@ -10,10 +10,9 @@ from .fedavg import (
     ProjectedFedAvg,
     Scaffold,
 )
-from .fedfw import FedFW
+from .fedfw import FedFW, NaiveFrankWolfe
 from .fedgia import FedGiA
 from .fedlmo import FedLMO
-from .frank_wolfe import NaiveFrankWolfe
 from .hybrid_fedavg import HybridFedAvg
 from .hyfdca import HyFDCA
 from .hyfem import HyFEM

@@ -93,7 +93,6 @@ class FedAvgGD(LocalModels):
     name = "fedavg-gd"
     about = "FedAvg with full local gradients, without a constraint"
     audience = RoundStrategy._all_alike
-    space = "whole"
 
     local_steps: int = setting(
         5, "gradient steps of a client in a round", symbol="k_0", minimum=1
@@ -536,10 +535,6 @@ class ProjectedFedAvg(LocalModels):
     )
     local_step_size: float = setting(0.1, "their size", symbol="γ", above=0.0)
     batch_size: int = setting(0, "examples in a local mini-batch; 0: all", minimum=0)
-
-    def _check_model(self, layout: Layout) -> None:
-        """Check that the model has the shape of the domain's points."""
-        self.domain.check_shape(layout.point_shape)
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         """The local steps."""

@@ -1,10 +1,10 @@
-"""FedFW, FedFW+, FedFW-sto and corrective FedFW: federated Frank-Wolfe."""
+"""Federated Frank-Wolfe: FedFW, FedFW+, FedFW-sto, corrective FedFW, a baseline."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from logging import INFO, WARNING
 from typing import Any, Literal, get_args
 
@@ -14,11 +14,15 @@ from numpy.typing import NDArray
 
 from fedtrellis.corrective import Correction, Form, Iterate
 from fedtrellis.corrective.penalty import Balance
-from fedtrellis.domains.atoms import Atom, rounding
+from fedtrellis.domains import Domain
+from fedtrellis.domains.atoms import Atom, rounding, unpack_atoms
+from fedtrellis.domains.base import alike, describe
+from fedtrellis.random import generator
 from fedtrellis.schedules import FrankWolfeSchedule, Schedule, automatic_penalty
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.conversation import Conversation
-from fedtrellis.settings import SettingsError, entries_of, setting
+from fedtrellis.server.rounds import RoundStrategy
+from fedtrellis.settings import SettingsError, entries_of, given, setting
 from fedtrellis.wire.arrays import (
     FloatArray,
     Layout,
@@ -30,8 +34,6 @@ from fedtrellis.wire.arrays import (
 from fedtrellis.wire.broadcast import Step
 from fedtrellis.wire.flower_internals import log
 from fedtrellis.wire.replay import ReplayedIterate
-
-from .frank_wolfe import FrankWolfeStrategy
 
 Paper = Literal["plain", "augmented", "stochastic"]
 Variant = Literal["corrective", Paper]
@@ -53,6 +55,188 @@ _STEPS = 20
 # Answers a client, on average, for which residuals have to stay small: z hardly moves
 # where few answer, and the x_i can be close together on their way.
 _CALM_ANSWERS = 2
+# Random directions in which a larger set is compared with D.
+_DIRECTIONS = 10
+
+
+class FrankWolfeStrategy(RoundStrategy):
+    """Base of strategies that take atoms: D, and whose atoms are taken.
+
+    A client sends before round 1 which set it works on, and an atom outside that set is
+    refused: whatever one of n clients sends, its share of x̄ stays in its set.
+    """
+
+    space = "domain"
+    _bounded = True
+    # the steps shrink: halves would soon no longer hold them
+    dtypes = ("float64", "float32")
+
+    domain: Domain = given(
+        "D, in the shape of the model: an array's own shape if the model has one "
+        "array, else the vector of all entries, layer after layer",
+        kw_only=False,
+    )
+    client_domains: Mapping[str, Domain] | Sequence[Domain] = given(
+        "larger sets D_i ⊇ D by the clients that have them, or a list of sets of which "
+        "any client may have one; the intersection of all clients' sets must be D",
+        default=(),
+        shown=False,
+    )
+
+    def _settle_domains(self, shape: tuple[int, ...]) -> None:
+        """Find out which set each client has, of what was declared and what it sent."""
+        named: Mapping[str, Domain] = {}
+        anybody: Sequence[Domain] = ()
+        if isinstance(self.client_domains, Mapping):
+            named = self.client_domains
+        else:
+            anybody = self.client_domains
+        for name in sorted(named.keys() - set(self.clients)):
+            raise SettingsError(
+                f"client_domains has client {name!r}; the clients are "
+                f"{', '.join(self.clients[:20])}"
+            )
+        for domain in (*named.values(), *anybody):
+            domain.check_shape(shape)
+            rng = generator(0, "directions")
+            for _ in range(_DIRECTIONS):
+                g = rng.standard_normal(shape)
+                # D ⊆ D_i just if  min over s in D_i of ⟨g, s⟩ ≤ min over D  for all g
+                lowest, needed = domain.lmo(g).dot(g), self.domain.lmo(g).dot(g)
+                if lowest > needed + 1e-9 * abs(needed):
+                    raise SettingsError(
+                        f"client_domains has {domain!r}, which does not enclose "
+                        f"{self.domain!r}"
+                    )
+        # D_i, the client's own set, or D
+        self._domains = {
+            name: self._domain_from(name, named.get(name), anybody)
+            for name in self.clients
+        }
+        self._may_leave = any(d is not self.domain for d in self._domains.values())
+        self._was_outside = False
+
+    def _domain_from(
+        self, name: str, its_own: Domain | None, anybody: Sequence[Domain]
+    ) -> Domain:
+        sent = str(self._client_properties(name).get("domain", ""))
+        allowed = [d for d in (its_own, self.domain, *anybody) if d is not None]
+        if not sent:  # a client of somebody else's
+            return allowed[0]
+        for domain in allowed:
+            if alike(sent, describe(domain)):
+                return domain
+        raise SettingsError(
+            f"client {name} works on {sent[:500]}, and the strategy on "
+            f"{' or '.join(map(repr, allowed))}: make them one set, or declare the "
+            f"client's, which must enclose the strategy's, by client_domains (in a run "
+            "config outer-domain)"
+        )
+
+    def _take_atoms(self, answer: Answer, count: int) -> tuple[Atom, ...]:
+        """The atoms of an answer; ValueError if one is missing or outside its set."""
+        layout = self.broadcast.layout
+        shape, dtype = layout.point_shape, layout.point_dtype
+        atoms = unpack_atoms(answer.arrays, shape, dtype)
+        if len(atoms) != count:
+            raise ValueError(f"the answer has {len(atoms)} atoms instead of {count}")
+        domain = self._domains[answer.client]
+        if not all(domain.contains_atom(atom, rounding(dtype)) for atom in atoms):
+            raise ValueError(f"an atom lies outside {domain!r}")
+        return tuple(atoms)
+
+    def _whether_outside(self) -> dict[str, float]:
+        """The metric ``outside-domain``, 0 or 1; none where all clients have D."""
+        if not self._may_leave:
+            return {}
+        tolerance = rounding(self.broadcast.layout.point_dtype)
+        outside = not self.domain.contains(self._result_point(), tolerance)
+        if outside and not self._was_outside:
+            log(
+                WARNING,
+                "the model lies outside %r: some clients' sets are larger, "
+                "and they agree in the long run only",
+                self.domain,
+            )
+            self._was_outside = True
+        return {"outside-domain": float(outside)}
+
+
+class NaiveFrankWolfe(FrankWolfeStrategy):
+    """Average the atoms of the clients' own gradients; a baseline that fails.
+
+    ::
+
+        client   s_i = argmin over s in D of ⟨∇f_i(x̄), s⟩
+        server   x̄ ← (1 − η_t) x̄ + (η_t / |S|) Σ over S of s_i
+
+    The mean of the clients' oracles is not the oracle of the mean gradient. On
+    min over [−1, 1] of ½(x − 3)² + ½(x + 1)² from 0 the two clients answer 1 and −1 for
+    ever, and x̄ stays at 0; the solution is 1.
+
+    Source: arXiv 2408.10090, Appendix A.
+
+    Notes
+    -----
+    The matching client is ``NaiveFrankWolfeClient(context, objective, domain)``.
+
+    Examples
+    --------
+    Run as :class:`FedFW` is, with ``NaiveFrankWolfeClient`` on the nodes:
+
+    >>> from fedtrellis.domains import L1Ball
+    >>> from fedtrellis.strategies import NaiveFrankWolfe
+    >>> NaiveFrankWolfe(L1Ball(1.0)).schedule
+    'convex'
+    """
+
+    name = "naive-frank-wolfe"
+    about = "averaged oracles, a baseline that does not converge"
+    audience = RoundStrategy._all_alike
+    stateful = False
+
+    schedule: Schedule | Literal["auto"] = setting(
+        None,
+        "of the step size",
+        note="see :class:`~fedtrellis.schedules.FrankWolfeSchedule`",
+        auto="convex",
+        choices=Schedule,
+    )
+    step_size: float = setting(
+        0.01, "of the constant schedule", symbol="η", above=0.0, maximum=1.0
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._needs_planned_rounds = self.schedule == "nonconvex"
+
+    def setup(self, point: FloatArray, layout: Layout) -> None:
+        """Make the schedule, now that rounds and clients are known."""
+        self._settle_domains(layout.point_shape)
+        self._schedule = FrankWolfeSchedule(
+            self.schedule,
+            penalty=0.0,
+            participation=self._expected_participation,
+            num_rounds=self.planned_rounds,
+            step_size=self.step_size,
+        )
+
+    def instruction(self, server_round: int, client: str) -> dict[str, Any]:
+        """Nothing: the client only needs x̄."""
+        return {}
+
+    def check(self, answer: Answer) -> Atom:
+        """The atom s_i."""
+        (atom,) = self._take_atoms(answer, 1)
+        return atom
+
+    def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
+        """Average the atoms."""
+        eta = self._schedule.step(server_round)
+        # x̄ ← (1 − η_t) x̄ + (η_t / |S|) Σ s_i
+        step = Step(1.0 - eta, eta / len(answers), tuple(answers.values()))
+        self.broadcast.advance(step)
+        return self._whether_outside()
 
 
 class FedFW(FrankWolfeStrategy):
@@ -222,8 +406,18 @@ class FedFW(FrankWolfeStrategy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.privacy != "none":
-            self._check_private()
+        private = f"privacy = {self.privacy!r}"
+        # what is sent may be no more than atoms, and no ‖g_i‖
+        if self.privacy != "none" and self.variant not in _PRIVATE:
+            raise SettingsError(
+                f"{private} does not apply to variant = {self.variant!r}; allowed: "
+                f"{', '.join(_PRIVATE)}"
+            )
+        if self.privacy != "none" and self.penalty is None:
+            raise SettingsError(
+                f"penalty = 'auto' does not apply beside {private}, as clients would "
+                "send the norm of their gradients; allowed: numbers"
+            )
         if self.variant not in PAPERS:
             if self.schedule not in ("convex", "nonconvex"):
                 raise SettingsError(
@@ -251,20 +445,6 @@ class FedFW(FrankWolfeStrategy):
         # an atom for each local step
         self._private_releases = self.local_steps or 1
         super()._check_aggregation()
-
-    def _check_private(self) -> None:
-        """Refuse variants that send more than atoms, and what needs ‖g_i‖."""
-        given = f"privacy = {self.privacy!r}"
-        if self.variant not in _PRIVATE:
-            raise SettingsError(
-                f"{given} does not apply to variant = {self.variant!r}; allowed: "
-                f"{', '.join(_PRIVATE)}"
-            )
-        if self.penalty is None:
-            raise SettingsError(
-                f"penalty = 'auto' does not apply beside {given}, as clients would "
-                "send the norm of their gradients; allowed: numbers"
-            )
 
     @property
     def _counts_own_steps(self) -> bool:
@@ -305,7 +485,7 @@ class FedFW(FrankWolfeStrategy):
 
     def converged(self) -> bool:
         """Whether the corrective variant's residuals are within the tolerance."""
-        return self.half.converged()
+        return isinstance(self.half, _CorrectiveSteps) and self.half.converged()
 
     def _model_for(
         self, client: str, entries: dict[str, Any]
@@ -392,8 +572,8 @@ class _PaperSteps:
     @property
     def _dual_penalty(self) -> float:
         """λ_0 of y_i; 0 while it is not known."""
-        given = self._strategy.dual_penalty
-        return given if given is not None else self.penalty or 0.0
+        own = self._strategy.dual_penalty
+        return own if own is not None else self.penalty or 0.0
 
     def _clocks(
         self, server_round: int, client: str
@@ -490,8 +670,15 @@ class _PaperSteps:
                 # x̄ ← (1 − η_t) x̄ + (η_t / n) Σ s_i
                 each = tuple(atoms[j] for atoms, _ in answers.values())
                 self._advance(Step(1.0 - eta, eta / n, each))
-        if self.penalty is None:
-            self._settle_by([norm for _, norm in answers.values()])
+        # λ_0 by the first gradients used: one client among several cannot choose it
+        # alone, and where the norm is 0 it waits for the next round
+        norm = float(np.median([norm for _, norm in answers.values()]))
+        if self.penalty is None and norm > 0.0:
+            diameter = self._strategy.domain.diameter(self._start.shape)
+            augmented = self._strategy.variant == "augmented"
+            name = self._schedule.name
+            self._settle(automatic_penalty(norm, diameter, name, augmented))
+            log(INFO, "penalty λ_0 = %g, by the clients' gradients", self.penalty)
         return self._strategy._whether_outside()
 
     def _replace(self, x_bar: FloatArray) -> None:
@@ -510,24 +697,9 @@ class _PaperSteps:
         if drift > _DRIFT * float(np.abs(self._mean).max()):
             self._replace(self._mean)
 
-    def _settle_by(self, norms: Sequence[float]) -> None:
-        """Settle λ_0 by the norms of the first gradients used."""
-        # one client among several cannot choose it alone
-        norm = float(np.median(norms))
-        if norm > 0.0:  # else it waits for the next round
-            diameter = self._strategy.domain.diameter(self._start.shape)
-            augmented = self._strategy.variant == "augmented"
-            name = self._schedule.name
-            self._settle(automatic_penalty(norm, diameter, name, augmented))
-            log(INFO, "penalty λ_0 = %g, by the clients' gradients", self.penalty)
-
     @property
     def model(self) -> FloatArray:
         return self._strategy.broadcast.model
-
-    def converged(self) -> bool:
-        """Never: Frank-Wolfe's steps shrink by a schedule, not by what is reached."""
-        return False
 
     def _client_iterate(self, client: str) -> FloatArray:
         return self._mirrors[client].dense()
@@ -581,13 +753,9 @@ def _one_or_all(numbers: list[float]) -> float | list[float]:
     return numbers[0] if len(numbers) == 1 else numbers
 
 
-@dataclass
-class _Corrected:
-    """What an answer comes to, once it is checked."""
-
-    iterate: Iterate
-    certificate: tuple[float, float] | None  # φ_i and γ_i
-    curvature: float | None  # of f_i / n on the client's way, in the first round
+# Of an answer: x_i, then φ_i and γ_i, and the curvature of f_i / n on the client's way,
+# in the first round.
+_Corrected = tuple[Iterate, tuple[float, float] | None, float | None]
 
 
 class _CorrectiveSteps:
@@ -658,26 +826,25 @@ class _CorrectiveSteps:
             )
         if first and numbers[0] < 0.0:
             raise ValueError(f"the curvature is {numbers[0]:g}, below 0")
-        return _Corrected(
-            iterate,
+        certificate = None
+        if strategy.certificate:
             # a gap is never below 0, but by rounding or as a lie
-            (numbers[-2], max(numbers[-1], 0.0)) if strategy.certificate else None,
-            numbers[0] if first else None,
-        )
+            certificate = numbers[-2], max(numbers[-1], 0.0)
+        return iterate, certificate, numbers[0] if first else None
 
     def aggregate(
         self, server_round: int, answers: dict[str, _Corrected]
     ) -> dict[str, float]:
         rho, strategy = self.penalty, self._strategy
         broadcast, z = strategy.broadcast, strategy.broadcast.model
-        for name, corrected in answers.items():
-            self._iterates[name] = corrected.iterate
-            x = self._points[name] = corrected.iterate.dense()
+        for name, (iterate, certificate, _) in answers.items():
+            self._iterates[name] = iterate
+            x = self._points[name] = iterate.dense()
             # y_i ← y_i + ρ (x_i − z), at the z and ρ that the client was sent
             if rho is not None:
                 self._duals[name] = self._duals[name] + rho * (x - z)
-            if corrected.certificate is not None:
-                self._certificates[name] = corrected.certificate
+            if certificate is not None:
+                self._certificates[name] = certificate
         # x̄ = (1/n) Σ x_i, over everybody
         points, duals = list(self._points.values()), list(self._duals.values())
         self.model = np.mean(points, axis=0)
@@ -696,7 +863,7 @@ class _CorrectiveSteps:
         )
         self.dual_residual = float(np.linalg.norm(following - z))
         if rho is None:
-            curvatures = [answer.curvature or 0.0 for answer in answers.values()]
+            curvatures = [curvature or 0.0 for _, _, curvature in answers.values()]
             self._balance.begin(curvatures, duals, broadcast.model)
         else:
             self._balance.observe(len(answers), duals, broadcast.model)

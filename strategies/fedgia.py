@@ -86,7 +86,6 @@ class FedGiA(RoundStrategy):
 
     name = "fedgia"
     about = "inexact ADMM and gradient descent, without a constraint"
-    space = "whole"
     # of every client the last is kept
     needs, _least_answers = "each", 1
     dtypes = DTYPES
@@ -179,15 +178,28 @@ class FedGiA(RoundStrategy):
         m = self.num_clients
         # for the next x where σ = θS/m is adapted; None: σ is one number for the run
         self._search: QuasiNewton | None = None
-        if self.sigma is None and self.sigma_scale is None:
+        asked = self._client_properties
+        if self.sigma is not None:
+            self.settled_sigma = self.sigma
+        elif self.sigma_scale is not None:
+            bounds = [self._lipschitz_of(name) for name in self.clients]
+            r = max(bounds)
+            if self.aggregator.robust:
+                # one client alone cannot have any σ
+                r = min(r, _MOST_CURVED * float(np.median(bounds)))
+            self.settled_sigma = self.sigma_scale * r / m
+            log(INFO, "sigma σ = %.6g, from r = %.6g", self.settled_sigma, r)
+        else:
             # S, of shape (p,)
             self._scale = self._mean_majoriser(point.size)
             self._search = self._fresh_search()
             self.settled_sigma = self._search.growth / m
-            self._modulus = self._h.l2 + self._mean_modulus()
-        else:
-            self.settled_sigma = self._settle_sigma()
-        asked = self._client_properties
+            # what the clients know of f's modulus of strong convexity; 0 if nothing
+            known = [asked(name).get("strong-convexity") for name in self.clients]
+            moduli = [
+                mu if isinstance(mu, float) and 0.0 <= mu < inf else 0.0 for mu in known
+            ]
+            self._modulus = self._h.l2 + float(np.mean(moduli))
         self._eligible = [name for name in self.clients if not asked(name).get("slow")]
         if not self._eligible:
             log(WARNING, "every client is slow: plain gradient descent, without ADMM")
@@ -207,20 +219,6 @@ class FedGiA(RoundStrategy):
         self._answered, self._silent = np.zeros(m, dtype=bool), np.zeros(m)
         self._residual = self._lowest = self._last = inf
 
-    def _settle_sigma(self) -> float:
-        """σ as given, or t·r/m from the r_i that the clients send."""
-        if self.sigma is not None:
-            return self.sigma
-        assert self.sigma_scale is not None
-        bounds = [self._lipschitz_of(name) for name in self.clients]
-        r = max(bounds)
-        if self.aggregator.robust:
-            # one client alone cannot have any σ
-            r = min(r, _MOST_CURVED * float(np.median(bounds)))
-        sigma = self.sigma_scale * r / self.num_clients
-        log(INFO, "sigma σ = %.6g, from r = %.6g", sigma, r)
-        return sigma
-
     def _lipschitz_of(self, name: str) -> float:
         """A client's r_i."""
         properties = self._client_properties(name)
@@ -232,14 +230,6 @@ class FedGiA(RoundStrategy):
                 f"{why}; or set sigma"
             )
         return bound
-
-    def _mean_modulus(self) -> float:
-        """What the clients know of f's modulus of strong convexity; 0 if nothing."""
-        moduli = []
-        for name in self.clients:
-            mu = self._client_properties(name).get("strong-convexity")
-            moduli.append(mu if isinstance(mu, float) and 0.0 <= mu < inf else 0.0)
-        return float(np.mean(moduli))
 
     def _mean_majoriser(self, size: int) -> FloatArray:
         """S, the mean of the diagonals that the clients know to be above their H_i."""

@@ -92,7 +92,6 @@ class FedLMO(RoundStrategy):
 
     name = "fedlmo"
     about = "Muon's and Scion's steps in federated learning of networks"
-    space = "whole"
     dtypes = DTYPES
 
     keep_model = False

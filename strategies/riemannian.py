@@ -117,10 +117,6 @@ class FirstOrderRFL(RoundStrategy):
         """η̃ = η_g η τ of the step that made x."""
         return self.settled_server_step_size * self.step_size * self.local_steps
 
-    def _check_model(self, layout: Layout) -> None:
-        """Check that the model has the shape of the manifold's points."""
-        self.manifold.check_shape(layout.point_shape)
-
     def setup(self, point: FloatArray, layout: Layout) -> None:
         """Start with P_M(x) and c_i = 0."""
         self._z = self.manifold.project(point)

@@ -88,7 +88,6 @@ class ZerothOrderSGD(RoundStrategy):
     name = "zeroth-order-sgd"
     about = "zeroth-order FedAvg, scalars both ways (DeComFL)"
     _values_only = True
-    space = "whole"
     needs = "sum"
     dtypes = DTYPES
     _private_mechanism = "gaussian"
@@ -207,9 +206,14 @@ class ZerothOrderSGD(RoundStrategy):
             noisy = self.privacy == "local"
             if self.clip and not noisy and float(np.abs(scalars).max()) > self.clip:
                 raise ValueError(f"a scalar is larger than clip = {self.clip}")
-            if self.variant == "fedkseed":
-                return self._move(answer, scalars)
-            return scalars
+            if self.variant != "fedkseed":
+                return scalars
+            client, server_round = answer.client, answer.server_round
+            weights, move = self._weights(server_round), np.zeros(self.pool)
+            chosen = pool_choice(self.seed, client, server_round, count, self.pool)
+            # in units of the first step's, so that a bound on it is one on scalars
+            np.add.at(move, chosen, weights / weights[0] * scalars)
+            return move
         if len(answer.arrays) != 1 or answer.numbers.size:
             raise ValueError("the answer is not one array of bits")
         (bits,) = answer.arrays
@@ -244,14 +248,3 @@ class ZerothOrderSGD(RoundStrategy):
         schedule, size = self.step_schedule, self.step_size
         sizes = step_sizes(schedule, size, self.local_steps, server_round)
         return np.repeat(sizes, self.samples) / self.samples
-
-    def _move(self, answer: Answer, scalars: FloatArray) -> FloatArray:
-        """What a client's scalars come to for each direction of the pool."""
-        weights = self._weights(answer.server_round)
-        chosen = pool_choice(
-            self.seed, answer.client, answer.server_round, weights.size, self.pool
-        )
-        # in units of the first step's, so that a bound on it is one on scalars
-        move = np.zeros(self.pool)
-        np.add.at(move, chosen, weights / weights[0] * scalars)
-        return move

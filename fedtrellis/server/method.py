@@ -280,6 +280,8 @@ class Method(Strategy, _Base, options=RunOptions):
 
     def _check_model(self, layout: Layout) -> None:
         """Raise ValueError if the model does not fit, before any message is sent."""
+        if self.space in ("domain", "manifold"):
+            getattr(self, self.space).check_shape(layout.point_shape)
 
     def _result_point(self) -> FloatArray:
         """The model that is evaluated and returned, where that is not what is sent."""
