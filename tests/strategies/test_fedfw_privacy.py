@@ -349,7 +349,7 @@ def test_scalars_of_the_first_corrective_round() -> None:
     for name, loss in zip(run.clients, SQUARES, strict=True):
         x = run._client_iterate(name)
         (j,) = np.flatnonzero(x)
-        curvature = run.answers[0][name].curvature
+        _, _, curvature = run.answers[0][name]
         # H_jj, and γ = −slope / curvature
         assert N * curvature == pytest.approx(hessian(loss)[j, j])
         gradient = loss.gradient(np.zeros(P))
@@ -361,6 +361,6 @@ def test_a_certificate_sends_every_client_s_loss() -> None:
     """φ_i = f_i(x_i) / n as it is."""
     run = spy(L1Ball(TIGHT), 3, certificate=True)
     for name, loss in zip(run.clients, SQUARES, strict=True):
-        loss_sent, _ = run.answers[-1][name].certificate
+        _, (loss_sent, _), _ = run.answers[-1][name]
         value = loss.value(run._client_iterate(name))
         assert N * loss_sent == pytest.approx(value, rel=1e-12)
