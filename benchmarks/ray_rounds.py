@@ -74,7 +74,7 @@ class Case:
 
 
 QUICK = (Case(10, 4, 1),)
-FULL = (Case(100, 8, 3), Case(600, 4, 2), Case(1_000, 3, 2))
+FULL = (Case(100, 25, 3), Case(600, 4, 2), Case(1_000, 3, 2))
 
 
 def _rows(clients: int) -> list[LeastSquares]:
