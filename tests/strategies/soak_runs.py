@@ -160,14 +160,14 @@ def _walk(root: Any, skip: frozenset[str]) -> Iterator[Any]:
 
 
 def held(strategy: Any, grid: LocalGrid) -> tuple[int, int]:
-    """What server and nodes hold, but for the history.
+    """What server and nodes hold, but for the history and the result.
 
     Returns
     -------
     (int, int)
         How many items their collections have, and how many bytes their arrays.
     """
-    skip = frozenset({"history", "callbacks", "client_app"})
+    skip = frozenset({"history", "result", "callbacks", "client_app"})
     items = nbytes = 0
     for item in _walk([strategy, grid], skip):
         if isinstance(item, dict | list | set | deque | tuple):
