@@ -203,14 +203,14 @@ class _Fingerprint(pickle.Pickler):
     def reducer_override(self, item: Any) -> Any:
         if isinstance(item, type):
             return NotImplemented
-        if callable(item) or isinstance(item, Cipher):
+        if callable(item) or isinstance(item, Cipher | Callback):
             return str, (type(item).__name__,)
         return NotImplemented
 
 
 def fingerprint(strategy: Any) -> bytes:
     """All of a strategy's state but its log of the traffic."""
-    skip = ("callbacks", "history", "worst", "_wished")
+    skip = ("options", "history", "result", "worst", "_wished")
     stream = io.BytesIO()
     content = {k: v for k, v in vars(strategy).items() if k not in skip}
     said = vars(content.pop("conversation"))

@@ -64,7 +64,7 @@ def test_only_fedtrellis_lands_in_site_packages(wheel: Path) -> None:
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {
         "fedtrellis"
     }
-    assert "fedtrellis/strategies/fedfw/strategy.py" in names
+    assert "fedtrellis/strategies/hyfdca/strategy.py" in names
     assert "fedtrellis/clients/fedfw.py" in names
     assert "fedtrellis/tasks/data/chr12a.json" in names
     assert "fedtrellis/py.typed" in names
