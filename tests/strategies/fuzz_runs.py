@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, Context, Message, RecordDict
+from flwr.serverapp.strategy import Strategy
 
 from fedtrellis import Callback, LocalGrid, RoundRecord, RoundStrategy
 from fedtrellis.encryption import Cipher, Ledger, run_ledgers
@@ -203,7 +204,7 @@ class _Fingerprint(pickle.Pickler):
     def reducer_override(self, item: Any) -> Any:
         if isinstance(item, type):
             return NotImplemented
-        if callable(item) or isinstance(item, Cipher | Callback):
+        if callable(item) or isinstance(item, Cipher | Callback | Strategy):
             return str, (type(item).__name__,)
         return NotImplemented
 
