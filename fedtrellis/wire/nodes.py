@@ -132,7 +132,7 @@ class Nodes:
         app, before = self.app, {}
         answers: list[Message | str] = [""] * len(deliveries)
         asked: dict[int, tuple[int, NodeRequest]] = {}
-        requests: dict[int, NodeRequest] = {}  # of contents in common
+        requests: dict[tuple[str, int], NodeRequest] = {}  # of contents in common
         for place, delivery in enumerate(deliveries):
             message = delivery.message
             context = self.contexts[message.metadata.dst_node_id]
@@ -144,9 +144,10 @@ class Nodes:
             kind = message.metadata.message_type
             # an app that looks at its messages for itself may have changed meanwhile
             if isinstance(app, MethodApp) and app.plain and kind in app.functions:
-                content = message.content
-                request = requests.setdefault(id(content), NodeRequest(kind, content))
-                asked[place] = context.node_id, request
+                key, content = (kind, id(message.content)), message.content
+                if key not in requests:
+                    requests[key] = NodeRequest(kind, content)
+                asked[place] = context.node_id, requests[key]
             elif stopped():
                 answers[place] = _reason(InterruptedError("the wave was given up"))
             else:
