@@ -69,7 +69,8 @@ class Loop:
         self.client_keys = method.options.client_keys
         self.model_for, self.state_for = method._model_for, method._state_for
         self.replaces_state = method._replaces_state
-        self.resume = None if self.options.resume is None else Path(self.options.resume)
+        # what the run goes on from, until it does
+        self.resumed: Checkpoint | None = None
         checkpoint = self.options.checkpoint
         self.checkpoint = None if checkpoint is None else Path(checkpoint)
         # of which finished round the state is, None while it is changed; and, where it
@@ -120,8 +121,9 @@ class Loop:
         """
         method, options = self.method, self.options
         method._check_hooks()
-        if self.resume is not None:
-            self.conversation.registry.remember(Checkpoint(self.resume).keys)
+        if options.resume is not None:
+            self.resumed = Checkpoint(Path(options.resume))
+            self.conversation.registry.remember(self.resumed.keys)
         self.conversation.meet(options.min_nodes, options.start_timeout)
         method.clients = self.conversation.names
         fixed = method._fixed_count() if options.sampling == "fixed" else None
@@ -147,10 +149,10 @@ class Loop:
 
     def go_on(self) -> int:
         """Load the checkpoint to go on from, if there is one; the round before."""
-        if self.resume is None:
+        if self.resumed is None:
             return 0
-        history = Checkpoint(self.resume).load(self.method, self.grid)
-        self.method.history = history
+        history = self.method.history = self.resumed.load(self.method, self.grid)
+        self.resumed = None  # its arrays have gone where they belong
         for record in history:
             for metrics, by_round in (
                 (record.train, self.result.train_metrics_clientapp),
@@ -165,8 +167,8 @@ class Loop:
 
     def planned_rounds(self) -> int:
         """T of a schedule: the rounds that the run was planned with when it began."""
-        rounds = self.method.num_rounds
-        return rounds if self.resume is None else Checkpoint(self.resume).planned_rounds
+        before = self.resumed
+        return self.method.num_rounds if before is None else before.planned_rounds
 
     # ---------------------------------------------------------------------- the rounds
 
