@@ -201,7 +201,8 @@ def run(example: Example, method: Method, rounds: int) -> Run:
         return method.client(context, objectives[index])
 
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
-        value, gradient = example.mean.value_and_gradient(array_of(arrays))
+        x = array_of(arrays)
+        value, gradient = example.mean.value(x), example.mean.gradient(x)
         return MetricRecord({"loss": value, _METRIC: float(gradient @ gradient)})
 
     grid = LocalGrid(client_app(client_fn), example.nodes)

@@ -106,10 +106,6 @@ class RegularizedLoss(Objective):
         """Return λ∇g(w) + (1/N) Xᵀl′(Xw), a subgradient of P."""
         return self._gradient(check_point(x, self.shape), self.scores(x))
 
-    def value_and_gradient(self, x: FloatArray) -> tuple[float, FloatArray]:  # noqa: D102
-        w, scores = check_point(x, self.shape), self.scores(x)
-        return self._value(w, scores), self._gradient(w, scores)
-
     def dual_value(self, alpha: FloatArray) -> float:
         """Return D at dual variables of shape (N,); −inf outside its domain.
 

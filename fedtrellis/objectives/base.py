@@ -111,10 +111,6 @@ class Objective(ABC):
     def gradient(self, x: Array) -> Array:
         """Return ∇f(x), of the shape of x."""
 
-    def value_and_gradient(self, x: Array) -> tuple[float, Array]:
-        """Return f(x) and ∇f(x), at less than the price of both where possible."""
-        return self.value(x), self.gradient(x)
-
     def curvature(self, x: Array, direction: Array) -> float | None:
         """Return dᵀ∇²f(x)d, the second derivative of f(x + γd) by γ at γ = 0.
 
@@ -209,40 +205,39 @@ class FiniteSum(Objective):
     """
 
     @abstractmethod
-    def _value_and_gradient(
-        self, x: Array, rows: IntArray | None, *, value: bool, gradient: bool
-    ) -> tuple[float, Array]: ...
+    def _gradient(self, x: Array, rows: IntArray | None) -> Array: ...
 
     @abstractmethod
     def _values(self, points: Array, rows: IntArray | None) -> Array: ...
+
+    def _value(self, x: Array) -> float:
+        """Return f(x); subclasses override it where that is quicker."""
+        return float(self._values(x[None], None)[0])
 
     def _entries_per_point(self, rows: IntArray | None) -> int:
         """The entries of the largest intermediate array that a point takes."""
         examples = self.num_examples if rows is None else len(rows)
         return max(examples, self.shape[0]) * math.prod(self.shape[1:])
 
+    def _point(self, x: Any, name: str = "x") -> Array:
+        if type(x) is np.ndarray and x.shape == self.shape and x.dtype == self.dtype:
+            return x
+        return check_point(x, self.shape, name=name, dtype=self.dtype)
+
     def value(self, x: Array) -> float:
         """Return f(x)."""
-        point = check_point(x, self.shape, dtype=self.dtype)
-        return self._value_and_gradient(point, None, value=True, gradient=False)[0]
+        return self._value(self._point(x))
 
     def gradient(self, x: Array) -> Array:
         """Return ∇f(x), of the shape of x."""
-        point = check_point(x, self.shape, dtype=self.dtype)
-        return self._value_and_gradient(point, None, value=False, gradient=True)[1]
-
-    def value_and_gradient(self, x: Array) -> tuple[float, Array]:
-        """Return f(x) and ∇f(x), from one product with the data where possible."""
-        point = check_point(x, self.shape, dtype=self.dtype)
-        return self._value_and_gradient(point, None, value=True, gradient=True)
+        return self._gradient(self._point(x), None)
 
     def stochastic_gradient(
         self, x: Array, rng: np.random.Generator, batch_size: int
     ) -> Array:
         """Return the gradient on a mini-batch that ``rng`` draws."""
-        point = check_point(x, self.shape, dtype=self.dtype)
-        rows = draw_batch(rng, self.num_examples, batch_size)
-        return self._value_and_gradient(point, rows, value=False, gradient=True)[1]
+        point = self._point(x)
+        return self._gradient(point, draw_batch(rng, self.num_examples, batch_size))
 
     def values(
         self,

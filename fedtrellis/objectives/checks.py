@@ -107,8 +107,6 @@ def check_point(
     dtype: np.dtype[Any] = FLOAT64,
 ) -> Array:
     """Return a point, or a batch of points on a leading axis, of the given shape."""
-    if type(x) is np.ndarray and x.shape == shape and x.dtype == dtype and not batch:
-        return x
     point = np.asarray(x, dtype=dtype)
     if point.shape[1 if batch else 0 :] != shape or point.ndim != len(shape) + batch:
         wanted = ("m", *shape) if batch else shape

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
@@ -62,32 +62,25 @@ class DesignMatrix:
         self.intercept = intercept
         self.shape: tuple[int, int] = (matrix.shape[0], matrix.shape[1] + intercept)
 
-    def of_dtype(self, dtype: np.dtype[Any]) -> DesignMatrix:
-        """Return a copy with entries of another dtype."""
-        return DesignMatrix(self.matrix.astype(dtype), intercept=self.intercept)
+    def with_data(self, matrix: Any) -> DesignMatrix:
+        """Return the same with other data."""
+        return DesignMatrix(matrix, intercept=self.intercept)
 
-    def rows(self, rows: IntArray | None) -> DesignMatrix:
-        """Return the rows named (a copy), or this very object for None."""
-        if rows is None:
-            return self
-        return DesignMatrix(self.matrix[rows], intercept=self.intercept)
-
-    def like(self, matrix: Any, name: str) -> DesignMatrix:
-        """Return other data for the same model; ``name`` is what errors call them."""
-        other = DesignMatrix(check_examples(name, matrix), intercept=self.intercept)
-        if other.shape[1] != self.shape[1]:
-            raise ValueError(
-                f"{name} has shape {other.matrix.shape}; "
-                f"it must have {self.matrix.shape[1]} columns"
-            )
-        return other
+    def _goes_left(self, factor: Array) -> bool:
+        """Whether (factorᵀ Aᵀ)ᵀ is faster: a BLAS likes a narrow factor on the left."""
+        return self._is_dense and factor.shape[1] <= _NARROW
 
     def apply(self, x: Array) -> Array:
         """Return A x, for x of shape (p,) or (p, c)."""
-        if not self.intercept:
-            return self._product(x)
-        scores = self._product(x[:-1])
-        scores += x[-1]
+        stored = x[:-1] if self.intercept else x
+        scores: Array
+        if x.ndim == 2 and self._goes_left(x):
+            # for small arrays dot takes two thirds of what @ does
+            scores = np.ascontiguousarray(stored.T).dot(self.matrix.T).T
+        else:
+            scores = self.matrix @ stored
+        if self.intercept:
+            scores += x[-1]
         return scores
 
     def apply_to_few(self, x: Array) -> Array:
@@ -98,32 +91,17 @@ class DesignMatrix:
         """
         needed = np.flatnonzero(x if x.ndim == 1 else x.any(axis=1))
         columns = self.matrix.shape[1]
-        last = bool(len(needed)) and needed[-1] == columns  # the intercept
-        if is_sparse(self.matrix) or _GATHERED * len(needed) > columns:
+        if not self._is_dense or _GATHERED * len(needed) > columns:
             return self.apply(x)
-        stored = needed[:-1] if last else needed
+        stored = needed[needed < columns]
         scores: Array = self.matrix[:, stored] @ x[stored]
-        if last:
+        if len(stored) < len(needed):
             scores += x[-1]
         return scores
 
-    def _product(self, x: Array) -> Array:
-        """Return A x for the columns of A that are stored."""
-        product: Array
-        if self._goes_left(x):
-            # for small arrays dot takes two thirds of what @ does
-            product = np.ascontiguousarray(x.T).dot(self.matrix.T).T
-        else:
-            product = self.matrix @ x
-        return product
-
-    def _goes_left(self, factor: Array) -> bool:
-        """Whether (factorᵀ Aᵀ)ᵀ is faster: a BLAS likes a narrow factor on the left."""
-        return self._is_dense and factor.ndim == 2 and factor.shape[1] <= _NARROW
-
     def adjoint(self, y: Array) -> Array:
         """Return Aᵀ y, for y of shape (d,) or (d, c)."""
-        left = self._goes_left(y)
+        left = y.ndim == 2 and self._goes_left(y)
         product: Array = y.T.dot(self.matrix).T if left else self.matrix.T @ y
         if not self.intercept:
             return product
@@ -140,8 +118,9 @@ class DesignMatrix:
             return gram
         # [F 1]ᵀ[F 1] = [[FᵀF, Fᵀ1], [1ᵀF, d]]
         sums = np.asarray(self.matrix.sum(axis=0), dtype=np.float64).ravel()
-        count = np.full((1, 1), float(self.shape[0]))
-        return np.block([[gram, sums[:, None]], [sums[None], count]])
+        return np.block(
+            [[gram, sums[:, None]], [sums[None], np.full((1, 1), 1.0 * self.shape[0])]]
+        )
 
     @cached_property
     def largest_gram_eigenvalue(self) -> float:
@@ -155,8 +134,8 @@ class DesignMatrix:
 class LinearModel(FiniteSum):
     """f(x) = weight · (factor · Σ_k l(a_kᵀx; y_k) + (l2/2)‖x‖²), for a loss l.
 
-    The a_k are the rows of ``design``, the labels y_k are as the loss wants them, and x
-    has the ``shape`` (p,), or (p, c) for a loss of c scores.
+    The a_k are the rows of the data, the labels y_k are as the loss wants them, and x
+    has the shape (p,), or (p, c) for a loss of c scores.
     """
 
     def __init__(
@@ -164,15 +143,15 @@ class LinearModel(FiniteSum):
         design: DesignMatrix,
         loss: losses.ScoreLoss,
         labels: Any,
-        shape: tuple[int, ...],
-        *,
-        factor: float,
+        *scores: int,
         weight: float,
         l2: float,
+        factor: float | None = None,
     ) -> None:
-        self._design, self._labels = design, labels
-        self._pointwise, self._factor = loss, factor
-        self.num_examples, self.shape = design.shape[0], shape
+        self._design, self._labels, self._loss = design, labels, loss
+        self.num_examples, columns = design.shape
+        self._factor = 1.0 / self.num_examples if factor is None else factor
+        self.shape = (columns, *scores)
         self.weight = check_number("weight", weight, positive=True)
         self.l2 = check_number("l2", l2)
         # f in float64, where this is f in float32
@@ -190,7 +169,7 @@ class LinearModel(FiniteSum):
         for cached in ("stacks_as", "_unit_vectors"):
             vars(made).pop(cached, None)
         made.dtype, made._exact = np.dtype(dtype), self
-        made._design = self._design.of_dtype(made.dtype)
+        made._design = self._design.with_data(self._design.matrix.astype(dtype))
         if self._labels.dtype.kind == "f":
             made._labels = self._labels.astype(made.dtype)
         return made
@@ -213,7 +192,7 @@ class LinearModel(FiniteSum):
         design = self._design
         if is_sparse(design.matrix):
             return None
-        return self.shape, self._pointwise, design.intercept, design.matrix.dtype
+        return self.shape, self._loss, design.intercept, design.matrix.dtype
 
     @staticmethod
     def stack(models: Sequence[Any]) -> StackedLinear | None:
@@ -225,16 +204,28 @@ class LinearModel(FiniteSum):
 
     def _scores_of(self, x: Array, data: Any, name: str) -> Array:
         """Return the scores of other data, by default its own."""
-        x = check_point(x, self.shape)
-        design = self._design if data is None else self._design.like(data, name)
+        x, design = check_point(x, self.shape), self._design
+        if data is not None:
+            design = design.with_data(check_examples(name, data))
+            if design.shape[1] != self.shape[0]:
+                raise ValueError(
+                    f"{name} has shape {design.matrix.shape}; "
+                    f"it must have {self._design.matrix.shape[1]} columns"
+                )
         return design.apply(x)
 
-    def _labels_of(self, rows: IntArray | None) -> Any:
-        return self._labels if rows is None else self._labels[rows]
+    def _part(self, rows: IntArray | None) -> tuple[DesignMatrix, Any, float]:
+        """Return data and labels of some examples, and the factor of their losses."""
+        factor = self.weight * self._factor
+        if rows is None:
+            return self._design, self._labels, factor
+        part = self._design.with_data(self._design.matrix[rows])
+        factor *= inverse_fraction(rows, self.num_examples)
+        return part, self._labels[rows], factor
 
-    def _slopes(self, scores: Array, rows: IntArray | None) -> Array:
+    def _slopes(self, scores: Array, labels: Any) -> Array:
         """Return l′ of the scores of some examples, in their memory."""
-        return self._pointwise.slope(scores, self._labels_of(rows), scores)
+        return self._loss.slope(scores, labels, scores)
 
     def _penalty(self, flat: Array) -> Any:
         """Return ½ Σ_j x_j² over the last axis, what l2 is the factor of.
@@ -251,62 +242,44 @@ class LinearModel(FiniteSum):
         """Return the second derivative of :meth:`_penalty` along a direction."""
         return float(np.vdot(direction, direction))
 
-    def _value_and_gradient(
-        self, x: Array, rows: IntArray | None, *, value: bool, gradient: bool
-    ) -> tuple[float, Array]:
-        design = self._design.rows(rows)
-        factor = self.weight * self._factor
-        if rows is not None:
-            factor *= inverse_fraction(rows, self.num_examples)
-        scores = design.apply(x)
-        total, result, slopes = 0.0, x, scores
-        if not value:
-            slopes = self._slopes(scores, rows)
-        elif gradient:
-            losses_sum, slopes = self._pointwise.total_and_slope(
-                scores, self._labels_of(rows)
-            )
-        else:
-            losses_sum = self._pointwise.total(scores, self._labels_of(rows))
-        if value:
-            # weight (factor Σ l(a_kᵀx; y_k) + (l2/2)‖x‖²)
-            total = factor * float(losses_sum)
-            if self.l2:
-                total += self.weight * self.l2 * float(self._penalty(x.ravel()))
-        if gradient:
-            # weight (factor Σ a_k l′(a_kᵀx; y_k) + l2 x)
-            result = design.adjoint(slopes)
-            if factor != 1.0:
-                result *= factor
-            if self.l2:
-                result += (self.weight * self.l2) * self._penalty_slope(x)
-        return total, result
+    def _value(self, x: Array) -> float:
+        # weight (factor Σ l(a_kᵀx; y_k) + (l2/2)‖x‖²)
+        losses_sum = self._loss.total(self._design.apply(x), self._labels)
+        total = self.weight * self._factor * float(losses_sum)
+        if self.l2:
+            total += self.weight * self.l2 * float(self._penalty(x.ravel()))
+        return total
+
+    def _gradient(self, x: Array, rows: IntArray | None) -> Array:
+        # weight (factor Σ a_k l′(a_kᵀx; y_k) + l2 x)
+        design, labels, factor = self._part(rows)
+        result = design.adjoint(self._slopes(design.apply(x), labels))
+        if factor != 1.0:
+            result *= factor
+        if self.l2:
+            result += (self.weight * self.l2) * self._penalty_slope(x)
+        return result
 
     def curvature(self, x: Array, direction: Array) -> float:
         """Return dᵀ∇²f(x)d, from A d and, where it depends on x, the scores A x."""
-        x = check_point(x, self.shape, dtype=self.dtype)
-        direction = check_point(
-            direction, self.shape, name="direction", dtype=self.dtype
-        )
+        x, direction = self._point(x), self._point(direction, "direction")
         changes = self._design.apply_to_few(direction)
         # no matter which scores where the loss is quadratic
         scores = changes if self.quadratic else self._design.apply(x)
         # weight (factor Σ l″(a_kᵀx; y_k) (a_kᵀd)² + l2 ‖d‖²)
-        bends = self._pointwise.curvature_along(scores, self._labels, changes)
+        bends = self._loss.curvature_along(scores, self._labels, changes)
         result = self._factor * float(bends.sum())
         if self.l2:
             result += self.l2 * self._penalty_curvature(x, direction)
         return self.weight * result
 
     def _values(self, points: Array, rows: IntArray | None) -> Array:
-        design = self._design.rows(rows)
-        factor = self.weight * self._factor * inverse_fraction(rows, self.num_examples)
+        design, labels, factor = self._part(rows)
         # (p, m) or (p, m·c): all the points in one matrix product
         columns = np.moveaxis(points, 0, 1).reshape(self.shape[0], -1)
         scores = design.apply(columns).reshape(-1, len(points), *self.shape[1:])
         # the examples' labels, alike for all the points
-        labels = self._labels_of(rows)[:, None]
-        losses: Array = factor * self._pointwise.total(scores, labels)
+        losses: Array = factor * self._loss.total(scores, labels[:, None])
         if self.l2:
             flat = points.reshape(len(points), -1)
             losses += self.weight * self.l2 * self._penalty(flat)
@@ -317,7 +290,7 @@ class LinearModel(FiniteSum):
 
         Not for :class:`MultinomialLogistic`, whose Θ has another structure.
         """
-        scale = self.weight * self._pointwise.curvature * self._factor
+        scale = self.weight * self._loss.curvature * self._factor
         matrix = (self._exact or self)._design.matrix
         return matrix, scale, self.weight * self.l2
 
@@ -340,7 +313,7 @@ class LinearModel(FiniteSum):
 
     @cached_property
     def _lipschitz(self) -> float:
-        scale = self._pointwise.curvature * self._factor
+        scale = self._loss.curvature * self._factor
         return self.weight * (scale * self._design.largest_gram_eigenvalue + self.l2)
 
     def lipschitz(self) -> float:
@@ -401,17 +374,15 @@ class LeastSquares(LinearModel):
         scale: str = "sum",
         l2: float = 0.0,
     ) -> None:
-        matrix = check_examples("A", A)
+        design = DesignMatrix(check_examples("A", A))
         if scale not in ("sum", "half-mean"):
             raise ValueError(f"scale is {scale!r}; allowed: 'sum', 'half-mean'")
-        examples, features = matrix.shape
         # the loss is half the square
         super().__init__(
-            DesignMatrix(matrix),
+            design,
             losses.Squared(),
-            check_targets("b", b, examples),
-            (features,),
-            factor=2.0 if scale == "sum" else 1.0 / examples,
+            check_targets("b", b, design.shape[0]),
+            factor=2.0 if scale == "sum" else None,
             weight=weight,
             l2=l2,
         )
@@ -459,18 +430,10 @@ class Logistic(LinearModel):
     def __init__(
         self, A: Any, b: ArrayLike, *, l2: float = 0.0, weight: float = 1.0
     ) -> None:
-        matrix = check_examples("A", A)
-        examples, features = matrix.shape
+        design = DesignMatrix(check_examples("A", A))
         # ln(1 + e^z) − bz = ln(1 + e^{−yz}) with y = 2b − 1, which does not cancel
-        super().__init__(
-            DesignMatrix(matrix),
-            losses.LogisticLoss(),
-            2.0 * check_integers("b", b, examples, 2) - 1.0,
-            (features,),
-            factor=1.0 / examples,
-            weight=weight,
-            l2=l2,
-        )
+        signs = 2.0 * check_integers("b", b, design.shape[0], 2) - 1.0
+        super().__init__(design, losses.LogisticLoss(), signs, weight=weight, l2=l2)
 
     def predict(self, x: Array, A: Any = None) -> IntArray:
         """Return the labels 1[a_kᵀx > 0] of the rows of A, by default its own."""
@@ -488,22 +451,8 @@ class NonconvexLogistic(Logistic):
     + (l2/2) Σ_j x_j²/(1 + x_j²)), with Θ = weight · ((1/4d) AᵀA + l2 I), that of
     :class:`Logistic`.
 
-    Parameters
-    ----------
-    A : array_like or scipy.sparse matrix of shape (d, p)
-        Dense, or sparse and kept as CSR.
-    b : array_like of shape (d,)
-        Labels, 0 or 1.
-    l2 : float, default 0.0
-        μ, the factor of the regulariser.
-    weight : float, default 1.0
-        A positive factor on the whole function.
-
-    Raises
-    ------
-    ValueError
-        If shapes disagree, an entry is not finite, a label is neither 0 nor 1, or a
-        parameter is not allowed.
+    Parameters and errors are those of :class:`Logistic`; l2 is μ, the factor of the
+    regulariser.
 
     Notes
     -----
@@ -590,18 +539,11 @@ class MultinomialLogistic(LinearModel):
         weight: float = 1.0,
     ) -> None:
         matrix = check_examples("features", features)
-        classes = check_count("classes", classes, 2)
         design = DesignMatrix(matrix, intercept=bool(intercept))
-        examples = matrix.shape[0]
-        super().__init__(
-            design,
-            losses.CrossEntropy(),
-            check_integers("labels", labels, examples, classes),
-            (design.shape[1], classes),
-            factor=1.0 / examples,
-            weight=weight,
-            l2=l2,
-        )
+        classes = check_count("classes", classes, 2)
+        labels = check_integers("labels", labels, design.shape[0], classes)
+        loss = losses.CrossEntropy()
+        super().__init__(design, loss, labels, classes, weight=weight, l2=l2)
 
     @cached_property
     def _unit_vectors(self) -> Array | None:
@@ -612,11 +554,11 @@ class MultinomialLogistic(LinearModel):
         own: Array = every.take(self._labels, axis=1)
         return own
 
-    def _slopes(self, scores: Array, rows: IntArray | None) -> Array:
-        if rows is not None or self._unit_vectors is None:
-            return super()._slopes(scores, rows)
+    def _slopes(self, scores: Array, labels: Any) -> Array:
+        if labels is not self._labels or self._unit_vectors is None:
+            return super()._slopes(scores, labels)
         # softmax(z) − e_y: taking a matrix off is quicker than finding its entries
-        shares = cast(losses.CrossEntropy, self._pointwise).softmax(scores, scores)
+        shares = losses.softmax(scores, scores)
         shares -= self._unit_vectors.T
         return shares
 
@@ -627,7 +569,7 @@ class MultinomialLogistic(LinearModel):
     def hessian_bound(self) -> Bound:
         """Return Böhning's Θ, dense where it has at most 2048 rows."""
         design, (rows, classes) = (self._exact or self)._design, self.shape
-        scale = self.weight * self._pointwise.curvature * self._factor
+        scale = self.weight * self._loss.curvature * self._factor
         shift = self.weight * self.l2
         if rows * classes <= DENSE_ORDER:
             centring = np.eye(classes) - 1.0 / classes

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -45,8 +46,6 @@ __all__ = [
     "weighted",
 ]
 
-# How far rounding may have carried yα out of [0, 1], or α above y against the larger of
-# 1 and y, without the conjugate being +inf.
 _ROUNDING = 1e-12
 # Newton's method needs about 5 + ln(q/λN) steps for the logistic loss, and about
 # ln(q/λN) for Poisson's, before it is quadratic; this is for q/λN up to 1e30.
@@ -56,7 +55,7 @@ _NEWTON_STEPS = 80
 class ScoreLoss(ABC):
     """A convex function l(z; y) of an example's score z, or scores, and its label y.
 
-    Labels broadcast against the examples, the first axes of z.
+    Labels broadcast against the examples, the first axes of z; z stays as it is.
     """
 
     @property
@@ -66,50 +65,27 @@ class ScoreLoss(ABC):
 
     @abstractmethod
     def value(self, z: Array, y: Any) -> Array:
-        """Return l(z; y) of every example; z stays as it is."""
+        """Return l(z; y) of every example."""
 
     @abstractmethod
     def slope(self, z: Array, y: Any, out: Array | None = None) -> Array:
         """Return the derivative of l by z; at a kink the subgradient of smaller size.
 
-        Parameters
-        ----------
-        z : ndarray
-            The scores.
-        y : ndarray
-            The labels; broadcast against the examples.
-        out : ndarray, optional
-            Memory of z's shape that may be used for the result; z itself will do.
+        ``out`` is memory of z's shape that may be used for the result; z itself will
+        do.
         """
 
     @abstractmethod
     def curvature_along(self, z: Array, y: Any, change: Array) -> Array:
         """Return the second derivative of l(z + γ·change; y) by γ at γ = 0.
 
-        At a kink and where the second derivative jumps, it is that of one side.
-
-        Parameters
-        ----------
-        z : ndarray
-            The scores.
-        y : ndarray
-            The labels; broadcast against the examples.
-        change : ndarray
-            Of z's shape.
-
-        Returns
-        -------
-        ndarray
-            One number an example, at least 0.
+        One number an example, at least 0, for a change of z's shape. At a kink and
+        where the second derivative jumps, it is that of one side.
         """
 
     def total(self, z: Array, y: Any) -> Any:
-        """Return the sum of l over the first axis; z stays as it is."""
+        """Return the sum of l over the first axis."""
         return self.value(z, y).sum(axis=0)
-
-    def total_and_slope(self, z: Array, y: Any) -> tuple[Any, Array]:
-        """Return :meth:`total` and :meth:`slope`, the slope in the memory of z."""
-        return self.total(z, y), self.slope(z, y, z)
 
 
 class DualLoss(ScoreLoss):
@@ -159,11 +135,8 @@ class DualLoss(ScoreLoss):
     # -- what a loss supplies
 
     @abstractmethod
-    def conjugate(self, alpha: Array, y: Array) -> Array:
-        """Return l*(−α) of every sample, +inf where −α is outside its domain.
-
-        A yα outside [0, 1] by no more than 1e-12 counts as rounded and is clipped.
-        """
+    def _conjugate(self, alpha: Array, y: Array) -> Array:
+        """l*(−α) for α in its domain."""
 
     @abstractmethod
     def coordinate_step(
@@ -176,21 +149,32 @@ class DualLoss(ScoreLoss):
 
         Parameters
         ----------
-        alpha : ndarray of shape (n,)
-            Dual variables in the conjugate's domain.
-        z : ndarray of shape (n,)
+        alpha, z, y : ndarray of shape (n,)
+            α in the conjugate's domain.
         q : array_like of shape (n,) or ()
             At least 0; where it is 0 (x_i = 0) the score does not change with α.
-        y : ndarray of shape (n,)
         scale : float
             Above 0.
         """
 
-    @abstractmethod
+    # -- what follows from it
+
     def feasible(self, alpha: Array, y: Array) -> Array:
         """Return the nearest dual variables in the conjugate's domain."""
+        if self.labels == "signs":
+            return np.asarray(y * np.clip(y * alpha, 0.0, 1.0))
+        highest: Any = y if self.labels == "counts" else np.inf
+        return np.asarray(np.minimum(np.asarray(alpha, np.float64), highest))
 
-    # -- what follows from it
+    def conjugate(self, alpha: Array, y: Array) -> Array:
+        """Return l*(−α) of every sample, +inf where −α is outside its domain.
+
+        An α outside it by no more than 1e-12, relative to the larger of 1 and |y|,
+        counts as rounded.
+        """
+        inside = self.feasible(alpha, y)
+        near = np.abs(alpha - inside) <= _ROUNDING * np.maximum(1.0, np.abs(y))
+        return np.where(near, self._conjugate(inside, y), np.inf)
 
     def dual_curvature(self, y: Array) -> Array:
         """Return about what l*″ is where the model is right, shape (n,); here 1.
@@ -200,14 +184,9 @@ class DualLoss(ScoreLoss):
         return np.ones_like(y)
 
     def constant_score(self, y: Array) -> float:
-        """Return the score, one for all samples, of the least loss; of numbers only.
-
-        Raises
-        ------
-        NotImplementedError
-            The loss is one of classes.
-        """
-        raise NotImplementedError(f"the {self.name} loss has labels -1 and +1")
+        """Return the score, one for all samples, of the least loss; of numbers only."""
+        with np.errstate(divide="ignore"):
+            return float(np.log(np.mean(y)) if self.labels == "counts" else np.mean(y))
 
     def dual_point(self, z: Array, y: Array) -> Array:
         """Return u with −u in ∂l(z): the dual variable that suits a score.
@@ -266,50 +245,36 @@ class DualLoss(ScoreLoss):
 
 
 class _QuadraticConjugate(DualLoss):
-    """A loss with l*(−α) = (c/2)α² − yα for yα in [0, 1], or for all α."""
+    """A loss with l*(−α) = (g/2)α² − yα for yα in [0, 1], or for all α."""
 
-    @property
-    @abstractmethod
-    def _conjugate_curvature(self) -> float:
-        """c, the second derivative of the conjugate."""
+    smoothing: float
 
     @property
     def curvature(self) -> float:
-        """1/c."""
-        c = self._conjugate_curvature
-        return 1.0 / c if c else math.inf
+        """1/g."""
+        return 1.0 / self.smoothing if self.smoothing else math.inf
 
-    def conjugate(self, alpha: Array, y: Array) -> Array:
-        inside = self.feasible(alpha, y)
-        value = inside * (0.5 * self._conjugate_curvature * inside - y)
-        return np.where(np.abs(alpha - inside) <= _ROUNDING, value, np.inf)
+    def _conjugate(self, alpha: Array, y: Array) -> Array:
+        return np.asarray(alpha * (0.5 * self.smoothing * alpha - y))
 
     def coordinate_step(
         self, alpha: Array, z: Array, q: ArrayLike, y: Array, scale: float
     ) -> Array:
-        slope = y - z - self._conjugate_curvature * alpha
-        curvature = np.asarray(q, dtype=np.float64) / scale + self._conjugate_curvature
+        slope = y - z - self.smoothing * alpha
+        curvature = np.asarray(q, dtype=np.float64) / scale + self.smoothing
         # The hinge of x_i = 0 is linear in α, up to the domain's end: 0/0 is no move.
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             step = np.where(slope == 0.0, 0.0, slope / curvature)
         return self.feasible(alpha + step, y) - alpha
 
 
-class _SignLoss(DualLoss):
-    """A loss of labels −1 and +1, whose dual variables have yα in [0, 1]."""
-
-    labels: ClassVar[str] = "signs"
-
-    def feasible(self, alpha: Array, y: Array) -> Array:
-        return np.asarray(y * np.clip(y * alpha, 0.0, 1.0))
-
-
 @dataclass(frozen=True)
-class Hinge(_SignLoss, _QuadraticConjugate):
+class Hinge(_QuadraticConjugate):
     """The hinge loss max(0, 1 − yz) of the support vector machine; l*(−α) = −yα."""
 
     name: ClassVar[str] = "hinge"
-    _conjugate_curvature: ClassVar[float] = 0.0
+    labels = "signs"
+    smoothing = 0.0
 
     def value(self, z: Array, y: Array) -> Array:
         return np.maximum(0.0, 1.0 - y * z)
@@ -322,7 +287,7 @@ class Hinge(_SignLoss, _QuadraticConjugate):
 
 
 @dataclass(frozen=True)
-class SmoothedHinge(_SignLoss, _QuadraticConjugate):
+class SmoothedHinge(_QuadraticConjugate):
     """The hinge loss with its kink rounded off by a parabola.
 
     0 for yz ≥ 1, 1 − yz − g/2 for yz ≤ 1 − g, (1 − yz)²/(2g) in between;
@@ -342,13 +307,10 @@ class SmoothedHinge(_SignLoss, _QuadraticConjugate):
     smoothing: float = 1.0
 
     name: ClassVar[str] = "smoothed-hinge"
+    labels = "signs"
 
     def __post_init__(self) -> None:
         check_number("smoothing", self.smoothing, positive=True)
-
-    @property
-    def _conjugate_curvature(self) -> float:
-        return self.smoothing
 
     def value(self, z: Array, y: Array) -> Array:
         margin = np.maximum(0.0, 1.0 - y * z)
@@ -372,7 +334,7 @@ class Squared(_QuadraticConjugate):
 
     name: ClassVar[str] = "squared"
     labels: ClassVar[str] = "real"
-    _conjugate_curvature: ClassVar[float] = 1.0
+    smoothing = 1.0
 
     def value(self, z: Array, y: Array) -> Array:
         return np.asarray(0.5 * (z - y) ** 2)
@@ -382,27 +344,21 @@ class Squared(_QuadraticConjugate):
         # one pass over memory, without an array of squares
         return 0.5 * np.einsum("k...,k...->...", residuals, residuals)
 
-    def slope(self, z: Array, y: Array, out: Array | None = None) -> Array:
-        return np.asarray(np.subtract(z, y, out=out))
+    slope: ClassVar[Any] = np.subtract  # z − y
 
     def curvature_along(self, z: Array, y: Array, change: Array) -> Array:
         return np.square(change)
 
-    def constant_score(self, y: Array) -> float:
-        return float(np.mean(y))
-
-    def feasible(self, alpha: Array, y: Array) -> Array:
-        return np.array(alpha, dtype=np.float64)
-
 
 @dataclass(frozen=True)
-class LogisticLoss(_SignLoss):
+class LogisticLoss(DualLoss):
     """The logistic loss ln(1 + e^(−yz)).
 
     l*(−α) = β ln β + (1 − β) ln(1 − β) with β = yα.
     """
 
     name: ClassVar[str] = "logistic"
+    labels = "signs"
     curvature: ClassVar[float] = 0.25
 
     def value(self, z: Array, y: Array) -> Array:
@@ -420,10 +376,9 @@ class LogisticLoss(_SignLoss):
         spread = scipy.special.expit(z) * scipy.special.expit(-z)
         return np.asarray(spread * np.square(change))
 
-    def conjugate(self, alpha: Array, y: Array) -> Array:
-        inside = y * self.feasible(alpha, y)
-        value = -scipy.special.entr(inside) - scipy.special.entr(1.0 - inside)
-        return np.where(np.abs(y * alpha - inside) <= _ROUNDING, value, np.inf)
+    def _conjugate(self, alpha: Array, y: Array) -> Array:
+        beta = y * alpha
+        return np.asarray(-scipy.special.entr(beta) - scipy.special.entr(1.0 - beta))
 
     def coordinate_step(
         self, alpha: Array, z: Array, q: ArrayLike, y: Array, scale: float
@@ -436,14 +391,14 @@ class LogisticLoss(_SignLoss):
         # one side and goes to the zero step by step, without a safeguard; the bracket
         # catches rounding.
         lowest, highest = -offset - c, -offset
-        theta = np.clip(np.zeros_like(offset), lowest, highest)
-        for _ in range(_NEWTON_STEPS):
+
+        def newton(theta: Array) -> Array:
             share = scipy.special.expit(theta)
             slope = 1.0 + c * share * scipy.special.expit(-theta)
-            step = (theta + c * share + offset) / slope
-            theta = np.clip(theta - step, lowest, highest)
-            if not np.any(np.abs(step) > 1e-15 * (1.0 + np.abs(theta))):
-                break
+            return np.asarray((theta + c * share + offset) / slope)
+
+        theta = np.clip(np.zeros_like(offset), lowest, highest)
+        theta = _zero(theta, newton, lowest, highest)
         return np.asarray(y * scipy.special.expit(theta) - alpha)
 
 
@@ -478,18 +433,8 @@ class Poisson(DualLoss):
         """Return 1/max(y, 1): l*″ is 1/m."""
         return np.asarray(1.0 / np.maximum(y, 1.0))
 
-    def constant_score(self, y: Array) -> float:
-        with np.errstate(divide="ignore"):
-            return float(np.log(np.mean(y)))
-
-    def feasible(self, alpha: Array, y: Array) -> Array:
-        return np.minimum(np.asarray(alpha, dtype=np.float64), y)
-
-    def conjugate(self, alpha: Array, y: Array) -> Array:
-        means = np.asarray(y - alpha)
-        value = _entropy(np.maximum(means, 0.0)) - _entropy(np.asarray(y))
-        allowed = means >= -_ROUNDING * np.maximum(1.0, y)
-        return np.where(allowed, value, np.inf)
+    def _conjugate(self, alpha: Array, y: Array) -> Array:
+        return np.asarray(_entropy(y - alpha) - _entropy(y))
 
     def coordinate_step(
         self, alpha: Array, z: Array, q: ArrayLike, y: Array, scale: float
@@ -505,16 +450,29 @@ class Poisson(DualLoss):
             lower = np.log(right / c)
         theta = np.where(right > c, np.fmin(theta, lower), np.minimum(theta, 0.0))
         theta = np.where(c > 0.0, theta, right)
-        for _ in range(_NEWTON_STEPS):
-            with np.errstate(over="ignore"):
-                bent = c * np.exp(theta)
+
+        def newton(theta: Array) -> Array:
+            bent = c * np.exp(theta)
             step = (theta + bent - right) / (1.0 + bent)
-            step = np.where(np.isfinite(step), step, 0.0)
-            theta = theta - step
-            if not np.any(np.abs(step) > 1e-15 * (1.0 + np.abs(theta))):
-                break
+            return np.where(np.isfinite(step), step, 0.0)
+
         with np.errstate(over="ignore"):
-            return np.asarray(y - np.exp(theta) - alpha)
+            return np.asarray(y - np.exp(_zero(theta, newton)) - alpha)
+
+
+def _zero(
+    theta: Array,
+    newton: Callable[[Array], Array],
+    lowest: Any = None,
+    highest: Any = None,
+) -> Array:
+    """The zeros that Newton's method finds from θ on, held between bounds."""
+    for _ in range(_NEWTON_STEPS):
+        step = newton(theta)
+        theta = np.clip(theta - step, lowest, highest)
+        if not np.any(np.abs(step) > 1e-15 * (1.0 + np.abs(theta))):
+            break
+    return theta
 
 
 def _entropy(means: Array) -> Array:
@@ -542,42 +500,27 @@ class CrossEntropy(ScoreLoss):
 
     def slope(self, z: Array, y: IntArray, out: Array | None = None) -> Array:
         # softmax(z) − e_y
-        slopes = self.softmax(z, out)
+        slopes = softmax(z, out)
         slopes[_chosen(slopes, y)] -= 1.0
         return slopes
-
-    def softmax(self, z: Array, out: Array | None = None) -> Array:
-        """Return exp(z_c) / Σ_c exp(z_c), no exponential of which overflows."""
-        largest = np.maximum.reduce(z, axis=-1, keepdims=True)
-        shares: Array = np.subtract(z, largest, out=out)
-        np.exp(shares, out=shares)
-        shares /= np.add.reduce(shares, axis=-1, keepdims=True)
-        return shares
 
     def curvature_along(self, z: Array, y: IntArray, change: Array) -> Array:
         # changeᵀ (diag(q) − qqᵀ) change with q = softmax(z), which is the variance of
         # the change under q: Σ_c q_c (change_c − mean)² does not cancel
-        shares = self.softmax(z)
+        shares = softmax(z)
         means = np.einsum("...c,...c->...", shares, change)
         return np.asarray(
             np.einsum("...c,...c->...", shares, np.square(change - means[..., None]))
         )
 
-    def total_and_slope(self, z: Array, y: IntArray) -> tuple[Any, Array]:
-        values, slopes = self.value_and_slope(z, y)
-        return values.sum(axis=0), slopes
 
-    def value_and_slope(self, z: Array, y: IntArray) -> tuple[Array, Array]:
-        """Return both at the price of one, the slope in the memory of z."""
-        z -= z.max(axis=-1, keepdims=True)
-        entries = _chosen(z, y)
-        chosen = z[entries]
-        np.exp(z, out=z)
-        sums = z.sum(axis=-1, keepdims=True)
-        values = np.log(sums[..., 0]) - chosen
-        z /= sums
-        z[entries] -= 1.0
-        return values, z
+def softmax(z: Array, out: Array | None = None) -> Array:
+    """Return exp(z_c) / Σ_c exp(z_c), no exponential of which overflows."""
+    largest = np.maximum.reduce(z, axis=-1, keepdims=True)
+    shares: Array = np.subtract(z, largest, out=out)
+    np.exp(shares, out=shares)
+    shares /= np.add.reduce(shares, axis=-1, keepdims=True)
+    return shares
 
 
 def _chosen(z: Array, y: IntArray) -> tuple[IntArray, ...]:
@@ -621,35 +564,28 @@ class WeightedLoss:
         return np.asarray(np.where(self.weights > 0.0, self.weights * each, 0.0))
 
     def value(self, z: Array, y: Array) -> Array:
-        """Return s l(z; y)."""
         return self._times(self.loss.value(z, y))
 
     def slope(self, z: Array, y: Array) -> Array:
-        """Return the derivative by z, s l′(z; y)."""
         return self._times(self.loss.slope(z, y))
 
     def conjugate(self, alpha: Array, y: Array) -> Array:
-        """Return s l*(−α/s), +inf where −α/s is outside the domain."""
+        # s l*(−β); of weight 0 only α = 0 is in the domain
         inside = self._times(self.loss.conjugate(self._beta(alpha), y))
-        # of weight 0 only α = 0 is in the domain
         return np.where((self.weights > 0.0) | (alpha == 0.0), inside, np.inf)
 
     def feasible(self, alpha: Array, y: Array) -> Array:
-        """Return the nearest dual variables in the conjugate's domain."""
         return self._times(self.loss.feasible(self._beta(alpha), y))
 
     def dual_point(self, z: Array, y: Array) -> Array:
-        """Return s u, with −u in ∂l(z)."""
         return self._times(self.loss.dual_point(z, y))
 
     def dual_curvature(self, y: Array) -> Array:
-        """Return l*″/s, about; the unit that a proximal term of α is measured in."""
         return np.asarray(self.loss.dual_curvature(y) / self._divisor)
 
     def coordinate_step(
         self, alpha: Array, z: Array, q: ArrayLike, y: Array, scale: float
     ) -> Array:
-        """Return the Δ that maximises −s l*(−(α + Δ)/s) − zΔ − (q/(2·scale))Δ²."""
         # with Δ = s δ it is s (−l*(−(β + δ)) − zδ − (sq/(2·scale))δ²)
         q = self._divisor * np.asarray(q, dtype=np.float64)
         step = self.loss.coordinate_step(self._beta(alpha), z, q, y, scale)

@@ -238,20 +238,13 @@ class LowRankPerceptron(FiniteSum):
         losses *= self.weight
         return losses
 
-    def _value_and_gradient(
-        self, x: Array, rows: IntArray | None, *, value: bool, gradient: bool
-    ) -> tuple[float, Array]:
-        if not gradient:
-            return float(self._values(x[None], rows)[0]), x
+    def _gradient(self, x: Array, rows: IntArray | None) -> Array:
         features, labels = self._chosen(rows)
         layers = self._split(x[None])
         inner, active, scores = self._scores(layers, features)
-        z = scores[0]
-        losses, _ = _LOSS.value_and_slope(z.T, labels)
-        total = 0.0
-        if value:
-            total = float(losses.mean()) + float(self._penalty(x))
         # ∂f/∂z = weight/d (softmax(z) − e_y)
+        z = scores[0]
+        _LOSS.slope(z.T, labels, z.T)
         z *= self.weight * inverse_fraction(rows, self.num_examples) / self.num_examples
         hidden = active[0]
         slope = layers.output[0] @ z
@@ -276,7 +269,7 @@ class LowRankPerceptron(FiniteSum):
         result = np.concatenate([part.ravel() for part in parts])
         if self.l2:
             result += (self.weight * self.l2) * x
-        return self.weight * total, result
+        return result
 
     def value(self, x: Point) -> float:
         """Return f(x)."""
@@ -285,11 +278,6 @@ class LowRankPerceptron(FiniteSum):
     def gradient(self, x: Point) -> Any:
         """Return ∇f(x), in the form of x."""
         return self._like(x, super().gradient(self._flat(x)))
-
-    def value_and_gradient(self, x: Point) -> tuple[float, Any]:
-        """Return f(x) and ∇f(x), at the price of ∇f(x)."""
-        value, gradient = super().value_and_gradient(self._flat(x))
-        return value, self._like(x, gradient)
 
     def stochastic_gradient(
         self, x: Point, rng: np.random.Generator, batch_size: int

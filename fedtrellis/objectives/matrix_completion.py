@@ -13,7 +13,6 @@ from fedtrellis.objectives.checks import (
     check_array,
     check_integers,
     check_number,
-    check_point,
 )
 from fedtrellis.objectives.symmetric import DENSE_ORDER, Bound, symmetric_operator
 
@@ -97,22 +96,20 @@ class MatrixCompletion(FiniteSum):
         sums = np.bincount(entry_of, residuals, minlength=len(self._entries))
         return np.asarray(2.0 * self._scale(rows) * sums)
 
-    def _value_and_gradient(
-        self, x: Array, rows: IntArray | None, *, value: bool, gradient: bool
-    ) -> tuple[float, Array]:
-        residuals = self._residuals(x, rows)
-        total, result = 0.0, x
-        if value:
-            total = self._scale(rows) * float(residuals @ residuals)
-        if gradient:
-            result = np.zeros(self.shape)
-            result.reshape(-1)[self._entries] = self._entry_gradient(residuals, rows)
-        return total, result
+    def _value(self, x: Array) -> float:
+        residuals = self._residuals(x, None)
+        return self._scale(None) * float(residuals @ residuals)
+
+    def _gradient(self, x: Array, rows: IntArray | None) -> Array:
+        result = np.zeros(self.shape)
+        entries = self._entry_gradient(self._residuals(x, rows), rows)
+        result.reshape(-1)[self._entries] = entries
+        return result
 
     def curvature(self, x: Array, direction: Array) -> float:
         """Return (2 weight/d) Σ_k D[rows_k, columns_k]², the same at every X."""
-        check_point(x, self.shape)
-        direction = check_point(direction, self.shape, name="direction")
+        self._point(x)
+        direction = self._point(direction, "direction")
         changes = direction.reshape(-1)[self._flat]
         return 2.0 * self._scale(None) * float(changes @ changes)
 
@@ -126,8 +123,7 @@ class MatrixCompletion(FiniteSum):
 
     def sparse_gradient(self, x: Array) -> scipy.sparse.csr_matrix:
         """Return ∇f(x) as a CSR matrix with one stored value per observed entry."""
-        x = check_point(x, self.shape)
-        data = self._entry_gradient(self._residuals(x, None), None)
+        data = self._entry_gradient(self._residuals(self._point(x), None), None)
         m, n = self.shape
         rows, columns = np.divmod(self._entries, n)
         starts = np.searchsorted(rows, np.arange(m + 1))
@@ -147,5 +143,5 @@ class MatrixCompletion(FiniteSum):
 
     def metrics(self, x: Array) -> dict[str, float]:
         """Return ``{"rmse": ...}``, the root mean squared error."""
-        residuals = self._residuals(check_point(x, self.shape), None)
+        residuals = self._residuals(self._point(x), None)
         return {"rmse": float(np.sqrt(np.mean(residuals**2)))}

@@ -67,16 +67,6 @@ class MeanObjective(Objective):
         total /= len(self._parts)
         return total
 
-    def value_and_gradient(self, x: Array) -> tuple[float, Array]:
-        """Return F(x) and ∇F(x)."""
-        value, gradient = 0.0, np.zeros(self.shape)
-        for part in self._parts:
-            part_value, part_gradient = part.value_and_gradient(x)
-            value += part_value
-            gradient += part_gradient
-        gradient /= len(self._parts)
-        return value / len(self._parts), gradient
-
     def curvature(self, x: Array, direction: Array) -> float | None:
         """Return dᵀ∇²F(x)d; None where one of the f_i does not offer it."""
         total = 0.0
@@ -94,13 +84,7 @@ class MeanObjective(Objective):
         *,
         batch_size: int | None = None,
     ) -> Array:
-        """Return F at each of a batch of points; there are no mini-batches.
-
-        Raises
-        ------
-        NotImplementedError
-            For a ``batch_size``.
-        """
+        """Return F at each of a batch of points; mini-batches are not implemented."""
         if batch_size is not None:
             return super().values(points, rng, batch_size=batch_size)
         points = check_point(points, self.shape, batch=True)
@@ -122,20 +106,20 @@ class MeanObjective(Objective):
         NotImplementedError
             One of the f_i has no bound.
         """
-        total = np.zeros(())
+        dense: Any = 0.0
         operators: list[Any] = []
         for part in self._parts:
             bound = part.hessian_bound()
             if isinstance(bound, np.ndarray):
                 # added up at once: n matrices are not in memory together
-                total = total + bound
+                dense = dense + bound
             else:
                 operators.append(bound)
         if not operators:
-            return np.asarray(total / len(self._parts))
+            return np.asarray(dense / len(self._parts))
 
         def product(v: Array) -> Array:
-            result = total @ v if total.ndim else np.zeros_like(v)
+            result = np.dot(dense, v)
             for operator in operators:
                 result = result + operator @ v
             return np.asarray(result / len(self._parts))

@@ -14,7 +14,6 @@ from fedtrellis.objectives.checks import (
     check_count,
     check_examples,
     check_number,
-    check_point,
 )
 from fedtrellis.objectives.symmetric import largest_eigenvalue
 
@@ -72,19 +71,20 @@ class PrincipalComponents(FiniteSum):
         product /= len(part)
         return product
 
-    def _value_and_gradient(
-        self, x: Array, rows: IntArray | None, *, value: bool, gradient: bool
-    ) -> tuple[float, Array]:
+    def _gradient(self, x: Array, rows: IntArray | None) -> Array:
         # ∇f(x) = −weight C x
         slope = self._product(x, rows)
         slope *= -self.weight
+        return slope
+
+    def _value(self, x: Array) -> float:
         # f(x) = ½⟨x, ∇f(x)⟩
-        return 0.5 * float(np.vdot(x, slope)), slope
+        return 0.5 * float(np.vdot(x, self._gradient(x, None)))
 
     def curvature(self, x: Array, direction: Array) -> float:
         """Return −weight · Tr(dᵀ C d), the same at every x and never above 0."""
-        check_point(x, self.shape)
-        direction = check_point(direction, self.shape, name="direction")
+        self._point(x)
+        direction = self._point(direction, "direction")
         return -self.weight * float(np.vdot(direction, self._product(direction, None)))
 
     def _values(self, points: Array, rows: IntArray | None) -> Array:
@@ -132,7 +132,7 @@ class PrincipalComponents(FiniteSum):
             of x and the space of :meth:`leading_subspace`, which says nothing where
             the r-th largest eigenvalue is as large as the next.
         """
-        x = check_point(x, self.shape)
+        x = self._point(x)
         basis, leading = np.linalg.qr(x)[0], self._eigen[1]
         # sin θ_max = ‖(I − QQᵀ) V‖₂
         outside = leading - basis @ (basis.T @ leading)

@@ -14,7 +14,6 @@ from fedtrellis.objectives.checks import (
     check_array,
     check_integers,
     check_number,
-    check_point,
 )
 from fedtrellis.objectives.symmetric import DENSE_ORDER, Bound, symmetric_operator
 
@@ -121,28 +120,22 @@ class QuadraticAssignment(FiniteSum):
         part.flat[entries] = scale * self._flows.flat[entries]
         return part
 
-    def _value_and_gradient(
-        self, x: Array, rows: IntArray | None, *, value: bool, gradient: bool
-    ) -> tuple[float, Array]:
+    def _value(self, x: Array) -> float:
+        # trace(A X Bᵀ Xᵀ) = ⟨A X Bᵀ, X⟩
+        return float(np.vdot(self._part(None) @ (x @ self._distances.T), x))
+
+    def _gradient(self, x: Array, rows: IntArray | None) -> Array:
+        # A X Bᵀ + Aᵀ X B
         flows, distances = self._part(rows), self._distances
-        flows_right = flows @ (x @ distances.T)
-        total, result = 0.0, x
-        if value:
-            # trace(A X Bᵀ Xᵀ) = ⟨A X Bᵀ, X⟩
-            total = float(np.vdot(flows_right, x))
-        if gradient:
-            # A X Bᵀ + Aᵀ X B
-            result = flows_right + flows.T @ (x @ distances)
-        return total, result
+        return flows @ (x @ distances.T) + flows.T @ (x @ distances)
 
     def curvature(self, x: Array, direction: Array) -> float:
         """Return 2 f(D), as f is a quadratic form; of either sign.
 
         Where it is not above 0, f is lowest at an end of a segment along D.
         """
-        check_point(x, self.shape)
-        direction = check_point(direction, self.shape, name="direction")
-        return 2.0 * self.value(direction)
+        self._point(x)
+        return 2.0 * self._value(self._point(direction, "direction"))
 
     def _entries_per_point(self, rows: IntArray | None) -> int:
         return self.shape[0] ** 2

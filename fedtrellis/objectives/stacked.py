@@ -124,7 +124,7 @@ class StackedLinear:
                 self._labels[i, :size] = labels[i]
         self.entries = self._features.size
         self._classes: Any = None
-        if isinstance(first._pointwise, CrossEntropy):
+        if isinstance(first._loss, CrossEntropy):
             self._classes, self._ones = _classes_of(first.shape[1], dtype)
             # e_y of each example
             self._own = self._classes.take(self._labels, axis=0)
@@ -204,7 +204,7 @@ class StackedLinear:
                 return scores
             scores = features @ columns
         flat = scores.reshape(-1, *self._shape[1:])
-        slopes: Array = self._models[0]._pointwise.slope(flat, labels.reshape(-1), flat)
+        slopes: Array = self._models[0]._loss.slope(flat, labels.reshape(-1), flat)
         return slopes.reshape(scores.shape)
 
     def _gradients(

@@ -16,7 +16,6 @@ from fedtrellis.objectives.checks import (
     check_array,
     check_count,
     check_number,
-    check_point,
 )
 
 __all__ = [
@@ -191,11 +190,7 @@ class UniversalPerturbation(FiniteSum):
         images = self._chosen(rows)
         # every perturbation on every image: (m d, *shape)
         perturbed = (points[:, None] + images[None]).reshape(-1, *self.shape)
-        return self._losses(self._margins(perturbed)[0], points)
-
-    def _losses(self, margins: Array, points: Array) -> Array:
-        """Return f at m points from the margins of all images at each, one by one."""
-        margins = margins.reshape(len(points), -1)
+        margins = self._margins(perturbed)[0].reshape(len(points), -1)
         # (1/d) Σ_k max(margin_k, −κ) + balance ‖δ‖²
         losses: Array = np.maximum(margins, -self.confidence).mean(axis=1)
         flat = points.reshape(len(points), -1)
@@ -203,11 +198,7 @@ class UniversalPerturbation(FiniteSum):
         losses *= self.weight
         return losses
 
-    def _value_and_gradient(
-        self, x: Array, rows: IntArray | None, *, value: bool, gradient: bool
-    ) -> tuple[float, Array]:
-        if not gradient:
-            return float(self._values(x[None], rows)[0]), x
+    def _gradient(self, x: Array, rows: IntArray | None) -> Array:
         classifier = self._classifier
         if not isinstance(classifier, DifferentiableClassifier):
             raise NotImplementedError(
@@ -215,7 +206,6 @@ class UniversalPerturbation(FiniteSum):
             )
         perturbed = self._chosen(rows) + x
         margins, rivals = self._margins(perturbed)
-        total = float(self._losses(margins, x[None])[0]) if value else 0.0
         count = len(margins)
         # e_t − e_c where the margin is above −κ, else 0
         active = (margins > -self.confidence) / count
@@ -226,14 +216,13 @@ class UniversalPerturbation(FiniteSum):
         if self.clip:
             slopes = slopes * ((perturbed > 0.0) & (perturbed < 1.0))
         # weight ((1/d) Σ_k ∇margin_k + 2 balance δ)
-        result = slopes.sum(axis=0) + 2.0 * self.balance * x
-        return total, self.weight * result
+        result: Array = self.weight * (slopes.sum(axis=0) + 2.0 * self.balance * x)
+        return result
 
     def metrics(self, x: Array) -> dict[str, float]:
         """Return ``{"misclassified": ...}``, the share of images misclassified.
 
         The label is that of the largest score; a tie counts as misclassified.
         """
-        x = check_point(x, self.shape)
-        margins = self._margins(self._images + x)[0]
+        margins = self._margins(self._images + self._point(x))[0]
         return {"misclassified": float(np.mean(margins <= 0.0))}

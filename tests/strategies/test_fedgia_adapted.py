@@ -53,9 +53,9 @@ def logistic(m: int = 8, n: int = 6, seed: int = 0) -> list[Any]:
 
 
 def mean(losses: list[Any], x: Array) -> tuple[float, Array]:
-    pairs = [f.value_and_gradient(x.reshape(f.shape)) for f in losses]
-    value = float(np.mean([v for v, _ in pairs]))
-    return value, np.mean([g for _, g in pairs], axis=0).ravel()
+    pairs = [(f, x.reshape(f.shape)) for f in losses]
+    value = float(np.mean([f.value(point) for f, point in pairs]))
+    return value, np.mean([f.gradient(point) for f, point in pairs], axis=0).ravel()
 
 
 def minimum(losses: list[Any]) -> float:

@@ -25,9 +25,9 @@ def make(n: int = 4, seed: int = 0, **settings: Any) -> LogisticRegression:
 def minimum(task: LogisticRegression) -> tuple[float, np.ndarray]:
     objective = task.objective()
     result = minimize(
-        objective.value_and_gradient,
+        objective.value,
         np.zeros(objective.shape),
-        jac=True,
+        jac=objective.gradient,
         method="L-BFGS-B",
         options={"maxiter": 5000, "maxfun": 10000, "gtol": 1e-9, "ftol": 1e-16},
     )

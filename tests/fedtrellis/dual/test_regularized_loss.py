@@ -94,9 +94,6 @@ def test_the_formulas(name: str, sparse: bool) -> None:
     assert problem.value(w) == pytest.approx(expected, rel=1e-14)
     gradient = 0.3 * w - X.T @ loss.dual_point(X @ w, y) / 60
     np.testing.assert_allclose(problem.gradient(w), gradient, atol=1e-14)
-    both = problem.value_and_gradient(w)
-    assert both[0] == problem.value(w)
-    np.testing.assert_array_equal(both[1], problem.gradient(w))
     point = X.T @ alpha / (0.3 * 60)
     np.testing.assert_allclose(problem.primal_of(alpha), point)
     dual = -0.15 * point @ point - loss.conjugate(alpha, y).mean()

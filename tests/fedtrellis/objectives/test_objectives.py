@@ -44,15 +44,13 @@ def test_gradient_is_that_of_central_differences(name: str) -> None:
 
 
 @every_objective
-def test_value_and_gradient_are_the_value_and_the_gradient(name: str) -> None:
+def test_a_point_is_left_as_it_is(name: str) -> None:
     objective = CASES[name]()
     x = point(objective)
     before = x.copy()
-    value, gradient = objective.value_and_gradient(x)
-    assert value == objective.value(x)
-    np.testing.assert_array_equal(gradient, objective.gradient(x))
+    objective.value(x)
+    assert not np.shares_memory(objective.gradient(x), x)
     np.testing.assert_array_equal(x, before)
-    assert gradient is not x
 
 
 @every_objective
@@ -215,7 +213,6 @@ def test_a_users_objective_needs_value_and_gradient_only() -> None:
             return x
 
     half, x = Half(), np.array([3.0, 4.0])
-    assert half.value_and_gradient(x)[0] == 12.5
     np.testing.assert_array_equal(half.values(np.stack([x, 0 * x])), [12.5, 0.0])
     assert half.metrics(x) == {}
     with pytest.raises(NotImplementedError, match="Half has no hessian_bound"):
