@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,14 +16,19 @@ __all__ = [
     "FIELD_MODULUS",
     "MAX_TERMS",
     "PLAIN_MODULUS",
+    "Coding",
     "EncryptionError",
     "FixedPoint",
     "IntArray",
+    "RangeError",
     "RefusedError",
+    "Words",
     "check_terms",
 ]
 
 IntArray = NDArray[np.int64]
+#: Integers modulo 2^64 or 2^32: uint64 or uint32.
+Words = NDArray[np.unsignedinteger[Any]]
 
 #: p of all ciphers but BFV: a prime, so that checksums modulo p can be trusted.
 FIELD_MODULUS = 2**61 - 1
@@ -60,6 +65,21 @@ class RefusedError(EncryptionError):
         "under this key and label, of shares that nobody altered",
     ) -> None:
         super().__init__(text)
+
+
+class RangeError(EncryptionError):
+    """A value is too large to be hidden in a sum, or not finite.
+
+    The text says nothing of its size, which is for its node alone.
+    """
+
+    code = "range"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "a value is not finite, or too large for the fixed point of a sum; clip "
+            "the values, or scale the loss down"
+        )
 
 
 def check_terms(terms: int) -> int:
@@ -199,3 +219,71 @@ class FixedPoint:
         """
         array = np.asarray(integers, dtype=np.int64)
         return np.asarray(array.astype(np.float64) * self.resolution)
+
+
+@dataclass(frozen=True)
+class Coding:
+    """Real numbers as multiples of 2^−bits, and these as integers modulo 2^word.
+
+    Parameters
+    ----------
+    bits : int
+        f, fractional bits; negative where a word has no room for whole numbers.
+    word : int
+        64 or 32.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.encryption.fixed_point import Coding
+    >>> coding = Coding.of_range(10.0, 100, word=32)
+    >>> coding.bits
+    21
+    >>> coding.values(coding.words(np.array([-0.5]), 100) + np.uint32(2**21))
+    array([0.5])
+    """
+
+    bits: int = 40
+    word: int = 64
+
+    @classmethod
+    def of_range(cls, largest: float, terms: int, word: int = 64) -> Coding:
+        """The finest one in which a sum of ``terms`` numbers within ±largest fits."""
+        # terms (largest 2^f + 1/2) < 2^(word − 1)
+        room = (2.0 ** (word - 1) - 1.0) / terms - 0.5
+        bits = math.floor(math.log2(room) - math.log2(largest))
+        return cls(min(bits, 1000), word)
+
+    @property
+    def dtype(self) -> type[np.uint64] | type[np.uint32]:
+        """Of the words."""
+        return np.uint64 if self.word == 64 else np.uint32
+
+    def integers(self, values: FloatArray, terms: int) -> IntArray:
+        """Round numbers to integers in units of 2^−bits.
+
+        Raises
+        ------
+        RangeError
+            One is not finite, or so large that a sum of ``terms`` of them may wrap.
+        """
+        with np.errstate(over="ignore"):
+            scaled = np.rint(np.ldexp(np.asarray(values, np.float64), self.bits))
+        largest = float(np.abs(scaled).max(initial=0.0))
+        if not largest * terms < 2.0 ** (self.word - 1):  # so is NaN
+            raise RangeError
+        return scaled.astype(np.int64)
+
+    def words(self, values: FloatArray, terms: int) -> Words:
+        """As :meth:`integers`, modulo 2^word."""
+        return self.wrapped(self.integers(values, terms))
+
+    def wrapped(self, integers: IntArray) -> Words:
+        """Integers modulo 2^word."""
+        words: Words = integers.view(np.uint64).astype(self.dtype, copy=False)
+        return words
+
+    def values(self, words: Words) -> FloatArray:
+        """The numbers that a sum of words stands for, float64."""
+        signed = np.int64 if self.word == 64 else np.int32
+        return np.ldexp(words.view(signed).astype(np.float64), -self.bits)

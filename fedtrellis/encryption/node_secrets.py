@@ -63,7 +63,7 @@ class NodeSecrets:
         roster: Roster | str | Path | None = None,
         ledger: str | Path | None = None,
     ) -> None:
-        self.client = client
+        self.client, self._config = client, node_config
         self._key = key or node_config.get("key-file")
         self._identity = identity or node_config.get("identity-file")
         self._roster = roster or node_config.get("roster-file")
@@ -83,6 +83,30 @@ class NodeSecrets:
     def kind(self) -> str:
         """``roster``, ``key`` or, where the clients make a key for the run, ``run``."""
         return "roster" if self._identity else "key" if self._key else "run"
+
+    def check_simulated(self) -> None:
+        """Raise SettingsError for data of the node's own without a key of its own.
+
+        Only the clients of a simulation make a key for their run, and its server could
+        read it. Their grid numbers them; a node that is deployed names its data.
+        """
+        deployed = "data" in self._config and "num-partitions" not in self._config
+        if self.kind == "run" and deployed:
+            raise SettingsError(
+                f"client {self.client} has data of its own and no key: make one with "
+                "fedtrellis-keys (identity and roster, or new), and name it in the "
+                "node config (identity-file and roster-file, or key-file)"
+            )
+
+    def number(self, name: str, default: int) -> int:
+        """Return a whole number of the node config; SettingsError if it is none."""
+        value = self._config.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise SettingsError(
+                f"client {self.client}: {name} = {value!r} in the node config must be "
+                "an integer of at least 0"
+            )
+        return value
 
     @cached_property
     def identity(self) -> Identity:
@@ -146,17 +170,47 @@ class NodeSecrets:
             )
         return cipher
 
+    def shared_with(self, other: str, key: str, session: str, backend: str) -> bytes:
+        """Return what this node shares with another whatever the run.
+
+        Parameters
+        ----------
+        other, key : str
+            The other client, and its public key or the fingerprint of the common one.
+        session, backend : str
+            As :meth:`common_key` takes them.
+
+        Raises
+        ------
+        SettingsError
+            This node knows another key, or does not know the client.
+        """
+        if self.kind == "roster":
+            identity = self.identity
+            with for_good():
+                public = self.roster.public(other)
+                if public.hex() != key:
+                    raise EncryptionError(
+                        f"client {other} has another key than this node's roster says"
+                    )
+                return identity.pair_secret(public)
+        first, second = sorted((self.client, other))
+        return self.common_key(session, backend, key).derive("pair", first, second)
+
+    def folder(self, session: str) -> Path:
+        """Return where this node keeps what it remembers of a run."""
+        folder = self._folder
+        named = self._identity if self._identity else self._key
+        if not folder and isinstance(named, str | Path):
+            folder = Path(named).expanduser().with_suffix(".ledger")
+        return Path(folder) if folder else run_ledgers(session)
+
     def ledger(self, session: str) -> Ledger:
         """Return what this node remembers of a run."""
         if self._ledger is None or self._ledger.session != session:
-            folder = self._folder
-            named = self._identity if self._identity else self._key
-            if not folder and isinstance(named, str | Path):
-                folder = Path(named).expanduser().with_suffix(".ledger")
-            where = folder or run_ledgers(session)
             with for_good():
                 self._ledger = Ledger.open(
-                    str(where), session, self.client, self.kind != "run"
+                    self.folder(session), session, self.client, self.kind != "run"
                 )
         return self._ledger
 

@@ -1,0 +1,478 @@
+r"""Sums over a block of clients, whose terms the server does not see.
+
+A block is a list of clients; all that the server ever learns of a round is the block's
+sum, always over the same clients. Each member i sends a fresh public key, and is sent
+everybody's. It shares with each other member j
+
+    k_ij = HKDF( DH(fresh_i, fresh_j) ‖ DH(identity_i, identity_j),
+                 names, both fresh public keys, digest of what all were sent )
+
+where a key that all have stands for the identities if there are none. These
+authenticate; the fresh keys are forgotten, so that a key that leaks later opens
+nothing. Its term of a sum is
+
+    round(v 2^f) + Σ_{j after i} PRF(k_ij, attempt) − Σ_{j before i} PRF(k_ij, attempt)
+
+modulo 2^64 or 2^32, and a last word, which counts it: in the sum over all members every
+mask occurs with both signs. ``attempt`` is 16 random bytes of the server's. A node
+answers each once, writes the answer down before it leaves, and repeats it when it is
+asked again; older attempts are refused. (Bonawitz et al., "Practical Secure Aggregation
+for Privacy-Preserving Machine Learning", CCS 2017, without recovery of those who drop
+out: a sum over fewer clients is never made.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import (
+    X25519PrivateKey,
+    X25519PublicKey,
+)
+from numpy.typing import NDArray
+
+from fedtrellis.encryption.fixed_point import EncryptionError, Words
+from fedtrellis.encryption.keystream import Keystream
+from fedtrellis.encryption.labels import derive_key, encode_items, expand
+from fedtrellis.encryption.node_file import (
+    DamagedFileError,
+    NodeFile,
+    private_folder,
+)
+from fedtrellis.encryption.node_secrets import NodeSecrets, for_good
+from fedtrellis.settings import SettingsError
+
+__all__ = [
+    "ATTEMPT_BYTES",
+    "LEAST",
+    "BlockMember",
+    "Introduction",
+    "LostKeyError",
+    "deal",
+    "total_of",
+]
+
+ATTEMPT_BYTES = 16
+#: Members of a block, at least: of a sum of two, each would learn the other's term.
+LEAST = 3
+
+# A node never hears that a run is over: how long it keeps a key that is not used.
+_KEPT_SECONDS = 7 * 24 * 3600
+_BACKEND = "stream"
+
+Places = NDArray[np.int64]
+
+
+class LostKeyError(EncryptionError):
+    """A node does not have its block's keys any more: the block has to begin anew."""
+
+    code = "lost-key"
+
+
+class Introduction(NamedTuple):
+    """What all members of a block are sent of each.
+
+    Attributes
+    ----------
+    name : str
+    key : str
+        Its identity's public key, or the fingerprint of the key that all have.
+    fresh : bytes
+        Its public key for this block, 32 bytes.
+    """
+
+    name: str
+    key: str
+    fresh: bytes
+
+
+class BlockMember:
+    """A client's part in the sums of its block.
+
+    Parameters
+    ----------
+    node : NodeSecrets
+    session : str
+        The run.
+    least : int
+        Members of a block that it takes part in, at least; and two more than its node
+        config's ``colluders``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from tempfile import mkdtemp
+    >>> from fedtrellis.encryption import backend_class
+    >>> from fedtrellis.encryption.block_sum import BlockMember, total_of
+    >>> from fedtrellis.encryption.fixed_point import Coding
+    >>> from fedtrellis.encryption.node_secrets import NodeSecrets
+    >>> key, coding = backend_class("stream").generate(), Coding(bits=40)
+    >>> clients = [
+    ...     BlockMember(NodeSecrets(name, {"ledger": mkdtemp()}, key=key), "run")
+    ...     for name in "abc"]
+    >>> members = [client.introduce(b"first") for client in clients]
+    >>> for client in clients:
+    ...     client.agree(members)
+    >>> attempt = bytes(16)
+    >>> terms = [client.term(attempt, coding.words(np.array([k, 0.5]), 3))
+    ...          for k, client in enumerate(clients)]
+    >>> coding.values(total_of(terms, 3))
+    array([3. , 1.5])
+    """
+
+    def __init__(self, node: NodeSecrets, session: str, least: int = LEAST) -> None:
+        self._node, self._session = node, session
+        wanted = node.number("least", least), node.number("colluders", 0) + 2
+        self._least = max(wanted)
+        with for_good():
+            folder = private_folder(node.folder(session))
+        _remove_expired(folder)
+        # a digest: the session is the server's word, and no part of a path
+        mark = hashlib.sha256(encode_items("block", session, node.client)).hexdigest()
+        path = folder / f"{mark[:32]}.block"
+        self._file = NodeFile(path, durable=node.kind != "run")
+
+    # ----------------------------------------------------------------- the agreement
+
+    def introduce(self, beginning: bytes) -> Introduction:
+        """Return what the others are sent of this client: a fresh key.
+
+        Parameters
+        ----------
+        beginning : bytes
+            Another one each time that the block begins; the same again gets the same
+            answer.
+
+        Raises
+        ------
+        SettingsError
+            The node's keys cannot be used.
+        EncryptionError
+            It is an older beginning, delivered late.
+        """
+        self._node.check_simulated()
+        content, begun = self._read()[0], beginning.hex()
+        if content.get("begun", [None])[-1] != begun:
+            if begun in content.get("begun", []):
+                raise EncryptionError(
+                    f"client {self._node.client} has begun its block anew already"
+                )
+            private = X25519PrivateKey.generate()
+            content = {
+                "begun": [*content.get("begun", []), begun],
+                "private": private.private_bytes_raw().hex(),
+                "fresh": private.public_key().public_bytes_raw().hex(),
+                # whoever begins anew does so with the same clients
+                "names": content.get("names"),
+            }
+            self._file.write(content)
+        fresh = bytes.fromhex(content["fresh"])
+        if self._node.kind == "roster":
+            key = self._node.identity.public.hex()
+        else:
+            key = self._node.common_key(self._session, _BACKEND, None).fingerprint
+        return Introduction(self._node.client, key, fresh)
+
+    def agree(self, members: Sequence[Introduction], told: bytes = b"") -> None:
+        """Check what was sent of everybody, and derive what is shared with each.
+
+        Parameters
+        ----------
+        members : sequence of Introduction
+            In an order that all are sent.
+        told : bytes
+            What else all were sent. Whoever was sent something else has other keys, and
+            no sum comes out.
+
+        Raises
+        ------
+        SettingsError
+            There are too few, this client is not among them as it introduced itself, a
+            key is not what the node knows, or the block was another one before.
+        LostKeyError
+            Its fresh key is gone.
+        """
+        who, names = f"client {self._node.client}", [one.name for one in members]
+        content, _ = self._read()
+        parts = [part for one in members for part in one]
+        digest = hashlib.sha256(encode_items("block", self._session, told, *parts))
+        if content.get("agreed") == digest.hexdigest():  # the answer was lost
+            return
+        if "private" not in content:
+            raise LostKeyError(f"{who} has no key for this block")
+        private = X25519PrivateKey.from_private_bytes(bytes.fromhex(content["private"]))
+        own = [one.fresh.hex() for one in members if one.name == self._node.client]
+        if len(set(names)) < len(names) or own != [content["fresh"]]:
+            raise SettingsError(f"{who} is not in this block once, with its own key")
+        if len(names) < self._least:
+            raise SettingsError(
+                f"{who}: a sum over {len(names)} clients shows too much of each; its "
+                f"node wants {self._least} (least in its node config)"
+            )
+        if content["names"] not in (None, names):
+            raise SettingsError(
+                f"{who}: its block has other clients than before in this run"
+            )
+        keys = {
+            one.name: self._pair(private, members, one, digest.digest()).hex()
+            for one in members
+            if one.name != self._node.client
+        }
+        self._file.write(
+            {
+                "begun": content["begun"],
+                "fresh": content["fresh"],
+                "agreed": digest.hexdigest(),
+                "names": names,
+                "keys": keys,  # and the private one is forgotten
+            }
+        )
+
+    def _pair(
+        self,
+        private: X25519PrivateKey,
+        members: Sequence[Introduction],
+        other: Introduction,
+        digest: bytes,
+    ) -> bytes:
+        """k_ij of this client and another."""
+        first, second = (
+            one for one in members if one.name in (self._node.client, other.name)
+        )
+        static = self._node.shared_with(other.name, other.key, self._session, _BACKEND)
+        try:
+            fresh = private.exchange(X25519PublicKey.from_public_bytes(other.fresh))
+        except ValueError:
+            raise SettingsError(f"client {other.name}'s fresh key is none") from None
+        return derive_key(
+            fresh + static,
+            "fedtrellis block",
+            *(first.name, second.name, first.fresh, second.fresh, digest),
+        )
+
+    @property
+    def names(self) -> list[str]:
+        """The block, as agreed on; LostKeyError where it is not known."""
+        names: list[str] = self._agreed()[0]["names"]
+        return names
+
+    # --------------------------------------------------------------------- its terms
+
+    def answered(self, attempt: bytes) -> Words | None:
+        """Return the term that this attempt got, if it is the last that got one.
+
+        Raises
+        ------
+        EncryptionError
+            It is an older attempt.
+        LostKeyError
+            The node does not have the block's keys any more.
+        """
+        content, blob = self._agreed()
+        count = content.get("attempts", 0) * ATTEMPT_BYTES
+        used, words = blob[:count], blob[count:]
+        if attempt == used[count - ATTEMPT_BYTES :]:
+            return np.frombuffer(words, content["dtype"])
+        if attempt in _cut(used):
+            raise EncryptionError(
+                f"client {self._node.client} has answered a later attempt already"
+            )
+        return None
+
+    def term(
+        self,
+        attempt: bytes,
+        words: Words,
+        where: Mapping[str, Places] | None = None,
+    ) -> Words:
+        """Return this client's term of a sum.
+
+        Parameters
+        ----------
+        attempt : bytes
+            16 bytes of the server's.
+        words : ndarray of uint64 or uint32, shape (m,)
+            What is hidden, see :class:`~fedtrellis.encryption.fixed_point.Coding`.
+        where : mapping, optional
+            For each other member, the places in ``words`` that both hold, in an order
+            that both know; by default all. A place that nobody else holds stays as it
+            is.
+
+        Returns
+        -------
+        ndarray, shape (m + 1,)
+            Of the same dtype; the last word counts. The same attempt again gets what it
+            got, if its words are the same.
+
+        Raises
+        ------
+        EncryptionError
+            The attempt is an older one, or it was answered with other words.
+        LostKeyError
+            The node does not have the block's keys any more.
+        """
+        if len(attempt) != ATTEMPT_BYTES:
+            raise EncryptionError(f"an attempt has {ATTEMPT_BYTES} bytes")
+        mark = hashlib.sha256(words.tobytes()).hexdigest()
+        before = self.answered(attempt)
+        content, blob = self._agreed()
+        if before is not None:
+            if content["words"] != mark:
+                raise EncryptionError(
+                    f"client {self._node.client} has answered this attempt with "
+                    "something else"
+                )
+            return before
+        hidden: Words = np.append(words, words.dtype.type(1))
+        after = False
+        for name in content["names"]:
+            if name == self._node.client:
+                after = True
+                continue
+            places = None if where is None else where[name]
+            key = bytes.fromhex(content["keys"][name])
+            _mask(hidden, key, attempt, places, add=after)
+        # on the disk before it leaves
+        count = content.get("attempts", 0)
+        used = blob[: count * ATTEMPT_BYTES] + attempt
+        dtype = hidden.dtype.newbyteorder("<")
+        content |= {"attempts": count + 1, "dtype": dtype.str, "words": mark}
+        self._file.write(content, used + hidden.astype(dtype).tobytes())
+        return hidden
+
+    def _read(self) -> tuple[dict[str, Any], bytes]:
+        try:
+            return self._file.read() or ({}, b"")
+        except DamagedFileError:  # as good as lost
+            return {}, b""
+
+    def _agreed(self) -> tuple[dict[str, Any], bytes]:
+        content, blob = self._read()
+        if "keys" not in content:
+            raise LostKeyError(
+                f"client {self._node.client} has no keys of its block: their file was "
+                "removed, or has expired"
+            )
+        return content, blob
+
+
+def _cut(used: bytes) -> set[bytes]:
+    return {
+        used[start : start + ATTEMPT_BYTES]
+        for start in range(0, len(used), ATTEMPT_BYTES)
+    }
+
+
+def _mask(
+    hidden: Words, key: bytes, attempt: bytes, places: Places | None, *, add: bool
+) -> None:
+    """Add ± PRF(k_ij, attempt) at some places and to the count, modulo 2^word."""
+    count = (len(hidden) - 1 if places is None else len(places)) + 1
+    stream = Keystream(expand(key, "zero-sum mask", attempt))
+    size, dtype = hidden.dtype.itemsize, hidden.dtype.newbyteorder("<")
+    mask = np.frombuffer(stream.read(size * count), dtype)
+    change = np.add if add else np.subtract
+    at: Any = slice(-1) if places is None else places
+    hidden[at] = change(hidden[at], mask[:-1])
+    hidden[-1:] = change(hidden[-1:], mask[-1:])
+
+
+def _remove_expired(folder: Path) -> None:
+    oldest = time.time() - _KEPT_SECONDS
+    for path in folder.glob("*.block"):
+        with contextlib.suppress(OSError):
+            if path.stat().st_mtime < oldest:
+                path.unlink()
+
+
+# ------------------------------------------------------------------- the server's half
+
+
+def deal(clients: Sequence[str], size: int, least: int = LEAST) -> list[list[str]]:
+    """Deal clients into blocks, in their order.
+
+    Parameters
+    ----------
+    clients : sequence of str
+    size : int
+        Of a block; some may be larger by what is left over.
+    least : int
+        All are in one block where there are fewer than twice as many.
+
+    Returns
+    -------
+    list of list of str
+
+    Raises
+    ------
+    SettingsError
+        There are fewer clients than ``least``, or ``size`` is less.
+
+    Examples
+    --------
+    >>> from fedtrellis.encryption.block_sum import deal
+    >>> deal("abcdefg", 3)
+    [['a', 'b', 'c', 'd'], ['e', 'f', 'g']]
+    """
+    if size < least:
+        raise SettingsError(f"block-size = {size} must be at least {least} (least)")
+    if len(clients) < least:
+        raise SettingsError(
+            f"a secure sum needs at least {least} clients (least); there are "
+            f"{len(clients)}"
+        )
+    count = max(1, len(clients) // size)
+    cuts = [round(len(clients) * k / count) for k in range(count + 1)]
+    return [list(clients[start:stop]) for start, stop in pairwise(cuts)]
+
+
+def total_of(
+    terms: Sequence[Words],
+    size: int,
+    places: Sequence[Places] | None = None,
+    length: int = 0,
+) -> Words:
+    """Add up the terms of a whole block.
+
+    Parameters
+    ----------
+    terms : sequence of ndarray
+        Of all members.
+    size : int
+        How many these are.
+    places : sequence of ndarray, optional
+        Where each term's words stand in a sum of ``length`` words; by default the terms
+        are alike.
+
+    Returns
+    -------
+    ndarray
+        Of one word less than the terms have; without masks.
+
+    Raises
+    ------
+    ValueError
+        The masks do not cancel: a term is missing or spoilt, or a client was sent
+        something else than the others.
+    """
+    length = len(terms[0]) - 1 if places is None else length
+    total = np.zeros(length + 1, terms[0].dtype)
+    for index, term in enumerate(terms):
+        if places is None:
+            total[:-1] += term[:-1]
+        else:
+            total[places[index]] += term[:-1]
+        total[-1:] += term[-1:]
+    if int(total[-1]) != size:
+        raise ValueError(
+            "the masks of the sum do not cancel: an answer is missing or spoilt, or a "
+            "client was sent something else than the others"
+        )
+    return total[:-1]

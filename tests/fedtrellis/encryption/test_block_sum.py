@@ -1,0 +1,432 @@
+"""Sums over a block: what comes out, what is refused, and what the server can tell."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from fedtrellis.encryption import Cipher, EncryptionError, Identity, Roster
+from fedtrellis.encryption.block_sum import (
+    BlockMember,
+    Introduction,
+    LostKeyError,
+    deal,
+    total_of,
+)
+from fedtrellis.encryption.discrete_normal import discrete_normal
+from fedtrellis.encryption.fixed_point import Coding, RangeError, Words
+from fedtrellis.encryption.keys import backend_class
+from fedtrellis.encryption.node_secrets import NodeSecrets
+from fedtrellis.settings import SettingsError
+
+NAMES = ("a", "b", "c", "d")
+CODING = Coding()
+KEY: Cipher = backend_class("stream").generate()
+IDENTITIES = {name: Identity.generate(name) for name in NAMES}
+ROSTER = Roster({name: one.public for name, one in IDENTITIES.items()})
+
+
+def attempt(number: int) -> bytes:
+    return number.to_bytes(16, "big")
+
+
+class Block:
+    """Members that have agreed, each read from its files anew at every step."""
+
+    def __init__(self, folder: Path, kind: str = "key", names: Any = NAMES) -> None:
+        self.folder, self.kind, self.names = folder, kind, list(names)
+        self.begin(b"1")
+
+    def member(self, name: str, **config: Any) -> BlockMember:
+        keys: Any = {"key": KEY}
+        if self.kind == "roster":
+            keys = {"identity": IDENTITIES[name], "roster": ROSTER}
+        config = {"ledger": str(self.folder / name), **config}
+        return BlockMember(NodeSecrets(name, config, **keys), "run")
+
+    def begin(self, beginning: bytes) -> None:
+        self.members = [self.member(name).introduce(beginning) for name in self.names]
+        for name in self.names:
+            self.member(name).agree(self.members)
+
+    def file(self, name: str) -> Path:
+        (path,) = (self.folder / name).glob("*.block")
+        return path
+
+    def terms(self, number: int, values: Any) -> list[Words]:
+        return [
+            self.member(name).term(
+                attempt(number), CODING.words(np.asarray(value, float), len(self.names))
+            )
+            for name, value in zip(self.names, values, strict=True)
+        ]
+
+
+@pytest.mark.parametrize("kind", ["key", "roster"])
+@pytest.mark.parametrize("word", [64, 32])
+def test_a_sum_is_the_plain_one(tmp_path: Path, kind: str, word: int) -> None:
+    block, rng = Block(tmp_path, kind), np.random.default_rng(0)
+    coding = Coding.of_range(10.0, len(NAMES), word)
+    for number in range(3):
+        values = rng.uniform(-10.0, 10.0, (len(NAMES), 1000))
+        terms = [
+            block.member(name).term(attempt(number), coding.words(v, len(NAMES)))
+            for name, v in zip(NAMES, values, strict=True)
+        ]
+        assert {term.dtype.itemsize for term in terms} == {word // 8}
+        error = coding.values(total_of(terms, len(NAMES))) - values.sum(axis=0)
+        assert np.abs(error).max() < (1e-9 if word == 64 else 1e-5)
+
+
+def test_a_pair_masks_the_places_that_both_hold(tmp_path: Path) -> None:
+    block = Block(tmp_path)
+    holds = {"a": [0, 1, 2], "b": [0, 1], "c": [1, 2], "d": [2, 0]}
+    terms = []
+    for name in NAMES:
+        where = {}
+        for other in NAMES:
+            both = sorted(set(holds[name]) & set(holds[other]))
+            where[other] = np.array([holds[name].index(m) for m in both], int)
+        words = CODING.words(np.array(holds[name], float) + 0.5, 4)
+        terms.append(block.member(name).term(attempt(1), words, where))
+    places = [np.array(holds[name]) for name in NAMES]
+    total = CODING.values(total_of(terms, 4, places, 3))
+    assert total.tolist() == [1.5, 4.5, 7.5]
+    with pytest.raises(ValueError, match="do not cancel"):
+        total_of(terms[:3], 4, places[:3], 3)
+
+
+def test_a_repeat_gets_the_same_bytes_and_older_attempts_are_refused(
+    tmp_path: Path,
+) -> None:
+    block = Block(tmp_path)
+    words = CODING.words(np.arange(3.0), 4)
+    first = block.member("a").term(attempt(1), words)
+    assert np.array_equal(block.member("a").term(attempt(1), words), first)
+    kept = block.member("a").answered(attempt(1))
+    assert kept is not None
+    assert np.array_equal(kept, first)
+    with pytest.raises(EncryptionError, match="something else"):
+        block.member("a").term(attempt(1), words + np.uint64(1))
+    block.member("a").term(attempt(2), words)
+    with pytest.raises(EncryptionError, match="later attempt"):
+        block.member("a").term(attempt(1), words)
+    with pytest.raises(EncryptionError, match="later attempt"):
+        block.member("a").answered(attempt(1))
+    # who is late completes the same sum
+    late = [first, *(block.member(n).term(attempt(1), words) for n in "bcd")]
+    assert CODING.values(total_of(late, 4)).tolist() == [0.0, 4.0, 8.0]
+
+
+def test_two_answers_to_one_attempt_would_give_their_difference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The attack that the node's file is for; it works where nothing is remembered."""
+    block = Block(tmp_path)
+    values = [CODING.words(np.array([x]), 4) for x in (3.0, 5.0)]
+
+    def attacked() -> float:
+        """x' − x of one client, from two answers under the same masks."""
+        one, two = (block.member("a").term(attempt(7), words) for words in values)
+        return float(CODING.values(two - one)[0])
+
+    with pytest.raises(EncryptionError):
+        attacked()
+    with monkeypatch.context() as without:
+        without.setattr(BlockMember, "answered", lambda self, attempt: None)
+        assert attacked() == 2.0
+
+
+def test_sums_of_any_schedule_determine_whole_blocks_only(tmp_path: Path) -> None:
+    """Lost, late and repeated answers: all that was received, solved for every set.
+
+    Unknown are each client's value (the same in all rounds) and each pair's mask of
+    each attempt, which the server knows to be that of both.
+    """
+    blocks = [Block(tmp_path / "1", names="abc"), Block(tmp_path / "2", names="abcd")]
+    rng = np.random.default_rng(1)
+    rows: list[np.ndarray[Any, Any]] = []
+    columns: dict[Any, int] = {}
+
+    def column(key: Any) -> int:
+        return columns.setdefault(key, len(columns))
+
+    for b, block in enumerate(blocks):
+        for name in block.names:
+            column((b, name))
+    found = []
+    for b, block in enumerate(blocks):
+        for number in range(12):
+            for name in block.names:
+                if rng.random() < 0.3:  # lost for good
+                    continue
+                block.member(name).term(attempt(number), CODING.words(np.ones(1), 4))
+                entry = {(b, name): 1.0}
+                for other in block.names:
+                    if other != name:
+                        sign = 1.0 if name < other else -1.0
+                        entry[b, number, *sorted((name, other))] = sign
+                found.append(entry)
+    for entry in found:
+        for key in entry:
+            column(key)
+    for entry in found:
+        row = np.zeros(len(columns))
+        for key, value in entry.items():
+            row[columns[key]] = value
+        rows.append(row)
+    known = np.array(rows)
+    clients = [(b, n) for b, block in enumerate(blocks) for n in block.names]
+
+    def determined(chosen: Sequence[Any]) -> bool:
+        target = np.zeros(len(columns))
+        target[[columns[one] for one in chosen]] = 1.0
+        x = np.linalg.lstsq(known.T, target, rcond=None)[0]
+        return bool(np.abs(known.T @ x - target).max() < 1e-8)
+
+    sets = [
+        chosen
+        for size in range(1, 6)
+        for chosen in combinations(clients, size)
+        if determined(chosen)
+    ]
+    whole = [tuple((b, n) for n in block.names) for b, block in enumerate(blocks)]
+    assert sets
+    assert set(sets) <= set(whole)
+
+
+def test_a_lost_damaged_or_expired_file_loses_the_key_and_the_block_begins_anew(
+    tmp_path: Path,
+) -> None:
+    block = Block(tmp_path)
+    block.terms(1, np.eye(4))
+
+    def remove() -> None:
+        block.file("b").unlink()
+
+    def damage() -> None:
+        block.file("b").write_bytes(block.file("b").read_bytes()[:-1] + b"x")
+
+    def expire() -> None:
+        os.utime(block.file("b"), (0.0, 0.0))
+
+    for number, lose in enumerate((remove, damage, expire), 2):
+        lose()
+        with pytest.raises(LostKeyError, match="keys of its block"):
+            block.member("b").term(attempt(number), CODING.words(np.ones(4), 4))
+        block.begin(b"%d" % number)
+        terms = block.terms(number, np.eye(4))
+        assert CODING.values(total_of(terms, 4)).tolist() == [1.0] * 4
+    # an introduction of before, delivered late, changes nothing
+    with pytest.raises(EncryptionError, match="begun"):
+        block.member("a").introduce(b"2")
+    again = block.member("a").introduce(b"4")
+    assert again == block.members[0]
+    block.member("a").agree(block.members)
+    assert CODING.values(total_of(block.terms(9, np.eye(4)), 4)).tolist() == [1.0] * 4
+
+
+def test_a_block_has_the_same_clients_for_the_whole_run(tmp_path: Path) -> None:
+    block = Block(tmp_path)
+    block.names = ["a", "b", "c"]
+    with pytest.raises(SettingsError, match="other clients"):
+        block.begin(b"2")
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (lambda m: m[:2], "too much of each"),
+        (lambda m: [*m, m[0]], "once, with its own key"),
+        (lambda m: [m[0]._replace(fresh=bytes(range(32))), *m[1:]], "own key"),
+        (lambda m: [m[0], m[1]._replace(key="00" * 32), *m[2:]], "key"),
+        (lambda m: [m[0], m[1]._replace(fresh=bytes(32)), *m[2:]], "fresh key is none"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["key", "roster"])
+def test_what_a_member_refuses_to_agree_to(
+    tmp_path: Path, change: Any, error: str, kind: str
+) -> None:
+    block = Block(tmp_path, kind)
+    block.begin(b"2")
+    fresh = BlockMember(block.member("a")._node, "another run")
+    members = [fresh.introduce(b"1"), *block.members[1:]]
+    with pytest.raises(SettingsError, match=error):
+        fresh.agree(change(members))
+
+
+def test_colluders_and_least_of_the_node_config(tmp_path: Path) -> None:
+    block = Block(tmp_path)
+    block.begin(b"2")
+    for config in ({"least": 5}, {"colluders": 3}):
+        member = BlockMember(block.member("a", **config)._node, "another run")
+        with pytest.raises(SettingsError, match="its node wants 5"):
+            member.agree([member.introduce(b"1"), *block.members[1:]])
+    with pytest.raises(SettingsError, match="least = -1"):
+        block.member("a", least=-1)
+
+
+def test_whoever_is_sent_something_else_has_other_masks(tmp_path: Path) -> None:
+    block = Block(tmp_path)
+    block.members = [block.member(name).introduce(b"2") for name in NAMES]
+    for name in NAMES:
+        block.member(name).agree(block.members, b"x" if name == "a" else b"")
+    with pytest.raises(ValueError, match="do not cancel"):
+        total_of(block.terms(1, np.eye(4)), 4)
+
+
+def test_keys_of_the_server_s_own_open_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server in the middle: it replaces the others' fresh keys by one of its own.
+
+    It then knows DH(fresh_i, fresh_j), and still not what the identities share.
+    """
+
+    def attacked(folder: Path) -> float:
+        block, own = Block(folder, "roster"), X25519PrivateKey.generate()
+        forged = own.public_key().public_bytes_raw()
+        victim = block.member("a")
+        members = [
+            victim.introduce(b"2"),
+            *(Introduction(n, IDENTITIES[n].public.hex(), forged) for n in "bcd"),
+        ]
+        victim.agree(members)
+        term = victim.term(attempt(1), CODING.words(np.array([7.0]), 4))
+
+        class Server(NodeSecrets):
+            """What the server knows of each other client: the forged key."""
+
+            def shared_with(self, *_: Any) -> bytes:
+                return b""
+
+        for name in "bcd":
+            folder_of = folder / f"server-{name}"
+            node = Server(name, {"ledger": str(folder_of)}, key=KEY)
+            member = BlockMember(node, "run")
+            member.introduce(b"2")
+            content, _ = member._read()
+            content["private"] = own.private_bytes_raw().hex()
+            content["fresh"] = forged.hex()
+            member._file.write(content)
+            member.agree(members)
+            term = term + member.term(attempt(1), CODING.words(np.zeros(1), 4))
+        return float(CODING.values(term[:-1])[0])
+
+    assert attacked(tmp_path / "1") != 7.0
+    monkeypatch.setattr(NodeSecrets, "shared_with", lambda self, *_: b"")
+    assert attacked(tmp_path / "2") == 7.0
+
+
+def test_no_key_that_leaks_later_is_on_the_node(tmp_path: Path) -> None:
+    """Of the fresh keys nothing is left after the agreement; identities do not do."""
+    block = Block(tmp_path, "roster")
+    content, _ = block.member("a")._agreed()
+    assert "private" not in content
+    for name in NAMES[1:]:
+        pair = IDENTITIES["a"].pair_secret(IDENTITIES[name].public)
+        assert pair.hex() not in block.file("a").read_text(errors="replace")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 2.0**21, -1e300])
+def test_a_value_out_of_range_is_refused_and_its_size_is_not_said(value: float) -> None:
+    with pytest.raises(RangeError) as caught:
+        CODING.words(np.array([0.0, value]), 5)
+    assert caught.value.code == "range"
+    assert not any(letter.isdigit() for letter in str(caught.value))
+    assert CODING.words(np.array([2.0**20]), 5).size == 1
+
+
+def test_deployed_nodes_need_keys_and_those_of_a_simulation_do_not(
+    tmp_path: Path,
+) -> None:
+    config = {"data": "mine.csv", "ledger": str(tmp_path)}
+    with pytest.raises(SettingsError, match="fedtrellis-keys"):
+        BlockMember(NodeSecrets("a", config), "run").introduce(b"1")
+    simulated = NodeSecrets("a", {**config, "num-partitions": 3})
+    assert BlockMember(simulated, "run").introduce(b"1").name == "a"
+
+
+def _race(folder: str, number: int, results: Any, barrier: Any) -> None:
+    config = {"ledger": folder}
+    member = BlockMember(NodeSecrets("a", config, key=_key_of(folder)), "run")
+    real = member._file.write
+
+    def wait(*parts: Any) -> None:  # both have read; now both write
+        barrier.wait()
+        real(*parts)
+
+    member._file.write = wait  # type: ignore[assignment]
+    try:
+        term = member.term(attempt(1), CODING.words(np.array([float(number)]), 4))
+        results.put(term.tolist())
+    except EncryptionError as error:
+        results.put(str(error))
+
+
+def _key_of(folder: str) -> Cipher:
+    return backend_class("stream").from_bytes((Path(folder) / "../key").read_bytes())
+
+
+def test_of_two_processes_one_answers(tmp_path: Path) -> None:
+    block = Block(tmp_path)
+    (tmp_path / "key").write_bytes(KEY.secret_bytes())
+    context = multiprocessing.get_context("fork")
+    results, barrier = context.Queue(), context.Barrier(2)
+    args = [(str(tmp_path / "a"), k, results, barrier) for k in range(2)]
+    processes = [context.Process(target=_race, args=each) for each in args]
+    for process in processes:
+        process.start()
+    found = [results.get(timeout=30) for _ in processes]
+    for process in processes:
+        process.join()
+    texts = [one for one in found if isinstance(one, str)]
+    assert len(texts) == 1
+    assert "another process" in texts[0]
+    kept = block.member("a").answered(attempt(1))
+    assert kept is not None
+    assert kept.tolist() in found
+
+
+def test_clients_are_dealt_into_blocks_of_a_size() -> None:
+    names = [str(k) for k in range(11)]
+    assert [len(block) for block in deal(names, 4)] == [6, 5]
+    assert [len(block) for block in deal(names, 100)] == [11]
+    assert [len(block) for block in deal(names[:5], 3)] == [5]
+    assert [name for block in deal(names, 3) for name in block] == names
+    with pytest.raises(SettingsError, match="at least 3 clients"):
+        deal(names[:2], 3)
+    with pytest.raises(SettingsError, match="block-size = 2"):
+        deal(names, 2)
+
+
+@pytest.mark.parametrize("deviation", [1, 3, 50])
+def test_the_noise_is_the_discrete_gaussian(deviation: int) -> None:
+    count = 200_000
+    drawn = discrete_normal(deviation, count)
+    reach = 12 * deviation
+    values = np.arange(-reach, reach + 1)
+    mass = np.exp(-(values**2) / (2.0 * deviation**2))
+    expected = count * mass / mass.sum()
+    seen = np.bincount(drawn + reach, minlength=values.size)
+    often = expected > 50.0
+    # χ² with so many degrees of freedom: fails by chance once in 10^6
+    excess = ((seen - expected)[often] ** 2 / expected[often]).sum() - often.sum()
+    assert excess < 6.0 * np.sqrt(2.0 * often.sum()) + 20.0
+    assert abs(drawn.mean()) < 6.0 * deviation / np.sqrt(count)
+
+
+def test_noise_of_many_adds_up_and_a_wrong_deviation_is_refused() -> None:
+    total = sum(discrete_normal(2**12, 20_000) for _ in range(4))
+    assert np.std(total) == pytest.approx(2**13, rel=0.03)
+    for deviation in (0, 2**26):
+        with pytest.raises(ValueError, match="deviation"):
+            discrete_normal(deviation, 1)
