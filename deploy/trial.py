@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 import sim
-from fedtrellis.app.directory import read_config
+from fedtrellis.app.command_line import read_config
 from fedtrellis.wire.local_grid import LocalGrid
 
 from .cases import FAMILIES, METHODS, NODES, SECRET_DRAWS, Files, primal

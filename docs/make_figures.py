@@ -20,7 +20,7 @@ from flwr.app import ArrayRecord, Context  # noqa: E402
 import sim  # noqa: E402
 from clients import FedLMOClient, NaiveFrankWolfeClient  # noqa: E402
 from fedtrellis import LocalGrid, client_app  # noqa: E402
-from fedtrellis.app.directory import read_config  # noqa: E402
+from fedtrellis.app.command_line import read_config  # noqa: E402
 from fedtrellis.domains import L1Ball  # noqa: E402
 from fedtrellis.objectives import LeastSquares  # noqa: E402
 from fedtrellis.objectives.reference import certified_minimum  # noqa: E402

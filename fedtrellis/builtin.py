@@ -1,28 +1,94 @@
-"""The app of the installed package: all its methods and tasks, and plug-ins'."""
+"""The app of the installed package, or of a directory, as ``fedtrellis`` runs it."""
 
 from __future__ import annotations
 
+import importlib
+import operator
+import sys
+import tomllib
 from functools import lru_cache
-from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
 
 from fedtrellis.app import App, pairs
-from fedtrellis.app.directory import AppDirectory
+from fedtrellis.app.command_line import flatten
+from fedtrellis.settings import SettingsError
 
-__all__ = ["installed_app", "own_app"]
+__all__ = ["FlowerApp", "installed_app", "load_app", "one_line"]
 
 
 @lru_cache(maxsize=1)
 def installed_app() -> App:
     """Make the app that ``sim.py`` makes in a checkout."""
     # in a wheel they lie in this package, and only there under these names
-    strategies = import_module("fedtrellis.strategies")
-    clients = import_module("fedtrellis.clients")
-    tasks = import_module("fedtrellis.tasks")
+    names = (f"fedtrellis.{name}" for name in ("strategies", "clients", "tasks"))
+    strategies, clients, tasks = map(importlib.import_module, names)
     return App(methods=pairs(strategies, clients), tasks=tasks.TASKS.values())
 
 
-def own_app() -> AppDirectory:
-    """The same, as ``fedtrellis tune`` takes an app."""
-    app = installed_app()
-    config = app.default_config()
-    return AppDirectory("fedtrellis", app.server_app, app.client_app, config)
+class FlowerApp(NamedTuple):
+    """A Flower app: its project's name, its two objects, its run config's defaults."""
+
+    name: str
+    server_app: ServerApp
+    client_app: ClientApp
+    config: dict[str, Any]
+
+
+@lru_cache(maxsize=1)
+def load_app(directory: Path | None) -> FlowerApp:
+    """Load an app from its directory; None: the package's own.
+
+    SettingsError if there is no app, if it cannot be loaded, or if it has no
+    ``results-dir``, under which a ServerApp that is to be tuned writes its record.
+    """
+    if directory is None:
+        own = installed_app()
+        return FlowerApp(
+            "fedtrellis", own.server_app, own.client_app, own.default_config()
+        )
+    path = directory / "pyproject.toml"
+    try:
+        project = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"APP_DIR {str(directory)!r} is no app: {error}") from None
+    app = project.get("tool", {}).get("flwr", {}).get("app", {})
+    components = app.get("components", {})
+    server_app = _load(path, "serverapp", components.get("serverapp"), ServerApp)
+    made = _load(path, "clientapp", components.get("clientapp"), ClientApp)
+    config = flatten(app.get("config", {}))
+    if "results-dir" not in config:
+        raise SettingsError(
+            f"{path}: [tool.flwr.app.config] has no key 'results-dir', under which the "
+            "ServerApp writes its run's record (fedtrellis.server.records.RunRecord)"
+        )
+    name = str(project.get("project", {}).get("name", directory.name))
+    return FlowerApp(name, server_app, made, config)
+
+
+def _load(path: Path, key: str, reference: Any, kind: type[Any]) -> Any:
+    directory, where = str(path.parent), f"{path}: {key} = {reference!r}"
+    module, _, name = str(reference).partition(":")
+    if not name:
+        raise SettingsError(f"{where} must be 'module:object'")
+    if directory not in sys.path:
+        sys.path.insert(0, directory)
+    try:
+        loaded = operator.attrgetter(name)(importlib.import_module(module))
+    except Exception as error:
+        raise SettingsError(f"{where} cannot be loaded: {one_line(error)}") from None
+    if not isinstance(loaded, kind):
+        found = type(loaded).__name__
+        raise SettingsError(f"{where} is a {found}, not a {kind.__name__}")
+    return loaded
+
+
+def one_line(error: BaseException) -> str:
+    """An error in one line."""
+    text = " ".join(str(error).split())[:400]
+    if isinstance(error, SettingsError):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtrellis.app.directory import flatten
+from fedtrellis.app.command_line import flatten
 from fedtrellis.extras import need
 from fedtrellis.server.callbacks import CRITERIA, QUALITIES, RoundRecord, format_bytes
 from fedtrellis.server.files import naming

@@ -1,11 +1,11 @@
 """Settings: declared once as a field, checked and described everywhere alike.
 
-    @dataclass(frozen=True)
-    class Penalty:
+    class Penalty(Declared):
         penalty: float = setting(1e-3, "of the penalty", symbol="λ_0", minimum=0.0)
 
     Penalty.penalty                    # the default
-    parse(Penalty, {"penalty": 0.5})   # checked, and made a float
+    Penalty(penalty=0.5)               # checked, and made a float
+    parse(Penalty, {"penalty": 0.5})   # the same from a flat run config
 
 Flower checks neither the types nor the ranges of a run config, so that happens here,
 before anything starts: :class:`SettingsError` names the key, its value and what is
@@ -16,8 +16,12 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
+import inspect
 import math
 import operator
+import re
+import textwrap
 import types
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -28,6 +32,7 @@ from typing import (
     Literal,
     TypeVar,
     Union,
+    dataclass_transform,
     get_args,
     get_origin,
     get_type_hints,
@@ -36,6 +41,7 @@ from typing import (
 __all__ = [
     "AUTO",
     "CodedError",
+    "Declared",
     "SettingsError",
     "check_choice",
     "describe_fields",
@@ -236,12 +242,11 @@ def _bounds(meta: Mapping[str, Any]) -> dict[str, float]:
     return {name: meta[name] for name in _BOUNDS if meta[name] is not None}
 
 
-def _allowed(meta: Mapping[str, Any]) -> str:
+def _allowed(meta: Mapping[str, Any]) -> list[str]:
     """The choices or the bounds of a setting, in words."""
     if meta["choices"] is not None:
-        return "one of " + ", ".join(filter(None, meta["choices"]))
-    bounds = _bounds(meta).items()
-    return " and ".join(f"{_BOUNDS[name][0]} {bound:g}" for name, bound in bounds)
+        return ["one of " + ", ".join(filter(None, meta["choices"]))]
+    return [f"{_BOUNDS[name][0]} {bound:g}" for name, bound in _bounds(meta).items()]
 
 
 def _check(key: str, value: Any, meta: Mapping[str, Any]) -> None:
@@ -249,25 +254,22 @@ def _check(key: str, value: Any, meta: Mapping[str, Any]) -> None:
         check_choice(key, value, meta["choices"])
     if not isinstance(value, int | float) or isinstance(value, bool):
         return
-    allowed = [_allowed(meta)] if _bounds(meta) else []
-    if not math.isfinite(value):
-        allowed.append("finite")
-    elif all(_BOUNDS[name][1](value, b) for name, b in _bounds(meta).items()):
-        return
-    raise SettingsError(f"{key} = {value!r} must be {' and '.join(allowed)}")
+    finite, bounds = math.isfinite(value), _bounds(meta).items()
+    if not finite or not all(_BOUNDS[name][1](value, b) for name, b in bounds):
+        allowed = _allowed(meta) + ["finite"] * (not finite)
+        raise SettingsError(f"{key} = {value!r} must be {' and '.join(allowed)}")
 
 
 @lru_cache(maxsize=256)
-def hints_of(cls: Hashable) -> dict[str, Any]:
-    """The types of a class's fields, by name."""
+def _hints(cls: Hashable) -> dict[str, Any]:
     return get_type_hints(cls)
 
 
-def checked(key: str, value: Any, field: dataclasses.Field[Any], hint: Any) -> Any:
+def _checked(cls: type, field: dataclasses.Field[Any], key: str, value: Any) -> Any:
     """A field's value, converted and checked; None for "auto" where that may be."""
     if field.default is None and (value is None or value == AUTO):
         return None
-    kinds = _kinds(hint)
+    kinds = _kinds(_hints(cls)[field.name])
     if not kinds or kinds[0] not in (bool, int, float, str):
         return value  # an object, which its class knows better
     try:
@@ -298,48 +300,200 @@ def entries_of(strategy: object, *names: str) -> dict[str, Any]:
 
 
 def parse_values(
-    fields: Mapping[str, dataclasses.Field[Any]], cls: type, config: Mapping[str, Any]
+    cls: type, config: Mapping[str, Any], prefix: str = "", without: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """The values of some settings of ``cls``, by field, checked; None for "auto".
+    """The values of the settings of ``cls``, by field, checked; None for "auto".
 
-    ``fields`` are as of :func:`keys`; other keys in the flat ``config`` are ignored.
+    ``prefix`` is what stands before their keys in the flat ``config``, such as
+    ``"lasso."``; fields ``without`` are left out, and other keys ignored.
     """
-    hints = hints_of(cls)
     return {
-        field.name: checked(
-            key, config.get(key, field.default), field, hints[field.name]
-        )
-        for key, field in fields.items()
+        field.name: _checked(cls, field, key, config.get(key, field.default))
+        for key, field in keys(cls, prefix).items()
+        if field.name not in without
     }
 
 
 def parse(cls: type[T], config: Mapping[str, Any], prefix: str = "", **fixed: Any) -> T:
-    """Make ``cls`` from the keys of a flat ``config`` that belong to it.
-
-    ``prefix`` is what stands before them, such as ``"lasso."``; ``fixed`` are fields
-    that do not come from the config.
-    """
-    fields = {k: f for k, f in keys(cls, prefix).items() if f.name not in fixed}
-    return cls(**fixed, **parse_values(fields, cls, config))
+    """Make ``cls`` of :func:`parse_values`, and of ``fixed`` fields."""
+    return cls(**fixed, **parse_values(cls, config, prefix, fixed))
 
 
 def describe_fields(
     fields: Mapping[str, dataclasses.Field[Any]],
 ) -> list[tuple[str, str, str]]:
     """Rows of (key, default, help with what is allowed) of what :func:`keys` gives."""
-    return [(key, shown_default(f), described_line(f)) for key, f in fields.items()]
+    return [(key, _shown_default(f), _line(f)) for key, f in fields.items()]
 
 
-def shown_default(field: dataclasses.Field[Any]) -> str:
-    """How listings write a default."""
+def _shown_default(field: dataclasses.Field[Any]) -> str:
     return AUTO if field.default is None else repr(field.default)
 
 
-def described_line(field: dataclasses.Field[Any]) -> str:
-    """What a setting is, and what is allowed, in a line."""
+def _line(field: dataclasses.Field[Any]) -> str:
+    """What a setting is, and what is allowed."""
     meta = field.metadata
     text = ", ".join(filter(None, (meta["symbol"], meta["help"])))
-    allowed = [_allowed(meta)] if _allowed(meta) else []
+    allowed = [" and ".join(_allowed(meta))]
     if meta["auto"] is not None:
         allowed.append(f"auto: what the task suggests, or {meta['auto']!r}")
+    allowed = list(filter(None, allowed))
     return text + (f" ({'; '.join(allowed)})" if allowed else "")
+
+
+# ----------------------------------------------------- classes that such fields are of
+
+
+# type checkers take a setting for a default, and know no positional one of a specifier
+@dataclass_transform(eq_default=False, kw_only_default=True, field_specifiers=(given,))
+class Declared:
+    """Base of classes whose fields are their constructor's keyword arguments.
+
+    A subclass becomes a dataclass when it is defined; what its fields declare is
+    checked when an object is made, before its ``__post_init__`` goes on, and its
+    docstring gets their list. A class with an ``__init__`` of its own is left as it is.
+
+    A class defined with ``options=Options``, another declared class, and those below it
+    take the fields of ``Options`` as keywords, too: an object's ``options`` has them.
+    Docstrings only refer to it, and run configs set them without a prefix.
+    """
+
+    def __init_subclass__(
+        cls, options: type[Declared] | None = None, **more: Any
+    ) -> None:
+        super().__init_subclass__(**more)
+        if options is not None:
+            cls.__options__ = options  # type: ignore[attr-defined]
+        makers = (base for base in cls.__mro__ if "__init__" in base.__dict__)
+        maker = next(makers)
+        # below a class with an __init__ of its own nothing is generated either
+        if maker is object or "__declared__" in maker.__dict__:
+            annotations = inspect.get_annotations(cls)
+            # what is annotated only is no field
+            cls.__annotations__ = {
+                name: kind
+                for name, kind in annotations.items()
+                if isinstance(cls.__dict__.get(name), dataclasses.Field)
+            }
+            dataclasses.dataclass(kw_only=True, eq=False, repr=False)(cls)
+            cls.__annotations__ = annotations
+            shared = getattr(cls, "__options__", None)
+            if shared is not None:
+                cls.__init__ = _with_options(cls.__init__, shared)  # type: ignore[method-assign]
+            cls.__declared__ = True  # type: ignore[attr-defined]
+            _document(cls)
+
+    def __post_init__(self) -> None:
+        """Check and convert every field."""
+        cls: Any = type(self)
+        for field in dataclasses.fields(cls):
+            if "help" in field.metadata:
+                value = _checked(cls, field, field.name, getattr(self, field.name))
+                if value is None:
+                    value = field.metadata["auto"]
+                setattr(self, field.name, value)
+        names = [field.name for field in dataclasses.fields(cls)]
+        refuse_misplaced(cls, {name: getattr(self, name) for name in names})
+
+    def _described(self) -> dict[str, Any]:
+        """Its fields' values, by name and symbol; "auto" for what is not settled."""
+        values = {}
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            if field.metadata.get("shown", "help" in field.metadata):
+                name = f"{field.name.replace('_', ' ')} {field.metadata['symbol']}"
+                value = getattr(self, field.name)
+                values[name.strip()] = AUTO if value is None else value
+        return values
+
+
+def misplaced(
+    cls: type[Any], values: Mapping[str, Any]
+) -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Settings that are set and do not apply beside the others (``only=``).
+
+    By name: the other setting, and the values that it would need. ``values`` are those
+    of the fields of ``cls``; a missing one has its default.
+    """
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    found = {}
+    for name, field in fields.items():
+        default = field.metadata.get("auto") if field.default is None else field.default
+        if values.get(name, default) in (None, default):
+            continue
+        for other, allowed in (field.metadata.get("only") or {}).items():
+            value = values.get(other)
+            if value is None:
+                value = fields[other].metadata.get("auto") or fields[other].default
+            if value not in allowed:
+                found[name] = other, tuple(allowed)
+    return found
+
+
+def refuse_misplaced(
+    cls: type[Any], values: Mapping[str, Any], prefix: str = ""
+) -> None:
+    """Raise SettingsError if there is a setting of :func:`misplaced`.
+
+    ``values`` has every field; ``prefix``, such as ``"digits."``, is for the error.
+    """
+    for name, (other, allowed) in misplaced(cls, values).items():
+        raise SettingsError(
+            f"{prefix}{name} = {values[name]!r} applies where {prefix}{other} is "
+            f"{' or '.join(allowed)}; here it is {values[other]!r}"
+        )
+
+
+def _with_options(init: Callable[..., None], shared: type[Any]) -> Callable[..., None]:
+    """A constructor that takes the fields of ``shared`` as keywords, too."""
+    names = {field.name for field in dataclasses.fields(shared)}
+
+    @functools.wraps(init)
+    def construct(self: Any, *arguments: Any, **values: Any) -> None:
+        found = {name: values.pop(name) for name in names.intersection(values)}
+        self.options = shared(**found)
+        init(self, *arguments, **values)
+
+    own, more = inspect.signature(init), inspect.signature(shared).parameters.values()
+    construct.__signature__ = own.replace(  # type: ignore[attr-defined]
+        parameters=[*own.parameters.values(), *more]
+    )
+    return construct
+
+
+_SECTION = re.compile(r"\n(Attributes|Returns|Raises|Notes|Examples)\n---")
+
+
+def _document(cls: type[Any]) -> None:
+    """Put the fields into the docstring, as numpydoc's Parameters."""
+    # a dataclass without a docstring gets its signature for one
+    text = inspect.cleandoc(cls.__doc__ or "")
+    if not text or text.startswith(f"{cls.__name__}("):
+        return
+    lines = ["Parameters", "----------"]
+    for field in dataclasses.fields(cls):
+        if "help" in field.metadata:
+            lines += _parameter(field)
+    shared = getattr(cls, "__options__", None)
+    if shared is not None:
+        name = f"{shared.__module__}.{shared.__qualname__}"
+        lines += ["**options", f"    Those of :class:`~{name}`."]
+    found = _SECTION.search(text)
+    at = found.start() if found else len(text) + 1
+    section = "\n".join(lines)
+    cls.__doc__ = f"{text[:at].rstrip()}\n\n{section}\n{text[at:]}"
+
+
+def _parameter(field: dataclasses.Field[Any]) -> list[str]:
+    meta, default = field.metadata, ""
+    if field.default is not dataclasses.MISSING:
+        shown = repr(field.default) if meta["given"] else _shown_default(field)
+        default = f", default {shown}"
+    about, note = _line(field), meta["note"]
+    if not meta["symbol"]:  # which stays as it is
+        about = about[:1].upper() + about[1:]
+    parts = about, note[:1].upper() + note[1:]
+    text = ". ".join(part.rstrip(".") for part in parts if part)
+    # the help lists the values that a text may have
+    kind = "str" if meta["choices"] is not None else field.type
+    body = textwrap.indent(textwrap.fill(f"{text}.", 80), "    ")
+    return [f"{field.name} : {kind}{default}", body]

@@ -27,7 +27,7 @@ from flwr.app import ArrayRecord, MetricRecord
 
 import sim
 from fedtrellis.app import Experiment
-from fedtrellis.app.directory import flatten
+from fedtrellis.app.command_line import flatten
 from fedtrellis.app.registry import RunSettings
 from fedtrellis.server.callbacks import EarlyStop
 from fedtrellis.server.loop import LoopStrategy

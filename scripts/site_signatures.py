@@ -1,7 +1,7 @@
 """What only the running package knows, for the API reference.
 
 A strategy's docstring and constructor are made of its declared fields when its class is
-defined (:mod:`fedtrellis.declared`). The reference is read from the source, where
+defined (:mod:`fedtrellis.settings`). The reference is read from the source, where
 neither stands, so this extension of Griffe, which mkdocs.yml names, puts them in.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import griffe
 
-from fedtrellis.declared import Declared
+from fedtrellis.settings import Declared
 
 __all__ = ["Declarations"]
 

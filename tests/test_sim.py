@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import sim
-from fedtrellis.app.directory import flatten, read_config
+from fedtrellis.app.command_line import flatten, read_config
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire import exchange
 from fedtrellis.wire.flower_internals import LOGGER_NAME, ConsoleHandler, log

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import secrets
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from importlib.util import find_spec
 from logging import INFO
 from pathlib import Path
@@ -18,20 +17,25 @@ from flwr.app import Context
 from flwr.client import NumPyClient
 from flwr.serverapp import Grid, ServerApp
 
-from fedtrellis.app.command_line import add_run_options, guarded, parse_words
-from fedtrellis.app.directory import flatten, read_config
-from fedtrellis.app.experiment import Experiment, make_experiment
+from fedtrellis.app.command_line import (
+    add_run_options,
+    flatten,
+    guarded,
+    parse_words,
+    read_config,
+)
+from fedtrellis.app.experiment import Experiment
 from fedtrellis.app.listing import print_list, write_config_block
-from fedtrellis.app.nodes import CheckNodes, make_client, number_of_clients
-from fedtrellis.app.registry import AppRegistry, Pair, RunSettings, run_options
+from fedtrellis.app.nodes import CheckNodes, number_of_clients
+from fedtrellis.app.registry import AppRegistry, Pair, RunSettings
 from fedtrellis.domains import RUN_DOMAINS, Domain
-from fedtrellis.server.callbacks import Callback, EarlyStop
+from fedtrellis.server.callbacks import Callback, EarlyStop, RoundRecord
 from fedtrellis.server.checkpoint import Checkpoint
 from fedtrellis.server.interruption import ending_in_order, flwr_command, sim_command
-from fedtrellis.server.loop import LoopStrategy
+from fedtrellis.server.options import RunOptions
 from fedtrellis.server.progress import JsonLines, Progress, json_log, print_json
 from fedtrellis.server.records import RunRecord, default_results_dir, summary_rows
-from fedtrellis.settings import SettingsError, check_choice, parse
+from fedtrellis.settings import SettingsError, check_choice, parse, parse_values
 from fedtrellis.trackers import make_trackers, tracker_names
 from fedtrellis.wire.client import by_name, client_app, name_of
 from fedtrellis.wire.exchange import await_nodes
@@ -42,18 +46,9 @@ __all__ = ["App"]
 
 # what says how long and where to run, but not what is computed
 _FREE = {
-    "resume",
-    "results-dir",
-    "rounds",
-    "timeout",
-    "checkpoint-every",
-    "min-nodes",
-    "max-failed-rounds",
-    "answer-bound",
-    "client-keys",
-    "log-format",
-    "picture",
-    "track",
+    *("resume", "results-dir", "rounds", "timeout", "checkpoint-every", "min-nodes"),
+    *("max-failed-rounds", "answer-bound", "client-keys"),
+    *("log-format", "picture", "track"),
 }
 
 
@@ -101,8 +96,8 @@ class App:
         tasks: Iterable[type[Any]],
         domains: Mapping[str, type[Domain]] = RUN_DOMAINS,
     ) -> None:
-        self._made_of = tuple(methods), tuple(tasks), dict(domains)
-        self.registry = AppRegistry(*self._made_of)
+        self._made_of = tuple(methods), tuple(tasks), tuple(domains.items())
+        self.registry = AppRegistry(*self._made_of[:2], domains)
         self.client_app = client_app(self.client_fn)
         self.server_app = ServerApp()
         self.server_app.main()(self._main)
@@ -114,13 +109,8 @@ class App:
         """By its name, or as what it was made of; never with what it caches."""
         name = name_of(self)
         if name is None:
-            return _remade, (self._token, type(self), *self._made_of)
+            return _remade, (type(self), *self._made_of)
         return by_name, name
-
-    @cached_property
-    def _token(self) -> str:
-        """What tells this app from others, in whatever process it arrives."""
-        return secrets.token_hex(8)
 
     def default_config(self) -> dict[str, Any]:
         """Every key of a run config with its default."""
@@ -145,18 +135,22 @@ class App:
         return self._experiment(tuple(config.items()), num_clients)
 
     def _make(self, items: tuple[tuple[str, Any], ...], num_clients: int) -> Experiment:
-        return make_experiment(self.registry, self.client_app, dict(items), num_clients)
+        return Experiment(self.registry, self.client_app, dict(items), num_clients)
 
     def _has_data_on_nodes(self, items: tuple[tuple[str, Any], ...]) -> bool:
         config = dict(items)
         kind = self.registry.choose("task", config.get("task", RunSettings.task))
         return bool(kind.from_config(config, 1, 0).on_nodes)
 
+    def _main(self, grid: Grid, context: Context) -> None:
+        self.run(grid, context.run_config)
+
     def client_fn(self, context: Context) -> NumPyClient:
         """The client of one node; its data is loaded once per process."""
         on_nodes = self._on_nodes(tuple(context.run_config.items()))
         count = number_of_clients(context, on_nodes)
-        return make_client(self.experiment(context.run_config, count), context)
+        client: NumPyClient = self.experiment(context.run_config, count).node(context)
+        return client
 
     # --------------------------------------------------------------------------- a run
 
@@ -185,9 +179,6 @@ class App:
             print_json("error", error=f"{type(error).__name__}: {error}")
             raise
 
-    def _main(self, grid: Grid, context: Context) -> None:
-        self.run(grid, context.run_config)
-
     def _run(
         self,
         grid: Grid,
@@ -201,7 +192,7 @@ class App:
             if config[key] and not Path(config[key]).expanduser().is_absolute():
                 raise SettingsError(f"{key} = {config[key]!r} must be an absolute path")
         tracked = tracker_names(settings.track)
-        options = run_options(config)
+        options = parse_values(RunOptions, config)
         for kind in ("method", "task"):
             self.registry.choose(kind, config[kind])
         resume = None
@@ -213,9 +204,9 @@ class App:
                 await_nodes(grid, len(Checkpoint(resume).keys), timeout=90.0)
         count = await_nodes(grid, options["min_nodes"], timeout=600.0)
         experiment = self.experiment(config, count)
-        experiment.check()
-        reference = experiment.reference()
-        point = experiment.start_point()
+        # finds what only the strategy can find wrong, before there is a record
+        warnings = experiment.example._warnings()
+        reference, point = experiment.reference(), experiment.start_point()
         task = experiment.task
         evaluated = options["client_evaluate_every"]
         if task.on_nodes and not task.split_data:
@@ -229,8 +220,11 @@ class App:
         if settings.picture and find_spec("matplotlib") is None:
             log(INFO, 'no convergence.png: pip install "fedtrellis[plots]" draws one')
             record.picture = False
-        record.title = f"{settings.method} on {settings.task}, {experiment.about}"
-        record.warnings += experiment.warnings
+        about = repr(experiment.manifold or experiment.domain)
+        if task.split_data:
+            about = f"{task.method_options()['loss']} loss"
+        record.title = f"{settings.method} on {settings.task}, {about}"
+        record.warnings += warnings
         as_json = settings.log_format == "json"
         progress: Callback = Progress()
         if as_json:
@@ -254,7 +248,7 @@ class App:
             )
             experiment.start(strategy, grid, point=point)
         if not as_json:
-            _print_summary(record, strategy)
+            _print_summary(record, strategy.history)
         return record.directory
 
     def _saved(self, directory: Path) -> dict[str, Any]:
@@ -343,8 +337,8 @@ class App:
             config["results-dir"] = str(Path(options.out).expanduser().resolve())
         if config["resume"]:
             config["resume"] = str(Path(str(config["resume"])).expanduser().resolve())
-        nodes, node_words = options.nodes, options.node_config
-        entries = read_config(node_words, "--node-config").items()
+        nodes, words = options.nodes, options.node_config
+        entries = read_config(words, "--node-config").items()
         node_configs = [
             {
                 key: text.replace("{partition}", str(i)) if type(text) is str else text
@@ -356,26 +350,20 @@ class App:
             self.client_app,
             nodes,
             # checked here, so that a bad value is reported before anything is built
-            seed=run_options(config)["seed"],
+            seed=parse_values(RunOptions, config)["seed"],
             run_config=config,
-            node_configs=node_configs if node_words and nodes > 0 else None,
+            node_configs=node_configs if words and nodes > 0 else None,
             batched=True,
             workers=options.workers,
         )
         with closing(grid):
-            self.run(grid, config, lambda path: resume_command(path, nodes, node_words))
+            self.run(grid, config, lambda path: resume_command(path, nodes, words))
 
 
-# Of apps that no module holds, made anew in this process: one each.
-_REMADE: dict[str, App] = {}
-
-
-def _remade(token: str, kind: type[App], *made_of: Any) -> App:
-    """An app that another process has; the same one each time that it arrives."""
-    if token not in _REMADE:
-        _REMADE.clear()
-        _REMADE[token] = kind(*made_of)
-    return _REMADE[token]
+@lru_cache(maxsize=1)
+def _remade(kind: type[App], methods: Any, tasks: Any, domains: Any) -> App:
+    """An app of another process; the same one each time that it arrives."""
+    return kind(methods, tasks, dict(domains))
 
 
 def _new_record(settings: RunSettings, config: Mapping[str, Any]) -> RunRecord:
@@ -388,14 +376,14 @@ def _new_record(settings: RunSettings, config: Mapping[str, Any]) -> RunRecord:
         ) from None
 
 
-def _print_summary(record: RunRecord, strategy: LoopStrategy) -> None:
+def _print_summary(record: RunRecord, history: list[RoundRecord]) -> None:
     from rich.console import Console
     from rich.table import Table
 
     table = Table(title=record.title, show_header=False, title_justify="left")
-    rows = summary_rows(strategy.history)
+    rows = summary_rows(history)
     if record.reference is not None:
-        losses = [r.metrics["loss"] for r in strategy.history if "loss" in r.metrics]
+        losses = [r.metrics["loss"] for r in history if "loss" in r.metrics]
         rows.insert(1, ("loss − F*", f"{losses[-1] - record.reference:.6g}"))
     for name, value in rows:
         table.add_row(name, value)

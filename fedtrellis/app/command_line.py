@@ -1,18 +1,68 @@
-"""What ``python sim.py`` and ``fedtrellis`` share."""
+"""What ``python sim.py`` and ``fedtrellis`` share: options, overrides, errors."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
+import tomllib
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from fedtrellis.server.interruption import DEFAULT_NODES
 from fedtrellis.server.progress import LOG_FORMATS, print_json, settle_colours
+from fedtrellis.settings import SettingsError
 from fedtrellis.signals import Interrupted
 
-__all__ = ["add_run_options", "guarded", "parse_words"]
+__all__ = ["add_run_options", "flatten", "guarded", "parse_words", "read_config"]
+
+
+def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A run config's tables as one, with dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in nested.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+_PAIR = re.compile(r"(\S+?)=('[^']*'|\"[^\"]*\"|\S+)")  # as flwr has it
+
+
+def read_config(arguments: Sequence[str], option: str = "-c") -> dict[str, Any]:
+    """Overrides from ``-c``: TOML files, or ``key=value`` pairs as flwr reads them.
+
+    SettingsError if one cannot be read; ``option`` is where they stood, for that.
+    """
+    overrides: dict[str, Any] = {}
+    for argument in arguments:
+        try:
+            if argument.endswith(".toml"):
+                text = Path(argument).expanduser().read_text(encoding="utf-8")
+                overrides |= flatten(tomllib.loads(text))
+                continue
+            rest = _PAIR.sub("", argument).strip()
+            pairs = _PAIR.findall(argument)
+            if rest or not pairs:
+                raise ValueError(f"{rest!r} is no key=value")
+        except (OSError, ValueError) as error:
+            raise SettingsError(f"{option} {argument!r}: {error}") from None
+        for key, value in pairs:
+            try:
+                overrides |= flatten(tomllib.loads(f"{key} = {value}"))
+            except tomllib.TOMLDecodeError:
+                # a shell takes the quotes of -c method="fedgia"
+                bare = value.strip("'\"")
+                raise SettingsError(
+                    f"{option} {argument!r}: a text stands in double quotes, all of it "
+                    f"in single ones: '{key}=\"{bare}\"'"
+                ) from None
+    return overrides
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from logging import INFO
 from pathlib import Path
@@ -17,24 +15,40 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
-from fedtrellis.app.registry import AppRegistry, MethodEntry, RunSettings, run_options
-from fedtrellis.declared import misplaced, refuse_misplaced
+from fedtrellis.app.nodes import prediction_writer
+from fedtrellis.app.registry import AppRegistry, MethodEntry, RunSettings
 from fedtrellis.domains import Domain, Product, WholeSpace, fitting_domains
 from fedtrellis.domains.enclosing import enclosing_ball
-from fedtrellis.manifolds import Euclidean, Manifold
+from fedtrellis.manifolds import Euclidean
 from fedtrellis.server.loop import LoopStrategy
-from fedtrellis.server.options import AGGREGATIONS
-from fedtrellis.settings import SettingsError, keys, parse, parse_values
+from fedtrellis.server.options import AGGREGATIONS, RunOptions
+from fedtrellis.settings import (
+    SettingsError,
+    keys,
+    misplaced,
+    parse,
+    parse_values,
+    refuse_misplaced,
+)
 from fedtrellis.wire.arrays import FloatArray, Layout, array_record, record_arrays
 from fedtrellis.wire.flower_internals import log
 from fedtrellis.wire.local_grid import GridOptions, LocalGrid
 
-__all__ = ["Experiment", "make_experiment", "prediction_writer", "read_model"]
+__all__ = ["Experiment", "read_model"]
 
 
-@dataclass(frozen=True, eq=False)
 class Experiment:
     """A run config, checked and made into the run's parts.
+
+    Parameters
+    ----------
+    registry : AppRegistry
+        Methods, tasks and domains by name.
+    client_app : ClientApp
+        What runs on every node.
+    config : mapping
+        The run config, flat; missing keys have their defaults.
+    num_clients : int
 
     Attributes
     ----------
@@ -56,8 +70,11 @@ class Experiment:
         Shapes of the model's arrays.
     manifold : Manifold or None
         For methods on one.
-    client_app : ClientApp
-        What runs on every node.
+
+    Raises
+    ------
+    SettingsError
+        Something is wrong with the settings; one line says what.
 
     Examples
     --------
@@ -67,17 +84,135 @@ class Experiment:
     ('l1-ball', 'fedfw')
     """
 
-    config: dict[str, Any]
-    run: RunSettings
-    options: dict[str, Any]
-    entry: MethodEntry
-    settings: dict[str, Any]
-    client_settings: dict[str, Any]
-    task: Any
-    domain: Domain
-    layout: Layout
-    manifold: Manifold | None
-    client_app: ClientApp = field(repr=False)
+    def __init__(
+        self,
+        registry: AppRegistry,
+        client_app: ClientApp,
+        config: Mapping[str, Any],
+        num_clients: int,
+    ) -> None:
+        registry.check_known(config, "run config:")
+        self.client_app, self.config = client_app, {**registry.defaults, **config}
+        self.run = run = parse(RunSettings, config)
+        self.options = parse_values(RunOptions, config)
+        self.entry: MethodEntry = registry.choose("method", run.method)
+        kind, method = registry.choose("task", run.task), self.entry.strategy
+        self.settings, self.client_settings = (
+            parse_values(cls, config, f"{run.method}.") if cls else {}
+            for cls in (method, getattr(self.entry.client, "Settings", None))
+        )
+        self._choose_aggregation(registry, config)
+        if run.outer_fraction > 0.0 and not run.outer_domain:
+            raise SettingsError(
+                f"outer-fraction = {run.outer_fraction} needs an outer-domain, the "
+                "larger set that these clients have"
+            )
+        split = method.space == "split"
+        if kind.split_data != split:
+            fitting = [n for n, t in registry.tasks.items() if t.split_data == split]
+            raise SettingsError(
+                f"task = {run.task!r} does not fit method {run.method!r}; allowed: "
+                f"{', '.join(fitting)}"
+            )
+        # a task that knows of no other computes in float64
+        dtype = self.options["dtype"] or "float64"
+        more: dict[str, Any] = {} if dtype == "float64" else {"dtype": dtype}
+        if method._values_only:
+            more["values_only"] = True
+        task = kind.from_config(config, num_clients, self.options["seed"], **more)
+        refuse_misplaced(kind, vars(task), f"{kind.name}.")
+        task.check()
+        self.task, self.layout = task, Layout(tuple(task.shapes()))
+        self.domain = self._make_domain(registry, config)
+        shape, self.manifold = self.layout.point_shape, None
+        if method.space == "manifold":
+            self.manifold = task.manifold() or Euclidean(shape)
+        if task.on_nodes:
+            self._check_for_nodes()
+        if run.outer_domain:
+            if "domain" not in self.entry.client_arguments:
+                raise SettingsError(f"outer-domain is not for method {run.method!r}")
+            enclosing_ball(run.outer_domain, self.domain, shape)
+
+    def _choose_aggregation(
+        self, registry: AppRegistry, config: Mapping[str, Any]
+    ) -> None:
+        name = self.options["aggregation"]
+        used = {"method": self.run.method, "task": self.run.task, "aggregation": name}
+        registry.refuse_foreign(config, used)
+        rule = next(rule for rule in AGGREGATIONS if rule.name == name)
+        if keys(rule):  # else its name says all
+            self.options["aggregation"] = parse(rule, config, f"{name}.")
+
+    def _check_for_nodes(self) -> None:
+        """Refuse what needs data on the server, which has none."""
+        run, task = self.run, self.task
+        where = f"does not fit {task.name}.dataset = {task.dataset!r}"
+        if run.reference:
+            raise SettingsError(
+                f"reference = true {where}: F* would be that of data which only the "
+                "nodes have; allowed: false"
+            )
+        if run.outer_fraction:
+            raise SettingsError(
+                f"outer-fraction = {run.outer_fraction} {where}: the nodes have no "
+                "order; those whose own config has outer-domain too have the larger set"
+            )
+        known = self.entry.strategy._measures
+        if not task.split_data:
+            known = (*known, "loss", *task.node_metrics)
+        if run.stop_metric and run.stop_metric not in known:
+            raise SettingsError(
+                f"stop-metric = {run.stop_metric!r} {where}: nobody can measure it; "
+                f"allowed: {', '.join(known) or 'none'}"
+            )
+
+    def _make_domain(self, registry: AppRegistry, config: Mapping[str, Any]) -> Domain:
+        """Where the model lives: the run's set, the task's, or the whole space."""
+        run, task, method = self.run, self.task, self.entry.strategy
+        unfit = f"domain = {run.domain!r} does not fit method {run.method!r}, which"
+        chosen: type[Domain] = WholeSpace
+        if method.space == "domain":
+            chosen = registry.choose("domain", run.domain or next(iter(task.domains())))
+        elif run.domain not in ("", WholeSpace.name):
+            raise SettingsError(f"{unfit} has no domain; allowed: {WholeSpace.name}")
+        name, radius = chosen.name, run.radius
+        if radius and not chosen.has_radius():
+            raise SettingsError(f"radius = {radius}: {name} has none; allowed: 0")
+        registry.refuse_foreign(config, {"domain": name})
+        if issubclass(chosen, WholeSpace):
+            if method._bounded:
+                raise SettingsError(f"{unfit} needs a bounded set")
+            on_manifold = method.space == "manifold" and task.manifold() is not None
+            if not task.bounded_below and not on_manifold:
+                raise SettingsError(
+                    f"task = {task.name!r} has no minimum without a constraint; method "
+                    f"{run.method!r} needs one"
+                )
+            return WholeSpace()
+        allowed = fitting_domains(task.domains(), registry.domains)
+        if name not in allowed:
+            raise SettingsError(
+                f"domain = {name!r} does not fit task {task.name!r}; "
+                f"allowed: {', '.join(allowed)}"
+            )
+        radius = radius or allowed[name]
+        if chosen.has_radius() and radius == 0.0:
+            raise SettingsError(
+                f"radius = {run.radius}: task {task.name!r} has none of its own for "
+                f"domain {name!r}; set one above 0"
+            )
+        shapes = self.layout.shapes
+        try:
+            domain = chosen.from_config(config, radius)
+            if run.layers == "product" and len(shapes) > 1:
+                domain = Product([domain] * len(shapes), list(shapes))
+            domain.check_shape(self.layout.point_shape)
+        except SettingsError:
+            raise
+        except ValueError as error:
+            raise SettingsError(f"domain = {name!r}: {error}") from None
+        return domain
 
     @property
     def name(self) -> str:
@@ -122,25 +257,9 @@ class Experiment:
         return cls(**values)
 
     @cached_property
-    def _strategy(self) -> LoopStrategy:
-        """One that is never started: it answers for the method."""
+    def example(self) -> LoopStrategy:
+        """A strategy that is never started: it answers for the method."""
         return self.strategy()
-
-    @property
-    def about(self) -> str:
-        """Where the model lives, or the loss of split data: for titles."""
-        if self.task.split_data:
-            return f"{self.task.method_options()['loss']} loss"
-        return repr(self.manifold or self.domain)
-
-    @property
-    def warnings(self) -> list[str]:
-        """What a reader of the record must not overlook."""
-        return self._strategy._warnings()
-
-    def check(self) -> None:
-        """Find what only the strategy can find wrong, before there is a record."""
-        _ = self._strategy
 
     def start_point(self) -> FloatArray:
         """The task's point, or a given model, projected to where the model lives."""
@@ -184,7 +303,7 @@ class Experiment:
             gradient = self.layout.objective_gradient(task.gradient(x))
             if self.manifold is not None:
                 # ‖G_η̃(x)‖ = ‖x − P_M(x − η̃ grad F(x))‖/η̃, the measure of the theory
-                strategy: Any = self._strategy  # one on a manifold
+                strategy: Any = self.example  # one on a manifold
                 step = float(strategy.measuring_step(self.task.num_clients))
                 tangent = self.manifold.project_tangent(point, gradient)
                 moved = self.manifold.project(point - step * tangent)
@@ -268,15 +387,22 @@ class Experiment:
 
     # ---------------------------------------------------------------- the clients' part
 
-    def client_domain(self, client: int) -> Domain:
-        """D, or the larger set of one of the last ⌊fraction · n⌋ clients."""
-        n = self.task.num_clients
-        if client < n - int(self.run.outer_fraction * n):
-            return self.domain
-        return self._enclosing(self.run.outer_domain)
-
     def _enclosing(self, name: str) -> Domain:
         return enclosing_ball(name, self.domain, self.layout.point_shape)
+
+    def node(self, context: Context) -> Any:
+        """The client of one node: its share of the task's data, or data of its own."""
+        task, node, domain = self.task, context.node_config, self.domain
+        if task.on_nodes:
+            client = self.client(context, task.node_parts(node), domain)
+            for name, value in task.node_attributes(node).items():
+                setattr(client, name, value)
+            return client
+        index, n = int(node["partition-id"]), task.num_clients
+        if index >= n - int(self.run.outer_fraction * n):
+            # one of the last ⌊fraction · n⌋ clients
+            domain = self._enclosing(self.run.outer_domain)
+        return self.client(context, task.client_parts(index), domain)
 
     def client(self, context: Context, parts: Mapping[str, Any], domain: Domain) -> Any:
         """The client's half of the method, of what its constructor's arguments name."""
@@ -300,39 +426,6 @@ class Experiment:
                 f"task {self.task.name!r} does not have"
             )
         return self.entry.client(**{n: x for n, x in there.items() if n in wanted})
-
-
-def prediction_writer(path: Any) -> Callable[[Any], None] | None:
-    """What writes what a node predicts to the file that its config names.
-
-    A line for each new sample: its id, its score, the class or value predicted, its
-    probability and the calibrated one; scores and probabilities of several classes
-    have a column each. Fields of what is not known are empty.
-    """
-    if not path:
-        return None
-
-    def write(found: Any) -> None:
-        names, columns = ["id"], []
-        for name, values in (
-            ("score", found.scores),
-            ("predicted", found.predicted),
-            ("probability", found.probabilities),
-            ("calibrated", found.calibrated),
-        ):
-            values = np.full_like(found.scores, np.nan) if values is None else values
-            classes = range(values.shape[1]) if values.ndim == 2 else None
-            names += [name] if classes is None else [f"{name}-{c}" for c in classes]
-            columns.append(values)
-        rows = np.column_stack(columns)
-        with Path(str(path)).open("w", encoding="utf-8", newline="") as file:
-            lines = csv.writer(file, lineterminator="\n")
-            lines.writerow(names)
-            for sample, row in zip(found.sample_ids, rows, strict=True):
-                fields = ("" if np.isnan(x) else f"{x:.17g}" for x in row)
-                lines.writerow([sample, *fields])
-
-    return write
 
 
 def read_model(path: str, shapes: Sequence[tuple[int, ...]]) -> list[NDArray[Any]]:
@@ -365,148 +458,3 @@ def read_model(path: str, shapes: Sequence[tuple[int, ...]]) -> list[NDArray[Any
     if not all(np.isfinite(array).all() for array in arrays):
         raise SettingsError(f"initial-model = {path!r} is not finite")
     return arrays
-
-
-# ------------------------------------------------------------------------------ making
-
-
-def make_experiment(
-    registry: AppRegistry,
-    client_app: ClientApp,
-    config: Mapping[str, Any],
-    num_clients: int,
-) -> Experiment:
-    """Check a whole run config; SettingsError names in one line what is wrong."""
-    registry.check_known(config, "run config:")
-    run, options = parse(RunSettings, config), run_options(config)
-    entry: MethodEntry = registry.choose("method", run.method)
-    kind = registry.choose("task", run.task)
-    settings, client_settings = (
-        parse_values(fields, cls, config) for cls, fields in entry.parts
-    )
-    rule = next(rule for rule in AGGREGATIONS if rule.name == options["aggregation"])
-    used = {"method": run.method, "task": run.task, "aggregation": rule.name}
-    registry.refuse_foreign(config, used)
-    if keys(rule):  # else its name says all
-        options["aggregation"] = parse(rule, config, f"{rule.name}.")
-    if run.outer_fraction > 0.0 and not run.outer_domain:
-        raise SettingsError(
-            f"outer-fraction = {run.outer_fraction} needs an outer-domain, the larger "
-            "set that these clients have"
-        )
-    split = entry.strategy.space == "split"
-    if kind.split_data != split:
-        fitting = [n for n, t in registry.tasks.items() if t.split_data == split]
-        raise SettingsError(
-            f"task = {run.task!r} does not fit method {run.method!r}; allowed: "
-            f"{', '.join(fitting)}"
-        )
-    # a task that knows of no other computes in float64
-    dtype = options["dtype"] or "float64"
-    more: dict[str, Any] = {} if dtype == "float64" else {"dtype": dtype}
-    if entry.strategy._values_only:
-        more["values_only"] = True
-    task = kind.from_config(config, num_clients, options["seed"], **more)
-    refuse_misplaced(kind, vars(task), f"{kind.name}.")
-    task.check()
-    layout = Layout(tuple(task.shapes()))
-    domain = _make_domain(registry, run, entry, task, layout, config)
-    manifold = None
-    if entry.strategy.space == "manifold":
-        manifold = task.manifold() or Euclidean(layout.point_shape)
-    if task.on_nodes:
-        _check_for_nodes(run, entry, task)
-    if run.outer_domain:
-        if "domain" not in entry.client_arguments:
-            raise SettingsError(f"outer-domain is not for method {run.method!r}")
-        enclosing_ball(run.outer_domain, domain, layout.point_shape)
-    return Experiment(
-        {**registry.defaults, **config},
-        run,
-        options,
-        entry,
-        settings,
-        client_settings,
-        task,
-        domain,
-        layout,
-        manifold,
-        client_app,
-    )
-
-
-def _check_for_nodes(run: RunSettings, entry: MethodEntry, task: Any) -> None:
-    """Refuse what needs data on the server, which has none."""
-    where = f"does not fit {task.name}.dataset = {task.dataset!r}"
-    if run.reference:
-        raise SettingsError(
-            f"reference = true {where}: F* would be that of data which only the nodes "
-            "have; allowed: false"
-        )
-    if run.outer_fraction:
-        raise SettingsError(
-            f"outer-fraction = {run.outer_fraction} {where}: the nodes have no order; "
-            "those whose own config has outer-domain too have the larger set"
-        )
-    known = entry.strategy._measures
-    if not task.split_data:
-        known = (*known, "loss", *task.node_metrics)
-    if run.stop_metric and run.stop_metric not in known:
-        raise SettingsError(
-            f"stop-metric = {run.stop_metric!r} {where}: nobody can measure it; "
-            f"allowed: {', '.join(known) or 'none'}"
-        )
-
-
-def _make_domain(
-    registry: AppRegistry,
-    run: RunSettings,
-    entry: MethodEntry,
-    task: Any,
-    layout: Layout,
-    config: Mapping[str, Any],
-) -> Domain:
-    """The set that the model lives in: the run's, the task's, or the whole space."""
-    method, shape = entry.strategy, layout.point_shape
-    unfit = f"domain = {run.domain!r} does not fit method {run.method!r}, which"
-    chosen: type[Domain] = WholeSpace
-    if method.space == "domain":
-        chosen = registry.choose("domain", run.domain or next(iter(task.domains())))
-    elif run.domain not in ("", WholeSpace.name):
-        raise SettingsError(f"{unfit} has no domain; allowed: {WholeSpace.name}")
-    name, radius = chosen.name, run.radius
-    if radius and not chosen.has_radius():
-        raise SettingsError(f"radius = {radius}: {name} has none; allowed: 0")
-    registry.refuse_foreign(config, {"domain": name})
-    if issubclass(chosen, WholeSpace):
-        if method._bounded:
-            raise SettingsError(f"{unfit} needs a bounded set")
-        on_manifold = method.space == "manifold" and task.manifold() is not None
-        if not task.bounded_below and not on_manifold:
-            raise SettingsError(
-                f"task = {task.name!r} has no minimum without a constraint; method "
-                f"{run.method!r} needs one"
-            )
-        return WholeSpace()
-    allowed = fitting_domains(task.domains(), registry.domains)
-    if name not in allowed:
-        raise SettingsError(
-            f"domain = {name!r} does not fit task {task.name!r}; "
-            f"allowed: {', '.join(allowed)}"
-        )
-    radius = radius or allowed[name]
-    if chosen.has_radius() and radius == 0.0:
-        raise SettingsError(
-            f"radius = {run.radius}: task {task.name!r} has none of its own for domain "
-            f"{name!r}; set one above 0"
-        )
-    try:
-        domain = chosen.from_config(config, radius)
-        if run.layers == "product" and len(layout.shapes) > 1:
-            domain = Product([domain] * len(layout.shapes), list(layout.shapes))
-        domain.check_shape(shape)
-    except SettingsError:
-        raise
-    except ValueError as error:
-        raise SettingsError(f"domain = {name!r}: {error}") from None
-    return domain

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fedtrellis.app.registry import AppRegistry, Field, SettingGroup
+from fedtrellis.app.registry import AppRegistry, SettingGroup
 from fedtrellis.domains import fitting_domains
 from fedtrellis.server.options import AGGREGATIONS
 from fedtrellis.server.records import to_toml
-from fedtrellis.settings import SettingsError, check_choice, describe_fields, parse
+from fedtrellis.settings import (
+    SettingsError,
+    check_choice,
+    describe_fields,
+    keys,
+    parse,
+)
 
 __all__ = ["config_block", "print_list", "write_config_block"]
 
@@ -78,15 +83,13 @@ def _print_overview(registry: AppRegistry) -> None:
         print(title)
         for name, about in rows.items():
             print(f"  {name:{width}}  {about}")
-    fill = textwrap.TextWrapper(
-        88, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False
-    )
     for title, names in (
         ("Sets (domain)", registry.domains),
         ("How answers are aggregated (aggregation)", [k.name for k in AGGREGATIONS]),
         ("Settings of the run", registry.groups[0].fields),
     ):
-        print(f"{title}\n{fill.fill(', '.join(names))}")
+        filled = textwrap.fill(", ".join(names), 86, break_on_hyphens=False)
+        print(f"{title}\n{textwrap.indent(filled, '  ')}")
     data = [group.owner for group in registry.groups if group.kind == "data"]
     print(f"Settings of nodes' data: {', '.join(data)}")
     print(f"Details of one: its name after list; {_RUN}: the run's settings.")
@@ -113,44 +116,32 @@ def _domain_use(registry: AppRegistry, name: str) -> str:
 
 
 def _print_one(registry: AppRegistry, console: Any, group: SettingGroup) -> None:
-    kind, about, where = group.parts[0][0], "", ""
-    nodes: dict[str, Field] = {}
-    if group.kind == "method":
-        about, where = kind.about, f"{kind.__module__}."
-        nodes = registry.methods[group.owner].node_fields
-    elif group.kind == "task":
-        about = kind.summary
-    elif group.kind == "aggregation":
-        about, where = kind.about, "fedtrellis."
-    if about:
-        console.print(f"[bold]{group.owner}[/]: {about}", soft_wrap=True)
-    if where:
-        print(f"{where}{kind.__qualname__}: help() explains it")
-    _print_table(console, f"Settings of {group.title}", group.fields)
-    _print_table(console, f"A node's own rules, of {group.owner}", nodes)
-    for line in _suggestions(registry, group.owner):
-        console.print(line, markup=False)
-
-
-def _suggestions(registry: AppRegistry, owner: str) -> Iterator[str]:
-    """What tasks suggest for a method, or a task for methods."""
-    for name, task in registry.tasks.items():
-        for method, values in task.suggested.items():
-            if owner in (name, method):
-                who = name if owner == method else f"{name} to {method}"
-                items = (f"{f.replace('_', '-')} = {v}" for f, v in values.items())
-                yield f"task {who} suggests: {', '.join(items)}"
-
-
-def _print_table(console: Any, title: str, fields: dict[str, Field]) -> None:
+    """What it is, its settings, and what tasks suggest for it or it for methods."""
     from rich.table import Table
 
-    if not fields:
-        return
-    table = Table(title=title, title_justify="left")
-    table.add_column("key", no_wrap=True)
-    table.add_column("default")
-    table.add_column("")
-    for row in describe_fields(fields):
-        table.add_row(*row)
-    console.print(table)
+    kind = group.classes[0]
+    about = getattr(kind, "summary", "") if group.kind == "task" else ""
+    where = {"method": f"{kind.__module__}.", "aggregation": "fedtrellis."}
+    if group.kind in where:
+        about = kind.about
+    if about:
+        console.print(f"[bold]{group.owner}[/]: {about}", soft_wrap=True)
+    if group.kind in where:
+        print(f"{where[group.kind]}{kind.__qualname__}: help() explains it")
+    tables = {f"Settings of {group.title}": group.fields}
+    if group.kind == "method":
+        rules = getattr(registry.methods[group.owner].client, "Rules", None)
+        tables[f"A node's own rules, of {group.owner}"] = keys(rules) if rules else {}
+    for title, fields in tables.items():
+        if fields:
+            table = Table("key", "default", "", title=title, title_justify="left")
+            table.columns[0].no_wrap = True
+            for row in describe_fields(fields):
+                table.add_row(*row)
+            console.print(table)
+    for name, task in registry.tasks.items():
+        for method, values in task.suggested.items():
+            if group.owner in (name, method):
+                who = name if group.owner == method else f"{name} to {method}"
+                items = (f"{f.replace('_', '-')} = {v}" for f, v in values.items())
+                console.print(f"task {who} suggests: {', '.join(items)}", markup=False)

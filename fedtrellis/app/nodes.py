@@ -1,21 +1,24 @@
-"""A node's part of a run: its client, and what its data has to be like."""
+"""What concerns the nodes of a run: their number, their data, what they predict."""
 
 from __future__ import annotations
 
+import csv
+from collections.abc import Callable
 from functools import lru_cache
 from logging import WARNING
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 from flwr.app import Context
-from flwr.client import NumPyClient
 
-from fedtrellis.app.experiment import Experiment
 from fedtrellis.server.callbacks import Callback
 from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.server.options import RunOptions
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.flower_internals import log
 
-__all__ = ["CheckNodes", "make_client", "number_of_clients"]
+__all__ = ["CheckNodes", "number_of_clients", "prediction_writer"]
 
 
 def number_of_clients(context: Context, on_nodes: bool) -> int:
@@ -46,19 +49,37 @@ def _warn_of_unused_data() -> None:
     log(WARNING, "node config: data is not used, as this run brings its own")
 
 
-def make_client(experiment: Experiment, context: Context) -> NumPyClient:
-    """The client of one node: its share of the task's data, or of data of its own."""
-    task, node = experiment.task, context.node_config
-    client: NumPyClient
-    if not task.on_nodes:
-        index = int(node["partition-id"])
-        domain = experiment.client_domain(index)
-        client = experiment.client(context, task.client_parts(index), domain)
-        return client
-    client = experiment.client(context, task.node_parts(node), experiment.domain)
-    for name, value in task.node_attributes(node).items():
-        setattr(client, name, value)
-    return client
+def prediction_writer(path: Any) -> Callable[[Any], None] | None:
+    """What writes what a node predicts to the file that its config names.
+
+    A line for each new sample: its id, its score, the class or value predicted, its
+    probability and the calibrated one; scores and probabilities of several classes
+    have a column each. Fields of what is not known are empty.
+    """
+    if not path:
+        return None
+
+    def write(found: Any) -> None:
+        names, columns = ["id"], []
+        for name, values in (
+            ("score", found.scores),
+            ("predicted", found.predicted),
+            ("probability", found.probabilities),
+            ("calibrated", found.calibrated),
+        ):
+            values = np.full_like(found.scores, np.nan) if values is None else values
+            classes = range(values.shape[1]) if values.ndim == 2 else None
+            names += [name] if classes is None else [f"{name}-{c}" for c in classes]
+            columns.append(values)
+        rows = np.column_stack(columns)
+        with Path(str(path)).open("w", encoding="utf-8", newline="") as file:
+            lines = csv.writer(file, lineterminator="\n")
+            lines.writerow(names)
+            for sample, row in zip(found.sample_ids, rows, strict=True):
+                fields = ("" if np.isnan(x) else f"{x:.17g}" for x in row)
+                lines.writerow([sample, *fields])
+
+    return write
 
 
 class CheckNodes(Callback):

@@ -13,20 +13,12 @@ from types import ModuleType
 from typing import Any
 
 from fedtrellis._alias import unify_roots
-from fedtrellis.declared import Declared
 from fedtrellis.domains import RUN_DOMAINS, Domain
 from fedtrellis.domains.enclosing import ENCLOSING
 from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.server.options import AGGREGATIONS, RunOptions
 from fedtrellis.server.progress import LOG_FORMATS
-from fedtrellis.settings import (
-    AUTO,
-    SettingsError,
-    check_choice,
-    keys,
-    parse_values,
-    setting,
-)
+from fedtrellis.settings import AUTO, SettingsError, check_choice, keys, setting
 
 __all__ = [
     "AppRegistry",
@@ -35,15 +27,12 @@ __all__ = [
     "RunSettings",
     "SettingGroup",
     "pairs",
-    "run_options",
 ]
 
 #: The entry points by which installed packages name what they bring along.
 PLUGINS = "fedtrellis.plugins"
 
 Field = dataclasses.Field[Any]
-#: A class that has settings, and these by run-config key.
-Part = tuple[type[Any], dict[str, Field]]
 #: A method's two halves: the class of its strategy and that of its client.
 Pair = tuple[type[LoopStrategy], type[Any]]
 
@@ -113,11 +102,6 @@ class RunSettings:
     )
 
 
-def run_options(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of every strategy that a run config has, by field, checked."""
-    return parse_values(keys(RunOptions), RunOptions, config)
-
-
 @dataclass(frozen=True)
 class Plugin:
     """What a package adds, as its entry point in ``fedtrellis.plugins`` names it.
@@ -150,12 +134,13 @@ class SettingGroup:
 
     kind: str
     owner: str
-    parts: list[Part]
+    classes: list[type[Any]]
 
     @cached_property
     def fields(self) -> dict[str, Field]:
         """All settings of the group by run-config key."""
-        return {key: value for _, part in self.parts for key, value in part.items()}
+        prefix = f"{self.owner}." if self.owner else ""
+        return {k: f for cls in self.classes for k, f in keys(cls, prefix).items()}
 
     @property
     def title(self) -> str:
@@ -163,13 +148,9 @@ class SettingGroup:
         return f"{self.kind} {self.owner}".strip() or "the run"
 
 
-class _None(Declared):
-    """The settings of a class that declares none."""
-
-
 @dataclass(frozen=True)
 class MethodEntry:
-    """A method's two halves, and the settings that each declares."""
+    """A method's two halves."""
 
     strategy: type[LoopStrategy]
     client: type[Any]
@@ -179,17 +160,10 @@ class MethodEntry:
         """What run configs call it."""
         return self.strategy.name
 
-    @cached_property
-    def parts(self) -> list[Part]:
-        """The strategy's own settings, and those of the client's ``Settings``."""
-        own = keys(self.strategy, f"{self.name}.")
-        client = getattr(self.client, "Settings", _None)
-        return [(self.strategy, own), (client, keys(client, f"{self.name}."))]
-
     @property
-    def node_fields(self) -> dict[str, Field]:
-        """What a node's owner may set, in a class ``Rules``, by node-config key."""
-        return keys(getattr(self.client, "Rules", _None))
+    def classes(self) -> list[type[Any]]:
+        """What declares its settings: the strategy, and the client's ``Settings``."""
+        return [self.strategy, *filter(None, [getattr(self.client, "Settings", None)])]
 
     @cached_property
     def client_arguments(self) -> dict[str, bool]:
@@ -289,10 +263,10 @@ class AppRegistry:
     def choose(self, kind: str, name: str) -> Any:
         """A method, task or domain by its name; SettingsError if there is none."""
         known: dict[str, Any] = getattr(self, f"{kind}s")
-        broken = self.broken_plugins.items()
         try:
             return known[check_choice(kind, name, known)]
         except SettingsError as error:
+            broken = self.broken_plugins.items()
             why = [f"; plug-in {who!r} cannot be loaded: {why}" for who, why in broken]
             raise SettingsError(f"{error}{''.join(why)}") from None
 
@@ -304,20 +278,13 @@ class AppRegistry:
         shared: dict[str, type[Any]] = {}
         for task in self.tasks.values():
             shared |= task.shared
-        parts: list[Part] = [(cls, keys(cls)) for cls in (RunSettings, RunOptions)]
-        groups = [SettingGroup("", "", parts)]
-        groups += [SettingGroup("method", n, m.parts) for n, m in self.methods.items()]
-        for kind, owners in (
-            ("aggregation", {cls.name: cls for cls in AGGREGATIONS}),
-            ("domain", {name: d.settings() for name, d in self.domains.items()}),
-            ("data", shared),
-            ("task", self.tasks),
-        ):
-            groups += [
-                SettingGroup(kind, name, [(cls, keys(cls, f"{name}."))])
-                for name, cls in owners.items()
-            ]
-        return groups
+        owned = [("method", name, m.classes) for name, m in self.methods.items()]
+        owned += [("aggregation", cls.name, [cls]) for cls in AGGREGATIONS]
+        owned += [("domain", n, [d.settings()]) for n, d in self.domains.items()]
+        owned += [("data", name, [cls]) for name, cls in shared.items()]
+        owned += [("task", name, [task]) for name, task in self.tasks.items()]
+        whole = SettingGroup("", "", [RunSettings, RunOptions])
+        return [whole, *(SettingGroup(*each) for each in owned)]
 
     @cached_property
     def fields(self) -> dict[str, Field]:

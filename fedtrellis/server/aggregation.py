@@ -16,10 +16,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtrellis.declared import Declared
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.conversation import Conversation
-from fedtrellis.settings import SettingsError, setting
+from fedtrellis.settings import Declared, SettingsError, setting
 from fedtrellis.wire.arrays import FloatArray
 
 __all__ = [
@@ -87,7 +86,7 @@ class Sealed:
 class Aggregation(Declared, ABC):
     """Base class: how a round's answers become one vector.
 
-    A subclass is a :class:`~fedtrellis.declared.Declared` class; its settings are the
+    A subclass is a :class:`~fedtrellis.settings.Declared` class; its settings are the
     run-config keys ``NAME.setting``. It implements :meth:`combine`; the rest has
     defaults for what looks at answers in the clear, once. An object serves one run at a
     time: a strategy makes a copy of its own.

@@ -12,7 +12,6 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
-from fedtrellis.declared import Declared
 from fedtrellis.privacy import Mechanism
 from fedtrellis.random import generator
 from fedtrellis.server.aggregation import LEAST, Aggregation, Mean, Points, Sealed
@@ -22,7 +21,7 @@ from fedtrellis.server.conversation import Conversation
 from fedtrellis.server.options import AGGREGATIONS, RunOptions
 from fedtrellis.server.private import Budget, LocalPrivacy
 from fedtrellis.server.progress import RoundLog
-from fedtrellis.settings import SettingsError
+from fedtrellis.settings import Declared, SettingsError
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.broadcast import ModelBroadcast
 from fedtrellis.wire.protocol import EXAMPLES, is_count, pack_restore

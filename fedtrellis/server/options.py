@@ -7,7 +7,6 @@ from dataclasses import field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from fedtrellis.declared import Declared
 from fedtrellis.server.aggregation import (
     Aggregation,
     Clipping,
@@ -18,7 +17,7 @@ from fedtrellis.server.aggregation import (
 from fedtrellis.server.callbacks import Callback
 from fedtrellis.server.private import Budget, Private
 from fedtrellis.server.secure_sum import SecureSum
-from fedtrellis.settings import given, setting
+from fedtrellis.settings import Declared, given, setting
 from fedtrellis.wire.exchange import ClientKeys
 from fedtrellis.wire.layout import DType
 from fedtrellis.wire.protocol import ANSWER_BOUND

@@ -12,7 +12,6 @@ from logging import INFO
 from math import isfinite
 from typing import Any, ClassVar
 
-from fedtrellis.declared import Declared
 from fedtrellis.extras import need
 from fedtrellis.privacy import (
     Accountant,
@@ -23,7 +22,7 @@ from fedtrellis.privacy import (
     noise_multiplier_for,
 )
 from fedtrellis.server.aggregation import Aggregation, Cohorts, Points
-from fedtrellis.settings import AUTO, SettingsError, given, setting
+from fedtrellis.settings import AUTO, Declared, SettingsError, given, setting
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.flower_internals import log
 

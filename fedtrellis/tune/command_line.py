@@ -7,8 +7,8 @@ import sys
 from datetime import datetime
 from pathlib import Path
 
-from fedtrellis.app.directory import load_app, one_line, read_config
-from fedtrellis.builtin import own_app
+from fedtrellis.app.command_line import read_config
+from fedtrellis.builtin import load_app, one_line
 from fedtrellis.extras import need
 from fedtrellis.server.records import default_results_dir
 from fedtrellis.settings import SettingsError, check_choice
@@ -72,7 +72,7 @@ def search(options: argparse.Namespace) -> None:
         if value is not None and value < least:
             raise SettingsError(f"--{name} {value} must be at least {least}")
     directory = _app_directory(options.app)
-    app = own_app() if directory is None else load_app(directory)
+    app = load_app(directory)
     space, trials = tuning.read_space(Path(options.search).expanduser(), app.config)
     fixed = read_config(options.run_config)
     for key in fixed:

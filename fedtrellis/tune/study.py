@@ -38,8 +38,7 @@ from optuna.distributions import (
 )
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from fedtrellis.app.directory import load_app, one_line
-from fedtrellis.builtin import own_app
+from fedtrellis.builtin import load_app, one_line
 from fedtrellis.random import generator
 from fedtrellis.runs import load_run
 from fedtrellis.server.callbacks import Call, RoundRecord, observed_by
@@ -270,7 +269,7 @@ def _quiet(log: TextIO) -> Iterator[None]:
 
 def _run(search: Search, trial: Trial, directory: Path) -> int:
     """Run it, its pruner given each loss; the round it was pruned in, or 0."""
-    app = own_app() if search.app is None else load_app(search.app)
+    app = load_app(search.app)
     config = {**search.config, **trial.params, "results-dir": str(directory)}
     seed = config.get("seed", 0)
     grid = LocalGrid(

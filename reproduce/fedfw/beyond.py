@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -63,7 +63,9 @@ class AveragingFedFW(FedFW):
 def averaging(experiment: Experiment, **options: Any) -> LoopStrategy:
     """Return what the experiment's own strategy is, as :class:`AveragingFedFW`."""
     entry = MethodEntry(AveragingFedFW, experiment.entry.client)
-    return dataclasses.replace(experiment, entry=entry).strategy(**options)
+    other = copy.copy(experiment)
+    other.entry = entry
+    return other.strategy(**options)
 
 
 def compute_server_step(options: Options) -> dict[str, Any]:

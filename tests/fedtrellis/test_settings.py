@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import strategies
-from fedtrellis.declared import Declared
 from fedtrellis.settings import (
     AUTO,
+    Declared,
     SettingsError,
     check_choice,
     describe_fields,
@@ -274,7 +274,7 @@ def test_a_constructor_checks_as_a_run_config_does(
     # None cannot stand in a run config
     if value is not None:
         with pytest.raises(SettingsError) as again:
-            parse_values(keys(Method, "m."), Method, {f"m.{name}": value})
+            parse_values(Method, {f"m.{name}": value}, "m.")
         assert str(again.value) == f"m.{caught.value}"
 
 

@@ -14,7 +14,7 @@ import pytest
 
 import sim
 from fedtrellis.app import Experiment
-from fedtrellis.app.directory import flatten
+from fedtrellis.app.command_line import flatten
 from fedtrellis.domains import Simplex
 from reproduce import fedfw
 from reproduce.__main__ import folder_of, main

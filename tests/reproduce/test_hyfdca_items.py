@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import sim
-from fedtrellis.app.directory import flatten
+from fedtrellis.app.command_line import flatten
 from fedtrellis.wire.arrays import array_record
 from reproduce import hyfdca
 from reproduce.__main__ import folder_of, main

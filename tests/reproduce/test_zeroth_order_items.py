@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import sim
-from fedtrellis.app.directory import flatten
+from fedtrellis.app.command_line import flatten
 from fedtrellis.wire.arrays import Layout
 from fedtrellis.zeroth_order import evaluator
 from reproduce import zeroth_order

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 import sim
 from fedtrellis import LocalGrid
-from fedtrellis.app.directory import read_config
+from fedtrellis.app.command_line import read_config
 from fedtrellis.server.records import to_toml
 from fedtrellis.wire.protocol import client_identity
 

@@ -80,7 +80,7 @@ def test_f_is_evaluated_in_float64() -> None:
 def test_methods_on_split_data_refuse_float32(method: str) -> None:
     made = experiment("hybrid-svm", method, "float32")
     with pytest.raises(SettingsError, match=f"'float32' does not fit {method}; "):
-        made.check()
+        made.strategy()
 
 
 @pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("bfloat16", 2)])

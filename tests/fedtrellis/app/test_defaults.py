@@ -10,7 +10,7 @@ import pytest
 
 import sim
 from fedtrellis.app.listing import print_list
-from fedtrellis.settings import AUTO, SettingsError
+from fedtrellis.settings import AUTO, SettingsError, keys
 
 REGISTRY = sim.app.registry
 #: What a config of defaults is refused for, which is no fault of it.
@@ -56,8 +56,8 @@ def test_a_strategy_of_the_app_is_the_one_python_makes(method: str) -> None:
 def test_a_run_configs_default_is_the_fields() -> None:
     config = sim.app.default_config()
     for group in REGISTRY.groups:
-        for part, fields in group.parts:
-            for key, field in fields.items():
+        for part in group.classes:
+            for key, field in keys(part, f"{group.owner}.".removeprefix(".")).items():
                 default = getattr(part, field.name)
                 assert config[key] == (AUTO if default is None else default)
 
@@ -65,10 +65,11 @@ def test_a_run_configs_default_is_the_fields() -> None:
 def test_a_clients_own_default_is_that_of_its_settings() -> None:
     declared = 0
     for entry in REGISTRY.methods.values():
-        for field in entry.parts[1][1].values():
-            argument = inspect.signature(entry.client).parameters[field.name]
-            assert argument.default in (argument.empty, field.default)
-            declared += 1
+        for part in entry.classes[1:]:
+            for field in keys(part).values():
+                argument = inspect.signature(entry.client).parameters[field.name]
+                assert argument.default in (argument.empty, field.default)
+                declared += 1
     assert declared
 
 

@@ -13,7 +13,7 @@ from flwr.app import Context, RecordDict
 
 import sim
 from fedtrellis import TrimmedMean
-from fedtrellis.app.directory import read_config
+from fedtrellis.app.command_line import read_config
 from fedtrellis.privacy import Accountant, Releases
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import record_arrays

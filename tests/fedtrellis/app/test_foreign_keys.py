@@ -10,7 +10,7 @@ import pytest
 
 import sim
 from fedtrellis.app.registry import SettingGroup
-from fedtrellis.settings import SettingsError, parse_values
+from fedtrellis.settings import SettingsError, keys, parse_values
 
 REGISTRY = sim.app.registry
 #: A task that every method of a kind fits, and that loads nothing.
@@ -30,10 +30,11 @@ def another(part: type[Any], field: dataclasses.Field[Any]) -> Any:
         return next(value for value in meta["choices"] if value != default)
     if isinstance(default, bool):
         return not default
+    key = field.name.replace("_", "-")
     candidates: list[Any] = ["a text", 3, 4, 0.75, 0.25, -1, 100, True]
     for value in candidates:
         try:
-            (found,) = parse_values({"key": field}, part, {"key": value}).values()
+            found = parse_values(part, {f"a.{key}": value}, "a.")[field.name]
         except SettingsError:
             continue
         if found != default:
@@ -46,8 +47,8 @@ def foreign(kind: str) -> list[tuple[SettingGroup, str, Any]]:
         (group, key, another(part, field))
         for group in REGISTRY.groups
         if group.kind == kind
-        for part, fields in group.parts
-        for key, field in fields.items()
+        for part in group.classes
+        for key, field in keys(part, f"{group.owner}.").items()
         # the only one that can have no other value
         if key != "attack.classifier"
     ]

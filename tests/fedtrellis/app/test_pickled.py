@@ -57,14 +57,14 @@ ACTOR = """
 import pickle, sys
 from fedtrellis.app import App, application
 made, experiments = [], []
-init, make = App.__init__, application.make_experiment
+init, make = App.__init__, application.Experiment
 def noted(self, *a, **k):
     made.append(1)
     init(self, *a, **k)
 def counted(*a):
     experiments.append(1)
     return make(*a)
-App.__init__, application.make_experiment = noted, counted
+App.__init__, application.Experiment = noted, counted
 context = None
 for app, message, first in pickle.load(open(sys.argv[1], "rb")):
     context = pickle.loads(first if context is None else context)

@@ -14,7 +14,7 @@ import pytest
 import sim
 from clients import FedProxClient
 from fedtrellis.app import App, Plugin, pairs
-from fedtrellis.app.directory import flatten
+from fedtrellis.app.command_line import flatten
 from fedtrellis.app.listing import config_block, write_config_block
 from fedtrellis.app.registry import AppRegistry
 from fedtrellis.domains import L2Ball
@@ -127,7 +127,7 @@ def _keys(owner: str) -> list[str]:
 
 
 def _config(pairs_: str) -> dict[str, Any]:
-    from fedtrellis.app.directory import read_config
+    from fedtrellis.app.command_line import read_config
 
     return read_config([pairs_])
 

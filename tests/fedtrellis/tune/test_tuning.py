@@ -24,7 +24,7 @@ from optuna.distributions import (
 from optuna.trial import TrialState
 
 import sim
-from fedtrellis.app.directory import read_config
+from fedtrellis.app.command_line import read_config
 from fedtrellis.command_line import main
 from fedtrellis.runs import load_run
 from fedtrellis.server.callbacks import RoundRecord

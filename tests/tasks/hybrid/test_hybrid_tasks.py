@@ -972,5 +972,5 @@ def test_a_method_that_knows_no_elastic_net_is_refused() -> None:
 
     config = {"task": "hybrid-linear", "hybrid-linear.l1-ratio": 0.5}
     with pytest.raises(SettingsError, match="'hyfem' does not know hybrid-linear.l1-r"):
-        sim.app.experiment(config | {"method": "hyfem"}, 4).check()
-    sim.app.experiment(config | {"method": "hyfdca"}, 4).check()
+        sim.app.experiment(config | {"method": "hyfem"}, 4).strategy()
+    sim.app.experiment(config | {"method": "hyfdca"}, 4).strategy()
