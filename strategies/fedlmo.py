@@ -20,7 +20,7 @@ from fedtrellis.layer_steps import (
     settle_kinds,
     with_momentum,
 )
-from fedtrellis.server.answers import Answer, one_point
+from fedtrellis.server.answers import Answer
 from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import entries_of, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
@@ -263,7 +263,7 @@ class FedLMO(RoundStrategy):
             return self.take_point(answer)
         # a gradient is in no proportion to the model
         if self.variant == "server":
-            return one_point(answer, model.shape, layout)
+            return self.aggregator.take(answer, model.shape, layout)
         if self.variant == "ef21":
             change = self._compressor.unpack(answer.arrays, layout)
             if not np.isfinite(change).all():
@@ -274,7 +274,7 @@ class FedLMO(RoundStrategy):
         point, mean = answer.arrays
         return (
             self.take_point(replace(answer, arrays=[point])),
-            one_point(replace(answer, arrays=[mean]), model.shape, layout),
+            self.aggregator.take(replace(answer, arrays=[mean]), model.shape, layout),
         )
 
     def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:

@@ -199,7 +199,7 @@ class ZerothOrderSGD(RoundStrategy):
         """
         count = self.local_steps * self.samples
         if isinstance(self.aggregator, SecureSum):
-            return self.aggregator.take(answer, count)
+            return self.aggregator.take(answer, (count,), self.broadcast.layout)
         if self.variant != "feedsign":
             scalars = scalars_of(answer, count)
             # noise may be larger

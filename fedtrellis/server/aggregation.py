@@ -11,15 +11,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtrellis.server.answers import Answer
+from fedtrellis.server.answers import Answer, one_point
 from fedtrellis.server.conversation import Conversation
 from fedtrellis.settings import Declared, SettingsError, setting
-from fedtrellis.wire.arrays import FloatArray
+from fedtrellis.wire.arrays import FloatArray, Layout
 
 __all__ = [
     "LEAST",
@@ -89,7 +89,10 @@ class Aggregation(Declared, ABC):
     A subclass is a :class:`~fedtrellis.settings.Declared` class; its settings are the
     run-config keys ``NAME.setting``. It implements :meth:`combine`; the rest has
     defaults for what looks at answers in the clear, once. An object serves one run at a
-    time: a strategy makes a copy of its own.
+    time: a strategy makes a copy of its own. A run calls :meth:`begin` and
+    :meth:`prepare`; in a round :meth:`cohort`, :meth:`entries`, :meth:`ask`,
+    :meth:`take` for each answer, :meth:`lost`, :meth:`combine` as often as the method
+    likes, :meth:`metrics`; and in the end :meth:`finish`.
 
     Examples
     --------
@@ -109,16 +112,9 @@ class Aggregation(Declared, ABC):
     about: ClassVar[str] = ""
     #: Whether no few of those who answer can choose what it gives.
     robust: ClassVar[bool] = False
-    #: Whether what the answers come to is all that a method sees of them.
-    sums_only: ClassVar[bool] = False
-    #: Whether clients hide what they send, so that the server knows no single answer.
-    hides: ClassVar[bool] = False
-    #: Whether answers may weigh as many examples as their clients have.
-    weighs: ClassVar[bool] = False
-    #: Whether it is good for answers with noise of the clients', privacy = "local".
-    bears_noise: ClassVar[bool] = False
-    #: Whether a round without answers has a result, too.
-    always: ClassVar[bool] = False
+    #: Who sees a single answer: "method"; "server", where a method gets no more than
+    #: what the answers come to; or "client", where clients hide them.
+    seen_by: ClassVar[Literal["method", "server", "client"]] = "method"
     #: Why no run with it goes on from a checkpoint; empty: it may.
     no_resume: ClassVar[str] = ""
     #: Clients that a run needs.
@@ -131,7 +127,7 @@ class Aggregation(Declared, ABC):
         Parameters
         ----------
         points : sequence of n ndarrays of shape S, or ndarray of shape (n, \*S)
-            Finite; at least one, unless :attr:`always`.
+            Finite; at least one, unless :meth:`lost` lets a round without answers pass.
         centre : ndarray of shape S
             The last result. Not changed.
 
@@ -155,12 +151,10 @@ class Aggregation(Declared, ABC):
                 f"there are {n}"
             )
 
-    def prepare(
-        self, conversation: Conversation, clients: Sequence[str], timeout: float
-    ) -> None:
+    def prepare(self, conversation: Conversation, timeout: float) -> None:
         """Waves before round 1 in which the clients agree on something."""
 
-    def finish(self, clients: Sequence[str]) -> None:
+    def finish(self, conversation: Conversation) -> None:
         """After the last round, and after a failure."""
 
     def cohort(self, server_round: int, drawn: Sequence[str]) -> list[str]:
@@ -181,11 +175,30 @@ class Aggregation(Declared, ABC):
         """The answers of a round's clients, each of whom is sent its entries."""
         return conversation.ask(server_round, "train", entries, timeout)
 
+    def take(self, answer: Answer, shape: tuple[int, ...], layout: Layout) -> Any:
+        """The one vector of an answer, for :meth:`combine`; ValueError if it is none.
+
+        Here a dense array of this shape, in the dtype that the model travels in.
+        """
+        return one_point(answer, shape, layout)
+
     def lost(
-        self, server_round: int, cohort: Sequence[str], answers: Mapping[str, Any]
+        self,
+        server_round: int,
+        cohort: Sequence[str],
+        answers: Mapping[str, Any],
+        least: int,
     ) -> str:
-        """Why a round's checked answers come to nothing; empty if they do not."""
-        return ""
+        """Why a round's checked answers come to nothing; empty if they do not.
+
+        ``least`` is how many a robust average of them needs.
+        """
+        if self.robust and len(answers) < least:
+            return (
+                f"aggregation = {self.name!r} needs at least {least} answers in a "
+                f"round, and this one had {len(answers)}"
+            )
+        return "" if answers else "nobody has answered"
 
     def metrics(self) -> dict[str, float]:
         """Its own metrics of a round, after the round's result."""
@@ -213,7 +226,6 @@ class Mean(Aggregation):
 
     name = "mean"
     about = "the mean"
-    weighs = bears_noise = True
 
     def combine(self, points: Points, centre: FloatArray) -> FloatArray:
         """The mean."""

@@ -95,7 +95,7 @@ class Loop:
         """Why a client that comes after the start cannot take part; empty if it can."""
         if self.options.privacy != "none":
             return "privacy is planned for the clients of the start"
-        if self.method.aggregator.sums_only:
+        if self.method.aggregator.seen_by != "method":
             return "aggregation is planned for the clients of the start"
         if self.options.client_weights == "examples" and not properties.get(EXAMPLES):
             return "client_weights = 'examples', and it declares none"
@@ -280,7 +280,7 @@ class Loop:
         """Agree before the rounds; clean up after them, also when they end badly."""
         method, callbacks = self.method, self.options.callbacks
         try:
-            method.aggregator.prepare(self.conversation, method.clients, timeout)
+            method.aggregator.prepare(self.conversation, timeout)
             method.prepare(self.conversation, timeout)
             yield
         except BaseException as error:
@@ -292,7 +292,7 @@ class Loop:
         finally:
             with deferred():  # the signal is known, it need not end this wave too
                 method.finish(self.conversation)
-                method.aggregator.finish(method.clients)
+                method.aggregator.finish(self.conversation)
 
     def _save_last(self) -> None:
         """Save the state after the last finished round, if it is still there."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fedtrellis.privacy import Mechanism
 from fedtrellis.random import generator
 from fedtrellis.server.aggregation import LEAST, Aggregation, Mean, Points, Sealed
-from fedtrellis.server.answers import Answer, mean_metrics, one_point
+from fedtrellis.server.answers import Answer, mean_metrics
 from fedtrellis.server.callbacks import RoundRecord, observers
 from fedtrellis.server.conversation import Conversation
 from fedtrellis.server.options import AGGREGATIONS, RunOptions
@@ -335,8 +335,10 @@ class Method(Strategy, _Base, options=RunOptions):
             message is the reason that log and history give.
         """
         reference = self.broadcast.model if reference is None else reference
-        point = one_point(answer, reference.shape, self.broadcast.layout)
-        self._check_proportion(point, reference, answer.norm)
+        aggregator, layout = self.aggregator, self.broadcast.layout
+        point: FloatArray = aggregator.take(answer, reference.shape, layout)
+        if aggregator.seen_by != "client":
+            self._check_proportion(point, reference, answer.norm)
         return point
 
     def average(self, points: Points, centre: FloatArray) -> FloatArray:
@@ -353,7 +355,7 @@ class Method(Strategy, _Base, options=RunOptions):
         -------
         ndarray of float64, of shape S
         """
-        if self.aggregator.sums_only:
+        if self.aggregator.seen_by != "method":
             points = [cast(Sealed, point).value for point in points]
         return self.aggregator.combine(points, centre)
 
@@ -484,9 +486,10 @@ class Method(Strategy, _Base, options=RunOptions):
         """
         if issubclass(kind, Mean):
             return True
-        if kind.hides:  # takes clients that can hide what they send
+        if kind.seen_by == "client":  # takes clients that can hide what they send
             return False
-        return self.needs == "sum" or (self.needs == "each" and not kind.sums_only)
+        enough = self.needs == "each" and kind.seen_by == "method"
+        return self.needs == "sum" or enough
 
     def _check_aggregation(self) -> None:
         """Raise SettingsError if it does not fit the method or other settings."""
@@ -505,7 +508,7 @@ class Method(Strategy, _Base, options=RunOptions):
                 f"to {self._described_name}; allowed: equal (scale each client's f_i "
                 "by its examples)"
             )
-        elif not kind.weighs:
+        elif not issubclass(kind, Mean):
             why = f"beside {stated}, with which all clients count alike; allowed: equal"
         if why and weights != "equal":
             raise SettingsError(f"client_weights = {weights!r} does not apply {why}")
@@ -522,7 +525,9 @@ class Method(Strategy, _Base, options=RunOptions):
             raise SettingsError(
                 f"{stated} does not apply to {self._described_name}; allowed: none"
             )
-        means = [kind.name for kind in AGGREGATIONS if kind.bears_noise]
+        # no average of the middle, and no second noise
+        others = [kind for kind in AGGREGATIONS if not issubclass(kind, Budget)]
+        means = [kind.name for kind in others if not kind.robust]
         evaluated = options.client_evaluate_every
         for name, value, allowed, why in (
             ("aggregation", self.aggregator.name, means, "the noise is for a mean"),

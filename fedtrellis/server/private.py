@@ -7,7 +7,7 @@ has to be trusted. ε is an accountant's, of what was released.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from logging import INFO
 from math import isfinite
 from typing import Any, ClassVar
@@ -164,7 +164,7 @@ class Private(Budget, Aggregation):
 
     name = "private"
     about = "clipped changes and noise by a trusted server, with an ε"
-    sums_only = always = True
+    seen_by = "server"
 
     test_seed: int | None = given(
         "for tests: noise that can be drawn again, which voids the guarantee, so that "
@@ -211,6 +211,16 @@ class Private(Budget, Aggregation):
         self.relative_noise = self._mean.relative_noise
         return found
 
+    def lost(
+        self,
+        server_round: int,
+        cohort: Sequence[str],
+        answers: Mapping[str, Any],
+        least: int,
+    ) -> str:
+        """Nothing is lost: a round without answers has noise for a result."""
+        return ""
+
     def metrics(self) -> dict[str, float]:
         """ε of what was released so far; nothing where no guarantee holds."""
         self._rounds += 1
@@ -253,17 +263,17 @@ class LocalPrivacy(Budget):
         how: Releases = {"mechanism": self.mechanism}
         self.open(self.each * cohorts.rounds, len(cohorts.clients), how)
 
-    def entries(self) -> dict[str, Any]:
-        """What each client is sent."""
+    def entries(self, cohort: Sequence[str]) -> dict[str, Any]:
+        """What each of a round's clients is sent.
+
+        Each of them may answer, and so it counts, whatever gets lost.
+        """
+        for name in cohort:
+            self._asked[name] = self._asked.get(name, 0) + 1
         return {
             "privacy-clip": self.clip,
             "privacy-noise-multiplier": self.settled_noise_multiplier,
         }
-
-    def note_asked(self, clients: Iterable[str]) -> None:
-        """Remember whom a round asks: each may have answered, whatever was lost."""
-        for name in clients:
-            self._asked[name] = self._asked.get(name, 0) + 1
 
     def metrics(self) -> dict[str, float]:
         """ε so far; nothing where no guarantee holds."""

@@ -125,31 +125,25 @@ class RoundStrategy(LoopStrategy):
 
     @cached_property
     def _has_audiences(self) -> bool:
-        named = ("instruction", "_request_entries")
-        return all(speaks_for(type(self), "audience", one) for one in named)
+        return speaks_for(type(self), "audience", "instruction")
 
     def _entries(
         self, server_round: int, config: ConfigRecord
     ) -> dict[str, Mapping[str, Any]]:
         """The round's requests by client; one object where they are the same."""
+        common: dict[str, Any] = {**config, "num-clients": len(self.clients)}
+        if self.options.answer_bound != ANSWER_BOUND:
+            common["answer-bound"] = self.options.answer_bound
+        for part in self._parts if self.sampled else ():
+            common |= part.entries(self.sampled)
         made: dict[Hashable, Mapping[str, Any]] = {}
         entries: dict[str, Mapping[str, Any]] = {}
         for name in self.sampled:
             key = self.audience(server_round, name) if self._has_audiences else name
             if key not in made:
-                made[key] = {**config, **self._request_entries(server_round, name)}
+                made[key] = common | self.instruction(server_round, name)
             entries[name] = made[key]
         return entries
-
-    def _request_entries(self, server_round: int, client: str) -> dict[str, Any]:
-        """The :meth:`instruction`, and what every method sends beside it."""
-        entries: dict[str, Any] = {"num-clients": self.num_clients}
-        if self.options.answer_bound != ANSWER_BOUND:
-            entries["answer-bound"] = self.options.answer_bound
-        if self.local_noise is not None:
-            entries |= self.local_noise.entries()
-        entries |= self.instruction(server_round, client)
-        return entries | self.aggregator.entries(self.sampled)
 
     def run_round(
         self,
@@ -163,11 +157,6 @@ class RoundStrategy(LoopStrategy):
             return self._run_hooks(conversation, server_round, config, timeout)
         self.sampled = self.sample(server_round)
         entries = self._entries(server_round, config)
-        if not entries and not self.aggregator.always:
-            self.used = []
-            return None
-        if self.local_noise is not None:
-            self.local_noise.note_asked(entries)
         answers: Sequence[Answer] = ()
         if entries:
             answers = self.aggregator.ask(conversation, server_round, entries, timeout)
@@ -185,32 +174,24 @@ class RoundStrategy(LoopStrategy):
                 self.conversation.reject(answer.client, str(error))
             else:
                 self.conversation.note_version(answer)
-        why = self._unusable(server_round, checked)
+        why = self.aggregator.lost(
+            server_round, self.sampled, checked, self._least_answers
+        )
         for name in checked if why else ():
             self.conversation.reject(name, why)
         self.used = [] if why else list(checked)
-        if not self.used and not self.aggregator.always:
+        if why:
             return None
         self._loop.whole = None
         sealed = checked
-        if self.aggregator.sums_only:
+        if self.aggregator.seen_by != "method":
             sealed = {name: Sealed(answer) for name, answer in checked.items()}
         metrics = self.aggregate(server_round, sealed)
         for name in checked:
             self.conversation.note_used(name, server_round)
-        metrics = metrics | self.aggregator.metrics()
-        noise = self.local_noise
-        return metrics if noise is None else metrics | noise.metrics()
-
-    def _unusable(self, server_round: int, answers: Mapping[str, Any]) -> str:
-        """Why a round's checked answers come to nothing; empty if they do not."""
-        if self.aggregator.robust and len(answers) < self._least_answers:
-            return (
-                f"aggregation = {self.aggregator.name!r} needs at least "
-                f"{self._least_answers} answers in a round, and this one had "
-                f"{len(answers)}"
-            )
-        return self.aggregator.lost(server_round, self.sampled, answers)
+        for part in self._parts:
+            metrics = metrics | part.metrics()
+        return metrics
 
     # -------------------------------------------------------------- Flower's own loop
 
@@ -218,7 +199,7 @@ class RoundStrategy(LoopStrategy):
         """Where a round is one wave, each part of Flower's loop can be overridden."""
         ways = [*self._overridden(), *([] if self._one_wave else ["run_round"])]
         stated = ""
-        if self.aggregator.sums_only:
+        if self.aggregator.seen_by != "method":
             stated = f"aggregation = {self.aggregator.name!r}"
         elif self.local_noise is not None:
             stated = self.local_noise.wanted
@@ -291,13 +272,8 @@ class RoundStrategy(LoopStrategy):
         conversation = self._in_a_run()
         self.sampled = self.sample(server_round)
         return [
-            conversation.request(
-                server_round,
-                name,
-                "train",
-                {**config, **self._request_entries(server_round, name)},
-            )
-            for name in self.sampled
+            conversation.request(server_round, name, "train", entries)
+            for name, entries in self._entries(server_round, config).items()
         ]
 
     def aggregate_train(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from logging import WARNING
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from fedtrellis.encryption.secure_sum import LEAST_TERMS, Member, total_of
 from fedtrellis.server.aggregation import Aggregation, Points
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.conversation import Conversation, ask_again, ask_everyone
-from fedtrellis.wire.arrays import FloatArray
+from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.flower_internals import log
 
 __all__ = ["SecureSum"]
@@ -54,13 +55,13 @@ class SecureSum(Aggregation):
     >>> from fedtrellis import SecureSum
     >>> from fedtrellis.strategies import ZerothOrderSGD
     >>> strategy = ZerothOrderSGD(aggregation=SecureSum())
-    >>> strategy.aggregator.hides
-    True
+    >>> strategy.aggregator.seen_by
+    'client'
     """
 
     name = "secure-sum"
     about = "masked sums over a round's clients, of which the server sees no term"
-    sums_only = hides = bears_noise = True
+    seen_by = "client"
     no_resume = (
         "rounds after the checkpoint would be asked for again, of others perhaps, and "
         "the difference of two sums is what a client said; use initial-model"
@@ -68,13 +69,9 @@ class SecureSum(Aggregation):
     # of a sum over fewer each client knows the others' part
     least = LEAST_TERMS
 
-    _conversation: Conversation | None = None
-
-    def prepare(
-        self, conversation: Conversation, clients: Sequence[str], timeout: float
-    ) -> None:
+    def prepare(self, conversation: Conversation, timeout: float) -> None:
         """Two waves in which the clients agree on keys."""
-        self._conversation = conversation
+        clients = conversation.names
         # by client: silences in a row, and the last round that it sits out
         self._resting: dict[str, tuple[int, int]] = {}
         members: dict[str, Member] = {}
@@ -136,8 +133,9 @@ class SecureSum(Aggregation):
         )
         return list(answers.values())
 
-    def take(self, answer: Answer, count: int) -> Words:
-        """A client's term of so many numbers, shape (count + 1,); else ValueError."""
+    def take(self, answer: Answer, shape: tuple[int, ...], layout: Layout) -> Words:
+        """A client's term of a vector of this size, and one more; else ValueError."""
+        count = prod(shape)
         term: Any = answer.arrays[0] if len(answer.arrays) == 1 else np.zeros(0)
         if term.dtype != np.uint64 or term.shape != (count + 1,) or answer.numbers.size:
             raise ValueError(
@@ -148,7 +146,11 @@ class SecureSum(Aggregation):
         return words
 
     def lost(
-        self, server_round: int, cohort: Sequence[str], answers: Mapping[str, Any]
+        self,
+        server_round: int,
+        cohort: Sequence[str],
+        answers: Mapping[str, Any],
+        least: int,
     ) -> str:
         """Why a round's sum cannot be had; empty if it can.
 
@@ -174,13 +176,11 @@ class SecureSum(Aggregation):
         found: FloatArray = total_of(list(points)) / len(points)  # type: ignore[arg-type]
         return found
 
-    def finish(self, clients: Sequence[str]) -> None:
+    def finish(self, conversation: Conversation) -> None:
         """Let the clients of a simulation remove the key that they made."""
-        if self._conversation is None:
-            return
         try:
-            entries: dict[str, dict[str, Any]] = {name: {} for name in clients}
-            self._conversation.ask(0, "train.sum_finish", entries, 30.0)
+            entries: dict[str, dict[str, Any]] = {n: {} for n in conversation.names}
+            conversation.ask(0, "train.sum_finish", entries, 30.0)
         except Exception as error:
             log(WARNING, "the run's key may not have been removed: %s", error)
 

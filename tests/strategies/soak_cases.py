@@ -333,7 +333,7 @@ def _averages(
         for name, point in answers.items():
             context = Context(0, 0, {"partition-id": int(name)}, None, {})  # type: ignore[arg-type]
             client = kind(context, problem.objectives[int(name)])
-            config = {"server-round": t, **strategy._request_entries(t, name)}
+            config = {"server-round": t, **strategy.instruction(t, name)}
             (expected,), _, _ = client.fit([before], config)
             worst = max(worst, distance(point, expected))
         mean = project(np.mean(list(answers.values()), axis=0))
@@ -382,7 +382,7 @@ def _compressed(problem: Problem, **local: Any) -> Case:
         for name, change in answers.items():
             context = Context(0, 0, {"partition-id": int(name)}, None, {})  # type: ignore[arg-type]
             client = CompressedSGDClient(context, problem.objectives[int(name)])
-            config = {"server-round": t, **strategy._request_entries(t, name)}
+            config = {"server-round": t, **strategy.instruction(t, name)}
             arrays, _, _ = client.fit([before], config)
             expected = Quantized(127).unpack(arrays, layout)
             worst = max(worst, distance(change, expected))
@@ -630,7 +630,7 @@ def _split_by_features(method: str) -> Case:
         worst = 0.0
         for name, w_k in answers.items() if not stateful else ():
             context = Context(0, 0, {"partition-id": int(name)}, None, {})  # type: ignore[arg-type]
-            config = {"server-round": t, **strategy._request_entries(t, name)}
+            config = {"server-round": t, **strategy.instruction(t, name)}
             expected = make_client(context).descend(before[held[int(name)]], config)
             worst = max(worst, distance(w_k, expected))
         local = strategy._local if stateful else answers
