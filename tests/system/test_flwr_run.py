@@ -11,7 +11,7 @@ from flower_process import Flower
 from threadpoolctl import threadpool_limits
 
 import sim
-from fedtrellis.app.directory import read_config
+from fedtrellis.app.command_line import read_config
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(500)]
 
