@@ -8,22 +8,20 @@ from fedtrellis.settings import check_choice
 from .attack import Attack
 from .base import DataFileError, Depending, Task
 from .characters import Characters
-from .classification import Classification
+from .classification import Classification, Digits
 from .data.readers import node_path
 from .data.settings import NODES, DataSettings
 from .data.task import NodeDataTask
-from .digits import Digits
 from .hybrid import ClientData, HybridTask
 from .hybrid_linear import HybridLinear
 from .hybrid_logistic import HybridLogistic
 from .hybrid_svm import HybridSVM
 from .kernel_pca import KernelPCA
-from .lasso import Lasso
-from .linear_regression import LinearRegression
 from .logistic_regression import LogisticRegression
 from .low_rank_network import LowRankNetwork
 from .matrix_completion import MatrixCompletionTask
 from .quadratic_assignment import QuadraticAssignmentTask
+from .regression import Lasso, LinearRegression
 
 __all__ = [
     "NODES",

@@ -23,8 +23,7 @@ from fedtrellis.settings import SettingsError, setting
 
 from .base import Array, Nonconvex, Point, data_path, even_share
 from .data.datasets import DATASETS, load_cifar10
-from .data.packed import load_arrays
-from .data.table import fault
+from .data.table import fault, load_arrays
 
 __all__ = ["Attack"]
 

@@ -1,9 +1,8 @@
 """The contract of a task: what is learnt, from which data, over which set.
 
 A task is a small frozen dataclass of settings, so that it can be hashed, compared and
-sent around. Its data is loaded or generated once per process, behind module-level
-functions that are cached on the task; under Ray anything else would be copied with
-every message.
+sent around. Its data is loaded or generated :func:`once` per process; under Ray
+anything else would be copied with every message.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Self, overload
+from typing import Any, ClassVar, ParamSpec, Self, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +30,17 @@ from .data.settings import NODES, DataSettings
 
 Array = NDArray[np.float64]
 Point = Array | Sequence[Array]
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def once(places: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Keep what a function, or a task's method, has returned to the last callers.
+
+    Of so many different arguments, a task among them: of two that are set alike the
+    second finds what was made for the first, once per process.
+    """
+    return cast(Callable[[Callable[P, R]], Callable[P, R]], lru_cache(maxsize=places))
 
 
 class DataFileError(SettingsError):
@@ -81,6 +91,8 @@ class Task(ABC):
     values_only : bool
         Whether the clients of the run's method ask for values of their f_i and for no
         gradients: an f_i may then be one that has none and takes less memory.
+    nodes : DataSettings
+        What a run config says of data that lies on the nodes.
 
     Attributes
     ----------
@@ -120,6 +132,7 @@ class Task(ABC):
     seed: int
     dtype: str = field(default="float64", kw_only=True)
     values_only: bool = field(default=False, kw_only=True)
+    nodes: DataSettings = field(default=DataSettings(), kw_only=True)
 
     name: ClassVar[str]
     summary: ClassVar[str]
@@ -143,11 +156,10 @@ class Task(ABC):
         ``more`` are fields that are no settings. A SettingsError: a setting that is not
         allowed, or one of nodes' own data although the task brings its own.
         """
-        task = parse(
-            cls, config, f"{cls.name}.", num_clients=num_clients, seed=seed, **more
-        )
+        nodes = parse(DataSettings, config, "data.")
+        more |= {"num_clients": num_clients, "seed": seed, "nodes": nodes}
+        task = parse(cls, config, f"{cls.name}.", **more)
         if not task.on_nodes:
-            nodes = parse(DataSettings, config, "data.")
             for key, field in keys(DataSettings, "data.").items():
                 value = getattr(nodes, field.name)
                 if value != field.default and field.name not in task.of_file:
@@ -269,7 +281,13 @@ class Task(ABC):
         Here ``objective``, which is f_i; :class:`tasks.hybrid.HybridTask` has the
         features and labels instead. An IndexError: there is no such client.
         """
-        return {"objective": _client_part(self, self._existing(client))}
+        return {"objective": self._client_part(client)}
+
+    # All clients of a large simulation: with fewer places than clients, who are asked
+    # in turn, every message would make its objective anew.
+    @once(16_384)
+    def _client_part(self, client: int) -> Objective:
+        return in_dtype(self.client_objective(client), self.dtype)
 
     # -- where nodes have data of their own: :class:`tasks.data.task.NodeDataTask`
 
@@ -293,13 +311,25 @@ class Task(ABC):
 
     # -- what follows from it
 
+    # More tasks than one are alive in a process only in tests and sweeps.
+    @once(4)
     def objective(self) -> Objective:
         """Return F as one objective over all training data, made once per process."""
-        return _objective(self)
+        self._need_central_data()
+        return self._build_objective()
 
+    @once(16_384)
     def client_objective(self, client: int) -> Objective:
         """Return f_i of i in [0, n), made once per process; else an IndexError."""
-        return _client_objective(self, self._existing(client))
+        self._need_central_data()
+        return self._build_client_objective(self._existing(client))
+
+    def _need_central_data(self) -> None:
+        if self.on_nodes:
+            raise SettingsError(
+                f"{self.name}.dataset = {NODES!r}: the data lies on the nodes, and "
+                "there is none here to measure anything on"
+            )
 
     def _existing(self, client: int) -> int:
         """Return a client's number, if there is such a client."""
@@ -314,16 +344,11 @@ class Task(ABC):
         """Return F(x) = (1/n) Σ f_i(x)."""
         return self.objective().value(self.argument(x))
 
-    @overload
-    def gradient(self, x: Array) -> Array: ...
-    @overload
-    def gradient(self, x: Sequence[Array]) -> list[Array]: ...
-    def gradient(self, x: Point) -> Array | list[Array]:
+    def gradient(self, x: Point) -> Any:
         """Return ∇F(x) = (1/n) Σ ∇f_i(x), in the form of x: an array or a list."""
-        result: Any = self.objective().gradient(self.argument(x))
-        if isinstance(x, np.ndarray) or isinstance(result, list):
-            return result  # type: ignore[no-any-return]
-        return [result]
+        result = self.objective().gradient(self.argument(x))
+        bare = not isinstance(x, np.ndarray) and not isinstance(result, list)
+        return [result] if bare else result
 
     def argument(self, x: Point) -> Any:
         """Return a point as the task's objectives take it.
@@ -350,24 +375,6 @@ class Nonconvex(Task):
     convex: ClassVar[bool] = False
 
 
-# More tasks than one are alive in a process only in tests and sweeps.
-@lru_cache(maxsize=4)
-def _objective(task: Task) -> Objective:
-    return task._build_objective()
-
-
-# All clients of a large simulation: with fewer places than clients, who are asked in
-# turn, every message would make its objective anew.
-@lru_cache(maxsize=16_384)
-def _client_objective(task: Task, client: int) -> Objective:
-    return task._build_client_objective(client)
-
-
-@lru_cache(maxsize=16_384)
-def _client_part(task: Task, client: int) -> Objective:
-    return in_dtype(task.client_objective(client), task.dtype)
-
-
 def in_dtype(objective: Objective, dtype: str) -> Objective:
     """Return f_i as a client of a run computes it; halves are computed in float32."""
     return objective if dtype == "float64" else objective.of_dtype(np.float32)
@@ -383,6 +390,24 @@ def even_share(total: int, parts: int, index: int) -> slice:
 def derived_seed(seed: int, purpose: str) -> int:
     """Return a seed in [0, 2³¹) for libraries that want an integer."""
     return int(generator(seed, purpose).integers(2**31))
+
+
+def toy(name: str, what: str) -> tuple[Any, Any]:
+    """Return features and labels of a set that scikit-learn has, for ``what``."""
+    need("sklearn", what, "sklearn")
+    # half a second that other tasks' nodes need not spend
+    from sklearn import datasets
+
+    found: tuple[Any, Any] = getattr(datasets, f"load_{name}")(return_X_y=True)
+    return found
+
+
+def stratified(labels: NDArray[Any], share: float, seed: int) -> Any:
+    """Return which examples are for training and, a share of each label, for tests."""
+    from sklearn.model_selection import train_test_split
+
+    rows = np.arange(len(labels))
+    return train_test_split(rows, test_size=share, stratify=labels, random_state=seed)
 
 
 def check_torch(task: str, what: str, device: str) -> None:

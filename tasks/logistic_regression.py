@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import scipy  # its parts are loaded when first used
 from numpy.typing import NDArray
 
 from fedtrellis.extras import need
@@ -17,21 +19,96 @@ from fedtrellis.objectives.mean_objective import MeanObjective
 from fedtrellis.random import generator
 from fedtrellis.settings import setting
 
-from .base import Depending, Point, data_path, derived_seed
-from .data.datasets import load_file, load_libsvm, load_qsar, load_santander
+from .base import (
+    DataFileError,
+    Depending,
+    Point,
+    data_path,
+    derived_seed,
+    stratified,
+    toy,
+)
 from .data.partition import PartitionedTask
-from .data.readers import is_dense
+from .data.readers import is_dense, libsvm_table, read_csv, read_own_file
 from .data.scaling import divide, norms, scaled, with_constant
 from .data.settings import FILE, NODES
-from .data.table import Table
+from .data.table import Schema, Table, fault
 from .data.task import Dealt, Indices, data_of, starts_of
 
 __all__ = ["LogisticRegression"]
 
+_QSAR_FEATURES, _SANTANDER_FEATURES = 1024, 200
+# How many labels a message lists.
+_LISTED = 10
+
+
+def load_qsar(path: Path) -> Table:
+    """Load UCI's QSAR oral toxicity: 1 024 binary features, positive or negative.
+
+    UCI's zip archive or the csv file in it: lines of 0 or 1 with ``;`` between and the
+    label at their end, without a header. CSR features; class 1 for positive.
+
+    Notes
+    -----
+    D. Ballabio, F. Grisoni, V. Consonni, R. Todeschini, "Integrated QSAR models to
+    predict acute oral systemic toxicity", 2019.
+    """
+    names = tuple(f"bit-{j}" for j in range(1, _QSAR_FEATURES + 1))
+    schema = Schema(0, names, "class", ("negative", "positive"))
+    table = read_csv(path, schema, separator=";", header=(*names, "label"))
+    wrong = np.argwhere((table.features != 0.0) & (table.features != 1.0))
+    if len(wrong):
+        row, column = (int(i) for i in wrong[0])
+        fault(path, "must be 0 or 1", row + 1, names[column])
+    return table._replace(features=scipy.sparse.csr_array(table.features))
+
+
+def load_santander(path: Path) -> Table:
+    """Load ``train.csv`` of Kaggle's Santander customer transaction prediction.
+
+    The csv file or Kaggle's zip archive of it: a header
+    ``ID_code,target,var_0,…,var_199`` and lines of an identifier, which is not used,
+    the label 0 or 1 and 200 numbers. Dense features.
+    """
+    names = tuple(f"var_{j}" for j in range(_SANTANDER_FEATURES))
+    return read_csv(
+        path, Schema(0, names, "class", ("0", "1"), "target", ignored=("ID_code",))
+    )
+
+
+def load_libsvm(path: Path) -> Table:
+    """Load examples with two labels in LIBSVM's text format, whatever its name.
+
+    The smaller of the two labels becomes 0, the larger 1. CSR features, as many as the
+    largest index says.
+    """
+    return _with_labels(path, libsvm_table(path, Schema(0, target="class")), 2)
+
+
+def load_file(key: str, path: str, label_column: str, classes: int = 2) -> Table:
+    """Load a file with so many labels, numbers or texts, in any of the formats.
+
+    The other parameters are those of :func:`~.readers.read_own_file`. The smallest
+    label, or the first in the alphabet, becomes 0; the message for more or fewer labels
+    lists them.
+    """
+    return _with_labels(path, read_own_file(key, path, "class", label_column), classes)
+
+
+def _with_labels(path: str | Path, table: Table, classes: int) -> Table:
+    labels = [f"{x:g}" if isinstance(x, float) else x for x in table.labels]
+    if len(labels) != classes:
+        more = "" if len(labels) <= _LISTED else f" and {len(labels) - _LISTED} more"
+        raise DataFileError(
+            f"{path}: the labels are {', '.join(labels[:_LISTED])}{more}; there must "
+            f"be exactly {'two' if classes == 2 else classes}"
+        )
+    return table
+
+
 _LOADERS = {"qsar": load_qsar, "santander": load_santander, "libsvm": load_libsvm}
 # Sets that stay sparse, beside a file in LIBSVM's format.
 _SPARSE = ("qsar", "libsvm")
-
 
 _SCHEDULE = Depending(
     "nonconvex if the regularizer is, else nothing",
@@ -201,11 +278,6 @@ class LogisticRegression(PartitionedTask):
     def _client_loss(self, features: Any, targets: Any, weight: float) -> Any:
         return self._loss(features, targets, weight, len(targets))
 
-    def _client_weight(self, client: int) -> float:
-        # n d_i/d
-        examples = self.weighting == "examples"
-        return super()._client_weight(client) if examples else 1.0
-
     def _build_objective(self) -> Objective:
         if self.weighting == "clients":
             clients = range(self.num_clients)
@@ -263,11 +335,8 @@ def _table(task: LogisticRegression) -> Table:
     if task.dataset in _LOADERS:
         path = data_path("logistic-regression.path", task.path)
         return _LOADERS[task.dataset](path)
-    need("sklearn", "logistic-regression.dataset = 'breast-cancer'", "sklearn")
-    # half a second that other tasks' nodes need not spend
-    from sklearn.datasets import load_breast_cancer
-
-    features, labels = load_breast_cancer(return_X_y=True)
+    what = "logistic-regression.dataset = 'breast-cancer'"
+    features, labels = toy("breast_cancer", what)
     return Table(features, labels.astype(np.float64))
 
 
@@ -277,15 +346,9 @@ def _split(task: LogisticRegression, labels: Indices) -> tuple[Indices, Indices]
     if task.test_fraction == 0.0:
         return everything, everything[:0]
     need("sklearn", "logistic-regression.test-fraction", "sklearn")
-    from sklearn.model_selection import train_test_split
-
+    seed = derived_seed(task.seed, "logistic-regression split")
     try:
-        train, test = train_test_split(
-            everything,
-            test_size=task.test_fraction,
-            stratify=labels,
-            random_state=derived_seed(task.seed, "logistic-regression split"),
-        )
+        train, test = stratified(labels, task.test_fraction, seed)
     except ValueError as error:
         counts = np.bincount(labels, minlength=2)
         found = f"{counts[0]} and {counts[1]} examples of the labels 0 and 1"

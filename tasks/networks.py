@@ -19,8 +19,7 @@ from fedtrellis.objectives.torch_forward import TorchForward
 from fedtrellis.objectives.torch_objective import TorchObjective
 
 from .base import Array
-from .data.packed import load_arrays
-from .data.table import fault
+from .data.table import fault, load_arrays
 
 Model = TypeVar("Model", bound=nn.Module)
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from reproduce.common import Item, Options, SkippedError, workers
 from reproduce.drawing import measured, new_figure, save
-from tasks.data.images import read_cifar
+from tasks.data.datasets import read_cifar
 
 __all__ = ["ITEMS", "attack", "invert", "psnr"]
 

@@ -1,28 +1,29 @@
-"""The data sets that settings name: found in the user's folder, or made.
+"""Sets of labelled images: MNIST's, EMNIST's and CIFAR-10's files, and the digits.
 
-Images and synthetic examples for networks, and tables with two labels. A file or folder
-that is missing is a FileNotFoundError, one that holds something else a DataFileError;
-either is one line.
+A file or folder that is missing is a FileNotFoundError. A file that is not exactly what
+it says is a DataFileError, which names it and quotes nothing of it. Either is one line.
+No more is decompressed than the format allows, and pickles may only make arrays.
 """
 
 from __future__ import annotations
 
+import io
+import math
+import pickle
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import scipy  # its parts are loaded when first used
 from numpy.typing import NDArray
 
-from fedtrellis.extras import need
 from fedtrellis.random import generator
-from fedtrellis.settings import SettingsError
 
-from ..base import DataFileError, derived_seed
-from .images import Images, read_cifar, read_idx_pair
-from .readers import libsvm_table, read_csv, read_own_file
-from .table import Schema, Table, fault
+from ..base import DataFileError, derived_seed, stratified, toy
+from .table import fault, read_at_most
+
+Bytes = NDArray[np.uint8]
 
 #: Data sets by name, with the shape of an example.
 DATASETS: dict[str, tuple[int, ...]] = {
@@ -39,15 +40,21 @@ BUILT_IN = ("synthetic", "digits")
 #: EMNIST's splits and their numbers of classes (Cohen et al., arXiv 1702.05373).
 EMNIST_CLASSES = {"mnist": 10, "digits": 10, "balanced": 47, "byclass": 62}
 
-# pFedMe's clients have 5·(lognormal(4, 2) + 50) examples; the lognormal's tail, 7 % of
-# the clients but most of the examples, is cut here.
-_SIZE_CAP = 1000
-_TRAIN_SHARE = 0.75
 # The setting that messages name unless another is given.
 _KEY = "classification.path"
-_QSAR_FEATURES, _SANTANDER_FEATURES = 1024, 200
-# How many labels a message lists.
-_LISTED = 10
+# No idx file of MNIST or EMNIST is larger (byclass has 697 932 training images).
+_LIMIT = 2**30
+# A record of CIFAR-10 is a label and an image; a batch has 10 000, and nothing larger
+# is read.
+_CIFAR_RECORD = 1 + math.prod(DATASETS["cifar10"])
+_CIFAR_BATCH = 10_000
+
+
+class Images(NamedTuple):
+    """Images of shape (d, channels, height, width) and their labels, of shape (d,)."""
+
+    pixels: Bytes
+    labels: Bytes
 
 
 class Examples(NamedTuple):
@@ -61,7 +68,6 @@ class Examples(NamedTuple):
     labels: NDArray[Any]
     test_features: NDArray[Any]
     test_labels: NDArray[Any]
-    classes: int
     owners: NDArray[np.intp] | None = None
 
     def train(self, rows: Any) -> Examples:
@@ -108,7 +114,7 @@ def rows_of(features: Any) -> Any:
     return features.reshape(len(features), -1) / scale
 
 
-# -- images
+# -- the sets
 
 
 def split_digits(seed: int) -> Examples:
@@ -116,64 +122,10 @@ def split_digits(seed: int) -> Examples:
 
     80 % of them, drawn by the seed and stratified by label, are for training.
     """
-    need("sklearn", "task = 'digits'", "sklearn")
-    # half a second that other tasks' nodes need not spend
-    from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
-
-    pixels, labels = load_digits(return_X_y=True)
+    pixels, labels = toy("digits", "task = 'digits'")
     features = pixels / 16.0
-    train, test = train_test_split(
-        np.arange(len(labels)),
-        test_size=0.2,
-        stratify=labels,
-        random_state=derived_seed(seed, "digits split"),
-    )
-    return Examples(features[train], labels[train], features[test], labels[test], 10)
-
-
-def _find(folder: Path, names: Sequence[str], what: str, key: str) -> Path:
-    """Return the first file of these names in the folder that the setting names."""
-    for name in names:
-        if (folder / name).is_file():
-            return folder / name
-    raise FileNotFoundError(
-        f"{key} = {str(folder)!r} has no {what}: looked for {' or '.join(names)}"
-    )
-
-
-def _idx_pair(
-    folder: Path,
-    prefixes: Sequence[str],
-    what: str,
-    *,
-    transposed: bool = False,
-    key: str = _KEY,
-) -> Images:
-    """Read the images and labels whose names start with one of some prefixes."""
-    ends = [f"images-idx3-ubyte{gz}" for gz in ("", ".gz")]
-    images = _find(folder, [p + end for p in prefixes for end in ends], what, key)
-    prefix = images.name.split("images-idx3-ubyte")[0]
-    ends = [f"{prefix}labels-idx1-ubyte{gz}" for gz in ("", ".gz")]
-    labels = _find(folder, ends, what, key)
-    return read_idx_pair(images, labels, transposed=transposed)
-
-
-def _checked(folder: Path, train: Images, test: Images, name: str, k: int) -> Examples:
-    shape = DATASETS[name]
-    for which, part in (("training", train), ("test", test)):
-        if part.pixels.shape[1:] != shape:
-            size = " x ".join(map(str, part.pixels.shape[2:]))
-            raise DataFileError(
-                f"{folder}: the {which} images have {size} pixels; "
-                f"{' x '.join(map(str, shape[1:]))} are expected"
-            )
-        if part.labels.max() >= k:
-            raise DataFileError(
-                f"{folder}: the {which} labels reach {part.labels.max()}; "
-                f"the {k} classes are counted from 0"
-            )
-    return Examples(train.pixels, train.labels, test.pixels, test.labels, k)
+    train, test = stratified(labels, 0.2, derived_seed(seed, "digits split"))
+    return Examples(features[train], labels[train], features[test], labels[test])
 
 
 def load_mnist(folder: Path, key: str = _KEY) -> Examples:
@@ -227,135 +179,183 @@ def load_cifar10(folder: Path, *, partial: bool, key: str = _KEY) -> Examples:
         names = [name + end for end in ("", ".bin", ".bin.xz", ".bin.gz")]
         return read_cifar(_find(folder, names, f"batch {name} of CIFAR-10", key))
 
-    batches = []
+    batches: list[Images] = []
+    missing: list[str] = []
     for number in range(1, 6):
         try:
             batches.append(read(f"data_batch_{number}"))
         except FileNotFoundError as error:
-            if not partial:
-                partial_key = key.removesuffix("path") + "partial"
-                raise FileNotFoundError(
-                    f"{error} ({partial_key} = true does without)"
-                ) from None
-    if not batches:
-        read("data_batch_1")
+            missing.append(str(error))
+    if missing and not (partial and batches):
+        partial_key = key.removesuffix("path") + "partial"
+        hint = "" if partial else f" ({partial_key} = true does without)"
+        raise FileNotFoundError(missing[0] + hint)
     train = Images(*(np.concatenate(part) for part in zip(*batches, strict=True)))
     return _checked(folder, train, read("test_batch"), "cifar10", 10)
 
 
-def synthetic(clients: int, limit: int, seed: int, *, iid: bool) -> Examples:
-    """Generate pFedMe's synthetic data, 60 features and 10 labels, α = β = 0.5.
-
-    Client i has 5·(min(lognormal(4, 2), 1000) + 50) examples, 75 % of them for
-    training. Its features are N(v_i, Σ) with Σ_jj = j^−1.2 and v_i,j from N(B_i, 1),
-    its labels the largest of xᵀW_i + b_i with the entries of W_i and b_i from
-    N(u_i, 1); B_i from N(0, β²), u_i from N(0, α²). With ``iid`` one W and b for all,
-    and v_i = 0: all clients have the same distribution. ``limit`` is the most training
-    examples of all clients together, 0 for none; the clients' sizes shrink alike.
-
-    Notes
-    -----
-    C. T. Dinh, N. H. Tran, T. D. Nguyen, "Personalized federated learning with Moreau
-    envelopes", NeurIPS 2020, after T. Li et al., MLSys 2020. The cap is ours.
-    """
-    if 0 < limit < clients:
-        raise SettingsError(
-            f"classification.train-limit = {limit} is too low: "
-            f"each of {clients} clients needs at least one example"
-        )
-    inputs, classes = DATASETS["synthetic"][0], 10
-    rng = generator(seed, "synthetic")
-    lognormal = np.minimum(rng.lognormal(4.0, 2.0, clients).astype(int), _SIZE_CAP)
-    sizes = 5 * (lognormal + 50)
-    train_sizes = (_TRAIN_SHARE * sizes).astype(int)
-    kept = train_sizes
-    if 0 < limit < train_sizes.sum():
-        # One each, and a proportional share of the rest.
-        spare = limit - clients
-        kept = 1 + (train_sizes - 1) * spare // (train_sizes.sum() - clients)
-    deviations = np.arange(1, inputs + 1) ** -0.6  # the roots of Σ_jj
-    shared = generator(seed, "synthetic model")
-    W_shared = shared.standard_normal((inputs, classes))
-    b_shared = shared.standard_normal(classes)
-    parts = []
-    for i in range(clients):
-        rng = generator(seed, "synthetic", i)
-        centre, W, b = np.zeros(inputs), W_shared, b_shared
-        if not iid:
-            u, B = rng.normal(0.0, 0.5, 2)
-            centre = rng.normal(B, 1.0, inputs)
-            W = rng.normal(u, 1.0, (inputs, classes))
-            b = rng.normal(u, 1.0, classes)
-        x = centre + deviations * rng.standard_normal((sizes[i], inputs))
-        y = (x @ W + b).argmax(axis=1)
-        first, last = train_sizes[i], kept[i]
-        parts.append((x[:last], y[:last], x[first:], y[first:], np.full(last, i)))
-    x, y, test_x, test_y, owners = map(np.concatenate, zip(*parts, strict=True))
-    return Examples(x, y, test_x, test_y, classes, owners)
-
-
-# -- tables with a label for each row
-
-
-def load_qsar(path: Path) -> Table:
-    """Load UCI's QSAR oral toxicity: 1 024 binary features, positive or negative.
-
-    UCI's zip archive or the csv file in it: lines of 0 or 1 with ``;`` between and the
-    label at their end, without a header. CSR features; class 1 for positive.
-
-    Notes
-    -----
-    D. Ballabio, F. Grisoni, V. Consonni, R. Todeschini, "Integrated QSAR models to
-    predict acute oral systemic toxicity", 2019.
-    """
-    names = tuple(f"bit-{j}" for j in range(1, _QSAR_FEATURES + 1))
-    schema = Schema(0, names, "class", ("negative", "positive"))
-    table = read_csv(path, schema, separator=";", header=(*names, "label"))
-    wrong = np.argwhere((table.features != 0.0) & (table.features != 1.0))
-    if len(wrong):
-        row, column = (int(i) for i in wrong[0])
-        fault(path, "must be 0 or 1", row + 1, names[column])
-    return table._replace(features=scipy.sparse.csr_array(table.features))
-
-
-def load_santander(path: Path) -> Table:
-    """Load ``train.csv`` of Kaggle's Santander customer transaction prediction.
-
-    The csv file or Kaggle's zip archive of it: a header
-    ``ID_code,target,var_0,…,var_199`` and lines of an identifier, which is not used,
-    the label 0 or 1 and 200 numbers. Dense features.
-    """
-    names = tuple(f"var_{j}" for j in range(_SANTANDER_FEATURES))
-    return read_csv(
-        path, Schema(0, names, "class", ("0", "1"), "target", ignored=("ID_code",))
+def _find(folder: Path, names: Sequence[str], what: str, key: str) -> Path:
+    """Return the first file of these names in the folder that the setting names."""
+    for name in names:
+        if (folder / name).is_file():
+            return folder / name
+    raise FileNotFoundError(
+        f"{key} = {str(folder)!r} has no {what}: looked for {' or '.join(names)}"
     )
 
 
-def load_libsvm(path: Path) -> Table:
-    """Load examples with two labels in LIBSVM's text format, whatever its name.
+def _idx_pair(
+    folder: Path,
+    prefixes: Sequence[str],
+    what: str,
+    *,
+    transposed: bool = False,
+    key: str = _KEY,
+) -> Images:
+    """Read the images and labels whose names start with one of some prefixes."""
+    ends = [f"images-idx3-ubyte{gz}" for gz in ("", ".gz")]
+    images = _find(folder, [p + end for p in prefixes for end in ends], what, key)
+    prefix = images.name.split("images-idx3-ubyte")[0]
+    ends = [f"{prefix}labels-idx1-ubyte{gz}" for gz in ("", ".gz")]
+    labels = _find(folder, ends, what, key)
+    return read_idx_pair(images, labels, transposed=transposed)
 
-    The smaller of the two labels becomes 0, the larger 1. CSR features, as many as the
-    largest index says.
+
+def _checked(folder: Path, train: Images, test: Images, name: str, k: int) -> Examples:
+    shape = DATASETS[name]
+    for which, part in (("training", train), ("test", test)):
+        if part.pixels.shape[1:] != shape:
+            size = " x ".join(map(str, part.pixels.shape[2:]))
+            raise DataFileError(
+                f"{folder}: the {which} images have {size} pixels; "
+                f"{' x '.join(map(str, shape[1:]))} are expected"
+            )
+        if part.labels.max() >= k:
+            raise DataFileError(
+                f"{folder}: the {which} labels reach {part.labels.max()}; "
+                f"the {k} classes are counted from 0"
+            )
+    return Examples(*train, *test)
+
+
+# -- idx
+
+
+def read_idx(path: Path, ndim: int) -> Bytes:
+    """Read an idx file of unsigned bytes, raw or packed.
+
+    The format, from http://yann.lecun.com/exdb/mnist: two zero bytes, the type 0x08,
+    the number of dimensions, each dimension as a big-endian 32-bit integer, the data.
+
+    ``ndim`` is the number of dimensions it must have: 3 for images, 1 for labels. The
+    array is read-only.
     """
-    return _with_labels(path, libsvm_table(path, Schema(0, target="class")), 2)
+    size = 4 + 4 * ndim
+    header = read_at_most(path, size)
+    if header[:4] != bytes((0, 0, 8, ndim)):
+        what = f"the magic number of an idx file of bytes with {ndim} dimensions"
+        fault(path, f"does not start with {what}")
+    if len(header) < size:
+        fault(path, "ends within its header")
+    shape = tuple(int(n) for n in np.frombuffer(header[4:], dtype=">u4"))
+    expected = math.prod(shape)
+    if not 0 < expected <= _LIMIT:
+        fault(path, f"dimensions {shape} are not between 1 and 2³⁰ bytes")
+    data = read_at_most(path, size + expected + 1)[size:]
+    if len(data) != expected:
+        held = "more" if len(data) > expected else f"{len(data)}"
+        asked = f"dimensions {shape} ask for {expected} bytes of data"
+        fault(path, f"{asked}, the file has {held}")
+    return np.frombuffer(data, dtype=np.uint8).reshape(shape)
 
 
-def load_file(key: str, path: str, label_column: str, classes: int = 2) -> Table:
-    """Load a file with so many labels, numbers or texts, in any of the formats.
+def read_idx_pair(images: Path, labels: Path, *, transposed: bool = False) -> Images:
+    """Read images and their labels.
 
-    The other parameters are those of :func:`~.readers.read_own_file`. The smallest
-    label, or the first in the alphabet, becomes 0; the message for more or fewer labels
-    lists them.
+    EMNIST's files hold every image with rows and columns swapped; ``transposed`` puts
+    them upright.
     """
-    return _with_labels(path, read_own_file(key, path, "class", label_column), classes)
+    pixels, classes = read_idx(images, 3), read_idx(labels, 1)
+    if len(pixels) != len(classes):
+        kind = f"has {len(classes)} labels for the {len(pixels)} images of"
+        fault(labels, f"{kind} {images.name}")
+    if transposed:
+        pixels = pixels.transpose(0, 2, 1)
+    return Images(pixels[:, np.newaxis], classes)
 
 
-def _with_labels(path: str | Path, table: Table, classes: int) -> Table:
-    labels = [f"{x:g}" if isinstance(x, float) else x for x in table.labels]
-    if len(labels) != classes:
-        more = "" if len(labels) <= _LISTED else f" and {len(labels) - _LISTED} more"
-        raise DataFileError(
-            f"{path}: the labels are {', '.join(labels[:_LISTED])}{more}; there must "
-            f"be exactly {'two' if classes == 2 else classes}"
-        )
-    return table
+# -- CIFAR-10
+
+# what makes an empty array that the pickle then fills
+_EMPTY = np.ndarray(0).__reduce__()[0]
+_ALLOWED: dict[str, Any] = {
+    "numpy.ndarray": np.ndarray,
+    # pickles have the integers 0 and 1, NumPy now wants Booleans
+    "numpy.dtype": lambda name, *flags: np.dtype(name, *map(bool, flags)),
+    # NumPy 2 renamed the module, and files name the one they were made with
+    "numpy.core.multiarray._reconstruct": _EMPTY,
+    "numpy._core.multiarray._reconstruct": _EMPTY,
+    # bytes in pickles of protocol 2 that Python 3 made
+    "_codecs.encode": lambda text, encoding: text.encode("latin1"),
+}
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    """Makes NumPy arrays of numbers and plain containers, and runs nothing else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if f"{module}.{name}" not in _ALLOWED:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        return _ALLOWED[f"{module}.{name}"]
+
+
+def restricted_load(path: Path) -> Any:
+    """Load a pickle that holds arrays and plain containers only."""
+    # A batch is 31 MB; the rest is names.
+    data = read_at_most(path, 2 * _CIFAR_RECORD * _CIFAR_BATCH)
+    try:
+        return _ArrayUnpickler(io.BytesIO(data), encoding="bytes").load()
+    except Exception as error:  # a damaged pickle can raise nearly anything
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    fault(path, f"not a pickle of arrays: {reason}")
+
+
+def read_cifar(path: Path) -> Images:
+    """Read one batch of CIFAR-10: the Python version, or the binary one.
+
+    The binary version's name ends in ``.bin``, or ``.bin.xz`` or ``.bin.gz``
+    compressed; a record is a label and 3 × 32 × 32 bytes. The Python version is a
+    pickled dictionary, https://www.cs.toronto.edu/~kriz/cifar.html.
+    """
+    read = _cifar_records if ".bin" in path.suffixes else _cifar_pickle
+    pixels, labels = read(path)
+    if not len(labels):
+        fault(path, "holds no images")
+    if labels.min() < 0 or labels.max() > 9:
+        fault(path, "a label lies outside 0 to 9")
+    return Images(pixels.reshape(-1, *DATASETS["cifar10"]), labels.astype(np.uint8))
+
+
+def _cifar_records(path: Path) -> tuple[Any, Any]:
+    limit = _CIFAR_RECORD * _CIFAR_BATCH
+    data = read_at_most(path, limit + 1)
+    if len(data) > limit or len(data) % _CIFAR_RECORD:
+        kind = f"{len(data)} bytes read are not at most {_CIFAR_BATCH} records of"
+        fault(path, f"{kind} {_CIFAR_RECORD} bytes")
+    records = np.frombuffer(data, dtype=np.uint8).reshape(-1, _CIFAR_RECORD)
+    return records[:, 1:], records[:, 0]
+
+
+def _cifar_pickle(path: Path) -> tuple[Any, Any]:
+    batch, arrays = restricted_load(path), None
+    with suppress(KeyError, TypeError, IndexError, ValueError):
+        arrays = np.asarray(batch[b"data"]), np.asarray(batch[b"labels"])
+    if arrays is None:
+        fault(path, "has no 'data' and 'labels'")
+    pixels, labels = arrays
+    good = pixels.ndim == 2 and pixels.shape == (labels.size, _CIFAR_RECORD - 1)
+    if not good or pixels.dtype != np.uint8 or labels.dtype.kind not in "iu":
+        found = f"'data' has shape {pixels.shape} and dtype {pixels.dtype}"
+        wanted = f"'labels' shape {labels.shape}; they must be (d, 3072) bytes and (d,)"
+        fault(path, f"{found}, {wanted}")
+    return pixels, labels

@@ -10,10 +10,11 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,17 +24,20 @@ import scipy  # its parts are loaded when first used
 from fedtrellis.extras import need
 from fedtrellis.settings import SettingsError
 
-from ..base import Array, DataFileError, data_path
-from .images import read_idx_folder
-from .packed import UNPACKING_ERRORS, load_arrays, open_packed
+from ..base import Array, DataFileError, data_path, once
+from .datasets import read_idx_pair, rows_of
 from .table import (
+    UNPACKING_ERRORS,
     Schema,
     Table,
+    check_names,
+    check_width,
     fault,
-    in_order,
     is_number,
+    load_arrays,
     make_table,
     numbers,
+    open_packed,
     to_number,
 )
 
@@ -41,6 +45,11 @@ from .table import (
 _BLANKS = r"\s+"
 # How many labels a message counts to before it asks whether they are numbers.
 _MOST_LABELS = 1000
+_UNREADABLE = "the file cannot be read or unpacked"
+# What holds the names of columns, and what messages call the labels of formats that
+# have no column of them.
+_FIRST, _NAMES = "the first line", "the array 'names'"
+_LABEL = {"labels": "label"}
 
 
 # -- which file, and in which format
@@ -76,28 +85,29 @@ def file_stamp(path: Path) -> tuple[int, ...]:
     return tuple(n for stat in stats for n in (stat.st_mtime_ns, stat.st_size))
 
 
-def is_dense(path: str) -> bool:
+def _format(path: str | Path) -> str:
+    """Return the end of a file's name, without that of what packed it."""
+    return Path(re.sub(r"\.(gz|bz2)$", "", str(path).lower())).suffix
+
+
+def is_dense(path: str | Path) -> bool:
     """Whether a file's name says that its format is dense."""
-    return path.lower().endswith((".csv", ".csv.gz", ".npz"))
+    return _format(path) in (".csv", ".npz")
 
 
 def read_table(path: Path, schema: Schema) -> Table:
     """Read a file in the format that its name ends with, and check all of it.
 
-    ``.csv`` and ``.csv.gz``, ``.npz``, LIBSVM's text as ``.svm``, ``.libsvm`` or
-    ``.txt``, raw or packed as ``.gz`` or ``.bz2``, and a folder with one pair of idx
-    files.
+    ``.csv`` and LIBSVM's text as ``.svm``, ``.libsvm`` or ``.txt``, raw or packed as
+    ``.gz`` or ``.bz2``, ``.npz``, and a folder with one pair of idx files.
     """
     if path.is_dir():
         return read_idx_folder(path, schema)
-    for ends, read in _READERS.items():
-        if path.name.lower().endswith(ends):
-            return read(path, schema)
-    fault(
-        path,
-        "the name must end in .csv, .csv.gz, .npz, .svm, .libsvm or .txt, or be that "
-        "of a folder of idx files",
-    )
+    read = _READERS.get(_format(path))
+    if read is None:
+        names = "must end in .csv, .csv.gz, .npz, .svm, .libsvm or .txt"
+        fault(path, f"the name {names}, or be that of a folder of idx files")
+    return read(path, schema)
 
 
 def read_own_file(
@@ -123,7 +133,7 @@ def read_own_file(
     return _own_file(found, file_stamp(found), schema)
 
 
-@lru_cache(maxsize=2)
+@once(2)
 def _own_file(path: Path, stamp: tuple[int, ...], schema: Schema) -> Table:
     table = (read_table if is_dense(path.name) else libsvm_table)(path, schema)
     if len(table.labels) > _MOST_LABELS:
@@ -138,36 +148,46 @@ def _own_file(path: Path, stamp: tuple[int, ...], schema: Schema) -> Table:
 
 
 def _lines(
-    path: Path, separator: str, first: int = 0
-) -> Iterator[tuple[int, list[str]]]:
-    """Yield the number and the fields of each line, counted from ``first``."""
-    kind, bad = "the file cannot be read or unpacked", None
+    path: Path, separator: str, header: Sequence[str] | None = None
+) -> Iterator[tuple[int, Sequence[str]]]:
+    """Yield 0 and the columns' names, then the number and the fields of each line."""
+    need("pandas", f"{path}, a file of text,", "data")
+    kind, bad, row = _UNREADABLE, None, -1
     try:
         with (
             open_packed(path) as file,
             # what is no UTF-8 becomes surrogates, which are no numbers
             io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="") as text,
         ):
-            row = first
-            rows: Iterator[list[str]] = map(str.split, text)
+            rows: Iterator[Sequence[str]] = map(str.split, text)
             if separator != _BLANKS:
                 rows = csv.reader(text, delimiter=separator, strict=True)
-            for fields in rows:
+            for row, fields in enumerate(chain([header] if header else [], rows)):
                 yield row, fields
-                row += 1
         return
     except csv.Error:
         kind = "quotation marks that do not fit, or a field that is far too long"
-        bad = row
+        bad = row + 1
     except UNPACKING_ERRORS:
         pass
     fault(path, kind, bad)
 
 
-def _first_lines(path: Path, separator: str) -> list[list[str]]:
-    """Return the fields of two lines, or of as many as there are."""
-    need("pandas", f"{path}, a file of text,", "data")
-    return [fields for _, fields in islice(_lines(path, separator), 2)]
+def _first_lines(
+    path: Path, separator: str, header: Sequence[str] | None = None
+) -> list[Sequence[str]]:
+    """Return the names of the columns and the fields of a line, as far as there are."""
+    return [fields for _, fields in islice(_lines(path, separator, header), 2)]
+
+
+def _check_fields(
+    path: Path, row: int, fields: Sequence[str], names: Sequence[str], *, given: bool
+) -> None:
+    if fields and len(fields) != len(names):
+        allowed = f"the first line has {len(names)} column names"
+        if given:
+            allowed = f"{len(names)} are expected"
+        fault(path, f"{len(fields)} fields; {allowed}", row)
 
 
 def _read_text(
@@ -175,8 +195,7 @@ def _read_text(
     names: Sequence[str],
     own: Sequence[int],
     separator: str = ",",
-    *,
-    header: bool = True,
+    header: Sequence[str] | None = None,
 ) -> tuple[Array, dict[int, list[str]]]:
     """Return some columns as finite numbers, and the others as texts.
 
@@ -196,7 +215,7 @@ def _read_text(
             file,
             sep=separator,
             header=None,
-            skiprows=int(header),
+            skiprows=int(not header),
             dtype={**dict.fromkeys(own, np.float64), **dict.fromkeys(others, object)},
             na_filter=False,
             skip_blank_lines=False,
@@ -208,47 +227,26 @@ def _read_text(
         texts = {j: frame[j].tolist() for j in others}
         if np.isfinite(found).all() and not any("" in texts[j] for j in others):
             return found, texts
-    return _read_lines(path, names, own, separator, header=header)
-
-
-def _read_lines(
-    path: Path, names: Sequence[str], own: Sequence[int], separator: str, header: bool
-) -> tuple[Array, dict[int, list[str]]]:
-    """Do the same line by line."""
-    texts: dict[int, list[str]] = {j: [] for j in range(len(names)) if j not in own}
-    found: list[Array] = []
-    blank = 0
-    for row, fields in _lines(path, separator, 1 - header):
-        if not row:
-            continue
+    texts, cells, blank = {j: [] for j in others}, [], 0
+    for row, fields in islice(_lines(path, separator, header), 1, None):
+        if fields and blank:
+            fault(path, "the line is empty", blank)
+        _check_fields(path, row, fields, names, given=bool(header))
         if not fields:
             blank = blank or row
             continue
-        if blank:
-            fault(path, "the line is empty", blank)
-        _check_fields(path, fields, len(names), row, header=header)
         for j in own:
             if not math.isfinite(to_number(fields[j])):
                 kind = "must be a number" if fields[j].strip() else "is empty"
                 if is_number(fields[j]):
                     kind = "must be a finite number"
                 fault(path, kind, row, names[j])
-        found.append(np.array([float(fields[j]) for j in own]))
-        for j in texts:
+        cells.append(np.array([float(fields[j]) for j in own]))
+        for j in others:
             texts[j].append(fields[j])
-    if not found:
+    if not cells:
         fault(path, "there are no rows below the column names")
-    return np.array(found), texts
-
-
-def _check_fields(
-    path: Path, fields: Sequence[str], width: int, row: int, *, header: bool
-) -> None:
-    if fields and len(fields) != width:
-        allowed = f"{width} are expected"
-        if header:
-            allowed = f"the first line has {width} column names"
-        fault(path, f"{len(fields)} fields; {allowed}", row)
+    return np.array(cells), texts
 
 
 def read_csv(
@@ -264,62 +262,47 @@ def read_csv(
     from 1 below it, and columns come in the model's order where it has names, else in
     the file's.
     """
-    lines = _first_lines(path, separator)
-    if not lines or not (header or lines[0]):
+    lines = _first_lines(path, separator, header)
+    if len(lines) < 1 + bool(header) or not lines[0]:
         fault(path, "the file is empty; its first line must hold the columns' names")
-    names = [name.strip() for name in header or lines[0]]
+    names = [name.strip() for name in lines[0]]
     if header is None:
-        _check_names(path, names)
-        for line in lines[1:]:
-            _check_fields(path, line, len(names), 1, header=True)
-    needed = [*schema.ignored]
-    special = (schema.label_column, schema.weight_column, "id" if schema.split else "")
-    if schema.split:
-        needed.append("id")
-    else:
-        needed += [schema.label_column] * (schema.target != "none")
-        needed += [schema.weight_column] * bool(schema.weight_column)
-    for name in needed:
+        check_names(path, names, _FIRST)
+        for row, fields in enumerate(lines[1:], start=1):
+            _check_fields(path, row, fields, names, given=False)
+    called = {"labels": schema.label_column, "weights": schema.weight_column}
+    called["ids"] = "id"
+    needed = [called[part] for part, must in schema.columns().items() if must]
+    for name in (*schema.ignored, *needed):
         if name not in names:
-            fault(path, f"the first line has no column {name!r}")
-    apart = {*special, *schema.ignored}
+            fault(path, f"{_FIRST} has no column {name!r}")
+    apart = {schema.label_column, schema.weight_column, *needed, *schema.ignored}
     own = [j for j, name in enumerate(names) if name not in apart]
-    found = [names[j] for j in own]
     # without a label's name the first line may be an example
     bare = header is None and not schema.names and len(own) == len(names)
     if bare and any(map(is_number, names)):
         fault(
             path,
-            "the first line must hold the columns' names, and there are numbers in it "
+            f"{_FIRST} must hold the columns' names, and there are numbers in it "
             "(columns whose names are numbers need data.feature-names)",
         )
-    order = in_order(path, found, schema, "the first line", [j + 1 for j in own])
-    if not found:
-        fault(path, "the first line names no feature")
-    cells, texts = _read_text(path, names, own, separator, header=header is None)
-    labels, weights, ids = (
-        texts[names.index(name)] if name and name in names else None for name in special
-    )
+    if not own:
+        fault(path, f"{_FIRST} names no feature")
+    cells, texts = _read_text(path, names, own, separator, header)
     return make_table(
         path,
         schema,
-        np.ascontiguousarray(cells[:, order]),
-        labels=labels,
-        names=tuple(found[index] for index in order),
-        ids=ids or (),
-        weights=weights,
-        columns=(schema.label_column, schema.weight_column, "id"),
+        cells,
+        names=[names[j] for j in own],
+        where=_FIRST,
+        places=[j + 1 for j in own],
+        called=called,
+        **{
+            part: texts[names.index(called[part])]
+            for part in schema.columns()
+            if called[part] in names
+        },
     )
-
-
-def _check_names(path: Path, names: Sequence[str]) -> None:
-    """Check the names of columns, showing none: they may be the first example."""
-    for number, name in enumerate(names, start=1):
-        if not name or not name.isprintable():
-            fault(path, f"the first line: column {number} has no name")
-        if name in names[: number - 1]:
-            first = names.index(name) + 1
-            fault(path, f"the first line: columns {first} and {number} have one name")
 
 
 def read_ratings(path: Path, users: int = 0, items: int = 0) -> Table:
@@ -330,14 +313,13 @@ def read_ratings(path: Path, users: int = 0, items: int = 0) -> Table:
     are on all nodes together; by default as many as may be. The table's features of
     shape (d, 2) are user and item, counted from 0.
     """
-    names = ("user", "item", "rating", "time")
     if not (lines := _first_lines(path, _BLANKS)):
         fault(path, "there are no ratings")
-    width = len(lines[0])
-    if width not in (3, 4):
-        kind = f"{width} fields; user, item and rating, and a time if you like, are"
-        fault(path, f"{kind} expected", 1)
-    table, _ = _read_text(path, names[:width], range(3), _BLANKS, header=False)
+    names = ("user", "item", "rating", "time")[: len(lines[0])]
+    if len(lines[0]) not in (3, 4):
+        kind = "user, item and rating, and a time if you like, are expected"
+        fault(path, f"{len(lines[0])} fields; {kind}", 1)
+    table, _ = _read_text(path, names, range(3), _BLANKS, names)
     # no real number is near the limit; one that is would ask for terabytes
     for column, (name, count) in enumerate((("user", users), ("item", items))):
         most = count or 10**6
@@ -347,9 +329,9 @@ def read_ratings(path: Path, users: int = 0, items: int = 0) -> Table:
             says = f", as matrix-completion.{name}s says" if count else ""
             kind = f"must be a whole number from 1 to {most}{says}"
             fault(path, kind, int(wrong[0]) + 1, name)
-    features = np.ascontiguousarray(table[:, :2]) - 1.0
     schema = Schema(2, names[:2], "number")
-    return make_table(path, schema, features, labels=table[:, 2], names=names[:2])
+    features, ratings = table[:, :2] - 1.0, table[:, 2]
+    return make_table(path, schema, features, names=names[:2], labels=ratings)
 
 
 def read_matrix(path: Path) -> Array:
@@ -360,31 +342,25 @@ def read_matrix(path: Path) -> Array:
     """
     suffix = path.suffix.lower()
     if suffix == ".csv":
-        lines = _first_lines(path, ",")
-        header = None
-        if lines and lines[0] and is_number(lines[0][0]):
-            header = [str(j) for j in range(1, len(lines[0]) + 1)]
-        schema = Schema(0, label_column="")
-        return np.array(read_csv(path, schema, header=header).features)
+        first, header = [*_first_lines(path, ","), ()][0], None
+        if first and is_number(first[0]):
+            header = [str(j) for j in range(1, len(first) + 1)]
+        return np.array(read_csv(path, Schema(0, label_column=""), header=header)[0])
     if suffix not in (".npy", ".npz"):
         fault(path, "the name must end in .npy, .npz or .csv")
-    array = None
+    arrays: list[Any] = []
     if suffix == ".npz":
         arrays = [*load_arrays(path).values()]
-        if len(arrays) != 1:
-            fault(path, f"it has {len(arrays)} arrays; one is expected")
-        [array] = arrays
     else:
         with suppress(ValueError, OSError, EOFError):
-            array = np.load(path, allow_pickle=False)
-    if array is None:
-        fault(path, "cannot be read as an array")
+            arrays = [np.load(path, allow_pickle=False)]
+    if len(arrays) != 1:
+        found = f"it has {len(arrays)} arrays; one is expected"
+        fault(path, found if arrays else "cannot be read as an array")
+    [array] = arrays
     if array.dtype.kind not in "biuf" or array.ndim != 2 or 0 in array.shape:
-        fault(
-            path,
-            f"it holds an array of dtype {array.dtype} and shape {array.shape}; a "
-            "matrix of real numbers is expected",
-        )
+        kind = f"an array of dtype {array.dtype} and shape {array.shape}"
+        fault(path, f"it holds {kind}; a matrix of real numbers is expected")
     return numbers(path, array, [str(j) for j in range(1, array.shape[1] + 1)])
 
 
@@ -410,8 +386,7 @@ def read_npz(path: Path, schema: Schema) -> Table:
     def entries(
         name: str, kinds: str, what: str, *, needed: bool, count: int = rows
     ) -> Any:
-        array = arrays.get(name)
-        if array is None:
+        if (array := arrays.get(name)) is None:
             if needed:
                 fault(path, f"must have an array {name!r}")
             return None
@@ -421,37 +396,47 @@ def read_npz(path: Path, schema: Schema) -> Table:
             fault(path, f"the array {name!r} must be of {what}")
         return array.tolist()
 
-    split = schema.split
-    named = split or bool(schema.names)
+    named = schema.split or bool(schema.names)
     found = entries("names", "Uiu", "texts", needed=named, count=width)
     names = [str(name).strip() for name in found or ()]
-    if not all(name and name.isprintable() for name in names):
-        fault(path, "the array 'names' has an entry that is empty or no text")
-    if len(set(names)) < len(names):
-        fault(path, "the array 'names' has one name twice")
-    cells = numbers(path, features, names or [str(j) for j in range(1, width + 1)])
-    if names:
-        order = in_order(path, names, schema, "the array 'names'")
-        cells = np.ascontiguousarray(cells[:, order])
-        names = [names[index] for index in order]
-    labels = weights = ids = None
-    if schema.target != "none":
-        number = schema.target == "number"
-        kinds = ("biuf", "numbers") if number else ("biufU", "numbers or texts")
-        labels = entries("labels", *kinds, needed=not split)
-    if schema.weight_column:
-        weights = entries("weights", "biuf", "numbers", needed=not split)
-    if split:
-        ids = map(str, entries("ids", "Uiu", "texts or whole numbers", needed=True))
+    check_names(path, names, _NAMES)
+    number = schema.target == "number"
+    kinds = {
+        "labels": ("biuf", "numbers") if number else ("biufU", "numbers or texts"),
+        "weights": ("biuf", "numbers"),
+        "ids": ("Uiu", "texts or whole numbers"),
+    }
+    columns = schema.columns().items()
     return make_table(
         path,
         schema,
-        cells,
-        labels=labels,
-        names=tuple(names),
-        ids=tuple(ids or ()),
-        weights=weights,
+        numbers(path, features, names or [str(j) for j in range(1, width + 1)]),
+        names=names,
+        where=_NAMES,
+        **{part: entries(part, *kinds[part], needed=must) for part, must in columns},
     )
+
+
+# -- a folder of idx files
+
+
+def read_idx_folder(path: Path, schema: Schema) -> Table:
+    """Read a node's folder with one pair of idx files, as MNIST's, raw or ``.gz``.
+
+    One file whose name ends in ``images-idx3-ubyte`` and one in ``labels-idx1-ubyte``.
+    Pixels are divided by 255.
+    """
+    if schema.split or schema.names or schema.target == "number":
+        fault(path, "idx files have images and their classes; the run needs csv or npz")
+    found = []
+    for end in ("images-idx3-ubyte", "labels-idx1-ubyte"):
+        files = [*path.glob(f"*{end}"), *path.glob(f"*{end}.gz")]
+        if len(files) != 1:
+            fault(path, f"has {len(files)} files *{end}[.gz]; exactly one is expected")
+        found += files
+    pixels, labels = read_idx_pair(*found)
+    check_width(path, math.prod(pixels.shape[1:]), schema)
+    return make_table(found[1], schema, rows_of(pixels), labels=labels, called=_LABEL)
 
 
 # -- LIBSVM's text, by scikit-learn
@@ -471,21 +456,17 @@ def read_libsvm(path: Path, features: int = 0) -> tuple[Any, Array]:
     with suppress(*UNPACKING_ERRORS), open_packed(path) as file:
         lines = file.readlines()
     if lines is None:
-        fault(path, "the file cannot be read or unpacked")
+        fault(path, _UNREADABLE)
     loaded = _svmlight(lines, features)
     if loaded is None:
-        first, end = 0, len(lines)
-        # half of the lines are in order, or the first bad one is among them
-        while end - first > 1:
-            middle = (first + end) // 2
-            if _svmlight(lines[first:middle], features) is None:
-                end = middle
-            else:
-                first = middle
+        count = range(len(lines))
+        first = bisect_left(
+            count, True, key=lambda n: _svmlight(lines[: n + 1], features) is None
+        )
         bounds = f", from 1 to {features}" if features else ""
+        kind = "must be a label and index:value pairs of finite numbers"
         raise DataFileError(
-            f"{path}, line {first + 1}: must be a label and index:value pairs of "
-            f"finite numbers, the indices whole and ascending{bounds}"
+            f"{path}, line {first + 1}: {kind}, the indices whole and ascending{bounds}"
         )
     matrix, targets = loaded
     if not matrix.shape[0] or not (features or matrix.nnz):
@@ -521,15 +502,11 @@ def libsvm_table(path: Path, schema: Schema) -> Table:
         if needed:
             fault(path, f"LIBSVM's format has no {what}; use csv or npz")
     matrix, targets = read_libsvm(path, schema.features)
-    columns = ("label", "weights", "ids")
-    return make_table(path, schema, matrix, labels=targets, columns=columns)
+    return make_table(path, schema, matrix, labels=targets, called=_LABEL)
 
 
-_SUFFIXES = (".svm", ".libsvm", ".txt")
-_READERS: dict[tuple[str, ...], Callable[[Path, Schema], Table]] = {
-    (".csv", ".csv.gz"): read_csv,
-    (".npz",): read_npz,
-    tuple(
-        s + packed for s in _SUFFIXES for packed in ("", ".gz", ".bz2")
-    ): libsvm_table,
+_READERS: dict[str, Callable[[Path, Schema], Table]] = {
+    ".csv": read_csv,
+    ".npz": read_npz,
+    **dict.fromkeys((".svm", ".libsvm", ".txt"), libsvm_table),
 }

@@ -1,5 +1,7 @@
 """A table of examples: what a file must hold, what it holds, and what is wrong with it.
 
+Files may be packed, as the ends of their names say, or be zip archives of one.
+
 A fault names the file, the row, the column and what is allowed, and never what stands
 there: a node's messages reach the server. For the same reason no exception that a
 library raises is chained to ours, as it may quote the file.
@@ -7,12 +9,19 @@ library raises is chained to ours, as it may quote the file.
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import hashlib
+import lzma
 import math
-from collections.abc import Iterable, Sequence
+import zipfile
+import zlib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NoReturn
+from types import MappingProxyType
+from typing import Any, BinaryIO, Literal, NamedTuple, NoReturn, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +29,19 @@ from numpy.typing import NDArray
 from fedtrellis.dual.weights import LIGHTEST
 
 from ..base import Array, DataFileError
+
+_OPENERS: dict[str, Callable[..., Any]] = {
+    ".gz": gzip.open,
+    ".bz2": bz2.open,
+    ".xz": lzma.open,
+}
+
+#: What reading a damaged packed file may raise, or one that is not packed at all;
+#: RuntimeError is how zipfile asks for a password.
+UNPACKING_ERRORS = (
+    *(OSError, EOFError, zlib.error, lzma.LZMAError),
+    *(zipfile.BadZipFile, NotImplementedError, RuntimeError),
+)
 
 
 @dataclass(frozen=True)
@@ -54,6 +76,15 @@ class Schema:
     split: bool = False
     weight_column: str = ""
     ignored: tuple[str, ...] = ()
+
+    def columns(self) -> dict[str, bool]:
+        """Return what there is beside features, and whether a file must have it."""
+        asked = {
+            "labels": self.target != "none",
+            "weights": bool(self.weight_column),
+            "ids": self.split,
+        }
+        return {n: not self.split or n == "ids" for n, there in asked.items() if there}
 
 
 class Table(NamedTuple):
@@ -103,6 +134,47 @@ def fault(
     raise DataFileError(f"{where}: {kind}")
 
 
+def open_packed(path: Path) -> BinaryIO:
+    """Open a file for reading bytes, decompressed as its name's end says.
+
+    Of a zip archive, whatever its name, the one csv file in it. What is wrong with the
+    content shows while reading, as one of :data:`UNPACKING_ERRORS`.
+    """
+    if not zipfile.is_zipfile(path):
+        return cast(BinaryIO, _OPENERS.get(path.suffix, open)(path, "rb"))
+    archive = zipfile.ZipFile(path)
+    names = [name for name in archive.namelist() if name.lower().endswith(".csv")]
+    if len(names) != 1:
+        fault(path, f"the archive has {len(names)} csv files; it must have exactly one")
+    return cast(BinaryIO, archive.open(names[0]))
+
+
+def read_at_most(path: Path, limit: int) -> bytes:
+    """Return at most ``limit`` bytes of what a file holds, decompressed."""
+    with open_packed(path) as stream:
+        try:
+            return stream.read(limit)
+        except UNPACKING_ERRORS as error:
+            # a disk's error has a number; bz2's and gzip's of a file's content have not
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+    fault(path, "cannot be decompressed")
+
+
+def load_arrays(path: Path, wanted: Collection[str] = ()) -> dict[str, Any]:
+    """Return the arrays of an ``.npz`` archive, all or those of some names.
+
+    One with Python objects is refused.
+    """
+    with (
+        suppress(ValueError, AttributeError, TypeError, *UNPACKING_ERRORS),
+        np.load(path, allow_pickle=False) as archive,
+    ):
+        names = [name for name in archive.files if not wanted or name in wanted]
+        return {name: archive[name] for name in names}
+    fault(path, "cannot be read as an archive of arrays of numbers and texts")
+
+
 def is_number(text: str) -> bool:
     """Whether a text is a number; unlike Python, 1_0 and digits of other scripts no."""
     if "_" in text or not text.isascii():
@@ -133,34 +205,43 @@ def make_table(
     schema: Schema,
     features: Any,
     *,
+    names: Sequence[str] = (),
+    where: str = "",
+    places: Sequence[int] = (),
     labels: Iterable[Any] | None = None,
-    names: tuple[str, ...] = (),
-    ids: Sequence[str] = (),
     weights: Iterable[Any] | None = None,
-    columns: tuple[str, str, str] = ("labels", "weights", "ids"),
+    ids: Sequence[Any] = (),
+    called: Mapping[str, str] = MappingProxyType({}),
 ) -> Table:
     """Check what a reader found against a schema.
 
-    ``features`` are finite, float64 and in the model's order, ``labels`` and
-    ``weights`` texts or numbers as they stand in the file, and ``columns`` is what
-    messages call the labels, the weights and the ids.
+    ``features`` are finite and float64; ``where`` is what holds their ``names``, and
+    ``places`` the numbers of these in it. ``labels`` and ``weights`` are texts or
+    numbers as they stand in the file; ``called`` is how messages name them.
     """
+    if schema.names:
+        order = _in_order(path, names, schema, where, places)
+        features, names = features[:, order], [names[index] for index in order]
     check_width(path, features.shape[1], schema)
     targets = counts = None
-    found: tuple[str | float, ...] = ()
+    found: Sequence[str | float] = ()
     if schema.target != "none" and labels is not None:
-        targets, found = _targets(path, _texts(labels), schema, columns[0])
+        column = called.get("labels", "labels")
+        targets, found = _targets(path, _texts(labels), schema, column)
     if schema.weight_column and weights is not None:
-        counts = _weights(path, _texts(weights), schema, columns[1])
+        column = called.get("weights", "weights")
+        counts = _weights(path, _texts(weights), schema, column)
     if schema.split:
-        ids = _unique(path, ids, columns[2])
+        ids = _unique(path, [str(entry) for entry in ids], called.get("ids", "ids"))
         # the file has the column, and nothing in it
         targets = None if targets is None or np.isnan(targets).all() else targets
         counts = None if counts is None or np.isnan(counts).all() else counts
+    if isinstance(features, np.ndarray):
+        features = np.ascontiguousarray(features)
     for part in (features, targets, counts):
         if isinstance(part, np.ndarray):
             part.setflags(write=False)
-    return Table(features, targets, names, tuple(ids), found, counts)
+    return Table(features, targets, tuple(names), tuple(ids), tuple(found), counts)
 
 
 def check_width(path: Path, width: int, schema: Schema) -> None:
@@ -170,19 +251,20 @@ def check_width(path: Path, width: int, schema: Schema) -> None:
         fault(path, f"{width} feature columns; data.features says {schema.features}")
 
 
-def in_order(
-    path: Path,
-    names: Sequence[str],
-    schema: Schema,
-    where: str,
-    places: Sequence[int] = (),
-) -> list[int]:
-    """Return the columns that hold the model's features, in its order.
+def check_names(path: Path, names: Sequence[str], where: str) -> None:
+    """Check the names of columns, showing none: they may be the first example."""
+    for number, name in enumerate(names, start=1):
+        if not name or not name.isprintable():
+            fault(path, f"{where}: column {number} has no name")
+        if name in names[: number - 1]:
+            first = names.index(name) + 1
+            fault(path, f"{where}: columns {first} and {number} have one name")
 
-    ``where`` is what holds the names, and ``places`` are their numbers in it.
-    """
-    if not schema.names:
-        return list(range(len(names)))
+
+def _in_order(
+    path: Path, names: Sequence[str], schema: Schema, where: str, places: Sequence[int]
+) -> list[int]:
+    """Return the columns that hold the model's features, in its order."""
     for place, name in zip(places or range(1, len(names) + 1), names, strict=True):
         if name not in schema.names:
             fault(path, f"{where}: column {place} is not among data.feature-names")
@@ -194,12 +276,8 @@ def in_order(
 
 def _texts(entries: Iterable[Any]) -> list[str]:
     """Return texts without blanks around them, and numbers as texts; NaN is empty."""
-    return [
-        entry.strip()
-        if isinstance(entry, str)
-        else ("" if entry != entry else repr(float(entry)))
-        for entry in entries
-    ]
+    numbers = (e if isinstance(e, str) or e != e else repr(float(e)) for e in entries)
+    return [entry.strip() if isinstance(entry, str) else "" for entry in numbers]
 
 
 def _check(
@@ -216,31 +294,29 @@ def _check(
 
 def _targets(
     path: Path, texts: list[str], schema: Schema, column: str
-) -> tuple[Array, tuple[str | float, ...]]:
+) -> tuple[Array, Sequence[str | float]]:
     """Return the targets, and the labels that were found where all are allowed."""
-    values = np.array([to_number(text) for text in texts])
+    values = [to_number(text) for text in texts]
     if schema.target == "number":
-        good = np.isfinite(values)
-        _check(path, texts, good, schema, "must be a finite number", column)
-        return values, ()
+        good, kind = np.isfinite(values), "must be a finite number"
+        _check(path, texts, good, schema, kind, column)
+        return np.array(values), ()
     # a label that is a number goes by its value
-    keys = [
-        v if math.isfinite(v) else t
-        for t, v in zip(texts, values.tolist(), strict=True)
-    ]
-    found: list[str | float] = []
+    pairs = zip(texts, values, strict=True)
+    keys = [(text, value if math.isfinite(value) else text) for text, value in pairs]
+    found: Sequence[str | float] = ()
     if not schema.labels:
-        found = sorted({k for k in keys if k != ""}, key=lambda k: (type(k) is str, k))
-    codes: dict[str | float, int] = {label: n for n, label in enumerate(found)}
-    for code, label in enumerate(schema.labels):
+        known = {key for _, key in keys if key != ""}
+        found = sorted(known, key=lambda key: (isinstance(key, str), key))
+    codes: dict[str | float, float] = {}
+    for code, label in enumerate(schema.labels or found):
         codes[label] = code
-        if is_number(label):
+        if is_number(str(label)):
             codes.setdefault(float(label), code)
-    pairs = zip(texts, keys, strict=True)
-    numbered = np.array([codes.get(t, codes.get(k, math.nan)) for t, k in pairs])
+    targets = np.array([codes.get(t, codes.get(key, math.nan)) for t, key in keys])
     kind = "is not among the labels that the run allows"
-    _check(path, texts, np.isfinite(numbered), schema, kind, column)
-    return numbered.astype(np.float64), tuple(found)
+    _check(path, texts, np.isfinite(targets), schema, kind, column)
+    return targets.astype(np.float64), found
 
 
 def _weights(path: Path, texts: list[str], schema: Schema, column: str) -> Array:
@@ -256,8 +332,7 @@ def _weights(path: Path, texts: list[str], schema: Schema, column: str) -> Array
 def _unique(path: Path, entries: Sequence[str], column: str) -> tuple[str, ...]:
     """Return samples' ids, each once, in the order of the rows."""
     seen: dict[str, int] = {}
-    for row, entry in enumerate(entries, start=1):
-        name = entry.strip()
+    for row, name in enumerate(map(str.strip, entries), start=1):
         if not name:
             fault(path, "is empty", row, column)
         if not name.isprintable():

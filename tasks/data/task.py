@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedtrellis.objectives import Objective
-from fedtrellis.settings import SettingsError, parse
+from fedtrellis.settings import SettingsError
 
-from ..base import Array, Point, Task, in_dtype
+from ..base import Array, Point, Task, in_dtype, once
 from .readers import file_stamp, node_path, read_table
-from .settings import FILE, NODES, DataSettings
+from .settings import FILE, NODES
 from .table import Schema, Table
 
 Indices = NDArray[np.intp]
@@ -117,21 +116,11 @@ class NodeDataTask(Task):
         The classes' labels by default, for a task that has a fixed number of them.
     """
 
-    nodes: DataSettings = field(default=DataSettings(), kw_only=True)
-
     not_on_nodes: ClassVar[tuple[str, ...]] = ()
     not_of_file: ClassVar[tuple[str, ...]] = ()
     weighs: ClassVar[bool] = False
     label_kind: ClassVar[Literal["class", "number", "none"]] = "number"
     node_labels: ClassVar[tuple[str, ...]] = ()
-
-    @classmethod
-    def from_config(
-        cls, config: Mapping[str, Any], num_clients: int, seed: int, **more: Any
-    ) -> Self:
-        """As of every task; what nodes' files are like comes from keys ``data.``."""
-        nodes = parse(DataSettings, config, "data.")
-        return super().from_config(config, num_clients, seed, nodes=nodes, **more)
 
     # -- which data
 
@@ -224,8 +213,9 @@ class NodeDataTask(Task):
         return self._loss(features, targets, weight)
 
     def _client_weight(self, client: int) -> float:
-        """Return n·d_i/d, with which every example counts the same."""
-        return data_of(self).weight(client)
+        """Return n·d_i/d, with which every example counts the same, or 1."""
+        clients = getattr(self, "weighting", "") == "clients"
+        return 1.0 if clients else data_of(self).weight(client)
 
     def _node_inputs(self, features: Any) -> Any:
         """Return a node's features as the loss takes them."""
@@ -243,18 +233,11 @@ class NodeDataTask(Task):
         share = data_of(self).share(client)
         return self._client_loss(*share, self._client_weight(client))
 
-    def _build_node_objective(self, table: Table, weight: float) -> Objective:
-        targets: Any = table.targets
-        if self.label_kind == "class":
-            targets = targets.astype(np.intp)
-        objective: Objective = self._client_loss(
-            self._node_inputs(table.features), targets, weight
-        )
-        return objective
-
+    @once(2)
     def test_objective(self) -> Any:
         """Return the mean loss on the test examples, made once per process."""
-        return _test_objective(self)
+        data = data_of(self)
+        return self._loss(data.test_features, data.test_targets, 1.0)
 
     def metrics(self, x: Point) -> dict[str, float]:
         """Return the loss's own measures, as ``accuracy``, on the test examples."""
@@ -285,15 +268,28 @@ class NodeDataTask(Task):
 
         A DataFileError names file, row and column, and shows nothing of what is there.
         """
-        return _node_table(self, path, file_stamp(path))
+        return self._node_table(path, file_stamp(path))
+
+    # A simulation has many nodes in one process, a deployed node's process has one.
+    @once(1024)
+    def _node_table(self, path: Path, stamp: tuple[int, ...]) -> Table:
+        return self._read_node_file(path)
 
     def node_objective(self, path: Path) -> Objective:
         """Return f_i of a node with its own file, made once per process.
 
         A DataFileError as of :meth:`node_table`.
         """
-        objective: Objective = _node_objective(self, path, file_stamp(path))
-        return objective
+        return self._node_objective(path, file_stamp(path))
+
+    @once(1024)
+    def _node_objective(self, path: Path, stamp: tuple[int, ...]) -> Objective:
+        table = self.node_table(path)
+        features, targets = self._node_inputs(table.features), table.targets
+        if self.label_kind == "class":
+            targets = targets.astype(np.intp)
+        weight = self.node_weight(features.shape[0])
+        return in_dtype(self._client_loss(features, targets, weight), self.dtype)
 
     def node_parts(self, node_config: Mapping[str, Any]) -> dict[str, Any]:
         """Return ``objective``, made of the file that ``data`` names."""
@@ -340,10 +336,8 @@ class NodeDataTask(Task):
         A digest of its columns' names and the number of examples.
         """
         table = self.node_table(path)
-        entries: dict[str, Any] = {"num-examples": int(table.features.shape[0])}
-        if table.names:
-            entries["data-columns"] = table.columns_digest()
-        return entries
+        names = {"data-columns": table.columns_digest()} if table.names else {}
+        return {"num-examples": int(table.features.shape[0]), **names}
 
     def weigh_evaluation(
         self, loss: float, examples: int, metrics: dict[str, Any]
@@ -360,43 +354,9 @@ class NodeDataTask(Task):
         # Σ (d_i/d) (d/(n·d_i)) f_i = (1/n) Σ f_i
         return loss * total / (self.num_clients * examples), kept
 
-    def objective(self) -> Objective:  # noqa: D102
-        self._need_central_data()
-        return super().objective()
-
-    def client_objective(self, client: int) -> Objective:  # noqa: D102
-        self._need_central_data()
-        return super().client_objective(client)
-
-    def _need_central_data(self) -> None:
-        if self.on_nodes:
-            raise SettingsError(
-                f"{self.name}.dataset = {NODES!r}: the data lies on the nodes, and "
-                "there is none here to measure anything on"
-            )
-
 
 # More tasks than one are alive in a process only in tests and sweeps.
-@lru_cache(maxsize=2)
+@once(2)
 def data_of(task: NodeDataTask) -> Dealt:
     """Return a task's data set, loaded or generated once per process."""
     return task._load().read_only()
-
-
-@lru_cache(maxsize=2)
-def _test_objective(task: NodeDataTask) -> Any:
-    data = data_of(task)
-    return task._loss(data.test_features, data.test_targets, 1.0)
-
-
-# A simulation has many nodes in one process, a deployed node's process has one.
-@lru_cache(maxsize=1024)
-def _node_table(task: NodeDataTask, path: Path, stamp: tuple[int, ...]) -> Table:
-    return task._read_node_file(path)
-
-
-@lru_cache(maxsize=1024)
-def _node_objective(task: NodeDataTask, path: Path, stamp: tuple[int, ...]) -> Any:
-    table = task.node_table(path)
-    weight = task.node_weight(table.features.shape[0])
-    return in_dtype(task._build_node_objective(table, weight), task.dtype)

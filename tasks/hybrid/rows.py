@@ -20,9 +20,9 @@ from fedtrellis.extras import need
 
 from ..base import DataFileError, data_path
 from ..data.datasets import load_mnist
-from ..data.packed import UNPACKING_ERRORS, open_packed
 from ..data.readers import read_libsvm, read_own_file
 from ..data.settings import FILE
+from ..data.table import UNPACKING_ERRORS, open_packed
 
 __all__ = ["BY_PATH", "DATASETS", "TARGETS", "Rows", "load_rows"]
 

@@ -19,7 +19,7 @@ from fedtrellis.objectives.linear_models import NonconvexLogistic
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import decode
 from strategies import FedGiA
-from tasks.linear_regression import LinearRegression
+from tasks import LinearRegression
 from tests.harness import Array, Stop, contexts, grid_of, memory_of, play
 
 M, N, SEED = 6, 8, 5

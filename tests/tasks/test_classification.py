@@ -11,7 +11,8 @@ import pytest
 
 from fedtrellis.settings import SettingsError
 from tasks import Classification, Digits
-from tasks.data.datasets import EMNIST_CLASSES, synthetic
+from tasks.classification import synthetic
+from tasks.data.datasets import EMNIST_CLASSES
 from tasks.data.task import data_of
 
 

@@ -201,7 +201,7 @@ def test_the_data_is_shared_and_read_only() -> None:
     for array in (data.features, data.targets, task.solution()):
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 1.0
-    again = data_of.__wrapped__(task)
+    again = task._load()
     np.testing.assert_array_equal(again.features, data.features)
     np.testing.assert_array_equal(again.targets, data.targets)
     assert not np.array_equal(data_of(make(seed=1)).starts, data.starts)

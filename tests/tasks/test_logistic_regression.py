@@ -243,7 +243,7 @@ def test_constant_features_become_zero(
     features[:, 1] = 0.1
     table = Table(features, np.arange(40) % 2)
     monkeypatch.setattr(logistic_regression, "_table", lambda task: table)
-    data = data_of.__wrapped__(make(scaling="standard"))
+    data = make(scaling="standard")._load()
     np.testing.assert_array_equal(data.features[:, 1], 0.0)
     np.testing.assert_array_equal(data.test_features[:, 1], 0.0)
     assert np.isfinite(data.features).all()

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tasks.base import DataFileError
-from tasks.data.images import read_cifar, restricted_load
+from tasks.data.datasets import read_cifar, restricted_load
 
 
 def some(*shape: int) -> np.ndarray:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tasks.base import DataFileError
-from tasks.data.images import read_idx, read_idx_pair
+from tasks.data.datasets import read_idx, read_idx_pair
 
 
 def idx(array: np.ndarray) -> bytes:

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from tasks import DataFileError
-from tasks.data.datasets import load_libsvm, load_qsar, load_santander
 from tasks.data.table import Table
+from tasks.logistic_regression import load_libsvm, load_qsar, load_santander
 
 # What no message may show.
 SECRET = "48151623"
